@@ -2,6 +2,7 @@
 
 import sys
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,14 +10,14 @@ import torch
 
 from tests.evaluation.detecting import NAMES, PaintedEngine, PaintedSplit, drawn_scene, judged_by_pycocotools
 from tests.evaluation.test_detections import paint, painted_model
-from vitreous.data.annotations.target import Target, stack_masks
+from vitreous.data.annotations.target import Target, Verified, stack_masks
 from vitreous.data.loader import EvalLoader
 from vitreous.errors import DataError, ResourceError
 from vitreous.evaluation.average_precision import ap50_mended, class_pairs, figures_of, precision_recall
 from vitreous.evaluation.coco import CocoEvaluator, best_threshold, confusion_of
 from vitreous.evaluation.detections import Detections
 from vitreous.evaluation.evaluator import Outputs, Ragged
-from vitreous.evaluation.matching import THRESHOLDS, box_iou, from_bits, match_image, pair, to_bits
+from vitreous.evaluation.matching import THRESHOLDS, box_iou, columns_of, from_bits, match_image, pair, to_bits
 from vitreous.training.validation import shared_outputs
 
 CLASSES = ("a", "b", "c", "d")
@@ -183,6 +184,40 @@ def test_classes_are_confused_above_the_score_of_the_best_f1():
     assert report.details["objects"]["confusion"] == [[2, 0, 2], [0, 0, 6], [0, 0, 0]]
     low, high = report.intervals["ap50"]
     assert low <= report.figures["ap50"] <= high and report.leading[0] == "AP"
+
+
+def test_of_federated_data_answers_count_where_something_is_known():
+    draw = np.random.default_rng(7)
+    scenes = [drawn_scene(draw) for _ in range(12)]
+    nothing = [Verified(np.setdiff1d(np.arange(4), truth.labels), np.zeros(0, int)) for _, truth in scenes]
+    everything = [(one, replace(truth, verified=own)) for (one, truth), own in zip(scenes, nothing, strict=True)]
+    plain = CocoEvaluator(CLASSES, True).report(outputs_of(scenes)).figures
+    assert CocoEvaluator(CLASSES, True).report(outputs_of(everything)).figures == plain
+    silent = [
+        (one, replace(truth, verified=Verified(own.absent[:1], own.partial)))
+        for (one, truth), own in zip(scenes, nothing, strict=True)
+    ]
+    chosen = [
+        (one.take(np.isin(one.labels, [*truth.labels, *truth.verified.absent])), replace(truth, verified=None))
+        for one, truth in silent
+    ]
+    figures = CocoEvaluator(CLASSES, True).report(outputs_of(silent)).figures
+    assert figures == CocoEvaluator(CLASSES, True).report(outputs_of(chosen)).figures and figures["ap"] > plain["ap"]
+    answers, truth = everything[0][0], replace(scenes[0][1], verified=Verified(np.arange(4), np.array([1])))
+    table, rows = match_image(answers, truth, False), answers.labels == 1
+    part, before = (columns_of(one, 0)[: len(answers)] for one in (table, match_image(*scenes[0], False)))
+    matched, ignored = (from_bits(part[:, column]) for column in (0, 1))
+    assert np.array_equal(part[~rows], before[~rows]) and rows.any()
+    assert (matched | ignored)[..., rows].all() and not part[rows, 2].any()
+
+
+def test_classes_are_grouped_by_how_often_they_are():
+    draw = np.random.default_rng(8)
+    outputs, groups = outputs_of([drawn_scene(draw) for _ in range(9)], False), ("rare", "common", "rare", "")
+    report = CocoEvaluator(CLASSES, frequency=groups).report(outputs)
+    own = [row["ap"] for row in report.per_class]
+    assert report.figures["ap_rare"] == pytest.approx((own[0] + own[2]) / 2)
+    assert report.figures["ap_common"] == pytest.approx(own[1]) and report.figures["ap_frequent"] is None
 
 
 def scenes_of(count):

@@ -47,10 +47,10 @@ def detector(config: DetectorConfig):
     return model
 
 
-def scene(masks: bool = True) -> dict:
+def scene(size: tuple[int, int] = (48, 64)) -> dict:
     """Two images: one with an object of each of two classes and a crowd, one with nothing."""
     boxes = torch.tensor([[4.0, 4, 24, 28], [30, 10, 60, 40], [0, 30, 30, 48]])
-    row = torch.zeros(3, 48, 64, dtype=torch.bool)
+    row = torch.zeros(3, *size, dtype=torch.bool)
     for mask, (left, top, right, bottom) in zip(row, boxes.int().tolist(), strict=True):
         mask[top:bottom, left:right] = True
     return {

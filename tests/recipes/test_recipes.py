@@ -16,7 +16,7 @@ import pytest
 from tests.conftest import make_folder
 from vitreous.cli.main import command
 from vitreous.config import to_plain
-from vitreous.data.annotations.target import no_objects
+from vitreous.data.annotations.target import Target, no_objects
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.preprocess import IMAGENET as NORM
 from vitreous.data.preprocess import Preprocess
@@ -426,6 +426,14 @@ class Mapped(Arrays):
         return no_objects(self.pixels.shape[1:3], np.full(self.pixels.shape[1:3], self.labels[sample], np.int32))
 
 
+class Boxed(Arrays):
+    """Pictures with an object of their class in the middle."""
+
+    def target(self, sample):
+        labels, box = self.labels[sample : sample + 1].astype(np.int64), np.array([[8, 8, 24, 24]], np.float32)
+        return Target(self.pixels.shape[1:3], labels, box, np.zeros(1, bool))
+
+
 def with_small_head(objective):
     """An objective with few prototypes: those of ImageNet-22k take a gigabyte."""
     many = {name: 64 for name in ("prototypes", "patch_prototypes") if (getattr(objective, name, None) or 0) > 65536}
@@ -464,7 +472,8 @@ def losses(run: Run, home: Path):
     """The loss of every step, and whether the weights moved."""
     split, found = synthetic(), []
     if run.objective.annotated:
-        split = Mapped(split.pixels, split.labels)
+        kind = {"classes": Mapped, "objects": Boxed}[run.objective.annotated]
+        split = kind(split.pixels, split.labels)
 
     def tick(state):
         found.append(state.losses)

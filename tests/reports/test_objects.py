@@ -153,6 +153,31 @@ def test_an_unreadable_image_stops_it_or_has_all_its_objects_missed(bundles, pai
     assert document["test"]["unreadable"] == 1 and document["test"]["ar100"] < whole["test"]["ar100"]
 
 
+def test_federated_data_have_figures_by_frequency(bundles, painted, tmp_path):
+    truth, ways = write_coco(tmp_path / "data", 4), {"workers": 0, "report": tmp_path / "page.html"}
+    plain = evaluate(bundles / "boxes", truth, **ways)["test"]
+    document = json.loads(truth.read_text())
+    for row, letter in zip(document["categories"], "rf", strict=True):
+        row["frequency"] = letter
+    for row in document["images"]:
+        row |= {"neg_category_ids": [], "not_exhaustive_category_ids": [1]}
+    truth.write_text(json.dumps(document))
+    figures = evaluate(bundles / "boxes", truth, **ways)["test"]
+    assert figures["ap"] == pytest.approx((figures["ap_rare"] + figures["ap_frequent"]) / 2)
+    assert figures["ap_common"] is None
+    assert figures["ap50"] > plain["ap50"]  # what is painted and not in the file is not held against the model
+
+
+def test_large_images_are_answered_by_tiles(bundles, painted, tmp_path):
+    ways = {"workers": 0, "report": tmp_path / "page.html"}
+    document = evaluate(bundles / "boxes", write_coco(tmp_path / "data", 3), tiles=True, **ways)
+    assert document["objects"]["tiles"] and document["test"]["ap_large"] is None
+    assert document["test"]["ap_medium"] == pytest.approx(1)  # as sharp as the image, which a scaled one is not
+    vitreous.save(vitreous.create("ViT-32x2/8", 32, 2), tmp_path / "images")
+    with pytest.raises(UsageError, match="--tiles is about objects"):
+        evaluate(tmp_path / "images", "digits", tiles=True)
+
+
 def test_two_models_are_compared_on_the_same_images(bundles, painted, tmp_path):
     truth = write_coco(tmp_path / "data", 5)
     document = compare(bundles / "boxes", bundles / "masks", truth, computing=Computing(workers=0))

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 import vitreous
-from tests.data.annotations.scenery import write_maps
+from tests.data.annotations.scenery import write_maps, write_objects
 from tests.objectives.test_segmentation import OPTIONS
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError, UsageError
@@ -66,6 +66,22 @@ def test_images_of_training_are_called_so(run):
 
     document = evaluate(run, split="train", workers=0, listener=Listener())
     assert document["trained_on"] and any("remembers" in note for note in notes)
+
+
+def test_boundaries_are_judged_if_asked_and_segments_where_objects_are_known(run, tmp_path):
+    figures = evaluate(run, workers=0, boundary=True)["test"]
+    assert 0 <= figures["boundary_f"] <= 1 and "pq" not in figures and figures["interval"]["boundary_f"]
+    assert "boundary F" in (run / "report.html").read_text()
+    assert "boundary_f" not in evaluate(run, workers=0)["test"]
+    vitreous.save(vitreous.create("ViT-32x2/8", 32, 2), tmp_path / "images")
+    with pytest.raises(UsageError, match="--boundary is about a class for every pixel"):
+        evaluate(tmp_path / "images", "digits", boundary=True)
+    write_objects(tmp_path / "cells", 6)
+    vitreous.train(str(tmp_path / "cells"), out=str(tmp_path / "run"), steps=1, **OPTIONS)
+    document = evaluate(tmp_path / "run", tmp_path / "cells", workers=0)
+    assert document["classes"] == ["background", "object"]
+    figures = document["test"]
+    assert figures["pq"] == pytest.approx(sum(v for v in (figures["pq_things"], figures["pq_stuff"])) / 2)
 
 
 @pytest.mark.parametrize("option", [{"calibrate": True}, {"abstain": 0.5}, {"suspects": "x.csv"}])

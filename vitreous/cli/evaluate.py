@@ -15,7 +15,7 @@ from vitreous.errors import UsageError
 from vitreous.evaluation.figure_names import ERRORS as OBJECT_ERRORS
 
 #: options of --protocol top1 for one run
-OF_THE_HEAD = ("calibrate", "abstain", "outliers", "against", "suspects", "boundary")
+OF_THE_HEAD = ("calibrate", "abstain", "outliers", "against", "suspects", "boundary", "tiles")
 SHOWN = 20  # classes of a table
 SHOWN_HEADS = 5  # of a grid
 NAMES = {"map": "mAP", "macro_f1": "macro F1", "top1": "top-1", "top5": "top-5"}
@@ -86,6 +86,8 @@ class Options(ProtocolArguments):
     """Write a table to this file: images whose label is probably wrong, the surest first."""
     boundary: bool = False
     """Judge class maps by the F-measure of their boundaries too: some ten milliseconds a class of an image."""
+    tiles: bool = False
+    """Look for objects in large images at their own resolution, by tiles that overlap."""
     report: str | None = None
     """Where the page with all of it goes (default: report.html in the run's folder)."""
     batch_size: int = 64

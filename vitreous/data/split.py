@@ -226,6 +226,8 @@ class Data:
     whole: Split | None = None
     # class -> what people call it, where the class has another name (a synset)
     titles: dict[str, str] = field(default_factory=dict)
+    # class -> rare, common or frequent, where the files of a federated data set say so
+    frequency: dict[str, str] = field(default_factory=dict)
     # (n,) int64, of `whole` or else of `train`: images of one number are never drawn apart
     groups: np.ndarray | None = None
     identity: str = ""  # the fingerprint that it had before images were left out of it by a list, where any were

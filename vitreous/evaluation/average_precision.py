@@ -6,7 +6,7 @@ score. A draw is how often each image is in it, so that no answer is ever sorted
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +24,7 @@ from vitreous.evaluation.matching import (
 )
 
 RECALLS = np.linspace(0, 1, 101)  # at which precision is read
+FREQUENCIES = ("rare", "common", "frequent")
 CAPS = (1, 10, 100)  # answers of a class on an image, those of the highest scores
 TOGETHER = 10_000_000  # numbers in memory at a time
 
@@ -104,10 +105,13 @@ def class_pairs(table: np.ndarray, images: np.ndarray, count: int, kind: int, cl
     return pairs
 
 
-def figures_of(pairs: list[ClassPairs], weights: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+def figures_of(
+    pairs: list[ClassPairs], weights: np.ndarray, frequency: Sequence[str] = ()
+) -> Iterator[tuple[str, np.ndarray]]:
     """COCO's figures by name, (D,) each, for (n, D) draws: means over the classes that have objects, nan without any.
 
-    `ap` is the mean over the thresholds; `ar1`, `ar10` and `ar100` are recalls of so many answers an image.
+    `ap` is the mean over the thresholds; `ar1`, `ar10` and `ar100` are recalls of so many answers an image. Where each
+    class has a `frequency`, of `FREQUENCIES`, there is also the mean over those of each.
     """
     names = ("", "_small", "_medium", "_large")
     for area, name in enumerate(names):
@@ -116,6 +120,9 @@ def figures_of(pairs: list[ClassPairs], weights: np.ndarray) -> Iterator[tuple[s
         if not area:
             yield "ap50", mean_of(table[:, 0])
             yield "ap75", mean_of(table[:, 5])
+            for group in FREQUENCIES if frequency else ():
+                own = table[[label for label, name in enumerate(frequency) if name == group]]
+                yield f"ap_{group}", mean_of(own.reshape(-1, weights.shape[1]))
     for cap in CAPS:
         yield f"ar{cap}", mean_of(np.stack([one.recall(0, cap, weights) for one in pairs]))
     for area, name in enumerate(names[1:], 1):

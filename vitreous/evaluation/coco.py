@@ -40,15 +40,18 @@ LARGEST = 200  # classes of a confusion matrix that is written down
 
 class CocoEvaluator(Evaluator):
     """Judges boxes, or with `masks` masks and boxes, by COCO's average precision (AP). With `tiles` large images are
-    answered at their own resolution. A model's outputs for an image are the rows of `match_image`.
+    answered at their own resolution. `frequency`: of each class rare, common or frequent, as LVIS has it. A model's
+    outputs for an image are the rows of `match_image`.
 
     Raises ResourceError where what compares masks is not installed.
     """
 
     name = "ap"
 
-    def __init__(self, classes: tuple[str, ...], masks: bool = False, tiles: bool = False) -> None:
-        self.classes, self.masks, self.tiles = classes, masks, tiles
+    def __init__(
+        self, classes: tuple[str, ...], masks: bool = False, tiles: bool = False, frequency: tuple[str, ...] = ()
+    ) -> None:
+        self.classes, self.masks, self.tiles, self.frequency = classes, masks, tiles, frequency
         if masks:
             check_library()
 
@@ -87,7 +90,8 @@ class CocoEvaluator(Evaluator):
         curves of precision; and the confusion of classes above the score at which F1 is highest.
         """
         rows: Ragged = outputs.rows
-        sides, figures = sides_of(rows, len(self.classes)), object_figures(rows, len(self.classes))
+        sides = sides_of(rows, len(self.classes))
+        figures = object_figures(sides, self.frequency)
         once = figures(np.ones((len(rows), 1), np.float32))
         values = {name: None if np.isnan(value[0]) else float(value[0]) for name, value in once.items()}
         intervals = intervals_of(figures, rows) if len(rows) > 1 else dict.fromkeys(values)
@@ -95,6 +99,7 @@ class CocoEvaluator(Evaluator):
         matrix = confusion_of(rows.table, threshold, len(self.classes))
         details = {
             "threshold": threshold,
+            "tiles": self.tiles,
             "errors": {
                 start + name: cost
                 for kind, start in enumerate(self.kinds)
@@ -161,14 +166,13 @@ def sides_of(rows: Ragged, classes: int) -> list[list[ClassPairs]]:
     return [class_pairs(rows.table, rows.images, len(rows), kind, classes) for kind in range(kinds)]
 
 
-def object_figures(rows: Ragged, classes: int) -> Figures:
-    """A function of how often each image is drawn, (n, D), that returns each figure, (D,)."""
-    sides = sides_of(rows, classes)
+def object_figures(sides: list[list[ClassPairs]], frequency: tuple[str, ...] = ()) -> Figures:
+    """A function of how often each image is drawn, (n, D), that returns each figure, (D,), from `sides_of` rows."""
     starts = ("", BOXES)[: len(sides)]
 
     def figures(counts: np.ndarray) -> dict[str, np.ndarray]:
         pairs = zip(starts, sides, strict=True)
-        return {start + name: value for start, side in pairs for name, value in figures_of(side, counts)}
+        return {start + name: value for start, side in pairs for name, value in figures_of(side, counts, frequency)}
 
     return figures
 

@@ -7,7 +7,7 @@ SIZES = ("small", "medium", "large")
 #: COCO's twelve figures by their key
 COCO = (
     {"ap": "AP", "ap50": "AP50", "ap75": "AP75"}
-    | {f"ap_{size}": f"AP {size}" for size in SIZES}
+    | {f"ap_{size}": f"AP {size}" for size in (*SIZES, "rare", "common", "frequent")}
     | {f"ar{count}": f"AR{count}" for count in (1, 10, 100)}
     | {f"ar_{size}": f"AR {size}" for size in SIZES}
 )

@@ -22,6 +22,7 @@ THRESHOLDS = np.linspace(0.5, 0.95, 10)  # of IoU
 AREAS = ((0.0, 1e10), (0.0, 32.0**2), (32.0**2, 96.0**2), (96.0**2, 1e10))  # pixels: all, small, medium, large
 MOST = 100  # answers of a class on an image, those of the highest scores
 BACKGROUND = 0.1  # IoU below which an answer has nothing to do with an object (arXiv:2008.08115)
+MOST_FEDERATED = 300  # answers for an image of a federated data set
 LIBRARY = "pip install 'vitreous[dense]'"
 
 
@@ -129,9 +130,11 @@ def match_image(answers: Detections, truth: Target, masks: bool) -> np.ndarray:
     """Pair the answers for an image with what is there: the table (m, columns) of `Column`, answers first.
 
     By boxes or, with `masks`, by masks and by boxes. At most `MOST` answers of a class count. The area of an object is
-    that of its mask, where it has one. Raises ValueError for answers or objects without masks that are to have some.
+    that of its mask, where it has one. Of a federated data set answers count whose class has an object there, or is
+    known to have none, at most `MOST_FEDERATED`; of a class of which not every object is named those that have one
+    (arXiv:1908.03195). Raises ValueError for answers or objects without masks that are to have some.
     """
-    answers = answers.take(np.flatnonzero(rank_in_class(answers.labels) < MOST))
+    answers = answers.take(counted(answers, truth))
     n, g, crowd = len(answers), len(truth), truth.crowd
     runs = [runs_of_mask(mask) for mask in truth.masks()] if truth.layers is not None else None
     areas = np.array([sum(one[1::2]) for one in runs], np.float64) if runs is not None else area_of(truth.boxes)
@@ -156,11 +159,20 @@ def match_image(answers: Detections, truth: Target, masks: bool) -> np.ndarray:
         part = table[:, Column.KINDS + kind * Part.WIDTH :][:, : Part.WIDTH]
         none = owner < 0
         area = np.arange(len(AREAS))[:, None, None]
-        left_out = np.where(none, outside(own)[:, None], ignored[area, owner] if g else False)
+        unsure = outside(own) | np.isin(answers.labels, truth.verified.partial if truth.verified else ())
+        left_out = np.where(none, unsure[:, None], ignored[area, owner] if g else False)
         part[:n, Part.MATCHED], part[:n, Part.IGNORED] = to_bits(~none), to_bits(left_out)
         part[n:, Part.IGNORED] = to_bits(np.broadcast_to(ignored[:, None], (len(AREAS), len(THRESHOLDS), g)))
         judge_errors(part, iou, owner[0, 0], left_out[0, 0], answers.labels, truth)
     return table
+
+
+def counted(answers: Detections, truth: Target) -> np.ndarray:
+    """(m,) int64: the answers that count, in their order."""
+    if truth.verified is None:
+        return np.flatnonzero(rank_in_class(answers.labels) < MOST)
+    known = np.isin(answers.labels, np.union1d(truth.labels, truth.verified.absent))
+    return np.flatnonzero(known & (np.arange(len(answers)) < MOST_FEDERATED))
 
 
 def area_of(boxes: np.ndarray) -> np.ndarray:

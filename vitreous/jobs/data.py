@@ -8,7 +8,7 @@ from typing import Any
 
 from vitreous.config import set_paths
 from vitreous.cores import default_workers
-from vitreous.data.annotations.painted import paint_classes
+from vitreous.data.annotations.painted import find_objects, has_masks, paint_classes, with_masks
 from vitreous.data.copies.listing import excluded as names_in
 from vitreous.data.copies.listing import staying
 from vitreous.data.pace import workers_for
@@ -51,7 +51,7 @@ def prepare_data(
     if objective.labelled:
         require_labels(opened)
     if objective.annotated:
-        opened = paint_classes(opened)
+        opened = {"classes": paint_classes, "objects": find_objects}[objective.annotated](opened)
     opened = opened.holding_out(share, seed)
     for note in opened.notes:
         listener.note(note)
@@ -68,6 +68,8 @@ def prepare_data(
         if (share, group_by, exclude) != (base.data.hold_out, base.data.group_by, base.data.exclude):
             data = replace(run.data, **split, images=len(opened.split("train")), fingerprint=opened.fingerprint())
             run = replace(run, data=data)
+    if run.objective.annotated == "objects":
+        opened = with_masks(opened, getattr(run.objective, "masks", False))
     return opened, *screen_inputs(opened, run, first_workers(opened, options), listener)
 
 
@@ -83,7 +85,7 @@ def derive_run(opened: Data, options: TrainOptions, split_settings: dict[str, An
     start = starting_point(options.source(options.init)) if options.init else None
     for note in start.notes if start else ():
         listener.note(note)
-    info = detect_info(opened, options, start)
+    info = replace(detect_info(opened, options, start), masks=has_masks(opened))
     run = derive(options, opened, info, start, listener.note)
     run = replace(run, objective=run.objective.located(run.model, run.data.classes))
     if warning := advise_weights(run):

@@ -11,25 +11,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitreous.nn.align import align
+
 CANONICAL = 14  # places along the side of a region on the level that it is read from: 224 pixels at stride 16
 CROWD = 0.7  # of a box lies in a crowd: it is neither an object nor background (Detectron's threshold)
 
 
-def suppress(boxes: Tensor, scores: Tensor, groups: Tensor, threshold: float) -> Tensor:
-    """(n, 4), (n,), (n,) int64 -> (n,) bool: the boxes that stay when all that overlap a better one of their group by
-    more than `threshold` (IoU) are left out, by torchvision's non-maximum suppression.
+def suppress(boxes: Tensor, scores: Tensor, groups: Tensor | None, threshold: float) -> Tensor:
+    """(n, 4), (n,), (n,) int64 -> (n,) bool: the boxes that stay when all that overlap a better one of their group, if
+    there are groups, by more than `threshold` (IoU) are left out, by torchvision's non-maximum suppression.
 
     Groups are laid out side by side, where boxes of one cannot meet those of another: in rows of as many as there are
     rows, so that coordinates stay small and exact.
     """
     from torchvision.ops import nms
 
-    side = boxes.detach().max() + 1
-    rows = (groups.max() + 1).to(boxes.dtype).sqrt().ceil().clamp(min=1)
-    across, down = groups.to(boxes.dtype) % rows, (groups.to(boxes.dtype) / rows).floor()
-    apart = boxes + torch.stack([across, down, across, down], -1) * side
-    survivors = nms(apart, scores, threshold)
-    return torch.zeros_like(groups).scatter(0, survivors, torch.ones_like(survivors)).bool()
+    if groups is not None:
+        side = boxes.max() + 1
+        rows = (groups.max() + 1).to(boxes.dtype).sqrt().ceil().clamp(min=1)
+        across, down = groups.to(boxes.dtype) % rows, (groups.to(boxes.dtype) / rows).floor()
+        boxes = boxes + torch.stack([across, down, across, down], -1) * side
+    survivors = nms(boxes, scores, threshold)
+    return torch.zeros_like(scores).scatter(0, survivors, torch.ones_like(scores)[survivors]).bool()
 
 
 def clip(boxes: Tensor, size: tuple[int, int]) -> Tensor:
@@ -70,6 +73,8 @@ def region_features(
     top = torch.tensor([float(sum(rows[:place])) for place in range(len(rows))], device=boxes.device)[number]
     shift = torch.stack([torch.ones_like(top), top + 1] * 2, -1)
     placed = torch.cat([regions[:, :1], boxes / stride[:, None] + shift], 1)
+    if atlas.requires_grad and sampling and atlas.device.type == "cpu":
+        return align(atlas, placed, bins, sampling)
     return roi_align(atlas, placed, bins, 1.0, sampling, aligned=True)
 
 

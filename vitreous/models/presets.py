@@ -148,7 +148,7 @@ _TIMM = re.compile(
     re.IGNORECASE,
 )
 _HYBRID = re.compile(r"r(?P<depth>\d+)(?:x(?P<factor>\d+))?\+(?:vit-)?(?P<rest>\w+/(?P<patch>16|32))", re.IGNORECASE)
-_CONV = re.compile(r"conv\+(?:vit-)?(?P<rest>\w+/\d+)", re.IGNORECASE)
+_CONV = re.compile(r"conv(?P<widths>\d+(?:-\d+)+)?\+(?:vit-)?(?P<rest>\w+/\d+)", re.IGNORECASE)
 _RESNET = re.compile(r"(?:bit-)?r(?P<depth>\d+)x(?P<factor>\d+)", re.IGNORECASE)
 
 _SWIN = re.compile(
@@ -210,10 +210,12 @@ def parse_swin(name: str, image: Image) -> SwinConfig | None:
 
 
 def parse_hybrid(name: str, image: Image) -> ViTConfig | None:
-    """`R50+ViT-B/16`, `R26x2+ViT-S/32` or `Conv+ViT-S/16`."""
+    """`R50+ViT-B/16`, `R26x2+ViT-S/32`, `Conv+ViT-S/16`, or with the channels of each stage `Conv16-32-64+ViT-S/16`."""
     conv, resnet = _CONV.fullmatch(name), _HYBRID.fullmatch(name)
     if conv:
-        return at(plain(conv["rest"]), {"stem": ConvStemConfig()}, image)
+        widths = tuple(map(int, (conv["widths"] or "").split("-"))) if conv["widths"] else ConvStemConfig().widths
+        stem = ConvStemConfig(widths=widths, blocks=(*(0,) * (len(widths) - 1), 1))
+        return at(plain(conv["rest"]), {"stem": stem}, image)
     options = {"resize": "zoom", "gelu": "tanh"}
     if name in HYBRIDS:
         blocks, pixels = HYBRIDS[name]

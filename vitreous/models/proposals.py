@@ -73,26 +73,29 @@ class RegionProposals(nn.Module):
         """(B, A) logits, (B, A, 4) corrections of anchors (a, 4) of each level -> the best: of each level at most so
         many (twice in training), corrected, clipped, without those that overlap a better one of their level."""
         most = self.config.proposals * (2 if self.training else 1)
-        index, groups, start = [], [], 0
-        for number, own in enumerate(anchors):
-            count = min(most, len(own))
-            index.append(logits[:, start : start + len(own)].topk(count).indices + start)
-            groups.append(torch.full((count,), number, device=logits.device))
+        index, start = [], 0
+        for own in anchors:
+            index.append(logits[:, start : start + len(own)].topk(min(most, len(own))).indices + start)
             start += len(own)
-        chosen, group = torch.cat(index, 1), torch.cat(groups)
+        chosen, counts = torch.cat(index, 1), [rows.shape[1] for rows in index]
         scores = logits.gather(1, chosen).sigmoid()
         deltas = deltas.gather(1, chosen[..., None].expand(-1, -1, 4))
         starts = torch.cat(anchors)[chosen]
         boxes = self.coder.decode_single(deltas.flatten(0, 1), starts.flatten(0, 1)).view_as(deltas)
         boxes = clip(boxes, size)
         scores = scores.where(has_area(boxes, LEAST), torch.zeros_like(scores))
-        stay = torch.stack([suppress(*row, group, OVERLAP) for row in zip(boxes, scores, strict=True)])
+        stay = torch.stack([self.survivors(*row, counts) for row in zip(boxes, scores, strict=True)])
         scores = scores.where(stay, torch.zeros_like(scores))
         count = min(self.config.proposals, scores.shape[1])
         best, order = scores.topk(count)
         valid = best > 0
         boxes = boxes.gather(1, order[..., None].expand(-1, -1, 4)) * valid[..., None]
         return Proposals(boxes, valid)
+
+    def survivors(self, boxes: Tensor, scores: Tensor, counts: list[int]) -> Tensor:
+        """(n, 4), (n,), as many of each level as `counts` says -> (n,) bool: those that stay."""
+        levels = zip(boxes.split(counts), scores.split(counts), strict=True)
+        return torch.cat([suppress(*level, None, OVERLAP) for level in levels])
 
     def losses(
         self, levels: Sequence[Tensor], size: tuple[int, int], targets: Mapping[str, Any]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -61,11 +61,14 @@ class ObjectiveConfig:
 
     name: str
     labelled: ClassVar[bool] = False  # needs data with labels
-    annotated: ClassVar[bool] = False  # needs data with class maps
+    # needs data of which it is known what is where: the class of each pixel, or objects, with masks if it has a field
+    # `masks` that says so
+    annotated: ClassVar[Literal["", "classes", "objects"]] = ""
     splittable: ClassVar[bool] = (
         True  # the loss is a mean over samples that do not see each other, drawn without chance
     )
     least_batch: ClassVar[int] = 1  # images of a batch that the loss needs
+    shard_images: ClassVar[int] = 8  # images at least that a core of a processor computes by itself
 
     def check(self, model: ModelConfig, classes: tuple[str, ...], views: Any) -> None:
         """Raise UsageError for a model, classes or views that the objective cannot have."""

@@ -39,7 +39,7 @@ class SegmentationConfig(ObjectiveConfig):
     be.
     """
 
-    annotated: ClassVar[bool] = True
+    annotated: ClassVar[Literal["", "classes", "objects"]] = "classes"
 
     name: Literal["segmentation"] = "segmentation"
     head: DenseHead = "unet"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from vitreous.objectives.base import ObjectiveConfig
+from vitreous.objectives.detection import DetectionConfig
 from vitreous.objectives.dino import DINOConfig
 from vitreous.objectives.dinov2 import DINOv2Config
 from vitreous.objectives.distillation import DistillationConfig
@@ -19,4 +20,5 @@ OBJECTIVES: dict[str, type[ObjectiveConfig]] = {
     "dinov2": DINOv2Config,
     "distillation": DistillationConfig,
     "segmentation": SegmentationConfig,
+    "detection": DetectionConfig,
 }

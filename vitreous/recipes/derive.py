@@ -72,7 +72,7 @@ def derive(
     if options.shards is None and run.reproducible:
         run = replace(run, shards=CANONICAL)
     elif options.shards is None and run.objective.splittable and not (run.compile or run.draws_in_forward):
-        run = replace(run, shards=default_shards(device, run.batch_size))
+        run = replace(run, shards=default_shards(device, run.batch_size, run.objective.shard_images))
     return choose_periods(run, options)
 
 

@@ -31,12 +31,13 @@ JUDGED = 224 / 256  # of the short side: the centre that a pre-trained model is 
 @dataclass(frozen=True)
 class DatasetInfo:
     """What the data say: how many training images, their size (height, width), of volumes (depth, height, width),
-    channels and numbers (`Preprocess`)."""
+    channels and numbers (`Preprocess`), and whether they have masks of objects."""
 
     images: int
     size: tuple[int, ...]
     channels: int
     numbers: Literal["colours", "uint8", "uint16", "int16", "float32", "voxels"] = "colours"
+    masks: bool = False
 
 
 #: data set -> what it is, and its classes; the sizes of photographs are examples

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from vitreous.recipes import augreg, deit, dense, encoder, finetune, ours, pretrain, swin, unlabelled
+from vitreous.recipes import augreg, deit, dense, detect, encoder, finetune, ours, pretrain, swin, unlabelled
 from vitreous.recipes.architecture import architecture
 from vitreous.recipes.names import OWN, known
 from vitreous.recipes.options import TrainOptions
@@ -27,6 +27,7 @@ RECIPES: dict[str, Recipe] = {
         unlabelled.UNLABELLED,
         encoder.ENCODERS[1:],
         dense.DENSE,
+        detect.DETECT,
     )
     for recipe in recipes
 }

@@ -11,7 +11,7 @@ import numpy as np
 from vitreous.data.split import Data
 from vitreous.errors import DataError, UsageError
 from vitreous.evaluation.classification import judge
-from vitreous.evaluation.coco import object_figures, paired_object_differences
+from vitreous.evaluation.coco import object_figures, paired_object_differences, sides_of
 from vitreous.evaluation.comparison import Answers, Comparison
 from vitreous.evaluation.comparison import compare as compared
 from vitreous.evaluation.pixels import paired_differences
@@ -95,7 +95,7 @@ def compare_scenes(
     figures = {name: (reports[0].figures[name], reports[1].figures[name]) for name in reports[0].figures}
     differences = {name: None if a is None or b is None else b - a for name, (a, b) in figures.items()}
     if bundles[0].object_classes:
-        sides = [object_figures(one.raw, len(one.bundle.object_classes)) for one in both]  # type: ignore[arg-type]
+        sides = [object_figures(sides_of(one.raw, len(one.bundle.object_classes))) for one in both]  # type: ignore[arg-type]
         intervals = paired_object_differences(*sides, both[0].raw)  # type: ignore[arg-type]
     else:
         intervals = paired_differences(both[0].raw, both[1].raw, len(bundles[0].pixel_classes))

@@ -44,7 +44,8 @@ class EvaluateOptions:
     `calibrate` fits a temperature first and stores it in the bundle. `abstain`: what not answering below this highest
     probability gains, in (0, 1]. `outliers` and `suspects` are CSV files to write: how unlike the training images each
     image is, and whose label is probably wrong. `against`: other data, to be distinguished from the judged images.
-    `boundary` judges class maps by F of their boundaries too. `cache` stores features. `report`: path of the page, by
+    `boundary` judges class maps by F of their boundaries too, `tiles` has objects of large images answered at their own
+    resolution. `cache` stores features. `report`: path of the page, by
     default RUN/report.html, with the names of other data and of another split than `test` in it.
     """
 
@@ -54,6 +55,7 @@ class EvaluateOptions:
     against: str | None = None
     suspects: str | None = None
     boundary: bool = False
+    tiles: bool = False
     cache: bool = True
     report: str | None = None
 
@@ -90,13 +92,9 @@ def evaluate(
     computing = replace(computing, how=how, cache=chosen.cache)
     check_abstain(chosen.abstain)
     task = dense_task(run)
-    if chosen.boundary and task != "segmentation":
-        raise UsageError(f"--boundary is about a class for every pixel, which {run} does not give", "leave it out")
+    check_task(chosen, run, task)
     if task is not None:
-        if given := [name for name in OF_IMAGES if getattr(chosen, name)]:
-            problem = f"--{given[0]} is about a class for each image, and {run} {ANSWERS[task]}"
-            raise UsageError(problem, "leave it out")
-        fitted, (answers, report) = {}, judge_scenes(run, data, split, computing, chosen.boundary)
+        fitted, (answers, report) = {}, judge_scenes(run, data, split, computing, chosen.boundary, chosen.tiles)
     else:
         fitted = calibrate(run, data, computing) if chosen.calibrate else {}
         answers = compute_answers(run, data, split, computing)
@@ -118,6 +116,19 @@ def evaluate(
     command = shlex.join(command_of(run, data, answers.name))
     written = write_page(place, Folder(Path(run)), answers, report, computing.listener, command)
     return document | {"report": os.fspath(place) if written else None}
+
+
+def check_task(chosen: EvaluateOptions, run: str | os.PathLike[str], task: str | None) -> None:
+    """Raise UsageError for options about what a run of a dense `task`, or of another one, does not answer."""
+    problem = None
+    if chosen.boundary and task != "segmentation":
+        problem = f"--boundary is about a class for every pixel, which {run} does not give"
+    elif chosen.tiles and task != "detection":
+        problem = f"--tiles is about objects, and {run} does not answer with any"
+    elif task is not None and (given := [name for name in OF_IMAGES if getattr(chosen, name)]):
+        problem = f"--{given[0]} is about a class for each image, and {run} {ANSWERS[task]}"
+    if problem is not None:
+        raise UsageError(problem, "leave it out")
 
 
 def head_document(

@@ -131,7 +131,8 @@ def calibrating(
 
 def everything(data: Data) -> Data:
     """Return all images of data without splits of their own as the test split."""
-    return Data(data.name, data.classes, {"test": data.whole or data.split("train")}, titles=data.titles)
+    splits = {"test": data.whole or data.split("train")}
+    return Data(data.name, data.classes, splits, titles=data.titles, frequency=data.frequency)
 
 
 def places(data: Data, classes: tuple[str, ...]) -> np.ndarray:

@@ -53,9 +53,10 @@ def judge_scenes(
     split: str | None,
     computing: Computing,
     boundary: bool = False,
+    tiles: bool = False,
 ) -> tuple[Answered, Report]:
     """Judge a model's class maps or objects on a split of `data`, by default the run's own; without a split, of test or
-    else val. Of class maps the `boundary` is judged too, if so.
+    else val. Of class maps the `boundary` is judged too, if so; objects are looked for by `tiles` of large images.
 
     `raw` of the answers is what the evaluator has for each image: a confusion matrix of pixels, (n, K * K) float32, or
     the pairs of answers and objects. Raises DataError for data without annotations, for classes that the model does not
@@ -65,7 +66,7 @@ def judge_scenes(
     bundle = open_bundle(run, note=computing.listener.note, dense=True)
     source, opened = data_for(run, data, split, labelled=False)
     name = choose_split(opened, split, computing.listener.note)
-    return judge_opened(run, bundle, source, opened, name, computing, boundary=boundary)
+    return judge_opened(run, bundle, source, opened, name, computing, boundary=boundary, tiles=tiles)
 
 
 def judge_opened(
@@ -77,14 +78,15 @@ def judge_opened(
     computing: Computing,
     boxes: bool = False,
     boundary: bool = False,
+    tiles: bool = False,
 ) -> tuple[Answered, Report]:
-    """Judge a model on a split, by its `name`, of data that are open; objects by their `boxes` alone, if so, and class
-    maps by their `boundary` too.
+    """Judge a model on a split, by its `name`, of data that are open; objects by their `boxes` alone, if so, and by
+    `tiles` of large images, class maps by their `boundary` too.
 
     Raises DataError as `judge_scenes` does.
     """
     if bundle.object_classes:
-        opened, evaluator = prepare_objects(bundle, opened, boxes, computing)
+        opened, evaluator = prepare_objects(bundle, opened, computing, boxes, tiles)
     else:
         opened = paint_classes(opened)
         check_classes(bundle, opened)
@@ -109,7 +111,9 @@ def judge_opened(
     return answers, evaluator.report(Outputs(chosen, rows, readable_mask(len(chosen), bad)))
 
 
-def prepare_objects(bundle: Bundle, opened: Data, boxes: bool, computing: Computing) -> tuple[Data, Evaluator]:
+def prepare_objects(
+    bundle: Bundle, opened: Data, computing: Computing, boxes: bool, tiles: bool
+) -> tuple[Data, Evaluator]:
     """Return the data as a detector needs them, and what judges it. Raises DataError as `judge_scenes` does."""
     opened, task = find_objects(opened), bundle.task
     masks = isinstance(task, Detection) and task.masks and not boxes
@@ -117,7 +121,8 @@ def prepare_objects(bundle: Bundle, opened: Data, boxes: bool, computing: Comput
         computing.listener.note(f"{opened.name} has boxes, no masks: the model's boxes are judged")
         masks = False
     opened = renumber(with_masks(opened, masks), bundle.object_classes)
-    return opened, CocoEvaluator(bundle.object_classes, masks)
+    named = tuple(opened.frequency.get(name, "") for name in bundle.object_classes)
+    return opened, CocoEvaluator(bundle.object_classes, masks, tiles, named if any(named) else ())
 
 
 def renumber(opened: Data, classes: tuple[str, ...]) -> Data:

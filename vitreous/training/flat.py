@@ -30,6 +30,8 @@ from vitreous.training.ranks import Ranks
 ALIGN = 64  # elements; every tensor starts on a cache line
 CHUNK = 2**22  # elements of the gradients that are added up, or that processes exchange, at a time
 KINDS = ("matrix", "decay", "plain")
+#: convolutions that give answers: of a detector's proposals and masks
+LAST = ("cls_logits.weight", "bbox_pred.weight", "mask_fcn_logits.weight")
 
 
 class Group(NamedTuple):
@@ -291,11 +293,13 @@ def copy_into(views: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:
 
 
 def kind_of(name: str, parameter: Tensor) -> str:
-    """`matrix` for the matrices of the blocks and for convolutions, `decay` for other weights, `plain` for biases,
-    norms, scales, positions and tokens, which are not decayed unless the run says so. Decided by the name and the
-    shape."""
+    """`matrix` for the matrices of the blocks and for convolutions but the last of a detector, `decay` for other
+    weights, `plain` for biases, norms, scales, positions and tokens, which are not decayed unless the run says so.
+    Decided by the name and the shape."""
     if parameter.ndim < 2 or not (name.endswith("weight") or "lora_" in name):
         return "plain"
+    if name.endswith(LAST):
+        return "decay"
     if ".part.position." in name:  # the network that draws a Swin's biases, as its authors have it
         return "plain"
     hidden = ".blocks." in name or ".merge." in name

@@ -20,7 +20,7 @@ from vitreous.training.flat import Flat, named_tensors
 
 Forward = Callable[[Batch], dict[str, Tensor]]
 Scalars = dict[str, float]  # "loss", and what else an objective logs
-MOST, FEWEST = 8, 8  # shards, since each costs memory for a gradient; images of one
+MOST = 8  # shards, since each costs memory for a gradient
 
 
 class Shards:
@@ -67,6 +67,6 @@ def add_scalars(parts: Iterable[Scalars]) -> Scalars:
     return total
 
 
-def default_shards(device: str, batch_size: int) -> int:
-    """One a core on a CPU, at most MOST, of at least FEWEST images each; one elsewhere."""
-    return max(1, min(torch.get_num_threads(), cores(), MOST, batch_size // FEWEST)) if device == "cpu" else 1
+def default_shards(device: str, batch_size: int, fewest: int = 8) -> int:
+    """One a core on a CPU, at most MOST, of at least `fewest` images each; one elsewhere."""
+    return max(1, min(torch.get_num_threads(), cores(), MOST, batch_size // fewest)) if device == "cpu" else 1

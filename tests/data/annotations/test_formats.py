@@ -143,3 +143,33 @@ def test_voc_that_counts_from_zero_and_boxes_without_area(tmp_path):
     data = open_data(str(home))
     assert targets(data)["val", "3"].boxes.tolist() == [[0, 4, 8, 9]]
     assert any("1 objects of no area" in note and "3.xml" in note for note in data.notes)
+
+
+def test_what_is_known_of_an_image_of_lvis(tmp_path):
+    home = write_coco(tmp_path)
+    place = next((home / "annotations").glob("*train*"))
+    document = json.loads(place.read_text())
+    numbers = [row["id"] for row in document["categories"]]
+    for row, letter in zip(document["categories"], "rcf", strict=False):
+        row["frequency"] = letter
+    for row in document["images"]:
+        row |= {
+            "neg_category_ids": numbers[:1],
+            "not_exhaustive_category_ids": numbers[1:],
+            "coco_url": "http://x/" + row["file_name"],
+        }
+        del row["file_name"]
+    before = open_data(str(home)).fingerprint()
+    place.write_text(json.dumps(document))
+    data = open_data(str(home))
+    order = sorted(numbers)
+    for sample in range(len(data.splits["train"])):
+        verified = data.splits["train"].target(sample).verified
+        assert verified.absent.tolist() == [order.index(numbers[0])]
+        assert verified.partial.tolist() == [order.index(number) for number in numbers[1:]]
+    assert data.splits["val"].target(0).verified is None and data.fingerprint() != before
+    assert set(data.frequency.values()) <= {"rare", "common", "frequent"} and data.frequency
+    document["images"][0]["neg_category_ids"] = [999]
+    place.write_text(json.dumps(document))
+    with pytest.raises(DataError, match="neg_category_ids"):
+        open_data(str(home))

@@ -13,7 +13,8 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,13 @@ import numpy as np
 
 from vitreous.data.annotations.objects import Scene, data_of_scenes, finite, matching_image
 from vitreous.data.annotations.shapes import Shape, decode_runs
+from vitreous.data.annotations.target import Verified
 from vitreous.data.decoding.decode import read_regular
 from vitreous.data.layouts.folder import list_images
 from vitreous.data.split import Data
 from vitreous.errors import DataError, printable
 
+FREQUENCY = {"r": "rare", "c": "common", "f": "frequent"}  # of LVIS: in up to 10, up to 100, and more training images
 FILES = ("instances_*.json", "*.json")  # in `annotations`, the first pattern that fits any
 INSIDE = "_annotations.coco.json"  # in the folder of a split
 SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
@@ -81,7 +84,8 @@ def coco(root: Path, split_seed: int = 0) -> Data:
                 raise DataError(f"{printable(files[split])}: {problem} in another split", "give all splits the same")
     classes = {number: place for place, number in enumerate(sorted(names))}
     scenes = {split: scenes_of(documents[split], place, root, classes) for split, place in files.items()}
-    return data_of_scenes(printable(root), [names[number] for number in sorted(names)], scenes, split_seed, [])
+    data = data_of_scenes(printable(root), [names[number] for number in sorted(names)], scenes, split_seed, [])
+    return replace(data, frequency=frequency_of(documents.values()))
 
 
 def read_document(place: Path) -> dict[str, Any]:
@@ -113,6 +117,30 @@ def categories_of(document: dict[str, Any], origin: str) -> dict[int, str]:
     return names
 
 
+def frequency_of(documents: Iterable[dict[str, Any]]) -> dict[str, str]:
+    """Class -> rare, common or frequent, for those of which a federated data set says so."""
+    rows = [row for document in documents for row in document["categories"]]
+    return {row["name"]: FREQUENCY[row["frequency"]] for row in rows if row.get("frequency") in FREQUENCY}
+
+
+def verified_in(row: dict[str, Any], classes: dict[int, int], where: str) -> Verified | None:
+    """What is known of an image of a federated data set beside its objects; None of others. Raises DataError, naming
+    `where`, for categories that are not there."""
+    parts = []
+    for name in ("neg_category_ids", "not_exhaustive_category_ids"):
+        listed = row.get(name, [])
+        if not isinstance(listed, list) or any(number not in classes for number in listed):
+            raise DataError(f"{where}: {name} {str(listed)[:60]} are no categories", "they are a list of ids")
+        parts.append(np.array([classes[number] for number in listed], np.int64))
+    return Verified(*parts) if "neg_category_ids" in row else None
+
+
+def name_in(row: dict[str, Any]) -> Any:
+    """The file name of an image; of LVIS, which has none, the end of its address."""
+    address = row.get("coco_url")
+    return row.get("file_name", address.rsplit("/", 1)[-1] if isinstance(address, str) else None)
+
+
 def is_id(value: Any) -> bool:
     """Whether a value can be an id."""
     return isinstance(value, int) and not isinstance(value, bool)
@@ -124,7 +152,7 @@ def scenes_of(document: dict[str, Any], place: Path, root: Path, classes: dict[i
     rows: dict[int, list[Shape]] = defaultdict(list)
     known: dict[int, dict[str, Any]] = {}
     for row in document["images"]:
-        if not is_id(row.get("id")) or not isinstance(row.get("file_name"), str):
+        if not is_id(row.get("id")) or not isinstance(name_in(row), str):
             raise DataError(f"{origin}: image {str(row)[:60]} has no id or no file_name", "it has both")
         if row["id"] in known:
             raise DataError(f"{origin}: two images have the id {row['id']}", "give each its own")
@@ -137,7 +165,13 @@ def scenes_of(document: dict[str, Any], place: Path, root: Path, classes: dict[i
             raise DataError(f"{where}: there is no category {row.get('category_id')}", "name it in categories")
         rows[row["image_id"]].append(shape_of(row, classes[row["category_id"]], where))
     return [
-        Scene(matching_image(images, row["file_name"], origin), tuple(rows[number]), place, size_in(row))
+        Scene(
+            matching_image(images, name_in(row), origin),
+            tuple(rows[number]),
+            place,
+            size_in(row),
+            verified_in(row, classes, f"{origin}, image {number}"),
+        )
         for number, row in known.items()
     ]
 

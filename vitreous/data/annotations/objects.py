@@ -14,7 +14,7 @@ import numpy as np
 
 from vitreous.cores import default_workers
 from vitreous.data.annotations.shapes import Box, Shape, target_of
-from vitreous.data.annotations.target import AnnotatedFiles, Target
+from vitreous.data.annotations.target import AnnotatedFiles, Target, Verified
 from vitreous.data.decoding.decode import read_regular, upright_size
 from vitreous.data.split import Data, Split, with_val
 from vitreous.errors import DataError, printable
@@ -23,12 +23,13 @@ from vitreous.errors import DataError, printable
 @dataclass(frozen=True, eq=False)
 class Scene:
     """An image file and what is on it. `origin`: the file that says so; `size`: (height, width) as it has it, if at
-    all."""
+    all; `verified`: what else is known of it, if not all."""
 
     image: Path
     shapes: tuple[Shape, ...]
     origin: Path
     size: tuple[int, int] | None = None
+    verified: Verified | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,11 +46,13 @@ class ObjectFiles:
             sizes = [f"{width} x {height}" for height, width in (size, scene.size)]
             problem = f"{printable(scene.image)} has {sizes[0]} pixels, {printable(scene.origin)} says {sizes[1]}"
             raise DataError(problem, "mend either, or remove both")
-        return target_of(scene.shapes, size, printable(scene.origin))
+        return replace(target_of(scene.shapes, size, printable(scene.origin)), verified=scene.verified)
 
     def update(self, digest: Any, rows: np.ndarray) -> None:
         """Update a hashlib digest with the objects of the images at `rows` (n,) int64."""
         for row in rows:
+            if (verified := self.scenes[int(row)].verified) is not None:
+                digest.update(verified.absent.tobytes() + verified.partial.tobytes())
             for shape in self.scenes[int(row)].shapes:
                 digest.update(repr((shape.label, shape.box, shape.crowd)).encode())
                 for polygon in shape.polygons:

@@ -27,4 +27,5 @@ class Renumbered(Prepared):
     def target(self, sample: int) -> Target:
         """Read what is on an image. Raises DataError."""
         own = self.split.target(sample)
-        return replace(own, labels=self.order[own.labels])
+        verified = None if own.verified is None else own.verified.take(self.order)
+        return replace(own, labels=self.order[own.labels], verified=verified)

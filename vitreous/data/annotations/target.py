@@ -18,6 +18,20 @@ IGNORE = -1  # in a class map: nobody said what this pixel is; it is neither lea
 
 
 @dataclass(frozen=True, eq=False)
+class Verified:
+    """What is known of an image of a federated data set, such as LVIS (arXiv:1908.03195), beside its objects: `absent`
+    (a,) int64, classes of which nothing is there, and `partial` (b,) int64, classes of which not every object is named.
+    Of other classes without an object nothing is known."""
+
+    absent: np.ndarray
+    partial: np.ndarray
+
+    def take(self, order: np.ndarray) -> Verified:
+        """The same where class k has the number `order[k]`, (K,) int64."""
+        return Verified(order[self.absent], order[self.partial])
+
+
+@dataclass(frozen=True, eq=False)
 class Target:
     """The objects on an image, and the class of each of its pixels.
 
@@ -25,7 +39,8 @@ class Target:
     pixels; the image reaches from 0 to its width and height, so a box of one pixel has sides of 1. `crowd` (n,) bool:
     the object stands for many that nobody told apart. `layers` (L, *size) int32: 1 + the number of the object that a
     pixel belongs to, 0 for none; objects that overlap are in different layers; None where objects have boxes alone.
-    `classes` (*size) int32: the class of each pixel, or IGNORE; None where there is no class map.
+    `classes` (*size) int32: the class of each pixel, or IGNORE; None where there is no class map. `verified`: what else
+    is known, where it is not known of every class whether it is there.
     Raises ValueError for arrays of other shapes.
     """
 
@@ -35,6 +50,7 @@ class Target:
     crowd: np.ndarray
     layers: np.ndarray | None = None
     classes: np.ndarray | None = None
+    verified: Verified | None = None
 
     def __post_init__(self) -> None:
         n = len(self.labels)
@@ -88,7 +104,8 @@ class Target:
             numbers = np.zeros(len(self) + 1, np.int32)
             numbers[np.asarray(rows) + 1] = np.arange(len(rows), dtype=np.int32) + 1
             layers = numbers[layers]
-        return Target(self.size, self.labels[rows], self.boxes[rows], self.crowd[rows], layers, self.classes)
+        own = self.labels[rows], self.boxes[rows], self.crowd[rows]
+        return Target(self.size, *own, layers, self.classes, self.verified)
 
     def without_masks(self) -> Target:
         """Return the same without the masks of objects."""

@@ -18,7 +18,7 @@ from vitreous.evaluation.detections import Detections, detect
 from vitreous.evaluation.engine import make_engine
 from vitreous.evaluation.evaluator import Ragged
 from vitreous.evaluation.figure_names import BOXES, ERRORS, SIZES
-from vitreous.evaluation.matching import Column, Error, Part, columns_of, match_image
+from vitreous.evaluation.matching import Column, Error, Part, columns_of, counted, match_image
 from vitreous.evaluation.report import Report
 from vitreous.evaluation.tiles import native_pixels
 from vitreous.reports.answers import Answered
@@ -42,7 +42,7 @@ def object_parts(answers: Answered, report: Report) -> dict[str, Any]:
     return {
         "threshold": details["threshold"],
         "sizes": sizes_table(report),
-        "scenes": worst_images(answers, details["threshold"], bool(kinds[1:])),
+        "scenes": worst_images(answers, details["threshold"], details["tiles"], bool(kinds[1:])),
         "errors": [error_bars(details["errors"], start, title) for start, title in kinds],
         "curves": precision_curves(details["curves"], report),
         "confusion": object_confusion(details["confusion"], answers.bundle.object_classes),
@@ -78,9 +78,9 @@ def image_scores(rows: Ragged, threshold: float) -> tuple[np.ndarray, np.ndarray
     return np.divide(2 * right, both, out=np.full(count, np.nan), where=both > 0), both - 2 * right
 
 
-def worst_images(answers: Answered, threshold: float, masks: bool) -> dict[str, Any]:
+def worst_images(answers: Answered, threshold: float, tiles: bool, masks: bool) -> dict[str, Any]:
     """Return the images of the lowest F1, those with most errors first: what is there and what is answered from the
-    `threshold` on, both drawn over the image, and the classes with their colours."""
+    `threshold` on, by `tiles` if it was judged so, both drawn over the image; and the classes with their colours."""
     classes, split = answers.bundle.object_classes, answers.split
     assert isinstance(split, AnnotatedSplit), "objects are judged on annotated data"
     f1, wrong = image_scores(answers.raw, threshold)  # type: ignore[arg-type]
@@ -93,7 +93,8 @@ def worst_images(answers: Answered, threshold: float, masks: bool) -> dict[str, 
         except DataError:  # gone since it was judged
             continue
         image = rgb_image(torch.from_numpy(pixels))
-        answer = detect(computing(engine), pixels, answers.bundle.preprocess).above(threshold)
+        answer = detect(computing(engine), pixels, answers.bundle.preprocess, tiles, threshold)
+        answer = answer.take(counted(answer, truth))
         pictures = drawn_pair(image, answer, truth, classes, colours, masks)
         facts = {"name": split.name(sample), "f1": float(f1[sample]), "wrong": int(wrong[sample])}
         rows.append(facts | {"pictures": [data_uri(shrink(picture, SIDE)) for picture in pictures]})

@@ -1,0 +1,211 @@
+"""Proposals, regions and their losses beside torchvision's own, on the same weights; and loops over what is vectorised."""
+
+import math
+
+import pytest
+import torch
+from torchvision.models.detection import roi_heads, rpn
+from torchvision.models.detection._utils import BalancedPositiveNegativeSampler
+from torchvision.models.detection.image_list import ImageList
+from torchvision.ops import box_iou, nms, roi_align
+
+from tests.models.test_detector import config_of, detector, scene
+from vitreous.data.keys import one_key
+from vitreous.models.boxes import draws, in_crowd, region_features, sample, signed, suppress
+from vitreous.models.proposals import BACKGROUND, OBJECT, OVERLAP, Proposals
+from vitreous.models.regions import CORRECTIONS
+
+SIZE = (64, 128)  # which all strides divide: torchvision takes them from the sizes of the levels
+
+
+class First:
+    """A sampler without chance: of `BalancedPositiveNegativeSampler`, with the keys of ours."""
+
+    def __init__(self, keys, count, share):
+        self.keys, self.count, self.share = keys, count, share
+
+    def __call__(self, labels):
+        masks = []
+        for row, key in zip(labels, self.keys, strict=True):
+            chosen = sample(row.long(), draws(key, len(row)), self.count, self.share)
+            masks.append([torch.zeros(len(row), dtype=torch.bool).scatter(0, places, True) for places in chosen])
+        return [list(column) for column in zip(*masks, strict=True)]
+
+
+def network(model, **changes):
+    """torchvision's region proposal network with the head of ours."""
+    sides = tuple((8 * stride,) for stride in model.config.strides)
+    anchors = rpn.AnchorGenerator(sides, ((0.5, 1.0, 2.0),) * len(sides))
+    count = {"training": model.config.proposals, "testing": model.config.proposals}
+    most = {"training": 2 * model.config.proposals, "testing": model.config.proposals}
+    return rpn.RegionProposalNetwork(
+        anchors, model.proposals.head, OBJECT, BACKGROUND, 256, 0.5, most, count, OVERLAP, **changes
+    )
+
+
+def prepared(**changes):
+    """A model, its levels for two images, and these."""
+    model = detector(config_of("hybrid", **changes))
+    torch.nn.init.normal_(model.proposals.head.cls_logits.weight, std=0.5)
+    torch.nn.init.normal_(model.proposals.head.bbox_pred.weight, std=0.2)
+    images = torch.randn(2, 3, *SIZE, generator=torch.Generator().manual_seed(1))
+    return model, model.levels(images), images
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("count", [15, 60])
+def test_proposals_are_torchvisions(count, training):
+    model, levels, images = prepared(proposals=count)
+    peer = network(model).train(training)
+    model.train(training)
+    maps = {str(number): level for number, level in enumerate(levels)}
+    with torch.no_grad():
+        anchors = model.proposals.anchors(levels)
+        assert torch.equal(torch.cat(anchors), peer.anchor_generator(ImageList(images, [SIZE] * 2), levels)[0])
+        ours = model.proposals(levels, SIZE)
+        theirs, _ = peer(ImageList(images, [SIZE] * 2), maps, [{"boxes": torch.zeros(0, 4)}] * 2)
+    for boxes, valid, wanted in zip(ours.boxes, ours.valid, theirs, strict=True):
+        assert torch.allclose(boxes[valid], wanted, atol=1e-5)
+        assert (boxes[~valid] == 0).all() and valid.sum() == len(wanted) <= count
+
+
+@pytest.mark.parametrize("agnostic", [False, True])
+@pytest.mark.parametrize("threshold", [0.02, 0.3])
+def test_answers_are_those_of_torchvisions_plain_path(threshold, agnostic):
+    model, levels, _ = prepared(proposals=30, threshold=threshold, agnostic=agnostic, detections=25)
+    config, heads = model.config, model.regions.eval()
+    with torch.no_grad():
+        proposals = model.eval().proposals(levels, SIZE)
+        boxes, scores, labels = heads(levels, proposals, SIZE)
+        rows = [own[valid] for own, valid in zip(proposals.boxes, proposals.valid, strict=True)]
+        regions = torch.cat([torch.cat([torch.full((len(r), 1), float(i)), r], 1) for i, r in enumerate(rows)])
+        logits, deltas = heads.box(heads.read(levels, regions, 7))
+        peer = roi_heads.RoIHeads(None, None, None, 0.5, 0.5, 512, 0.25, None, threshold, config.nms, 25)
+        assert peer.box_coder.weights == CORRECTIONS
+        deltas = deltas.repeat(1, 1 + config.classes) if agnostic else deltas
+        theirs = peer.postprocess_detections(logits, deltas, rows, [SIZE] * 2)
+    for image in range(2):
+        count = len(theirs[1][image])
+        assert count == (scores[image] > 0).sum() and count
+        assert torch.allclose(scores[image, :count], theirs[1][image], atol=1e-6)
+        assert torch.allclose(boxes[image, :count], theirs[0][image], atol=1e-4)
+        assert torch.equal(labels[image, :count] + 1, theirs[2][image])
+
+
+@pytest.mark.parametrize("agnostic", [False, True])
+def test_losses_of_an_image_are_torchvisions(agnostic):
+    model, levels, images = prepared(proposals=60, masks=True, agnostic=agnostic)
+    levels, targets = [level[:1] for level in levels], {name: rows[:1] for name, rows in scene(SIZE).items()}
+    targets |= {"crowd": [torch.zeros(3, dtype=torch.bool)]}
+    losses, proposals = model.proposals.losses(levels, SIZE, targets)
+    losses |= model.regions.losses(levels, proposals, targets)
+    truth = [{"boxes": targets["boxes"][0], "labels": targets["labels"][0] + 1, "masks": targets["masks"][0]}]
+    peer = network(model).train()
+    peer.fg_bg_sampler = First(targets["keys"], 256, 0.5)
+    maps = {str(number): level for number, level in enumerate(levels)}
+    theirs, wanted = peer(ImageList(images[:1], [SIZE]), maps, truth)
+    assert losses["objectness"].item() == pytest.approx(wanted["loss_objectness"].item(), rel=1e-5)
+    assert losses["proposals"].item() == pytest.approx(wanted["loss_rpn_box_reg"].item(), rel=1e-5)
+    count = int(proposals.valid.sum())
+    assert torch.allclose(proposals.boxes[0, :count], theirs[0], atol=1e-4)
+
+    boxes, labels, match = model.regions.learned_from(proposals, targets, 0)
+    assert ((labels > 0) == (box_iou(boxes, truth[0]["boxes"]).max(1).values >= 0.5)).all() and (labels > 0).any()
+    assert len(labels) == min(512, count + 3)
+    read = lambda rois, bins: model.regions.read(levels, torch.cat([torch.zeros(len(rois), 1), rois], 1), bins)  # noqa: E731
+    logits, deltas = model.regions.box(read(boxes, 7))
+    deltas = deltas.repeat(1, 4) if agnostic else deltas
+    wanted = model.regions.coder.encode_single(truth[0]["boxes"][match], boxes)
+    classes, distances = roi_heads.fastrcnn_loss(logits, deltas, [labels], [wanted])
+    assert losses["classes"].item() == pytest.approx(classes.item(), rel=1e-5)
+    assert losses["boxes"].item() == pytest.approx(distances.item(), rel=1e-5)
+    logits, rows = model.regions.mask(read(boxes[labels > 0], 14)), match[labels > 0]
+    # torchvision counts classes from 1, and has a mask for the background
+    masks = roi_heads.maskrcnn_loss(
+        torch.nn.functional.pad(logits, (0, 0, 0, 0, 1, 0)), [boxes[labels > 0]], [truth[0]["masks"]],
+        [truth[0]["labels"]], [rows],
+    )  # fmt: skip
+    assert losses["masks"].item() == pytest.approx(masks.item(), rel=1e-5)
+
+
+def test_losses_are_the_mean_over_images():
+    model, _, images = prepared(masks=True)
+    targets = scene(SIZE)
+    whole = model.losses(images, targets)
+    parts = [model.losses(images[i : i + 1], {name: rows[i : i + 1] for name, rows in targets.items()}) for i in (0, 1)]
+    for name, loss in whole.items():
+        assert loss.item() == pytest.approx((parts[0][name] + parts[1][name]).item() / 2, rel=1e-4, abs=1e-6), name
+
+
+def test_what_lies_in_a_crowd_is_neither_object_nor_background():
+    model, levels, _ = prepared()
+    anchors = torch.cat(model.proposals.anchors(levels))
+    boxes, crowd = scene()["boxes"][0][:2], torch.tensor([[0.0, 8, 100, 64]])
+    before, _ = model.proposals.matches(anchors, boxes, crowd[:0])
+    labels, match = model.proposals.matches(anchors, boxes, crowd)
+    inside = in_crowd(anchors, crowd)
+    for box, own in zip(anchors.tolist(), inside.tolist(), strict=True):
+        across, down = min(box[2], 100) - max(box[0], 0), min(box[3], 64) - max(box[1], 8)
+        share = max(0, across) * max(0, down) / ((box[2] - box[0]) * (box[3] - box[1]))
+        assert own == (share >= 0.7) or abs(share - 0.7) < 1e-5
+    assert inside.any() and (labels[inside & (before == 0)] == -1).all()
+    assert torch.equal(labels[~inside], before[~inside]) and (labels[before == 1] == 1).all() and match.max() == 1
+    proposals = Proposals(torch.tensor([[[2.0, 32, 28, 46], [40, 2, 60, 9]]]), torch.tensor([[True, False]]))
+    targets = {name: rows[:1] for name, rows in scene(SIZE).items()}
+    chosen, labels, _ = model.regions.learned_from(proposals, targets, 0)
+    assert torch.equal(chosen.sort(0).values, boxes.sort(0).values) and sorted(labels.tolist()) == [1, 3]
+
+
+def test_regions_are_read_from_their_level():
+    torch.manual_seed(0)
+    strides = (4, 8, 16)
+    levels = [torch.randn(2, 3, -(-50 // stride), -(-70 // stride)) for stride in strides]
+    corner = torch.rand(40, 2) * 40
+    boxes = torch.cat([corner, corner + torch.rand(40, 2) ** 3 * 400 + 0.5], 1)
+    boxes[:, ::2].clamp_(max=70), boxes[:, 1::2].clamp_(max=50)
+    regions = torch.cat([torch.arange(40.0)[:, None] % 2, boxes], 1)
+    for sampling, learned in ((0, False), (2, False), (1, True), (2, True)):
+        features = region_features([level.requires_grad_(learned) for level in levels], strides, regions, 7, sampling)
+        numbers = set()
+        for region, own in zip(regions, features, strict=True):
+            side = math.sqrt((region[3] - region[1]) * (region[4] - region[2]))
+            number = min(max(math.floor(math.log2(side / (14 * 4)) + 1e-6), 0), 2)
+            numbers.add(number)
+            wanted = roi_align(levels[number], region[None], 7, 1 / strides[number], sampling, aligned=True)[0]
+            assert torch.allclose(own, wanted, atol=1e-4)
+        assert numbers == {0, 1, 2} or numbers == {0}  # the image holds few that are large
+
+
+def test_suppression_is_that_of_every_group_by_itself():
+    torch.manual_seed(0)
+    corner = torch.rand(200, 2) * 80
+    boxes, scores = torch.cat([corner, corner + 5 + torch.rand(200, 2) * 30], 1), torch.rand(200)
+    for groups in (torch.zeros(200, dtype=torch.int64), torch.randint(0, 7, (200,)), torch.randint(0, 1203, (200,))):
+        wanted = torch.zeros(200, dtype=torch.bool)
+        for group in groups.unique():
+            rows = (groups == group).nonzero().flatten()
+            wanted[rows[nms(boxes[rows], scores[rows], 0.5)]] = True
+        assert torch.equal(suppress(boxes, scores, groups, 0.5), wanted)
+
+
+def test_draws_are_splitmix_and_choose_evenly():
+    ours = draws(torch.tensor(signed(one_key(5))), 4).tolist()
+    state = one_key(5)
+    for place, value in enumerate(ours, 1):
+        word = (state + place * 0x9E3779B97F4A7C15) & (2**64 - 1)
+        word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
+        word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & (2**64 - 1)
+        assert value == signed(word ^ (word >> 31))
+    labels = torch.tensor([1] * 6 + [0] * 30 + [-1] * 4)
+    counts = torch.zeros(40)
+    for key in range(600):
+        positive, negative = sample(labels, draws(torch.tensor(key), 40), 8, 0.25)
+        assert len(positive) == 2 and len(negative) == 6
+        counts[positive] += 1
+        counts[negative] += 1
+    assert (counts[36:] == 0).all()
+    assert (counts[:6] / 600 - 2 / 6).abs().max() < 0.08 and (counts[6:36] / 600 - 6 / 30).abs().max() < 0.08
+    for own in (labels, labels.clamp(max=0), labels.clamp(min=0), torch.full((40,), -1)):
+        counts = [len(places) for places in sample(own, draws(torch.tensor(1), 40), 8, 0.25)]
+        theirs = BalancedPositiveNegativeSampler(8, 0.25)([own])
+        assert counts == [int(mask[0].sum()) for mask in theirs]

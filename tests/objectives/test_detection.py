@@ -1,0 +1,140 @@
+"""Learning objects: the losses of a batch, and whole runs on folders of annotations."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import vitreous
+from tests.data.annotations.scenery import write_maps, write_objects
+from tests.data.annotations.writing_scenes import write_coco, write_voc
+from vitreous.data.annotations.painted import find_objects, has_masks, with_masks
+from vitreous.data.augmentation.augment import Augment
+from vitreous.data.augmentation.scenes import Scenes
+from vitreous.data.sources import open_data
+from vitreous.errors import DataError, UsageError
+from vitreous.models.names import configure
+from vitreous.objectives.base import Progress, Setting
+from vitreous.objectives.detection import DetectionConfig
+from vitreous.weights.bundle import load_bundle
+from vitreous.weights.tasks import Detection
+
+SMALL = {"width": 16, "hidden": 32, "proposals": 30, "finest": 4, "anchor": 2.0}
+OPTIONS = {
+    "recipe": "detect", "model": "Conv8-16-16+ViT-32x1/8", "image_size": 32, "batch_size": 4, "workers": 0,
+    "device": "cpu", "precision": "fp32", "evaluate_every": 10**6,
+    "settings": {f"objective.{name}": [str(value)] for name, value in SMALL.items()},
+}  # fmt: skip
+
+
+def learned(out: Path, **changes):
+    return vitreous.train(changes.pop("data"), out=str(out), **OPTIONS | changes)
+
+
+def test_a_run_learns_objects_and_is_judged_by_average_precision(tmp_path):
+    for split, count in (("train", 16), ("val", 4)):
+        write_objects(tmp_path / "data" / split, count)
+    settings = OPTIONS["settings"] | {"optimizer.matrix_lr": ["0.03"]}
+    summary = learned(tmp_path / "run", data=str(tmp_path / "data"), steps=80, lr=3e-3, settings=settings)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
+    logged = [line for line in lines if "train/loss" in line]
+    parts = ("objectness", "proposals", "classes", "boxes", "masks")
+    for line in logged:
+        assert line["train/loss"] == pytest.approx(sum(line[f"train/{name}"] for name in parts), rel=1e-5)
+    assert all(logged[-1][f"train/{name}"] > 0 for name in parts)
+    assert logged[-1]["train/loss"] < 0.6 * logged[0]["train/loss"]
+    assert summary["val"]["leading"] == "ap" and summary["val"]["box_ap50"] > 0.3 and summary["val"]["ap50"] > 0.1
+    bundle = load_bundle(tmp_path / "run" / "model")
+    assert bundle.task == Detection(("object",), masks=True) and bundle.model.config.masks
+
+
+def test_masks_follow_from_the_data_or_from_the_user(tmp_path):
+    boxes, masks = str(write_voc(tmp_path / "voc")), str(write_coco(tmp_path / "coco"))
+    once = {"steps": 1, "batch_size": 2, "save_every": 10}
+    learned(tmp_path / "boxes", data=boxes, **once)
+    assert load_bundle(tmp_path / "boxes" / "model").task == Detection(("cat", "dog", "owl"), masks=False)
+    with pytest.raises(DataError, match=r"no masks[\s\S]*masks false"):
+        learned(tmp_path / "no", data=boxes, **once, **asking("masks", "true"))
+    learned(tmp_path / "masks", data=masks, **once)
+    assert load_bundle(tmp_path / "masks" / "model").task.masks
+    learned(tmp_path / "less", data=masks, **once, **asking("masks", "false"))
+    assert not load_bundle(tmp_path / "less" / "model").task.masks
+
+
+def asking(name: str, value: str) -> dict:
+    return {"settings": OPTIONS["settings"] | {f"objective.{name}": [value]}}
+
+
+def test_targets_are_objects_alone(tmp_path):
+    data = find_objects(open_data(str(write_coco(tmp_path / "coco"))))
+    assert has_masks(data) and data.classes == ("cat", "dog", "owl")
+    split = data.split("train").take(torch.arange(2).numpy())
+    assert split.target(0).layers is not None and split.target(0).classes is None
+    assert with_masks(data, False).split("train").target(0).layers is None
+    with pytest.raises(DataError, match=r"class for every pixel[\s\S]*segment"):
+        find_objects(open_data(str(write_maps(tmp_path / "maps"))))
+    with pytest.raises(DataError, match=r"what is where[\s\S]*COCO"):
+        find_objects(open_data("digits"))
+
+
+def objective_and_batch(**changes):
+    """An objective without chance but in what is learned from, and a batch of 4 images of a square each."""
+    config = DetectionConfig(**SMALL | changes)
+    torch.manual_seed(0)
+    model = vitreous.create("Conv8-16-16+ViT-32x1/8", image_size=32, num_classes=0)
+    objective = config.build(model, Setting(seed=3, classes=("a", "b")))
+    generator = torch.Generator().manual_seed(1)
+    corners = torch.randint(0, 20, (4, 2), generator=generator).float()
+    images, masks = torch.randn(4, 3, 32, 32, generator=generator), torch.zeros(4, 1, 32, 32, dtype=torch.bool)
+    for image, mask, (x, y) in zip(images, masks, corners.int().tolist(), strict=True):
+        image[:, y : y + 10, x : x + 10] = 3
+        mask[0, y : y + 10, x : x + 10] = True
+    boxes = torch.cat([corners, corners + 10], 1)[:, None]
+    labels, crowd = [torch.tensor([number % 2]) for number in range(4)], [torch.zeros(1, dtype=torch.bool)] * 4
+    batch = {"images": images, "boxes": [*boxes], "labels": labels, "crowd": crowd, "masks": [*masks]}
+    return objective, batch | {"positions": torch.arange(4)}
+
+
+def test_what_is_learned_from_is_a_function_of_seed_and_position():
+    objective, batch = objective_and_batch(masks=True)
+    keys = objective.prepare(batch, Progress())["keys"]
+    assert torch.equal(keys[2:], objective.prepare({**batch, "positions": torch.arange(2, 4)}, Progress())["keys"])
+    assert len(set(keys.tolist())) == 4
+    first, again = (objective(objective.prepare(batch, Progress())) for _ in range(2))
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    parts = [objective({name: rows[i : i + 1] for name, rows in (batch | {"keys": keys}).items()}) for i in range(4)]
+    assert first["loss"].item() == pytest.approx(sum(part["loss"].item() for part in parts) / 4, rel=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_losses_are_float32_and_a_batch_is_learned(dtype):
+    objective, batch = objective_and_batch(masks=True)
+    batch = objective.prepare(batch, Progress())
+    objective.to(dtype)
+    batch["images"] = batch["images"].to(dtype)
+    optimizer, losses = torch.optim.AdamW(objective.parameters(), 3e-3), []
+    for _ in range(12):
+        optimizer.zero_grad()
+        outputs = objective(batch)
+        assert outputs["loss"].dtype == torch.float32
+        outputs["loss"].backward()
+        optimizer.step()
+        losses.append(outputs["loss"].item())
+    assert all(map(math.isfinite, losses)) and losses[-1] < 0.8 * losses[0]
+
+
+#: losses of eight steps of AdamW on one batch, by whether masks are learned
+GOLDEN = {}
+
+
+def test_data_and_models_that_do_not_fit_are_refused():
+    model = replace(configure("ViT-32x2/8", 32), classes=0)
+    with pytest.raises(UsageError, match="scenes"):
+        DetectionConfig().check(model, ("a", "b"), Augment())
+    with pytest.raises(UsageError, match="ResNet"):
+        DetectionConfig().check(configure("BiT-R50x1"), ("a", "b"), Scenes())
+    with pytest.raises(UsageError, match="nms"):
+        DetectionConfig(nms=2.0).check(model, ("a", "b"), Scenes())

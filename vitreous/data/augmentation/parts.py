@@ -1,0 +1,122 @@
+"""A part of an image, and what is in it: pixels, class maps, boxes and masks, scaled and moved alike."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vitreous.data.annotations.target import IGNORE, Target, box_of
+from vitreous.data.preprocess import Preprocess
+
+ROUNDING = 1e-6  # pixels
+LEAST = 1.0  # pixels along the sides of an object
+
+
+@dataclass(frozen=True)
+class Part:
+    """A rectangle of an image in its own pixels, `top`, `left`, `height`, `width`, which may reach outside; and the
+    size (rows, columns) that it is scaled to."""
+
+    top: float
+    left: float
+    height: float
+    width: float
+    size: tuple[int, int]
+
+    def inside(self, image: tuple[int, ...]) -> tuple[int, int, int, int]:
+        """Return left, top, right and bottom of the pixels of the view that lie whole in an image of (height,
+        width)."""
+        ends = []
+        for length, begin, side, pixels in zip(
+            image, (self.top, self.left), (self.height, self.width), self.size, strict=True
+        ):
+            scale = pixels / side
+            first = max(0, math.ceil(-begin * scale - ROUNDING))
+            ends.append((first, max(first, min(pixels, math.floor((length - begin) * scale + ROUNDING)))))
+        (top, bottom), (left, right) = ends
+        return left, top, right, bottom
+
+
+def cut(band: Image.Image, part: Part, preprocess: Preprocess, colour: tuple[float, ...] = ()) -> Image.Image:
+    """Resample a part of an image; of `colour` where it reaches outside, by default black."""
+    left, top, right, bottom = part.inside((band.height, band.width))
+    numbers = tuple(colour) if band.mode == "F" else tuple(map(round, colour))
+    fill = 0 if not numbers else numbers[0] if len(numbers) == 1 else numbers
+    whole = Image.new(band.mode, (part.size[1], part.size[0]), fill)  # type: ignore[arg-type]
+    if right > left and bottom > top:
+        x, y = part.width / part.size[1], part.height / part.size[0]
+        box = (part.left + left * x, part.top + top * y, part.left + right * x, part.top + bottom * y)
+        box = (max(0.0, box[0]), max(0.0, box[1]), min(band.width, box[2]), min(band.height, box[3]))
+        filters = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
+        whole.paste(band.resize((right - left, bottom - top), filters[preprocess.filter], box), (left, top))
+    return whole
+
+
+def cut_map(classes: np.ndarray, part: Part, outside: int = IGNORE) -> np.ndarray:
+    """(H, W) int32 map -> (rows, columns) int32: that of the part, each pixel that of the nearest one; `outside` where
+    it reaches outside."""
+    rows, columns = part.size
+    left, top, right, bottom = part.inside(classes.shape)
+    y = np.floor(part.top + (np.arange(top, bottom) + 0.5) * part.height / rows).astype(np.int64)
+    x = np.floor(part.left + (np.arange(left, right) + 0.5) * part.width / columns).astype(np.int64)
+    whole = np.full(part.size, outside, np.int32)
+    whole[top:bottom, left:right] = classes[y[:, None], x[None]]
+    return whole
+
+
+def cut_objects(target: Target, part: Part, visible: float) -> dict[str, np.ndarray]:
+    """What is left of the objects in a part: `boxes` (n, 4) float32, `labels` (n,) int64, `crowd` (n,) bool, and
+    `masks` (n, rows, columns) bool where every object of the target has one.
+
+    A box is cut off at the edges of the view; one that an edge cuts is that of what is left of the mask, where there
+    are masks. An object goes where less than the share `visible` of its box is left, or less than a pixel along a side.
+    One that no pixel of the view shows, since it is so small, has the pixel in the middle of its box for a mask.
+    """
+    scale = np.array([part.size[1] / part.width, part.size[0] / part.height] * 2)
+    whole = (target.boxes.astype(np.float64) - [part.left, part.top] * 2) * scale
+    left, top, right, bottom = part.inside(target.size)
+    boxes = whole.clip([left, top] * 2, [right, bottom] * 2)
+    sides, before = boxes[:, 2:] - boxes[:, :2], whole[:, 2:] - whole[:, :2]
+    stays = (sides >= LEAST - ROUNDING).all(1) & (sides.prod(1) >= visible * before.prod(1) - ROUNDING)
+    rows = np.flatnonzero(stays)
+    objects = {"labels": target.labels[rows], "crowd": target.crowd[rows]}
+    if target.layers is None:
+        return {"boxes": boxes[rows].astype(np.float32), **objects}
+    layers = np.stack([cut_map(layer, part, outside=0) for layer in target.layers])
+    masks = np.zeros((len(rows), *part.size), bool)
+    for place, (mask, row) in enumerate(zip(masks, rows, strict=True)):
+        mask |= (layers == row + 1).any(0)
+        if not mask.any():
+            x, y = (boxes[row, :2] + boxes[row, 2:]) / 2
+            mask[min(int(y), part.size[0] - 1), min(int(x), part.size[1] - 1)] = True
+        elif (np.abs(boxes[row] - whole[row]) > ROUNDING).any():
+            boxes[row] = box_of(masks[place])
+    return {"boxes": boxes[rows].astype(np.float32), **objects, "masks": masks}
+
+
+def moved(values: Tensor, turns: tuple[bool, ...]) -> Tensor:
+    """(..., h, w) -> the same turned by a quarter and flipped along each axis, as `turns` says; turning is left out
+    where sides differ."""
+    quarter, flip, vertical = turns
+    if quarter and values.shape[-1] == values.shape[-2]:
+        values = values.rot90(1, (-2, -1))
+    values = values.flip(-1) if flip else values
+    return (values.flip(-2) if vertical else values).contiguous()
+
+
+def moved_boxes(boxes: Tensor, size: tuple[int, int], turns: tuple[bool, ...]) -> Tensor:
+    """(n, 4) boxes on a view of (rows, columns) -> (n, 4), where they are when it is moved as `moved` does."""
+    (height, width), (quarter, flip, vertical) = size, turns
+    left, top, right, bottom = boxes.unbind(-1)
+    if quarter and height == width:
+        left, top, right, bottom = top, width - right, bottom, width - left
+    if flip:
+        left, right = width - right, width - left
+    if vertical:
+        top, bottom = height - bottom, height - top
+    return torch.stack([left, top, right, bottom], -1)
