@@ -134,7 +134,5 @@ def test_data_and_models_that_do_not_fit_are_refused():
     model = replace(configure("ViT-32x2/8", 32), classes=0)
     with pytest.raises(UsageError, match="scenes"):
         DetectionConfig().check(model, ("a", "b"), Augment())
-    with pytest.raises(UsageError, match="ResNet"):
-        DetectionConfig().check(configure("BiT-R50x1"), ("a", "b"), Scenes())
     with pytest.raises(UsageError, match="nms"):
         DetectionConfig(nms=2.0).check(model, ("a", "b"), Scenes())

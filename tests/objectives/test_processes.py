@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 import vitreous
 from tests.conftest import make_folder, picture
-from tests.data.annotations.scenery import write_maps
+from tests.data.annotations.scenery import write_maps, write_objects
 from tests.objectives.test_distillation import bundle
 from tests.reports.test_report import Heard
 from tests.training.test_ranks import carry_out, outcome  # noqa: F401  a fixture
@@ -35,6 +35,7 @@ VARIANTS = {
     "hard": ("distil", {}),
     "soft": ("distil", {"kind": "soft", "temperature": 2.0, "reduction": "official"}),
     "segment": ("segment", {"head_width": 8}),
+    "detect": ("detect", {"width": 16, "hidden": 16, "proposals": 20, "anchor": 2.0, "finest": 4}),
     "tiny-dino": ("tiny-dino", {}),
     "tiny-pixels": ("tiny-pixels", {}),
 }
@@ -47,7 +48,7 @@ STUDENTS = {"soft": "Swin-32x1-2/2-window2"}
 OPTIONS = {**SMALL, "workers": 0, "epochs": 1.2, "evaluate_every": 100, "drop_path": 0.0}
 WAYS = {"one": 1, "two": 2, "four": 4, "fsdp": 2}
 #: every objective in each way; what differs in the target or the head alone by one process and two, else in slow tests
-MANY = ("mae", "dino", "dinov2", "dinov2-sinkhorn", "hard", "soft", "segment")
+MANY = ("mae", "dino", "dinov2", "dinov2-sinkhorn", "hard", "soft", "segment", "detect")
 TWO = [("two", name) for name in VARIANTS]
 ORDINARY = [*TWO, *((way, name) for way in ("four", "fsdp") for name in MANY)]
 SLOW = [(way, name) for way in ("four", "fsdp") for name in VARIANTS if name not in MANY and "tiny" not in name]
@@ -63,6 +64,7 @@ def data(tmp_path_factory):
         picture(index, (16, 16), index % 3).save(home / "flat" / f"{index}.png")
     make_folder(home / "photos", {"train": 10, "val": 2})
     write_maps(home / "scenes", 32)
+    write_objects(home / "objects", 32)
     bundle().save(home / "teacher")
     vitreous.train(**options_of(home, home, "dinov2", epochs=0.3, save_every=100), listener=Heard())
     return home
@@ -71,7 +73,7 @@ def data(tmp_path_factory):
 def options_of(data, out, name, **changes):
     """Options of a short run."""
     recipe, settings = VARIANTS[name]
-    folder = data / {"distil": "photos", "segment": "scenes"}.get(recipe, "flat")
+    folder = data / {"distil": "photos", "segment": "scenes", "detect": "objects"}.get(recipe, "flat")
     if recipe == "distil":
         settings, changes = {**settings, "teacher": data / "teacher"}, {"mixup": 0.0, **changes}
     if name == "dinov2-taught":

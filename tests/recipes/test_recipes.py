@@ -27,6 +27,7 @@ from vitreous.models.config import BiTConfig, SwinConfig, ViTConfig
 from vitreous.models.names import configure, name_of
 from vitreous.models.zoo import build
 from vitreous.objectives import teacher as teachers
+from vitreous.objectives.detection import DetectionConfig
 from vitreous.recipes.augreg import augreg_grid
 from vitreous.recipes.derive import apply, derive
 from vitreous.recipes.names import LEVELS, NAMES
@@ -436,6 +437,8 @@ class Boxed(Arrays):
 
 def with_small_head(objective):
     """An objective with few prototypes: those of ImageNet-22k take a gigabyte."""
+    if isinstance(objective, DetectionConfig):
+        return replace(objective, width=16, hidden=16, proposals=20)
     many = {name: 64 for name in ("prototypes", "patch_prototypes") if (getattr(objective, name, None) or 0) > 65536}
     return replace(objective, **many)
 
@@ -453,7 +456,12 @@ def reduced(name, steps):
     else:
         kind = configure(recipe.models[0] if recipe.models else "ViT-32x2/8")
         classes = 3 if recipe.objective.labelled else 0
-        model = replace(kind, image=(32, 32), patch=(8, 8), classes=classes, width=32, depth=2, heads=2, hidden=64)
+        shape = {"classes": classes, "width": 32, "depth": 2, "heads": 2, "hidden": 64}
+        if name.startswith("adapter"):
+            shape["depth"] = 4
+        if name.startswith("vitdet"):
+            shape |= {"global_blocks": (1,), "window": 2, "position_grid": (4, 4)}
+        model = replace(kind, image=(32, 32), patch=(8, 8), **shape)
     run = recipe.make(model, DatasetInfo(48, (32, 32), 3), TrainOptions("synthetic"))
     data = replace(run.data, source="synthetic", classes=("a", "b", "c"))
     return replace(

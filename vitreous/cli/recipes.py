@@ -22,6 +22,8 @@ UNUSED = {
     "sgd": ("matrix_lr", "betas", "eps"),
     "muon": ("momentum",),
 }
+#: the figure that published results are of, by what the objective needs to know of places
+LEADING = {"": "top-1", "classes": "mIoU", "objects": "AP"}
 OF_DECAY = {"milestones": "steps", "timescale": "rsqrt"}
 
 
@@ -115,7 +117,7 @@ def print_recipe(name: str, console: Console) -> dict[str, Any]:
     )
     if recipe.published:
         console.say("\npublished, not measured here:")
-        console.table(["model", "data", "mIoU" if recipe.objective.annotated else "top-1"], recipe.published)
+        console.table(["model", "data", LEADING[recipe.objective.annotated]], recipe.published)
     published = [{"model": model, "data": data, "figure": figure} for model, data, figure in recipe.published]
     variants = [
         {"model": m, "image": format_size(r.model.image), "epochs": r.epochs, "steps": r.steps, "lr": r.optimizer.lr}

@@ -5,7 +5,7 @@ B images of C channels; n objects on an image of h x w pixels.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -19,6 +19,7 @@ from vitreous.errors import UsageError
 from vitreous.evaluation.coco import CocoEvaluator
 from vitreous.evaluation.evaluator import Evaluator
 from vitreous.models.config import DetectorConfig, ModelConfig
+from vitreous.models.configs.adapter import Adapter, adapted
 from vitreous.models.configs.detector import DetectionHeads
 from vitreous.models.cost import macs
 from vitreous.models.detector import Detector
@@ -33,7 +34,9 @@ SAMPLING = 0x616E6368  # what tells the choice of anchors and regions from other
 class DetectionConfig(ObjectiveConfig):
     """The losses of Faster R-CNN, and with `masks` of Mask R-CNN, added up.
 
-    The other fields are those of `DetectorConfig`. Raises UsageError for numbers that cannot be.
+    `adapter`: a ViT gets convolutions beside it, with group or batch norm, and its pyramid maps of four strides
+    (`models.configs.adapter`). The other fields are those of `DetectorConfig`. Raises UsageError for numbers that
+    cannot be.
     """
 
     annotated: ClassVar[Literal["", "classes", "objects"]] = "objects"
@@ -41,6 +44,7 @@ class DetectionConfig(ObjectiveConfig):
 
     name: Literal["detection"] = "detection"
     masks: bool = False
+    adapter: Adapter = "none"
     heads: DetectionHeads = "light"
     width: int = 256
     hidden: int = 1024
@@ -60,10 +64,13 @@ class DetectionConfig(ObjectiveConfig):
 
     def detector(self, backbone: ModelConfig, classes: int) -> DetectorConfig:
         """Return the config of the whole model. Raises UsageError for a backbone that no heads fit."""
-        if backbone.kind == "bit":
-            raise UsageError("detection has no heads for a ResNet yet", "use a ViT, a hybrid or a Swin")
-        own = {name: getattr(self, name) for name in DetectorConfig.__dataclass_fields__ if hasattr(self, name)}
-        return DetectorConfig(**own | {"backbone": backbone, "classes": classes})
+        own = {field.name: getattr(self, field.name) for field in fields(DetectorConfig) if hasattr(self, field.name)}
+        return DetectorConfig(**own | {"backbone": adapted(backbone, self.adapter), "classes": classes})
+
+    @property
+    def splittable(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether images of a batch do not see each other: not with batch norm."""
+        return self.adapter != "batch"
 
     def build(self, model: Model, setting: Setting) -> DetectionObjective:
         """The objective of a backbone, which gets a pyramid and heads."""

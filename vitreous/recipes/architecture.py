@@ -31,7 +31,9 @@ def architecture(
     if len(facts.size) == 3:
         model = for_volumes(options, facts, classes, start, recipe)
     else:
-        model = started(options, classes, start) if start is not None else fresh(options, facts, classes, recipe)
+        model = (
+            started(options, classes, start, recipe) if start is not None else fresh(options, facts, classes, recipe)
+        )
     if recipe is not None and recipe.family not in ("any", model.kind):
         kind = {"bit": "ResNets", "vit": "Vision Transformers", "swin": "Swin Transformers"}[recipe.family]
         raise UsageError(
@@ -46,14 +48,26 @@ def architecture(
     return set_paths(model, of_model, "model.")
 
 
-def started(options: TrainOptions, classes: int, start: ModelConfig) -> ModelConfig:
-    """The model of the weights with a head for these classes. Raises UsageError for another --model."""
+def started(options: TrainOptions, classes: int, start: ModelConfig, recipe: Recipe | None = None) -> ModelConfig:
+    """The model of the weights with a head for these classes; a ViTDet of their sizes, where --model or the recipe
+    names one. Raises UsageError for another --model."""
+    for name in (options.model,) if options.model else recipe.models if recipe else ():
+        if on_windows(named := configure(name), start):
+            start = replace(named, channels=start.channels)
+            break
     if options.model and name_of(configure(options.model)) != name_of(start):
         raise UsageError(
             f"--model {options.model} does not fit the weights of --init {options.init}", "leave --model out"
         )
     image = (options.image_size,) * len(start.image) if options.image_size else start.image
     return replace_fields(start, {"image": image, "classes": classes, "representation": None, "head_bias": True})
+
+
+def on_windows(model: ModelConfig, start: ModelConfig) -> bool:
+    """Whether a model is a ViTDet that takes the weights of a plain ViT."""
+    if not getattr(model, "position_grid", ()) or start.kind != "vit" or getattr(start, "position_grid", ()):
+        return False
+    return all(getattr(model, name) == getattr(start, name) for name in ("width", "depth", "heads", "hidden"))
 
 
 def for_volumes(

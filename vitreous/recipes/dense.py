@@ -70,6 +70,25 @@ def swin_upernet(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) 
     )
 
 
+def adapter_upernet(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+    """ViT-Adapter with UPerNet's head on ADE20K: arXiv:2205.08534, section 4.3.
+
+    vitreous train DATA --recipe NAME --init WEIGHTS
+
+    160,000 steps of 16 images of 512 pixels, views and warm-up as `swin-upernet`; AdamW at 6e-5 with decay 0.01 (L:
+    2e-5, 0.05), layer decay 0.95, stochastic depth 0.3 (L: 0.4). The adapter has batch norm over all processes, the
+    head GroupNorm for theirs; their auxiliary head is left out.
+    """
+    lr, decay, drop_path = (2e-5, 0.05, 0.4) if model.width >= 1024 else (6e-5, 0.01, 0.3)
+    return published_run(
+        replace_fields(model, {"dropout": 0.0, "drop_path": drop_path}),
+        facts,
+        steps=160_000,
+        optimizer=Optimizer("adamw", lr, betas=(0.9, 0.999), weight_decay=decay, layer_decay=0.95, clip=None),
+        objective=SegmentationConfig(head="upernet", head_width=32, dice=0.0, adapter="batch"),
+    )
+
+
 def dinov2_linear(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     """A linear layer on the frozen patches of DINOv2 for every pixel: arXiv:2304.07193, section 7.4 and B.5.
 
@@ -121,6 +140,25 @@ DENSE = (
         image=fixed_side(512),
         objective=SegmentationConfig,
         family="swin",
+        from_weights=True,
+        by_steps=True,
+        data="ADE20K",
+    ),
+    Recipe(
+        "adapter-upernet",
+        adapter_upernet,
+        "ViT-Adapter with UPerNet's head on ADE20K",
+        "arXiv:2205.08534",
+        published=tuple(
+            (f"ViT-{size}", "ADE20K", figure)
+            for size, figure in zip(
+                ("Ti/16", "S/16", "B/16", "L/16"), ("42.6 %", "46.2 %", "48.8 %", "53.4 %"), strict=True
+            )
+        ),
+        models=("ViT-Ti/16", "ViT-S/16", "ViT-B/16", "ViT-L/16"),
+        image=fixed_side(512),
+        objective=SegmentationConfig,
+        family="vit",
         from_weights=True,
         by_steps=True,
         data="ADE20K",

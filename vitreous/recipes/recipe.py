@@ -51,6 +51,8 @@ SETS = {
     "VTAB": (DatasetInfo(1_000, (375, 500), 3), 100),
     "digits": (DatasetInfo(1_439, (8, 8), 1), 10),
     "ADE20K": (DatasetInfo(20_210, (512, 683), 3), 150),
+    "COCO": (DatasetInfo(118_287, (480, 640), 3, masks=True), 80),
+    "LVIS": (DatasetInfo(100_170, (480, 640), 3, masks=True), 1203),
     "photographs": (DatasetInfo(10_000, (375, 500), 3), 10),
 }
 
