@@ -7,8 +7,10 @@ import pytest
 from PIL import Image
 
 import vitreous
+from tests.data.annotations.scenery import write_objects
 from tests.evaluation.detecting import NAMES, PaintedEngine, judged_by_pycocotools
 from tests.evaluation.test_detections import paint, painted_model
+from tests.objectives.test_detection import OPTIONS as DETECTING
 from vitreous.cli.main import main
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import DataError, UsageError
@@ -208,3 +210,15 @@ def test_the_command_prints_figures_and_classes(bundles, painted, tmp_path, caps
     with pytest.raises(SystemExit, match="0"):
         main([*words, "--json"])
     assert json.loads(capsys.readouterr().out)["readings"][0]["protocol"] == "coco"
+
+
+def test_a_run_is_judged_as_it_judged_itself(tmp_path):
+    for split, count in (("train", 6), ("val", 3)):
+        write_objects(tmp_path / "data" / split, count)
+    summary = vitreous.train(str(tmp_path / "data"), out=str(tmp_path / "run"), **DETECTING | {"steps": 25, "lr": 3e-3})
+    document = evaluate(tmp_path / "run", split="val", workers=0)
+    own = {name: value for name, value in document["val"].items() if name in NAMES or name.startswith("box_")}
+    assert own == {name: summary["val"][name] for name in own} and len(own) == 24
+    assert (tmp_path / "run" / "report-val.html").is_file() and document["trained_on_images"] == 0
+    line = json.loads((tmp_path / "run" / "evaluations.jsonl").read_text().splitlines()[-1])
+    assert line["protocol"] == "coco" and line["ap"] == own["ap"]

@@ -35,7 +35,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     if options.init and Path(options.init).is_file():
         open_weights(options.init)
     from vitreous.jobs.train import launch
-    from vitreous.reports.scenes import gives_class_maps
+    from vitreous.reports.scenes import dense_task, gives_class_maps
 
     if options.dry_run:
         return plan(options, console)
@@ -49,7 +49,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     summary = launch(options, console, begin)
     if headless is None:  # a run that was complete
         config = read_yaml((Path(summary["run"]) / "config.yaml").read_text("utf-8"))
-        headless = not (config["model"]["classes"] or gives_class_maps(summary["run"]))
+        headless = not (config["model"]["classes"] or dense_task(summary["run"]))
     for name, key in (("validation", "val"), ("test", "test")):
         judged = summary[key] is not None or not headless
         if judged and (key == "val" or "lr_grid" not in summary):

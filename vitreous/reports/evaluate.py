@@ -110,8 +110,7 @@ def evaluate(
         document["outliers"] = outliers(answers, computing, chosen.outliers, chosen.against)
     if chosen.suspects:
         document["suspects"] = suspected(answers, computing, chosen.suspects)
-    by: dict[str, Any] = {"protocol": "coco"} if answers.bundle.object_classes else {}
-    record(run, answers.source, answers.name, by | report.summary())
+    record(run, answers.source, answers.name, report.summary())
     place = Path(chosen.report) if chosen.report else page_path(Path(run), data, answers.name)
     command = shlex.join(command_of(run, data, answers.name))
     written = write_page(place, Folder(Path(run)), answers, report, computing.listener, command)

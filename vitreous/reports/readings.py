@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vitreous.errors import VitreousError
-from vitreous.evaluation.report import Report
+from vitreous.evaluation.report import Report, leading_of
 from vitreous.models.names import name_of
 from vitreous.progress import Listener
 from vitreous.reports.answers import Answered
@@ -30,8 +30,10 @@ def record(run: str | os.PathLike[str], source: str, split: str, figures: dict[s
     """Add a line to a run's `evaluations.jsonl`, if it is a run."""
     folder = Folder(Path(run))
     if folder.config.is_file():
-        line = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "data": source, "split": split, **figures}
-        append_line(folder.path / READINGS, line)
+        line = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "data": source, "split": split}
+        if protocol := PROTOCOLS.get(leading_of(figures)):
+            line["protocol"] = protocol
+        append_line(folder.path / READINGS, line | figures)
 
 
 def describe(

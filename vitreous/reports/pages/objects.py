@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 SHOWN = 6  # images
 SIDE = 448  # pixels of a picture with boxes, at most
+NAMED = 8  # errors of an image whose kind is written on it: those of the highest scores
 LETTERS = 18  # height of letters on it
 LINES, CELLS = 8, 30  # classes with a curve of their own, classes of a confusion matrix
 
@@ -129,7 +130,8 @@ def drawn_pair(
 
 
 def drawn(image: Image.Image, boxes: np.ndarray, colours: np.ndarray, masks: Any, errors: list[str]) -> Image.Image:
-    """Draw objects with boxes (n, 4) and colours (n, 3); those with an error are crossed out, and say so."""
+    """Draw objects with boxes (n, 4) and colours (n, 3); those with an error are crossed out, and the
+    first of them named."""
     shades = [(int(r), int(g), int(b)) for r, g, b in colours]
     picture = lay_objects(image, boxes, shades, [""] * len(boxes), masks)
     pen, width = ImageDraw.Draw(picture), max(1, round(min(image.size) / 250))
@@ -139,7 +141,7 @@ def drawn(image: Image.Image, boxes: np.ndarray, colours: np.ndarray, masks: Any
             pen.line(line, fill=(0, 0, 0), width=width + 2)
             pen.line(line, fill=colour, width=width)
     font = ImageFont.load_default(LETTERS * max(image.size) / SIDE)
-    for box, colour, error in marked:
+    for box, colour, error in reversed(marked[:NAMED]):
         write_label(pen, picture.size, box, error, colour, font)
     return picture
 
@@ -188,7 +190,7 @@ def precision_curves(curves: dict[str, Any], report: Report) -> Any:
         axes.set_title("precision and recall, IoU 0.5", fontsize=10)
         strip_axes(axes)
         if named:
-            legend = axes.legend(frameon=False, fontsize=8, loc="lower left")
+            legend = axes.legend(frameon=False, fontsize=8, loc="best")
             for text in legend.get_texts():
                 text.set_parse_math(False)  # a class may be called $x$
         return markup(figure, "precision and recall")
