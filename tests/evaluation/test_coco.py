@@ -10,6 +10,7 @@ import torch
 
 from tests.evaluation.detecting import NAMES, PaintedEngine, PaintedSplit, drawn_scene, judged_by_pycocotools
 from tests.evaluation.test_detections import paint, painted_model
+from vitreous.data.annotations.shapes import runs_of_mask
 from vitreous.data.annotations.target import Target, Verified, stack_masks
 from vitreous.data.loader import EvalLoader
 from vitreous.errors import DataError, ResourceError
@@ -17,7 +18,16 @@ from vitreous.evaluation.average_precision import ap50_mended, class_pairs, figu
 from vitreous.evaluation.coco import CocoEvaluator, best_threshold, confusion_of
 from vitreous.evaluation.detections import Detections
 from vitreous.evaluation.evaluator import Outputs, Ragged
-from vitreous.evaluation.matching import THRESHOLDS, box_iou, columns_of, from_bits, match_image, pair, to_bits
+from vitreous.evaluation.matching import (
+    THRESHOLDS,
+    box_iou,
+    columns_of,
+    from_bits,
+    match_image,
+    pair,
+    to_bits,
+    true_runs,
+)
 from vitreous.training.validation import shared_outputs
 
 CLASSES = ("a", "b", "c", "d")
@@ -118,6 +128,14 @@ def test_answers_are_paired_as_by_loops():
     flags = draw.random((4, 10, 7)) < 0.5
     assert np.array_equal(from_bits(to_bits(flags)), flags)
     assert box_iou(np.array([[0, 0, 2, 2]]), np.array([[1, 0, 3, 2]]), np.array([True])).tolist() == [[0.5]]
+
+
+def test_masks_of_objects_as_run_lengths():
+    draw = np.random.default_rng(9)
+    for _ in range(5):
+        _, truth = drawn_scene(draw)
+        assert true_runs(truth) == [runs_of_mask(mask) for mask in truth.masks()]
+    assert true_runs(truth.without_masks()) is None
 
 
 SIZE = (100, 100)

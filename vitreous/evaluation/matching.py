@@ -11,11 +11,11 @@ from enum import IntEnum
 from typing import Any
 
 import numpy as np
+import scipy.ndimage
 
-from vitreous.data.annotations.shapes import runs_of_mask
 from vitreous.data.annotations.target import Target
 from vitreous.errors import ResourceError
-from vitreous.evaluation.detections import Detections
+from vitreous.evaluation.detections import Detections, runs_within
 from vitreous.evaluation.libraries import needed
 
 THRESHOLDS = np.linspace(0.5, 0.95, 10)  # of IoU
@@ -136,7 +136,7 @@ def match_image(answers: Detections, truth: Target, masks: bool) -> np.ndarray:
     """
     answers = answers.take(counted(answers, truth))
     n, g, crowd = len(answers), len(truth), truth.crowd
-    runs = [runs_of_mask(mask) for mask in truth.masks()] if truth.layers is not None else None
+    runs = true_runs(truth)
     areas = np.array([sum(one[1::2]) for one in runs], np.float64) if runs is not None else area_of(truth.boxes)
     regions = [(box_iou(answers.boxes, truth.boxes, crowd), area_of(answers.boxes))]
     if masks:
@@ -173,6 +173,20 @@ def counted(answers: Detections, truth: Target) -> np.ndarray:
         return np.flatnonzero(rank_in_class(answers.labels) < MOST)
     known = np.isin(answers.labels, np.union1d(truth.labels, truth.verified.absent))
     return np.flatnonzero(known & (np.arange(len(answers)) < MOST_FEDERATED))
+
+
+def true_runs(truth: Target) -> list[list[int]] | None:
+    """The run lengths of each object's mask, from the part of the image where it is; None of boxes alone."""
+    if truth.layers is None:
+        return None
+    height, width = truth.size
+    runs = [[height * width] for _ in range(len(truth))]
+    for layer in truth.layers:
+        for number, place in enumerate(scipy.ndimage.find_objects(layer)):
+            if place is not None:
+                corner = place[0].start, place[1].start
+                runs[number] = runs_within(layer[place] == number + 1, corner, (height, width))
+    return runs
 
 
 def area_of(boxes: np.ndarray) -> np.ndarray:

@@ -43,10 +43,9 @@ def true_segments(target: Target) -> Segments:
     """
     if target.classes is None:
         raise ValueError("panoptic segments need a class map")
-    objects = target.masks() if target.layers is not None else target.no_masks()
     numbers = np.full(target.classes.shape, -1, np.int32)
-    for number, mask in enumerate(objects):
-        numbers[mask] = number
+    for layer in target.layers if target.layers is not None else ():
+        numbers = np.where(layer > 0, layer - 1, numbers)
     return with_rest(numbers, target.classes, target.labels, target.crowd)
 
 

@@ -18,7 +18,7 @@ from vitreous.evaluation.detections import Detections, detect
 from vitreous.evaluation.engine import make_engine
 from vitreous.evaluation.evaluator import Ragged
 from vitreous.evaluation.figure_names import BOXES, ERRORS, SIZES
-from vitreous.evaluation.matching import Column, Error, Part, columns_of, counted, match_image
+from vitreous.evaluation.matching import Column, Error, Part, columns_of, counted, match_image, true_runs
 from vitreous.evaluation.report import Report
 from vitreous.evaluation.tiles import native_pixels
 from vitreous.reports.answers import Answered
@@ -119,14 +119,19 @@ def drawn_pair(
     alone = (rows[len(table) - len(truth) :, Part.MATCHED] == 0) & ~truth.crowd
     missed = ["missed" if one else "" for one in alone]
     wrong = [ERRORS[Error(code).name.lower()] if code else "" for code in answered]
-    shapes: list[list[np.ndarray]] = [[], []]
-    if masks and truth.layers is not None and answer.masks is not None:
-        shapes = [list(truth.masks()), [mask_of_runs(runs, answer.size) for runs in answer.masks]]
-    runs = [[runs_of_mask(one.repeat(factor, 0).repeat(factor, 1)) for one in part] for part in shapes]
+    shapes = (true_runs(truth), answer.masks) if masks else (None, None)
+    runs = [None if part is None else [enlarged(one, answer.size, factor) for one in part] for part in shapes]
     return (
-        drawn(image, truth.boxes * factor, colours[truth.labels], runs[0] or None, missed),
-        drawn(image, answer.boxes * factor, colours[answer.labels], runs[1] or None, wrong),
+        drawn(image, truth.boxes * factor, colours[truth.labels], runs[0], missed),
+        drawn(image, answer.boxes * factor, colours[answer.labels], runs[1], wrong),
     )
+
+
+def enlarged(runs: list[int], size: tuple[int, int], factor: int) -> list[int]:
+    """Run lengths of a mask on an image (H, W) -> those on one `factor` times as large."""
+    if factor == 1:
+        return runs
+    return runs_of_mask(mask_of_runs(runs, size).repeat(factor, 0).repeat(factor, 1))
 
 
 def drawn(image: Image.Image, boxes: np.ndarray, colours: np.ndarray, masks: Any, errors: list[str]) -> Image.Image:
