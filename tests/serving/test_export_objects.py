@@ -62,6 +62,10 @@ def test_what_is_not_for_detectors_is_refused(place, tmp_path):
         export(place / "model", "onnx", tmp_path / "m.onnx", [str(place / "photos")], dynamic_size=True)
     with pytest.raises(UsageError, match="int8 is not for detectors"):
         export(place / "model", "onnx", tmp_path / "m.onnx", [str(place / "photos")], quantize="int8")
+    with pytest.raises(UsageError, match="does not compute the detectors"):
+        vitreous.load(place / "model", engine="openvino")
+    with pytest.raises(UsageError, match="tokens merge only"):
+        vitreous.load(place / "model", merge_tokens=2)
 
 
 def answer(boxes, scores, labels=None, mask=None) -> Detections:

@@ -133,6 +133,9 @@ def make_engine(
     if how.engine == "openvino":
         from vitreous.evaluation.openvino import OpenVinoEngine
 
+        if model.config.kind == "detector":
+            hint = "export it, `vitreous export RUN --to openvino`, and name the file in the place of the run"
+            raise UsageError("--engine openvino does not compute the detectors of runs", hint)
         if device != "cpu" or how.merge_tokens:
             problem = "--engine openvino computes on the CPU, and merges no tokens"
             raise UsageError(problem, "use --device cpu without --merge-tokens")

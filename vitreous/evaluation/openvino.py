@@ -19,7 +19,6 @@ from vitreous.errors import UsageError
 from vitreous.evaluation.cache import get_or_build, graph_facts
 from vitreous.evaluation.inference_options import Pictures
 from vitreous.evaluation.libraries import needed, unobserved
-from vitreous.evaluation.packing import pack
 from vitreous.machine import has_vnni, pick_precision
 from vitreous.models.zoo import Model
 
@@ -74,9 +73,8 @@ class Whole(nn.Module):
         self.model, self.preprocess = model, preprocess
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """(B, C, *image) uint8 -> (B, K), of a detector as `packing` has it."""
-        outputs = self.model(self.preprocess.normalise(pixels))
-        return pack(outputs) if isinstance(outputs, tuple) else outputs
+        """(B, C, *image) uint8 -> (B, K)."""
+        return self.model(self.preprocess.normalise(pixels))
 
 
 def examples(pictures: Pictures | None) -> list[np.ndarray]:
