@@ -42,9 +42,9 @@ def architecture(
     if recipe is not None and recipe.image is not None and options.image_size is None and len(facts.size) == 2:
         side = recipe.image(name_of(model), facts)
         model = replace(model, image=nearby((side, side), model.patch))  # type: ignore[arg-type]
-    if start is not None:
-        return model
     of_model = {path.partition(".")[2]: words for path, words in options.settings.items() if path.startswith("model.")}
+    if start is not None:  # whatever else is set is set in the run, once the weights are known to fit
+        of_model = {path: words for path, words in of_model.items() if path == "image"}
     return set_paths(model, of_model, "model.")
 
 

@@ -31,7 +31,7 @@ def detect(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run
     parts = common(replace_fields(model, {"dropout": 0.0, "drop_path": 0.0}), facts)
     optimizer = Optimizer("muon", lr=2e-3, matrix_lr=0.02, betas=(0.9, 0.95), weight_decay=0.05)
     if options.init:
-        optimizer = Optimizer("adamw", lr=2e-4, weight_decay=0.05, layer_decay=0.75)
+        optimizer = replace(optimizer, layer_decay=0.75, rates=(("backbone.", 0.1),))
     return Run(
         **parts | {"preprocess": replace(parts["preprocess"], filter="bilinear")},
         views=Scenes(scale=(0.8, 1.25), fit="whole", flip=0.5, jitter=(0.2, 0.2, 0.2), fill="mean", visible=0.25),

@@ -124,7 +124,7 @@ def merged(model: Model) -> Model:
 
     The model itself where it has no adapters. Weights in half precision lose digits here: give it the float32 ones.
     """
-    if not hasattr(model, "peft_config"):
+    if not any(hasattr(part, "peft_config") for part in model.modules()):  # of a dense model its backbone has it
         return model
     from peft.tuners.tuners_utils import BaseTunerLayer
 
@@ -134,7 +134,9 @@ def merged(model: Model) -> Model:
             layer.merge()
             parent, _, own = name.rpartition(".")
             setattr(whole.get_submodule(parent), own, layer.get_base_layer())
-    del whole.peft_config
+    for part in whole.modules():
+        if hasattr(part, "peft_config"):
+            del part.peft_config
     return whole
 
 
