@@ -40,7 +40,7 @@ async def segment(request: Request) -> Response:
     if not card.pixel_classes:
         raise Refusal(404, "not_available", "this model gives no class to pixels", address_of(card))
     form = parse_word("format", parameters, ("json", "png"))
-    upload, image = only_one(await read_uploads(request, service.limits)), card.preprocess.image
+    upload, image = only_one(await read_uploads(request, service.limits)), card.preprocess.plane
     with service.room(info, min(WEIGHT, service.queue)):
         pixels = await service.decoders.decode(upload.content, served.tiles)
         check_tiles(pixels, image)
@@ -76,7 +76,7 @@ async def detect(request: Request) -> Response:
     with service.room(info, min(WEIGHT, service.queue)):
         pixels = await service.decoders.decode(upload.content, served.tiles)
         if tiles:
-            check_tiles(pixels, card.preprocess.image)
+            check_tiles(pixels, card.preprocess.plane)
         detections, png = await service.batcher.ask(on_one(compute), pixels, info.deadline, alone=True)
     if form == "png":
         return Response(png, media_type="image/png")
