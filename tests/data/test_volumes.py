@@ -242,6 +242,8 @@ def test_masks_that_do_not_fit_are_refused_by_name(tmp_path):
         [split.target(sample) for sample in range(len(split))]
     write_volume(home / "masks" / "2.nii.gz", np.full((12, 17, 14), 255, np.uint8))
     assert any((split.target(sample).class_map() == IGNORE).all() for sample in range(len(split)))
+    with pytest.raises(DataError, match="4 volumes without masks"):
+        open_data(home / "images")
     (home / "masks" / "2.nii.gz").unlink()
     with pytest.raises(DataError, match=r"1 of 4 have no mask.*images/2\.nii\.gz"):
         open_data(home)

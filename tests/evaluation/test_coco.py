@@ -96,6 +96,17 @@ def test_a_draw_of_images_gives_what_judging_these_images_gives():
                 assert drawn[name][number] == pytest.approx(value[0], abs=1e-6, nan_ok=True), name
 
 
+def test_a_figure_that_few_draws_have_has_no_interval():
+    answers, truth = case()
+    large = np.array([0, 0, 99, 99], np.float32)
+    table = np.stack([large, *truth.boxes[1:]])
+    others = [(answers, truth)] * 29
+    rare = CocoEvaluator(("a", "b")).report(outputs_of([(answers, replace(truth, boxes=table)), *others], False))
+    assert rare.figures["ap_large"] == 0 and rare.intervals["ap_large"] is None  # a third of the draws has none
+    usual = [(answers, replace(truth, boxes=table))] * 5 + others
+    assert CocoEvaluator(("a", "b")).report(outputs_of(usual, False)).intervals["ap_large"] == (0, 0)
+
+
 def paired_by_loops(iou, crowd, ignored, threshold):
     """COCO's rule for one area and one threshold, object by object."""
     order = sorted(range(iou.shape[1]), key=lambda place: ignored[place])

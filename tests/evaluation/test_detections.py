@@ -158,8 +158,8 @@ def test_tiles_answer_what_the_whole_image_answers(size):
 
 
 def test_an_object_is_answered_once_wherever_it_lies():
-    for left in range(0, 100, 7):
-        for top in range(0, 60, 5):
+    for left in range(0, 100, 11):
+        for top in range(0, 60, 7):
             pixels = paint((80, 120), (left, top, left + 18, top + 13, 100))
             assert listed(detect(painted_model, pixels, MODEL, tiles=True)) == [(left, top, left + 18, top + 13, 0)]
 

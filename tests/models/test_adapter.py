@@ -124,6 +124,8 @@ def test_batch_norm_is_that_of_the_paper_and_its_statistics_are_state():
     assert all(torch.equal(model.state_dict()[name], x) for name, x in before.items())
     model.train()(images)
     assert not any(torch.equal(model.state_dict()[name], x) for name, x in before.items())
+    half = build(model.config).to(torch.bfloat16).eval()
+    assert half.features_at(images.to(torch.bfloat16), [32])[0].dtype == torch.bfloat16
     group = build(replace(model.config, norm="group"))
     assert sum(p.numel() for p in group.parameters()) == sum(p.numel() for p in model.parameters())
 

@@ -172,6 +172,8 @@ def test_maps_of_instances_have_the_numbers_of_the_objects(blobs, tmp_path):
     numbers = np.asarray(Image.open(tmp_path / "out" / "0.png"))
     assert (numbers == 1).sum() == 16 * 24 and numbers[21, 41] == 2 and numbers[0, 0] == 0
     assert sorted(path.name for path in (tmp_path / "over").iterdir()) == ["0.png", "1.png", "2.png"]
+    expected = predictor().detect(images / "0.png", pictures=True).over_image()
+    assert np.array_equal(np.asarray(Image.open(tmp_path / "over" / "0.png")), np.asarray(expected))
     (tmp_path / "out" / "1.png").unlink()
     lines = (tmp_path / "out" / "objects.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "out" / "objects.jsonl").write_text(lines[0])
@@ -225,7 +227,7 @@ def test_unreadable_images_are_told_and_the_others_answered(blobs, tmp_path):
 
 
 def test_drawing_shows_boxes_words_and_masks():
-    grey = Image.new("RGB", (200, 160), (120, 120, 120))
+    grey = Image.new("RGB", (200, 160), (120, 120, 120))  # large enough for words
     mask = np.zeros((160, 200), bool)
     mask[60:100, 60:140] = True
     boxes = np.array([[50, 50, 150, 110], [0, 0, 200, 160]], np.float32)
@@ -240,3 +242,14 @@ def test_drawing_shows_boxes_words_and_masks():
     assert tiny[0, :20].tolist() == [[255, 0, 0]] * 20 and tiny[5, 5].tolist() == [0, 0, 0]
     many = instance_map([runs_of_mask(mask)] * 300, mask.shape)
     assert np.asarray(many).max() == 1 and many.mode.startswith("I;16")
+
+
+def test_results_have_every_object_and_pictures_the_likely_ones(blobs, tmp_path, monkeypatch):
+    monkeypatch.setattr("vitreous.serving.objects.THRESHOLD", 0.7)
+    images = scenes(tmp_path / "in")
+    assert predict(images, "--out", tmp_path / "r.json", "--overlay", tmp_path / "over") == 0
+    assert len(json.loads((tmp_path / "r.json").read_text())) == 4
+    expected = predictor().detect(images / "0.png", threshold=0.7, pictures=True)
+    assert len(expected) == 1
+    drawn = np.asarray(Image.open(tmp_path / "over" / "0.png"))
+    assert np.array_equal(drawn, np.asarray(expected.over_image()))

@@ -104,8 +104,11 @@ class Finding:
         places: dict[str, Path],
         folder: Any = None,
     ) -> None:
+        from vitreous.serving.objects import THRESHOLD
+
         self.predictor, self.asked, self.bad_images = predictor, asked, options.bad_images
         self.overlays, self.places, self.folder = options.overlay, places, folder
+        self.drawn_from = asked.threshold if options.threshold is not None else THRESHOLD  # results.json has all
 
     def answers(self, items: Iterator[Item]) -> Iterator[ImageObjects]:
         """The answers."""
@@ -116,9 +119,10 @@ class Finding:
         for answer in image_objects(card, runtime, items, self.asked, self.bad_images, pictures):
             if self.folder is not None:
                 answer = self.folder.write(answer)
-            if self.overlays is not None and answer.error is None:
+            if self.overlays is not None and answer.detections is not None:
                 place = Path(self.overlays) / self.places[answer.path].with_suffix(".png")
-                save_png(answer.over_image(), place)
+                shown = replace(answer, detections=answer.detections.above(self.drawn_from))
+                save_png(shown.over_image(), place)
                 answer = replace(answer, image=None, overlay=os.fspath(place))
             yield answer
 

@@ -178,9 +178,14 @@ def object_figures(sides: list[list[ClassPairs]], frequency: tuple[str, ...] = (
 
 
 def intervals_of(figures: Figures, rows: Ragged) -> dict[str, Interval | None]:
-    """95 % intervals of figures (D,) by a bootstrap over images; None for one that some draw does not have."""
+    """95 % intervals of figures (D,) by a bootstrap over images, of the draws that have it; None where more than one in
+    ten has no object that it is about."""
     values = bootstrap(figures, len(rows), draw_count(rows))
-    return {name: percentile_interval(draw) if not np.isnan(draw).any() else None for name, draw in values.items()}
+    known = {name: draw[~np.isnan(draw)] for name, draw in values.items()}
+    return {
+        name: percentile_interval(draw) if len(draw) >= 0.9 * len(values[name]) else None
+        for name, draw in known.items()
+    }
 
 
 def paired_object_differences(first: Figures, second: Figures, rows: Ragged) -> dict[str, Interval | None]:

@@ -24,11 +24,32 @@ Norm = Literal["group", "batch"]
 Grids = Sequence[tuple[int, int]]
 
 
+class BatchNorm(nn.Module):
+    """Batch norm (arXiv:1502.03167) whose statistics are float32: over the batches of all processes on accelerators
+    (PyTorch's SyncBatchNorm), over that of its own process on a CPU."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.statistics = nn.SyncBatchNorm(width, affine=False)
+        self.weight, self.bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, h, w) -> (B, C, h, w)."""
+        norm, exact = self.statistics, x.to(torch.promote_types(x.dtype, torch.float32))
+        mean, variance = norm.running_mean, norm.running_var
+        assert mean is not None and variance is not None
+        if not self.training:
+            mean, variance = mean.to(exact), variance.to(exact)  # they may have been cast with the weights
+        if x.device.type == "cpu" or not self.training:
+            y = F.batch_norm(exact, mean, variance, None, None, self.training, norm.momentum or 0.0, norm.eps)
+        else:
+            y = norm(exact)
+        return (y * self.weight[:, None, None] + self.bias[:, None, None]).to(x.dtype)
+
+
 def norm_of(width: int, norm: Norm) -> nn.Module:
-    """GroupNorm of 32 groups, or fewer where they had less than 8 channels; or SyncBatchNorm, which is BatchNorm in one
-    process."""
-    groups = math.gcd(32, max(1, width // 8))
-    return nn.SyncBatchNorm(width) if norm == "batch" else nn.GroupNorm(groups, width)
+    """GroupNorm of 32 groups, or fewer where they had less than 8 channels; or `BatchNorm`."""
+    return BatchNorm(width) if norm == "batch" else nn.GroupNorm(math.gcd(32, max(1, width // 8)), width)
 
 
 def convolution(inputs: int, outputs: int, stride: int, norm: Norm) -> list[nn.Module]:

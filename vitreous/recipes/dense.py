@@ -16,6 +16,7 @@ from vitreous.training.run import FineTune, Optimizer, Run, Schedule
 BATCH, WARMUP = 16, 1500  # images of a step, and steps, on ADE20K
 SHOWN = Length(2e4, 5, 200)
 VOLUMES = 4  # of a step
+VOLUMES_SHOWN = Length(1e4, 5, 100)
 
 
 def segment(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
@@ -26,7 +27,7 @@ def segment(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Ru
     DATA has masks beside its images. Parts of 256 pixels are cut out of images scaled by 1/2 to 2, flipped and turned
     by quarters; cross-entropy and Dice loss. Weights of any kind go in by --init; their blocks then move more slowly
     than the head, by layer decay. Volumes are learned in parts of the size of the first of them, at most 64 voxels a
-    side, scaled along each axis, turned, flipped, with other intensities and noise; Muon moves matrices and filters.
+    side, scaled along each axis, turned, with other intensities and noise; Muon moves matrices and filters.
     """
     batch = max(1, min(8, facts.images // 2))
     epochs = SHOWN.epochs(facts.images)
@@ -37,8 +38,8 @@ def segment(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Ru
     if len(model.image) == 3:
         zeros, ones = (0.0,) * model.channels, (1.0,) * model.channels
         preprocess, views = replace(preprocess, numbers="voxels", mean=zeros, std=ones), VolumeScenes()
-        optimizer = Optimizer("muon", lr=2e-3, matrix_lr=0.01, weight_decay=0.05, layer_decay=decay)
-        batch = min(batch, VOLUMES)
+        optimizer = Optimizer("muon", lr=4e-3, matrix_lr=0.02, weight_decay=0.05, layer_decay=decay)
+        batch, epochs = min(batch, VOLUMES), VOLUMES_SHOWN.epochs(facts.images)
     steps = max(1, round(epochs * facts.images / batch))
     return Run(
         **parts | {"preprocess": replace(preprocess, filter="bilinear")},
@@ -189,7 +190,7 @@ DENSE = (
         solid="ViT-192x6/8x8x8",
         image=fixed_side(256),
         objective=SegmentationConfig,
-        lengths=(("images", SHOWN),),
+        lengths=(("images", SHOWN), ("volumes", VOLUMES_SHOWN)),
         data="photographs",
         floor=8,
     ),

@@ -16,7 +16,7 @@ from vitreous.data.annotations.shapes import mask_of_runs
 
 STRENGTH = 0.45  # of the colour of a mask over the image
 FEW = 12  # objects whose words are large
-SMALL = 64  # pixels of the shorter side of an image, below which words would hide what is under them
+SMALL = 160  # pixels of the shorter side of an image, below which words would hide what is under them
 LIGHT = 0.3  # relative luminance of a colour from which black letters are read more easily than white ones
 
 Colour = tuple[int, int, int]
@@ -46,7 +46,7 @@ def lay_objects(
     for number in reversed(range(len(boxes))):
         edges = outline(boxes[number])
         if side >= SMALL:
-            pen.rectangle(edges, outline=(0, 0, 0), width=thick + 2)  # seen on what has the same colour, too
+            pen.rectangle(edges, outline=(0, 0, 0), width=thick + 1)  # seen on what has the same colour, too
         pen.rectangle(edges, outline=colours[number], width=thick)
     if side >= SMALL:
         font = ImageFont.load_default(float(np.clip(side / (28 if len(boxes) <= FEW else 42), 10, 36)))

@@ -28,16 +28,17 @@ class VolumeScenes:
     `scale`: the range of the factor of each axis, log-uniform. `rotate`: degrees; the volume is turned about each axis
     by an angle from [-rotate, rotate]. Then a part of the model's size is cut out at a place drawn evenly. What lies
     outside the volume is its mirror image, as in evaluation, and IGNORE in the class map. `flip`: the probability for
-    each axis. Values, standardised by `Preprocess`, are multiplied by a factor within 1 +- `contrast`, moved within
-    +- `shift`, and raised to a power within 1 / (1 + `gamma`) and 1 + `gamma` between the least and the greatest of the
-    view; Gaussian noise has a deviation from [0, `noise`]. Raises UsageError for values out of range.
+    each axis, 0 since scans lie alike and where a voxel is tells much. Values, standardised by `Preprocess`, are
+    multiplied by a factor within 1 +- `contrast`, moved within +- `shift`, and raised to a power within 1 / (1 +
+    `gamma`) and 1 + `gamma` between the least and the greatest of the view; Gaussian noise has a deviation from
+    [0, `noise`]. Raises UsageError for values out of range.
     """
 
     takes_regions: ClassVar[bool] = False
 
     scale: tuple[float, float] = (0.8, 1.25)
     rotate: float = 15.0
-    flip: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    flip: tuple[float, float, float] = (0.0, 0.0, 0.0)
     contrast: float = 0.2
     shift: float = 0.2
     gamma: float = 0.3

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from vitreous.data.decoding.decode import SUFFIXES, reason
+from vitreous.data.decoding.volumes import OWN as VOLUMES
 from vitreous.data.layouts.classes import (
     class_order,
     natural,
@@ -75,6 +76,10 @@ def no_classes(home: Path) -> DataError:
         images = f"{count:,} image" + ("" if count == 1 else "s")
         problem = f"is a flat folder: {images} and no class folders, so there are no labels"
         return DataError(f"{printable(home)} {problem}", FLAT)
+    if volumes := walk(os.fspath(home), VOLUMES):
+        problem = f"{len(volumes)} volumes without masks; the first is {printable(volumes[0])}"
+        hint = "to train, put them into images/ and their masks, of the same names, into masks/; predict takes them"
+        raise DataError(f"no pictures in {printable(home)} but {problem}", hint)
     clips = walk(os.fspath(home), VIDEOS)
     if not clips:
         raise DataError(f"no images in {printable(home)}", LAYOUT)

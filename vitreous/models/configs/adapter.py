@@ -94,6 +94,10 @@ class AdapterConfig(Leveled):
         """Pixels to a place of the coarsest map, per axis."""
         return self.levels[-1].patch
 
+    def patch_at(self, block: int) -> tuple[int, ...]:
+        """Pixels to a token of the ViT, per axis, in a block: the same in all."""
+        return self.backbone.patch
+
     @property
     def grid(self) -> tuple[int, ...]:
         """The coarsest map at the native image size."""
