@@ -240,7 +240,7 @@ def test_drawing_shows_boxes_words_and_masks():
     assert is_light((250, 220, 60)) and not is_light((20, 20, 160))
     tiny = np.asarray(lay_objects(Image.new("RGB", (20, 20)), boxes[1:] / 10, [(255, 0, 0)], ["dog"]))
     assert tiny[0, :20].tolist() == [[255, 0, 0]] * 20 and tiny[5, 5].tolist() == [0, 0, 0]
-    many = instance_map([runs_of_mask(mask)] * 300, mask.shape)
+    many = instance_map([runs_of_mask(mask)] * 300, np.repeat(boxes, 150, 0), mask.shape)
     assert np.asarray(many).max() == 1 and many.mode.startswith("I;16")
 
 

@@ -186,7 +186,7 @@ class ObjectFolder:
             return row
         path = self.folder / self.places[row.path]
         if self.form == "masks":
-            save_png(instance_map(row.detections.masks or (), row.detections.size), path)
+            save_png(instance_map(row.detections.masks or (), row.boxes, row.detections.size), path)
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
             with atomic_path(path) as temporary:

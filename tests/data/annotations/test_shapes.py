@@ -9,6 +9,7 @@ from vitreous.data.annotations.shapes import (
     encode_runs,
     mask_of_polygon,
     mask_of_runs,
+    part_of_runs,
     runs_of_mask,
     target_of,
 )
@@ -28,6 +29,8 @@ def test_run_lengths_are_those_of_pycocotools_both_ways(seed):
     runs = decode_runs(compressed["counts"].decode())
     assert runs == runs_of_mask(mask) and encode_runs(runs) == compressed["counts"].decode()
     assert np.array_equal(mask_of_runs(runs, mask.shape), mask)
+    for left, top, right, bottom in [(0, 0, 41, 23), (3, 5, 20, 11), (40, 2, 41, 3), (7, 7, 7, 9)]:
+        assert np.array_equal(part_of_runs(runs, mask.shape, (left, top, right, bottom)), mask[top:bottom, left:right])
     again = coco_mask.frPyObjects({"counts": runs, "size": list(mask.shape)}, *mask.shape)
     assert np.array_equal(coco_mask.decode(again), mask)
 

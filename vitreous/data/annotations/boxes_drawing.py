@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from vitreous.data.annotations.drawing import GOLDEN
-from vitreous.data.annotations.shapes import mask_of_runs
+from vitreous.data.annotations.shapes import part_of_runs
 
 STRENGTH = 0.45  # of the colour of a mask over the image
 FEW = 12  # objects whose words are large
@@ -30,16 +30,17 @@ def lay_objects(
     masks: Sequence[Sequence[int]] | None = None,
 ) -> Image.Image:
     """Draw objects over an image, the first on top: `boxes` (n, 4), a colour and a text each, empty for none, and the
-    run lengths of each mask as `mask_of_runs` takes them. Returns an RGB image; one smaller than `SMALL` has no texts
+    run lengths of each mask as COCO has them. Returns an RGB image; one smaller than `SMALL` has no texts
     on it."""
     pixels = np.array(image.convert("RGB"))
     for number in reversed(range(len(masks or ()))):
         assert masks is not None
-        left, top, right, bottom = whole_pixels(boxes[number], pixels.shape[:2])
-        inside = mask_of_runs(masks[number], pixels.shape[:2])[top:bottom, left:right]
-        part = pixels[top:bottom, left:right]
-        mixed = part[inside] * (1 - STRENGTH) + np.array(colours[number]) * STRENGTH
-        part[inside] = np.rint(mixed).astype(np.uint8)
+        size = (pixels.shape[0], pixels.shape[1])
+        left, top, right, bottom = window = whole_pixels(boxes[number], size)
+        inside, part = part_of_runs(masks[number], size, window), pixels[top:bottom, left:right]
+        for channel, shade in enumerate(colours[number]):
+            mixed = np.rint(np.arange(256) * (1 - STRENGTH) + shade * STRENGTH).astype(np.uint8)
+            np.copyto(part[..., channel], mixed[part[..., channel]], where=inside)
     picture = Image.fromarray(pixels)
     pen, side = ImageDraw.Draw(picture), min(picture.size)
     thick = max(1, round(side / 250))
@@ -90,12 +91,14 @@ def is_light(colour: Colour) -> bool:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] > LIGHT
 
 
-def instance_map(masks: Sequence[Sequence[int]], size: tuple[int, int]) -> Image.Image:
-    """Run lengths of masks on an image (H, W) -> a picture whose pixels are 1 + the number of the object, 0 for none;
-    where masks overlap, the first is on top. It has 8 bits and a palette, of more than 255 objects 16 bits."""
+def instance_map(masks: Sequence[Sequence[int]], boxes: np.ndarray, size: tuple[int, int]) -> Image.Image:
+    """Run lengths of masks inside boxes (n, 4) on an image (H, W) -> a picture whose pixels are 1 + the number of the
+    object, 0 for none; where masks overlap, the first is on top. It has 8 bits and a palette, of more than 255
+    objects 16 bits."""
     numbers = np.zeros(size, np.uint16)
     for number in reversed(range(len(masks))):
-        numbers[mask_of_runs(masks[number], size)] = number + 1
+        left, top, right, bottom = window = whole_pixels(boxes[number], size)
+        numbers[top:bottom, left:right][part_of_runs(masks[number], size, window)] = number + 1
     if len(masks) > 255:
         return Image.fromarray(numbers)
     picture = Image.fromarray(numbers.astype(np.uint8))

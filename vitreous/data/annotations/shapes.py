@@ -114,6 +114,15 @@ def mask_of_runs(runs: Sequence[int], size: tuple[int, int]) -> np.ndarray:
     return np.repeat(np.arange(len(lengths)) % 2 == 1, lengths).reshape(size[::-1]).T
 
 
+def part_of_runs(runs: Sequence[int], size: tuple[int, int], window: tuple[int, int, int, int]) -> np.ndarray:
+    """The part (h, w) bool of a mask of `size` (H, W) in a window (left, top, right, bottom), from its run lengths:
+    `mask_of_runs(runs, size)[top:bottom, left:right]`, of which no other columns are made."""
+    left, top, right, bottom = window
+    edges = np.clip(np.cumsum([0, *runs]), left * size[0], right * size[0])
+    flat = np.repeat(np.arange(len(runs)) % 2 == 1, np.diff(edges))
+    return flat.reshape(right - left, size[0]).T[top:bottom]
+
+
 def runs_of_mask(mask: np.ndarray) -> list[int]:
     """(H, W) bool -> the lengths that `mask_of_runs` takes."""
     flat = mask.T.ravel()
