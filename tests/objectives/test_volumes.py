@@ -10,6 +10,7 @@ import torch
 import vitreous
 from tests.data.annotations.scenery import write_maps
 from tests.data.annotations.solids import AFFINE, solid, write_solids, write_volume
+from vitreous.data.annotations.drawing import middle_planes
 from vitreous.data.augmentation.scenes import Scenes
 from vitreous.data.copies.dedup import dedup
 from vitreous.data.decoding.volumes import read_volume
@@ -98,6 +99,14 @@ def test_a_run_learns_and_its_page_shows_middle_planes(home, run):
         truth = split.target(sample).class_map() == 1
         own.append(2 * (answer & truth).sum() / (answer.sum() + truth.sum()))
     assert document["per_class"][1]["image_dice"] == pytest.approx(np.mean(own), abs=1e-6)
+
+
+def test_middle_planes_stand_side_by_side():
+    volume = np.arange(2 * 3 * 4 * 5).reshape(2, 3, 4, 5)
+    planes = middle_planes(volume, -1)
+    assert planes.shape == (2, 4, 5 + 5 + 4)
+    assert np.array_equal(planes[:, :, :5], volume[:, 1]) and np.array_equal(planes[:, :3, 5:10], volume[:, :, 2])
+    assert np.array_equal(planes[:, :3, 10:], volume[..., 2]) and (planes[:, 3, 5:] == -1).all()
 
 
 def predict(*words):

@@ -42,7 +42,7 @@ def lay_over(image: Image.Image, classes: np.ndarray, colours: np.ndarray) -> Im
 
 def middle_planes(volume: np.ndarray, fill: float = 0) -> np.ndarray:
     """Return (..., D, H, W) as (..., h, w): the planes in the middle of each of the three axes side by side, `fill`
-    below those that are less high. Arrays of pictures, (C, H, W) or (H, W), are for whoever calls to leave out."""
+    below those that are less high."""
     d, h, w = volume.shape[-3:]
     planes = (volume[..., d // 2, :, :], volume[..., h // 2, :], volume[..., w // 2])
     height = max(plane.shape[-2] for plane in planes)

@@ -37,7 +37,8 @@ def worst_scenes(answers: Answered) -> dict[str, Any]:
             continue
         answer = class_map(computing(engine), pixels, answers.bundle.preprocess.image)
         if answer.ndim == 3:
-            pixels, truth, answer = middle_planes(pixels), middle_planes(truth, IGNORE), middle_planes(answer, IGNORE)
+            pixels = middle_planes(pixels, pixels.min())
+            truth, answer = (middle_planes(classes, IGNORE) for classes in (truth, answer))
         image = rgb_image(torch.from_numpy(pixels))
         pictures = [image, lay_over(image, truth, colours), lay_over(image, answer, colours)]
         uris = [data_uri(shrink(picture)) for picture in pictures]
