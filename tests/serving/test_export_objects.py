@@ -31,7 +31,7 @@ def place(tmp_path_factory):
     return home
 
 
-@pytest.mark.parametrize("form", [("onnx", "m.onnx"), ("openvino", "m.xml")])
+@pytest.mark.parametrize("form", [("onnx", "m.onnx"), pytest.param(("openvino", "m.xml"), marks=pytest.mark.slow)])
 def test_a_file_finds_the_objects_of_its_run(place, tmp_path, form):
     library, name = form
     pytest.importorskip("openvino" if library == "openvino" else "onnxruntime")
