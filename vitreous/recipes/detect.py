@@ -23,7 +23,7 @@ def detect(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run
     vitreous train DATA --recipe NAME
 
     Images are scaled to fit into 320 pixels, then by 0.8 to 1.25, and cut, flipped and recoloured. Weights of any kind
-    go in by --init; their blocks then move more slowly than the heads, by layer decay.
+    go in by --init; they then move at a tenth of the heads' rate, the first blocks less, by layer decay.
     """
     batch = max(1, min(8, facts.images // 2))
     epochs = SHOWN.epochs(facts.images)
@@ -153,6 +153,9 @@ PUBLISHED: dict[str, Any] = {
 }  # fmt: skip
 
 
+ON_LVIS: dict[str, Any] = PUBLISHED | {"data": "LVIS"}
+
+
 def figures(prefix: str, sizes: Sequence[str], data: str, rows: Sequence[str]) -> tuple[tuple[str, str, str], ...]:
     """Published figures of models of several sizes."""
     return tuple((prefix + size, data, row) for size, row in zip(sizes, rows, strict=True))
@@ -183,7 +186,7 @@ DETECT = (
         models=tuple(f"ViTDet-{size}" for size in VITDETS),
         family="vit",
         by_steps=True,
-        **PUBLISHED | {"data": "LVIS"},
+        **ON_LVIS,
     ),
     Recipe(
         "swin-mask-rcnn",
