@@ -138,9 +138,9 @@ def kernel(model: Model, grid: tuple[int, ...] | None = None) -> Tensor | None:
     head.
     """
     turned = next((part for _, part in attentions(model) if isinstance(part, RotaryAttention)), None)
-    if turned is None:
-        return None
     grid = grid or model.config.grid
+    if turned is None or grid is None:
+        return None
     # of offsets from 0 on; a cosine is even
     ahead = turned.angles(grid, model.config.width // turned.heads).cos().mean(-1)
     return ahead[torch.meshgrid(*(torch.arange(1 - length, length).abs() for length in grid), indexing="ij")].float()

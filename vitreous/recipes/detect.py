@@ -11,7 +11,7 @@ from vitreous.data.preprocess import IMAGENET
 from vitreous.models.config import ModelConfig, replace_fields
 from vitreous.objectives.detection import DetectionConfig
 from vitreous.recipes.options import TrainOptions
-from vitreous.recipes.recipe import DatasetInfo, Length, Recipe, common, fixed_side
+from vitreous.recipes.recipe import DatasetInfo, Length, Make, Recipe, common, fixed_side
 from vitreous.training.run import Optimizer, Run, Schedule
 
 SHOWN = Length(2e4, 5, 200)
@@ -148,12 +148,12 @@ def published_run(
     )
 
 
-PUBLISHED: dict[str, Any] = {
-    "image": fixed_side(1024), "objective": DetectionConfig, "from_weights": True, "data": "COCO",
-}  # fmt: skip
-
-
-ON_LVIS: dict[str, Any] = PUBLISHED | {"data": "LVIS"}
+def published(name: str, make: Make, about: str, source: str, **changes: Any) -> Recipe:
+    """A recipe of COCO at 1024 pixels, from weights; `changes` are its further fields."""
+    recipe = Recipe(
+        name, make, about, source, image=fixed_side(1024), objective=DetectionConfig, from_weights=True, data="COCO"
+    )
+    return replace(recipe, **changes)
 
 
 def figures(prefix: str, sizes: Sequence[str], data: str, rows: Sequence[str]) -> tuple[tuple[str, str, str], ...]:
@@ -164,7 +164,7 @@ def figures(prefix: str, sizes: Sequence[str], data: str, rows: Sequence[str]) -
 VITDETS, SWINS, ADAPTED = ("B/16", "L/16", "H/16"), ("T/4", "S/4"), ("Ti/16", "S/16", "B/16", "L/16")
 
 DETECT = (
-    Recipe(
+    published(
         "vitdet",
         vitdet,
         "ViTDet with Mask R-CNN on COCO",
@@ -175,7 +175,6 @@ DETECT = (
         models=tuple(f"ViTDet-{size}" for size in VITDETS),
         family="vit",
         by_steps=True,
-        **PUBLISHED,
     ),
     Recipe(
         "vitdet-lvis",
@@ -186,9 +185,9 @@ DETECT = (
         models=tuple(f"ViTDet-{size}" for size in VITDETS),
         family="vit",
         by_steps=True,
-        **ON_LVIS,
+        data="LVIS",
     ),
-    Recipe(
+    published(
         "swin-mask-rcnn",
         swin_mask,
         "Swin with Mask R-CNN on COCO, 36 epochs",
@@ -196,9 +195,8 @@ DETECT = (
         published=figures("Swin-", SWINS, "COCO, AP of boxes / masks", ("46.0 / 41.6", "48.5 / 43.3")),
         models=tuple(f"Swin-{size}" for size in SWINS),
         family="swin",
-        **PUBLISHED,
     ),
-    Recipe(
+    published(
         "adapter-mask-rcnn",
         adapter_mask,
         "ViT-Adapter with Mask R-CNN on COCO, 36 epochs",
@@ -208,7 +206,6 @@ DETECT = (
         ),
         models=tuple(f"ViT-{size}" for size in ADAPTED),
         family="vit",
-        **PUBLISHED,
     ),
     Recipe(
         "detect",
