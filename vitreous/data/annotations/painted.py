@@ -93,7 +93,7 @@ def paint_classes(data: Data) -> Data:
     if first is None or first.classes is not None:
         return data
     if first.layers is None:
-        raise DataError(f"{data.name} has boxes, no masks", "segmentation needs masks; boxes are for detection")
+        raise DataError(f"{data.name} has boxes, no masks", "learn the boxes: --recipe detect")
     return replace(wrapped(data, Painted), classes=(BACKGROUND, *data.classes))
 
 
