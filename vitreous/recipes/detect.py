@@ -176,7 +176,7 @@ DETECT = (
         family="vit",
         by_steps=True,
     ),
-    Recipe(
+    published(
         "vitdet-lvis",
         vitdet_lvis,
         "ViTDet with Mask R-CNN on LVIS",
