@@ -14,12 +14,15 @@ from tests.data.annotations.writing_scenes import write_coco, write_voc
 from vitreous.data.annotations.painted import find_objects, has_masks, with_masks
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.augmentation.scenes import Scenes
+from vitreous.data.preprocess import Preprocess
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError, UsageError
 from vitreous.models.names import configure
 from vitreous.objectives.base import Progress, Setting
 from vitreous.objectives.detection import DetectionConfig
-from vitreous.weights.bundle import load_bundle
+from vitreous.weights.adopt import parts_of
+from vitreous.weights.bundle import Bundle, load_bundle
+from vitreous.weights.parts import adopt_parts
 from vitreous.weights.tasks import Detection
 
 SMALL = {"width": 16, "hidden": 32, "proposals": 30, "finest": 4, "anchor": 2.0}
@@ -120,6 +123,20 @@ def objective_and_batch(**changes):
     labels, crowd = [torch.tensor([number % 2]) for number in range(4)], [torch.zeros(1, dtype=torch.bool)] * 4
     batch = {"images": images, "boxes": [*boxes], "labels": labels, "crowd": crowd, "masks": [*masks]}
     return objective, batch | {"positions": torch.arange(4)}
+
+
+def test_a_detector_for_other_classes_is_started_from_a_pyramid_and_proposals(tmp_path):
+    (first, _), (second, _) = objective_and_batch(), objective_and_batch()
+    Bundle(first.model.eval(), first.task(), Preprocess((32, 32), 3, (0.5,) * 3, (0.5,) * 3)).save(tmp_path / "x")
+    parts = parts_of(tmp_path / "x")
+    for tensor in second.model.parameters():
+        tensor.data.zero_()
+    other = adopt_parts(second, {"classes": ["c", "d"]}, parts)
+    assert set(other.loaded) == {"model.pyramid", "model.proposals"} and other.left == ["model.regions"]
+    assert not any(tensor.any() for tensor in second.model.regions.parameters())
+    assert set(adopt_parts(second, {"classes": ["a", "b"]}, parts).loaded) == {*other.loaded, *other.left}
+    own, theirs = second.model.state_dict(), first.model.state_dict()
+    assert all(torch.equal(own[name], theirs[name]) for name in own if not name.startswith("backbone."))
 
 
 def test_what_is_learned_from_is_a_function_of_seed_and_position():

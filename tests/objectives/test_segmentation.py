@@ -8,6 +8,7 @@ import torch
 
 import vitreous
 from tests.data.annotations.scenery import write_maps, write_objects
+from vitreous.config import to_plain
 from vitreous.data.annotations.target import IGNORE
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.augmentation.scenes import Scenes
@@ -18,8 +19,9 @@ from vitreous.models.zoo import create
 from vitreous.objectives.base import Setting
 from vitreous.objectives.segmentation import SegmentationConfig, dice_loss, pixel_cross_entropy
 from vitreous.reports.opening import open_bundle
-from vitreous.weights.adopt import adopt, starting_point
+from vitreous.weights.adopt import adopt, parts_of, starting_point
 from vitreous.weights.bundle import Bundle, load_bundle
+from vitreous.weights.parts import adopt_parts
 from vitreous.weights.tasks import Features, Segmentation
 
 OPTIONS = {
@@ -73,8 +75,29 @@ def test_a_run_learns_masks_and_is_judged_on_the_test_split(tmp_path):
         str(tmp_path / "data"), out=str(tmp_path / "again"), init=str(tmp_path / "run"), steps=1,
         **{name: option for name, option in OPTIONS.items() if name not in ("model", "image_size")},
     )  # fmt: skip
-    assert again["steps"] == 1
+    assert again["steps"] == 1 and again["test"]["miou"] > 0.5  # the head goes on, too
     assert encoder.task == Features() and encoder.model.config == bundle.model.config.backbone and notes
+
+
+def test_a_head_for_the_same_classes_is_started_from_too(tmp_path):
+    def objective(head="unet"):
+        model = create("ViT-32x2/8", image_size=32, num_classes=0)
+        return SegmentationConfig(head=head, head_width=8).build(model, Setting(classes=("a", "b")))
+
+    first = objective()
+    Bundle(first.model.eval(), first.task(), Preprocess((32, 32), 3, (0.5,) * 3, (0.5,) * 3)).save(tmp_path / "x")
+    parts = parts_of(tmp_path / "x")
+    for head, classes, taken in (
+        ("unet", ["a", "b"], True),
+        ("unet", ["a", "c"], False),
+        ("linear", ["a", "b"], False),
+    ):
+        second = objective(head)
+        adoption = adopt_parts(second, to_plain(second.config) | {"classes": classes}, parts)
+        assert (adoption.loaded == ["model.head"], adoption.left == ["model.head"]) == (taken, not taken)
+        own, theirs = second.model.head.state_dict(), first.model.head.state_dict()
+        assert (own.keys() == theirs.keys() and all(torch.equal(own[name], theirs[name]) for name in own)) == taken
+    assert parts_of(tmp_path / "x").config["name"] == "segmentation"
 
 
 @pytest.mark.parametrize("adapter", ["none", "batch"])

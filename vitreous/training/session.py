@@ -131,7 +131,8 @@ class Session:
         objective = run.objective.build(model, setting)
         parts = parts_of(run.init) if run.init else None
         if parts and parts.config["name"] == run.objective.name:
-            self.tell(f"{run.objective.name} {adopt_parts(objective, to_plain(run.objective), parts).text()}")
+            config = to_plain(run.objective) | {"classes": list(run.data.classes)}
+            self.tell(f"{run.objective.name} {adopt_parts(objective, config, parts).text()}")
         objective.reduce, objective.gather = self.ranks.mean, self.ranks.gather_rows
         factor = partial(factor_of, run.optimizer, run.model)
         if self.ranks.joined and run.parallel == "fsdp":

@@ -32,7 +32,7 @@ from vitreous.weights.parts import ObjectiveParts, load_parts
 from vitreous.weights.pretraining import parts_beside
 from vitreous.weights.sharded import tensors_in
 from vitreous.weights.sidecar import check_family, class_names, fields, json_in, preprocessing
-from vitreous.weights.tasks import Classification, Features, Task, WithTask
+from vitreous.weights.tasks import Classification, Detection, Features, Segmentation, Task, WithTask
 from vitreous.weights.variants import heads_mismatch
 
 HEAD = ("head.", "representation.")
@@ -378,11 +378,20 @@ def parts_of(source: str | os.PathLike[str]) -> ObjectiveParts | None:
     path = fetch(os.fspath(source))
     folder = bundle_in(path)
     if folder:
-        return load_parts(folder, folder / DESCRIPTION)
+        return load_parts(folder, folder / DESCRIPTION) or dense_parts(open_weights(folder))
     if (path / "state.json").is_file():
         return None
     files, beside = files_of(path)
     return parts_beside(files, beside, lambda: find(files, fields(beside) | known_of(source)))
+
+
+def dense_parts(weights: Weights) -> ObjectiveParts | None:
+    """Return what weights that answer for pixels or with objects have beside their backbone, by the names of their
+    objective; None of others."""
+    if not isinstance(weights.task, Segmentation | Detection):
+        return None
+    state = {f"model.{name}": row for name, row in weights.state().items() if not name.startswith("backbone.")}
+    return ObjectiveParts({"name": weights.task.name, "classes": list(weights.task.classes)}, state)
 
 
 def bundle_in(path: Path) -> Path | None:

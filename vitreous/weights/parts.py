@@ -19,7 +19,8 @@ from vitreous.errors import WeightsError
 from vitreous.weights.files import open_weights
 
 PARTS = "objective.safetensors"
-UNSHAPED = {"decoder": ("decoder_heads",)}  # of a part, the fields of its config that shapes do not tell
+#: of a part, the fields of its config that shapes do not tell
+UNSHAPED = {"decoder": ("decoder_heads",), "model.head": ("classes",), "model.regions": ("classes",)}
 
 
 @dataclass(frozen=True)
@@ -60,15 +61,20 @@ class PartsAdoption:
 def adopt_parts(objective: nn.Module, config: dict[str, Any], parts: ObjectiveParts) -> PartsAdoption:
     """Load parts into an objective of this config, as plain data, in place.
 
-    A part, that is all tensors with the same first word of the name, is loaded if they all fit in name and shape, and
-    else stays as it is; so does a part that computes something else with the same shapes (`UNSHAPED`).
+    A part, that is all tensors with the same first word of the name (of dense heads, whose config has `classes`, the
+    first two), is loaded if they all fit in name and shape, and else stays as it is; so does a part that computes
+    something else with the same shapes (`UNSHAPED`).
     """
-    own, groups = objective.state_dict(), dict[str, list[str]]()
+    own, groups, words = objective.state_dict(), dict[str, list[str]](), 2 if "classes" in parts.config else 1
+
+    def part_of(tensor: str) -> str:
+        return ".".join(tensor.split(".")[:words])
+
     for name in parts.state:
-        groups.setdefault(name.partition(".")[0], []).append(name)
+        groups.setdefault(part_of(name), []).append(name)
     adoption = PartsAdoption([], [])
     for part, names in groups.items():
-        mine = {name for name in own if name.partition(".")[0] == part}
+        mine = {name for name in own if part_of(name) == part}
         same = all(parts.config.get(field, config.get(field)) == config.get(field) for field in UNSHAPED.get(part, ()))
         fits = same and mine == set(names) and all(own[name].shape == parts.state[name].shape for name in names)
         (adoption.loaded if fits else adoption.left).append(part)
