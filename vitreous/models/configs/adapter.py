@@ -13,6 +13,7 @@ from vitreous.models.configs.hybrid import HybridConfig
 from vitreous.models.configs.levels import Level, Leveled
 from vitreous.models.configs.sam import SAMConfig
 from vitreous.models.configs.vit import ViTConfig
+from vitreous.models.configs.wrapped import WithBackbone
 
 PlainBackbone = ViTConfig | HybridConfig | AxialConfig | SAMConfig | CLIPConfig
 #: heads of deformable attention, and channels of its values for one of the width, by the width of the ViT (the paper's
@@ -25,7 +26,7 @@ Adapter = Literal["none", "group", "batch"]  # of an objective: the norm of the 
 
 
 @dataclass(frozen=True)
-class AdapterConfig(Leveled):
+class AdapterConfig(Leveled, WithBackbone):
     """A ViT without a head of its own, and an adapter: convolutions of `prior` channels and more, and `interactions`
     with groups of the ViT's blocks, by deformable attention of `heads`, each looking at `points` places of a level,
     with values of `ratio` times the width.
@@ -80,16 +81,6 @@ class AdapterConfig(Leveled):
         return (*norms, *(() if STRIDES[0] in strides else ("prior.reduce.0", "up")))
 
     @property
-    def image(self) -> tuple[int, ...]:
-        """Pixels along each axis of the images that it learned from."""
-        return self.backbone.image
-
-    @property
-    def channels(self) -> int:
-        """Channels of an image."""
-        return self.backbone.channels
-
-    @property
     def patch(self) -> tuple[int, ...]:
         """Pixels to a place of the coarsest map, per axis."""
         return self.levels[-1].patch
@@ -109,31 +100,11 @@ class AdapterConfig(Leveled):
         return 0
 
     @property
-    def depth(self) -> int:
-        """Blocks of the ViT."""
-        return self.backbone.depth
-
-    @property
     def width_out(self) -> int:
         """Channels of the maps."""
         return self.backbone.width
 
     features = width_out
-
-    @property
-    def front(self) -> Literal["conv"]:
-        """Images are read by convolutions too."""
-        return "conv"
-
-    @property
-    def position(self) -> str:
-        """The ViT's."""
-        return self.backbone.position
-
-    @property
-    def attention(self) -> str:
-        """The ViT's."""
-        return self.backbone.attention
 
     @property
     def pool(self) -> Literal["mean"]:
@@ -144,27 +115,6 @@ class AdapterConfig(Leveled):
     def drop_path(self) -> float:
         """The ViT's."""
         return self.backbone.drop_path
-
-    @property
-    def has_attention(self) -> bool:
-        """Whether blocks attend from token to token."""
-        return True
-
-    @property
-    def sees_whole_image(self) -> bool:
-        """Whether no block is confined to windows."""
-        return self.backbone.sees_whole_image
-
-    @property
-    def drops_patches(self) -> bool:
-        """No: the adapter takes whole images."""
-        return False
-
-    merges_tokens = drops_patches
-
-    def check_image(self, image: tuple[int, ...]) -> None:
-        """Raise UsageError for an image that the ViT cannot take."""
-        self.backbone.check_image(image)
 
 
 def adapted(backbone: Any, adapter: Adapter = "group") -> Any:

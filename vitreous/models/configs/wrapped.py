@@ -1,0 +1,62 @@
+"""What the configs of models around a backbone share: an adapter, and heads that answer for pixels or for objects."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+
+class WithBackbone:
+    """What can be asked of a model as of its backbone, whose config is `backbone`."""
+
+    backbone: Any
+
+    @property
+    def image(self) -> tuple[int, ...]:
+        """Pixels along each axis of the images that it learned from."""
+        return self.backbone.image
+
+    @property
+    def channels(self) -> int:
+        """Channels of an image."""
+        return self.backbone.channels
+
+    @property
+    def depth(self) -> int:
+        """Blocks of the backbone."""
+        return self.backbone.depth
+
+    @property
+    def front(self) -> Literal["conv"]:
+        """Images are read by convolutions too, which compute in float32 where weights are frozen."""
+        return "conv"
+
+    @property
+    def position(self) -> str:
+        """The backbone's."""
+        return self.backbone.position
+
+    @property
+    def attention(self) -> str:
+        """The backbone's."""
+        return self.backbone.attention
+
+    @property
+    def has_attention(self) -> bool:
+        """Whether blocks attend from token to token."""
+        return self.backbone.has_attention
+
+    @property
+    def sees_whole_image(self) -> bool:
+        """Whether no block is confined to windows."""
+        return self.backbone.sees_whole_image
+
+    @property
+    def drops_patches(self) -> bool:
+        """No: whole images are read."""
+        return False
+
+    merges_tokens = drops_patches
+
+    def check_image(self, image: tuple[int, ...]) -> None:
+        """Raise UsageError for an image that the backbone cannot take."""
+        self.backbone.check_image(image)
