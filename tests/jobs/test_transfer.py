@@ -486,7 +486,7 @@ def test_trials_on_a_ray_cluster_save_at_a_signal_and_go_on_to_the_same_bits(uni
         "local",
     ]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    deadline = time.time() + 120
+    deadline = time.time() + 200
     while time.time() < deadline and not list(out.glob("trials/*/metrics.jsonl")):
         time.sleep(0.02)
     process.send_signal(signal.SIGTERM)

@@ -92,7 +92,7 @@ class ViTAdapter(nn.Module):
             x = self.join(prefix, interaction.inject(patches, joined, places), places.grid)
             for _ in range(count):
                 x = vit.encoder.step(next(blocks), x, *context)
-            joined = interaction.extract(joined, self.split(x)[1], places)
+            joined = interaction.extract_features(joined, self.split(x)[1], places)
         return self.split(x)[1].transpose(1, 2).unflatten(2, places.grid), joined
 
     def split(self, x: Tensor) -> tuple[Tensor | None, Tensor]:
@@ -170,6 +170,6 @@ def adapter_macs(config: AdapterConfig, image: tuple[int, ...]) -> int:
             joined = torch.cat([x.flatten(2).transpose(1, 2) for x in levels], 1)
             tokens = torch.empty(1, places.grid[0] * places.grid[1], c.width)
             for interaction in interactions:
-                joined = interaction.extract(joined, interaction.inject(tokens, joined, places), places)
+                joined = interaction.extract_features(joined, interaction.inject(tokens, joined, places), places)
             up(levels[0])
     return counter.get_total_flops() // 2

@@ -175,7 +175,7 @@ class Interaction(nn.Module):
         """(B, N, D), (B, M, D) -> (B, N, D)."""
         return self.injector(tokens, places.of_tokens, levels, places.grids)
 
-    def extract(self, levels: Tensor, tokens: Tensor, places: Geometry) -> Tensor:
+    def extract_features(self, levels: Tensor, tokens: Tensor, places: Geometry) -> Tensor:
         """(B, M, D), (B, N, D) -> (B, M, D)."""
         for extractor in self.extractors:
             levels = extractor(levels, places.of_levels, tokens, places.grid, places.grids)
