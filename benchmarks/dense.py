@@ -287,6 +287,9 @@ def page(plan: Plan) -> str:
         cells = [kind, LEADING[kind], method, f"{rows[0]['parameters']:,}", f"{rows[0]['images']:,}"]
         cells += [f"{statistics.mean(values):.1%}", ", ".join(f"{value:.1%}" for value in values)]
         lines.append("| " + " | ".join(cells) + " |")
+    wanted = [(kind, method) for kind in OURS for method in (SCRATCH, FIRST, PEERS[kind])]
+    missing = [f"{kind}: {method}" for kind, method in wanted if (kind, method) not in groups]
+    lines += ["", f"Not run yet: {'; '.join(missing)}."] if missing else []
     return "\n".join(lines) + "\n"
 
 
