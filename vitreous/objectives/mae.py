@@ -158,10 +158,14 @@ class MAE(Unlabelled):
         variance, mean = torch.var_mean(patches, -1, keepdim=True)
         return (patches - mean) / (variance + 1e-6).sqrt()
 
+    def hidden(self, masked: Tensor) -> Tensor:
+        """(B, M) int64 -> (B, N) bool: whether a patch is masked."""
+        none = torch.zeros(len(masked), math.prod(self.model.config.grid), dtype=torch.bool, device=masked.device)
+        return none.scatter(1, masked, True)
+
     def predict(self, images: Tensor, visible: Tensor, masked: Tensor) -> Tensor:
         """(B, C, *image), (B, K), (B, M) int64 -> (B, M, V): the masked patches, as the decoder sees them."""
-        hidden = torch.ones(masked.shape[0], math.prod(self.model.config.grid), dtype=torch.bool, device=masked.device)
-        images = hide_patches(images, hidden.scatter(1, visible, False), self.model.config)
+        images = hide_patches(images, self.hidden(masked), self.model.config)
         return self.decoder(self.model.encode_patches(images, visible), visible, masked)
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
@@ -184,8 +188,7 @@ class MAE(Unlabelled):
         places = masked[..., None].expand_as(predicted)
         shown = (whole.scatter(1, places, torch.zeros_like(predicted)), whole.scatter(1, places, predicted))
         seen, restored = (unpatchify(patches.unflatten(1, grid), patch) for patches in shown)
-        hidden = torch.zeros(whole.shape[:2], dtype=torch.bool, device=images.device).scatter(1, masked, True)
-        return Reconstruction(seen, restored, *[hidden.unflatten(1, grid)] * 2)
+        return Reconstruction(seen, restored, *[self.hidden(masked).unflatten(1, grid)] * 2)
 
     def flops(self, progress: Progress) -> float:
         """Three passes: the encoder over the visible patches, the decoder over all."""
