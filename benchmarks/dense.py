@@ -35,6 +35,7 @@ from pretraining import processor_rate, trained
 from torch import Tensor, nn
 
 import vitreous
+from vitreous.data.annotations.painted import paint_classes
 from vitreous.data.annotations.target import AnnotatedSplit
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.sources import open_data
@@ -140,6 +141,7 @@ def theirs(plan: Plan, seed: int) -> dict[str, Any]:
     """A run of the peer, and its figures on the test images."""
     torch.manual_seed(seed)
     data = open_data(str(prepared(plan)))
+    data = paint_classes(data) if plan.kind == "nuclei" else data
     model, loss_of, judge = (unet if plan.kind == "nuclei" else faster_rcnn)(data)
     batches, images = drawn(plan.kind, data.splits["train"], seed), 0
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
@@ -173,7 +175,7 @@ def drawn(kind: str, split: Any, seed: int) -> Iterator[tuple[Any, Any]]:
     while True:
         some = [rows[number] for number in chance.choice(len(rows), 8 if kind == "nuclei" else 4, replace=False)]
         if kind == "nuclei":
-            parts = [part_of(pixels, target.class_map(0), chance) for pixels, target in some]
+            parts = [part_of(pixels, target.class_map(), chance) for pixels, target in some]
             images, maps = (np.stack([part[n] for part in parts]) for n in (0, 1))
             yield normalised(images), torch.from_numpy(maps).long()
         else:
@@ -234,11 +236,11 @@ def unet(data: Any) -> tuple[nn.Module, Callable[[Tensor, Tensor], Tensor], Judg
     def judge() -> tuple[dict[str, Any], list[dict[str, Any]]]:
         compute = lambda tiles: model(normalised(tiles)).numpy()  # noqa: E731
         matrices = [
-            confusion_of(target.class_map(0), class_map(compute, pixels, (SIDE, SIDE)), 2)
+            confusion_of(target.class_map(), class_map(compute, pixels, (SIDE, SIDE)), 2)
             for pixels, target in scenes(data.splits["test"])
         ]
         every = np.stack(matrices)
-        return figures_of(every.sum(0)), class_rows(every, ("background", "object"))
+        return figures_of(every.sum(0)), class_rows(every, data.classes)
 
     return model, lambda images, maps: F.cross_entropy(out := model(images), maps) + dice(out, maps), judge
 

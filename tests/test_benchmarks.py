@@ -11,9 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import ImageOps
 
 from tests.conftest import make_folder
+from tests.data.annotations.scenery import write_objects
 from tests.data.test_copies import scene
 from tests.serving.made import tiny
 from vitreous.data.annotations.target import Target
@@ -208,3 +210,26 @@ def test_vitdet_is_compared_with_the_same_model_of_plain_modules(monkeypatch):
             assert shapes == [(1, 3, 64, 64) if task == "whole" else (1, 8, 8, 32)] * 2
     text = vitdet.page("ViTDet-B/16", 64, 1e-7, {"whole, forward": []})
     assert "| work | contender | seconds | MiB |" in text
+
+
+def test_a_peer_of_dense_models_learns_the_maps_that_ours_do(tmp_path, monkeypatch):
+    """Nuclei are painted on a background before anybody learns from them."""
+    monkeypatch.syspath_prepend(str(HOME))
+    dense = script("dense")
+    seen: list[np.ndarray] = []
+
+    def peer(data):
+        def judge():
+            maps = [target.class_map() for _, target in dense.scenes(data.splits["test"])]
+            seen.extend(maps)
+            return {"miou": 1.0}, [{"class": name, "f1": 0.5} for name in data.classes]
+
+        model = torch.nn.Conv2d(3, 2, 1)
+        return model, lambda images, maps: torch.nn.functional.cross_entropy(model(images), maps), judge
+
+    monkeypatch.setattr(dense, "unet", peer)
+    root = write_objects(tmp_path / "nuclei", 40)
+    plan = dense.Plan("nuclei", root, tmp_path / "work", tmp_path / "rows.jsonl", minutes=0.001)
+    facts = dense.theirs(plan, 0)
+    assert facts["dice_nuclei"] == 0.5 and facts["images"] >= 8
+    assert seen and all(set(np.unique(one)) == {0, 1} for one in seen)
