@@ -21,7 +21,7 @@ ROWS = [
     {"cluster", "config", "machine", "nn.grid", "tables"},
     {"progress"},
     {"nn"},
-    {"models", "data"},
+    {"models", "data", "generation"},
     {"weights", "evaluation", "inspection"},
     {"objectives"},
     {"training"},

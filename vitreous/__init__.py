@@ -7,6 +7,7 @@ inspect(run, ...)       what `vitreous inspect` does: figures of what a model lo
 soup(runs, out, ...)    what `vitreous soup` does: runs of one model averaged into a bundle
 save(model, folder)     a model as a bundle: with class names and preprocessing, for every command and `load`
 load(run)               a trained model: `.predict("dog.jpg")`, `.embed(["dog.jpg"])`, `.model`, `.transform`
+sample(run, out, ...)   what `vitreous sample` does: images of a model that makes them
 export(run, to="onnx")  what `vitreous export` does: a file for other programs, checked against the original
 serve(run)              what `vitreous serve` does: the page and HTTP, until it is stopped
 """
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from vitreous.serving.export.export import export as export
     from vitreous.serving.http.start import serve as serve
     from vitreous.serving.predict import load as load
+    from vitreous.serving.samples import sample as sample
     from vitreous.weights.bundle import save as save
 
 _HOMES = {
@@ -40,6 +42,7 @@ _HOMES = {
     "inspect": "vitreous.reports.inspect",
     "soup": "vitreous.jobs.soup",
     "load": "vitreous.serving.predict",
+    "sample": "vitreous.serving.samples",
     "export": "vitreous.serving.export.export",
     "serve": "vitreous.serving.http.start",
     "save": "vitreous.weights.bundle",

@@ -21,6 +21,7 @@ VERBS = {
     "evaluate": ("vitreous.cli.evaluate", "judge a trained model on a split"),
     "predict": ("vitreous.cli.predict", "names and probabilities for images"),
     "embed": ("vitreous.cli.embed", "features of images, as npz, Parquet or JSONL"),
+    "sample": ("vitreous.cli.sample", "images of a model that makes them"),
     "serve": ("vitreous.cli.serve", "a page and an HTTP interface for a model"),
     "export": ("vitreous.cli.export", "a model as a file for other programs, checked against the original"),
     "inspect": ("vitreous.cli.inspect", "what a model has learned and what it looks at, as figures"),

@@ -43,7 +43,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
     def begin(run: Run, data: Data) -> None:
         nonlocal headless
-        headless = not (run.model.classes or run.objective.annotated)
+        headless = run.objective.ships_features
         print_header(run, data, console)
 
     summary = launch(options, console, begin)

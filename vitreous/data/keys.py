@@ -43,6 +43,15 @@ def uniform(keys: np.ndarray, draws: int) -> np.ndarray:
     return (key(keys[:, None], np.arange(draws)[None]) >> np.uint64(11)) * 2.0**-53
 
 
+def normal(keys: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """(n,) keys -> (n, *shape) float32 numbers of a standard normal distribution, each row by a generator of its
+    own."""
+    rows = np.empty((len(keys), *shape), np.float32)
+    for row, one in zip(rows, keys.tolist(), strict=True):
+        np.random.Generator(np.random.Philox(key=one)).standard_normal(out=row, dtype=np.float32)
+    return rows
+
+
 def permutation(count: int, seed: int, epoch: int) -> np.ndarray:
     """The order of `count` samples in an epoch, (count,) int64: their keys, sorted."""
     return np.argsort(key(seed, epoch, np.arange(count)), kind="stable")

@@ -165,7 +165,7 @@ def evaluate_run(folder: Folder, run: Run, opened: Data, summary: dict[str, Any]
     computing = Computing(
         CHUNK, run.data.workers, InferenceOptions(run.device), run.data.bad_images if read else "skip", listener
     )
-    judged = run.model.classes or run.objective.annotated
+    judged = run.objective.labelled or run.objective.annotated
     if judged and (read or ("val" in opened.splits and len(opened.splits["val"]))):
         split = "test" if read else "val"
         with nullcontext() if read else suppress(DataError):  # the page can do without
@@ -178,7 +178,7 @@ def evaluate_run(folder: Folder, run: Run, opened: Data, summary: dict[str, Any]
         summary["test"] = report.summary()
         record(folder.path, answers.source, "test", summary["test"])
     write_text(folder.summary, json.dumps(summary, indent=2) + "\n")
-    if not run.objective.labelled and not run.objective.annotated:
+    if run.objective.ships_features:
         write_learned(folder, listener)
     write_page(folder.path / "report.html", folder, answers, report, listener)
 

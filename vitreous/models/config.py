@@ -11,6 +11,7 @@ from vitreous.models.configs.bit import BiTConfig as BiTConfig
 from vitreous.models.configs.bit import Numerics as Numerics
 from vitreous.models.configs.clip import CLIPConfig as CLIPConfig
 from vitreous.models.configs.detector import DetectorConfig as DetectorConfig
+from vitreous.models.configs.dit import DiTConfig as DiTConfig
 from vitreous.models.configs.hybrid import ConvStemConfig as ConvStemConfig
 from vitreous.models.configs.hybrid import HybridConfig as HybridConfig
 from vitreous.models.configs.hybrid import StemConfig as StemConfig
@@ -22,7 +23,7 @@ from vitreous.models.configs.vit import Resize as Resize
 from vitreous.models.configs.vit import ViTConfig as ViTConfig
 
 Encoders = ViTConfig | HybridConfig | AxialConfig | SAMConfig | CLIPConfig | BiTConfig | SwinConfig
-ModelConfig = Encoders | AdapterConfig | SegmenterConfig | DetectorConfig
+ModelConfig = Encoders | AdapterConfig | SegmenterConfig | DetectorConfig | DiTConfig
 C = TypeVar("C", bound=ModelConfig)
 
 #: every option of every transformer

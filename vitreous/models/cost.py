@@ -12,12 +12,14 @@ from vitreous.models.config import (
     BiTConfig,
     ConvStemConfig,
     DetectorConfig,
+    DiTConfig,
     ModelConfig,
     SegmenterConfig,
     SwinConfig,
     ViTConfig,
 )
 from vitreous.models.detector import detector_macs
+from vitreous.models.dit import dit_macs
 from vitreous.models.segmenter import segmenter_macs
 from vitreous.models.swin import swin_macs
 from vitreous.nn.sizes import format_size, grid_of
@@ -40,6 +42,8 @@ def macs(config: ModelConfig, image: tuple[int, ...] | None = None) -> int:
         return segmenter_macs(config, image, macs)
     if isinstance(config, DetectorConfig):
         return detector_macs(config, image, macs)
+    if isinstance(config, DiTConfig):
+        return dit_macs(config, image)
     grid, width, out = grid_of(image, config.patch), config.width, config.neck or config.width
     patches = math.prod(grid)
     tokens = patches + config.prefix

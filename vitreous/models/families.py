@@ -18,6 +18,7 @@ from vitreous.models.config import (
     BiTConfig,
     CLIPConfig,
     DetectorConfig,
+    DiTConfig,
     HybridConfig,
     ModelConfig,
     SAMConfig,
@@ -25,6 +26,7 @@ from vitreous.models.config import (
     SwinConfig,
     ViTConfig,
 )
+from vitreous.models.configs.dit import dit_name, parse_dit
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,7 @@ FAMILIES: dict[str, Family] = {
         presets.parse_dense,
         lambda config: presets.detector_name(config, family_of(config.backbone).name(config.backbone)),
     ),
+    "dit": Family(DiTConfig, "vitreous.models.dit:DiT", parse_dit, dit_name, entry=("projection", "time", "classes")),
     "vit": Family(ViTConfig, "vitreous.models.vit:ViT", presets.parse_vit, presets.vit_name),
 }
 

@@ -11,6 +11,7 @@ from vitreous.models.configs.adapter import AdapterConfig
 from vitreous.models.configs.axial import AxialConfig
 from vitreous.models.configs.bit import BiTConfig
 from vitreous.models.configs.detector import DetectorConfig
+from vitreous.models.configs.dit import DITS
 from vitreous.models.configs.hybrid import ConvStemConfig, HybridConfig, StemConfig
 from vitreous.models.configs.segmenter import SegmenterConfig
 from vitreous.models.configs.swin import SwinConfig
@@ -139,6 +140,7 @@ NAMES = [
     *(f"BiT-R{name}" for name in BITS),
     "AxialResNet-50",
     *SWIN_NAMES,
+    *(f"DiT-{size}/{patch}" for size in DITS for patch in (2, 4, 8)),
     *(f"{family}-{name}" for family, members in KIN.items() for name in members),
 ]
 

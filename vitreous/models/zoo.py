@@ -10,16 +10,18 @@ from vitreous.models.adapter import ViTAdapter
 from vitreous.models.bit import BiT
 from vitreous.models.config import TRANSFORMER_FIELDS, ModelConfig
 from vitreous.models.detector import Detector
+from vitreous.models.dit import DiT
 from vitreous.models.families import family_of
 from vitreous.models.names import configure
 from vitreous.models.segmenter import Segmenter
 from vitreous.models.swin import Swin
 from vitreous.models.vit import ViT
 
-Model = ViT | BiT | Swin | ViTAdapter | Segmenter | Detector
+Model = ViT | BiT | Swin | ViTAdapter | Segmenter | Detector  # what reads images
+AnyModel = Model | DiT
 
 
-def build(config: ModelConfig) -> Model:
+def build(config: ModelConfig) -> Any:
     """The model of a config, freshly initialised."""
     return family_of(config).build(config)
 
@@ -28,14 +30,15 @@ def create(
     name: str,
     image_size: int | tuple[int, ...] | None = None,
     num_classes: int | None = None,
-    channels: int = 3,
+    channels: int | None = None,
     **changes: Any,
-) -> Model:
+) -> Any:
     """Build a model by name, freshly initialised: `create("ViT-B/16", image_size=384, num_classes=37)`.
 
     `image_size` in pixels, one number or one per axis; `num_classes` as the name has it (1000 for most), 0 leaves the
-    head out; `changes` are fields of `ViTConfig`, `BiTConfig` or `SwinConfig`. Raises UsageError for an unknown name or
-    field and for a size that the patch does not divide.
+    head out; `channels` of an image: 3, or 4 of a DiT's latents; `changes` are fields of `ViTConfig`, `BiTConfig`,
+    `SwinConfig` or `DiTConfig`. Raises UsageError for an unknown name or field and for a size that the patch does not
+    divide.
     """
     config = configure(name, image_size)
     shared = TRANSFORMER_FIELDS if config.kind == "vit" else ()
@@ -47,4 +50,4 @@ def create(
             f"a {type(config).__name__.removesuffix('Config')} has no {word}", nearest(word, sorted(known))
         )
     classes = config.classes if num_classes is None else num_classes
-    return build(replace(config, classes=classes, channels=channels, **changes))
+    return build(replace(config, classes=classes, channels=channels or config.channels, **changes))

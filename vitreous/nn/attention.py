@@ -67,6 +67,24 @@ class Attention(nn.Module):
         return split_heads(self.qkv(x), self.heads)
 
 
+class NormedAttention(Attention):
+    """Attention whose queries and keys are divided by their root mean square, head by head, and scaled by a learned
+    vector of their d channels (RMSNorm, arXiv:1910.07467): logits cannot grow without bound (arXiv:2302.05442)."""
+
+    def __init__(self, width: int, heads: int, bias: bool = True) -> None:
+        super().__init__(width, heads, bias)
+        self.query_norm, self.key_norm = (nn.RMSNorm(width // heads, eps=1e-6) for _ in range(2))
+
+    def opened(self) -> None:
+        """None: queries and keys are more than a product."""
+
+    def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(..., N, D) -> queries and keys, normed, and values, each (..., h, N, d)."""
+        q, k, v = super().split(x)
+        dtype = self.query_norm.weight.dtype
+        return self.query_norm(q.to(dtype)).to(v.dtype), self.key_norm(k.to(dtype)).to(v.dtype), v
+
+
 def split_heads(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
     """(..., N, 3 D) -> queries, keys and values, each (..., h, N, d)."""
     q, k, v = qkv.unflatten(-1, (3, heads, -1)).unbind(-3)  # (..., N, 3, h, d) -> 3 x (..., N, h, d)

@@ -64,11 +64,22 @@ class ObjectiveConfig:
     # needs data of which it is known what is where: the class of each pixel, or objects, with masks if it has a field
     # `masks` that says so
     annotated: ClassVar[Literal["", "classes", "objects"]] = ""
+    generates: ClassVar[bool] = False  # makes images, of the classes that the data have, if any
     splittable: ClassVar[bool] = (
         True  # the loss is a mean over samples that do not see each other, drawn without chance
     )
     least_batch: ClassVar[int] = 1  # images of a batch that the loss needs
     shard_images: ClassVar[int] = 8  # images at least that a core of a processor computes by itself
+
+    @property
+    def takes_classes(self) -> bool:
+        """Whether the model has a place for the classes of the data."""
+        return self.labelled or self.generates
+
+    @property
+    def ships_features(self) -> bool:
+        """Whether what is deployed is an encoder, that answers with features."""
+        return not (self.labelled or self.annotated or self.generates)
 
     def check(self, model: ModelConfig, classes: tuple[str, ...], views: Any) -> None:
         """Raise UsageError for a model, classes or views that the objective cannot have."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from vitreous.objectives.base import ObjectiveConfig
 from vitreous.objectives.detection import DetectionConfig
+from vitreous.objectives.diffusion import DiffusionConfig
 from vitreous.objectives.dino import DINOConfig
 from vitreous.objectives.dinov2 import DINOv2Config
 from vitreous.objectives.distillation import DistillationConfig
+from vitreous.objectives.flow import FlowConfig
 from vitreous.objectives.mae import MAEConfig
 from vitreous.objectives.masked import MaskedPatchesConfig
 from vitreous.objectives.segmentation import SegmentationConfig
@@ -21,4 +23,6 @@ OBJECTIVES: dict[str, type[ObjectiveConfig]] = {
     "distillation": DistillationConfig,
     "segmentation": SegmentationConfig,
     "detection": DetectionConfig,
+    "diffusion": DiffusionConfig,
+    "flow": FlowConfig,
 }

@@ -51,7 +51,8 @@ def derive(
     if named is not None and named.from_weights and start is None:
         raise UsageError(f"{named.name} starts from weights, and there are none", "name them with --init")
     device = pick_device(options.device or "auto")
-    classes = len(data.classes) if objective_of(options).labelled else 0
+    kind = objective_of(options)
+    classes = len(data.classes) if kind.labelled or kind.generates else 0
     model = architecture(options, facts, classes, start.config if start else None, named)
     recipe = named or default_recipe(data, model, start)
     base = recipe.make(model, facts, options)

@@ -35,7 +35,7 @@ NAMES = (
     *("swin", "swin-imagenet21k", "swin-finetune", "swin-384"),
     *("masked-patches", "mae", "dino", "dinov2", "dinov2-large", "mae-finetune", "dino-finetune", "segment"),
     *("swin-upernet", "adapter-upernet", "dinov2-segment"),
-    *("detect", "vitdet", "vitdet-lvis", "swin-mask-rcnn", "adapter-mask-rcnn"),
+    *("detect", "vitdet", "vitdet-lvis", "swin-mask-rcnn", "adapter-mask-rcnn", "dit", "sit"),
 )
 
 

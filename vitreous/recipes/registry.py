@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from vitreous.recipes import augreg, deit, dense, detect, encoder, finetune, ours, pretrain, swin, unlabelled
+from vitreous.recipes import augreg, deit, dense, detect, encoder, finetune, generate, ours, pretrain, swin, unlabelled
 from vitreous.recipes.architecture import architecture
 from vitreous.recipes.names import OWN, known
 from vitreous.recipes.options import TrainOptions
@@ -28,6 +28,7 @@ RECIPES: dict[str, Recipe] = {
         encoder.ENCODERS[1:],
         dense.DENSE,
         detect.DETECT,
+        generate.GENERATE,
     )
     for recipe in recipes
 }
@@ -59,7 +60,7 @@ def example(name: str, model: str | None = None) -> Run:
     """A recipe's run, with its first model or another, on the data that it was written for."""
     recipe = find(name)
     facts, classes = SETS[recipe.data]
-    classes = classes if recipe.objective.labelled else 0
+    classes = classes if recipe.objective.labelled or recipe.objective.generates else 0
     options = TrainOptions(recipe.data, recipe=name, model=model)
     named = None if name in OWN else recipe
     return replace(recipe.make(architecture(options, facts, classes, recipe=named), facts, options), recipe=name)

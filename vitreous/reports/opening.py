@@ -36,6 +36,23 @@ def open_bundle(
     A model without a head is refused unless `headless`. One that answers for pixels or with objects is refused unless
     `dense`; of it the backbone is returned where it may be `headless`. Raises WeightsError or UsageError.
     """
+    bundle = find_bundle(run, note)
+    if bundle.makes_images:
+        raise UsageError(f"{run} makes images, and answers nothing about others", f"use `vitreous sample {run}`")
+    return answering(run, bundle, headless, note, dense)
+
+
+def open_generator(run: str | os.PathLike[str], note: Callable[[str], None] = lambda text: None) -> Bundle:
+    """Return the bundle of a model that makes images. Raises UsageError for another, and as `open_bundle`."""
+    bundle = find_bundle(run, note)
+    if not bundle.makes_images:
+        raise UsageError(f"{run} answers about images, and makes none", "train one: vitreous train DATA --recipe dit")
+    return bundle
+
+
+def find_bundle(run: str | os.PathLike[str], note: Callable[[str], None]) -> Bundle:
+    """Return the bundle of a run folder, of a bundle's folder, or of foreign weights, whatever it answers. Raises
+    WeightsError or UsageError."""
     check_path(run, "a run")
     path = Path(run)
     if ":" not in os.fspath(run) and not path.exists():
@@ -46,6 +63,13 @@ def open_bundle(
     bundle = load_bundle(folder) if folder and not known_of(run) else open_weights(run).bundle()
     for text in bundle.notes:
         note(text)
+    return bundle
+
+
+def answering(
+    run: str | os.PathLike[str], bundle: Bundle, headless: bool, note: Callable[[str], None], dense: bool
+) -> Bundle:
+    """Return the bundle, or that of its backbone, where it answers as it is asked to. Raises UsageError."""
     if isinstance(bundle.model, Dense):
         if dense:
             return bundle

@@ -118,7 +118,7 @@ class Session:
         model = build(run.model)
         run.objective.initialise(model)
         if run.init:
-            classes = run.data.classes if run.objective.labelled else ()
+            classes = run.data.classes if run.objective.takes_classes else ()
             self.tell(adopt(model, WeightsSource(run.init, source_size=run.init_source_size), classes).text())
         if notes := prepare(model, run.tune):
             self.tell(notes)
@@ -323,8 +323,9 @@ class Session:
             "epochs": seen,
             "seed": run.seed,
         }
-        ships_all = run.objective.labelled or run.objective.annotated
-        parts = None if ships_all else ObjectiveParts(to_plain(run.objective), state.flat.unshipped())
+        parts = None
+        if run.objective.ships_features:
+            parts = ObjectiveParts(to_plain(run.objective), state.flat.unshipped())
         if self.ranks.is_main:
             task = state.objective.task()
             Bundle(model, task, run.preprocess, provenance, parts=parts).save(self.folder.bundle)

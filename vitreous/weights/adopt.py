@@ -16,6 +16,7 @@ from torch import Tensor
 from vitreous.config import from_plain, read_yaml
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import UsageError, WeightsError
+from vitreous.generation.process import process_of
 from vitreous.models.config import AdapterConfig, DetectorConfig, ModelConfig, SegmenterConfig
 from vitreous.models.cost import windows_text
 from vitreous.models.names import name_of
@@ -24,6 +25,7 @@ from vitreous.models.zoo import Model
 from vitreous.nn.grid import axis_weights, resize
 from vitreous.nn.position import SinCosPosition
 from vitreous.nn.sizes import format_size
+from vitreous.weights.adoption import HEAD, Adoption
 from vitreous.weights.bundle import DESCRIPTION, Bundle, fill, load_bundle
 from vitreous.weights.fetch import fetch, nothing_at
 from vitreous.weights.foreign import DetectedCheckpoint, find, weights_in
@@ -32,10 +34,9 @@ from vitreous.weights.parts import ObjectiveParts, load_parts
 from vitreous.weights.pretraining import parts_beside
 from vitreous.weights.sharded import tensors_in
 from vitreous.weights.sidecar import check_family, class_names, fields, json_in, preprocessing
-from vitreous.weights.tasks import Classification, Detection, Features, Segmentation, Task, WithTask
+from vitreous.weights.tasks import Classification, Detection, Features, Generation, Segmentation, Task, WithTask
 from vitreous.weights.variants import heads_mismatch
 
-HEAD = ("head.", "representation.")
 NORMS = ("encoder.norm.", "pooled_norm.")  # the last one, on every token or on what is pooled of them
 #: what changes no answer until it is trained, so that weights need not have it: relative positions, convolutions
 IDENTITIES = re.compile(r"encoder\.blocks\.\d+\.(attention\.part(\.part)?\.(rows|columns)|after\..*)")
@@ -124,6 +125,7 @@ def read_weights(source: str | os.PathLike[str], settings: dict[str, Any]) -> We
     preprocess = preprocessing(detected.format, detected.config, path if path.is_dir() else None, beside)
     names = class_names(detected.config, beside)
     task = Classification(names) if names else Features()
+    task = Generation(names) if detected.config.kind == "dit" else task
     facts = detected.format.title, detected.config, preprocess, task, detected.state, detected.unused
     return Weights(os.fspath(source), *facts, notes=notes)
 
@@ -154,6 +156,8 @@ def checkpoint(place: Path) -> Weights:
     model: ModelConfig = from_plain(ModelConfig, run["model"])
     names = tuple(run["data"]["classes"])
     task = Classification(names) if names and model.classes else Features()
+    if model.kind == "dit":
+        task = Generation(names if model.classes else (), process_of(run["objective"], os.fspath(config)))
 
     def state() -> dict[str, Tensor]:
         held = (tensors_in(place, "ema") or tensors_in(place, "model")) | tensors_in(place, "frozen")
@@ -161,34 +165,6 @@ def checkpoint(place: Path) -> Weights:
         return {name.removeprefix(shipped): tensor for name, tensor in held.items() if name.startswith(shipped)}
 
     return Weights(os.fspath(place), CHECKPOINT, model, from_plain(Preprocess, run["preprocess"]), task, state)
-
-
-@dataclass(frozen=True)
-class Adoption:
-    """What became of the tensors of a source."""
-
-    source: str
-    title: str
-    loaded: list[str]
-    new: list[str]
-    unused: list[str]
-    resized: str = ""
-    channels: str = ""
-    windows: str = ""
-    patches: str = ""
-
-    def text(self) -> str:
-        """One line for people."""
-        line = (
-            f"started from {self.source}, {self.title} (kept {len(self.loaded)} tensors, new {len(self.new)}, unused "
-            f"{len(self.unused)})"
-        )
-        if any(name.startswith(HEAD) for name in self.new):
-            line += "; the head is new and zero-initialised"
-        line += f"; positions resized {self.resized}" if self.resized else ""
-        line += f"; channels {self.channels}" if self.channels else ""
-        line += f"; patches {self.patches}" if self.patches else ""
-        return line + (f"; {self.windows}" if self.windows else "")
 
 
 def adopt(model: Model, source: str | os.PathLike[str] | Weights, classes: tuple[str, ...] = ()) -> Adoption:
@@ -211,17 +187,24 @@ def adopt(model: Model, source: str | os.PathLike[str] | Weights, classes: tuple
         else ""
     )
     patches, channels = fit_first_layer(state, own, weights.config, model.config)
-    foreign = classes and named(weights.classes) and set(weights.classes) != set(classes)
-    if classes and not foreign and named(weights.classes) and weights.classes != classes:
-        order = torch.tensor([weights.classes.index(name) for name in classes])
+    theirs = weights.classes or weights.generated_classes
+    foreign = classes and named(theirs) and set(theirs) != set(classes)
+    if classes and not foreign and named(theirs) and theirs != classes:
+        order = torch.tensor([theirs.index(name) for name in classes])
         state |= {
             name: state[name][order] for name in state if name.startswith("head.") and len(state[name]) == len(order)
         }
+        if "classes.weight" in state:  # the last row is that of no class
+            state["classes.weight"] = state["classes.weight"][torch.cat([order, torch.tensor([len(order)])])]
     dropped = [
         name
         for name in own
         if name.startswith(HEAD)
-        and (name not in state or state[name].shape != own[name].shape or (foreign and name.startswith("head.")))
+        and (
+            name not in state
+            or state[name].shape != own[name].shape
+            or (foreign and name.startswith(("head.", "classes.")))
+        )
     ]
     dropped += [name for name in own if (name.startswith(NORMS) or IDENTITIES.fullmatch(name)) and name not in state]
     unused = [name for name in state if name.startswith(HEAD + NORMS) and (name in dropped or name not in own)]

@@ -25,7 +25,7 @@ from vitreous.errors import UsageError, WeightsError
 from vitreous.models.config import ModelConfig
 from vitreous.models.names import name_of
 from vitreous.models.skip_init import skip_init
-from vitreous.models.zoo import Model
+from vitreous.models.zoo import AnyModel, Model
 from vitreous.weights.files import open_weights
 from vitreous.weights.parts import PARTS, ObjectiveParts
 from vitreous.weights.tasks import Classification, Features, Task, WithTask, task_from_json, task_to_json
@@ -103,7 +103,7 @@ def save(
     channels, and for a path that is taken.
     """
     folder, config = Path(path), getattr(model, "config", None)
-    if not isinstance(model, Model) or config is None:
+    if not isinstance(model, AnyModel) or config is None:
         raise UsageError(
             f"{type(model).__name__} is no model of vitreous.create",
             "for others, save their state dict: it is read where known",

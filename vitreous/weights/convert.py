@@ -35,7 +35,7 @@ from vitreous.weights.pretraining_files import (
 )
 from vitreous.weights.sidecar import fields, note
 from vitreous.weights.table import Format, Tensors
-from vitreous.weights.tasks import Classification, Features
+from vitreous.weights.tasks import Classification, Features, Generation
 from vitreous.weights.writable import with_table, writer
 
 BUNDLE = "bundle"
@@ -221,6 +221,7 @@ def changed(weights: Weights, config: ModelConfig) -> tuple[Bundle, Adoption | N
     if config.classes != weights.config.classes:
         names = tuple(map(str, range(config.classes)))
         task = Classification(names, weights.multilabel, weights.loss) if names else Features()
+        task = replace(weights.task, classes=names) if isinstance(weights.task, Generation) else task
     return Bundle(model.eval(), task, preprocess, {"init": weights.source}), adoption
 
 
@@ -238,7 +239,7 @@ def write(bundle: Bundle, form: Format | None, place: Path, state: Tensors) -> i
         save_file(tensors, place, metadata={"format": "pt", **note(config)})
     else:
         place.mkdir()
-        save_file(tensors, place / "model.safetensors", metadata={"format": "pt"})
+        save_file(tensors, place / form.file_in_folder, metadata={"format": "pt"})
         described = form.describe(config)
         if described.get("id2label"):
             described |= {
@@ -246,7 +247,8 @@ def write(bundle: Bundle, form: Format | None, place: Path, state: Tensors) -> i
                 "label2id": {name: i for i, name in enumerate(bundle.classes)},
             }
         write_text(place / "config.json", json.dumps(described, indent=2) + "\n")
-        write_text(place / "preprocessor_config.json", json.dumps(preprocessor(bundle), indent=2) + "\n")
+        if config.kind != "dit":
+            write_text(place / "preprocessor_config.json", json.dumps(preprocessor(bundle), indent=2) + "\n")
     return len(tensors)
 
 
@@ -290,7 +292,7 @@ def assumed(form: Format, config: ModelConfig, state: Tensors) -> list[str]:
 
 def heads_of(config: ModelConfig) -> dict[str, Any]:
     """The number of heads, which no tensor of a ViT tells."""
-    return {"heads": config.heads} if config.kind == "vit" else {}
+    return {"heads": config.heads} if config.kind in ("vit", "dit") else {}
 
 
 def remedy(differences: list[str]) -> str:

@@ -21,7 +21,7 @@ from vitreous.errors import VitreousError, WeightsError
 from vitreous.models.config import TRANSFORMER_FIELDS, ModelConfig, StemConfig
 from vitreous.models.names import name_of
 from vitreous.models.skip_init import skip_init
-from vitreous.weights import google, others, own, swin, swin_v2, timm, transformers, vitdet
+from vitreous.weights import dit, google, others, own, swin, swin_v2, timm, transformers, vitdet
 from vitreous.weights.entry import FLOATING, shown
 from vitreous.weights.files import Source, open_weights
 from vitreous.weights.measure import is_ambiguous
@@ -33,6 +33,7 @@ from vitreous.weights.variants import VARIANTS, conclusions
 FORMATS = [
     *swin.FORMATS,
     *swin_v2.FORMATS,
+    *dit.FORMATS,
     others.SAM,
     others.SAM_TIMM,
     others.SAM_TRANSFORMERS,
@@ -57,9 +58,7 @@ INSIDE = [
     (re.compile(r"\bblocks\.\d+\.(\d+)\."), r"blocks.\1."),
     (re.compile(r"standardized_conv2d_\d+/"), "standardized_conv2d/"),
 ]
-READ = (
-    "ViTs of timm, transformers, torchvision, Google, DeiT, MAE, DINO, DINOv2, CLIP, SAM, ViTDet are read, BiT and Swin"
-)
+READ = "ViTs of timm, transformers, torchvision, Google, DeiT, MAE, DINO, DINOv2, CLIP, SAM, ViTDet are read, BiT, Swin, DiT"
 #: models that are not read: what they are -> a pattern of a tensor's name that nothing else has
 UNREAD = {
     # Google's, timm's (arXiv:2105.01601)
@@ -288,7 +287,12 @@ def weights_in(folder: Path) -> tuple[list[Path], dict[str, Any]]:
         if not names or any(Path(name).name != name for name in names):
             raise WeightsError(f"{folder / INDEX} names files outside of its folder", "download the model again")
         return [folder / name for name in names], settings
-    for name in ("model.safetensors", "open_clip_model.safetensors", "pytorch_model.bin"):
+    for name in (
+        "model.safetensors",
+        "diffusion_pytorch_model.safetensors",
+        "open_clip_model.safetensors",
+        "pytorch_model.bin",
+    ):
         if (folder / name).is_file():
             return [folder / name], settings
     files = sorted(path for path in folder.iterdir() if path.suffix in (".safetensors", ".npz", ".pth", ".pt", ".bin"))
@@ -335,6 +339,8 @@ def essence(config: ModelConfig) -> dict[str, Any]:
         return {"root": config.width * config.factor} | {
             name: getattr(config, name) for name in ("channels", "classes", "blocks", "axial")
         }
+    if config.kind == "dit":
+        return {name: value for name, value in vars(config).items() if name not in ("family", "eps")}
     if config.kind == "swin":
         names = ("channels", "classes", "width", "blocks", "heads", "windows", "patch_size", "mlp_ratio", "qkv_bias")
         trained = config.pretrained_window if any(config.pretrained_window) else ()

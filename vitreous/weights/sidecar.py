@@ -84,6 +84,10 @@ def check_family(config: dict[str, Any], title: str = "") -> None:
 
 def said_by(config: dict[str, Any]) -> dict[str, Any]:
     """The fields of a config that transformers' config.json sets. Raises WeightsError for values that are not read."""
+    if config.get("_class_name") == "DiTTransformer2DModel":
+        words = {"heads": "num_attention_heads", "image": "sample_size"}
+        known = {ours: whole(theirs, config[theirs]) for ours, theirs in words.items() if theirs in config}
+        return known | ({"image": (known["image"],) * 2} if "image" in known else {})
     if config.get("model_type") == "bit":
         for name, usual in BIT_SAID.items():
             if config.get(name, usual) != usual:

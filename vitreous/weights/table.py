@@ -77,6 +77,7 @@ class Format:
     prefix: Callable[[Any], str] = lambda config: ""  # what is put in front of the names when they are written
     beside: tuple[str, ...] = ()  # how names begin that it is not put in front of: heads
     describe: Callable[[Any], dict[str, Any]] | None = None  # the config.json that belongs beside the weights
+    file_in_folder: str = "model.safetensors"  # beside which it is
     # what its loaders ask for and no model of ours has: written as zeros
     adds: Callable[[Any], Shapes] = lambda config: {}
     # what its loaders ask for and follows from the config: written, and left alone where it is read

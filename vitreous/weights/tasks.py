@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, get_args
 
 from vitreous.errors import WeightsError
+from vitreous.generation.process import Diffusion, Process, process_from_json, process_to_json
 
 Loss = Literal["softmax", "sigmoid", "binary"]
 LOSSES: tuple[str, ...] = get_args(Loss)
@@ -72,9 +73,25 @@ class Detection:
         return {"classes": list(self.classes), "masks": self.masks}
 
 
-Task = Classification | Features | Segmentation | Detection
+@dataclass(frozen=True)
+class Generation:
+    """Images of named classes: `classes` in the order of their numbers, none where images are of one kind; `process`:
+    how noise was added to the images that the model learned from."""
+
+    name: ClassVar[str] = "generation"
+    classes: tuple[str, ...] = ()
+    process: Process = field(default_factory=Diffusion)
+
+    def settings(self) -> dict[str, Any]:
+        """The names of the classes, and the process."""
+        return {"classes": list(self.classes), "process": process_to_json(self.process)}
+
+
+Task = Classification | Features | Segmentation | Detection | Generation
 #: names of tasks that files may have; a file of another one needs a newer vitreous
-TASKS: dict[str, type[Task]] = {kind.name: kind for kind in (Classification, Features, Segmentation, Detection)}
+TASKS: dict[str, type[Task]] = {
+    kind.name: kind for kind in (Classification, Features, Segmentation, Detection, Generation)
+}
 
 
 def task_to_json(task: Task) -> dict[str, Any]:
@@ -98,6 +115,8 @@ def task_from_json(description: dict[str, Any], origin: str) -> Task:
         return Features()
     if name == Segmentation.name:
         return Segmentation(tuple(classes))
+    if name == Generation.name:
+        return Generation(tuple(classes), process_from_json(description.get("process"), origin))
     if name == Detection.name:
         masks = description.get("masks", False)
         if not isinstance(masks, bool):
@@ -138,6 +157,16 @@ class WithTask:
     def object_classes(self) -> tuple[str, ...]:
         """Names of the classes of objects; none of a model that answers otherwise than with objects."""
         return self.task.classes if isinstance(self.task, Detection) else ()
+
+    @property
+    def generated_classes(self) -> tuple[str, ...]:
+        """Names of the classes that images are made of; none of a model that makes none, or of one kind."""
+        return self.task.classes if isinstance(self.task, Generation) else ()
+
+    @property
+    def makes_images(self) -> bool:
+        """Whether the model makes images, rather than reads them."""
+        return isinstance(self.task, Generation)
 
     @property
     def multilabel(self) -> bool:

@@ -34,7 +34,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
 def with_table(config: ModelConfig) -> ModelConfig:
     """The config with learned positions where it has MAE's fixed ones, which others' files store: the class token has a
     row of zeros."""
-    if getattr(config, "position", "") != "sincos":
+    if config.kind != "vit" or config.position != "sincos":
         return config
     config = cast(ViTConfig, config)
     return replace(config, position="learned", slots=int(config.class_token))
@@ -125,8 +125,8 @@ def spelled(group: str, config: ViTConfig, usual: dict[str, Any]) -> str:
 def exports_note(config: ModelConfig) -> str:
     """One line on what a model's weights can be written as, and why not for transformers where that is so."""
     able = writable_formats(config)
-    text = (
-        f"its weights can be written as {', '.join(['bundle', *able])} (`vitreous convert`), and exported "
-        "(`vitreous export --to onnx`)"
-    )
+    text = f"its weights can be written as {', '.join(['bundle', *able])} (`vitreous convert`)"
+    if config.kind == "dit":
+        return text
+    text += ", and exported (`vitreous export --to onnx`)"
     return text if "huggingface" in able else f"{text}; not as huggingface: {reason('huggingface', with_table(config))}"

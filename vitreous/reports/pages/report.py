@@ -69,7 +69,7 @@ def trained(folder: Folder) -> dict[str, Any]:
     ]
     drawn = [curves(*panel, limits=loss_limits(lines, panel[1])) for panel in panels if has(lines, panel[1])]
     unlabelled = None
-    if not (run.objective.labelled or run.objective.annotated):
+    if run.objective.ships_features:
         drawn, unlabelled = [], {"curves": measured_curves(lines), "figures": headline(summary)}
     return {
         "model": name_of(run.model),
@@ -225,7 +225,7 @@ def commands(folder: Folder, run: Run, table: dict[str, Any]) -> list[str]:
     lines = first.read_text("utf-8").splitlines() if first.is_file() else []
     homes = [*(f"{place}/{row['folder']}" for row in table.get("trials", [])), place]
     lines += [f"vitreous train {data} --config {shlex.quote(home + '/config.yaml')} --out AGAIN" for home in homes]
-    if run.model.classes or run.objective.annotated:
+    if run.objective.labelled or run.objective.annotated:
         return [*lines, f"vitreous evaluate {shlex.quote(place)}"]
     if run.data.classes:
         return [*lines, f"vitreous evaluate {shlex.quote(place)} --protocol knn"]

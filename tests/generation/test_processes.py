@@ -1,0 +1,233 @@
+"""Diffusion and its samplers: the paper's constants, closed forms, and diffusers' schedulers step by step."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from vitreous.errors import UsageError, WeightsError
+from vitreous.generation.gaussian import Gaussian, betas, discretised_log_likelihood, gaussian_kl
+from vitreous.generation.guidance import guide
+from vitreous.generation.process import Diffusion, Flow, process_from_json, process_to_json
+from vitreous.generation.samplers import SAMPLERS, evenly, leading
+from vitreous.generation.settings import SamplingOptions
+
+diffusers = pytest.importorskip("diffusers", reason="a test dependency")
+SHAPE = (2, 3, 4, 4)
+
+
+def noise(seed, *shape):
+    return torch.randn(*(shape or SHAPE), generator=torch.Generator().manual_seed(seed))
+
+
+def answer_of(channels=3, share=1.0):
+    """A model's answer that depends on everything, and is no true one."""
+
+    def answer(noisy, time, labels=None):
+        said = share * noisy * 0.3 + (time / 900).view(-1, 1, 1, 1).sin()
+        if labels is not None:
+            said = said + 0.1 * labels.view(-1, 1, 1, 1)
+        return torch.cat([said, (said * 2).cos() * 0.7], 1) if channels == 6 else said
+
+    return answer
+
+
+def test_the_constants_are_those_of_the_paper():
+    alphas = Gaussian(Diffusion()).alphas
+    assert alphas[0].item() == pytest.approx(0.9999) and alphas[-1].item() == pytest.approx(4.0358e-5, rel=1e-4)
+    cosine = betas(Diffusion(betas="cosine"))
+    assert cosine.max() == 0.999 and (cosine[1:] > cosine[:-1]).all()
+
+
+@pytest.mark.parametrize("kind", ["linear", "cosine"])
+def test_betas_are_those_of_diffusers(kind):
+    theirs = diffusers.DDPMScheduler(beta_schedule={"linear": "linear", "cosine": "squaredcos_cap_v2"}[kind])
+    assert torch.allclose(betas(Diffusion(betas=kind)).float(), theirs.betas, rtol=1e-4)
+
+
+def test_kept_steps_have_the_noise_of_all():
+    kept = evenly(1000, 250)
+    assert kept[:3] == [0, 4, 8] and kept[-3:] == [991, 995, 999]
+    whole, part = Gaussian(Diffusion()), Gaussian(Diffusion(), kept)
+    assert torch.allclose(torch.cumprod(1 - part.betas, 0), whole.alphas[kept], rtol=1e-12)
+    assert leading(1000, 50) == list(range(0, 1000, 20))
+
+
+def test_the_posterior_is_that_of_gaussians():
+    """Eq. 7 from the product of two densities: precision 1 / variance adds up."""
+    g = Gaussian(Diffusion())
+    step = 500
+    a, before, beta = g.alphas[step], g.before[step], g.betas[step]
+    precision = (1 - beta) / beta + 1 / (1 - before)
+    assert g.variance[step].item() == pytest.approx(1 / precision.item())
+    assert a.item() == pytest.approx((before * (1 - beta)).item())
+    x, e = noise(0), noise(1)
+    steps = torch.tensor([step, step])
+    noisy = g.add_noise(x, e, steps)
+    mean = ((1 - beta).sqrt() / beta * noisy + before.sqrt() / (1 - before) * x) / precision
+    assert torch.allclose(g.mean(x, noisy, steps), mean.float(), atol=1e-5)
+
+
+@pytest.mark.parametrize("predicts", ["noise", "velocity"])
+def test_what_is_asked_for_gives_the_image_back(predicts):
+    g = Gaussian(Diffusion(predicts=predicts))
+    x, e, step = noise(0), noise(1), torch.tensor([3, 700])
+    noisy = g.add_noise(x, e, step)
+    said = g.estimate(g.target(x, e, step), noisy, step)
+    assert torch.allclose(said.image, x, atol=1e-4) and torch.allclose(said.noise, e, atol=1e-4)
+
+
+def test_the_bound_is_that_of_a_loop_and_leaves_the_noise_alone():
+    g, x, e = Gaussian(Diffusion()), noise(0).clamp(-1, 1), noise(1)
+    for step in (0, 1, 400, 999):
+        steps = torch.tensor([step, step])
+        noisy = g.add_noise(x, e, steps)
+        answer = (torch.cat([e * 1.1, noise(2) * 0.5], 1)).requires_grad_()
+        bound = g.bound(answer, x, noisy, steps)
+        bound.sum().backward()
+        assert answer.grad[:, :3].abs().max() == 0 and answer.grad[:, 3:].abs().max() > 0
+        said = g.estimate(answer, noisy, steps)
+        mean, log = g.mean(said.image, noisy, steps), said.log_variance
+        if step:
+            true, least = g.mean(x, noisy, steps), g.log_variance[step].float()
+            want = torch.distributions.kl_divergence(
+                torch.distributions.Normal(true, (least / 2).exp()), torch.distributions.Normal(mean, (log / 2).exp())
+            )
+        else:
+            normal = torch.distributions.Normal(mean, (log / 2).exp())
+            top = torch.where(x > 0.999, torch.ones_like(x), normal.cdf(x + 1 / 255))
+            bottom = torch.where(x < -0.999, torch.zeros_like(x), normal.cdf(x - 1 / 255))
+            want = -(top - bottom).clamp(min=1e-12).log()
+        want = want.flatten(1).mean(1) / math.log(2)
+        assert torch.allclose(bound, want, rtol=2e-3, atol=1e-5), step
+
+
+def test_kl_of_equal_gaussians_is_nothing_and_grey_values_share_one():
+    assert gaussian_kl(noise(0), noise(1), noise(0), noise(1)).abs().max() < 1e-6
+    values = (torch.arange(256) / 127.5 - 1).view(1, -1)
+    logs = discretised_log_likelihood(values, torch.full_like(values, 0.1), torch.full_like(values, -2.0))
+    assert logs.exp().sum().item() == pytest.approx(1, abs=1e-3)
+
+
+@pytest.mark.parametrize("channels", [3, 6])
+def test_ddpm_is_that_of_diffusers(channels):
+    """Step by step, of the same noise; steps a fixed stride apart, as theirs are."""
+    kind = "learned_range" if channels == 6 else "fixed_small_log"
+    theirs = diffusers.DDPMScheduler(variance_type=kind, clip_sample=False, timestep_spacing="leading")
+    theirs.set_timesteps(50)
+    g, answer = Gaussian(Diffusion(), leading(1000, 50)), answer_of(channels)
+    x = noise(5)
+    for number, time in enumerate(theirs.timesteps):
+        step = torch.full((2,), 49 - number)
+        said = g.estimate(answer(x, time.float().expand(2)), x, step)
+        generator = torch.Generator().manual_seed(number)
+        want = theirs.step(answer(x, time.float().expand(2)), time, x, generator=generator).prev_sample
+        fresh = torch.randn(SHAPE, generator=torch.Generator().manual_seed(number))
+        ours = g.mean(said.image, x, step) + (said.log_variance / 2).exp() * fresh * (time > 0)
+        assert torch.allclose(ours, want, rtol=1e-4, atol=1e-4 * want.abs().max().item()), time
+        x = want
+
+
+def test_ddim_is_that_of_diffusers():
+    theirs = diffusers.DDIMScheduler(clip_sample=False, set_alpha_to_one=True, timestep_spacing="leading")
+    theirs.set_timesteps(50)
+    x, answer = noise(5), answer_of()
+    states = SAMPLERS["ddim"](Diffusion(), lambda n, t, d: answer(n, t), x, 50, None)
+    for time, state in zip(theirs.timesteps, states, strict=True):
+        x = theirs.step(answer(x, time.float().expand(2)), time, x).prev_sample
+        assert torch.allclose(state.noisy, x, rtol=1e-4, atol=1e-4 * x.abs().max().item()), time
+
+
+def test_euler_is_that_of_diffusers():
+    """Their sigma falls from 1 to 0 where our time rises, and their velocity is the negative of ours."""
+    theirs = diffusers.FlowMatchEulerDiscreteScheduler(shift=1.0)
+    count = 20
+    theirs.set_timesteps(sigmas=[1 - number / count for number in range(count)])
+    x, answer = noise(5), answer_of()
+    for number, state in enumerate(SAMPLERS["euler"](Flow(), lambda n, t, d: answer(n, t), x, count, None)):
+        said = -answer(x, torch.full((2,), 1000 * number / count))
+        x = theirs.step(said, theirs.timesteps[number], x).prev_sample
+        assert torch.allclose(state.noisy, x, atol=1e-4 * x.abs().max().item())
+
+
+@pytest.mark.parametrize("name", ["ddim", "ddpm", "dpm-solver", "euler", "heun"])
+def test_a_perfect_answer_ends_in_the_image(name):
+    """Of images that are all the same, what is to be taken away is known at every step."""
+    image = noise(0).clamp(-1, 1)
+    process = Flow() if name in ("euler", "heun") else Diffusion()
+
+    def ask(noisy, time, done):
+        if isinstance(process, Flow):
+            return (image - noisy) / max(1 - time[0].item() / 1000, 1e-3) if time[0] < 1000 else image - noisy
+        alphas = Gaussian(process).alphas[time.long()].float().view(-1, 1, 1, 1)
+        return (noisy - alphas.sqrt() * image) / (1 - alphas).sqrt()
+
+    draws = lambda step: noise(100 + step)  # noqa: E731
+    end = [*SAMPLERS[name](process, ask, noise(1), 20, draws)][-1].noisy
+    assert torch.allclose(end, image, atol=0.05 if name in ("dpm-solver", "heun") else 1e-2)
+
+
+def test_heun_is_of_second_order():
+    """dx/dt = x + t: halving the step divides the error by about four, Euler's by two."""
+    exact = noise(1, 1, 1, 2, 2) * math.e + (math.e - 2)
+    errors = {}
+    for name in ("euler", "heun"):
+        for steps in (20, 40):
+            ask = lambda x, t, done: x + t.view(-1, 1, 1, 1)  # noqa: E731
+            end = [*SAMPLERS[name](Flow(scale=1.0), ask, noise(1, 1, 1, 2, 2), steps, None)][-1].noisy
+            errors[name, steps] = (end - exact).abs().max().item()
+    assert 1.7 < errors["euler", 20] / errors["euler", 40] < 2.3
+    assert 3.5 < errors["heun", 20] / errors["heun", 40] < 4.6
+
+
+def test_guidance_moves_what_it_is_told_to():
+    x, time, labels = noise(0), torch.tensor([5.0, 5.0]), torch.tensor([1, 3])
+    answer = answer_of(6)
+    ask = lambda **o: guide(answer, labels, 10, SamplingOptions(**o))(x, time, 0.5)  # noqa: E731
+    wanted, plain = answer(x, time, labels), answer(x, time, torch.tensor([10, 10]))
+    assert torch.equal(ask(guidance=1.0), wanted)
+    assert torch.allclose(ask(guidance=0.0)[:, :3], plain[:, :3])
+    both = ask(guidance=3.0)
+    assert torch.allclose(both[:, :3], plain[:, :3] + 3 * (wanted - plain)[:, :3], atol=1e-6)
+    assert torch.equal(both[:, 3:], wanted[:, 3:])  # variances are those for the class
+    first = ask(guidance=3.0, guided_channels=2)
+    assert torch.equal(first[:, :2], both[:, :2]) and torch.equal(first[:, 2:], wanted[:, 2:])
+    assert torch.equal(ask(guidance=3.0, interval=(0.6, 1.0)), wanted)
+    assert torch.equal(guide(answer, None, 0, SamplingOptions(guidance=3.0))(x, time, 0.5), answer(x, time))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "word"),
+    [
+        ({"interval": (0.8, 0.2)}, "interval"),
+        ({"guidance": -1.0}, "guidance"),
+        ({"guided_channels": 0}, "channels"),
+        ({"seed": -1}, "seed"),
+    ],
+)
+def test_settings_out_of_range_are_refused(wrong, word):
+    with pytest.raises(UsageError, match=word):
+        SamplingOptions(**wrong)
+
+
+def test_samplers_and_steps_are_those_of_the_process():
+    assert SamplingOptions().sampler_of(Diffusion()) == ("ddim", 50)
+    assert SamplingOptions().sampler_of(Flow()) == ("heun", 25)
+    assert SamplingOptions().sampler_of(Diffusion(steps=30)) == ("ddim", 30)
+    for wrong, process in (({"sampler": "euler"}, Diffusion()), ({"sampler": "ddim"}, Flow()), ({"steps": 0}, Flow())):
+        with pytest.raises(UsageError):
+            SamplingOptions(**wrong).sampler_of(process)
+    with pytest.raises(UsageError, match="1 to 1000"):
+        SamplingOptions(steps=1001).sampler_of(Diffusion())
+    with pytest.raises(UsageError, match="above 1"):
+        Diffusion(steps=20)
+
+
+def test_processes_are_read_as_they_were_written():
+    for process in (Diffusion(500, "cosine", "velocity"), Flow(1.0)):
+        assert process_from_json(process_to_json(process), "here") == process
+    for wrong in (None, {"name": "other"}, {"name": "flow", "speed": 3}, {"name": "diffusion", "steps": 1}):
+        with pytest.raises(WeightsError, match="here"):
+            process_from_json(wrong, "here")

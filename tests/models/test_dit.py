@@ -1,0 +1,215 @@
+"""DiT: counts and costs of the paper, adaLN-Zero, and diffusers' model on copied weights."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+import vitreous
+from tests.contracts import randomise
+from vitreous.config import from_plain, to_plain
+from vitreous.errors import UsageError
+from vitreous.models.configs.dit import DiTConfig
+from vitreous.models.cost import macs
+from vitreous.models.dit import DiT
+from vitreous.models.families import family_of
+from vitreous.models.names import configure, name_of
+from vitreous.models.skip_init import skip_init
+from vitreous.nn.condition import AdaBlock, waves
+from vitreous.nn.frozen import frozen
+from vitreous.nn.grid import patchify, unpatchify
+
+#: parameters that move, and 10^9 multiply-adds of latents of 32 x 32 (the paper's "Gflops" are these)
+PUBLISHED = {
+    "XL/2": (674_834_720, 118.62),
+    "XL/4": (675_000_704, 29.04),
+    "XL/8": (675_664_640, 7.39),
+    "L/2": (457_840_672, 80.70),
+    "L/4": (457_988_224, 19.70),
+    "L/8": (458_578_432, 5.01),
+    "B/2": (130_315_808, 23.01),
+    "B/4": (130_426_496, 5.57),
+    "B/8": (130_869_248, 1.42),
+    "S/2": (32_865_056, 6.06),
+    "S/4": (32_920_448, 1.41),
+    "S/8": (33_142_016, 0.36),
+}
+TINY = DiTConfig(image=(8, 8), channels=3, classes=5, width=32, depth=2, heads=2, hidden=64)
+
+
+def tiny(**changes):
+    torch.manual_seed(0)
+    return randomise(DiT(replace(TINY, **changes))).eval()
+
+
+def batch(channels=3, side=8):
+    torch.manual_seed(1)
+    return torch.randn(3, channels, side, side), torch.tensor([0.0, 17.0, 999.0]), torch.tensor([0, 4, 5])
+
+
+@pytest.mark.parametrize("size", PUBLISHED)
+def test_counts_and_costs_are_those_of_the_paper(size):
+    config = configure(f"DiT-{size}")
+    parameters, cost = PUBLISHED[size]
+    assert sum(p.numel() for p in skip_init(config).parameters()) == parameters
+    assert macs(config) / 1e9 == pytest.approx(cost, abs=0.006)
+    assert name_of(config) == f"DiT-{size}" and config.learned_variance and config.channels == 4
+
+
+def test_larger_latents_cost_what_the_paper_says():
+    assert macs(configure("DiT-XL/2", 64)) / 1e9 == pytest.approx(524.54, abs=0.1)
+
+
+def test_names_are_read_and_written():
+    assert name_of(configure("dit-64x3/2")) == "DiT-64x3/2" and configure("DiT-64x3/4").patch == (4, 4)
+    assert from_plain(DiTConfig, to_plain(TINY)) == TINY
+    for wrong in ("DiT-XXL/2", "DiT-64x3/0"):
+        with pytest.raises(UsageError):
+            configure(wrong)
+    with pytest.raises(UsageError, match="heads"):
+        replace(TINY, heads=3)
+    with pytest.raises(UsageError, match="image-size"):
+        replace(TINY, image=(9, 8))
+
+
+def test_a_fresh_model_answers_nothing_and_its_blocks_are_the_identity():
+    model = vitreous.create("DiT-64x2/2", channels=3, num_classes=5, image_size=8)
+    images, time, labels = batch()
+    assert model(images, time, labels).abs().max() == 0
+    x, condition = torch.randn(2, 16, 64), torch.randn(2, 64)
+    for block in model.blocks():
+        assert torch.equal(block(x, condition), x)
+
+
+def test_a_block_is_its_formula():
+    model = tiny()
+    block: AdaBlock = model.blocks()[0]
+    x, c = torch.randn(2, 16, 32), torch.randn(2, 32)
+    m = block.modulation(c)[:, None].chunk(6, -1)
+    norm = lambda y: torch.nn.functional.layer_norm(y, (32,), eps=1e-6)  # noqa: E731
+    want = x + m[2] * block.attention(norm(x) * (1 + m[1]) + m[0])
+    want = want + m[5] * block.mlp(norm(want) * (1 + m[4]) + m[3])
+    assert torch.allclose(block(x, c), want, atol=1e-5)
+
+
+def test_waves_are_cosines_and_then_sines():
+    table = waves(torch.tensor([0.0, 3.0]), 8)
+    assert table[0].tolist() == [1.0] * 4 + [0.0] * 4
+    want = [math.cos(3 * 10000 ** (-i / 4)) for i in range(4)] + [math.sin(3 * 10000 ** (-i / 4)) for i in range(4)]
+    assert table[1].tolist() == pytest.approx(want, abs=1e-6)
+
+
+def test_an_answer_ignores_its_batch_and_depends_on_time_and_class():
+    model = tiny()
+    images, time, labels = batch()
+    together = model(images, time, labels)
+    alone = torch.cat([model(*(part[i : i + 1] for part in (images, time, labels))) for i in range(3)])
+    assert torch.allclose(together, alone, atol=1e-4 * together.abs().max().item())
+    assert (model(images, time + 1, labels) - together).abs().max() > 1e-3
+    assert (model(images, time, (labels + 1) % 6) - together).abs().max() > 1e-3
+    assert torch.equal(model(images, time), model(images, time, torch.full((3,), 5)))  # the last row is no class
+
+
+def test_every_parameter_gets_a_gradient():
+    model = tiny(qk_norm=True).train()
+    images, time, labels = batch()
+    model(images, time, labels).square().sum().backward()
+    assert not [name for name, p in model.named_parameters() if not p.grad.abs().sum() > 0]
+
+
+def test_patches_with_their_positions_are_in_no_order():
+    model = tiny()
+    images, time, labels = batch()
+    tokens, order = model.place(model.project(images)), torch.randperm(16)
+    condition = model.condition(time, labels)
+    assert torch.allclose(
+        model.encode(tokens[:, order], condition), model.encode(tokens, condition)[:, order], atol=1e-4
+    )
+
+
+def test_other_sizes_and_axes_work():
+    model = tiny()
+    _, time, labels = batch()
+    assert model(torch.randn(3, 3, 12, 6), time, labels).shape == (3, 6, 12, 6)
+    clips = tiny(image=(4, 8, 8), patch=(2, 2, 2), width=36, heads=2, learned_variance=False)
+    assert clips(torch.randn(3, 3, 4, 8, 8), time, labels).shape == (3, 3, 4, 8, 8)
+    with pytest.raises(ValueError, match="channels"):
+        model(torch.randn(3, 4, 8, 8), time, labels)
+    with pytest.raises(ValueError, match="no classes"):
+        tiny(classes=0)(torch.randn(3, 3, 8, 8), time, labels)
+
+
+def test_layers_are_counted_for_layer_decay():
+    family = family_of(TINY)
+    names = ("projection.weight", "time.fc1.weight", "encoder.blocks.1.modulation.weight", "last.linear.weight")
+    assert [family.layer_of(name, TINY) for name in names] == [0, 0, 2, 3]
+
+
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_a_frozen_copy_agrees(qk_norm):
+    model = tiny(qk_norm=qk_norm)
+    images, time, labels = batch()
+    want = model(images, time, labels)
+    with torch.inference_mode():
+        assert torch.allclose(frozen(model, packed=True)(images, time, labels), want, atol=2e-5 * want.abs().max())
+        half = frozen(model, torch.bfloat16)(images.bfloat16(), time, labels).float()
+    assert (half - want).norm() / want.norm() < 2e-2
+
+
+def of_diffusers(config):
+    diffusers = pytest.importorskip("diffusers", reason="a test dependency")
+    theirs = diffusers.DiTTransformer2DModel(
+        num_attention_heads=config.heads,
+        attention_head_dim=config.width // config.heads,
+        in_channels=config.channels,
+        out_channels=config.out_channels,
+        num_layers=config.depth,
+        sample_size=config.image[0],
+        patch_size=config.patch[0],
+        num_embeds_ada_norm=config.classes,
+        norm_eps=1e-6,
+    )
+    randomise(theirs)
+    first = theirs.transformer_blocks[0].norm1.emb.state_dict()
+    for block in theirs.transformer_blocks:  # a converted DiT has the same in all
+        block.norm1.emb.load_state_dict(first)
+    return theirs.eval()
+
+
+@pytest.mark.parametrize("side", [8, 12])
+def test_diffusers_agrees(side, tmp_path):
+    """Random weights written by diffusers and read here, for two sizes. (At another size than a model's own diffusers
+    stretches positions, which its authors' code does not.)"""
+    config = replace(TINY, hidden=128, image=(side, side))
+    theirs = of_diffusers(config)
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours = vitreous_bundle(tmp_path / "theirs")
+    assert ours.model.config == replace(config, time_shift=1)
+    images, time, labels = batch(side=side)
+    with torch.no_grad():
+        want = theirs(images, timestep=time.long(), class_labels=labels).sample
+        got = ours.model(images, time, labels)
+    assert (got - want).abs().max() <= 1e-5 * want.abs().max()
+
+
+def vitreous_bundle(place):
+    from vitreous.weights.adopt import open_weights
+
+    return open_weights(place).bundle()
+
+
+def test_pixels_of_a_patch_lie_in_the_order_of_the_authors():
+    """(h, w, p, q, c) there, (h, w, c, p, q) here: what is read back makes the same image."""
+    from vitreous.weights.dit import CHANNELS_LAST
+
+    config = replace(TINY, learned_variance=False)
+    rows = torch.randn(12, 7)
+    (ours,) = CHANNELS_LAST.into([rows], config)
+    x = torch.randn(1, 4, 4, 7)
+    theirs = (x @ rows.T).unflatten(-1, (2, 2, 3)).permute(0, 5, 1, 3, 2, 4).reshape(1, 3, 8, 8)
+    assert torch.allclose(unpatchify(x @ ours.T, (2, 2)), theirs, atol=1e-5)
+    assert torch.equal(CHANNELS_LAST.out([ours], config)[0], rows)
+    assert patchify(theirs, (2, 2)).shape == (1, 4, 4, 12)

@@ -1,0 +1,122 @@
+"""Weights of DiTs: the authors' files and diffusers' folders, read and written, and what is said of those that do not
+fit."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.conftest import say
+from tests.contracts import randomise
+from vitreous.errors import WeightsError
+from vitreous.models.configs.dit import DiTConfig
+from vitreous.models.dit import DiT
+from vitreous.nn.position import sincos
+from vitreous.weights.adopt import adopt, open_weights
+from vitreous.weights.dit import DIFFUSERS, DIT
+from vitreous.weights.tasks import Generation
+
+CONFIG = DiTConfig(image=(8, 8), channels=4, classes=5, width=64, depth=2, heads=1, hidden=256)
+
+
+def official(config=CONFIG):
+    """A state dict as facebookresearch/DiT's model gives it: names and shapes written out here."""
+    d, out = config.width, config.out_channels * 4
+    shapes = {
+        "x_embedder.proj.weight": (d, config.channels, 2, 2),
+        "x_embedder.proj.bias": (d,),
+        "t_embedder.mlp.0.weight": (d, 256),
+        "t_embedder.mlp.0.bias": (d,),
+        "t_embedder.mlp.2.weight": (d, d),
+        "t_embedder.mlp.2.bias": (d,),
+        "y_embedder.embedding_table.weight": (config.classes + 1, d),
+        "final_layer.linear.weight": (out, d),
+        "final_layer.linear.bias": (out,),
+        "final_layer.adaLN_modulation.1.weight": (2 * d, d),
+        "final_layer.adaLN_modulation.1.bias": (2 * d,),
+    }
+    for i in range(config.depth):
+        for name, rows, columns in (
+            ("attn.qkv", 3 * d, d),
+            ("attn.proj", d, d),
+            ("mlp.fc1", 4 * d, d),
+            ("mlp.fc2", d, 4 * d),
+            ("adaLN_modulation.1", 6 * d, d),
+        ):
+            shapes |= {f"blocks.{i}.{name}.weight": (rows, columns), f"blocks.{i}.{name}.bias": (rows,)}
+    torch.manual_seed(0)
+    state = {name: torch.randn(shape) for name, shape in shapes.items()}
+    return state | {"pos_embed": sincos(config.grid, d).flatten(0, -2)[None]}
+
+
+def test_the_authors_file_is_read_and_written_bit_for_bit(tmp_path):
+    state = official()
+    torch.save(state, tmp_path / "DiT.pt")
+    weights = open_weights(tmp_path / "DiT.pt")
+    assert weights.config == CONFIG and weights.task == Generation(tuple("01234"))
+    done = say("convert", str(tmp_path / "DiT.pt"), str(tmp_path / "again"), "--to", "dit")
+    assert done.returncode == 0, done.stderr
+    again = load_file(tmp_path / "again.safetensors")
+    assert again.keys() == state.keys() and all(torch.equal(again[name], state[name]) for name in state)
+
+
+def test_the_average_of_a_training_checkpoint_is_read(tmp_path):
+    ema, model = official(), {name: tensor + 1 for name, tensor in official().items()}
+    torch.save({"model": model, "ema": ema, "opt": {}, "args": {"lr": 1e-4}}, tmp_path / "0400000.pt")
+    state = open_weights(tmp_path / "0400000.pt").state()
+    assert torch.equal(state["classes.weight"], ema["y_embedder.embedding_table.weight"])
+
+
+def test_diffusers_folders_are_read_and_written_bit_for_bit(tmp_path):
+    torch.manual_seed(0)
+    config = replace(CONFIG, time_shift=1)
+    model = randomise(DiT(config))
+    tensors = DIFFUSERS.file(config, model.state_dict())
+    (tmp_path / "theirs").mkdir()
+    save_file(tensors, tmp_path / "theirs" / "diffusion_pytorch_model.safetensors")
+    (tmp_path / "theirs" / "config.json").write_text(json.dumps(DIFFUSERS.describe(config)))
+    done = say("convert", str(tmp_path / "theirs"), str(tmp_path / "again"), "--to", "diffusers")
+    assert done.returncode == 0, done.stderr
+    again = load_file(tmp_path / "again" / "diffusion_pytorch_model.safetensors")
+    assert again.keys() == tensors.keys() and all(torch.equal(again[name], tensors[name]) for name in tensors)
+    assert json.loads((tmp_path / "again" / "config.json").read_text())["_class_name"] == "DiTTransformer2DModel"
+
+
+def test_what_computes_otherwise_is_not_written():
+    assert DIT.holds(CONFIG) and not DIFFUSERS.holds(CONFIG)  # diffusers reads times by other frequencies
+    assert not DIT.holds(replace(CONFIG, time_shift=1)) and not DIT.holds(replace(CONFIG, qk_norm=True))
+
+
+def test_blocks_with_embeddings_of_their_own_are_refused(tmp_path):
+    config = replace(CONFIG, time_shift=1)
+    tensors = DIFFUSERS.file(config, DiT(config).state_dict())
+    name = "transformer_blocks.1.norm1.emb.timestep_embedder.linear_1.weight"
+    tensors[name] = tensors[name] + 1
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(WeightsError, match="one for all"):
+        open_weights(tmp_path / "model.safetensors").state()
+
+
+def test_a_file_that_lacks_a_tensor_says_which(tmp_path):
+    state = official()
+    del state["blocks.1.mlp.fc2.bias"]
+    save_file(state, tmp_path / "DiT.safetensors")
+    with pytest.raises(WeightsError, match=r"missing blocks\.1\.mlp\.fc2\.bias"):
+        open_weights(tmp_path / "DiT.safetensors")
+
+
+def test_other_classes_get_a_new_table_and_the_same_ones_their_rows(tmp_path):
+    torch.save(official(), tmp_path / "DiT.pt")
+    weights = replace(open_weights(tmp_path / "DiT.pt"), task=Generation(("a", "b", "c", "d", "e")))
+    model = DiT(CONFIG)
+    adopt(model, weights, ("e", "d", "c", "b", "a"))
+    rows = weights.state()["classes.weight"]
+    assert torch.equal(model.classes.weight, rows[[4, 3, 2, 1, 0, 5]])
+    fewer = DiT(replace(CONFIG, classes=2))
+    before = fewer.classes.weight.clone()
+    adoption = adopt(fewer, weights, ("x", "y"))
+    assert torch.equal(fewer.classes.weight, before) and "classes are new" in adoption.text()

@@ -1,0 +1,67 @@
+"""vitreous sample."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from tyro.conf import Positional, arg
+
+from vitreous.cli.console import Console
+from vitreous.weights.options import WeightsOptions
+
+
+@dataclass(frozen=True)
+class Options(WeightsOptions):
+    """Images of a model that makes them.
+
+    Example: vitreous sample runs/pets --class cat --count 16 --guidance 2 --out cats.png
+    """
+
+    run: Annotated[Positional[str], arg(metavar="RUN")]
+    """A run folder, a bundle, or weights in another library's format."""
+    out: Annotated[str, arg(metavar="PLACE")]
+    """A .png file for a grid, a row for each class; or a folder for CLASS-00000.png and so on, where images that are
+    there are not made again."""
+    classes: Annotated[tuple[str, ...], arg(name="class", metavar="NAME...")] = ()
+    """What to make images of (default: each class of the model)."""
+    count: int = 1
+    """Images of each class."""
+    guidance: float = 1.0
+    """How far answers are moved away from those for no class: above 1 images are more typical and less varied."""
+    interval: tuple[float, float] = (0.0, 1.0)
+    """The part of the way from noise (0) to image (1) on which guidance is used."""
+    guided_channels: int | None = None
+    """Guide only so many of the first channels; DiT's published code guides 3 of 4 latents (default: all)."""
+    sampler: Literal["ddim", "ddpm", "dpm-solver", "heun", "euler"] | None = None
+    """How noise is taken away (default: ddim for a diffusion, heun for a flow; dpm-solver needs the extra `gen`)."""
+    steps: int | None = None
+    """In how many steps (default: 50 of ddim, 250 of ddpm, 25 of heun)."""
+    seed: int = 0
+    """What noise is drawn from: an image is a function of it, of its class and of its number."""
+    to_seed: int | None = None
+    """Go from this image of --seed to that of another seed in --count images."""
+    inpaint: str | None = None
+    """An image file that stays as it is but where --mask is white."""
+    mask: str | None = None
+    """A picture of the same size as --inpaint."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:1 or mps."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """Numbers to compute with; auto is bf16 where the device has it, else fp32."""
+
+
+def run(options: Options, console: Console) -> dict[str, Any]:
+    """Make images and write them."""
+    from dataclasses import fields
+
+    from vitreous.serving.samples import SampleOptions, sample
+
+    asked = {one.name: getattr(options, one.name) for one in fields(SampleOptions)}
+    document = sample(options.source(options.run), options.out, console, **asked)
+    files, (name, steps) = document["files"], document["sampler"]
+    rate = f"{document['seconds']:.1f} s, {name} in {steps} steps, {document['precision']}"
+    console.say(f"{options.out}: {max(1, len(document['classes'])) * options.count:,} images in {rate}")
+    if len(files) > 1:
+        console.say(f"{files[0]} … {files[-1]}")
+    return document

@@ -1,0 +1,140 @@
+"""From seeds and classes to images, by the fastest way the machine has.
+
+On a CPU each thread makes images of its own, from the first step to the last. n images of C channels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitreous.data.keys import key, normal
+from vitreous.data.preprocess import Preprocess
+from vitreous.evaluation.engine import TOKENS, cut
+from vitreous.generation.guidance import guide
+from vitreous.generation.process import Process
+from vitreous.generation.samplers import SAMPLERS, leave
+from vitreous.generation.settings import SamplingOptions
+from vitreous.machine import DTYPES, packs, pick_device, pick_precision, settle_process, thread_pool
+from vitreous.nn.frozen import frozen
+
+START = 0x7374617274  # sets the noise that images start from apart from that of steps
+
+
+@dataclass(frozen=True, eq=False)
+class Canvas:
+    """Images of which a part is given: `images` (n, C, *image) float32 normalised, and `given` (n, 1, *image) bool,
+    true where they stay as they are."""
+
+    images: Tensor
+    given: Tensor
+
+
+class ImageSampler:
+    """A model that makes images of so many `classes` (0: of one kind) by the reverse of a process, ready to.
+
+    An image is a function of the seed, of its class and of its number, whatever is made beside it, but for the last
+    bits. Raises UsageError for a device or precision that there is not.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        process: Process,
+        classes: int,
+        preprocess: Preprocess,
+        device: str = "auto",
+        precision: str = "auto",
+    ) -> None:
+        self.config: Any = model.config
+        self.process, self.classes, self.preprocess = process, classes, preprocess
+        self.device = pick_device(device)
+        self.precision = pick_precision(precision, self.device)
+        self.dtype = DTYPES[self.precision]
+        self.model: Any = frozen(model.to(self.device), self.dtype, packs(self.device))
+        settle_process()
+
+    def noise(self, labels: Tensor, numbers: Tensor, seed: int) -> Tensor:
+        """(n,) and (n,) int64 -> (n, C, *image) float32: what images of these classes and numbers start from."""
+        keys = key(seed, START, labels.numpy(), numbers.numpy())
+        return torch.from_numpy(normal(keys, (self.config.channels, *self.config.image)))
+
+    def sample(
+        self,
+        labels: Tensor,
+        numbers: Tensor,
+        options: SamplingOptions = SamplingOptions(),  # noqa: B008
+        on_images: Callable[[float], None] = lambda images: None,
+        noise: Tensor | None = None,
+        canvas: Canvas | None = None,
+    ) -> Tensor:
+        """(n,) int64 classes, all 0 of a model without, and (n,) numbers -> (n, C, *image) uint8.
+
+        `noise` (n, C, *image) takes the place of what the seed gives. `on_images` is given the images that a step of a
+        part of the batch has brought on, in parts of an image. Raises UsageError for a sampler or steps that the model
+        does not have.
+        """
+        options.sampler_of(self.process)
+        start = self.noise(labels, numbers, options.seed) if noise is None else noise
+        keys = torch.from_numpy(key(options.seed, labels.numpy(), numbers.numpy()).view(np.int64))
+        tokens = math.prod(self.config.grid) * (2 if self.classes and options.guidance != 1 else 1)
+        threads = torch.get_num_threads() if self.device == "cpu" else 1
+        most = max(1, round(TOKENS / tokens)) if self.device == "cpu" else 64
+        size, together = cut(len(start), most, threads) if threads > 1 else (most, True)
+        spans = [slice(low, min(low + size, len(start))) for low in range(0, len(start), size)]
+
+        def part(rows: slice) -> Tensor:
+            own = None if canvas is None else Canvas(canvas.images[rows], canvas.given[rows])
+            return self.part(start[rows], labels[rows], keys[rows], options, own, on_images)
+
+        return torch.cat(list(map(part, spans) if together else thread_pool(threads).map(part, spans)))
+
+    @torch.inference_mode()
+    def part(
+        self,
+        noise: Tensor,
+        labels: Tensor,
+        keys: Tensor,
+        options: SamplingOptions,
+        canvas: Canvas | None,
+        on_images: Callable[[float], None],
+    ) -> Tensor:
+        """(b, C, *image) noise, (b,) int64 classes and keys -> (b, C, *image) uint8, from the first step to the
+        last."""
+        name, steps = options.sampler_of(self.process)
+        asked = labels.to(self.device) if self.classes else None
+        ask = guide(self.answer, asked, self.classes, options)
+        mend = leave if canvas is None else lambda noisy, a, b: keep(canvas, noisy, noise, a, b)
+
+        def draw(step: int) -> Tensor:
+            rows = key(keys.numpy().view(np.uint64), step + 1)
+            return torch.from_numpy(normal(rows, tuple(noise.shape[1:]))).to(self.device)
+
+        image = noise
+        for state in SAMPLERS[name](self.process, ask, noise.to(self.device), steps, draw, mend):
+            image = state.noisy
+            on_images(len(noise) / steps)
+        return self.pixels(image.float().cpu())
+
+    def answer(self, noisy: Tensor, time: Tensor, labels: Tensor | None) -> Tensor:
+        """(b, C, *image), (b,), (b,) -> (b, C', *image) float32: one forward pass."""
+        return self.model(noisy.to(self.dtype), time, labels).float()
+
+    def pixels(self, images: Tensor) -> Tensor:
+        """(b, C, *image) float32 normalised -> (b, C, *image) uint8."""
+        shape = (1, -1) + (1,) * (images.dim() - 2)
+        mean, std = (torch.tensor(values).view(shape) for values in (self.preprocess.mean, self.preprocess.std))
+        return ((images * std + mean) * 255).round_().clamp_(0, 255).to(torch.uint8)
+
+
+def keep(canvas: Canvas, noisy: Tensor, noise: Tensor, a: float, b: float) -> Tensor:
+    """(b, C, *image) that a step has left -> the same, with a image + b noise where the image is given
+    (arXiv:2011.13456, appendix I.2)."""
+    known = a * canvas.images.to(noisy) + b * noise.to(noisy)
+    return torch.where(canvas.given.to(noisy.device), known, noisy)

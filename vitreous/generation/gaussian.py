@@ -1,0 +1,138 @@
+"""The arithmetic of Gaussian diffusion (arXiv:2006.11239, arXiv:2102.09672).
+
+B batch; x an image with noise, (B, C, *image); a_t the product of 1 - beta over the steps up to t.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from vitreous.generation.process import Diffusion
+
+
+class Estimate(NamedTuple):
+    """What a model's answer says of an image with noise: the image and the noise in it, (B, C, *image) each, and the
+    logarithm of the variance of a step back, which goes over it."""
+
+    image: Tensor
+    noise: Tensor
+    log_variance: Tensor
+
+
+class Gaussian:
+    """A diffusion as tables of its steps, all (T,) float64; those of some `steps` alone (rising numbers) where a
+    sampler leaves out others, with betas by which a_t is the same at these (arXiv:2102.09672, Eq. 19).
+
+    `times` (T,) int64 is what the model is told of each step.
+    """
+
+    def __init__(self, process: Diffusion, steps: Sequence[int] | None = None) -> None:
+        self.process = process
+        whole = torch.cumprod(1 - betas(process), 0)
+        self.times = torch.arange(process.steps) if steps is None else torch.tensor(list(steps), dtype=torch.int64)
+        self.alphas = whole[self.times]
+        before = torch.cat([torch.ones(1, dtype=torch.float64), self.alphas[:-1]])
+        self.before = before
+        self.betas = 1 - self.alphas / before
+        self.variance = self.betas * (1 - before) / (1 - self.alphas)  # of q(x_{t-1} | x_t, x), Eq. 7
+        # that of the first step is 0: the second's stands for it, as in the authors' code
+        self.log_variance = torch.cat([self.variance[1:2], self.variance[1:]]).log()
+        self.of_image = self.betas * before.sqrt() / (1 - self.alphas)
+        self.of_noisy = (1 - before) * (1 - self.betas).sqrt() / (1 - self.alphas)
+
+    def read(self, table: Tensor, step: Tensor, like: Tensor) -> Tensor:
+        """(T,), (B,) int64 -> (B, 1, ..., 1) float32: the rows of a table, to go over (B, C, *image)."""
+        return table[step.cpu()].to(like.device, torch.float32).view(-1, *[1] * (like.dim() - 1))
+
+    def add_noise(self, images: Tensor, noise: Tensor, step: Tensor) -> Tensor:
+        """(B, C, *image), the same of noise, (B,) int64 -> (B, C, *image): Eq. 4."""
+        alphas = self.read(self.alphas, step, images)
+        return alphas.sqrt() * images + (1 - alphas).sqrt() * noise
+
+    def target(self, images: Tensor, noise: Tensor, step: Tensor) -> Tensor:
+        """(B, C, *image), the same of noise, (B,) int64 -> (B, C, *image): what the model is asked for."""
+        if self.process.predicts == "noise":
+            return noise
+        alphas = self.read(self.alphas, step, images)
+        return alphas.sqrt() * noise - (1 - alphas).sqrt() * images
+
+    def estimate(self, answer: Tensor, noisy: Tensor, step: Tensor) -> Estimate:
+        """(B, C or 2 C, *image), (B, C, *image), (B,) int64 -> what the answer says.
+
+        Of an answer with twice the channels the second half v says where between its bounds the variance lies
+        (arXiv:2102.09672, Eq. 15): exp(f log beta + (1 - f) log beta~), f = (v + 1) / 2. Else it is beta~.
+        """
+        channels = noisy.shape[1]
+        predicted, noisy = answer[:, :channels].float(), noisy.float()
+        alphas = self.read(self.alphas, step, noisy)
+        a, b = alphas.sqrt(), (1 - alphas).sqrt()
+        if self.process.predicts == "noise":
+            image, noise = (noisy - b * predicted) / a, predicted
+        else:
+            image, noise = a * noisy - b * predicted, a * predicted + b * noisy
+        least = self.read(self.log_variance, step, noisy)
+        if answer.shape[1] == channels:
+            return Estimate(image, noise, least)
+        most = self.read(self.betas.log(), step, noisy)
+        share = (answer[:, channels:].float() + 1) / 2
+        return Estimate(image, noise, share * most + (1 - share) * least)
+
+    def mean(self, image: Tensor, noisy: Tensor, step: Tensor) -> Tensor:
+        """(B, C, *image) of an image and of it with noise, (B,) int64 -> (B, C, *image): the mean of one step back,
+        Eq. 7."""
+        return self.read(self.of_image, step, image) * image + self.read(self.of_noisy, step, image) * noisy
+
+    def bound(self, answer: Tensor, images: Tensor, noisy: Tensor, step: Tensor) -> Tensor:
+        """(B, 2 C, *image), (B, C, *image) twice, (B,) int64 -> (B,): a term of the variational bound, in bits for each
+        number of the image; its gradient goes to the variance alone (arXiv:2102.09672, section 3.1).
+
+            step 0:      -log2 p(x | x_0), of a Gaussian cut at the borders of 256 grey values
+            other steps: KL(q(x_{t-1} | x_t, x) || p(x_{t-1} | x_t)) / ln 2
+        """
+        channels = images.shape[1]
+        answer = torch.cat([answer[:, :channels].detach(), answer[:, channels:]], 1)
+        estimate = self.estimate(answer, noisy, step)
+        mean = self.mean(estimate.image, noisy.float(), step)
+        true_mean = self.mean(images.float(), noisy.float(), step)
+        true_log = self.read(self.log_variance, step, images)
+        kl = gaussian_kl(true_mean, true_log, mean, estimate.log_variance)
+        first = -discretised_log_likelihood(images.float(), mean, estimate.log_variance / 2)
+        at_first = (step == 0).to(images.device).view(-1, *[1] * (images.dim() - 1))
+        return torch.where(at_first, first, kl).flatten(1).mean(1) / math.log(2)
+
+
+def betas(process: Diffusion) -> Tensor:
+    """(T,) float64: the variance that each step adds."""
+    steps = process.steps
+    if process.betas == "linear":
+        return torch.linspace(0.1 / steps, 20 / steps, steps, dtype=torch.float64)
+    ends = torch.arange(steps + 1, dtype=torch.float64) / steps
+    left = ((ends + 0.008) / 1.008 * math.pi / 2).cos().square()
+    return (1 - left[1:] / left[:-1]).clamp(max=0.999)
+
+
+def gaussian_kl(mean: Tensor, log_variance: Tensor, other: Tensor, other_log: Tensor) -> Tensor:
+    """(...) four times -> (...): KL(N(mean, exp(log_variance)) || N(other, exp(other_log))) in nats, of each element."""
+    return 0.5 * (
+        other_log - log_variance - 1 + (log_variance - other_log).exp() + (mean - other).square() * (-other_log).exp()
+    )
+
+
+def discretised_log_likelihood(images: Tensor, mean: Tensor, log_deviation: Tensor) -> Tensor:
+    """log of what a Gaussian leaves between the borders of a grey value in [-1, 1], element by element; the outermost
+    values reach to infinity (arXiv:2006.11239, Eq. 13)."""
+    scale = (-log_deviation).exp()
+    above = normal_cdf(scale * (images - mean + 1 / 255))
+    below = normal_cdf(scale * (images - mean - 1 / 255))
+    inside = torch.where(images > 0.999, 1 - below, above - below)
+    return torch.where(images < -0.999, above, inside).clamp(min=1e-12).log()
+
+
+def normal_cdf(x: Tensor) -> Tensor:
+    """(...) -> (...): the share of a standard normal distribution below x."""
+    return 0.5 * (1 + torch.erf(x * 0.5**0.5))

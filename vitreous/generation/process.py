@@ -1,0 +1,74 @@
+"""How noise is added to images, as frozen values: what a model of images has learned to undo. Needs no PyTorch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal
+
+from vitreous.errors import UsageError, WeightsError
+
+Betas = Literal["linear", "cosine"]
+Predicts = Literal["noise", "velocity"]
+
+
+@dataclass(frozen=True)
+class Diffusion:
+    """Gaussian noise in `steps` steps (arXiv:2006.11239): x_t = sqrt(a_t) x + sqrt(1 - a_t) e, t = 0 .. steps - 1.
+
+    `betas`: the variance added at each step is `linear`, from 1e-4 to 0.02 for 1000 steps, or `cosine`
+    (arXiv:2102.09672, Eq. 17). `predicts`: what a model is asked for, the noise e, or the velocity sqrt(a_t) e -
+    sqrt(1 - a_t) x (arXiv:2202.00512). Raises UsageError for fewer than two steps.
+    """
+
+    name: ClassVar[str] = "diffusion"
+    steps: int = 1000
+    betas: Betas = "linear"
+    predicts: Predicts = "noise"
+
+    def __post_init__(self) -> None:
+        if self.steps < 2:
+            raise UsageError(f"a diffusion of {self.steps} steps cannot be", "use 1000")
+        if self.betas == "linear" and self.steps <= 20:
+            raise UsageError(
+                f"linear betas of {self.steps} steps would be above 1", "use more than 20 steps, or betas cosine"
+            )
+
+
+@dataclass(frozen=True)
+class Flow:
+    """A straight line from noise at time 0 to an image at time 1 (rectified flow, arXiv:2209.03003; SiT,
+    arXiv:2401.08740): x_t = t x + (1 - t) e, and a model is asked for the velocity x - e.
+
+    `scale`: what the model is told of a time is t times this (1 in SiT's own files).
+    """
+
+    name: ClassVar[str] = "flow"
+    scale: float = 1000.0
+
+
+Process = Diffusion | Flow
+PROCESSES: dict[str, type[Process]] = {kind.name: kind for kind in (Diffusion, Flow)}
+
+
+def process_to_json(process: Process) -> dict[str, Any]:
+    """The process as a description has it: its name, and its numbers beside it."""
+    return {"name": process.name, **vars(process)}
+
+
+def process_from_json(plain: Any, origin: str) -> Process:
+    """The process of a description. Raises WeightsError, naming `origin`, for one that there is not."""
+    numbers = dict(plain) if isinstance(plain, dict) else {}
+    kind = PROCESSES.get(str(numbers.pop("name", None)))
+    try:
+        if kind is None:
+            raise ValueError("its name is not one of " + ", ".join(PROCESSES))
+        return kind(**numbers)
+    except (TypeError, ValueError, UsageError) as error:
+        raise WeightsError(f"{origin}: process {plain} ({error})", "install a newer vitreous") from None
+
+
+def process_of(objective: dict[str, Any], origin: str) -> Process:
+    """The process of an objective's settings, which may have others. Raises WeightsError as `process_from_json`."""
+    kind = PROCESSES.get(str(objective.get("name")))
+    names = {"name", *(field.name for field in fields(kind))} if kind else {"name"}
+    return process_from_json({name: value for name, value in objective.items() if name in names}, origin)

@@ -1,0 +1,149 @@
+"""From noise to an image, step by step.
+
+B batch, C channels, S steps. `ask` is a model's answer (B, C', *image) for noisy images (B, C, *image), times (B,)
+float32 and the part of the way that is done, 0 to 1; `draw` gives fresh noise (B, C, *image) for a step. `mend` is
+given what a step has left, and a and b of the image and the noise in it, x = a image + b noise, and gives back what
+goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vitreous.errors import UsageError
+from vitreous.generation.gaussian import Gaussian
+from vitreous.generation.process import Diffusion, Flow
+
+Ask = Callable[[Tensor, Tensor, float], Tensor]
+Draw = Callable[[int], Tensor]
+Mend = Callable[[Tensor, float, float], Tensor]
+
+
+class State(NamedTuple):
+    """A step's end: the images with the noise that is left, and the images as they are taken to be."""
+
+    noisy: Tensor
+    image: Tensor
+
+
+def leave(noisy: Tensor, a: float, b: float) -> Tensor:
+    """(B, C, *image) as it is."""
+    return noisy
+
+
+def ddpm(process: Diffusion, ask: Ask, noisy: Tensor, steps: int, draw: Draw, mend: Mend = leave) -> Iterator[State]:
+    """Ancestral sampling (arXiv:2006.11239, Algorithm 2) on `evenly` spaced steps, with the variance that the model
+    tells where it does (arXiv:2102.09672)."""
+    return descend(Gaussian(process, evenly(process.steps, steps)), ask, noisy, draw, None, mend)
+
+
+def ddim(process: Diffusion, ask: Ask, noisy: Tensor, steps: int, draw: Draw, mend: Mend = leave) -> Iterator[State]:
+    """(B, C, *image) -> a state after each step, without fresh noise (arXiv:2010.02502, Eq. 12 with sigma 0), on every
+    n-th step: 0, 20, ..., 980 for 50."""
+    return descend(Gaussian(process, leading(process.steps, steps)), ask, noisy, draw, 0.0, mend)
+
+
+def descend(
+    gaussian: Gaussian, ask: Ask, noisy: Tensor, draw: Draw, eta: float | None, mend: Mend = leave
+) -> Iterator[State]:
+    """(B, C, *image) -> a state after each of the kept steps, the last first.
+
+    `eta` None: x = mean + deviation * noise of the posterior. Else, with a' the a_t of the step before:
+    sigma = eta sqrt((1 - a') / (1 - a)) sqrt(1 - a / a'), x = sqrt(a') image + sqrt(1 - a' - sigma^2) e + sigma noise.
+    """
+    count = len(gaussian.times)
+    for number, step in enumerate(range(count - 1, -1, -1)):
+        rows = torch.full((len(noisy),), step)
+        time = gaussian.times[rows].to(noisy.device, torch.float32)
+        estimate = gaussian.estimate(ask(noisy, time, number / count), noisy, rows)
+        a, before = float(gaussian.alphas[step]), float(gaussian.before[step])
+        if eta is None:
+            noisy = gaussian.mean(estimate.image, noisy, rows)
+            if step:
+                noisy = noisy + (estimate.log_variance / 2).exp() * draw(number)
+        else:
+            sigma = eta * ((1 - before) / (1 - a)) ** 0.5 * (1 - a / before) ** 0.5
+            noisy = before**0.5 * estimate.image + (1 - before - sigma**2) ** 0.5 * estimate.noise
+            if sigma:
+                noisy = noisy + sigma * draw(number)
+        noisy = mend(noisy, before**0.5, (1 - before) ** 0.5)
+        yield State(noisy, estimate.image)
+
+
+def dpm_solver(
+    process: Diffusion, ask: Ask, noisy: Tensor, steps: int, draw: Draw, mend: Mend = leave
+) -> Iterator[State]:
+    """(B, C, *image) -> a state after each step of DPM-Solver++(2M) (arXiv:2211.01095), by diffusers.
+
+    Raises UsageError where that is not installed, and for images of which a part is given, which it does not make.
+    """
+    if mend is not leave:
+        raise UsageError("the sampler dpm-solver fills no masks", "use --sampler ddim")
+    try:
+        from diffusers import DPMSolverMultistepScheduler  # pyright: ignore[reportPrivateImportUsage]
+    except ImportError:
+        raise UsageError(
+            "the sampler dpm-solver is diffusers'", "pip install 'vitreous[gen]', or --sampler ddim"
+        ) from None
+    gaussian = Gaussian(process)
+    scheduler: Any = DPMSolverMultistepScheduler(
+        num_train_timesteps=process.steps, trained_betas=gaussian.betas.numpy(), algorithm_type="dpmsolver++"
+    )
+    scheduler.set_timesteps(steps)
+    for number, time in enumerate(scheduler.timesteps):
+        rows = torch.full((len(noisy),), int(time))
+        estimate = gaussian.estimate(ask(noisy, rows.to(noisy.device, torch.float32), number / steps), noisy, rows)
+        noisy = scheduler.step(estimate.noise, time, noisy).prev_sample
+        yield State(noisy, estimate.image)
+
+
+def euler(process: Flow, ask: Ask, noisy: Tensor, steps: int, draw: Draw, mend: Mend = leave) -> Iterator[State]:
+    """x += v(x, t) / S, from t = 0 to 1."""
+    for number in range(steps):
+        done, after = number / steps, (number + 1) / steps
+        velocity = velocity_of(process, ask, noisy, done)
+        noisy = mend(noisy + velocity / steps, after, 1 - after)
+        yield State(noisy, noisy + (1 - after) * velocity)
+
+
+def heun(process: Flow, ask: Ask, noisy: Tensor, steps: int, draw: Draw, mend: Mend = leave) -> Iterator[State]:
+    """Heun's method: the mean of the velocities before and after Euler's step, two answers a step; the last step is
+    Euler's, for at its end there is no noise left to tell a velocity by (arXiv:2206.00364, Algorithm 1)."""
+    for number in range(steps):
+        done, after = number / steps, (number + 1) / steps
+        velocity = velocity_of(process, ask, noisy, done)
+        if number < steps - 1:
+            velocity = (velocity + velocity_of(process, ask, noisy + velocity / steps, after)) / 2
+        noisy = mend(noisy + velocity / steps, after, 1 - after)
+        yield State(noisy, noisy + (1 - after) * velocity)
+
+
+def velocity_of(process: Flow, ask: Ask, noisy: Tensor, time: float) -> Tensor:
+    """(B, C, *image) at a time 0..1 -> (B, C, *image) float32: the model's velocity, without what it says of
+    variances."""
+    scaled = torch.full((len(noisy),), time * process.scale, device=noisy.device)
+    return ask(noisy, scaled, time)[:, : noisy.shape[1]].float()
+
+
+def evenly(steps: int, count: int) -> list[int]:
+    """`count` of `steps` numbers from the first to the last, as even as they can be: 0, 4, 8, ..., 995, 999."""
+    return [round(number * (steps - 1) / max(count - 1, 1)) for number in range(count)]
+
+
+def leading(steps: int, count: int) -> list[int]:
+    """`count` of `steps` numbers from the first on, a fixed stride apart: 0, 20, ..., 980."""
+    return list(range(0, steps, steps // count))[:count]
+
+
+#: by name; `generation.settings` has the process and the steps of each
+SAMPLERS: dict[str, Callable[..., Iterator[State]]] = {
+    "ddpm": ddpm,
+    "ddim": ddim,
+    "dpm-solver": dpm_solver,
+    "euler": euler,
+    "heun": heun,
+}

@@ -1,0 +1,61 @@
+"""What is asked of a model that makes images, as frozen values. Needs no PyTorch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vitreous.errors import UsageError
+from vitreous.generation.process import Diffusion, Flow, Process
+
+#: the samplers of each process, the default first, and the steps that it makes where none are said
+SAMPLERS: dict[type[Process], dict[str, int]] = {
+    Diffusion: {"ddim": 50, "ddpm": 250, "dpm-solver": 20},
+    Flow: {"heun": 25, "euler": 50},
+}
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """How images are made.
+
+    `guidance`: how far answers are moved away from those for no class; 1: not at all. `interval`: the part of the way
+    from noise (0) to image (1) on which they are. `guided_channels`: only so many of the first are moved (DiT's
+    published code moves 3 of 4 latents); None: all. `sampler` and `steps`: None for the process's default. `seed`: what
+    noise is drawn from. Raises UsageError for values out of their range.
+    """
+
+    guidance: float = 1.0
+    interval: tuple[float, float] = (0.0, 1.0)
+    guided_channels: int | None = None
+    sampler: str | None = None
+    steps: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        low, high = self.interval
+        if not 0 <= low <= high <= 1:
+            raise UsageError(f"--interval {low:g} {high:g} cannot be", "use two numbers, 0 <= from <= to <= 1")
+        if not 0 <= self.guidance <= 1000:
+            raise UsageError(f"--guidance must be 0 to 1000, not {self.guidance:g}", "1 leaves answers as they are")
+        if self.guided_channels is not None and self.guided_channels < 1:
+            raise UsageError(f"guidance of {self.guided_channels} channels moves nothing", "use --guidance 1 for that")
+        if self.seed < 0:
+            raise UsageError(f"--seed must be at least 0, not {self.seed}")
+
+    def moves(self, done: float) -> bool:
+        """Whether answers are moved where so much of the way, 0 to 1, is done."""
+        return self.guidance != 1 and self.interval[0] <= done <= self.interval[1]
+
+    def sampler_of(self, process: Process) -> tuple[str, int]:
+        """The name of the sampler and its steps. Raises UsageError for one of another process, and for steps that it
+        cannot make."""
+        known = SAMPLERS[type(process)]
+        name = self.sampler or next(iter(known))
+        if name not in known:
+            raise UsageError(f"--sampler {name} is not for a {process.name}", f"use {' or '.join(known)}")
+        steps = known[name] if self.steps is None else self.steps
+        most = process.steps if isinstance(process, Diffusion) else 1000
+        steps = min(steps, most) if self.steps is None else steps
+        if not 1 <= steps <= most:
+            raise UsageError(f"--steps {steps} cannot be, the model's {process.name} has {most}", f"use 1 to {most}")
+        return name, steps

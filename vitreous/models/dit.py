@@ -1,0 +1,119 @@
+"""The Diffusion Transformer (arXiv:2212.09748): a ViT that answers with an image, steered by a time and a class.
+
+B batch, C channels, N tokens, D width; image and grid are one length per axis.
+
+    images (B, C, *image) -> project (B, *grid, D) -> place (B, N, D) -> encode (B, N, D) -> head (B, C', *image)
+
+The condition (B, D) is the sum of a time's and a class's embedding. Nothing is drawn at random: leaving out a class in
+training is the objective's part.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitreous.models.configs.dit import DiTConfig
+from vitreous.nn.attention import Attention, NormedAttention
+from vitreous.nn.block import Mlp
+from vitreous.nn.condition import AdaBlock, AdaHead, TimeEmbedding
+from vitreous.nn.encoder import Encoder, stack
+from vitreous.nn.grid import patchify, unpatchify
+from vitreous.nn.position import sincos
+
+
+class DiT(nn.Module):
+    """adaLN-Zero, initialised as the paper's code does it: linear layers Xavier uniform with bias 0, the layers of the
+    time and the table of classes N(0, 0.02^2), and 0 for all that reads the condition and for the last layer: a fresh
+    model answers 0, and each of its blocks is the identity.
+
+    Row `classes` of the table of classes stands for no class (classifier-free guidance, arXiv:2207.12598). Positions
+    are fixed sines and cosines, read at whatever grid arrives.
+    """
+
+    def __init__(self, config: DiTConfig) -> None:
+        super().__init__()
+        self.config = c = config
+        self.projection = nn.Linear(c.channels * math.prod(c.patch), c.width)
+        self.time = TimeEmbedding(c.width, shift=c.time_shift)
+        self.classes = nn.Embedding(c.classes + 1, c.width) if c.classes else None
+        self.encoder = Encoder(c.width, stack(c.depth, lambda index, rate: self.block()), norm=False)
+        self.last = AdaHead(c.width, c.out_channels * math.prod(c.patch), c.eps)
+        nn.init.xavier_uniform_(self.projection.weight)
+        nn.init.zeros_(self.projection.bias)
+        if self.classes is not None:
+            nn.init.normal_(self.classes.weight, std=0.02)
+
+    def block(self) -> AdaBlock:
+        """One block of the stack."""
+        c = self.config
+        attention = (NormedAttention if c.qk_norm else Attention)(c.width, c.heads)
+        mlp = Mlp(c.width, c.hidden, gelu="tanh")
+        for linear in (mlp.fc1, mlp.fc2):
+            nn.init.zeros_(linear.bias)
+        return AdaBlock(c.width, attention, mlp, c.eps)
+
+    def forward(self, images: Tensor, time: Tensor, labels: Tensor | None = None) -> Tensor:
+        """(B, C, *image), (B,) float, (B,) int64 -> (B, C', *image) in the images' size.
+
+        Where no labels are given, they are of no class. Raises ValueError for images of other channels, and for labels
+        that a model without classes is given.
+        """
+        tokens = self.project(images)
+        x = self.encode(self.place(tokens), self.condition(time, labels))
+        return unpatchify(x.unflatten(1, tuple(tokens.shape[1:-1])), self.config.patch)
+
+    def first_layer(self) -> nn.Module:
+        """The layer that reads the image."""
+        return self.projection
+
+    def blocks(self) -> list[nn.Module]:
+        """The residual blocks in order."""
+        return list(self.encoder.blocks)
+
+    def project(self, images: Tensor) -> Tensor:
+        """(B, C, *image) -> (B, *grid, D): a linear projection of patches."""
+        if images.shape[1] != self.config.channels:
+            raise ValueError(f"the model takes {self.config.channels} channels, the images have {images.shape[1]}")
+        self.config.check_image(tuple(images.shape[2:]))
+        return self.projection(patchify(images, self.config.patch))
+
+    def place(self, tokens: Tensor) -> Tensor:
+        """(B, *grid, D) -> (B, N, D): add positions of the grid, and flatten."""
+        table = sincos(tuple(tokens.shape[1:-1]), self.config.width).to(tokens.device)
+        return (tokens + (table.to(tokens.dtype) if self.training else table)).flatten(1, -2)
+
+    def condition(self, time: Tensor, labels: Tensor | None = None) -> Tensor:
+        """(B,), (B,) int64 -> (B, D): SiLU of the sum of both embeddings, what every block reads. Label K is no
+        class."""
+        embedded = self.time(time)
+        if self.classes is None:
+            if labels is not None:
+                raise ValueError("the model has no classes to ask for")
+            return F.silu(embedded)
+        labels = torch.full_like(time, self.config.classes, dtype=torch.int64) if labels is None else labels
+        return F.silu(embedded + self.classes(labels).to(embedded.dtype))
+
+    def encode(self, tokens: Tensor, condition: Tensor) -> Tensor:
+        """(B, N, D), (B, D) -> (B, N, patch x C'): the blocks, and the last layer."""
+        return self.last(self.encoder(tokens, condition), condition)
+
+    def features_after(
+        self, images: Tensor, depths: Sequence[int], time: Tensor, labels: Tensor | None = None
+    ) -> list[Tensor]:
+        """(B, C, *image), (B,), (B,) int64 -> for each depth t, (B, N, D): every token after t blocks. Raises
+        ValueError."""
+        return self.encoder.features(self.place(self.project(images)), depths, self.condition(time, labels))
+
+
+def dit_macs(config: DiTConfig, image: tuple[int, ...]) -> int:
+    """Multiply-adds of one answer, what is worked out once for the condition included."""
+    c, pixels = config, math.prod(config.patch)
+    tokens = math.prod(side // patch for side, patch in zip(image, c.patch, strict=True))
+    block = tokens * (4 * c.width**2 + 2 * tokens * c.width + 2 * c.width * c.hidden) + 6 * c.width**2
+    condition = 256 * c.width + c.width**2 + 2 * c.width**2
+    return c.depth * block + condition + tokens * pixels * c.width * (c.channels + c.out_channels)

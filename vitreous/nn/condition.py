@@ -1,0 +1,94 @@
+"""What steers a block besides its tokens: a time and a class, as adaptive layer norms (adaLN-Zero, arXiv:2212.09748).
+
+B batch, N tokens, D width. A condition is (B, D).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitreous.nn.attention import ALL
+
+
+class AdaBlock(nn.Module):
+    """A pre-norm block whose norms have no parameters: shift, scale and gate of both branches are read off a condition.
+
+    Section 3.2 of arXiv:2212.09748, with m1 .. m6 = `modulation`(condition), one (B, D) each, in the order of its code:
+
+        x = x + m3 * attention(norm(x) * (1 + m2) + m1)
+        x = x + m6 * mlp(norm(x) * (1 + m5) + m4)
+
+    `modulation` starts at 0, so that a fresh block is the identity.
+    """
+
+    def __init__(self, width: int, attention: nn.Module, mlp: nn.Module, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width, eps=eps, elementwise_affine=False)
+        self.attention, self.mlp = attention, mlp
+        self.modulation = zero_linear(width, 6 * width)
+
+    def forward(self, x: Tensor, condition: Tensor, queries: slice = ALL) -> Tensor:
+        """(B, N, D), (B, D) -> (B, N, D)."""
+        shift, scale, gate, *of_mlp = self.modulation(condition)[:, None].chunk(6, -1)  # (B, 1, D) each
+        x = x + gate * self.attention(modulate(self.norm(x), shift, scale))
+        shift, scale, gate = of_mlp
+        return x + gate * self.mlp(modulate(self.norm(x), shift, scale))
+
+
+class AdaHead(nn.Module):
+    """norm(x) * (1 + scale) + shift, then a linear layer to `out` channels: both it and what reads the condition start
+    at 0, so that a fresh model answers 0."""
+
+    def __init__(self, width: int, out: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width, eps=eps, elementwise_affine=False)
+        self.modulation = zero_linear(width, 2 * width)
+        self.linear = zero_linear(width, out)
+
+    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
+        """(B, N, D), (B, D) -> (B, N, out)."""
+        shift, scale = self.modulation(condition)[:, None].chunk(2, -1)
+        return self.linear(modulate(self.norm(x), shift, scale))
+
+
+class TimeEmbedding(nn.Module):
+    """A time, embedded by `waves` of `channels` channels and two layers with a SiLU between them."""
+
+    def __init__(self, width: int, channels: int = 256, shift: int = 0) -> None:
+        super().__init__()
+        self.channels, self.shift = channels, shift
+        self.fc1, self.fc2 = nn.Linear(channels, width), nn.Linear(width, width)
+        for linear in (self.fc1, self.fc2):
+            nn.init.normal_(linear.weight, std=0.02)
+            nn.init.zeros_(linear.bias)
+
+    def forward(self, time: Tensor) -> Tensor:
+        """(B,) -> (B, D)."""
+        return self.fc2(F.silu(self.fc1(waves(time.float(), self.channels, self.shift).to(self.fc1.weight.dtype))))
+
+
+def waves(time: Tensor, channels: int, shift: int = 0, period: float = 10000.0) -> Tensor:
+    """(B,) float -> (B, channels): [cos(t w_i) | sin(t w_i)], w_i = period^(-i / (h - shift)), i = 0 .. h - 1, h =
+    channels / 2 (GLIDE's form, which DiT took; diffusers' shift is 1)."""
+    half = channels // 2
+    exponents = -math.log(period) * torch.arange(half, device=time.device, dtype=torch.float32)
+    frequencies = torch.exp(exponents / (half - shift))
+    angles = time[:, None] * frequencies
+    return torch.cat([angles.cos(), angles.sin()], -1)
+
+
+def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    """(B, N, D), (B, 1, D), (B, 1, D) -> (B, N, D): x (1 + scale) + shift."""
+    return torch.addcmul(shift.to(x.dtype), x, 1 + scale)
+
+
+def zero_linear(width: int, out: int) -> nn.Linear:
+    """A linear layer whose weight (out, width) and bias are 0."""
+    linear = nn.Linear(width, out)
+    nn.init.zeros_(linear.weight)
+    nn.init.zeros_(linear.bias)
+    return linear

@@ -1,0 +1,181 @@
+"""Learning to make images by taking noise away: diffusion as DiT trains it (arXiv:2212.09748, section 3.1).
+
+B images of C channels. What a model of a flow learns differs in the process alone: `objectives.flow`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from vitreous.data.augmentation.augment import Augment
+from vitreous.data.batch import Batch
+from vitreous.data.keys import key, normal, uniform
+from vitreous.data.split import Split
+from vitreous.errors import UsageError
+from vitreous.evaluation.denoising import DenoisingEvaluator
+from vitreous.evaluation.evaluator import Evaluator
+from vitreous.generation.gaussian import Gaussian
+from vitreous.generation.process import Betas, Diffusion, Predicts, Process
+from vitreous.models.config import DiTConfig, ModelConfig
+from vitreous.models.cost import macs
+from vitreous.models.dit import DiT
+from vitreous.models.zoo import Model
+from vitreous.objectives.base import Objective, ObjectiveConfig, Progress, Setting
+from vitreous.objectives.unlabelled import check_views
+from vitreous.weights.tasks import Generation, Task
+
+_NOISE = 0x6E6F697365  # sets the draws of noise and times apart from those of augmentation
+
+
+@dataclass(frozen=True)
+class GeneratorConfig(ObjectiveConfig):
+    """What objectives that make images share: `label_dropout` is the share of samples that are trained without their
+    class, which guidance needs."""
+
+    generates: ClassVar[bool] = True
+    label_dropout: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.label_dropout <= 1:
+            raise UsageError(f"label_dropout is a share, 0 to 1, and {self.label_dropout} is none")
+
+    def check(self, model: ModelConfig, classes: tuple[str, ...], views: Any) -> None:
+        """Raise UsageError for a model that makes no images, other classes, and views of another kind."""
+        check_views(views, Augment, self.name)
+        if not isinstance(model, DiTConfig):
+            raise UsageError(f"{self.name} trains models that make images", "name one, as --model DiT-128x6/2")
+        if model.classes not in (0, len(classes)):
+            raise UsageError(
+                f"the model asks for {model.classes} classes, and the data have {len(classes)}",
+                "leave --model.classes out; 0 is for images of no class",
+            )
+
+
+@dataclass(frozen=True)
+class DiffusionConfig(GeneratorConfig):
+    """Diffusion in `steps` steps; `betas` and `predicts` are those of `generation.process.Diffusion`. A model with
+    learned variance gets the variational bound beside the squared error."""
+
+    name: Literal["diffusion"] = "diffusion"
+    steps: int = 1000
+    betas: Betas = "linear"
+    predicts: Predicts = "noise"
+
+    @property
+    def process(self) -> Diffusion:
+        """How noise is added. Raises UsageError for numbers that cannot be."""
+        return Diffusion(self.steps, self.betas, self.predicts)
+
+    def check(self, model: ModelConfig, classes: tuple[str, ...], views: Any) -> None:
+        """Raise UsageError as `GeneratorConfig`, and for steps that cannot be."""
+        super().check(model, classes, views)
+        assert self.process
+
+    def build(self, model: Model, setting: Setting) -> DiffusionObjective:
+        """The objective of a model."""
+        return DiffusionObjective(model, self, setting)
+
+
+class GeneratorObjective(Objective):
+    """The mean squared error of a model that is asked what has to be taken away.
+
+    `forward` takes {"images": (B, C, *image) with noise, "time": (B,) float32 as the model is told, "target": (B, C,
+    *image) float32} and, of a model with classes, "labels": (B,) int64, of which the last number is no class.
+    """
+
+    process: Process
+
+    def __init__(self, model: Any, config: Any, setting: Setting) -> None:
+        """Raises UsageError for images with several labels."""
+        super().__init__()
+        if setting.multilabel:
+            raise UsageError("images with several labels cannot be made by class", "use --model.classes 0")
+        self.model: DiT = model
+        self.config, self.setting, self.process = config, setting, config.process
+
+    def draws(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """-> (B, C, *image) noise, and (B,) float64 numbers in [0, 1) for times and for classes left out: functions of
+        the seed and the positions."""
+        keys, images = key(self.setting.seed, _NOISE, batch["positions"].numpy()), batch["images"]
+        noise = torch.from_numpy(normal(keys, tuple(images.shape[1:]))).to(images.device)
+        times, left_out = torch.from_numpy(uniform(keys, 2)).unbind(1)
+        return noise, times, left_out
+
+    def labels(self, batch: Batch, left_out: Tensor) -> Batch:
+        """The entry of a batch with the classes to be told, where the model has any."""
+        none = self.model.config.classes
+        if not none:
+            return {}
+        drop = (left_out < self.config.label_dropout).to(batch["labels"].device)
+        return {"labels": batch["labels"].masked_fill(drop, none)}
+
+    def answer(self, batch: Batch) -> Tensor:
+        """-> (B, C or 2 C, *image) float32."""
+        return self.model(batch["images"], batch["time"], batch.get("labels")).float()
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        answer = self.answer(batch)[:, : batch["target"].shape[1]]
+        return {"loss": (answer - batch["target"]).square().mean()}
+
+    def frozen_parameters(self) -> Any:
+        """None: everything moves."""
+        return iter(())
+
+    def deployed(self) -> Any:
+        """The model."""
+        return self.model
+
+    def task(self) -> Task:
+        """Generation, by class where the model has classes."""
+        return Generation(self.setting.classes if self.model.config.classes else (), self.process)
+
+    def evaluators(self, train: Split) -> list[Evaluator]:
+        """The error at several times."""
+        return [DenoisingEvaluator(self.process, bool(self.model.config.classes))]
+
+    def flops(self, progress: Progress) -> float:
+        """Three forward passes."""
+        return 6 * macs(self.model.config)
+
+
+class DiffusionObjective(GeneratorObjective):
+    """L_simple (arXiv:2006.11239, Eq. 14) and, of a model with learned variance, a term of the variational bound whose
+    gradient goes to the variance alone (arXiv:2102.09672).
+
+    Takes besides "step": (B,) int64 and, for the bound, "clean" and "noisy": (B, C, *image) float32.
+    """
+
+    logged = ("error", "bound")
+
+    def __init__(self, model: Any, config: DiffusionConfig, setting: Setting = Setting()) -> None:  # noqa: B008
+        super().__init__(model, config, setting)
+        self.gaussian = Gaussian(config.process)
+
+    def prepare(self, batch: Batch, progress: Progress) -> Batch:
+        """Draw a time, noise, and whether the class is told, and add the noise."""
+        noise, times, left_out = self.draws(batch)
+        images, step = batch["images"], (times * self.gaussian.process.steps).long()
+        noisy = self.gaussian.add_noise(images, noise, step)
+        both = {"clean": images, "noisy": noisy} if self.model.config.learned_variance else {}
+        return {
+            "images": noisy,
+            "time": step.to(images.device, torch.float32),
+            "step": step,
+            "target": self.gaussian.target(images, noise, step),
+            "positions": batch["positions"],
+            "samples": batch["samples"],
+            **both,
+            **self.labels(batch, left_out),
+        }
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        answer = self.answer(batch)
+        error = (answer[:, : batch["target"].shape[1]] - batch["target"]).square().mean()
+        if not self.model.config.learned_variance:
+            return {"loss": error, "error": error.detach(), "bound": torch.zeros_like(error).detach()}
+        bound = self.gaussian.bound(answer, batch["clean"], batch["noisy"], batch["step"]).mean()
+        return {"loss": error + bound, "error": error.detach(), "bound": bound.detach()}

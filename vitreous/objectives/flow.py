@@ -1,0 +1,66 @@
+"""Learning to make images along straight lines from noise to them: rectified flow (arXiv:2209.03003, arXiv:2401.08740).
+
+B images of C channels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from vitreous.data.batch import Batch
+from vitreous.errors import UsageError
+from vitreous.generation.process import Flow
+from vitreous.models.zoo import Model
+from vitreous.objectives.base import Progress, Setting
+from vitreous.objectives.diffusion import GeneratorConfig, GeneratorObjective
+
+
+@dataclass(frozen=True)
+class FlowConfig(GeneratorConfig):
+    """The velocity of a straight line from noise to an image.
+
+    `times` are drawn evenly from 0 to 1 (`uniform`), or as the logistic function of a standard normal number
+    (`logit-normal`, arXiv:2403.03206, section 3.1), which are mostly in the middle. `scale`: the model is told times of
+    0 to this. Raises UsageError for numbers that cannot be.
+    """
+
+    name: Literal["flow"] = "flow"
+    times: Literal["uniform", "logit-normal"] = "uniform"
+    scale: float = 1000.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.scale <= 0:
+            raise UsageError(f"times are scaled by a number above 0, not by {self.scale}")
+
+    @property
+    def process(self) -> Flow:
+        """How noise is added."""
+        return Flow(self.scale)
+
+    def build(self, model: Model, setting: Setting) -> FlowObjective:
+        """The objective of a model."""
+        return FlowObjective(model, self, setting)
+
+
+class FlowObjective(GeneratorObjective):
+    """The mean squared error of the velocity: image less noise."""
+
+    def prepare(self, batch: Batch, progress: Progress) -> Batch:
+        """Draw a time, noise, and whether the class is told, and mix image and noise."""
+        noise, times, left_out = self.draws(batch)
+        if self.config.times == "logit-normal":
+            times = torch.special.ndtri(times.clamp(min=1e-9)).sigmoid()
+        images, time = batch["images"], times.to(batch["images"].device, torch.float32)
+        share = time.view(-1, *[1] * (images.dim() - 1))
+        return {
+            "images": share * images + (1 - share) * noise,
+            "time": time * self.config.scale,
+            "target": images - noise,
+            "positions": batch["positions"],
+            "samples": batch["samples"],
+            **self.labels(batch, left_out),
+        }

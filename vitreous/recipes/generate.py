@@ -1,0 +1,111 @@
+"""Making images: diffusion as published for DiT, flows as for SiT, and for small images as tuned here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vitreous.data.augmentation.augment import Augment
+from vitreous.models.config import ModelConfig, replace_fields
+from vitreous.models.defaults import SMALL
+from vitreous.objectives.diffusion import DiffusionConfig
+from vitreous.objectives.flow import FlowConfig
+from vitreous.recipes.options import TrainOptions
+from vitreous.recipes.recipe import DatasetInfo, Length, Recipe, common
+from vitreous.training.run import Optimizer, Run, Schedule
+
+SHOWN = Length(5e5, 12, 140)  # small images
+
+
+def dit(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+    """DiT: arXiv:2212.09748, section 4, and facebookresearch/DiT. Images up to 64 pixels: tuned here.
+
+    vitreous train DATA --recipe NAME
+
+    7 million steps of 256 images (XL; 400,000 for comparisons), Adam at 1e-4 without warm-up, decay or clipping, an
+    average of the weights with a decay of 0.9999, a flip.
+    """
+    if max(model.image) <= SMALL:
+        return small(model, facts, {"objective": DiffusionConfig(betas="cosine")})
+    return published(model, facts, {"objective": DiffusionConfig()})
+
+
+def sit(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+    """SiT with straight lines, which is rectified flow: arXiv:2401.08740, Table 9 (otherwise as DiT). Images up to 64
+    pixels: tuned here.
+
+    vitreous train DATA --recipe NAME
+
+    The authors' files tell the model times of 0 to 1: --objective.scale 1.
+    """
+    if max(model.image) <= SMALL:
+        return small(model, facts, {"objective": FlowConfig(times="logit-normal")})
+    return published(model, facts, {"objective": FlowConfig()})
+
+
+def published(model: ModelConfig, facts: DatasetInfo, parts: dict[str, Any]) -> Run:
+    """A run as the papers have it."""
+    return Run(
+        **common(model, facts),
+        views=Augment(flip=0.5),
+        optimizer=Optimizer("adamw", lr=1e-4, weight_decay=0.0, clip=None),
+        schedule=Schedule(0, "constant"),
+        batch_size=256,
+        epochs=7e6 * 256 / facts.images,
+        ema=0.9999,
+        **parts,
+    )
+
+
+def small(model: ModelConfig, facts: DatasetInfo, parts: dict[str, Any]) -> Run:
+    """A run on small images, on a processor: they are not flipped where they are grey, for letters and digits are."""
+    batch = max(1, min(128, facts.images // 4))
+    epochs = SHOWN.epochs(facts.images)
+    steps = max(1, round(epochs * facts.images / batch))
+    return Run(
+        **common(replace_fields(model, {"learned_variance": False}), facts),
+        views=Augment(flip=0.5 if facts.channels > 1 else 0.0),
+        optimizer=Optimizer("muon", lr=2e-3, matrix_lr=0.02, betas=(0.9, 0.95), weight_decay=0.01),
+        schedule=Schedule(round(0.02 * steps)),
+        batch_size=batch,
+        epochs=epochs,
+        ema=0.995,
+        **parts,
+    )
+
+
+def side(name: str, facts: DatasetInfo) -> int:
+    """Small images as they are, others at 64 pixels."""
+    return min(max(facts.size), SMALL)
+
+
+GENERATORS: dict[str, Any] = {
+    "models": tuple(f"DiT-{size}/2" for size in ("XL", "L", "B", "S")),
+    "small": "DiT-128x6/2",
+    "image": side,
+    "rule": "fixed",
+    "by_steps": True,
+}
+GENERATE = (
+    Recipe(
+        "dit",
+        dit,
+        "images by diffusion",
+        "arXiv:2212.09748",
+        published=(
+            ("DiT-XL/2", "ImageNet at 256 pixels, guidance 1.5", "FID-50K 2.27"),
+            ("DiT-XL/2", "ImageNet at 512 pixels, guidance 1.5", "FID-50K 3.04"),
+            ("DiT-XL/2", "ImageNet at 256 pixels, 400,000 steps, no guidance", "FID-50K 19.5"),
+        ),
+        objective=DiffusionConfig,
+        **GENERATORS,
+    ),
+    Recipe(
+        "sit",
+        sit,
+        "images along straight lines from noise",
+        "arXiv:2401.08740",
+        published=(("SiT-XL/2", "ImageNet at 256 pixels, guidance 1.5", "FID-50K 2.06"),),
+        objective=FlowConfig,
+        **GENERATORS,
+    ),
+)

@@ -1,0 +1,269 @@
+"""`sample`: images of a model that makes them, as files, a grid, or in memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vitreous.config import apply_options
+from vitreous.data.preprocess import Preprocess
+from vitreous.disk import atomic_path, write_error, write_text
+from vitreous.errors import DataError, UsageError, nearest
+from vitreous.evaluation.sampling import Canvas, ImageSampler
+from vitreous.generation.settings import SamplingOptions
+from vitreous.progress import Display, Listener, NullListener
+from vitreous.reports.opening import open_generator
+from vitreous.weights.bundle import Bundle
+
+CHUNK = 64  # images that are made, and written, at a time
+MOST = 1_000_000  # images of one call
+SETTINGS = "samples.json"  # in a folder of images: what they depend on
+GAP = 2  # pixels between the images of a grid
+
+
+@dataclass(frozen=True)
+class SampleOptions(SamplingOptions):
+    """What `sample` is asked for, beside how images are made.
+
+    `classes`: names, or numbers of models whose classes have no names; none: each class of the model in turn. `count`:
+    images of each class. `to_seed`: images go from those of `seed` to those of this seed in `count` steps. `inpaint`: a
+    file whose image is kept but where the image in the file `mask` is white. `device` and `precision` are those of
+    `predict`. Raises UsageError for values out of their range.
+    """
+
+    classes: tuple[str, ...] = ()
+    count: int = 1
+    to_seed: int | None = None
+    inpaint: str | None = None
+    mask: str | None = None
+    device: str = "auto"
+    precision: str = "auto"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 <= self.count <= MOST:
+            raise UsageError(f"--count must be 1 to {MOST:,}, not {self.count}")
+        if bool(self.inpaint) != bool(self.mask):
+            raise UsageError(
+                "--inpaint and --mask belong together", "name an image, and a mask that is white where it is made anew"
+            )
+        if self.to_seed is not None and (self.count < 2 or self.to_seed < 0):
+            raise UsageError("--to-seed goes from one seed to another in --count images", "use --count 2 or more")
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """One image, (H, W, C) uint8, and what it was made of: the name of its class, "" for none, and its number."""
+
+    image: np.ndarray
+    name: str
+    number: int
+
+    @property
+    def picture(self) -> Image.Image:
+        """The image as Pillow has it. Raises UsageError for channels that are no colours."""
+        if self.image.shape[-1] not in (1, 3):
+            raise UsageError(f"an image of {self.image.shape[-1]} channels has no colours to show", "read it in Python")
+        return Image.fromarray(self.image[..., 0] if self.image.shape[-1] == 1 else self.image)
+
+
+class Generator:
+    """A model ready to make images. Raises UsageError for a device or a precision that there is not."""
+
+    def __init__(self, bundle: Bundle, device: str = "auto", precision: str = "auto") -> None:
+        self.bundle, self.classes = bundle, bundle.task.classes  # type: ignore[union-attr]
+        self.process = bundle.task.process  # type: ignore[union-attr]
+        parts = (bundle.model, self.process, len(self.classes), bundle.preprocess)
+        self.sampler = ImageSampler(*parts, device, precision)
+
+    def labels_of(self, names: Sequence[str]) -> list[int]:
+        """The numbers of classes by name, of all where none is named. Raises UsageError for an unknown one, and for any
+        of a model without classes."""
+        if names and not self.classes:
+            raise UsageError("the model makes images of one kind, without classes", "leave --class out")
+        for name in names:
+            if name not in self.classes:
+                known = nearest(name, self.classes) or f"there are {', '.join(self.classes[:20])}"
+                raise UsageError(f"no class {name}", known)
+        return [self.classes.index(name) for name in names] or list(range(max(1, len(self.classes))))
+
+    def make(
+        self, wanted: Sequence[tuple[int, int]], options: SampleOptions, on_images: Callable[[float], None]
+    ) -> Iterator[Sample]:
+        """The images of (class, number) pairs, in order."""
+        labels, numbers = torch.tensor(wanted, dtype=torch.int64).reshape(-1, 2).unbind(1)
+        canvas = self.canvas(options, len(wanted))
+        noise = None if options.to_seed is None else self.between(labels, numbers, options)
+        images = self.sampler.sample(labels, numbers, options, on_images, noise, canvas)
+        for (label, number), image in zip(wanted, images.movedim(1, -1).numpy(), strict=True):
+            yield Sample(image, self.classes[label] if self.classes else "", number)
+
+    def between(self, labels: Tensor, numbers: Tensor, options: SampleOptions) -> Tensor:
+        """(n,), (n,) -> (n, C, *image): noise on the great circle from one seed's to the other's, by the number."""
+        zero, end = torch.zeros_like(numbers), options.to_seed or 0
+        first, last = (self.sampler.noise(labels, zero, seed) for seed in (options.seed, end))
+        share = (numbers / (options.count - 1)).view(-1, *[1] * (first.dim() - 1)).float()
+        return slerp(first, last, share)
+
+    def canvas(self, options: SampleOptions, count: int) -> Canvas | None:
+        """What stays as it is of an image that is painted anew in part. Raises DataError for files that are no images,
+        UsageError for a mask of another size."""
+        if not options.inpaint or not options.mask:
+            return None
+        preprocess = self.bundle.preprocess
+        picture, mask = preprocess.decoded(options.inpaint), Preprocess(preprocess.image, 1).decoded(options.mask)
+        if not isinstance(picture, Image.Image) or not isinstance(mask, Image.Image):
+            raise DataError(f"{options.inpaint} is no picture")
+        if picture.size != mask.size:
+            sizes = [" x ".join(map(str, one.size)) for one in (picture, mask)]
+            raise UsageError(f"the image has {sizes[0]} pixels, and its mask {sizes[1]}", "make them equal")
+        image = preprocess.normalise(preprocess.pixels(picture)[None])
+        given = torch.from_numpy(preprocess.array(mask))[None] < 128
+        return Canvas(image.expand(count, -1, -1, -1), given.expand(count, -1, -1, -1))
+
+
+def slerp(first: Tensor, last: Tensor, share: Tensor) -> Tensor:
+    """(n, ...) twice and shares 0..1 that go over them -> (n, ...): on the great circle from one to the other, of which
+    each point is as likely a draw of noise as its ends (arXiv:1609.04468)."""
+    axes = tuple(range(1, first.dim()))
+    cosine = (first * last).sum(axes, keepdim=True) / (
+        first.square().sum(axes, keepdim=True) * last.square().sum(axes, keepdim=True)
+    ).sqrt().clamp(min=1e-12)
+    angle = cosine.clamp(-1 + 1e-6, 1 - 1e-6).acos()
+    return ((1 - share) * angle).sin() / angle.sin() * first + (share * angle).sin() / angle.sin() * last
+
+
+def sample(
+    run: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    listener: Listener | None = None,
+    progress: bool = True,
+    **options: Any,
+) -> dict[str, Any]:
+    """Make images, write them, and return the document of `vitreous sample --json`; `options` are the fields of
+    `SampleOptions`.
+
+    `out`: a .png file gets a grid, a row for each class; any other name is a folder, in which each image is
+    CLASS-NUMBER.png, and images that are there are not made again. Raises UsageError, WeightsError, DataError and
+    ResourceError, each with its way out.
+    """
+    (asked,) = apply_options("sample", options, SampleOptions(), known=("run", "out", "listener", "progress"))
+    display = listener or (Display() if progress else NullListener())
+    began, place = time.monotonic(), Path(out)
+    bundle = open_generator(run, display.note)
+    generator = Generator(bundle, asked.device, asked.precision)
+    labels = generator.labels_of(asked.classes)
+    asked.sampler_of(generator.process)
+    wanted = [(label, number) for label in labels for number in range(asked.count)]
+    grid = place.suffix.lower() == ".png"
+    if not grid and place.is_file():
+        raise UsageError(f"{place} is a file", "name a folder, or a file that ends in .png for a grid")
+    write = write_grid if grid else write_folder
+    try:
+        files = write(place, generator, wanted, asked, display)
+    except OSError as error:
+        raise write_error(place, error) from None
+    finally:
+        if isinstance(display, Display) and listener is None:
+            display.close()
+    return {
+        "run": os.fspath(run),
+        "files": files,
+        "classes": [generator.classes[label] for label in labels] if generator.classes else [],
+        "count": asked.count,
+        "seeds": [asked.seed] + ([] if asked.to_seed is None else [asked.to_seed]),
+        "guidance": asked.guidance,
+        "sampler": asked.sampler_of(generator.process),
+        "precision": generator.sampler.precision,
+        "seconds": time.monotonic() - began,
+    }
+
+
+def generate(
+    generator: Generator, wanted: Sequence[tuple[int, int]], asked: SampleOptions, listener: Listener
+) -> Iterator[Sample]:
+    """The images, chunk by chunk, with progress."""
+    done = 0.0
+
+    def count(images: float) -> None:
+        nonlocal done
+        done += images
+        listener.progress("sample", min(int(done), len(wanted)), len(wanted))
+
+    for low in range(0, len(wanted), CHUNK):
+        yield from generator.make(wanted[low : low + CHUNK], asked, count)
+
+
+def write_grid(
+    place: Path, generator: Generator, wanted: Sequence[tuple[int, int]], asked: SampleOptions, listener: Listener
+) -> list[str]:
+    """Write one picture, a row for each class, of one class as near a square as can be. Raises OSError."""
+    images = [one.picture for one in generate(generator, wanted, asked, listener)]
+    columns = asked.count if len(images) > asked.count else columns_of(len(images))
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_path(place) as temporary:
+        grid_of(images, columns).save(temporary, "PNG")
+    return [os.fspath(place)]
+
+
+def columns_of(count: int) -> int:
+    """Columns of a grid of so many images that is about as wide as high."""
+    return next(columns for columns in range(1, count + 1) if columns * columns >= count)
+
+
+def grid_of(images: Sequence[Image.Image], columns: int) -> Image.Image:
+    """Pictures of one size in rows of so many."""
+    width, height = images[0].size
+    rows = -(-len(images) // columns)
+    whole = Image.new(images[0].mode, (columns * (width + GAP) - GAP, rows * (height + GAP) - GAP), "white")
+    for number, image in enumerate(images):
+        whole.paste(image, (number % columns * (width + GAP), number // columns * (height + GAP)))
+    return whole
+
+
+def write_folder(
+    place: Path, generator: Generator, wanted: Sequence[tuple[int, int]], asked: SampleOptions, listener: Listener
+) -> list[str]:
+    """Write a picture for each image that is not there yet. Raises OSError, and UsageError for a folder of images that
+    were made otherwise."""
+    place.mkdir(parents=True, exist_ok=True)
+    settings = {name: value for name, value in asdict(asked).items() if name not in ("classes", "count")}
+    settings |= {"count": asked.count} if asked.to_seed is not None else {}
+    settings = json.loads(json.dumps(settings | {"model": digest(generator.bundle)}))
+    note = place / SETTINGS
+    if note.is_file() and json.loads(note.read_text("utf-8")) != settings:
+        raise UsageError(f"{place} has images that were made with other settings ({note})", "name another folder")
+    write_text(note, json.dumps(settings, indent=2) + "\n")
+    stems = file_stems(generator.classes)
+    paths = {(label, number): place / f"{stems[label]}-{number:05d}.png" for label, number in wanted}
+    lacking = [pair for pair in wanted if not paths[pair].is_file()]
+    if len(lacking) < len(wanted):
+        listener.note(f"{len(wanted) - len(lacking):,} of {len(wanted):,} images are there already")
+    for pair, one in zip(lacking, generate(generator, lacking, asked, listener), strict=True):
+        with atomic_path(paths[pair]) as temporary:
+            one.picture.save(temporary, "PNG")
+    return [os.fspath(path) for path in paths.values()]
+
+
+def file_stems(classes: Sequence[str]) -> list[str]:
+    """How the files of each class are called: by its name as far as file systems take it, all different."""
+    stems = [re.sub(r"[^\w.-]+", "_", name).strip("._")[:80] or "class" for name in classes] or ["image"]
+    return [f"{stem}-{number}" if stems.count(stem) > 1 else stem for number, stem in enumerate(stems)]
+
+
+def digest(bundle: Bundle) -> str:
+    """What tells a model from others: the version of its card."""
+    from vitreous.serving.card import card_of
+
+    return card_of(bundle).version

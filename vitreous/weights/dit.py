@@ -1,0 +1,189 @@
+"""Diffusion Transformers as their authors have them (facebookresearch/DiT), and as diffusers has."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitreous.errors import WeightsError
+from vitreous.models.configs.dit import DITS, DiTConfig
+from vitreous.nn.position import sincos
+from vitreous.weights.measure import grid_from
+from vitreous.weights.table import CONVOLUTION, SEPARATE, Format, Shapes, TensorTransform, count, row, table
+
+
+def _pixels_into(theirs: list[Tensor], config: DiTConfig) -> list[Tensor]:
+    return [theirs[0].unflatten(0, (math.prod(config.patch), -1)).transpose(0, 1).flatten(0, 1)]
+
+
+def _pixels_out(ours: list[Tensor], config: DiTConfig) -> list[Tensor]:
+    return [ours[0].unflatten(0, (-1, math.prod(config.patch))).transpose(0, 1).flatten(0, 1)]
+
+
+#: (p q C', ...), a patch's channels last, and (C' p q, ...)
+CHANNELS_LAST = TensorTransform(_pixels_into, _pixels_out)
+
+
+def _shared_into(theirs: list[Tensor], config: DiTConfig) -> list[Tensor]:
+    if any(not torch.equal(theirs[0], other) for other in theirs[1:]):
+        raise WeightsError("each block has its own embedding of times and classes, where a DiT has one for all")
+    return theirs[:1]
+
+
+#: the same tensor once for each block, and once
+SHARED = TensorTransform(_shared_into, lambda ours, c: [ours[0].clone() for _ in range(c.depth)])
+
+
+def in_each_block(name: str) -> Any:
+    """The names of a tensor that diffusers keeps in each block, for a config."""
+    return lambda c: tuple(f"transformer_blocks.{i}.norm1.emb.{name}" for i in range(c.depth))
+
+
+BLOCK = "encoder.blocks.{i}"
+OFFICIAL = (
+    row("projection.weight", "x_embedder.proj.weight", CONVOLUTION),
+    row("last.linear.weight", "final_layer.linear.weight", CHANNELS_LAST),
+    row("last.linear.bias", "final_layer.linear.bias", CHANNELS_LAST),
+    *table(
+        "projection.bias = x_embedder.proj.bias",
+        "time.fc1.{x} = t_embedder.mlp.0.{x}",
+        "time.fc2.{x} = t_embedder.mlp.2.{x}",
+        "classes.weight = y_embedder.embedding_table.weight",
+        f"{BLOCK}.attention.qkv.{{x}} = blocks.{{i}}.attn.qkv.{{x}}",
+        f"{BLOCK}.attention.out.{{x}} = blocks.{{i}}.attn.proj.{{x}}",
+        f"{BLOCK}.mlp.fc1.{{x}} = blocks.{{i}}.mlp.fc1.{{x}}",
+        f"{BLOCK}.mlp.fc2.{{x}} = blocks.{{i}}.mlp.fc2.{{x}}",
+        f"{BLOCK}.modulation.{{x}} = blocks.{{i}}.adaLN_modulation.1.{{x}}",
+        "last.modulation.{x} = final_layer.adaLN_modulation.1.{x}",
+    ),
+)
+THEIRS = "transformer_blocks.{i}"
+OF_DIFFUSERS = (
+    row("projection.weight", "pos_embed.proj.weight", CONVOLUTION),
+    row("last.linear.weight", "proj_out_2.weight", CHANNELS_LAST),
+    row("last.linear.bias", "proj_out_2.bias", CHANNELS_LAST),
+    row("time.fc1.{x}", in_each_block("timestep_embedder.linear_1.{x}"), SHARED),
+    row("time.fc2.{x}", in_each_block("timestep_embedder.linear_2.{x}"), SHARED),
+    row("classes.weight", in_each_block("class_embedder.embedding_table.weight"), SHARED),
+    row(f"{BLOCK}.attention.qkv.{{x}}", " ".join(f"{THEIRS}.attn1.to_{part}.{{x}}" for part in "qkv"), SEPARATE),
+    *table(
+        "projection.bias = pos_embed.proj.bias",
+        f"{BLOCK}.attention.out.{{x}} = {THEIRS}.attn1.to_out.0.{{x}}",
+        f"{BLOCK}.mlp.fc1.{{x}} = {THEIRS}.ff.net.0.proj.{{x}}",
+        f"{BLOCK}.mlp.fc2.{{x}} = {THEIRS}.ff.net.2.{{x}}",
+        f"{BLOCK}.modulation.{{x}} = {THEIRS}.norm1.linear.{{x}}",
+        "last.modulation.{x} = proj_out_1.{x}",
+    ),
+)
+
+
+def measured(shapes: Shapes, settings: dict[str, Any], entry: str, block: str, names: dict[str, str]) -> DiTConfig:
+    """The config that shapes tell; `entry` and `block` are names of the patch projection and of a tensor of each block,
+    `names` those of the MLP's first layer, the table of classes, and the last layer.
+
+    Heads are those of the published model of that size, else one for 64 channels, where nothing says.
+    """
+    width, channels, *patch = shapes[entry]
+    depth = count(shapes, block)
+    published = next((heads for own, layers, heads in DITS.values() if (own, layers) == (width, depth)), 0)
+    heads = int(settings.get("heads") or published or max(1, width // 64))
+    out = shapes[names["last"]][0] // math.prod(patch)
+    if out not in (channels, 2 * channels):
+        raise ValueError(f"it answers with {out} channels for images of {channels}")
+    table_rows = shapes.get(names["classes"], (0,))[0]
+    return DiTConfig(
+        image=tuple(settings.get("image") or (32 // patch[0] * patch[0],) * len(patch)),
+        patch=tuple(patch),
+        channels=channels,
+        classes=max(0, table_rows - 1),
+        width=width,
+        depth=depth,
+        heads=heads,
+        hidden=shapes[names["mlp"]][0],
+        learned_variance=out == 2 * channels,
+        eps=float(settings.get("eps") or 1e-6),
+    )
+
+
+def configure(shapes: Shapes, settings: dict[str, Any]) -> DiTConfig:
+    """The config of the authors' file; its table of positions tells the image."""
+    names = {
+        "mlp": "blocks.0.mlp.fc1.weight",
+        "classes": "y_embedder.embedding_table.weight",
+        "last": "final_layer.linear.weight",
+    }
+    if "pos_embed" in shapes and not settings.get("image"):
+        patch = tuple(shapes["x_embedder.proj.weight"][2:])
+        grid, _ = grid_from(shapes["pos_embed"][1], (0,), None, patch)
+        settings = settings | {"image": tuple(side * p for side, p in zip(grid, patch, strict=True))}
+    return measured(shapes, settings, "x_embedder.proj.weight", "blocks.{i}.attn.qkv.weight", names)
+
+
+def configure_diffusers(shapes: Shapes, settings: dict[str, Any]) -> DiTConfig:
+    """The config of diffusers' file, which reads times by frequencies of its own."""
+    emb = "transformer_blocks.0.norm1.emb.class_embedder.embedding_table.weight"
+    names = {"mlp": "transformer_blocks.0.ff.net.0.proj.weight", "classes": emb, "last": "proj_out_2.weight"}
+    config = measured(shapes, settings, "pos_embed.proj.weight", "transformer_blocks.{i}.attn1.to_q.weight", names)
+    return replace(config, time_shift=1)
+
+
+def describe(config: DiTConfig) -> dict[str, Any]:
+    """diffusers' config.json."""
+    return {
+        "_class_name": "DiTTransformer2DModel",
+        "activation_fn": "gelu-approximate",
+        "attention_bias": True,
+        "attention_head_dim": config.width // config.heads,
+        "dropout": 0.0,
+        "in_channels": config.channels,
+        "norm_elementwise_affine": False,
+        "norm_eps": config.eps,
+        "norm_num_groups": 32,
+        "norm_type": "ada_norm_zero",
+        "num_attention_heads": config.heads,
+        "num_embeds_ada_norm": config.classes,
+        "num_layers": config.depth,
+        "out_channels": config.out_channels,
+        "patch_size": config.patch[0],
+        "sample_size": config.image[0],
+        "upcast_attention": False,
+    }
+
+
+def is_plain(config: Any) -> bool:
+    """Whether a model is a DiT as its authors have it: on squares, with classes, of four times the width in its MLP."""
+    return (
+        config.kind == "dit"
+        and len(config.image) == 2
+        and len(set(config.image)) == len(set(config.patch)) == 1
+        and config.hidden == 4 * config.width
+        and config.classes > 0
+        and not config.qk_norm
+    )
+
+
+DIT = Format(
+    "dit",
+    "facebookresearch/DiT's DiT",
+    ("x_embedder.proj.weight", "t_embedder.mlp.0.weight", "blocks.0.adaLN_modulation.1.weight"),
+    OFFICIAL,
+    configure,
+    holds=lambda c: is_plain(c) and not c.time_shift,
+    buffers=lambda c: {"pos_embed": sincos(c.grid, c.width).flatten(0, -2)[None]},
+    ignored=("pos_embed",),
+)
+DIFFUSERS = Format(
+    "diffusers",
+    "diffusers' DiTTransformer2DModel",
+    ("pos_embed.proj.weight", "proj_out_1.weight", "transformer_blocks.0.norm1.linear.weight"),
+    OF_DIFFUSERS,
+    configure_diffusers,
+    holds=lambda c: is_plain(c) and c.time_shift == 1,
+    describe=describe,
+    file_in_folder="diffusion_pytorch_model.safetensors",
+)
+FORMATS = (DIT, DIFFUSERS)
