@@ -50,6 +50,7 @@ class DetectionConfig(ObjectiveConfig):
     hidden: int = 1024
     finest: int = 4
     anchor: float = 8.0
+    round_anchors: bool = True
     agnostic: bool = False
     proposals: int = 1000
     detections: int = 100

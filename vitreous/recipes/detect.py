@@ -142,7 +142,7 @@ def published_run(
         views=views,
         optimizer=optimizer,
         schedule=schedule,
-        objective=DetectionConfig(masks=facts.masks, heads="vitdet"),
+        objective=DetectionConfig(masks=facts.masks, heads="vitdet", round_anchors=False),
         batch_size=batch,
         epochs=epochs,
     )

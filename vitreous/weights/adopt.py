@@ -32,7 +32,7 @@ from vitreous.weights.parts import ObjectiveParts, load_parts
 from vitreous.weights.pretraining import parts_beside
 from vitreous.weights.sharded import tensors_in
 from vitreous.weights.sidecar import check_family, class_names, fields, json_in, preprocessing
-from vitreous.weights.tasks import Classification, Detection, Features, Segmentation, Task, WithTask
+from vitreous.weights.tasks import Classification, Detection, Features, Segmentation, Task, WithTask, task_of
 from vitreous.weights.variants import heads_mismatch
 
 HEAD = ("head.", "representation.")
@@ -122,8 +122,7 @@ def read_weights(source: str | os.PathLike[str], settings: dict[str, Any]) -> We
         *(heads_mismatch(detected.config) if "heads" in beside_fields and "heads" not in settings else ()),
     )
     preprocess = preprocessing(detected.format, detected.config, path if path.is_dir() else None, beside)
-    names = class_names(detected.config, beside)
-    task = Classification(names) if names else Features()
+    task = task_of(detected.config, class_names(detected.config, beside))
     facts = detected.format.title, detected.config, preprocess, task, detected.state, detected.unused
     return Weights(os.fspath(source), *facts, notes=notes)
 
@@ -373,8 +372,8 @@ def without_dense_head(weights: Weights) -> Weights:
 
 
 def parts_of(source: str | os.PathLike[str]) -> ObjectiveParts | None:
-    """What an objective needs to go on from a run, a bundle, or others' files of pre-training; None where there is
-    none. Raises WeightsError where it is damaged."""
+    """What an objective needs to go on from a run, a bundle, or others' files of pre-training or of a detector; None
+    where there is none. Raises WeightsError where it is damaged."""
     path = fetch(os.fspath(source))
     folder = bundle_in(path)
     if folder:
@@ -382,7 +381,8 @@ def parts_of(source: str | os.PathLike[str]) -> ObjectiveParts | None:
     if (path / "state.json").is_file():
         return None
     files, beside = files_of(path)
-    return parts_beside(files, beside, lambda: find(files, fields(beside) | known_of(source)))
+    own = parts_beside(files, beside, lambda: find(files, fields(beside) | known_of(source)))
+    return own or dense_parts(open_weights(source))
 
 
 def dense_parts(weights: Weights) -> ObjectiveParts | None:
