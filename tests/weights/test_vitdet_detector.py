@@ -266,6 +266,18 @@ def test_the_pixels_of_early_files_are_checked(tmp_path):
         open_weights(saved(small() | {"pixel_mean": pixels[0], "pixel_std": torch.ones(3, 1, 1)}, tmp_path))
 
 
+def test_weights_of_classes_tell_a_detector_of_lvis(tmp_path):
+    state = small() | {f"{ROI}.box_predictor.fed_loss_cls_weights": torch.arange(5.0)}
+    weights = open_weights(saved(state, tmp_path))
+    config = weights.config
+    assert (config.scores, config.detections, config.threshold) == ("sigmoid", 300, 0.02)
+    assert weights.unused == [f"{ROI}.box_predictor.fed_loss_cls_weights"]
+    convert(tmp_path / "model_final.safetensors", tmp_path / "again", "vitdet")
+    again = load_file(tmp_path / "again.safetensors")
+    assert differing(again, state) == weights.unused and (again[weights.unused[0]] == 1).all()
+    assert open_weights(tmp_path / "again.safetensors").config == config
+
+
 def test_a_cascade_is_read_as_a_backbone(tmp_path):
     state = small()
     cascade = {

@@ -346,7 +346,7 @@ def again(form: Format, config: ModelConfig, state: dict[str, Tensor]) -> bool:
 def essence(config: ModelConfig) -> dict[str, Any]:
     """The fields of a config that its model's structure depends on, synonyms unified, without those of training."""
     if config.kind == "detector":
-        names = ("classes", "masks", "heads", "width", "hidden", "strides", "anchor", "agnostic")
+        names = ("classes", "masks", "heads", "width", "hidden", "strides", "anchor", "agnostic", "scores")
         return {name: getattr(config, name) for name in names} | {"backbone": essence(config.backbone)}
     if config.family == "bit":
         return {"root": config.width * config.factor} | {

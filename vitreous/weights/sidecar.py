@@ -288,6 +288,7 @@ DETECTOR_FIELDS: dict[str, Callable[[Any], bool]] = {
     "detections": lambda v: type(v) is int and 0 < v < 1 << 16,
     "nms": lambda v: isinstance(v, float) and 0 < v <= 1,
     "threshold": lambda v: isinstance(v, float) and 0 <= v < 1,
+    "scores": lambda v: v in ("softmax", "sigmoid"),
 }
 #: those that no tensor of a Swin V2 tells
 SWIN_FIELDS: dict[str, Callable[[Any], bool]] = {

@@ -8,7 +8,9 @@ K classes, H channels of the box head. What lies otherwise there:
 | logits of a region | (K + 1, H), the background last | (1 + K, H), the background first |
 | corrections of a region | (4 K, H), or (4, H) for all classes | (4 (1 + K), H), the first four unread |
 
-Anchors are not in its files: sides of 8 strides, height / width 1/2, 1, 2 in this order, corners not rounded.
+Anchors are not in its files: sides of 8 strides, height / width 1/2, 1, 2 in this order, corners not rounded. Files of
+the federated loss have K weights by which classes are drawn: they tell that scores are by sigmoid, are not kept, and
+are written as ones.
 """
 
 from __future__ import annotations
@@ -33,7 +35,10 @@ PIXELS = ("pixel_mean", "pixel_std")  # in the files of early versions; of value
 ANCHOR = 8.0  # strides along the side of an anchor
 SIZES = HEADS["vitdet"]
 #: fields of how a detector answers, which no tensor tells: those of the configs of COCO where no note has others
-ANSWERS = ("proposals", "detections", "nms", "threshold")
+ANSWERS = ("proposals", "detections", "nms", "threshold", "scores")
+#: those of the configs of LVIS, whose files have the weights by which classes are drawn for the federated loss
+LVIS: dict[str, Any] = {"detections": 300, "threshold": 0.02, "scores": "sigmoid"}
+WEIGHTS = f"{PREDICTOR}.fed_loss_cls_weights"
 #: a level of the pyramid -> where its 1 x 1 convolution stands among the layers of `simfp_N`
 REDUCE = (4, 1, 0, 1)
 
@@ -116,7 +121,7 @@ def configure_detector(shapes: Shapes, settings: dict[str, Any]) -> DetectorConf
     classes, hidden = shapes[LOGITS][0] - 1, shapes[LOGITS][1]
     one_box = shapes[f"{PREDICTOR}.bbox_pred.weight"][0] == 4
     agnostic = one_box and (classes > 1 or bool(settings.get("agnostic")))
-    told = {name: settings[name] for name in ANSWERS if name in settings}
+    answers = (LVIS if WEIGHTS in shapes else {}) | {name: settings[name] for name in ANSWERS if name in settings}
     config = DetectorConfig(
         backbone=backbone,
         classes=classes,
@@ -129,7 +134,7 @@ def configure_detector(shapes: Shapes, settings: dict[str, Any]) -> DetectorConf
         round_anchors=bool(settings.get("round_anchors", False)),
         agnostic=agnostic,
     )
-    return replace(config, **told)
+    return replace(config, **answers)
 
 
 def check_pixels(facts: Tensors) -> None:
@@ -174,9 +179,10 @@ DETECTOR = Format(
     (f"{NET}patch_embed.proj.weight", f"{NET}blocks.0.attn.rel_pos_h", LOGITS),
     ROWS_OF_DETECTOR,
     configure_detector,
-    ignored=PIXELS,
+    ignored=(*PIXELS, WEIGHTS.replace(".", r"\.")),
     holds=detector_like,
     facts=PIXELS,
+    buffers=lambda c: {WEIGHTS: torch.ones(c.classes)} if c.scores == "sigmoid" else {},
     without=(f"{PREDICTOR}.0.cls_score.weight",),
 )
 # one without its logits is a damaged detector, no backbone; those of a cascade have several predictors, and are read as
