@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from tests.conftest import make_folder
 from vitreous.data.augmentation.augment import Augment
-from vitreous.data.keys import permutation
+from vitreous.data.keys import key, permutation, uniform
 from vitreous.data.loader import TrainLoader
 from vitreous.data.preprocess import Preprocess
-from vitreous.data.sampling import Order, stream
+from vitreous.data.sampling import Order, repeat_factors, repeated, stream
 from vitreous.data.sources import open_data
 from vitreous.data.split import Arrays
 from vitreous.errors import UsageError
@@ -27,6 +27,7 @@ ORDERS = {
     "balanced": Order(N, 3, LABELS),
     "repeated": Order(N, 3, repeats=3),
     "both": Order(N, 3, LABELS, repeats=3),
+    "factors": Order(N, 3, factors=1 + np.arange(N) / 8),
 }
 
 
@@ -175,3 +176,41 @@ def test_an_empty_span_is_an_empty_batch(split, workers):
     before, empty, after = feed.spans([(0, 2), (2, 2), (2, 4)])
     assert empty["images"].shape == (0, 3, 16, 16) and len(empty["labels"]) == len(empty["samples"]) == 0
     assert [*before["samples"].tolist(), *after["samples"].tolist()] == stream(feed.order, 0, 4)[0].tolist()
+
+
+def test_repeat_factors_are_those_of_the_loop():
+    labels = np.zeros((1000, 4), np.float32)
+    labels[:500, 0] = labels[3:6, 1] = labels[5, 2] = 1
+    factors, shares = repeat_factors(labels, 0.01), labels.mean(0)
+    for image in (0, 3, 5, 700):
+        rates = [np.sqrt(0.01 / shares[k]) for k in range(4) if labels[image, k]]
+        assert factors[image] == pytest.approx(max([1.0, *rates]), rel=1e-5)
+    assert factors[5] == pytest.approx(np.sqrt(10)) and (factors[6:] == 1).all()
+    assert np.array_equal(repeat_factors(np.array([0] * 99 + [1]), 0.04), [1.0] * 99 + [2.0])
+    assert (repeat_factors(np.zeros((3, 0), np.float32), 0.001) == 1).all()
+    with pytest.raises(UsageError, match="no share"):
+        repeat_factors(labels, 1.5)
+
+
+def test_an_epoch_of_repeat_factors_is_the_list_of_the_loop():
+    factors = np.array([1.0, 2.25, 1.0, 3.5, 1.0])
+    shown = np.zeros(5)
+    for epoch in range(400):
+        chance, listed = uniform(key(7, epoch, np.arange(5), 3), 1)[:, 0], set()
+        for image in range(5):
+            showings = int(factors[image]) + (chance[image] < factors[image] - int(factors[image]))
+            listed |= {(image, view) for view in range(showings)}
+        order, views = repeated(factors, 7, epoch, 100)
+        assert len(order) == len(listed) and set(zip(order.tolist(), views.tolist(), strict=True)) == listed
+        cut, _ = Order(5, 7, factors=factors).epoch(epoch)
+        assert np.array_equal(cut, order[:5])
+        shown += np.bincount(cut, minlength=5)
+    assert shown / shown.sum() == pytest.approx(factors / factors.sum(), abs=0.03)
+
+
+def test_a_loader_shows_images_of_rare_classes_more_often():
+    labels = np.array([0] * 9 + [1])
+    split = Arrays(np.zeros((10, 4, 4, 3), np.uint8), labels)
+    loader = TrainLoader(split, Preprocess((4, 4)), Augment(), 0, sampling="repeat-factor", repeat_threshold=0.9)
+    seen = np.concatenate([batch["samples"].numpy() for batch in loader.batches(0, 2000, 100)])
+    assert np.mean(seen == 9) == pytest.approx(3 / 12, abs=0.04)

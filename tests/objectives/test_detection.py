@@ -5,6 +5,7 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,12 +15,14 @@ from tests.data.annotations.writing_scenes import write_coco, write_voc
 from vitreous.data.annotations.painted import find_objects, has_masks, with_masks
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.augmentation.scenes import Scenes
+from vitreous.data.keys import key, uniform
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError, UsageError
 from vitreous.models.names import configure
+from vitreous.models.regions import federated_loss
 from vitreous.objectives.base import Progress, Setting
-from vitreous.objectives.detection import DetectionConfig
+from vitreous.objectives.detection import DetectionConfig, federated_classes
 from vitreous.weights.adopt import parts_of
 from vitreous.weights.bundle import Bundle, load_bundle
 from vitreous.weights.parts import adopt_parts
@@ -198,3 +201,75 @@ def test_data_and_models_that_do_not_fit_are_refused():
         DetectionConfig().check(model, ("a", "b"), Augment())
     with pytest.raises(UsageError, match="nms"):
         DetectionConfig(nms=2.0).check(model, ("a", "b"), Scenes())
+
+
+def test_the_federated_loss_is_that_of_the_loop():
+    generator = torch.Generator().manual_seed(0)
+    logits, labels = torch.randn(7, 6, generator=generator), torch.tensor([0, 1, 5, 5, 0, 2, 0])
+    for classes in (range(5), (0, 4), ()):
+        counted = torch.zeros(5, dtype=torch.bool)
+        counted[list(classes)] = True
+        total = 0.0
+        for row, label in zip(logits.tolist(), labels.tolist(), strict=True):
+            for k in classes:
+                total += math.log(1 + math.exp(row[1 + k])) - row[1 + k] * (label == 1 + k)
+        assert federated_loss(logits, labels, counted).item() == pytest.approx(total / 7, rel=1e-5)
+    assert torch.equal(federated_loss(logits, labels), federated_loss(logits, labels, torch.ones(5, dtype=torch.bool)))
+    assert federated_loss(logits[:0], labels[:0]) == 0
+
+
+def test_federated_classes_are_those_of_the_loop_and_drawn_by_the_root_of_frequency():
+    frequencies = np.array([100, 25, 0, 4, 1, 400, 0, 9])
+    present = np.zeros((6000, 8), bool)
+    present[::2, 2] = present[::3, 0] = True
+    keys = key(5, np.arange(6000))
+    counted, chance = federated_classes(present, frequencies, 3, keys), uniform(keys, 8)
+    for image in range(50):
+        own = set(np.flatnonzero(present[image]).tolist())
+        times = {
+            k: -math.log1p(-chance[image, k]) / math.sqrt(frequencies[k])
+            for k in range(8)
+            if frequencies[k] and k not in own
+        }
+        drawn = sorted(times, key=lambda k: times[k])[: 3 - len(own)]
+        assert set(np.flatnonzero(counted[image]).tolist()) == own | set(drawn)
+    assert (counted.sum(1) == 3).all() and not counted[1::2, [2, 6]].any()
+    first = federated_classes(np.zeros((6000, 8), bool), frequencies, 1, keys).mean(0)
+    assert first == pytest.approx(np.sqrt(frequencies) / np.sqrt(frequencies).sum(), abs=0.02)
+    assert np.array_equal(federated_classes(present[10:20], frequencies, 3, keys[10:20]), counted[10:20])
+    few = federated_classes(present[:2], frequencies, 50, keys[:2])
+    assert few.sum(1).tolist() == [7, 6]  # a class that no image has is not drawn
+
+
+def test_a_federated_loss_counts_frequencies_and_is_a_mean_over_images():
+    objective, batch = objective_and_batch(scores="sigmoid", federated=1, frequencies=(3, 1))
+    prepared = objective.prepare(batch, Progress())
+    assert torch.equal(prepared["federated"], torch.tensor([[True, False], [False, True]] * 2))
+    whole = objective(prepared)
+    assert whole["classes"].isfinite() and whole["classes"] > 0
+    parts = [objective({name: rows[i : i + 1] for name, rows in prepared.items()}) for i in range(4)]
+    assert whole["loss"].item() == pytest.approx(sum(part["loss"].item() for part in parts) / 4, rel=1e-5)
+    both, _ = objective_and_batch(scores="sigmoid", federated=2)
+    assert both.prepare(batch, Progress())["federated"].all()
+    config = DetectionConfig(scores="sigmoid", federated=50)
+    assert config.fitted(np.array([[1.0, 0.0], [1.0, 1.0]], np.float32)).frequencies == (2, 1)
+    assert DetectionConfig().fitted(np.ones((2, 2), np.float32)) == DetectionConfig()
+    with torch.inference_mode():
+        boxes, scores, labels = objective.deployed().eval()(batch["images"])
+    assert len(boxes) == 4 and scores.max() <= 1 and set(labels.flatten().tolist()) <= {0, 1}
+    model = replace(configure("ViT-32x2/8", 32), classes=0)
+    with pytest.raises(UsageError, match="scores sigmoid"):
+        DetectionConfig(federated=5).check(model, ("a", "b"), Scenes())
+    with pytest.raises(UsageError, match="3 frequencies for 2 classes"):
+        replace(config, frequencies=(1, 2, 3)).check(model, ("a", "b"), Scenes())
+
+
+def test_rare_classes_are_learned_as_lvis_has_it(tmp_path):
+    changes = {"objective.scores": ["sigmoid"], "objective.federated": ["2"], "data.repeat_threshold": ["0.9"]}
+    settings = OPTIONS["settings"] | changes
+    data = str(write_coco(tmp_path / "coco"))
+    learned(tmp_path / "run", data=data, steps=2, batch_size=2, sampling="repeat-factor", settings=settings)
+    config = json.loads((tmp_path / "run" / "model" / "model.json").read_text())["architecture"]
+    assert config["scores"] == "sigmoid"
+    run = (tmp_path / "run" / "config.yaml").read_text()
+    assert "sampling: repeat-factor" in run and "frequencies:" in run and "frequencies: []" not in run

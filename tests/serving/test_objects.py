@@ -2,6 +2,7 @@
 
 import csv
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,9 @@ from vitreous.data.annotations.boxes_drawing import instance_map, is_light, lay_
 from vitreous.data.annotations.shapes import mask_of_runs, runs_of_mask
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError, UsageError
+from vitreous.evaluation.detections import Detections
+from vitreous.serving.object_files import yolo_lines
+from vitreous.serving.objects import ImageObjects
 
 RED, GREEN = (8, 8, 24, 32), (40, 20, 56, 44)
 
@@ -160,6 +164,7 @@ def test_text_files_are_read_again_as_labels(blobs, tmp_path):
     split = open_data(str(tmp_path / "data")).split("train")
     targets = {split.path(sample).rpartition("/")[2]: split.target(sample) for sample in range(len(split))}
     assert targets["0.png"].boxes == pytest.approx(np.array([RED, GREEN]), abs=1e-4)
+    assert np.array_equal(targets["0.png"].masks(), predictor().detect(images / "0.png").masks)
     assert (labels / "2.txt").read_text() == ""
     rows = [json.loads(line) for line in (labels / "objects.jsonl").open()]
     assert rows[0]["file"] == str(labels / "0.txt") and "segmentation" not in rows[0]["objects"][0]
@@ -253,3 +258,19 @@ def test_results_have_every_object_and_pictures_the_likely_ones(blobs, tmp_path,
     assert len(expected) == 1
     drawn = np.asarray(Image.open(tmp_path / "over" / "0.png"))
     assert np.array_equal(drawn, np.asarray(expected.over_image()))
+
+
+def test_lines_of_objects_are_polygons_of_masks_or_boxes():
+    mask = np.zeros((8, 10), bool)
+    mask[2:4, 5:9] = True
+    runs = (runs_of_mask(mask), [80])
+    boxes = np.array([[5, 2, 9, 4.4], [1, 1, 2, 3]], np.float32)
+    detections = Detections((8, 10), boxes, np.array([1, 0]), np.array([0.9, 0.8], np.float32), runs)
+    lines = yolo_lines(ImageObjects("a.png", ("a", "b"), detections))
+    words = [line.split() for line in lines]
+    corners = [np.array(row[1:], float).reshape(-1, 2) * [10, 8] for row in words]
+    assert [row[0] for row in words] == ["1", "0"]
+    assert sorted(corners[0].round(6).tolist()) == [[5, 2], [5, 4], [9, 2], [9, 4]]
+    assert corners[1] == pytest.approx(np.array([[1, 1], [2, 1], [2, 3], [1, 3]]))  # no pixel: its box
+    alone = yolo_lines(ImageObjects("a.png", ("a", "b"), replace(detections, masks=None)))
+    assert alone[1] == "0 0.15 0.25 0.1 0.25\n" and len(alone[0].split()) == 5

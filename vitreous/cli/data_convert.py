@@ -22,7 +22,7 @@ class Options:
     out: Annotated[Positional[str], arg(metavar="DIR")]
     """The folder to make."""
     to: Literal["coco", "yolo", "voc", "masks"] = "coco"
-    """The format: coco keeps boxes, masks and crowds; yolo and voc boxes; masks a class for every pixel."""
+    """The format: coco keeps boxes, masks and crowds; yolo masks or boxes; voc boxes; masks a class for every pixel."""
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from vitreous.data.batch import Batch
 from vitreous.data.decoding.regions import open_picture
 from vitreous.data.keys import key, one_key
 from vitreous.data.preprocess import Preprocess
-from vitreous.data.sampling import Order, stream
+from vitreous.data.sampling import Order, repeat_factors, stream
 from vitreous.data.split import Split, is_labelled
 from vitreous.errors import DataError, ResourceError
 from vitreous.machine import free_memory
@@ -39,7 +39,8 @@ class TrainLoader:
     """Training batches of one split, each sample as the `views` that `Augment` or `MultiCrop` makes of it.
 
     `cached`: the images in memory, (n, C, *image) uint8; None reads files as they come. `sampling` balanced shows
-    every class as often as any other; `repeats` is how often an image is shown in an epoch, in so many views (`Order`
+    every class as often as any other, `repeat-factor` images of classes that less than the share `repeat_threshold` of
+    the images has more often; `repeats` is how often an image is shown in an epoch, in so many views (`Order`
     has both). `exact` never decodes a photograph at a lower resolution for a crop that shrinks it; `pin` returns pinned
     memory. Raises UsageError for balanced sampling without exactly one class per image.
     """
@@ -50,8 +51,9 @@ class TrainLoader:
     seed: int
     workers: int = 0
     cached: Tensor | None = None
-    sampling: Literal["even", "balanced"] = "even"
+    sampling: Literal["even", "balanced", "repeat-factor"] = "even"
     repeats: int = 1
+    repeat_threshold: float = 0.001
     exact: bool = False
     pin: bool = False
 
@@ -61,7 +63,9 @@ class TrainLoader:
     @cached_property
     def order(self) -> Order:
         """Which image stands at which position."""
-        labels = self.split.labels if self.sampling == "balanced" else None
+        labels = self.split.labels if self.sampling != "even" else None
+        if labels is not None and self.sampling == "repeat-factor":
+            return Order(len(self.split), self.seed, None, self.repeats, repeat_factors(labels, self.repeat_threshold))
         return Order(len(self.split), self.seed, labels, self.repeats)
 
     @cached_property

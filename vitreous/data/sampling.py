@@ -12,10 +12,12 @@ from functools import lru_cache
 
 import numpy as np
 
-from vitreous.data.keys import key, permutation
+from vitreous.data.keys import key, permutation, uniform
 from vitreous.errors import UsageError
 
-_TURNS, _BLOCKS = 1, 2  # the last part of the keys of a class's own order, and of the classes' order in a block
+#: the last part of the keys of a class's own order, of the classes' order in a block, and of showings
+_TURNS, _BLOCKS, _SHOWINGS = 1, 2, 3
+ROWS = 4096  # of labels that are looked at together
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +27,8 @@ class Order:
     `labels`, (samples,) int64: balanced. Each block of C positions shows each of the C classes that have images once,
     in a random order, and the k-th showing of a class is the k-th of its own order; a short class goes round again, in
     a new order and as another view. `repeats` r > 1 is repeated augmentation (arXiv:1902.05509, arXiv:2012.12877): the
-    epoch is cut after ceil(samples / r) images, and each of them stands r times in a row, as r views.
+    epoch is cut after ceil(samples / r) images, and each of them stands r times in a row, as r views. `factors`,
+    (samples,) float64 of at least 1: how much more often an image is shown than one of factor 1, as `repeated` has it.
     Raises UsageError for labels that are not one class to an image, or fewer than one repeat.
     """
 
@@ -33,6 +36,7 @@ class Order:
     seed: int
     labels: np.ndarray | None = None
     repeats: int = 1
+    factors: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         if self.labels is not None and self.labels.ndim != 1:
@@ -43,7 +47,9 @@ class Order:
     def epoch(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         """Samples and views of one epoch, (samples,) int64 each."""
         distinct = -(-self.samples // self.repeats)
-        if self.labels is None:
+        if self.factors is not None:
+            order, views = repeated(self.factors, self.seed, number, distinct)
+        elif self.labels is None:
             order = permutation(self.samples, self.seed, number)[:distinct]
             views = np.zeros_like(order)
         else:
@@ -83,6 +89,42 @@ def balanced(labels: np.ndarray, seed: int, epoch: int, length: int) -> tuple[np
     return np.take_along_axis(samples, places, 1).ravel()[:length], np.take_along_axis(views, places, 1).ravel()[
         :length
     ]
+
+
+def repeated(factors: np.ndarray, seed: int, epoch: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Factors (n,) of at least 1 -> `length` samples, at most n, and their views: repeat-factor sampling (LVIS,
+    arXiv:1908.03195, appendix B.2). The list of an epoch, of which the rest is left out, is in a random order:
+
+        for image in range(n):
+            showings = floor(factors[image]) + (u[image] < factors[image] - floor(factors[image]))
+            the list gets (image, view) for view in range(showings)
+    """
+    samples = np.arange(len(factors))
+    chance = uniform(key(seed, epoch, samples, _SHOWINGS), 1)[:, 0]
+    showings = np.floor(factors).astype(np.int64) + (chance < factors - np.floor(factors))
+    order = np.repeat(samples, showings)
+    views = np.arange(len(order)) - np.repeat(np.cumsum(showings) - showings, showings)
+    places = np.argsort(key(seed, epoch, order, views, _SHOWINGS), kind="stable")[:length]
+    return order[places], views[places]
+
+
+def repeat_factors(labels: np.ndarray, threshold: float) -> np.ndarray:
+    """Labels (n,) int64 of classes, or (n, K) float32 with 1 for each class on an image -> (n,) float64 of at least 1,
+    how often an image is shown (LVIS, arXiv:1908.03195, appendix B.2); f is the share of the images that have a class.
+
+        for image in range(n):
+            factor[image] = max(1, sqrt(threshold / f[k]) for classes k on the image)
+
+    Raises UsageError for a threshold that is no share of images.
+    """
+    if not 0 <= threshold <= 1:
+        raise UsageError(f"a repeat threshold of {threshold:g} is no share of images", "use one from 0 to 1")
+    counts = np.bincount(labels) if labels.ndim == 1 else (labels > 0).sum(0)
+    rates = np.sqrt(threshold * len(labels) / np.maximum(counts, 1))
+    if labels.ndim == 1:
+        return np.maximum(1.0, rates[labels])
+    parts = (labels[low : low + ROWS] > 0 for low in range(0, len(labels), ROWS))
+    return np.concatenate([np.where(part, rates, 1.0).max(1, initial=1.0) for part in parts])
 
 
 _epoch = lru_cache(maxsize=2)(Order.epoch)

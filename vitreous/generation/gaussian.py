@@ -117,15 +117,15 @@ def betas(process: Diffusion) -> Tensor:
 
 
 def gaussian_kl(mean: Tensor, log_variance: Tensor, other: Tensor, other_log: Tensor) -> Tensor:
-    """(...) four times -> (...): KL(N(mean, exp(log_variance)) || N(other, exp(other_log))) in nats, of each element."""
+    """(B, C, *image) four times -> (B, C, *image): KL(N(mean, exp(log_variance)) || N(other, exp(other_log))), nats."""
     return 0.5 * (
         other_log - log_variance - 1 + (log_variance - other_log).exp() + (mean - other).square() * (-other_log).exp()
     )
 
 
 def discretised_log_likelihood(images: Tensor, mean: Tensor, log_deviation: Tensor) -> Tensor:
-    """log of what a Gaussian leaves between the borders of a grey value in [-1, 1], element by element; the outermost
-    values reach to infinity (arXiv:2006.11239, Eq. 13)."""
+    """(B, C, *image) three times -> (B, C, *image): log of what a Gaussian leaves between the borders of a grey value in
+    [-1, 1]; the outermost values reach to infinity (arXiv:2006.11239, Eq. 13)."""
     scale = (-log_deviation).exp()
     above = normal_cdf(scale * (images - mean + 1 / 255))
     below = normal_cdf(scale * (images - mean - 1 / 255))
@@ -134,5 +134,5 @@ def discretised_log_likelihood(images: Tensor, mean: Tensor, log_deviation: Tens
 
 
 def normal_cdf(x: Tensor) -> Tensor:
-    """(...) -> (...): the share of a standard normal distribution below x."""
+    """(B, C, *image) -> (B, C, *image): the share of a standard normal distribution below x."""
     return 0.5 * (1 + torch.erf(x * 0.5**0.5))

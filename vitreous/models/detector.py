@@ -49,7 +49,7 @@ class Detector(Dense):
 
         `targets` has lists of B: `boxes` (n, 4) float32, `labels` (n,) int64, `crowd` (n,) bool, and where they are
         learned `masks` (n, H, W) bool; and `keys` (B,) int64, from which it is drawn which anchors and regions of an
-        image are learned from.
+        image are learned from. `federated` (B, K) bool may be there: the classes that the loss of each image counts.
         """
         levels, size = self.levels(images), (images.shape[2], images.shape[3])
         losses, proposals = self.proposals.losses(levels, size, targets)

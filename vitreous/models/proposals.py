@@ -36,14 +36,11 @@ class RegionProposals(nn.Module):
     def __init__(self, config: DetectorConfig) -> None:
         super().__init__()
         from torchvision.models.detection._utils import BoxCoder, Matcher
-        from torchvision.models.detection.rpn import AnchorGenerator, RPNHead
+        from torchvision.models.detection.rpn import RPNHead
 
-        self.config, count = config, len(config.strides)
+        self.config = config
         self.head = RPNHead(config.width, len(RATIOS), config.sizes.rpn)
-        sides = tuple((config.anchor * stride,) for stride in config.strides)
-        with torch.device("cpu"):
-            cells = AnchorGenerator(sides, (RATIOS,) * count).cell_anchors  # type: ignore[arg-type]
-            self.cells = [cell.tolist() for cell in cells]
+        self.cells = [anchor_cells(config.anchor * stride, config.round_anchors) for stride in config.strides]
         self.coder = BoxCoder((1.0, 1.0, 1.0, 1.0))
         self.matcher = Matcher(OBJECT, BACKGROUND, allow_low_quality_matches=True)
 
@@ -60,7 +57,8 @@ class RegionProposals(nn.Module):
         return logits.float().view(count, -1), deltas.float().view(count, -1, 4)
 
     def anchors(self, levels: Sequence[Tensor]) -> list[Tensor]:
-        """Levels (B, W, h, w) -> (h w 3, 4) float32 anchors of each: those of torchvision's `AnchorGenerator`."""
+        """Levels (B, W, h, w) -> (h w 3, 4) float32 anchors of each: those of torchvision's `AnchorGenerator`, or of
+        detectron2's `DefaultAnchorGenerator` where they are not rounded."""
         anchors = []
         for level, stride, cells in zip(levels, self.config.strides, self.cells, strict=True):
             y, x = (torch.arange(side, device=level.device) * float(stride) for side in level.shape[2:])
@@ -132,3 +130,11 @@ class RegionProposals(nn.Module):
             match = labels = torch.zeros(len(anchors), dtype=torch.int64, device=anchors.device)
         labels = torch.where((labels == 0) & in_crowd(anchors, crowds), -1, labels)
         return labels, match.clamp(min=0)
+
+
+def anchor_cells(side: float, rounded: bool) -> list[list[float]]:
+    """Anchors of an area of `side` squared around a place at 0, in the order of RATIOS: left, top, right, bottom, in
+    pixels, and `rounded` to whole ones, halves to even."""
+    sizes = [(side / ratio**0.5, side * ratio**0.5) for ratio in RATIOS]
+    cells = [[-width / 2, -height / 2, width / 2, height / 2] for width, height in sizes]
+    return [[float(round(edge)) for edge in cell] for cell in cells] if rounded else cells

@@ -43,7 +43,9 @@ class RegionHeads(nn.Module):
         of each image."""
         logits, corrections = self.box(self.read(levels, numbered(proposals.boxes), BINS))
         images, count = proposals.boxes.shape[:2]
-        scores = logits.float().softmax(-1)[:, 1:].view(images, count, -1) * proposals.valid[..., None]
+        logits = logits.float()
+        scores = logits.softmax(-1)[:, 1:] if self.config.scores == "softmax" else logits[:, 1:].sigmoid()
+        scores = scores.view(images, count, -1) * proposals.valid[..., None]
         deltas = corrections.float().view(images * count, -1)
         boxes = self.coder.decode_single(deltas, proposals.boxes.flatten(0, 1)).view(images, count, -1, 4)
         boxes = clip(boxes if self.config.agnostic else boxes[:, :, 1:], size)
@@ -79,7 +81,9 @@ class RegionHeads(nn.Module):
     def losses(self, levels: Sequence[Tensor], proposals: Proposals, targets: Mapping[str, Any]) -> dict[str, Tensor]:
         """Levels (B, W, h, w), proposals, `Detector.losses`' targets -> losses, scalars.
 
-        Of an image with R regions that are learned from, `classes` is the mean cross-entropy over them, `boxes` the sum
+        Of an image with R regions that are learned from, `classes` is the mean cross-entropy over them, or with scores
+        by `sigmoid` the sum of `federated_loss` over its classes, of `federated` alone where targets have them, (B, K)
+        bool; `boxes` the sum
         of smooth L1 over those of objects, divided by R (torchvision's `fastrcnn_loss`), `masks` the mean binary
         cross-entropy over the masks of objects, 0 where there are none (`maskrcnn_loss`).
         """
@@ -96,7 +100,11 @@ class RegionHeads(nn.Module):
                 deltas = deltas.repeat(1, own.shape[1])
             objects = truth(targets, image, "boxes")
             wanted = boxes if not len(objects) else objects[match]
-            rows.append(torch.stack(fastrcnn_loss(own, deltas, [labels], [self.coder.encode_single(wanted, boxes)])))
+            entropy, distance = fastrcnn_loss(own, deltas, [labels], [self.coder.encode_single(wanted, boxes)])
+            if self.config.scores == "sigmoid":
+                counted = targets["federated"][image] if "federated" in targets else None
+                entropy = federated_loss(own, labels, counted)
+            rows.append(torch.stack([entropy, distance]))
         classes, distances = torch.stack(rows).mean(0)
         losses = {"classes": classes, "boxes": distances}
         if self.mask is None:
@@ -168,6 +176,19 @@ class BoxHead(nn.Module):
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """(n, W, 7, 7) -> (n, 1 + K), (n, (1 + K) 4)."""
         return self.predictor(self.layers(features))
+
+
+def federated_loss(logits: Tensor, labels: Tensor, counted: Tensor | None = None) -> Tensor:
+    """(R, 1 + K) logits s of regions, of which the first is not read, (R,) int64 labels, 0 for background and 1 + the
+    class for an object -> a scalar: the binary cross-entropy of every class, the sum over classes, the mean over
+    regions; of the classes `counted` (K,) bool alone, where it is known of no other whether it is there
+    (arXiv:2103.07461; as detectron2 has it).
+
+        sum(log(1 + exp(s[r, 1 + k])) - s[r, 1 + k] * (labels[r] == 1 + k) for r in regions for k in counted) / R
+    """
+    wanted = torch.nn.functional.one_hot(labels, logits.shape[1])[:, 1:].to(logits.dtype)
+    entropy = torch.nn.functional.binary_cross_entropy_with_logits(logits[:, 1:], wanted, reduction="none").sum(0)
+    return (entropy if counted is None else entropy * counted).sum() / max(1, len(logits))
 
 
 def mask_head(config: DetectorConfig) -> nn.Module:

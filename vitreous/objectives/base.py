@@ -89,6 +89,11 @@ class ObjectiveConfig:
         for files that are not there or do not fit, before anything is written."""
         return self
 
+    def fitted(self, labels: np.ndarray) -> ObjectiveConfig:
+        """The config of a new run on training images with these labels, (n,) int64 or (n, K) float32: with what it
+        counts in them."""
+        return self
+
     def initialise(self, model: Model) -> None:
         """Change a fresh model in place, before weights are loaded into it."""
 

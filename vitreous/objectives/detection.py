@@ -5,22 +5,23 @@ B images of C channels; n objects on an image of h x w pixels.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from vitreous.data.augmentation.scenes import Scenes
 from vitreous.data.batch import Batch
-from vitreous.data.keys import key
+from vitreous.data.keys import key, uniform
 from vitreous.data.split import Split
 from vitreous.errors import UsageError
 from vitreous.evaluation.coco import CocoEvaluator
 from vitreous.evaluation.evaluator import Evaluator
 from vitreous.models.config import DetectorConfig, ModelConfig
 from vitreous.models.configs.adapter import Adapter, adapted
-from vitreous.models.configs.detector import DetectionHeads
+from vitreous.models.configs.detector import DetectionHeads, Scores
 from vitreous.models.cost import macs
 from vitreous.models.detector import Detector
 from vitreous.models.zoo import Model
@@ -28,6 +29,7 @@ from vitreous.objectives.base import Objective, ObjectiveConfig, Progress, Setti
 from vitreous.weights.tasks import Detection, Task
 
 SAMPLING = 0x616E6368  # what tells the choice of anchors and regions from other draws of a sample
+FEDERATED = 0x66656465  # ... and that of classes
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,10 @@ class DetectionConfig(ObjectiveConfig):
     """The losses of Faster R-CNN, and with `masks` of Mask R-CNN, added up.
 
     `adapter`: a ViT gets convolutions beside it, with group or batch norm, and its pyramid maps of four strides
-    (`models.configs.adapter`). The other fields are those of `DetectorConfig`. Raises UsageError for numbers that
-    cannot be.
+    (`models.configs.adapter`). `federated` above 0: the classes of a region are learned by the federated loss
+    (arXiv:2103.07461), which counts those on the image and others up to so many, drawn by `frequencies`, of
+    each class the number of training images that it is on, taken from the data; none: all classes alike. It needs
+    `scores` by sigmoid. The other fields are those of `DetectorConfig`. Raises UsageError for numbers that cannot be.
     """
 
     annotated: ClassVar[Literal["", "classes", "objects"]] = "objects"
@@ -50,7 +54,11 @@ class DetectionConfig(ObjectiveConfig):
     hidden: int = 1024
     finest: int = 4
     anchor: float = 8.0
+    round_anchors: bool = True
     agnostic: bool = False
+    scores: Scores = "softmax"
+    federated: int = 0
+    frequencies: tuple[int, ...] = ()
     proposals: int = 1000
     detections: int = 100
     nms: float = 0.5
@@ -60,7 +68,19 @@ class DetectionConfig(ObjectiveConfig):
         """Raise UsageError for views without boxes, and a model that no heads fit."""
         if not isinstance(views, Scenes):
             raise UsageError("detection takes views of the kind scenes", "leave --views.name out")
+        if self.federated < 0 or (self.federated and self.scores != "sigmoid"):
+            problem = f"a federated loss of {self.federated} classes with scores by {self.scores}"
+            raise UsageError(problem, "use --objective.scores sigmoid, and a number of classes above 0")
+        if self.frequencies and len(self.frequencies) != len(classes):
+            problem = f"{len(self.frequencies)} frequencies for {len(classes)} classes"
+            raise UsageError(problem, "leave --objective.frequencies out: they are counted in the data")
         self.detector(model, max(1, len(classes)))
+
+    def fitted(self, labels: np.ndarray) -> DetectionConfig:
+        """The same with `frequencies` of (n, K) labels, where the loss is federated and nobody has said them."""
+        if not self.federated or self.frequencies:
+            return self
+        return replace(self, frequencies=tuple((labels > 0).sum(0).tolist()))
 
     def detector(self, backbone: ModelConfig, classes: int) -> DetectorConfig:
         """Return the config of the whole model. Raises UsageError for a backbone that no heads fit."""
@@ -92,9 +112,19 @@ class DetectionObjective(Objective):
         self.model = Detector(config.detector(model.config, len(setting.classes)), model)
 
     def prepare(self, batch: Batch, progress: Progress) -> Batch:
-        """Add "keys" (B,) int64, from which it is drawn what is learned from: a function of seed and position."""
-        keys = key(self.setting.seed, SAMPLING, batch["positions"].numpy()).view("int64")
-        return batch | {"keys": torch.from_numpy(keys).to(batch["images"].device)}
+        """Add "keys" (B,) int64, from which it is drawn what is learned from, a function of seed and position; and for
+        the federated loss "federated" (B, K) bool, the classes that the loss of each image counts, another."""
+        device, positions = batch["images"].device, batch["positions"].numpy()
+        keys = key(self.setting.seed, SAMPLING, positions).view("int64")
+        batch = batch | {"keys": torch.from_numpy(keys).to(device)}
+        if not self.config.federated:
+            return batch
+        classes = len(self.setting.classes)
+        present = torch.stack([torch.bincount(own.cpu(), minlength=classes) > 0 for own in batch["labels"]]).numpy()
+        frequencies = np.array(self.config.frequencies or (1,) * classes)
+        keys = key(self.setting.seed, FEDERATED, positions)
+        counted = federated_classes(present, frequencies, self.config.federated, keys)
+        return batch | {"federated": torch.from_numpy(counted).to(device)}
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         losses = self.model.losses(batch["images"], batch)
@@ -115,3 +145,26 @@ class DetectionObjective(Objective):
     def flops(self, progress: Progress) -> float:
         """Three forward passes."""
         return 6 * macs(self.model.config)
+
+
+def federated_classes(present: np.ndarray, frequencies: np.ndarray, count: int, keys: np.ndarray) -> np.ndarray:
+    """Choose the classes that the federated loss counts: those on an image, and others until they are `count`, drawn
+    without replacement with probabilities in proportion to the square root of their frequency (arXiv:2103.07461); of
+    those that no image has, none.
+
+    (B, K) bool, the classes on each image; (K,) numbers of images; (B,) uint64 keys -> (B, K) bool.
+
+    detectron2 draws for the images of one GPU together; here each image has its own draw, so that it is the same for
+    any number of processes. What is drawn one after another in proportion to weights w is what comes first of
+    exponential times of rate w:
+
+        for image in range(B):
+            times = {k: -log(1 - u[image, k]) / sqrt(n[k]) for k in range(K) if n[k] and not present[image, k]}
+            lacking = max(0, count - number of classes on the image)
+            counted[image] = classes on the image and the `lacking` of the least times
+    """
+    with np.errstate(divide="ignore"):
+        times = -np.log1p(-uniform(keys, len(frequencies))) / np.sqrt(frequencies)[None]
+    times = np.where(present, -1.0, np.where(frequencies[None] > 0, times, np.inf))
+    rank = times.argsort(1, kind="stable").argsort(1, kind="stable")
+    return present | ((rank < count) & np.isfinite(times))

@@ -90,6 +90,10 @@ def fitted_to_labels(objective: ObjectiveConfig, data: Data, options: TrainOptio
     if not objective.labelled and "balanced" in (options.class_weights, options.sampling):
         word = "--sampling" if options.sampling == "balanced" else "--class-weights"
         raise UsageError(f"{word} balanced reads labels, and {objective.name} learns without them", "leave it out")
+    if options.sampling == "repeat-factor" and not (objective.labelled or objective.annotated):
+        problem = f"--sampling repeat-factor reads labels, and {objective.name} learns without them"
+        raise UsageError(problem, "leave it out")
+    objective = objective.fitted(data.split("train").labels)
     if not isinstance(objective, SupervisedConfig):
         return objective
     if data.multilabel and objective.loss == "softmax":

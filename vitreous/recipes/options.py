@@ -83,8 +83,9 @@ class TrainOptions(WeightsOptions):
     labels)."""
     class_weights: Literal["even", "balanced"] | None = None
     """balanced: rare classes weigh more in the loss (default: even)."""
-    sampling: Literal["even", "balanced"] | None = None
-    """balanced: every class is shown as often as any other (default: from the recipe)."""
+    sampling: Literal["even", "balanced", "repeat-factor"] | None = None
+    """balanced: every class is shown as often as any other; repeat-factor: images of rare classes are shown more often,
+    as LVIS has it (default: from the recipe)."""
     clip_grad: float | None = None
     """Largest norm of the gradient (default: from the recipe)."""
     ema: float | None = None

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from vitreous.data.annotations.boxes_drawing import instance_map
-from vitreous.data.annotations.shapes import encode_runs
+from vitreous.data.annotations.shapes import encode_runs, mask_of_runs
+from vitreous.data.annotations.yolo import yolo_line
 from vitreous.disk import atomic_path, write_text
 from vitreous.errors import DataError, UsageError, printable
 from vitreous.serving.class_maps import FileNames, save_png
@@ -161,8 +162,9 @@ class Placed:
 
 
 class ObjectFolder:
-    """Files of a folder, one for each image: `yolo`, a line for each object with the number of its class, and centre
-    and sides in shares of the image's, which `train` reads as labels; `masks`, a PNG whose pixels are the numbers of
+    """Files of a folder, one for each image: `yolo`, a line for each object with the number of its class, and the
+    polygon of its mask, or without masks centre and sides of its box, in shares of the image's, which `train` reads as
+    labels; `masks`, a PNG whose pixels are the numbers of
     the objects. `FOLDER/objects.jsonl` has a line for each image, with the objects in the order of their numbers."""
 
     formats: tuple[str, ...] = (".jsonl",)
@@ -201,20 +203,14 @@ class ObjectFolder:
 
 
 def yolo_lines(row: ImageObjects) -> list[str]:
-    """A line for each object: class, centre x and y, width and height, in shares of the image's sides."""
-    if row.detections is None:
+    """A line for each object, as `yolo_line` has it: of instances polygons, else boxes."""
+    detections = row.detections
+    if detections is None:
         return []
-    height, width = row.detections.size
-    lines = []
-    for label, (left, top, right, bottom) in zip(row.detections.labels, row.boxes.tolist(), strict=True):
-        shares = (
-            (left + right) / 2 / width,
-            (top + bottom) / 2 / height,
-            (right - left) / width,
-            (bottom - top) / height,
-        )
-        lines.append(f"{label} " + " ".join(f"{share:.9g}" for share in shares) + "\n")
-    return lines
+    runs = detections.masks if detections.masks is not None else [None] * len(detections)
+    masks = (None if own is None else mask_of_runs(own, detections.size) for own in runs)
+    objects = zip(detections.labels.tolist(), row.boxes, masks, strict=True)
+    return [yolo_line(label, box, detections.size, mask) + "\n" for label, box, mask in objects]
 
 
 def check_target(path: str, resume: bool) -> None:

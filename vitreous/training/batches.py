@@ -48,8 +48,9 @@ def prepared_batches(
 
     `objective.prepare` is given "positions" (B,) int64 beside what the loader has.
     """
-    order = (run.views, run.seed, run.data.workers, inputs.cached, run.data.sampling, run.data.repeats)
-    loader = TrainLoader(inputs.train, run.preprocess, *order, run.data.exact, device.startswith("cuda"))
+    data = run.data
+    order = (run.views, run.seed, data.workers, inputs.cached, data.sampling, data.repeats, data.repeat_threshold)
+    loader = TrainLoader(inputs.train, run.preprocess, *order, data.exact, device.startswith("cuda"))
     dtype = DTYPES[run.precision]
     for (start, stop), loaded in zip(places, loader.spans(ahead), strict=False):
         batch: Batch = {name: e if name == "samples" else to_device(e, device) for name, e in loaded.items()}

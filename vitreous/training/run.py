@@ -35,7 +35,10 @@ class DataOptions:
     bad_images: Literal["stop", "skip"] = "stop"
     cache: bool = False
     workers: int = 0
-    sampling: Literal["even", "balanced"] = "even"  # balanced: every class as often as any other
+    # balanced: every class as often as any other; repeat-factor: images of a class that a share f of the images has are
+    # shown sqrt(repeat_threshold / f) times as often, if that is above 1 (LVIS, arXiv:1908.03195)
+    sampling: Literal["even", "balanced", "repeat-factor"] = "even"
+    repeat_threshold: float = 0.001
     repeats: int = 1  # times that an epoch shows a picture, of a share 1 / repeats of them (arXiv:1902.05509)
 
 

@@ -34,7 +34,7 @@ from vitreous.weights.parts import ObjectiveParts, load_parts
 from vitreous.weights.pretraining import parts_beside
 from vitreous.weights.sharded import tensors_in
 from vitreous.weights.sidecar import check_family, class_names, fields, json_in, preprocessing
-from vitreous.weights.tasks import Classification, Detection, Features, Generation, Segmentation, Task, WithTask
+from vitreous.weights.tasks import Detection, Features, Generation, Segmentation, Task, WithTask, task_of
 from vitreous.weights.variants import heads_mismatch
 
 NORMS = ("encoder.norm.", "pooled_norm.")  # the last one, on every token or on what is pooled of them
@@ -123,9 +123,7 @@ def read_weights(source: str | os.PathLike[str], settings: dict[str, Any]) -> We
         *(heads_mismatch(detected.config) if "heads" in beside_fields and "heads" not in settings else ()),
     )
     preprocess = preprocessing(detected.format, detected.config, path if path.is_dir() else None, beside)
-    names = class_names(detected.config, beside)
-    task = Classification(names) if names else Features()
-    task = Generation(names) if detected.config.kind == "dit" else task
+    task = task_of(detected.config, class_names(detected.config, beside))
     facts = detected.format.title, detected.config, preprocess, task, detected.state, detected.unused
     return Weights(os.fspath(source), *facts, notes=notes)
 
@@ -155,7 +153,7 @@ def checkpoint(place: Path) -> Weights:
         )
     model: ModelConfig = from_plain(ModelConfig, run["model"])
     names = tuple(run["data"]["classes"])
-    task = Classification(names) if names and model.classes else Features()
+    task = task_of(model, names if model.classes else ())
     if model.kind == "dit":
         task = Generation(names if model.classes else (), process_of(run["objective"], os.fspath(config)))
 
@@ -356,8 +354,8 @@ def without_dense_head(weights: Weights) -> Weights:
 
 
 def parts_of(source: str | os.PathLike[str]) -> ObjectiveParts | None:
-    """What an objective needs to go on from a run, a bundle, or others' files of pre-training; None where there is
-    none. Raises WeightsError where it is damaged."""
+    """What an objective needs to go on from a run, a bundle, or others' files of pre-training or of a detector; None
+    where there is none. Raises WeightsError where it is damaged."""
     path = fetch(os.fspath(source))
     folder = bundle_in(path)
     if folder:
@@ -365,7 +363,8 @@ def parts_of(source: str | os.PathLike[str]) -> ObjectiveParts | None:
     if (path / "state.json").is_file():
         return None
     files, beside = files_of(path)
-    return parts_beside(files, beside, lambda: find(files, fields(beside) | known_of(source)))
+    own = parts_beside(files, beside, lambda: find(files, fields(beside) | known_of(source)))
+    return own or dense_parts(open_weights(source))
 
 
 def dense_parts(weights: Weights) -> ObjectiveParts | None:

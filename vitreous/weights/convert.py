@@ -21,6 +21,7 @@ from vitreous.models.names import name_of
 from vitreous.models.zoo import build
 from vitreous.nn.position import sincos
 from vitreous.nn.sizes import format_size
+from vitreous.weights import vitdet_detector
 from vitreous.weights.adopt import Adoption, Weights, adopt, open_weights, parts_of, without_dense_head
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.class_map import select_classes
@@ -101,10 +102,13 @@ def convert(
 
 
 def held_by(to: str, weights: Weights) -> Weights:
-    """The weights that a format has a place for: the backbone of a model that says what is where, with a note."""
+    """The weights that a format has a place for: of a model that says what is where all but what nothing reads, where
+    the format is for such, else the backbone, with a note."""
     backbone = without_dense_head(weights)
     if to == BUNDLE or backbone is weights:
         return weights
+    if to == vitdet_detector.NAME and vitdet_detector.detector_like(weights.config):
+        return replace(weights, state=lambda: vitdet_detector.without_background(weights.state()))
     title = name_of(weights.config)
     text = f"of {title} the backbone alone is written, {name_of(backbone.config)}: {to} has no place for the rest"
     return replace(backbone, notes=(*weights.notes, text))
@@ -283,7 +287,7 @@ def assumed(form: Format, config: ModelConfig, state: Tensors) -> list[str]:
     theirs = form.configure(shapes, {"image": config.image} | heads_of(config) | settings)
     differences = [
         f"{name} {getattr(config, name)} -> {getattr(theirs, name)}"
-        for name in ("gelu", "eps", "numerics")
+        for name in ("gelu", "eps", "numerics", "round_anchors")
         if hasattr(config, name) and getattr(config, name) != getattr(theirs, name)
     ]
     stems = [c.stem.numerics for c in (config, theirs) if c.kind == "vit" and isinstance(c.stem, StemConfig)]

@@ -21,7 +21,7 @@ from vitreous.errors import VitreousError, WeightsError
 from vitreous.models.config import TRANSFORMER_FIELDS, ModelConfig, StemConfig
 from vitreous.models.names import name_of
 from vitreous.models.skip_init import skip_init
-from vitreous.weights import dit, google, others, own, swin, swin_v2, timm, transformers, vitdet
+from vitreous.weights import dit, google, others, own, swin, swin_v2, timm, transformers, vitdet, vitdet_detector
 from vitreous.weights.entry import FLOATING, shown
 from vitreous.weights.files import Source, open_weights
 from vitreous.weights.measure import is_ambiguous
@@ -37,6 +37,7 @@ FORMATS = [
     others.SAM,
     others.SAM_TIMM,
     others.SAM_TRANSFORMERS,
+    *vitdet_detector.FORMATS,
     vitdet.VITDET,
     others.DINOV2,
     timm.DEIT_III,
@@ -58,7 +59,10 @@ INSIDE = [
     (re.compile(r"\bblocks\.\d+\.(\d+)\."), r"blocks.\1."),
     (re.compile(r"standardized_conv2d_\d+/"), "standardized_conv2d/"),
 ]
-READ = "ViTs of timm, transformers, torchvision, Google, DeiT, MAE, DINO, DINOv2, CLIP, SAM, ViTDet are read, BiT, Swin, DiT"
+READ = (
+    "ViTs of timm, transformers, torchvision, Google, DeiT, MAE, DINO, DINOv2, CLIP, SAM, ViTDet are read, BiT, Swin "
+    "and DiT"
+)
 #: models that are not read: what they are -> a pattern of a tensor's name that nothing else has
 UNREAD = {
     # Google's, timm's (arXiv:2105.01601)
@@ -67,6 +71,7 @@ UNREAD = {
     "a BEiT": r"(^|\.)blocks\.\d+\.attn\.q_bias$|attention\.relative_position_bias\.relative_position_bias_table$",
 }
 PARAMETERS = 20_000_000_000  # of a model that is believed
+FACTS = 4096  # numbers of a tensor whose values tell what a model is
 INDEX = "model.safetensors.index.json"
 #: fields of `ViTConfig` that names and shapes do not depend on
 UNTOLD = ("dropout", "drop_path", "drop_path_rises", "resize", "gelu", "eps")
@@ -196,7 +201,7 @@ def fitting(
     if form in swin_v2.FORMATS:
         beside = windows_of_name(origin.name) | beside
     try:
-        config = form.configure(shapes, beside)
+        config = form.configure(shapes, beside | facts_of(form, places, shapes))
         expected = form.write(config, believable(config).state_dict())
     except (KeyError, ValueError, LookupError, StopIteration, IndexError) as error:
         problem = f"lacks {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
@@ -229,6 +234,16 @@ def fitting(
     return DetectedCheckpoint(form, config, names, [*(places[n][1] for n in left), *outside], notes)
 
 
+def facts_of(
+    form: Format, places: dict[str, tuple[Source, str, int | None]], shapes: Shapes
+) -> dict[str, dict[str, Tensor]]:
+    """The `facts` of a format that a file has, of any shape and at most FACTS numbers. Raises WeightsError where the
+    file cannot be read."""
+    names = [name for name in form.facts if name in shapes and math.prod(shapes[name]) <= FACTS]
+    values = {name: places[name][0].read([places[name][1]])[places[name][1]].float() for name in names}
+    return {"facts": values} if form.facts else {}
+
+
 def hint(wrong: list[str]) -> str:
     """A hint for tensors that no published model of the family lacks, or ""."""
     lacking = any(
@@ -240,6 +255,7 @@ def hint(wrong: list[str]) -> str:
 
 def assumptions(origin: Path, form: Format, config: ModelConfig, beside: dict[str, Any]) -> Iterator[str]:
     """What was assumed of a model's positions, a sentence each: their grid, and the rule by which they are resized."""
+    config = getattr(config, "backbone", config)
     if config.kind == "swin" and "image" not in beside:
         size = f"{config.image[0]} x {config.image[1]}"
         yield f"{origin.name} does not tell the image size: assumed {size} pixels (--source-size HEIGHT WIDTH)"
@@ -264,9 +280,10 @@ def assumptions(origin: Path, form: Format, config: ModelConfig, beside: dict[st
 
 def believable(config: ModelConfig) -> torch.nn.Module:
     """The model of a config, without weights. Raises WeightsError for an absurdly large one, before it is built."""
-    stem = getattr(config, "stem", None)
-    depth = config.depth + sum(stem.blocks if stem else ())
-    if config.width_out > 100_000 or depth > google.DEPTH or math.prod(config.image) > 1 << 28:
+    encoder: Any = getattr(config, "backbone", config)
+    stem = getattr(encoder, "stem", None)
+    depth = encoder.depth + sum(stem.blocks if stem else ())
+    if encoder.width_out > 100_000 or depth > google.DEPTH or math.prod(encoder.image) > 1 << 28:
         raise WeightsError(f"a model of width {config.width:,} and depth {depth:,} is not believed")
     model = skip_init(config)
     if sum(p.numel() for p in model.parameters()) > PARAMETERS:
@@ -306,7 +323,7 @@ def weights_in(folder: Path) -> tuple[list[Path], dict[str, Any]]:
 def writers(config: ModelConfig) -> dict[str, Format]:
     """The formats that can hold a model, by the name that `--to` takes; none for a stem that nobody else has."""
     formats: dict[str, Format] = {}
-    if config.front == "conv":
+    if config.front == "conv" and config.kind != "detector":
         return formats
     # all elements of every tensor: operations on meta tensors would import a compiler, two seconds
     element = torch.zeros(())
@@ -335,6 +352,9 @@ def again(form: Format, config: ModelConfig, state: dict[str, Tensor]) -> bool:
 
 def essence(config: ModelConfig) -> dict[str, Any]:
     """The fields of a config that its model's structure depends on, synonyms unified, without those of training."""
+    if config.kind == "detector":
+        names = ("classes", "masks", "heads", "width", "hidden", "strides", "anchor", "agnostic", "scores")
+        return {name: getattr(config, name) for name in names} | {"backbone": essence(config.backbone)}
     if config.family == "bit":
         return {"root": config.width * config.factor} | {
             name: getattr(config, name) for name in ("channels", "classes", "blocks", "axial")

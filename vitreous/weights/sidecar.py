@@ -244,7 +244,8 @@ def preprocessed(form: Format, config: ModelConfig, processor: dict[str, Any], s
         isinstance(size, dict) and "height" in size and not processor.get("do_center_crop")
     )
     filtered = FILTERS.get(
-        processor.get("resample") or trained.get("interpolation"), "bilinear" if form.suffix == ".npz" else "bicubic"
+        processor.get("resample") or trained.get("interpolation"),
+        "bilinear" if form.suffix == ".npz" or config.kind == "detector" else "bicubic",
     )
     channels = config.channels
     if not all(map(math.isfinite, (*mean, *std, share))) or min(std) <= 0 or not 0 < share <= 1:
@@ -283,6 +284,16 @@ FIELDS: dict[str, Callable[[Any], bool]] = {
     "qkv_bias": lambda v: isinstance(v, bool),
     "projection_bias": lambda v: isinstance(v, bool),
 }
+#: those of a detector beside its backbone's
+DETECTOR_FIELDS: dict[str, Callable[[Any], bool]] = {
+    "agnostic": lambda v: isinstance(v, bool),
+    "round_anchors": lambda v: isinstance(v, bool),
+    "proposals": lambda v: type(v) is int and 0 < v < 1 << 16,
+    "detections": lambda v: type(v) is int and 0 < v < 1 << 16,
+    "nms": lambda v: isinstance(v, float) and 0 < v <= 1,
+    "threshold": lambda v: isinstance(v, float) and 0 <= v < 1,
+    "scores": lambda v: v in ("softmax", "sigmoid"),
+}
 #: those that no tensor of a Swin V2 tells
 SWIN_FIELDS: dict[str, Callable[[Any], bool]] = {
     "window": lambda v: type(v) is int and 0 < v < 1 << 12,
@@ -294,6 +305,9 @@ SWIN_FIELDS: dict[str, Callable[[Any], bool]] = {
 
 def note(config: ModelConfig) -> dict[str, str]:
     """The metadata to write beside a model's tensors."""
+    if config.kind == "detector":
+        own = {name: getattr(config, name) for name in DETECTOR_FIELDS}
+        return {KEY: json.dumps(json.loads(note(config.backbone)[KEY]) | own)}
     names = FIELDS
     if config.kind == "swin":  # heads are of each stage, which its tensors tell
         names = {*FIELDS, *(SWIN_FIELDS if config.version == 2 else ())} - {"heads"}
@@ -307,7 +321,7 @@ def noted(path: Path, metadata: dict[str, str]) -> dict[str, Any]:
         return {}
     try:
         noted_fields = json.loads(metadata[KEY])
-        known = FIELDS | SWIN_FIELDS
+        known = FIELDS | SWIN_FIELDS | DETECTOR_FIELDS
         wrong = [name for name in noted_fields if name not in known or not known[name](noted_fields[name])]
         if wrong or not isinstance(noted_fields, dict):
             raise ValueError(f"of {shown(str(wrong[0] if wrong else noted_fields))}")

@@ -61,7 +61,8 @@ class Format:
     or of an optimiser's state, and are left alone. `shaped`: a tensor by its name as files have it, where axes of one
     come and go. `sections`: keys of a pickled file; where there are some, the state dict lies under one of them, and
     this is part of the sign, as is that no name of `without` is there. `doubt`: where files of the format do not tell
-    the rule that resizes their positions, whose rule is taken and which others there are.
+    the rule that resizes their positions, whose rule is taken and which others there are. `facts`: small tensors whose
+    values `configure` is given under this name, where a file has them.
     """
 
     name: str
@@ -86,6 +87,7 @@ class Format:
     sections: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
     doubt: Callable[[Any], str] = lambda config: ""
+    facts: tuple[str, ...] = ()
 
     def placed(self, config: ModelConfig, own: Iterable[str]) -> Iterator[tuple[list[str], list[str], TensorTransform]]:
         """Our names, theirs and the fold of every group of tensors that a model has. Raises LookupError for one without

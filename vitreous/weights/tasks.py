@@ -94,6 +94,15 @@ TASKS: dict[str, type[Task]] = {
 }
 
 
+def task_of(config: Any, classes: tuple[str, ...]) -> Task:
+    """The task of weights that no description belongs to, whose model has this config and these classes."""
+    if config.kind == "detector":
+        return Detection(classes, config.masks)
+    if config.kind == "dit":
+        return Generation(classes)
+    return Classification(classes) if classes else Features()
+
+
 def task_to_json(task: Task) -> dict[str, Any]:
     """The task as keys of a description: its name, and its settings beside it."""
     return {"task": {"name": task.name}, **task.settings()}

@@ -10,6 +10,7 @@ from vitreous.data.annotations.shapes import (
     mask_of_polygon,
     mask_of_runs,
     part_of_runs,
+    polygon_of_mask,
     runs_of_mask,
     target_of,
 )
@@ -89,3 +90,25 @@ def test_objects_as_a_target():
 def test_damaged_run_lengths(text):
     with pytest.raises(ValueError, match="run lengths"):
         decode_runs(text)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9, 1.0])
+def test_a_polygon_around_pixels_gives_them_again(share):
+    draw = np.random.default_rng(4)
+    for _ in range(60):
+        height, width = draw.integers(1, 16, 2).tolist()
+        mask = draw.random((height, width)) < share
+        mask[draw.integers(height), draw.integers(width)] = True
+        corners = polygon_of_mask(mask)
+        assert corners.min() >= 0 and (corners <= [width, height]).all()
+        assert np.array_equal(mask_of_polygon(corners, mask.shape), mask)
+        steps = np.roll(corners, -1, 0) - corners
+        assert ((steps == 0).sum(1) >= 1).all()  # along x or along y: a path there and back is crossed at one place
+
+
+def test_a_polygon_has_the_corners_of_what_it_is_around():
+    mask = np.zeros((9, 9), bool)
+    mask[2:7, 1:8] = True
+    assert sorted(polygon_of_mask(mask).tolist()) == [[1, 2], [1, 7], [8, 2], [8, 7]]
+    mask[4, 4] = False
+    assert {(4, 4), (5, 4), (5, 5), (4, 5)} <= set(map(tuple, polygon_of_mask(mask).tolist()))

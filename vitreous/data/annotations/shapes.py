@@ -164,3 +164,59 @@ def encode_runs(runs: Sequence[int]) -> str:
             more = value != (-1 if bits & 16 else 0)
             letters.append(chr(48 + bits + 32 * more))
     return "".join(letters)
+
+
+def polygon_of_mask(mask: np.ndarray) -> np.ndarray:
+    """(H, W) bool with a pixel at least -> (n, 2) int64 corners, x and y: one closed polygon along the edges of the
+    pixels, of which `mask_of_polygon` makes the mask again.
+
+    Parts and holes are joined to the first outline by a path to each and back, along x, then along y: what is crossed
+    twice changes nothing inside. The edges of pixels are followed with the mask to the right:
+
+        while edges are left:
+            follow them from corner to corner until the first one; that is the outline of a part or of a hole
+    """
+    outlines = outlines_of(mask)
+    corners = [*outlines[0], outlines[0][0]]
+    x0, y0 = outlines[0][0]
+    for outline in outlines[1:]:
+        x, y = outline[0]
+        corners += [(x, y0), *outline, (x, y), (x, y0), (x0, y0)]
+    return np.array(corners[:-1], np.int64)
+
+
+def box_corners(box: np.ndarray) -> np.ndarray:
+    """(4,) left, top, right, bottom -> (4, 2) corners, x and y, around."""
+    left, top, right, bottom = box
+    return np.array([(left, top), (right, top), (right, bottom), (left, bottom)])
+
+
+def outlines_of(mask: np.ndarray) -> list[list[tuple[int, int]]]:
+    """(H, W) bool -> the closed outlines of its parts and holes, x and y of the corners where they turn."""
+    framed = np.pad(mask, 1).astype(np.int8)
+    down, right = np.diff(framed, axis=0)[:, 1:-1], np.diff(framed, axis=1)[1:-1]
+    follow: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for steps, (from_x, from_y), (to_x, to_y) in (
+        (down > 0, (0, 0), (1, 0)),  # a mask begins below: along its upper edge to the right
+        (down < 0, (1, 0), (0, 0)),
+        (right > 0, (0, 1), (0, 0)),  # it begins to the right: along its left edge upwards
+        (right < 0, (0, 0), (0, 1)),
+    ):
+        for y, x in np.argwhere(steps).tolist():
+            follow.setdefault((x + from_x, y + from_y), []).append((x + to_x, y + to_y))
+    outlines = []
+    while follow:
+        start = place = next(iter(follow))
+        path: list[tuple[int, int]] = []
+        while place in follow:
+            path.append(place)
+            ends = follow[place]
+            after = ends.pop()
+            if not ends:
+                del follow[place]
+            place = after
+            if place == start:
+                break
+        turns = zip(path[-1:] + path[:-1], path, path[1:] + path[:1], strict=True)
+        outlines.append([b for a, b, c in turns if (a[0] == b[0]) != (b[0] == c[0])])
+    return outlines

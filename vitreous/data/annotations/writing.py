@@ -19,6 +19,7 @@ from vitreous.data.annotations.masks import CLASSES
 from vitreous.data.annotations.painted import paint_classes
 from vitreous.data.annotations.shapes import runs_of_mask
 from vitreous.data.annotations.target import AnnotatedFiles, AnnotatedSplit, Target, require_pictures
+from vitreous.data.annotations.yolo import yolo_line
 from vitreous.data.split import Data, Split
 from vitreous.disk import atomic_path, write_error
 from vitreous.errors import DataError, UsageError, printable
@@ -74,7 +75,7 @@ def convert_annotations(data: Data, out: Path, to: str, listener: Listener | Non
     if maps:
         listener.note(f"class maps of {maps} images are left out, objects are written: use --to masks to keep the maps")
     if lost:
-        listener.note(f"masks on {lost} images become their boxes: use --to coco to keep them")
+        listener.note(f"masks on {lost} images become their boxes: use --to coco or yolo to keep them")
     return {"out": os.fspath(out), "format": to, "classes": list(data.classes), "splits": counts}
 
 
@@ -138,17 +139,16 @@ def write_coco(home: Path, split: str, rows: Rows, classes: tuple[str, ...]) -> 
 
 
 def write_yolo(home: Path, split: str, rows: Rows, classes: tuple[str, ...]) -> None:
-    """`labels/SPLIT/NAME.txt`: class, centre and sides in shares; crowds are left out."""
+    """`labels/SPLIT/NAME.txt`: class, and polygons of masks, or centre and sides of boxes, in shares; crowds are left
+    out."""
     folder = home / "labels" / split
     folder.mkdir(parents=True)
     for name, target in rows:
-        height, width = target.size
+        size = (target.size[0], target.size[1])
         lines = []
-        for row in np.flatnonzero(~target.crowd):
-            left, top, right, bottom = (float(edge) for edge in target.boxes[row])
-            middle = (left + right) / 2 / width, (top + bottom) / 2 / height
-            shares = *middle, (right - left) / width, (bottom - top) / height
-            lines.append(f"{int(target.labels[row])} " + " ".join(f"{share:.9g}" for share in shares))
+        for row in np.flatnonzero(~target.crowd).tolist():
+            mask = None if target.layers is None else target.mask(row)
+            lines.append(yolo_line(int(target.labels[row]), target.boxes[row], size, mask))
         (folder / name).with_suffix(".txt").write_text("\n".join(lines) + "\n" * bool(lines), "utf-8")
 
 
@@ -198,7 +198,7 @@ def finish_masks(home: Path, splits: dict[str, Rows], classes: tuple[str, ...]) 
 
 FORMATS = {
     "coco": Format("images/{split}", write_coco, loses_masks=False),
-    "yolo": Format("images/{split}", write_yolo, finish_yolo),
+    "yolo": Format("images/{split}", write_yolo, finish_yolo, loses_masks=False),
     "voc": Format("JPEGImages", write_voc),
     "masks": Format("images/{split}", write_masks, finish_masks, loses_masks=False),
 }

@@ -16,7 +16,7 @@ import numpy as np
 
 from vitreous.config import read_yaml
 from vitreous.data.annotations.objects import Scene, data_of_scenes, finite, image_size, parse_all
-from vitreous.data.annotations.shapes import Shape
+from vitreous.data.annotations.shapes import Shape, box_corners, polygon_of_mask
 from vitreous.data.decoding.decode import read_regular
 from vitreous.data.layouts.classes import split_homes
 from vitreous.data.layouts.folder import list_images
@@ -175,3 +175,21 @@ def scene_of(image: Path, lines: list[Line], classes: dict[int, int]) -> Scene:
             corners = np.array(shares, np.float32).reshape(-1, 2) * np.array([width, height], np.float32)
             shapes.append(Shape(classes[number], None, (corners,)))
     return Scene(image, tuple(shapes), label_file(image))
+
+
+def yolo_line(label: int, box: np.ndarray, size: tuple[int, int], mask: np.ndarray | None = None) -> str:
+    """An object on an image of `size` (H, W) as a line of a file, which `parse_labels` reads again: its class and, in
+    shares of the sides, the corners of its mask (H, W) bool, or without a mask the centre and the sides of its box.
+
+    A polygon gives the pixels of the mask again, and its box is the smallest around these. One without a pixel has the
+    corners of its box, since files of polygons have nothing else.
+    """
+    height, width = size
+    left, top, right, bottom = (float(edge) for edge in box)
+    if mask is None:
+        shares = [(left + right) / 2 / width, (top + bottom) / 2 / height]
+        shares += [(right - left) / width, (bottom - top) / height]
+    else:
+        corners = polygon_of_mask(mask) if mask.any() else box_corners(box)
+        shares = [float(number) for number in (corners / np.array([width, height])).ravel()]
+    return f"{label} " + " ".join(f"{share:.9g}" for share in shares)

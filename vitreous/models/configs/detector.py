@@ -10,6 +10,7 @@ from vitreous.models.configs.dense import Backbone, OnBackbone
 from vitreous.models.configs.vit import ViTConfig
 
 DetectionHeads = Literal["vitdet", "light"]
+Scores = Literal["softmax", "sigmoid"]
 
 
 class HeadSizes(NamedTuple):
@@ -46,10 +47,13 @@ class DetectorConfig(OnBackbone):
 
     `masks`: objects get masks. `heads` is a row of HEADS, `width` the channels of the pyramid and of the convolutions
     in the heads, `hidden` of the linear layers. `finest`: pixels to a place of the finest level of the pyramid at
-    least. `anchor`: the side of an anchor in places of its level. `agnostic`: one correction of a region for all
-    classes, not one for each. `proposals`: regions of an image that are looked at; `detections`: objects of an answer,
-    those with a score above `threshold`, of which none overlaps a better one of its class by more than `nms` (IoU).
-    Raises UsageError for a backbone with classes or of volumes, and for numbers that cannot be.
+    least. `anchor`: the side of an anchor in places of its level; `round_anchors`: its corners, around its centre, are
+    whole pixels, as torchvision has them and detectron2 does not. `agnostic`: one correction of a region for all
+    classes, not one for each. `scores`: how logits of a region become the scores of its classes: `softmax` beside the
+    background, or `sigmoid`, each class a question of its own, as LVIS is learned. `proposals`: regions of an image
+    that are looked at; `detections`: objects of an answer, those with a score above `threshold`, of which none overlaps
+    a better one of its class by more than `nms` (IoU). Raises UsageError for a backbone with classes or of volumes, and
+    for numbers that cannot be.
     """
 
     family: Literal["detector"] = "detector"
@@ -61,7 +65,9 @@ class DetectorConfig(OnBackbone):
     hidden: int = 1024
     finest: int = 4
     anchor: float = 8.0
+    round_anchors: bool = True
     agnostic: bool = False
+    scores: Scores = "softmax"
     proposals: int = 1000
     detections: int = 100
     nms: float = 0.5
