@@ -14,10 +14,12 @@ from vitreous.data.augmentation.augment import Augment
 from vitreous.data.augmentation.views import MultiCrop
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Arrays
-from vitreous.models.config import ViTConfig
+from vitreous.models.config import DiTConfig, ViTConfig
+from vitreous.objectives.diffusion import DiffusionConfig
 from vitreous.objectives.dino import DINOConfig
 from vitreous.objectives.dinov2 import DINOv2Config
 from vitreous.objectives.distillation import DistillationConfig
+from vitreous.objectives.flow import FlowConfig
 from vitreous.objectives.mae import MAEConfig
 from vitreous.objectives.masked import MaskedPatchesConfig
 from vitreous.training.batches import Inputs
@@ -41,8 +43,18 @@ OBJECTIVES = {
     "dinov2-sinkhorn": DINOv2Config(**HEADS, **APART),
     "hard": DistillationConfig(smoothing=0.1),
     "soft": DistillationConfig(kind="soft", temperature=2.0),
+    "diffusion": DiffusionConfig(),
+    "flow": FlowConfig(times="logit-normal"),
 }
-MODELS = {"hard": replace(MODEL, classes=3, pool="distilled"), "soft": replace(MODEL, classes=3)}
+GENERATOR = DiTConfig(
+    image=(16, 16), patch=(4, 4), channels=3, classes=3, width=32, depth=2, heads=2, hidden=64, learned_variance=False
+)
+MODELS = {
+    "hard": replace(MODEL, classes=3, pool="distilled"),
+    "soft": replace(MODEL, classes=3),
+    "diffusion": replace(GENERATOR, learned_variance=True),
+    "flow": GENERATOR,
+}
 SCHEDULES = {
     "weight_decay": Ramp(0.04, 0.4),
     "momentum": Ramp(0.95, 1.0),
@@ -72,11 +84,12 @@ def session_of(name: str, home: Path, **changes: Any) -> tuple[Session, Any]:
     if distilled:
         bundle().save(home / "teacher")
         objective = replace(objective, teacher=str(home / "teacher"))
-    else:
+    labelled = distilled or objective.generates
+    if not labelled:
         split = Arrays(split.pixels, np.zeros((COUNT, 0), np.float32))
     crops = isinstance(objective, (DINOConfig, DINOv2Config))
     run = Run(
-        data=DataOptions("synthetic", CLASSES if distilled else (), COUNT, "", cache=True),
+        data=DataOptions("synthetic", CLASSES if labelled else (), COUNT, "", cache=True),
         model=MODELS.get(name, MODEL),
         preprocess=Preprocess((16, 16)),
         views=MultiCrop(locals=2, local_image=(8, 8), blur=(0.0, 0.0, 0.0)) if crops else Augment(flip=0.5),

@@ -36,19 +36,22 @@ VARIANTS = {
     "soft": ("distil", {"kind": "soft", "temperature": 2.0, "reduction": "official"}),
     "segment": ("segment", {"head_width": 8}),
     "detect": ("detect", {"width": 16, "hidden": 16, "proposals": 20, "anchor": 2.0, "finest": 4}),
+    "diffusion": ("dit", {}),
+    "flow": ("sit", {"label_dropout": 0.5}),
     "tiny-dino": ("tiny-dino", {}),
     "tiny-pixels": ("tiny-pixels", {}),
 }
 TOKEN = {
-    "hard": {"model.pool": ["distilled"], "model.class_token": ["True"], "model.slots": ["2"]}
+    "hard": {"model.pool": ["distilled"], "model.class_token": ["True"], "model.slots": ["2"]},
+    "diffusion": {"model.learned_variance": ["True"]},
 }  # the other student has one head for labels and teacher
 #: students of another family
-STUDENTS = {"soft": "Swin-32x1-2/2-window2"}
+STUDENTS = {"soft": "Swin-32x1-2/2-window2", "diffusion": "DiT-32x2/4", "flow": "DiT-32x2/4"}
 #: a run of more than an epoch: four steps of 8 images, and a last one of 2 or 3, in which some of 4 processes have none
 OPTIONS = {**SMALL, "workers": 0, "epochs": 1.2, "evaluate_every": 100, "drop_path": 0.0}
 WAYS = {"one": 1, "two": 2, "four": 4, "fsdp": 2}
 #: every objective in each way; what differs in the target or the head alone by one process and two, else in slow tests
-MANY = ("mae", "dino", "dinov2", "dinov2-sinkhorn", "hard", "soft", "segment", "detect")
+MANY = ("mae", "dino", "dinov2", "dinov2-sinkhorn", "hard", "soft", "segment", "detect", "diffusion")
 TWO = [("two", name) for name in VARIANTS]
 ORDINARY = [*TWO, *((way, name) for way in ("four", "fsdp") for name in MANY)]
 SLOW = [(way, name) for way in ("four", "fsdp") for name in VARIANTS if name not in MANY and "tiny" not in name]
@@ -73,9 +76,17 @@ def data(tmp_path_factory):
 def options_of(data, out, name, **changes):
     """Options of a short run."""
     recipe, settings = VARIANTS[name]
-    folder = data / {"distil": "photos", "segment": "scenes", "detect": "objects"}.get(recipe, "flat")
+    folder = data / {
+        "distil": "photos",
+        "dit": "photos",
+        "sit": "photos",
+        "segment": "scenes",
+        "detect": "objects",
+    }.get(recipe, "flat")
     if recipe == "distil":
         settings, changes = {**settings, "teacher": data / "teacher"}, {"mixup": 0.0, **changes}
+    if recipe in ("dit", "sit"):
+        changes = {"drop_path": None, **changes}
     if name == "dinov2-taught":
         settings = {**settings, "teacher": data / "dinov2"}
     chosen = {f"objective.{key}": [str(value)] for key, value in settings.items()} | TOKEN.get(name, {})

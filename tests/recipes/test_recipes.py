@@ -455,8 +455,8 @@ def reduced(name, steps):
         )
     else:
         kind = configure(recipe.models[0] if recipe.models else "ViT-32x2/8")
-        classes = 3 if recipe.objective.labelled else 0
-        shape = {"classes": classes, "width": 32, "depth": 2, "heads": 2, "hidden": 64}
+        classes = 3 if recipe.objective.labelled or recipe.objective.generates else 0
+        shape = {"channels": 3, "classes": classes, "width": 32, "depth": 2, "heads": 2, "hidden": 64}
         if name.startswith("adapter"):
             shape["depth"] = 4
         if name.startswith("vitdet"):

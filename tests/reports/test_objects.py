@@ -26,7 +26,7 @@ from vitreous.reports.compare import compare
 from vitreous.reports.evaluate import evaluate
 from vitreous.reports.opening import data_for, open_bundle
 from vitreous.reports.pages import objects as page
-from vitreous.reports.scenes import dense_task, gives_class_maps
+from vitreous.reports.scenes import dense_task
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.tasks import Detection
 
@@ -193,7 +193,7 @@ def test_two_models_are_compared_on_the_same_images(bundles, painted, tmp_path):
 
 
 def test_what_is_about_classes_of_images_is_refused(bundles, tmp_path):
-    assert dense_task(bundles / "boxes") == "detection" and not gives_class_maps(bundles / "boxes")
+    assert dense_task(bundles / "boxes") == "detection"
     with pytest.raises(UsageError, match=r"--abstain is about a class for each image, and .* answers with objects"):
         evaluate(bundles / "boxes", write_coco(tmp_path / "data", 2), abstain=0.5)
 

@@ -14,7 +14,7 @@ from vitreous.errors import DataError, UsageError
 from vitreous.reports.answers import Computing
 from vitreous.reports.compare import compare
 from vitreous.reports.evaluate import evaluate
-from vitreous.reports.scenes import gives_class_maps
+from vitreous.reports.scenes import dense_task
 
 CLASSES = ["ground", "square", "disc"]
 
@@ -115,8 +115,8 @@ def size_of(home):
 
 
 def test_what_a_run_answers_is_read_from_its_description_alone(run, tmp_path):
-    assert gives_class_maps(run) and gives_class_maps(run / "model")
-    assert not gives_class_maps(tmp_path) and not gives_class_maps("hf:nobody/nothing")
+    assert dense_task(run) == dense_task(run / "model") == "segmentation"
+    assert not dense_task(tmp_path) and not dense_task("hf:nobody/nothing")
 
 
 def test_two_runs_are_compared_on_the_same_images(run, tmp_path):

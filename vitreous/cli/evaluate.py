@@ -16,6 +16,7 @@ from vitreous.evaluation.figure_names import ERRORS as OBJECT_ERRORS
 
 #: options of --protocol top1 for one run
 OF_THE_HEAD = ("calibrate", "abstain", "outliers", "against", "suspects", "boundary", "tiles")
+OF_GENERATORS = ("samples", "features", "guidance", "sampler")
 SHOWN = 20  # classes of a table
 SHOWN_HEADS = 5  # of a grid
 NAMES = {"map": "mAP", "macro_f1": "macro F1", "top1": "top-1", "top5": "top-5"}
@@ -88,6 +89,14 @@ class Options(ProtocolArguments):
     """Judge class maps by the F-measure of their boundaries too: some ten milliseconds a class of an image."""
     tiles: bool = False
     """Look for objects in large images at their own resolution, by tiles that overlap."""
+    samples: int = 1000
+    """Of a model that makes images: how many are made and compared with those of the split, evenly of all classes."""
+    features: str = "pixels"
+    """In which space they are compared: `pixels`, or the features of a run, a bundle or weights."""
+    guidance: float = 1.0
+    """How far their answers are moved away from those for no class."""
+    sampler: Literal["ddim", "ddpm", "dpm-solver", "heun", "euler"] | None = None
+    """How noise is taken away of them, in --steps steps (default: as `vitreous sample`)."""
     report: str | None = None
     """Where the page with all of it goes (default: report.html in the run's folder)."""
     batch_size: int = 64
@@ -98,9 +107,17 @@ class Options(ProtocolArguments):
 
 def run(options: Options, console: Console) -> dict[str, Any]:
     """Evaluate, and print the figures. Raises UsageError for options that clash."""
-    check_probe(options)
     if (second := other_run(options)) is not None:
         return compare_runs(options, second, console)
+    from vitreous.reports.scenes import task_name
+
+    if task_name(options.run) == "generation":
+        from vitreous.cli.generated import evaluate_generator
+
+        return evaluate_generator(options, console)
+    check_probe(options)
+    if words := [name for name in OF_GENERATORS if getattr(options, name) != getattr(Options, name)]:
+        raise UsageError(f"--{words[0]} is about models that make images", f"leave it out: {options.run} makes none")
     from vitreous.reports.evaluate import EvaluateOptions, evaluate
     from vitreous.reports.protocols.task import ProtocolOptions
 

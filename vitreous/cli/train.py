@@ -35,7 +35,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     if options.init and Path(options.init).is_file():
         open_weights(options.init)
     from vitreous.jobs.train import launch
-    from vitreous.reports.scenes import dense_task, gives_class_maps
+    from vitreous.reports.scenes import dense_task
 
     if options.dry_run:
         return plan(options, console)
@@ -43,13 +43,15 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
     def begin(run: Run, data: Data) -> None:
         nonlocal headless
-        headless = run.objective.ships_features
+        headless = run.objective.ships_features or run.objective.generates
         print_header(run, data, console)
 
     summary = launch(options, console, begin)
     if headless is None:  # a run that was complete
         config = read_yaml((Path(summary["run"]) / "config.yaml").read_text("utf-8"))
-        headless = not (config["model"]["classes"] or dense_task(summary["run"]))
+        headless = config["model"].get("family") == "dit" or not (
+            config["model"]["classes"] or dense_task(summary["run"])
+        )
     for name, key in (("validation", "val"), ("test", "test")):
         judged = summary[key] is not None or not headless
         if judged and (key == "val" or "lr_grid" not in summary):
@@ -60,10 +62,19 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     console.say(
         f"{summary['model']}, {summary['parameters']:,} parameters, trained in {minutes:.1f} minutes: {summary['run']}"
     )
-    verb = "embed" if headless else "predict"
-    maps = " --out FOLDER" * gives_class_maps(summary["run"])
-    console.say(f"next: vitreous {verb} {summary['run']} IMAGE …{maps}, or read {summary['run']}/report.html")
+    console.say(f"next: {next_command(summary['run'], bool(headless))}, or read {summary['run']}/report.html")
     return summary
+
+
+def next_command(run: str, headless: bool) -> str:
+    """The command that puts a trained model to use, by what it answers."""
+    from vitreous.reports.scenes import task_name
+
+    name = task_name(run)
+    if name == "generation":
+        return f"vitreous sample {run} --count 8 --out samples.png"
+    verb = "embed" if headless else "predict"
+    return f"vitreous {verb} {run} IMAGE …" + " --out FOLDER" * (name == "segmentation")
 
 
 def print_header(run: Run, data: Data, console: Console) -> None:

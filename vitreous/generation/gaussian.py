@@ -124,8 +124,8 @@ def gaussian_kl(mean: Tensor, log_variance: Tensor, other: Tensor, other_log: Te
 
 
 def discretised_log_likelihood(images: Tensor, mean: Tensor, log_deviation: Tensor) -> Tensor:
-    """(B, C, *image) three times -> (B, C, *image): log of what a Gaussian leaves between the borders of a grey value in
-    [-1, 1]; the outermost values reach to infinity (arXiv:2006.11239, Eq. 13)."""
+    """(B, C, *image) three times -> (B, C, *image): log of what a Gaussian leaves between the borders of a grey value
+    in [-1, 1]; the outermost values reach to infinity (arXiv:2006.11239, Eq. 13)."""
     scale = (-log_deviation).exp()
     above = normal_cdf(scale * (images - mean + 1 / 255))
     below = normal_cdf(scale * (images - mean - 1 / 255))

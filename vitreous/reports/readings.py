@@ -18,7 +18,7 @@ from vitreous.training.folder import Folder, append_line
 from vitreous.weights.bundle import Bundle
 
 READINGS = "evaluations.jsonl"
-PROTOCOLS = {"miou": "miou", "ap": "coco"}  # by leading figure, where it is not top1
+PROTOCOLS = {"miou": "miou", "ap": "coco", "frechet_distance": "samples"}  # by leading figure, where it is not top1
 
 
 def slug(text: str, dots: bool = False) -> str:

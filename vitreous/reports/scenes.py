@@ -33,18 +33,18 @@ from vitreous.weights.tasks import Detection, Segmentation
 def dense_task(run: str | os.PathLike[str]) -> str | None:
     """The task of a run or a bundle that answers for pixels or with objects, by its description alone; None for others
     and for what has none."""
+    name = task_name(run)
+    return name if name in (Segmentation.name, Detection.name) else None
+
+
+def task_name(run: str | os.PathLike[str]) -> str | None:
+    """The name of the task of a run or a bundle, by its description alone; None for what has none."""
     try:
         folder = None if known_of(run) else bundle_in(Path(run))
         task = json.loads((folder / DESCRIPTION).read_text("utf-8")).get("task") if folder else None
     except (OSError, ValueError, AttributeError, TypeError):
         return None
-    name = task.get("name") if isinstance(task, dict) else None
-    return name if name in (Segmentation.name, Detection.name) else None
-
-
-def gives_class_maps(run: str | os.PathLike[str]) -> bool:
-    """Whether a run or a bundle gives a class to every pixel."""
-    return dense_task(run) == Segmentation.name
+    return task.get("name") if isinstance(task, dict) else None
 
 
 def judge_scenes(

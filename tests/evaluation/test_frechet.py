@@ -1,0 +1,61 @@
+"""Distances between images generated and real, against closed forms, scipy and naive loops."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import linalg
+from scipy.spatial.distance import cdist
+
+from vitreous.evaluation.frechet import copies, density_coverage, frechet_distance, precision_recall
+
+
+def features(seed, count=200, shift=0.0, scale=1.0, width=6):
+    rng = np.random.default_rng(seed)
+    mixed = np.eye(width) + np.linspace(-0.5, 0.5, width * width).reshape(width, width)
+    return rng.normal(size=(count, width)) @ mixed * scale + shift
+
+
+def test_the_distance_is_that_of_the_formula():
+    a, b = features(0), features(1, shift=0.3, scale=1.4)
+    (m, c), (n, d) = ((rows.mean(0), np.cov(rows.T)) for rows in (a, b))
+    want = ((m - n) ** 2).sum() + np.trace(c + d - 2 * linalg.sqrtm(c @ d).real)
+    assert frechet_distance(a, b) == pytest.approx(want, rel=1e-6)
+    assert frechet_distance(b, a) == pytest.approx(want, rel=1e-6)
+    assert frechet_distance(a, a) == pytest.approx(0, abs=1e-9)
+    assert frechet_distance(a, a + 2.0) == pytest.approx(6 * 4, rel=1e-9)
+    with pytest.raises(ValueError, match="two images"):
+        frechet_distance(a[:1], b)
+
+
+def test_it_is_there_where_images_are_fewer_than_numbers():
+    a, b = features(0, 4, width=30), features(1, 5, width=30)
+    assert np.isfinite(frechet_distance(a, b)) and frechet_distance(a, a) == pytest.approx(0, abs=1e-6)
+
+
+def test_shares_are_those_of_loops():
+    real, fake = features(0, 60), features(1, 50, shift=0.2)
+
+    def radii(rows, k):
+        return np.sort(cdist(rows, rows), 1)[:, k]
+
+    table = cdist(fake, real)
+    precision = np.mean([(row <= radii(real, 3)).any() for row in table])
+    recall = np.mean([(row <= radii(fake, 3)).any() for row in table.T])
+    assert precision_recall(real, fake) == pytest.approx((precision, recall))
+    inside = table <= radii(real, 5)
+    density = sum(inside.sum(1)) / (5 * len(fake))
+    assert density_coverage(real, fake) == pytest.approx((density, inside.any(0).mean()))
+
+
+def test_images_of_the_same_kind_are_near_and_others_far():
+    real, same, other = features(0), features(1), features(2, shift=50.0)
+    assert min(precision_recall(real, same)) > 0.8 and precision_recall(real, other) == (0.0, 0.0)
+    assert density_coverage(real, other) == (0.0, 0.0) and density_coverage(real, same)[1] > 0.8
+
+
+def test_copies_are_found():
+    train, new = features(0), features(1, 40)
+    share, limit = copies(train, np.concatenate([train[:10], new[:30] + 9.0]))
+    assert share == 0.25
+    assert limit == pytest.approx(np.quantile(np.sort(cdist(train, train), 1)[:, 1], 0.01), rel=1e-4)

@@ -1,0 +1,52 @@
+"""`evaluate` of a model that makes images."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vitreous.cli.console import Console
+from vitreous.cli.figures import percent
+from vitreous.errors import UsageError
+
+#: options of `evaluate` that are about answers, which a generator gives none of
+OF_ANSWERS = ("calibrate", "abstain", "outliers", "against", "suspects", "boundary", "tiles", "report")
+
+
+def evaluate_generator(options: Any, console: Console) -> dict[str, Any]:
+    """Make images, compare them with those of a split, and print the figures; the options are those of `evaluate`.
+    Raises UsageError for those that are about answers."""
+    from vitreous.reports.answers import Computing
+    from vitreous.reports.generated import GenerationOptions, judge_generator
+
+    if words := [name for name in OF_ANSWERS if getattr(options, name)]:
+        raise UsageError(f"--{words[0]} is about answers, and {options.run} makes images", "leave it out")
+    if options.protocol != "top1":
+        raise UsageError(
+            f"--protocol {options.protocol} is about answers, and {options.run} makes images", "leave it out"
+        )
+    names = ("samples", "features", "guidance", "sampler", "steps", "seed")
+    asked = GenerationOptions(**{name: getattr(options, name) for name in names})
+    computing = Computing(options.batch_size, options.workers, options.how(), options.bad_images, console)
+    document = judge_generator(options.source(options.run), options.data, options.split, asked, computing)
+    judged = document[document["split"]]
+    where = f"{judged['images']:,} {document['split']} images by {judged['features']} ({judged['dimensions']} numbers)"
+    ways = f"{document['sampler']} in {document['steps']} steps, guidance {document['guidance']:g}"
+    console.say(f"{judged['samples']:,} samples ({ways}) beside {where}")
+    train = judged["frechet_distance_of_train"]
+    beside = "" if train is None else f" (training images {train:.4g}: {judged['frechet_distance'] / train:.2f} times)"
+    console.say(f"Fréchet distance {judged['frechet_distance']:.4g}{beside}")
+    console.table(
+        ["precision", "recall", "density", "coverage"],
+        [
+            [
+                *(percent(judged[name]) for name in ("precision", "recall")),
+                f"{judged['density']:.3f}",
+                percent(judged["coverage"]),
+            ]
+        ],
+    )
+    if judged["recognised"] is not None:
+        console.say(f"recognised: {percent(judged['recognised'])} of the samples, by the model of the features")
+    if judged["copies"] is not None:
+        console.say(f"near copies of training images: {percent(judged['copies'])} of the samples (chance: 1 %)")
+    return document

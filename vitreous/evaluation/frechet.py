@@ -1,0 +1,94 @@
+"""How near generated images come to real ones, by features of both: distances of distributions, and copies.
+
+n real and m generated images with d features each. A figure belongs to the feature space that it was taken in: what is
+published as FID is the Fréchet distance in that of one Inception network.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+NEIGHBOURS = 3  # of precision and recall (arXiv:1904.06991, section 3)
+DENSE = 5  # of density and coverage (arXiv:2002.09797, section 4)
+ROWS = 1024  # of a table of distances that are in memory at a time
+COPY = 0.01  # quantile of distances among training images below which an image is near to be a copy
+
+
+def frechet_distance(real: np.ndarray, generated: np.ndarray) -> float:
+    """(n, d) and (m, d) features -> the squared Fréchet distance of Gaussians fitted to both (arXiv:1706.08500, Eq. 6),
+    at least 0: |mu - mu'|^2 + tr(C + C' - 2 (C C')^(1/2)), with covariances over n - 1.
+
+    The trace of the root is the sum of the roots of the eigenvalues of C^(1/2) C' C^(1/2), which is symmetric. It is
+    larger for few images, so that only distances of equally many can be compared. Raises ValueError for fewer than two.
+    """
+    if min(len(real), len(generated)) < 2:
+        raise ValueError("a covariance needs two images at least")
+    (mean, cov), (other, other_cov) = moments(real), moments(generated)
+    values, vectors = np.linalg.eigh(cov)
+    root = vectors * np.sqrt(values.clip(min=0)) @ vectors.T
+    roots = np.sqrt(np.linalg.eigvalsh(root @ other_cov @ root).clip(min=0)).sum()
+    return float(max(0.0, np.square(mean - other).sum() + np.trace(cov) + np.trace(other_cov) - 2 * roots))
+
+
+def moments(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(n, d) -> mean (d,) and covariance (d, d), float64."""
+    rows = np.asarray(features, np.float64)
+    return rows.mean(0), np.atleast_2d(np.cov(rows, rowvar=False))
+
+
+def precision_recall(real: np.ndarray, generated: np.ndarray, k: int = NEIGHBOURS) -> tuple[float, float]:
+    """(n, d) and (m, d) features -> precision and recall (arXiv:1904.06991, Eqs. 1-2), shares of 0 to 1.
+
+    precision: the share of generated images within the distance of some real one to its k-th neighbour
+    recall: the same with both exchanged
+    """
+    return within(real, generated, k), within(generated, real, k)
+
+
+def within(centres: np.ndarray, others: np.ndarray, k: int) -> float:
+    """(n, d) and (m, d) features -> the share of the others that lie within the k-th neighbour's distance of some
+    centre."""
+    radii = neighbour_distances(centres, k)
+    inside = [(distances(rows, centres) <= radii).any(1) for rows in parts(others)]
+    return float(torch.cat(inside).float().mean())
+
+
+def density_coverage(real: np.ndarray, generated: np.ndarray, k: int = DENSE) -> tuple[float, float]:
+    """(n, d) and (m, d) features -> density, 0 and more, and coverage, 0 to 1 (arXiv:2002.09797, Eqs. 2-3).
+
+    density: in how many real images' circles up to their k-th neighbour a generated image lies, on average, over k
+    coverage: the share of real images in whose circle some generated one lies
+    """
+    radii, hits, covered = neighbour_distances(real, k), 0, torch.zeros(len(real), dtype=torch.bool)
+    for rows in parts(generated):
+        inside = distances(rows, real) <= radii
+        hits, covered = hits + int(inside.sum()), covered | inside.any(0)
+    return hits / (k * len(generated)), float(covered.float().mean())
+
+
+def copies(train: np.ndarray, generated: np.ndarray) -> tuple[float, float]:
+    """(n, d) training images and (m, d) generated ones -> the share of these that are nearer to a training image than
+    the nearest hundredth of training images are to each other, and that distance."""
+    limit = float(torch.quantile(neighbour_distances(train, 1), COPY))
+    nearest = torch.cat([distances(rows, train).min(1).values for rows in parts(generated)])
+    return float((nearest < limit).float().mean()), limit
+
+
+def neighbour_distances(features: np.ndarray, k: int) -> Tensor:
+    """(n, d) -> (n,) float32: the distance of each to its k-th neighbour, itself left out; to the last where there are
+    fewer."""
+    k = min(k, len(features) - 1)
+    rows = [distances(part, features).kthvalue(k + 1).values for part in parts(features)]
+    return torch.cat(rows)
+
+
+def distances(rows: Tensor, others: np.ndarray) -> Tensor:
+    """(b, d), (n, d) -> (b, n) float32 Euclidean distances."""
+    return torch.cdist(rows, torch.from_numpy(np.asarray(others, np.float32)))
+
+
+def parts(features: np.ndarray) -> list[Tensor]:
+    """(n, d) -> parts of at most `ROWS` rows, (b, d) float32 each."""
+    return list(torch.from_numpy(np.asarray(features, np.float32)).split(ROWS))
