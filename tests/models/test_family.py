@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitreous.errors import UsageError
-from vitreous.models.config import BiTConfig, ConvStemConfig, StemConfig, SwinConfig, ViTConfig
+from vitreous.models.config import BiTConfig, ConvStemConfig, DiTConfig, StemConfig, SwinConfig, ViTConfig
 from vitreous.models.cost import activations, computed, macs
 from vitreous.models.names import NAMES, configure, configure_vit, name_of
 from vitreous.models.skip_init import skip_init
@@ -269,7 +269,7 @@ def test_activations_are_what_autograd_keeps(changes):
 def test_the_list_covers_the_paper():
     named = {"ViT-L/16", "ViT-H/14", "R50+ViT-L/32", "BiT-R152x4", "Axial-ViT-B/16", "AxialResNet-50"}
     assert named <= set(NAMES)
-    assert all(isinstance(configure(name), ViTConfig | BiTConfig | SwinConfig) for name in NAMES)
+    assert all(isinstance(configure(name), ViTConfig | BiTConfig | SwinConfig | DiTConfig) for name in NAMES)
 
 
 def test_the_classes_of_a_model_are_told_by_their_option():

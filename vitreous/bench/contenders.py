@@ -7,14 +7,15 @@ from functools import partial
 
 import torch
 
+from vitreous.bench import generating as our_generating
 from vitreous.bench import ours
-from vitreous.bench.peers import loaders, models, pictures, pretraining
+from vitreous.bench.peers import generating, loaders, models, pictures, pretraining
 from vitreous.bench.pretraining import pretrain
 from vitreous.bench.work import DECODING, Contender, Turn, Work
 from vitreous.machine import has_bf16
 from vitreous.training.peak import fastest, synchronise
 
-TASKS = ("inference", "train", "mae", "dino", "loader", "memory", "predict")
+TASKS = ("inference", "train", "mae", "dino", "dit", "sample", "loader", "memory", "predict")
 SIDE = {"cpu": 2048, "cuda": 8192}  # of the matrices whose product is the peak
 
 
@@ -26,6 +27,8 @@ def contenders(task: str, device: str) -> list[Contender]:
         "train": train,
         "mae": mae,
         "dino": dino,
+        "dit": dit,
+        "sample": sample,
         "loader": loader,
         "memory": memory,
         "predict": predict,
@@ -122,6 +125,24 @@ def dino(device: str) -> list[Contender]:
         peer("lightly", "default (fp32), a view at a time", pretraining.dino),
         peer("lightly", "fp32, views of a size together", pretraining.dino, together=True),
         peer("lightly", "best: bf16 autocast, together, fused", pretraining.dino, together=True, precision="bf16"),
+    ]
+
+
+def dit(device: str) -> list[Contender]:
+    """A training step of a DiT."""
+    return [own("default", our_generating.train), own("fp32", our_generating.train, precision="fp32")] + [
+        peer("diffusers", "default (fp32)", generating.train),
+        peer("diffusers", "bf16 autocast, fused AdamW", generating.train, precision="bf16"),
+        peer("diffusers", "best: bf16 autocast, compiled", generating.train, precision="bf16", compiled=True),
+    ]
+
+
+def sample(device: str) -> list[Contender]:
+    """Images of a DiT."""
+    return [own("default", our_generating.sample), own("fp32", our_generating.sample, precision="fp32")] + [
+        peer("diffusers", "default (fp32)", generating.sample),
+        peer("diffusers", "bf16 autocast", generating.sample, precision="bf16"),
+        peer("diffusers", "best: bf16 autocast, compiled", generating.sample, precision="bf16", compiled=True),
     ]
 
 

@@ -60,13 +60,18 @@ def pretrain(work: Work, precision: str = "auto") -> Turn:
     """Masks and targets, forward, backward, clipping, AdamW, teacher: a step of the loop."""
     settle_process(one_arena=True)
     torch.manual_seed(0)
-    config, optimizer, _ = PRETRAINING[work.task]
+    _, optimizer, _ = PRETRAINING[work.task]
     dtype, device = DTYPES[pick_precision(precision, work.device)], torch.device(work.device)
     objective = objective_of(work, dtype).train()
-    count = default_shards(work.device, work.batch_size) if config.splittable else 1
-    flat = Flat(objective, dtype, device, shards=count)
-    optimizers, compute = Optimizers(optimizer, flat), Shards(objective, flat)
     batch = {name: images.to(device) for name, images in images_of(work).items()}
+    return steps(work, objective, optimizer, dtype, batch)
+
+
+def steps(work: Work, objective: Objective, optimizer: Optimizer, dtype: torch.dtype, batch: dict[str, Tensor]) -> Turn:
+    """Return turns that are training steps of an objective on one batch, whose images are normalised float32."""
+    count = default_shards(work.device, work.batch_size) if objective.config.splittable else 1
+    flat = Flat(objective, dtype, torch.device(work.device), shards=count)
+    optimizers, compute = Optimizers(optimizer, flat), Shards(objective, flat)
     batch["positions"] = batch["samples"] = torch.arange(work.batch_size)
 
     def turn() -> float:

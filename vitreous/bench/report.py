@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from vitreous.bench.generating import STEPS
 from vitreous.bench.pretraining import PRETRAINING, operations
 from vitreous.bench.race import Lane
 from vitreous.bench.work import DECODING, Work
@@ -17,8 +18,8 @@ from vitreous.models.cost import computed, macs
 from vitreous.models.names import configure
 
 # forward passes' worth of products that an image costs
-PASSES = {"inference": 1, "predict": 1, "train": 3, "loader": 0, "memory": 0}
-PACKAGES = ("torch", "timm", "transformers", "torchvision", "lightly", "onnxruntime", "openvino", "nncf")
+PASSES = {"inference": 1, "predict": 1, "train": 3, "dit": 3, "sample": 2 * STEPS, "loader": 0, "memory": 0}
+PACKAGES = ("torch", "timm", "transformers", "torchvision", "diffusers", "lightly", "onnxruntime", "openvino", "nncf")
 PACKAGES += ("pillow", "simplejpeg", "webdataset", "datasets")
 
 

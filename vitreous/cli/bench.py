@@ -15,7 +15,7 @@ class Options:
     Example: vitreous bench --tasks inference train --models ViT-Ti/16 ViT-S/16 --batch-sizes 1 16
     """
 
-    tasks: tuple[Literal["inference", "train", "mae", "dino", "loader", "memory", "predict"], ...] = (
+    tasks: tuple[Literal["inference", "train", "mae", "dino", "dit", "sample", "loader", "memory", "predict"], ...] = (
         "inference",
         "train",
     )
