@@ -19,7 +19,7 @@ from vitreous.data.preprocess import Preprocess
 from vitreous.evaluation.engine import TOKENS, cut
 from vitreous.generation.guidance import guide
 from vitreous.generation.process import Process
-from vitreous.generation.samplers import SAMPLERS, leave
+from vitreous.generation.samplers import SAMPLERS, State, leave
 from vitreous.generation.settings import SamplingOptions
 from vitreous.machine import DTYPES, packs, pick_device, pick_precision, settle_process, thread_pool
 from vitreous.nn.frozen import frozen
@@ -73,14 +73,16 @@ class ImageSampler:
         on_images: Callable[[float], None] = lambda images: None,
         noise: Tensor | None = None,
         canvas: Canvas | None = None,
+        on_step: Callable[[slice, State], None] = lambda rows, state: None,
     ) -> Tensor:
         """(n,) int64 classes, all 0 of a model without, and (n,) numbers -> (n, C, *image) uint8.
 
         `noise` (n, C, *image) takes the place of what the seed gives. `on_images` is given the images that a step of a
-        part of the batch has brought on, in parts of an image. Raises UsageError for a sampler or steps that the model
-        does not have.
+        part of the batch has brought on, in parts of an image. `on_step` is given the rows of that part and its state,
+        in whatever thread computes it; what it raises ends the sampling. Raises UsageError for a sampler or steps that
+        the model does not have.
         """
-        options.sampler_of(self.process)
+        _, steps = options.sampler_of(self.process)
         start = self.noise(labels, numbers, options.seed) if noise is None else noise
         keys = torch.from_numpy(key(options.seed, labels.numpy(), numbers.numpy()).view(np.int64))
         tokens = math.prod(self.config.grid) * (2 if self.classes and options.guidance != 1 else 1)
@@ -91,7 +93,12 @@ class ImageSampler:
 
         def part(rows: slice) -> Tensor:
             own = None if canvas is None else Canvas(canvas.images[rows], canvas.given[rows])
-            return self.part(start[rows], labels[rows], keys[rows], options, own, on_images)
+
+            def after(state: State) -> None:
+                on_images((rows.stop - rows.start) / steps)
+                on_step(rows, state)
+
+            return self.part(start[rows], labels[rows], keys[rows], options, own, after)
 
         return torch.cat(list(map(part, spans) if together else thread_pool(threads).map(part, spans)))
 
@@ -103,10 +110,10 @@ class ImageSampler:
         keys: Tensor,
         options: SamplingOptions,
         canvas: Canvas | None,
-        on_images: Callable[[float], None],
+        on_state: Callable[[State], None],
     ) -> Tensor:
         """(b, C, *image) noise, (b,) int64 classes and keys -> (b, C, *image) uint8, from the first step to the
-        last."""
+        last; `on_state` is given the state after each."""
         name, steps = options.sampler_of(self.process)
         asked = labels.to(self.device) if self.classes else None
         ask = guide(self.answer, asked, self.classes, options)
@@ -119,7 +126,7 @@ class ImageSampler:
         image = noise
         for state in SAMPLERS[name](self.process, ask, noise.to(self.device), steps, draw, mend):
             image = state.noisy
-            on_images(len(noise) / steps)
+            on_state(state)
         return self.pixels(image.float().cpu())
 
     def answer(self, noisy: Tensor, time: Tensor, labels: Tensor | None) -> Tensor:

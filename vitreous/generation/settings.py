@@ -53,9 +53,18 @@ class SamplingOptions:
         name = self.sampler or next(iter(known))
         if name not in known:
             raise UsageError(f"--sampler {name} is not for a {process.name}", f"use {' or '.join(known)}")
-        steps = known[name] if self.steps is None else self.steps
-        most = process.steps if isinstance(process, Diffusion) else 1000
+        steps, most = known[name] if self.steps is None else self.steps, most_steps(process)
         steps = min(steps, most) if self.steps is None else steps
         if not 1 <= steps <= most:
             raise UsageError(f"--steps {steps} cannot be, the model's {process.name} has {most}", f"use 1 to {most}")
         return name, steps
+
+
+def most_steps(process: Process) -> int:
+    """The steps that a sampler of the process makes at most."""
+    return process.steps if isinstance(process, Diffusion) else 1000
+
+
+def forward_passes(sampler: str, steps: int) -> int:
+    """How often a model is asked for an image in so many steps: twice a step by heun, but for its last."""
+    return 2 * steps - 1 if sampler == "heun" else steps
