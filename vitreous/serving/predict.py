@@ -315,10 +315,23 @@ def load(
             raise UsageError(message, f"leave {words[0]} out, and export it again")
         file = open_exported(run, how, quick)
         return Predictor(file.card, file, exact=exact)
-    from vitreous.reports.opening import calibrating, open_bundle
-    from vitreous.serving.card import card_of
+    from vitreous.reports.opening import open_bundle
 
-    bundle = open_bundle(run, headless, dense=True)
+    return predictor_of(run, open_bundle(run, headless, dense=True), how, examples, exact, quick)
+
+
+def predictor_of(
+    run: str | os.PathLike[str],
+    bundle: Bundle,
+    how: InferenceOptions | None = None,
+    examples: Iterable[str | os.PathLike[str] | bytes] = (),
+    exact: bool = False,
+    quick: bool = False,
+) -> Predictor:
+    """The bundle of `run`, ready to answer about images; the options are those of `load`. Raises UsageError for options
+    that do not go together."""
+    from vitreous.reports.opening import calibrating
+    from vitreous.serving.card import card_of
 
     def given() -> Iterator[Tensor]:
         for example in examples:

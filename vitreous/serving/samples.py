@@ -21,6 +21,7 @@ from vitreous.data.preprocess import Preprocess
 from vitreous.disk import atomic_path, write_error, write_text
 from vitreous.errors import DataError, UsageError, nearest
 from vitreous.evaluation.sampling import Canvas, ImageSampler
+from vitreous.generation.samplers import State
 from vitreous.generation.settings import SamplingOptions
 from vitreous.progress import Display, Listener, NullListener
 from vitreous.reports.opening import open_generator
@@ -73,9 +74,14 @@ class Sample:
     @property
     def picture(self) -> Image.Image:
         """The image as Pillow has it. Raises UsageError for channels that are no colours."""
-        if self.image.shape[-1] not in (1, 3):
-            raise UsageError(f"an image of {self.image.shape[-1]} channels has no colours to show", "read it in Python")
-        return Image.fromarray(self.image[..., 0] if self.image.shape[-1] == 1 else self.image)
+        return picture_of(self.image)
+
+
+def picture_of(image: np.ndarray) -> Image.Image:
+    """(H, W, C) uint8 as Pillow has it. Raises UsageError for channels that are no colours."""
+    if image.shape[-1] not in (1, 3):
+        raise UsageError(f"an image of {image.shape[-1]} channels has no colours to show", "read it in Python")
+    return Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image)
 
 
 class Generator:
@@ -99,13 +105,17 @@ class Generator:
         return [self.classes.index(name) for name in names] or list(range(max(1, len(self.classes))))
 
     def make(
-        self, wanted: Sequence[tuple[int, int]], options: SampleOptions, on_images: Callable[[float], None]
+        self,
+        wanted: Sequence[tuple[int, int]],
+        options: SampleOptions,
+        on_images: Callable[[float], None] = lambda images: None,
+        on_step: Callable[[slice, State], None] = lambda rows, state: None,
     ) -> Iterator[Sample]:
-        """The images of (class, number) pairs, in order."""
+        """The images of (class, number) pairs, in order; the callbacks are those of `ImageSampler.sample`."""
         labels, numbers = torch.tensor(wanted, dtype=torch.int64).reshape(-1, 2).unbind(1)
         canvas = self.canvas(options, len(wanted))
         noise = None if options.to_seed is None else self.between(labels, numbers, options)
-        images = self.sampler.sample(labels, numbers, options, on_images, noise, canvas)
+        images = self.sampler.sample(labels, numbers, options, on_images, noise, canvas, on_step)
         for (label, number), image in zip(wanted, images.movedim(1, -1).numpy(), strict=True):
             yield Sample(image, self.classes[label] if self.classes else "", number)
 

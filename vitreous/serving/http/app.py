@@ -10,7 +10,6 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Router
 from starlette.types import Message, Receive, Scope, Send
 
-from vitreous.errors import UsageError
 from vitreous.serving.http.protocol import DISCARD
 from vitreous.serving.http.refusal import Refusal, shorten
 from vitreous.serving.http.responses import SECURITY, json_response, refusal_response
@@ -60,7 +59,7 @@ class Gate:
             info.status = CLIENT_LEFT
         except Exception as error:
             if not info.status:
-                await refusal_response(refusal_of(error, service, info), name)(scope, receive, respond)
+                await refusal_response(service.refusal_of(error, info), name)(scope, receive, respond)
         service.record(info, scope["method"], scope["path"])
 
     def describe_request(self, headers: dict[bytes, bytes]) -> RequestInfo:
@@ -212,17 +211,3 @@ def parse_deadline(text: bytes) -> float:
         message, hint = f"X-Deadline-Ms: {shorten(text.decode('latin-1'))}", f"a whole number from 1 to {MAX_DEADLINE}"
         raise Refusal(422, "bad_parameter", message, hint)
     return int(text) / 1000
-
-
-def refusal_of(error: Exception, service: Service, info: RequestInfo) -> Refusal:
-    """What a client is told of an error; what is not its fault goes into the log."""
-    if isinstance(error, Refusal):
-        return error
-    if isinstance(error, TimeoutError):
-        return Refusal(504, "deadline", "not answered before the deadline", "ask again, with a longer one", 1)
-    if isinstance(error, UsageError):
-        return Refusal(422, "bad_parameter", error.message, error.hint)
-    service.log.write(event="failed", request_id=info.id, error=f"{type(error).__name__}: {str(error)[:500]}")
-    if isinstance(error, MemoryError):
-        return Refusal(503, "failed", "out of memory", "ask again, with a smaller picture", 5)
-    return Refusal(503, "failed", "the model failed on this request", "see the server's log", 5)

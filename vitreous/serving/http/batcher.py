@@ -49,6 +49,7 @@ class Batcher:
         self.arrived = threading.Condition()
         self.usual = self.per_image = 0.0  # seconds of a batch and of a picture in it, running means
         self.began: float | None = None
+        self.alive = 0.0  # when long work last showed that it goes on
         self.expired = self.cancelled = self.failures = 0
         self.closed = False
         self.loop = asyncio.get_running_loop()
@@ -69,7 +70,7 @@ class Batcher:
         began = self.began
         if not self.thread.is_alive() and not self.closed:
             return "the computing thread ended"
-        if began is not None and time.monotonic() - began > HUNG + 10 * self.usual:
+        if began is not None and time.monotonic() - max(began, self.alive) > HUNG + 10 * self.usual:
             return "a batch takes too long"
         return "computing failed three times in a row" if self.failures >= 3 else ""
 
@@ -121,6 +122,10 @@ class Batcher:
         if dropped:
             self.call_in_loop(self.give_up, dropped)
         return batch
+
+    def beat(self) -> None:
+        """Show that the batch which is being computed goes on, in whatever thread; else it is given up as hung."""
+        self.alive = time.monotonic()
 
     def call_in_loop(self, callback: Callable[..., None], *arguments: Any) -> None:
         """Run something in the event loop, if it still runs."""

@@ -14,23 +14,31 @@ import numpy as np
 from vitreous.data.annotations.drawing import class_colours
 from vitreous.errors import UsageError, VitreousError, WeightsError
 from vitreous.evaluation.packing import pack_arrays
+from vitreous.generation.settings import forward_passes
+from vitreous.serving.generators import generator_of
 from vitreous.serving.http.batcher import SIZE
 from vitreous.serving.http.decoders import settings_of
 from vitreous.serving.http.limits import Limits
+from vitreous.serving.http.sample_request import SampleLimits, sample_limits
 from vitreous.serving.predict import Predictor
 
 if TYPE_CHECKING:
+    from vitreous.generation.samplers import State
     from vitreous.serving.index import Index
+    from vitreous.serving.samples import Generator, Sample
 
 
 MOST = 64  # pictures of a batch
+FAST = 0.5  # seconds of two steps of an image, below which a batch is measured too
+WISHES: tuple[dict[str, bool], ...] = ({}, {"sized": True}, {"tiles": True})  # of images from the decoders
 
 
 @dataclass(eq=False)
 class Served:
     """A predictor that has answered a picture of noise twice alike.
 
-    `rate`: pictures a second, in full batches; `note`: what its user should know.
+    `rate`: pictures a second, in full batches; `note`: what its user should know. Of a model that makes images there is
+    the `generator`, what can be asked of it, and `pause`, the seconds between two signs of life.
     """
 
     predictor: Predictor
@@ -42,6 +50,9 @@ class Served:
     embeds: bool
     index: Index | None = None
     note: str = ""
+    generator: Generator | None = None
+    sampling: SampleLimits | None = None
+    pause: float = 0.0
     cache: dict[str, Any] = field(default_factory=dict)
 
     def probabilities(self, images: list[np.ndarray]) -> np.ndarray:
@@ -58,7 +69,7 @@ class Served:
         from vitreous.serving import attention_api
 
         bundle, card = self.predictor.bundle, self.predictor.card
-        dense = bool(card.pixel_classes or card.object_classes)
+        dense = bool(card.pixel_classes or card.object_classes or card.makes_images)
         parts = dict.fromkeys(("attention", "positions", "filters"), False) | (
             attention_api.abilities(bundle) if bundle and not dense else {}
         )
@@ -67,6 +78,7 @@ class Served:
             "segment": bool(card.pixel_classes),
             "detect": bool(card.object_classes),
             "embed": self.embeds,
+            "sample": self.generator is not None,
             **parts,
             "neighbours": self.index is not None,
         }
@@ -80,13 +92,13 @@ class Served:
         patch, grid, depth, heads, prefix, pool = (
             getattr(config, name, None) for name in ("patch", "grid", "depth", "heads", "prefix", "pool")
         )
-        engine = getattr(self.predictor.runtime, "engine", None)
-        computed_by = type(engine or self.predictor.runtime).__name__
+        engine = self.generator.sampler if self.generator else getattr(self.predictor.runtime, "engine", None)
+        computed_by = "torch" if self.generator else type(engine or self.predictor.runtime).__name__
         return {
             "name": card.name,
             "version": card.version,
             "parameters": sum(p.numel() for p in bundle.model.parameters()) if bundle is not None else None,
-            "classes": list(card.classes or card.pixel_classes or card.object_classes),
+            "classes": list(card.classes or card.pixel_classes or card.object_classes or card.generated_classes),
             "colours": class_colours(card.pixel_classes or card.object_classes).tolist(),
             "image": list(card.preprocess.image),
             "channels": card.preprocess.channels,
@@ -102,6 +114,7 @@ class Served:
             "engine": computed_by.removesuffix("Engine").removesuffix("Runtime").lower(),
             "provenance": card.provenance,
             "can": self.can,
+            "sampling": self.sampling.describe() if self.sampling is not None else None,
             "vitreous": __version__,
         }
 
@@ -125,6 +138,8 @@ def prepare(predictor: Predictor, limits: Limits, run: str | os.PathLike[str] | 
     Raises WeightsError where its answer is not finite, has another shape, or is another one the second time, and
     UsageError for a model of volumes.
     """
+    if (generator := generator_of(predictor)) is not None:
+        return prepare_generator(predictor, generator, limits)
     if len(predictor.card.preprocess.image) != 2:
         raise UsageError(f"{predictor.card.name} answers for volumes, the server takes pictures", "use predict --out")
     size = min(batch_size(predictor), limits.queue or MOST)
@@ -153,12 +168,41 @@ def prepare(predictor: Predictor, limits: Limits, run: str | os.PathLike[str] | 
         began = time.perf_counter()
         answer(full)
         seconds.append(max(time.perf_counter() - began, 1e-6))
-    wishes = ({}, {"sized": True}, {"tiles": True})
-    plain, sized, tiles = (settings_of(card.preprocess, limits, predictor.exact, **wish) for wish in wishes)
+    plain, sized, tiles = (settings_of(card.preprocess, limits, predictor.exact, **wish) for wish in WISHES)
     rate = size / min(seconds)
     served = Served(predictor, plain, sized, tiles, rate, size, has_features(predictor), *index_of(predictor, run))
     served.describe()  # here, in no hurry: it imports what looks inside
     return served
+
+
+def prepare_generator(predictor: Predictor, generator: Generator, limits: Limits) -> Served:
+    """Warm a generator up, by two steps of an image. Raises WeightsError where it is not finite, or another one the
+    second time."""
+    from vitreous.serving.samples import SampleOptions
+
+    card, options, finite = predictor.card, SampleOptions(steps=2), list[bool]()
+
+    def watch(rows: slice, state: State) -> None:
+        finite.append(bool(state.image.isfinite().all()))
+
+    def make(count: int) -> tuple[list[Sample], float]:
+        began, wanted = time.perf_counter(), [(0, number) for number in range(count)]
+        samples = list(generator.make(wanted, options, on_step=watch))
+        return samples, max(time.perf_counter() - began, 1e-6)
+
+    (golden, _), (again, seconds) = make(1), make(1)
+    if not all(finite) or not np.array_equal(golden[0].image, again[0].image):
+        symptom = "another image the second time" if all(finite) else "numbers that are not finite"
+        raise WeightsError(f"{card.name} {card.version} gives {symptom}", "train it again")
+    passes = forward_passes(*options.sampler_of(generator.process))
+    count = SIZE if seconds < FAST else 1
+    full = make(count)[1] if count > 1 else seconds
+    usual = forward_passes(*SampleOptions().sampler_of(generator.process))
+    plain, sized, tiles = (settings_of(card.preprocess, limits, False, **wish) for wish in WISHES)
+    rate = count / (full / passes * usual)
+    asked = sample_limits(generator.classes, generator.process, card.preprocess.plane, limits.pixels)
+    pause = seconds / passes
+    return Served(predictor, plain, sized, tiles, rate, 1, False, None, "", generator, asked, pause)
 
 
 def packed_objects(predictor: Predictor) -> Callable[[np.ndarray], np.ndarray]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from vitreous.serving.http.limits import Limits
+from vitreous.serving.http.sample_request import GUIDANCE, IMAGES, SEED
 
 REFUSED = {
     "400": "no request, no form or no picture",
@@ -47,6 +48,18 @@ POSTS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     ),
     "/v1/neighbours": ("The training images most like one picture", "Neighbours", ("count",)),
 }  # fmt: skip
+#: the body of POST /v1/sample: values that may be left out, or null
+SAMPLE: dict[str, tuple[dict[str, Any], str]] = {
+    "class": ({"type": ["string", "null"]}, "a class of the model; else images are of the classes in turn"),
+    "count": ({"type": ["integer", "null"], "minimum": 1, "maximum": IMAGES}, "images, 1 if left out"),
+    "guidance": (
+        {"type": ["number", "null"], "minimum": 0, "maximum": GUIDANCE},
+        "how far answers are moved away from those for no class; 1: not at all",
+    ),
+    "steps": ({"type": ["integer", "null"], "minimum": 1}, "of the sampler; GET /v1/model has their number and limit"),
+    "seed": ({"type": ["integer", "null"], "minimum": 0, "maximum": SEED}, "what noise is drawn from, 0 if left out"),
+    "sampler": ({"type": ["string", "null"]}, "one of those of GET /v1/model"),
+}
 #: addresses that take nothing: summary, and schema or content type of the answer
 GETS = {
     "/v1/positions": ("How alike the position embeddings are", "Positions"),
@@ -76,14 +89,27 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "RunLengths": {"size": ["integer"], "counts": ["integer"]},
     "Attention": COMMON
     | {"kind": "string", "grid": ["integer"], "weights": MAP, "prefix_weights": {"type": "array"}, "box": ["number"]},
+    "Samples": COMMON
+    | {"images": [{"class": ("string", None), "number": "integer", "image": "string"}], "size": ["integer"]}
+    | {"columns": "integer", "settings": "Settings", "seconds": "number"},
+    "Settings": {"class": ("string", None), "sampler": "string", "precision": "string", "guidance": "number"}
+    | dict.fromkeys(("count", "steps", "seed"), "integer"),
     "Neighbours": COMMON
     | {"neighbours": [{"label": "string", "name": "string", "similarity": "number", "thumbnail": ("string", None)}]},
     "Positions": {"grid": ["integer"], "kind": "string", "range": ["number"], "similarity": [["number"]]},
     "Model": {"name": "string", "version": "string", "classes": ["string"], "image": ["integer"], "channels": "integer"}
     | dict.fromkeys(("layers", "heads", "prefix"), ("integer", None))
-    | {"pool": ("string", None), "limits": "Limits"},
+    | {"pool": ("string", None), "sampling": ("Sampling", None), "limits": "Limits"},
+    "Sampling": {"process": "string", "samplers": {"type": "object"}}
+    | {"defaults": {"type": "object"}, "limits": {"type": "object"}},
     "Limits": dict.fromkeys(("bytes", "pixels", "images", "queue", "flight"), "integer"),
 }
+DEADLINE = (
+    "header",
+    "X-Deadline-Ms",
+    {"type": "integer", "minimum": 1, "maximum": 600_000},
+    "milliseconds to answer in",
+)
 PICTURE = {"type": "string", "format": "binary"}
 PICTURE_TYPES = ("jpeg", "png", "webp", "gif", "bmp", "tiff", "avif", "heic")
 
@@ -91,6 +117,7 @@ PICTURE_TYPES = ("jpeg", "png", "webp", "gif", "bmp", "tiff", "avif", "heic")
 def openapi_document(limits: Limits) -> dict[str, Any]:
     """All addresses, what they take and what they answer."""
     paths = {path: {"post": describe_post(*row)} for path, row in POSTS.items()}
+    paths["/v1/sample"] = {"post": describe_sample()}
     paths |= {path: {"get": {"summary": text, "responses": responses(kind)}} for path, (text, kind) in GETS.items()}
     description = (
         f"Pictures of up to {limits.bytes:,} bytes and {limits.pixels:,} pixels, up to {limits.images} in one request."
@@ -125,9 +152,7 @@ def expand_schema(short: Any) -> dict[str, Any]:
 
 def describe_post(summary: str, kind: str, names: tuple[str, ...]) -> dict[str, Any]:
     """An address that takes pictures."""
-    parameters = [("query", name, *PARAMETERS[name]) for name in names]
-    deadline = {"type": "integer", "minimum": 1, "maximum": 600_000}
-    parameters.append(("header", "X-Deadline-Ms", deadline, "milliseconds to answer in"))
+    parameters = [("query", name, *PARAMETERS[name]) for name in names] + [DEADLINE]
     images = {"type": "array", "items": PICTURE, "minItems": 1}
     types = {"application/octet-stream": PICTURE} | {f"image/{name}": PICTURE for name in PICTURE_TYPES}
     types["multipart/form-data"] = expand_schema({"image": images})
@@ -136,11 +161,30 @@ def describe_post(summary: str, kind: str, names: tuple[str, ...]) -> dict[str, 
         answers["200"]["content"]["image/png"] = {"schema": PICTURE}
     return {
         "summary": summary,
-        "parameters": [
-            {"name": name, "in": place, "required": False, "schema": schema, "description": text}
-            for place, name, schema, text in parameters
-        ],
+        "parameters": [describe_parameter(*one) for one in parameters],
         "requestBody": {"required": True, "content": {name: {"schema": schema} for name, schema in types.items()}},
+        "responses": answers,
+    }
+
+
+def describe_parameter(place: str, name: str, schema: dict[str, Any], text: str) -> dict[str, Any]:
+    """A parameter that may be left out."""
+    return {"name": name, "in": place, "required": False, "schema": schema, "description": text}
+
+
+def describe_sample() -> dict[str, Any]:
+    """The address that makes images."""
+    properties = {name: {**schema, "description": text} for name, (schema, text) in SAMPLE.items()}
+    body = {"type": "object", "properties": properties, "additionalProperties": False}
+    answers = responses("Samples")
+    answers["200"]["content"] |= {
+        "image/png": {"schema": PICTURE},
+        "application/x-ndjson": {"schema": {"type": "string"}},
+    }
+    return {
+        "summary": "Images of a model that makes them: documents, one grid, or lines with previews, as Accept asks",
+        "parameters": [describe_parameter(*DEADLINE)],
+        "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
         "responses": answers,
     }
 

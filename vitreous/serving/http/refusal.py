@@ -22,6 +22,10 @@ class Refusal(VitreousError):
         super().__init__(message, hint)
         self.status, self.name, self.retry, self.headers = status, code, retry, dict(headers or {})
 
+    def describe(self, request_id: str) -> dict[str, str]:
+        """The refusal as JSON has it, under the key `error`."""
+        return {"code": self.name, "message": self.message, "hint": self.hint, "request_id": request_id}
+
 
 def shorten(text: str) -> str:
     """A client's words as one printable line of at most 60 characters."""

@@ -38,6 +38,5 @@ def json_response(document: dict[str, Any], status: int = 200, headers: Mapping[
 
 def refusal_response(refusal: Refusal, request_id: str) -> Response:
     """A refusal as a client gets it: `{"error": {code, message, hint, request_id}}`."""
-    error = {"code": refusal.name, "message": refusal.message, "hint": refusal.hint, "request_id": request_id}
     retry = {"retry-after": str(refusal.retry)} if refusal.retry else {}
-    return json_response({"error": error}, refusal.status, refusal.headers | retry)
+    return json_response({"error": refusal.describe(request_id)}, refusal.status, refusal.headers | retry)

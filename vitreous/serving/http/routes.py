@@ -20,6 +20,7 @@ from vitreous.serving.http.refusal import Refusal
 from vitreous.serving.http.requests import (
     WEIGHT,
     address_of,
+    check_reads,
     context,
     model_name,
     on_one,
@@ -30,6 +31,7 @@ from vitreous.serving.http.requests import (
     read_parameters,
 )
 from vitreous.serving.http.responses import json_response
+from vitreous.serving.http.sampling import sample
 from vitreous.serving.http.service import RequestInfo, Service
 from vitreous.serving.http.uploads import Upload, read_uploads
 
@@ -100,6 +102,7 @@ async def predict(request: Request) -> Response:
     """Names and probabilities. Raises Refusal, 404, for a model without classes."""
     service, parameters = context(request)[0], read_parameters(request)
     served, card = service.served, service.served.predictor.card
+    check_reads(card)
     if not card.classes:
         problem = "this model has no head: it gives features, not classes"
         if card.pixel_classes or card.object_classes:
@@ -123,6 +126,7 @@ async def embed(request: Request) -> Response:
     """Features. Raises Refusal, 404, for a model that has none."""
     served = context(request)[0].served
     read_parameters(request)
+    check_reads(served.predictor.card)
     if not served.embeds:
         raise Refusal(404, "not_available", "this model tells no features", "serve the run that it was exported from")
 
@@ -263,7 +267,7 @@ def require_bundle(served: Served, name: str) -> Any:
 ROUTES = [
     *(
         Route(f"/v1/{handler.__name__}", handler, methods=["POST"])
-        for handler in (predict, embed, segment, detect, attention, neighbours)
+        for handler in (predict, embed, segment, detect, sample, attention, neighbours)
     ),
     *(Route(f"/v1/{handler.__name__}", handler, methods=["GET"]) for handler in (positions, filters, model)),
     *(Route(f"/{handler.__name__}", handler, methods=["GET"]) for handler in (healthz, readyz, metrics)),

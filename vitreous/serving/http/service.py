@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from vitreous.errors import UsageError
 from vitreous.serving.http.access import Access
 from vitreous.serving.http.batcher import Batcher
 from vitreous.serving.http.decoders import Decoders
@@ -57,6 +58,7 @@ class Service:
         self.batcher = Batcher(
             lambda: decoders.waiting, lambda count, seconds: self.metrics.batches.observe(count), served.size
         )
+        self.batcher.usual = served.pause
         self.rate = 1 / (1 / served.rate + pace)  # pictures a second, where one core both decodes and computes
         self.queue = limits.queue or max(QUEUE, math.ceil(self.rate))
         self.taken = self.held = self.reloads = 0
@@ -119,6 +121,19 @@ class Service:
             return
         fields = {"route": info.route, "status": info.status, "seconds": round(seconds, 4), "images": info.images}
         self.log.write_request(request_id=info.id, method=method, path=shorten(path), **fields)
+
+    def refusal_of(self, error: Exception, info: RequestInfo) -> Refusal:
+        """What a client is told of an error; what is not its fault goes into the log."""
+        if isinstance(error, Refusal):
+            return error
+        if isinstance(error, TimeoutError):
+            return Refusal(504, "deadline", "not answered before the deadline", "ask again, with a longer one", 1)
+        if isinstance(error, UsageError):
+            return Refusal(422, "bad_parameter", error.message, error.hint)
+        self.log.write(event="failed", request_id=info.id, error=f"{type(error).__name__}: {str(error)[:500]}")
+        if isinstance(error, MemoryError):
+            return Refusal(503, "failed", "out of memory", "ask again, with a smaller picture", 5)
+        return Refusal(503, "failed", "the model failed on this request", "see the server's log", 5)
 
     def read_state(self) -> tuple[dict[str, float], dict[str, float], dict[str, str]]:
         """Gauges, counters and the model's labels for the metrics."""

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitreous.errors import ResourceError, UsageError
+from vitreous.serving.exported import is_exported
+from vitreous.serving.generators import generator_predictor
 from vitreous.serving.http.access import LOCAL, Access
 from vitreous.serving.http.limits import Limits, Settings
-from vitreous.serving.predict import Predictor, load
+from vitreous.serving.predict import Predictor, load, predictor_of
 
 if TYPE_CHECKING:
     from vitreous.evaluation.inference_options import InferenceOptions
@@ -42,11 +44,25 @@ def serve(
 
     from vitreous.serving.http.server import Server
 
-    def loaded() -> Predictor:
-        return load(run, how, exact=exact, quick=quick, headless=True)
-
-    server = Server(settings or Settings(), run, loaded)
+    server = Server(settings or Settings(), run, lambda: open_served(run, how, exact, quick))
     return asyncio.run(server.run(lambda: up(server)))
+
+
+def open_served(
+    run: str | os.PathLike[str], how: InferenceOptions | None = None, exact: bool = False, quick: bool = True
+) -> Predictor:
+    """What `load` gives, or a model that makes images. Raises UsageError and WeightsError as `load` does."""
+    if is_exported(run):
+        return load(run, how, exact=exact, quick=quick)
+    from vitreous.reports.opening import answering, find_bundle
+
+    def ignore(text: str) -> None:
+        """Notes are those of the bundle, which the caller prints."""
+
+    bundle = find_bundle(run, ignore)
+    if bundle.makes_images:
+        return generator_predictor(bundle, how)
+    return predictor_of(run, answering(run, bundle, True, ignore, dense=True), how, exact=exact, quick=quick)
 
 
 def settings_of(options: Any) -> tuple[Settings, str]:

@@ -1,0 +1,308 @@
+"""Images over HTTP: those of `sample`, what cannot be asked, and clients that leave."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from base64 import b64decode
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import vitreous
+from tests.serving.asking import Site, file, save_bundle, until
+from tests.serving.generators import CLASSES, predictor_in, save_generator
+from vitreous.errors import UsageError
+from vitreous.generation.process import Diffusion, Flow
+from vitreous.serving.http.limits import Limits, Settings
+from vitreous.serving.http.model import prepare
+from vitreous.serving.http.server import running
+from vitreous.serving.http.start import open_served
+from vitreous.serving.samples import sample
+
+JSON = {"Content-Type": "application/json"}
+LINES = JSON | {"Accept": "application/x-ndjson"}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return save_generator(tmp_path_factory.mktemp("generator") / "model")
+
+
+@pytest.fixture(scope="module")
+def server(place):
+    with running(open_served(place)) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def site(server):
+    return Site(server.address)
+
+
+def ask(site, document, headers=JSON, query=""):
+    body = document if isinstance(document, bytes) else json.dumps(document).encode()
+    return site.ask("POST", f"/v1/sample{query}", body, dict(headers))
+
+
+def pixels(uri: str) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(b64decode(uri.removeprefix("data:image/png;base64,"))))).astype(int)
+
+
+def test_images_are_those_of_sample(site, place, tmp_path):
+    settings = {"class": "cat", "count": 3, "guidance": 2.5, "steps": 6, "seed": 11, "sampler": "ddim"}
+    status, answer, headers = ask(site, settings)
+    assert status == 200 and headers["Cache-Control"] == "no-store"
+    options = {"classes": ("cat",), "count": 3, "guidance": 2.5, "steps": 6, "seed": 11}
+    sample(place, tmp_path / "cats", progress=False, **options)
+    expected = [np.asarray(Image.open(path)).astype(int) for path in sorted((tmp_path / "cats").glob("*.png"))]
+    assert len(answer["images"]) == len(expected) == 3
+    for number, one in enumerate(answer["images"]):
+        assert (one["class"], one["number"]) == ("cat", number)
+        assert np.abs(pixels(one["image"]) - expected[number]).max() <= 1
+    assert np.abs(expected[0] - expected[1]).max() > 10
+    assert answer["settings"].pop("precision") in ("fp32", "bf16") and answer["settings"] == settings
+    assert answer["size"] == [8, 8] and answer["seconds"] > 0 and answer["columns"] == 2
+    status, png, headers = ask(site, settings, JSON | {"Accept": "text/html, image/png;q=0.9"})
+    sample(place, tmp_path / "cats.png", progress=False, **options)
+    assert status == 200 and headers["Content-Type"] == "image/png"
+    grids = [np.asarray(Image.open(one)).astype(int) for one in (io.BytesIO(png), tmp_path / "cats.png")]
+    assert grids[0].shape == grids[1].shape == (18, 18, 3) and np.abs(grids[0] - grids[1]).max() <= 1
+
+
+def test_without_a_class_images_are_of_the_classes_in_turn(site):
+    _, answer, _ = ask(site, {"count": 5, "steps": 3, "class": None, "seed": None})
+    images = answer["images"]
+    assert [(one["class"], one["number"]) for one in images] == [
+        ("ant", 0), ("<b>bee</b>", 0), ("cat", 0), ("ant", 1), ("<b>bee</b>", 1)
+    ]  # fmt: skip
+    assert answer["columns"] == 3 and answer["settings"]["class"] is None and answer["settings"]["seed"] == 0
+    alone = ask(site, {"class": "<b>bee</b>", "count": 2, "steps": 3})[1]["images"]
+    assert np.abs(pixels(alone[1]["image"]) - pixels(images[4]["image"])).max() <= 1
+    assert ask(site, {})[1]["settings"]["steps"] == 50
+
+
+@pytest.mark.parametrize(
+    ("document", "status", "words"),
+    [
+        ({"class": "cow"}, 422, "no class cow"),
+        ({"class": "x" * 9000}, 422, "no class xxx"),
+        ({"class": 3}, 422, "class is a name, or null"),
+        ({"class": ["cat"]}, 422, "class is a name, or null"),
+        ({"count": 0}, 422, "count is a whole number from 1 to 64"),
+        ({"count": 65}, 422, "count is a whole number from 1 to 64"),
+        ({"count": "2"}, 422, 'count="2"'),
+        ({"count": True}, 422, "count=true"),
+        ({"count": 2.0}, 422, "count=2.0"),
+        ({"steps": 0}, 422, "steps is a whole number from 1 to 1000"),
+        ({"steps": 1001}, 422, "steps is a whole number from 1 to 1000"),
+        ({"guidance": -1}, 422, "guidance is a number from 0 to 1000"),
+        ({"guidance": 1001}, 422, "guidance=1001"),
+        ({"guidance": "high"}, 422, 'guidance="high"'),
+        (b'{"guidance": NaN}', 422, "guidance=NaN"),
+        (b'{"guidance": 1e999}', 422, "guidance=Infinity"),
+        ({"seed": -1}, 422, "seed is a whole number from 0 to"),
+        ({"seed": 2**53}, 422, "seed="),
+        ({"sampler": "heun"}, 422, "a diffusion has no sampler heun"),
+        ({"sampler": {}}, 422, "no sampler"),
+        ({"number": 3}, 422, "unknown key number"),
+        (b'{"count": 1, "count": 2}', 422, "count is given twice"),
+        ({"count": 64, "steps": 251}, 413, "at most 63 in so many steps, or 250 steps"),
+        (b'{"class": "' + b"x" * 2**14 + b'"}', 413, "the body is too large"),
+        (b"", 400, "no JSON"),
+        (b"[1]", 400, "no JSON object"),
+        (b"\xff{}", 400, "no JSON"),
+        (b"[" * 9000, 400, "no JSON"),
+        (b'{"seed": ' + b"9" * 9000 + b"}", 400, "no JSON"),
+    ],
+)
+def test_each_mistake_gets_one_message(site, document, status, words):
+    for headers in (JSON, LINES):
+        got, answer, _ = ask(site, document, headers)
+        error = answer["error"]
+        assert got == status and words in f"{error['message']}; {error['hint']}" and len(json.dumps(error)) < 400
+
+
+def test_other_bodies_and_methods_are_refused(site):
+    for kind in ("image/png", "multipart/form-data; boundary=x", ""):
+        status, answer, _ = ask(site, {}, {"Content-Type": kind})
+        assert status == 415 and "application/json" in answer["error"]["hint"]
+    assert ask(site, {"steps": 2}, {"Content-Type": "application/json; charset=utf-8"})[0] == 200
+    assert ask(site, {}, query="?count=3")[0] == 422
+    assert site.ask("GET", "/v1/sample")[0] == 405
+    status, answer, _ = ask(site, {}, JSON | {"Content-Length": str(2**40)})
+    assert status == 413 and answer["error"]["code"] == "too_large"
+
+
+def test_lines_have_previews_and_end_with_the_answer_of_json(site):
+    document = {"class": "ant", "count": 5, "steps": 400, "seed": 3, "guidance": 1.5}
+    status, body, headers = ask(site, document, LINES | {"X-Request-Id": "mine"})
+    lines = [json.loads(line) for line in body.splitlines()]
+    previews, last = lines[:-1], lines[-1]
+    assert status == 200 and headers["Content-Type"] == "application/x-ndjson"
+    assert last.pop("event") == "result" and last["request_id"] == "mine"
+    assert 1 <= len(previews) <= 24 and {one["event"] for one in previews} == {"preview"}
+    done = [one["done"] for one in previews]
+    assert done == sorted(done) and 0 < done[0] <= done[-1] <= 1
+    for one in previews:
+        assert len(one["images"]) == 5 and one["columns"] == 3 and any(one["images"])
+        assert all(image is None or pixels(image).shape == (8, 8, 3) for image in one["images"])
+    answer = ask(site, document)[1]
+    assert last.keys() == answer.keys() and last["images"] == answer["images"]
+
+
+def test_the_model_tells_what_can_be_asked(site):
+    _, model, _ = site.ask("GET", "/v1/model")
+    assert model["classes"] == list(CLASSES) and model["name"] == "DiT-32x1/2" and model["precision"]
+    assert [name for name, can in model["can"].items() if can] == ["sample"]
+    told = model["sampling"]
+    assert list(told["samplers"])[:2] == ["ddim", "ddpm"] and told["samplers"]["ddim"] == 50
+    assert told["limits"]["count"] == 64 and told["limits"]["steps"] == 1000 and told["process"] == "diffusion"
+    assert told["defaults"] == {"count": 1, "guidance": 1.0, "seed": 0, "sampler": "ddim"}
+    _, document, _ = site.ask("GET", "/openapi.json")
+    post = document["paths"]["/v1/sample"]["post"]
+    schema = post["requestBody"]["content"]["application/json"]["schema"]
+    assert set(schema["properties"]) == {"class", "count", "guidance", "steps", "seed", "sampler"}
+    assert set(post["responses"]["200"]["content"]) == {"application/json", "image/png", "application/x-ndjson"}
+    assert document["components"]["schemas"]["Samples"]["properties"]["settings"]["$ref"].endswith("/Settings")
+
+
+def test_a_generator_reads_no_images_and_others_make_none(site, tmp_path):
+    for address in ("predict", "embed", "segment", "detect"):
+        status, answer, _ = site.ask("POST", f"/v1/{address}", file(1), {"Content-Type": "image/png"})
+        assert status == 404 and answer["error"]["hint"] == "POST /v1/sample", address
+    for method, address in (("POST", "attention"), ("POST", "neighbours"), ("GET", "positions"), ("GET", "filters")):
+        body = file(1) if method == "POST" else None
+        assert site.ask(method, f"/v1/{address}", body, {"Content-Type": "image/png"})[0] == 404, address
+    with running(vitreous.load(save_bundle(tmp_path / "model"))) as server:
+        other = Site(server.address)
+        status, answer, _ = ask(other, {})
+        assert status == 404 and answer["error"]["hint"] == "POST /v1/predict"
+        model = other.ask("GET", "/v1/model")[1]
+        assert model["sampling"] is None and model["can"]["sample"] is False
+
+
+def test_requests_are_counted(site):
+    assert ask(site, {"steps": 2})[0] == 200
+    text = site.ask("GET", "/metrics")[1].decode()
+    assert 'vitreous_requests_total{route="sample",status="200"}' in text
+    assert site.metric("vitreous_queue_images") == 0
+
+
+def test_a_model_without_classes_makes_images_of_one_kind(tmp_path):
+    with running(predictor_in(save_generator(tmp_path / "model", (), 1, Flow()))) as server:
+        site = Site(server.address)
+        status, answer, _ = ask(site, {"count": 2})
+        assert status == 200 and [one["class"] for one in answer["images"]] == [None, None]
+        assert answer["settings"]["sampler"] == "heun" and pixels(answer["images"][0]["image"]).shape == (8, 8)
+        for document, words in (({"class": "cat"}, "without classes"), ({"guidance": 2}, "the model has none")):
+            status, answer, _ = ask(site, document)
+            assert status == 422 and words in answer["error"]["message"]
+        assert site.ask("GET", "/v1/model")[1]["sampling"]["limits"]["guidance"] == 1
+
+
+def test_steps_are_those_of_the_process(tmp_path):
+    with running(predictor_in(save_generator(tmp_path / "model", process=Diffusion(40)))) as server:
+        site = Site(server.address)
+        assert ask(site, {})[1]["settings"]["steps"] == 40
+        status, answer, _ = ask(site, {"steps": 41})
+        assert status == 422 and answer["error"]["hint"] == "steps is a whole number from 1 to 40"
+
+
+@pytest.fixture
+def slow(place, monkeypatch):
+    """A server of a generator that takes 20 ms a step at least, with room for 8 images at a time."""
+    predictor = predictor_in(place)
+    sampler = predictor.runtime.generator.sampler
+    answer = sampler.answer
+    with running(predictor, Settings(port=0, quiet=True, limits=Limits(queue=8))) as server:
+        monkeypatch.setattr(sampler, "answer", lambda *given: (time.sleep(0.02), answer(*given))[1])
+        yield server, Site(server.address)
+
+
+def busy(server) -> bool:
+    return server.service.batcher.began is not None or server.service.taken > 0
+
+
+@pytest.mark.parametrize("headers", [JSON, LINES])
+def test_for_a_client_that_has_left_nothing_is_computed(slow, headers):
+    server, site = slow
+    body = json.dumps({"class": "cat", "steps": 1000}).encode()
+    head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    with site.connect() as link:
+        link.sendall(
+            f"POST /v1/sample HTTP/1.1\r\nHost: localhost\r\n{head}Content-Length: {len(body)}\r\n\r\n".encode()
+        )
+        link.sendall(body)
+        until(lambda: server.service.batcher.began is not None)
+        if headers is LINES:
+            assert b"preview" in link.recv(65536)
+    until(lambda: not busy(server), 5)
+    assert ask(site, {"steps": 2})[0] == 200 and server.service.batcher.failures == 0
+
+
+def test_a_full_queue_is_refused_and_a_deadline_holds(slow):
+    server, site = slow
+    body = json.dumps({"class": "cat", "count": 8, "steps": 1000}).encode()
+    with site.connect() as link:
+        link.sendall(b"POST /v1/sample HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n")
+        link.sendall(f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        until(lambda: busy(server))
+        status, answer, headers = ask(site, {"count": 1, "steps": 50})
+        assert status == 429 and answer["error"]["code"] == "queue_full" and int(headers["Retry-After"]) > 0
+    until(lambda: not busy(server), 5)
+    status, answer, _ = ask(site, {"steps": 1000}, JSON | {"X-Deadline-Ms": "300"})
+    assert status == 504 and answer["error"]["code"] == "deadline"
+    status, body, _ = ask(site, {"steps": 1000}, LINES | {"X-Deadline-Ms": "1500"})
+    last = json.loads(body.splitlines()[-1])
+    assert status == 200 and last["event"] == "error" and last["error"]["code"] == "deadline"
+    until(lambda: not busy(server), 5)
+    assert server.service.batcher.failures == 0 and site.ask("GET", "/readyz")[0] == 200
+
+
+def test_long_work_that_goes_on_is_not_taken_for_hung(slow, monkeypatch):
+    server, site = slow
+    monkeypatch.setattr("vitreous.serving.http.batcher.HUNG", 0.2)
+    server.service.batcher.usual = 0.0
+    assert ask(site, {"steps": 40})[0] == 200 and server.service.batcher.lost == ""
+    lost, body = [], json.dumps({"steps": 60}).encode()
+    with site.connect() as link:
+        link.sendall(b"POST /v1/sample HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n")
+        link.sendall(f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        until(lambda: busy(server))
+        until(lambda: lost.append(server.service.batcher.lost) or not busy(server))
+    assert set(lost) == {""} and len(lost) > 10
+
+
+def test_what_cannot_be_served_is_refused_at_the_start(tmp_path):
+    for place, words in ((save_generator(tmp_path / "latents", channels=4), "4 channels"),):
+        with pytest.raises(UsageError, match=words):
+            open_served(place)
+    from vitreous.evaluation.inference_options import InferenceOptions
+
+    with pytest.raises(UsageError, match="openvino"):
+        open_served(save_generator(tmp_path / "model"), InferenceOptions(engine="openvino"))
+
+
+def test_a_model_that_is_not_finite_is_refused(place):
+    import torch
+
+    from vitreous.errors import WeightsError
+    from vitreous.serving.generators import generator_predictor
+    from vitreous.weights.bundle import load_bundle
+
+    bundle = load_bundle(place)
+    torch.nn.init.constant_(next(bundle.model.parameters()), float("nan"))
+    with pytest.raises(WeightsError, match="not finite"):
+        prepare(generator_predictor(bundle), Limits())
+
+
+def test_a_run_is_opened_by_what_it_does(place, tmp_path):
+    assert open_served(place).card.makes_images
+    assert open_served(save_bundle(tmp_path / "model")).card.classes
+    assert open_served(save_bundle(tmp_path / "features", classes=())).card.classes == ()
+    with pytest.raises(UsageError, match="no run"):
+        open_served(Path(tmp_path / "nothing"))

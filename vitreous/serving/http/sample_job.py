@@ -1,0 +1,132 @@
+"""Images that are made for a request: by the computing thread and its helpers, for a client in the event loop.
+
+B images of C channels.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from base64 import b64encode
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+from vitreous.data.annotations.drawing import png_of
+from vitreous.generation.samplers import State
+from vitreous.serving.http.model import Served
+from vitreous.serving.http.refusal import Refusal
+from vitreous.serving.http.sample_request import SampleRequest
+from vitreous.serving.samples import Generator, Sample, SampleOptions, columns_of, grid_of, picture_of
+
+PREVIEWS = 24  # of one request at most
+PAUSE = 0.1  # seconds between them at least
+SIDE = 128  # pixels of a preview's longer side at most
+ROW = 16  # classes that have a column of the grid each
+
+
+class Stopped(Exception):
+    """Nobody waits for the images any more."""
+
+
+class SampleJob:
+    """Images that are being made. `stop`, or the deadline, ends it after the step that is being computed.
+
+    `document` and `grid` are work for the batcher: they are given one input, what `begin` returned.
+    """
+
+    def __init__(self, served: Served, generator: Generator, asked: SampleRequest, beat: Callable[[], None]) -> None:
+        self.served, self.generator, self.asked, self.beat = served, generator, asked, beat
+        self.pairs = asked.pairs(generator.classes)
+        self.stop, self.lock, self.changed = threading.Event(), threading.Lock(), asyncio.Event()
+        self.loop = asyncio.get_running_loop()
+        self.deadline = self.done = self.next = self.last = 0.0
+        self.previews = False
+        self.states: dict[int, Tensor] = {}  # images as they are taken to be, (B, C, H, W), by their first row
+        self.preview: dict[str, Any] | None = None
+
+    @property
+    def columns(self) -> int:
+        """Columns of the grid: one a class where images are of the classes in turn."""
+        classes = len(self.generator.classes)
+        in_turn = self.asked.name is None and 1 < classes <= min(ROW, self.asked.count)
+        return classes if in_turn else columns_of(self.asked.count)
+
+    def begin(self, deadline: float, previews: bool = False) -> SampleJob:
+        """Set until when images are made, and whether there are previews. Returns itself."""
+        self.deadline, self.previews = deadline, previews
+        return self
+
+    def compute(self) -> list[Sample]:
+        """The images, in order. Raises Refusal, 504, where nobody waits for them any more."""
+        options = SampleOptions(**asdict(self.asked.options), count=self.asked.count)
+        try:
+            return list(self.generator.make(self.pairs, options, on_step=self.after_step))
+        except Stopped:
+            raise Refusal(504, "deadline", "not answered before the deadline", "ask again, with a longer one") from None
+
+    def document(self, inputs: list[Any]) -> list[Any]:
+        """The images as JSON has them, with what they were made by; or why there are none."""
+        began = time.monotonic()
+        try:
+            samples = self.compute()
+        except Refusal as refusal:
+            return [refusal]
+        images = [{"class": one.name or None, "number": one.number, "image": data_uri(one.picture)} for one in samples]
+        settings = self.asked.describe(self.generator.sampler.precision)
+        size = list(samples[0].image.shape[:2])
+        answer = {"images": images, "size": size, "columns": self.columns, "settings": settings}
+        return [answer | {"seconds": round(time.monotonic() - began, 4)}]
+
+    def grid(self, inputs: list[Any]) -> list[Any]:
+        """The images as one PNG, or why there are none."""
+        try:
+            return [png_of(grid_of([one.picture for one in self.compute()], self.columns))]
+        except Refusal as refusal:
+            return [refusal]
+
+    def after_step(self, rows: slice, state: State) -> None:
+        """Count a step of some rows, and publish a preview now and then. Raises Stopped where nobody waits."""
+        now = time.monotonic()
+        if self.stop.is_set() or now >= self.deadline:
+            raise Stopped
+        self.beat()
+        if not self.previews:
+            return
+        with self.lock:
+            self.done += (rows.stop - rows.start) / (self.asked.count * self.asked.steps)
+            self.states[rows.start] = state.image
+            if self.done < self.next or now - self.last < PAUSE:
+                return
+            self.next, self.last, states = self.done + 1 / PREVIEWS, now, dict(self.states)
+            done = min(1.0, round(self.done, 4))
+        images: list[str | None] = [None] * self.asked.count
+        for first, image in states.items():
+            for row, one in enumerate(self.generator.sampler.pixels(image.float().cpu()).movedim(1, -1).numpy()):
+                images[first + row] = preview_of(one)
+        preview = {"event": "preview", "done": done, "columns": self.columns, "images": images}
+        with suppress(RuntimeError):  # the loop may have ended
+            self.loop.call_soon_threadsafe(self.publish, preview)
+
+    def publish(self, preview: dict[str, Any]) -> None:
+        """Put a preview in the place of the one before, in the event loop."""
+        self.preview = preview
+        self.changed.set()
+
+
+def preview_of(image: np.ndarray) -> str:
+    """An image (H, W, C) uint8 as a data URI, scaled down where it is large."""
+    picture = picture_of(image)
+    picture.thumbnail((SIDE, SIDE), Image.Resampling.BOX)
+    return data_uri(picture)
+
+
+def data_uri(picture: Image.Image) -> str:
+    """A picture as a PNG in a URI."""
+    return "data:image/png;base64," + b64encode(png_of(picture)).decode()
