@@ -28,7 +28,7 @@ from vitreous.serving.samples import Generator, Sample, SampleOptions, columns_o
 PREVIEWS = 24  # of one request at most
 PAUSE = 0.1  # seconds between them at least
 SIDE = 128  # pixels of a preview's longer side at most
-ROW = 16  # classes that have a column of the grid each
+STRETCH = 2.5  # a grid's longer side by its shorter at most, for columns of few classes
 
 
 class Stopped(Exception):
@@ -53,10 +53,15 @@ class SampleJob:
 
     @property
     def columns(self) -> int:
-        """Columns of the grid: one a class where images are of the classes in turn."""
-        classes = len(self.generator.classes)
-        in_turn = self.asked.name is None and 1 < classes <= min(ROW, self.asked.count)
-        return classes if in_turn else columns_of(self.asked.count)
+        """Columns of the grid, about as many as rows; where images are of the classes in turn, so many that each has
+        images of few classes, if that goes."""
+        classes, count = len(self.generator.classes), self.asked.count
+        if self.asked.name is not None or not 1 < classes <= count:
+            return columns_of(count)
+        fitting = [columns for columns in range(1, count + 1) if classes % columns == 0 or columns % classes == 0]
+        stretch = {columns: max(columns * columns / count, count / columns**2) for columns in fitting}
+        best = min(fitting, key=stretch.__getitem__)
+        return best if stretch[best] <= STRETCH else columns_of(count)
 
     def begin(self, deadline: float, previews: bool = False) -> SampleJob:
         """Set until when images are made, and whether there are previews. Returns itself."""

@@ -1,6 +1,7 @@
 // Questions to the server, and its refusals as one kind of error.
 
 const KEPT = "vitreous-token";
+const PATIENCE = 600_000; // milliseconds that images may take
 
 /** What the server refused: its message, what to do about it, its code, and in how many seconds to try again. */
 export class Refused extends Error {
@@ -32,10 +33,10 @@ function another() {
   return wanted;
 }
 
-async function question(path, body, signal) {
+async function question(path, body, signal, more = {}) {
   for (;;) {
     const used = token;
-    const headers = used ? { Authorization: `Bearer ${used}` } : {};
+    const headers = used ? { ...more, Authorization: `Bearer ${used}` } : more;
     let answer;
     try {
       answer = await fetch(path, { method: body ? "POST" : "GET", body, headers, signal, credentials: "omit", redirect: "error", cache: "no-store" });
@@ -59,9 +60,13 @@ async function refusal(answer) {
   try {
     told = (await answer.json()).error ?? {};
   } catch { /* an answer from something else than the server */ }
+  return refused(told, answer.status, retry);
+}
+
+function refused(told, status, retry = 0) {
   const wait = retry ? `Try again in ${retry} ${retry === 1 ? "second" : "seconds"}.` : "";
-  const message = told.message || `The server answered ${answer.status}.`;
-  return new Refused(message, wait || told.hint, told.code || String(answer.status), retry);
+  const message = told.message || `The server answered ${status}.`;
+  return new Refused(message, wait || told.hint, told.code || String(status), retry);
 }
 
 /** GET or POST, answered in JSON. */
@@ -72,6 +77,30 @@ export async function numbers(path, body = null, signal = undefined) {
   } catch (error) {
     throw gone(error);
   }
+}
+
+/** POST of a document, answered line by line: `take` is given each preview, and the last line is the answer. */
+export async function lines(path, document, signal, take) {
+  const headers = { "Content-Type": "application/json", Accept: "application/x-ndjson", "X-Deadline-Ms": String(PATIENCE) };
+  const answer = await question(path, JSON.stringify(document), signal, headers);
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  try {
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) break;
+      const pieces = (rest + value).split("\n");
+      rest = pieces.pop();
+      for (const line of pieces.map((piece) => JSON.parse(piece))) {
+        if (line.event === "error") throw refused(line.error, answer.status);
+        if (line.event === "result") return line;
+        take(line);
+      }
+    }
+  } catch (error) {
+    throw error instanceof Refused ? error : gone(error);
+  }
+  throw gone(new Error("the answer ended before its last line"));
 }
 
 /** GET, answered by a file. */

@@ -5,6 +5,7 @@ import { Refused, numbers, onToken, upload } from "./api.js";
 import { Attention } from "./attention.js";
 import { Classes } from "./classes.js";
 import { camera } from "./camera.js";
+import { Generator } from "./generator.js";
 import { History, small } from "./history.js";
 import { inside } from "./inside.js";
 import { LEAST, Objects, counted } from "./objects.js";
@@ -31,7 +32,7 @@ function failed(error, again = null) {
 
 /** Pictures one after the other: each is looked at and kept, the last one stays. */
 function take(files) {
-  if (!files.length) return;
+  if (!files.length || model?.can.sample) return;
   calm();
   for (const file of files) waiting = waiting.then(() => look(file));
 }
@@ -128,7 +129,9 @@ const megabytes = (bytes) => `${(bytes / 2 ** 20).toFixed(1)} MiB`;
 
 /** What the model is, in the head of the page and in full. */
 function introduce() {
-  part("model").textContent = `${model.name} · ${model.classes.length ? `${model.classes.length} ${model.classes.length === 1 ? "class" : "classes"}${model.can.segment ? " of pixels" : model.can.detect ? " of objects" : ""}` : "features, no classes"}`;
+  const count = model.classes.length ? `${model.classes.length} ${model.classes.length === 1 ? "class" : "classes"}` : "";
+  const does = model.can.sample ? `makes images${count && ` of ${count}`}` : count && `${count}${model.can.segment ? " of pixels" : model.can.detect ? " of objects" : ""}`;
+  part("model").textContent = `${model.name} · ${does || "features, no classes"}`;
   part("answer").hidden = !model.can.predict;
   document.title = `${model.name} · vitreous`;
   const facts = {
@@ -182,6 +185,7 @@ async function start() {
   if (model.can.predict) blank(model.classes.length);
   if (model.can.segment) classes = new Classes(stage, model);
   if (model.can.detect) objects = new Objects(stage, model);
+  if (model.can.sample) new Generator(model, failed);
   if (model.can.attention) {
     attention = new Attention(stage, model, failed, (flag) => busy("attention", flag));
     Object.assign(stage.canvas, { tabIndex: 0 }).setAttribute("role", "application");

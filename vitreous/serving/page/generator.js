@@ -1,0 +1,195 @@
+// Images of a model that makes them: what is asked for, how far they are, the grid, and a file of it.
+
+import { lines } from "./api.js";
+import { calm, make, makeName, part, say, trouble } from "./page.js";
+
+const FEW = 20; // images that are asked for at first, about
+const TINY = 48; // pixels of an image below which they are shown as squares
+const SAVED = 512; // pixels along a saved grid, at least
+const GAP = 2; // pixels between the images of a saved grid
+const SEEDS = 1_000_000; // of which a new one is drawn
+const NONE = "\u00a0";
+
+export class Generator {
+  /** `failed(error, again)` shows what went wrong. */
+  constructor(model, failed) {
+    Object.assign(this, { model, failed, answer: null, work: null });
+    part("look").hidden = true;
+    part("gallery").hidden = part("making").hidden = false;
+    Object.assign(part("skip"), { href: "#images-count", textContent: "Skip to the form" });
+    this.fill();
+    part("request").addEventListener("submit", (event) => { event.preventDefault(); this.run(); });
+    part("stop").addEventListener("click", () => this.work?.abort());
+    part("new-seed").addEventListener("click", () => { part("seed").value = Math.floor(Math.random() * SEEDS); });
+    part("save").addEventListener("click", () => this.save());
+    for (const kind of ["pointerover", "pointerdown"]) part("images").addEventListener(kind, (event) => this.name(event.target.closest("li")));
+    part("images").addEventListener("pointerleave", () => this.name(null));
+  }
+
+  /** What the model has to choose from. */
+  fill() {
+    const { classes, sampling } = this.model, { limits, defaults, samplers } = sampling;
+    part("class-row").hidden = part("guidance-row").hidden = !classes.length;
+    part("class").append(...classes.map((name) => Object.assign(make("option", "", name), { value: name })));
+    part("class").disabled = !classes.length;
+    part("sampler").append(...Object.keys(samplers).map((name) => make("option", "", name)));
+    part("sampler").addEventListener("change", () => { part("steps").value = samplers[part("sampler").value]; this.check(); });
+    Object.assign(part("steps"), { max: limits.steps, value: samplers[defaults.sampler] });
+    Object.assign(part("seed"), { max: limits.seed, value: defaults.seed });
+    const first = classes.length > 1 && classes.length <= FEW ? classes.length * Math.floor(FEW / classes.length) : 16;
+    Object.assign(part("images-count"), { max: limits.count, value: Math.min(first, limits.count) });
+    part("guidance").value = defaults.guidance;
+    part("guidance-help").textContent = classes.length
+      ? "Above 1, guidance makes images more typical of their class and less varied. The same seed and settings make the same images."
+      : "The same seed and settings make the same images.";
+    for (const id of ["images-count", "guidance", "steps"]) part(id).addEventListener("input", () => this.check());
+    this.check();
+  }
+
+  /** The numbers of the sliders, and whether there are too many steps of so many images. */
+  check() {
+    const { limits } = this.model.sampling, count = Number(part("images-count").value), steps = part("steps");
+    const guidance = Number(part("guidance").value), most = Math.floor(limits.image_steps / count);
+    part("images-count-text").textContent = String(count);
+    part("guidance-text").textContent = guidance === 1 ? "1, none" : String(guidance);
+    steps.setCustomValidity(Number(steps.value) * count > limits.image_steps ? `At most ${most} steps of ${count} images.` : "");
+  }
+
+  /** What is asked for. */
+  request() {
+    const name = part("class").value, number = (id) => Number(part(id).value);
+    const asked = { count: number("images-count"), steps: number("steps"), seed: number("seed"), sampler: part("sampler").value };
+    return this.model.classes.length ? { class: part("class").selectedIndex ? name : null, guidance: number("guidance"), ...asked } : asked;
+  }
+
+  /** Make images, and show them while they are made. */
+  async run() {
+    if (this.work) return;
+    calm();
+    const asked = this.request(), began = performance.now();
+    this.work = new AbortController();
+    this.answer = null;
+    this.busy(true);
+    this.report("Waiting for its turn");
+    say(`Making ${count(asked.count)}.`);
+    let done = 0;
+    try {
+      const answer = await lines("/v1/sample", asked, this.work.signal, (line) => {
+        done = line.done;
+        part("progress").value = done;
+        this.show(line.images.map((image, place) => ({ image, class: this.classOf(asked, place), number: this.numberOf(asked, place) })), line.columns);
+        this.report(`${Math.floor(100 * done)}\u00a0%, ${left(performance.now() - began, done)}`);
+      });
+      if (answer.model.version !== this.model.version) {
+        trouble("The server has another model now.", "Load the page again to ask it.", () => location.reload());
+      }
+      this.answer = answer;
+      this.size = answer.size;
+      this.show(answer.images, answer.columns);
+      this.report(this.summary = words(answer));
+      say(`${count(asked.count)}, done.`);
+    } catch (error) {
+      const stopped = error.name === "AbortError";
+      this.report(this.summary = done ? `${stopped ? "Stopped" : "Failed"} at ${Math.floor(100 * done)}\u00a0%, not finished` : NONE);
+      if (stopped) say("Stopped.");
+      this.failed(error, () => this.run());
+    } finally {
+      this.work = null;
+      this.busy(false);
+    }
+  }
+
+  /** Class and number of an image before the answer tells them: of one class, or of the classes in turn. */
+  classOf(asked, place) {
+    const { classes } = this.model;
+    return asked.class ?? (classes.length ? classes[place % classes.length] : null);
+  }
+
+  numberOf(asked, place) {
+    return asked.class == null ? Math.floor(place / Math.max(1, this.model.classes.length)) : place;
+  }
+
+  busy(flag) {
+    const stopping = document.activeElement === part("stop");
+    part("stop").hidden = !flag;
+    part("make").disabled = flag;
+    part("progress").classList.toggle("idle", !flag);
+    part("progress").value = 0;
+    part("images").setAttribute("aria-busy", String(flag));
+    part("save").hidden = flag || !this.answer;
+    if (flag) this.summary = "";
+    if (flag) part("stop").focus({ preventScroll: true });
+    else if (stopping) part("make").focus({ preventScroll: true });
+  }
+
+  report(text) {
+    part("outcome").textContent = text;
+  }
+
+  /** The images in their grid; those that are not begun are empty. */
+  show(images, columns) {
+    const list = part("images"), [height, width] = this.model.image;
+    this.images = images;
+    part("no-images").hidden = true;
+    part("sheet").classList.remove("bare");
+    list.style.setProperty("--columns", columns);
+    list.style.setProperty("--rows", Math.ceil(images.length / columns));
+    list.style.setProperty("--shape", width / height);
+    while (list.children.length > images.length) list.lastElementChild.remove();
+    while (list.children.length < images.length) list.append(make("li"));
+    images.forEach((one, place) => {
+      const item = list.children[place];
+      if (!one.image) return item.replaceChildren();
+      if (!item.firstElementChild) item.append(make("img", Math.max(width, height) < TINY ? "tiny" : ""));
+      Object.assign(item.firstElementChild, { src: one.image, alt: caption(one) });
+    });
+  }
+
+  /** The image under the pointer, in words; without one, all of them. */
+  name(item) {
+    if (this.work) return;
+    const one = item && this.images[[...part("images").children].indexOf(item)];
+    if (one) part("outcome").replaceChildren(makeName("span", "", caption(one)));
+    else this.report(this.summary || NONE);
+  }
+
+  /** A file of the grid, small images enlarged by a whole number. */
+  async save() {
+    const { images, columns, size: [height, width], settings } = this.answer, rows = Math.ceil(images.length / columns);
+    const times = Math.max(1, Math.ceil(SAVED / (columns * (width + GAP) - GAP)));
+    const canvas = Object.assign(document.createElement("canvas"), { width: (columns * (width + GAP) - GAP) * times, height: (rows * (height + GAP) - GAP) * times });
+    const pen = canvas.getContext("2d");
+    pen.fillStyle = "#fff";
+    pen.fillRect(0, 0, canvas.width, canvas.height);
+    pen.imageSmoothingEnabled = false;
+    await Promise.all(images.map(async (one, place) => {
+      const image = Object.assign(new Image(), { src: one.image });
+      await image.decode();
+      const left = (place % columns) * (width + GAP), top = Math.floor(place / columns) * (height + GAP);
+      pen.drawImage(image, left * times, top * times, width * times, height * times);
+    }));
+    const file = await new Promise((done) => canvas.toBlob(done, "image/png"));
+    const link = Object.assign(make("a"), { href: URL.createObjectURL(file), download: fileName(settings) });
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+  }
+}
+
+const count = (number) => `${number} ${number === 1 ? "image" : "images"}`;
+const caption = (one) => `${one.class ? `${one.class}, image` : "Image"} ${one.number + 1}`;
+
+/** A file name of letters, digits, and little else. */
+const fileName = ({ class: name, seed }) => `${(name ?? "images").replace(/[^\p{L}\p{N}._-]+/gu, "_").slice(0, 80) || "images"}-seed-${seed}.png`;
+
+/** How long it will take, in words. */
+function left(elapsed, done) {
+  const seconds = (elapsed / 1000) * (1 / done - 1);
+  return seconds < 1.5 ? "nearly done" : `about ${seconds < 90 ? `${Math.round(seconds)} s` : `${Math.round(seconds / 60)} min`} left`;
+}
+
+/** What was made, and by what. */
+function words({ images, settings, seconds }) {
+  const { class: name, seed, sampler, steps, guidance } = settings;
+  const guided = guidance === 1 ? "" : `, guidance ${guidance}`;
+  return `${count(images.length)}${name === null ? "" : ` of ${name}`}, seed ${seed}, ${steps} steps of ${sampler}${guided}, ${seconds.toFixed(1)}\u00a0s`;
+}
