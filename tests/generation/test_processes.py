@@ -169,6 +169,18 @@ def test_a_perfect_answer_ends_in_the_image(name):
     assert torch.allclose(end, image, atol=0.05 if name in ("dpm-solver", "heun") else 1e-2)
 
 
+@pytest.mark.parametrize("name", ["ddim", "ddpm"])
+@pytest.mark.parametrize("channels", [3, 6])
+def test_one_step_ends_in_what_the_answer_takes_the_image_to_be(name, channels):
+    process = Diffusion()
+    g, noisy, answer = Gaussian(process, [0]), noise(0), noise(1).repeat(1, channels // 3, 1, 1)
+    (state,) = SAMPLERS[name](process, lambda *asked: answer, noisy, 1, lambda step: noise(2))
+    image = (noisy - (1 - g.alphas[0]).sqrt() * answer[:, :3]) / g.alphas[0].sqrt()
+    assert torch.allclose(state.noisy, image.float(), atol=1e-5) and torch.allclose(
+        state.image, image.float(), atol=1e-5
+    )
+
+
 def test_heun_is_of_second_order():
     """dx/dt = x + t: halving the step divides the error by about four, Euler's by two."""
     exact = noise(1, 1, 1, 2, 2) * math.e + (math.e - 2)

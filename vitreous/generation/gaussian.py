@@ -40,8 +40,9 @@ class Gaussian:
         self.before = before
         self.betas = 1 - self.alphas / before
         self.variance = self.betas * (1 - before) / (1 - self.alphas)  # of q(x_{t-1} | x_t, x), Eq. 7
-        # that of the first step is 0: the second's stands for it, as in the authors' code
-        self.log_variance = torch.cat([self.variance[1:2], self.variance[1:]]).log()
+        # that of the first step is 0: the second's stands for it, as in the authors' code; of one step alone it is beta
+        second = self.variance[1:2] if len(self.times) > 1 else self.betas
+        self.log_variance = torch.cat([second, self.variance[1:]]).log()
         self.of_image = self.betas * before.sqrt() / (1 - self.alphas)
         self.of_noisy = (1 - before) * (1 - self.betas).sqrt() / (1 - self.alphas)
 
