@@ -8,6 +8,7 @@ import torch
 
 from tests.contracts import randomise
 from vitreous.data.preprocess import Preprocess
+from vitreous.evaluation.inference_options import InferenceOptions
 from vitreous.generation.process import Diffusion, Process
 from vitreous.models.configs.dit import DiTConfig
 from vitreous.models.dit import DiT
@@ -37,5 +38,5 @@ def save_generator(
 
 
 def predictor_in(place: Path) -> Predictor:
-    """A generator ready to be served."""
-    return generator_predictor(load_bundle(place))
+    """A generator ready to be served, in float32: an image depends on its batch by the last bits alone."""
+    return generator_predictor(load_bundle(place), InferenceOptions(precision="fp32"))

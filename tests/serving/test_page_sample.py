@@ -55,7 +55,7 @@ def test_images_are_asked_for_shown_named_and_saved(server, place, browser, tmp_
     visit.find("#seed").fill("11")
     visit.find("#seed").press("Enter")
     done(visit, "4 images of cat, seed 11, 6 steps of ddim, guidance 2.5")
-    options = {"classes": ("cat",), "count": 4, "guidance": 2.5, "steps": 6, "seed": 11}
+    options = {"classes": ("cat",), "count": 4, "guidance": 2.5, "steps": 6, "seed": 11, "precision": "fp32"}
     sample(place, tmp_path / "cats", progress=False, **options)
     expected = [np.asarray(Image.open(path)).astype(int) for path in sorted((tmp_path / "cats").glob("*.png"))]
     shown = images_of(visit)
