@@ -68,7 +68,8 @@ def pretrain(work: Work, precision: str = "auto") -> Turn:
 
 
 def steps(work: Work, objective: Objective, optimizer: Optimizer, dtype: torch.dtype, batch: dict[str, Tensor]) -> Turn:
-    """Return turns that are training steps of an objective on one batch, whose images are normalised float32."""
+    """Return turns that are training steps of an objective on one batch, whose "images" (B, C, *image) are normalised
+    float32."""
     count = default_shards(work.device, work.batch_size) if objective.config.splittable else 1
     flat = Flat(objective, dtype, torch.device(work.device), shards=count)
     optimizers, compute = Optimizers(optimizer, flat), Shards(objective, flat)
