@@ -102,7 +102,7 @@ def bound_of(contender):
 )
 def test_every_contender_that_is_installed_does_its_work(task, photographs):
     """But for the compiled ones and OpenVINO's, which take minutes to build and are tried by the benchmark itself."""
-    work = Work(task, "ViT-32x1/8", 16, 2, "cpu", photographs)
+    work = Work(task, "DiT-32x1/8" if task in ("dit", "sample") else "ViT-32x1/8", 16, 2, "cpu", photographs)
     for contender in contenders(task, "cpu"):
         slow = "compiled" in contender.settings or "openvino" in contender.label
         if not slow and importlib.util.find_spec(contender.needs):
@@ -127,6 +127,8 @@ def test_the_peak_counts_operations():
         ({"rounds": 0}, UsageError, "at least 1"),
         ({"image_size": 17}, UsageError, "not a multiple"),
         ({"models": ["ViT-X/16"]}, UsageError, "unknown model"),
+        ({"tasks": ["dit"]}, UsageError, "ViT-S/16 makes no images"),
+        ({"models": ["DiT-S/2"]}, UsageError, "DiT-S/2 makes images"),
     ],
 )
 def test_what_cannot_be_measured(options, error, words):

@@ -22,6 +22,7 @@ NEEDED = {
     "evaluate": ["run"],
     "predict": ["run"],
     "embed": ["run"],
+    "sample": ["run", "--out", "grid.png"],
     "serve": ["run"],
     "export": ["run"],
     "inspect": ["run"],

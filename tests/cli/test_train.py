@@ -142,7 +142,7 @@ def test_the_figures_of_every_evaluator_are_printed():
 
 def test_a_run_without_a_head_ends_with_its_evaluators_figures_and_embed(monkeypatch, capsys):
     def launch(options, listener, begin):
-        begin(SimpleNamespace(model=SimpleNamespace(classes=0), objective=SimpleNamespace(annotated=False)), None)
+        begin(SimpleNamespace(model=SimpleNamespace(classes=0), objective=SimpleNamespace(ships_features=True)), None)
         val = {"knn_top1": 0.5, "images": 4, "interval": {"knn_top1": [0.2, 0.8]}, "leading": "knn_top1"}
         return {"val": val, "test": None, "model": "ViT", "parameters": 5, "wall_seconds": 60.0, "run": "runs/x"}
 

@@ -68,8 +68,12 @@ def test_a_single_flipped_bit_is_noticed(bundle, tmp_path):
         ({"temperature": 0}, "temperature 0"),
         ({"classes": "ant"}, r"classes ant\s+they are a list of names"),
         (
-            {"task": {"name": "generation"}},
-            r"task generation is not one of classification, features, segmentation, detection\s+install a newer",
+            {"task": {"name": "captions"}},
+            r"task captions is not one of classification, features, segmentation, detection, generation\s+install a newer",
+        ),
+        (
+            {"task": {"name": "generation"}, "process": {"name": "melting"}},
+            "process .*melting.* not one of diffusion, flow",
         ),
         ({"task": "features"}, "task None"),
         ({"architecture": {"_target_": "os.system"}}, "unknown setting _target_"),

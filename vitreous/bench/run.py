@@ -17,6 +17,7 @@ from vitreous.machine import pick_device
 from vitreous.models.names import configure
 from vitreous.nn.sizes import nearby
 
+GENERATING = ("dit", "sample")  # tasks of models that make images
 FILES = ("loader", "predict")  # tasks that read photographs
 
 
@@ -45,6 +46,8 @@ def bench(
         raise UsageError("rounds and batch sizes must be at least 1, seconds above 0")
     if set(tasks) & set(FILES):
         check_images(images)
+    for task, model in itertools.product(tasks, models):
+        check_model(task, model)
     works = []
     for task, model in itertools.product(tasks, models):
         size = (image_size or SIDE) if task == "memory" else size_of(model, image_size)
@@ -64,6 +67,14 @@ def bench(
         lanes = race(work, [*bounds, *chosen], rounds, seconds, tell)
         races.append(Race(work, lanes[len(bounds) :], lanes[: len(bounds)]))
     return races
+
+
+def check_model(task: str, model: str) -> None:
+    """Raise UsageError for a task of another kind of model."""
+    if (task in GENERATING) != (configure(model).kind == "dit"):
+        makes = "makes no images" if task in GENERATING else "makes images"
+        hint = f"use --models DiT-S/2, or --tasks {'train' if task in GENERATING else 'dit'}"
+        raise UsageError(f"the task {task} cannot be measured: {model} {makes}", hint)
 
 
 def size_of(model: str, image_size: int | None) -> int:
