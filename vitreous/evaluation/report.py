@@ -21,8 +21,10 @@ LABELS = {
     "rankme": "RankMe",
     "miou": "mIoU",
     "ap": "AP",
+    "denoising_error": "denoising error",
+    "frechet_distance": "Fréchet distance",
 }
-COUNTS = ("rankme",)  # leading figures that are no shares
+COUNTS = {"rankme": ".1f", "denoising_error": ".4f", "frechet_distance": ".4g"}  # leading figures that are no shares
 TIE_BREAKER = "nll"  # lower is better; decides between evaluations of one leading figure
 
 
@@ -68,7 +70,7 @@ class Report:
     def leading_text(self) -> str:
         """The leading figure for a line of progress: `top-1 93.1%`, `RankMe 27.4`."""
         name, value = self.leading
-        return f"{name} {value:.1f}" if self.figure in COUNTS else f"{name} {value:.1%}"
+        return f"{name} {value:{COUNTS.get(self.figure, '.1%')}}"
 
     @property
     def score(self) -> tuple[float, float]:

@@ -27,6 +27,7 @@ from vitreous.machine import environment, pick_device, warning
 from vitreous.progress import Display, Listener, NullListener
 from vitreous.recipes.options import TrainOptions
 from vitreous.reports.answers import Computing, compute_answers
+from vitreous.reports.generated import write_samples
 from vitreous.reports.learned import write_learned
 from vitreous.reports.readings import record, write_page
 from vitreous.reports.scenes import judge_scenes
@@ -180,6 +181,8 @@ def evaluate_run(folder: Folder, run: Run, opened: Data, summary: dict[str, Any]
     write_text(folder.summary, json.dumps(summary, indent=2) + "\n")
     if run.objective.ships_features:
         write_learned(folder, listener)
+    if run.objective.generates:
+        write_samples(folder, listener)
     write_page(folder.path / "report.html", folder, answers, report, listener)
 
 

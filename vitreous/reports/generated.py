@@ -12,23 +12,29 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 
 from vitreous.data.loader import EvalLoader
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Arrays, Split
-from vitreous.errors import DataError, UsageError
+from vitreous.disk import atomic_path
+from vitreous.errors import DataError, UsageError, VitreousError
 from vitreous.evaluation.engine import logits_of, make_engine
 from vitreous.evaluation.features import features_of
 from vitreous.evaluation.frechet import copies, density_coverage, frechet_distance, precision_recall
 from vitreous.evaluation.sampling import ImageSampler
 from vitreous.generation.settings import SamplingOptions
+from vitreous.progress import Listener
 from vitreous.reports.answers import Computing, progress_counter
 from vitreous.reports.opening import choose_split, data_for, open_bundle, open_generator
+from vitreous.reports.pages.picture_grid import SAMPLES_FILE, grid_of
 from vitreous.reports.readings import record
+from vitreous.training.folder import Folder
 from vitreous.weights.bundle import Bundle
 
 PIXELS = "pixels"
 SAMPLES = 1000
+SHOWN, GUIDANCE = 8, 1.5  # of a run that has ended: classes, and images of each
 LEAST = 10  # real images
 Featurise = Callable[[np.ndarray], np.ndarray]  # (n, H, W, C) uint8 -> (n, d) float32
 
@@ -153,6 +159,24 @@ def feature_space(
         return float((logits[:, order].argmax(1) == labels).mean())
 
     return os.fspath(features), featurise, recognise if bundle.classes else None
+
+
+def write_samples(folder: Folder, listener: Listener) -> None:
+    """Write `SHOWN` images of each of as many classes of a run that has ended to its samples.png, a row for each class.
+    A failure is noted and raises nothing."""
+    try:
+        bundle = open_generator(folder.path)
+        count = len(bundle.generated_classes)
+        classes = np.unique(np.linspace(0, max(0, count - 1), SHOWN).astype(np.int64))
+        labels, numbers = torch.from_numpy(classes).repeat_interleave(SHOWN), torch.arange(SHOWN).repeat(len(classes))
+        parts = (bundle.model, bundle.task.process, count, bundle.preprocess)  # type: ignore[union-attr]
+        images = ImageSampler(*parts).sample(labels, numbers, SamplingOptions(guidance=GUIDANCE)).movedim(1, -1).numpy()
+        if images.shape[-1] in (1, 3):
+            grid = grid_of([Image.fromarray(one.squeeze(-1) if one.shape[-1] == 1 else one) for one in images], SHOWN)
+            with atomic_path(folder.path / SAMPLES_FILE) as temporary:
+                grid.save(temporary, "PNG")
+    except (OSError, VitreousError) as error:
+        listener.note(f"no {SAMPLES_FILE}: {error}")
 
 
 def as_split(images: np.ndarray) -> Arrays:

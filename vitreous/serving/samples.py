@@ -25,12 +25,13 @@ from vitreous.generation.samplers import State
 from vitreous.generation.settings import SamplingOptions
 from vitreous.progress import Display, Listener, NullListener
 from vitreous.reports.opening import open_generator
+from vitreous.reports.pages.picture_grid import columns_of as columns_of
+from vitreous.reports.pages.picture_grid import grid_of as grid_of
 from vitreous.weights.bundle import Bundle
 
 CHUNK = 64  # images that are made, and written, at a time
 MOST = 1_000_000  # images of one call
 SETTINGS = "samples.json"  # in a folder of images: what they depend on
-GAP = 2  # pixels between the images of a grid
 
 
 @dataclass(frozen=True)
@@ -225,21 +226,6 @@ def write_grid(
     with atomic_path(place) as temporary:
         grid_of(images, columns).save(temporary, "PNG")
     return [os.fspath(place)]
-
-
-def columns_of(count: int) -> int:
-    """Columns of a grid of so many images that is about as wide as high."""
-    return next(columns for columns in range(1, count + 1) if columns * columns >= count)
-
-
-def grid_of(images: Sequence[Image.Image], columns: int) -> Image.Image:
-    """Pictures of one size in rows of so many."""
-    width, height = images[0].size
-    rows = -(-len(images) // columns)
-    whole = Image.new(images[0].mode, (columns * (width + GAP) - GAP, rows * (height + GAP) - GAP), "white")
-    for number, image in enumerate(images):
-        whole.paste(image, (number % columns * (width + GAP), number // columns * (height + GAP)))
-    return whole
 
 
 def write_folder(

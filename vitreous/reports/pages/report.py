@@ -6,6 +6,7 @@ images of a kind.
 
 from __future__ import annotations
 
+import base64
 import json
 import shlex
 from pathlib import Path
@@ -23,6 +24,7 @@ from vitreous.reports.learned import read_learned
 from vitreous.reports.pages.cards import cards
 from vitreous.reports.pages.formats import format_figure, format_interval, render
 from vitreous.reports.pages.objects import object_parts
+from vitreous.reports.pages.picture_grid import SAMPLES_FILE
 from vitreous.reports.pages.plots import COLOURS, INK, Curve, confusion, curves, reliability
 from vitreous.reports.pages.scenes import worst_scenes
 from vitreous.reports.pages.unlabelled import alarms, headline, measured_curves
@@ -47,6 +49,7 @@ def write_report(
 ) -> None:
     """Write the page of a run, of an evaluation (answers and their report), or of both; `command` repeats it."""
     parts: dict[str, Any] = {"trained": None, "grid": None, "judged": None, "unlabelled": None, "learned": {}}
+    parts["samples"] = None
     if folder is not None and folder.config.is_file():
         parts |= trained(folder)
     if answers is not None and report is not None:
@@ -77,12 +80,27 @@ def trained(folder: Folder) -> dict[str, Any]:
         "trained": {"run": run, "summary": summary, "curves": drawn},
         "unlabelled": unlabelled,
         "learned": read_learned(folder.path) if unlabelled else {},
+        "samples": samples_of(folder) if run.objective.generates else None,
         "alarms": alarms(folder),
         "classes_of": data_facts(folder, run),
         "readings": [reading(line) for line in read_lines(folder.path / "evaluations.jsonl")[-READ:]],
         "grid": grid(folder, run, table, summary) if table else None,
         "environment": {name: value for name, value in document(folder.path / "environment.json").items() if value},
         "commands": commands(folder, run, table),
+    }
+
+
+def samples_of(folder: Folder) -> dict[str, Any]:
+    """Return the images that a generator made when its run ended, the classes of the rows, and the error of the last
+    evaluation."""
+    path, classes = folder.path / SAMPLES_FILE, document(folder.path / "data.json").get("classes", [])
+    picture = base64.b64encode(path.read_bytes()).decode() if path.is_file() else None
+    val = document(folder.summary).get("val") or {}
+    return {
+        "picture": picture,
+        "classes": len(classes),
+        "error": val.get("denoising_error"),
+        "images": val.get("images"),
     }
 
 
@@ -225,6 +243,12 @@ def commands(folder: Folder, run: Run, table: dict[str, Any]) -> list[str]:
     lines = first.read_text("utf-8").splitlines() if first.is_file() else []
     homes = [*(f"{place}/{row['folder']}" for row in table.get("trials", [])), place]
     lines += [f"vitreous train {data} --config {shlex.quote(home + '/config.yaml')} --out AGAIN" for home in homes]
+    if run.objective.generates:
+        return [
+            *lines,
+            f"vitreous sample {shlex.quote(place)} --out samples.png",
+            f"vitreous evaluate {shlex.quote(place)}",
+        ]
     if run.objective.labelled or run.objective.annotated:
         return [*lines, f"vitreous evaluate {shlex.quote(place)}"]
     if run.data.classes:

@@ -1,0 +1,25 @@
+"""Pictures of one size as one picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from PIL import Image
+
+SAMPLES_FILE = "samples.png"  # what a generator makes when its run ends, in its folder
+GAP = 2  # pixels between the images of a grid
+
+
+def columns_of(count: int) -> int:
+    """Columns of a grid of so many images that is about as wide as high."""
+    return next(columns for columns in range(1, count + 1) if columns * columns >= count)
+
+
+def grid_of(images: Sequence[Image.Image], columns: int) -> Image.Image:
+    """Pictures of one size in rows of so many."""
+    width, height = images[0].size
+    rows = -(-len(images) // columns)
+    whole = Image.new(images[0].mode, (columns * (width + GAP) - GAP, rows * (height + GAP) - GAP), "white")
+    for number, image in enumerate(images):
+        whole.paste(image, (number % columns * (width + GAP), number // columns * (height + GAP)))
+    return whole
