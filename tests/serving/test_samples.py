@@ -13,7 +13,7 @@ import vitreous
 from tests.conftest import say
 from tests.contracts import randomise
 from vitreous.data.preprocess import Preprocess
-from vitreous.errors import UsageError
+from vitreous.errors import UsageError, WeightsError
 from vitreous.generation.process import Flow
 from vitreous.models.config import DiTConfig
 from vitreous.models.dit import DiT
@@ -148,3 +148,30 @@ def test_a_run_trains_samples_and_is_judged(tmp_path):
     assert judged["frechet_distance"] > judged["frechet_distance_of_train"] > 0 and judged["features"] == "pixels"
     assert judged["recognised"] is None and 0 <= judged["copies"] <= 1
     assert (out / "evaluations.jsonl").is_file()
+
+
+def test_latents_are_decoded_by_their_autoencoder(tmp_path):
+    diffusers = pytest.importorskip("diffusers", reason="a test dependency")
+    torch.manual_seed(0)
+    sizes = {"block_out_channels": (8, 8), "norm_num_groups": 4, "down_block_types": ("DownEncoderBlock2D",) * 2}
+    sizes |= {"up_block_types": ("UpDecoderBlock2D",) * 2, "scaling_factor": 0.5, "latent_channels": 4}
+    vae = diffusers.AutoencoderKL(**sizes).eval()
+    vae.save_pretrained(tmp_path / "vae")
+    model = randomise(DiT(DiTConfig(image=(8, 8), channels=4, classes=2, width=32, depth=1, heads=1, hidden=64)))
+    Bundle(model, Generation(("a", "b")), Preprocess((8, 8), 4, (0.5,) * 4, (0.5,) * 4)).save(tmp_path / "model")
+    with pytest.raises(UsageError, match="latents of 4 channels"):
+        vitreous.sample(tmp_path / "model", tmp_path / "x.png", progress=False)
+    ways = {"steps": 3, "precision": "fp32", "vae": str(tmp_path / "vae")}
+    vitreous.sample(tmp_path / "model", tmp_path / "out", progress=False, classes=("b",), **ways)
+    generator = Generator(open_generator(tmp_path / "model"), "cpu", "fp32")
+    latents = []
+    generator.sampler.finish = lambda images: latents.append(images) or generator.sampler.pixels(images)
+    next(generator.make([(1, 0)], SampleOptions(steps=3), lambda n: None))
+    with torch.no_grad():
+        want = ((vae.decode(latents[0] / 0.5).sample + 1) * 127.5).round().clamp(0, 255)[0].movedim(0, -1)
+    got = np.asarray(Image.open(tmp_path / "out" / "b-00000.png"), int)
+    assert got.shape == (16, 16, 3) and np.abs(got - want.numpy()).max() <= 1
+    diffusers.AutoencoderKL(**sizes | {"latent_channels": 3}).save_pretrained(tmp_path / "three")
+    for place, problem in (("three", "latents of 3 channels"), ("model", "no folder with an autoencoder")):
+        with pytest.raises((UsageError, WeightsError), match=problem):
+            vitreous.sample(tmp_path / "model", tmp_path / "x.png", progress=False, vae=str(tmp_path / place))

@@ -45,6 +45,8 @@ class Options(WeightsOptions):
     """An image file that stays as it is but where --mask is white."""
     mask: str | None = None
     """A picture of the same size as --inpaint."""
+    vae: str | None = None
+    """Of a model of latents: the folder, or hf: name, of the autoencoder that decodes them. Needs the extra `gen`."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1 or mps."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"

@@ -58,6 +58,7 @@ class ImageSampler:
         self.precision = pick_precision(precision, self.device)
         self.dtype = DTYPES[self.precision]
         self.model: Any = frozen(model.to(self.device), self.dtype, packs(self.device))
+        self.finish: Callable[[Tensor], Tensor] = self.pixels  # what becomes of images without noise
         settle_process()
 
     def noise(self, labels: Tensor, numbers: Tensor, seed: int) -> Tensor:
@@ -75,7 +76,7 @@ class ImageSampler:
         canvas: Canvas | None = None,
         on_step: Callable[[slice, State], None] = lambda rows, state: None,
     ) -> Tensor:
-        """(n,) int64 classes, all 0 of a model without, and (n,) numbers -> (n, C, *image) uint8.
+        """(n,) int64 classes, all 0 of a model without, and (n,) numbers -> (n, C, *image) uint8, or what `finish` gives.
 
         `noise` (n, C, *image) takes the place of what the seed gives. `on_images` is given the images that a step of a
         part of the batch has brought on, in parts of an image. `on_step` is given the rows of that part and its state,
@@ -127,7 +128,7 @@ class ImageSampler:
         for state in SAMPLERS[name](self.process, ask, noise.to(self.device), steps, draw, mend):
             image = state.noisy
             on_state(state)
-        return self.pixels(image.float().cpu())
+        return self.finish(image.float().cpu())
 
     def answer(self, noisy: Tensor, time: Tensor, labels: Tensor | None) -> Tensor:
         """(b, C, *image), (b,), (b,) -> (b, C', *image) float32: one forward pass."""

@@ -27,6 +27,7 @@ from vitreous.progress import Display, Listener, NullListener
 from vitreous.reports.opening import open_generator
 from vitreous.reports.pages.picture_grid import columns_of as columns_of
 from vitreous.reports.pages.picture_grid import grid_of as grid_of
+from vitreous.serving.latents import open_decoder
 from vitreous.weights.bundle import Bundle
 
 CHUNK = 64  # images that are made, and written, at a time
@@ -40,8 +41,9 @@ class SampleOptions(SamplingOptions):
 
     `classes`: names, or numbers of models whose classes have no names; none: each class of the model in turn. `count`:
     images of each class. `to_seed`: images go from those of `seed` to those of this seed in `count` steps. `inpaint`: a
-    file whose image is kept but where the image in the file `mask` is white. `device` and `precision` are those of
-    `predict`. Raises UsageError for values out of their range.
+    file whose image is kept but where the image in the file `mask` is white. `vae`: an autoencoder's folder or `hf:`
+    name, which decodes latents. `device` and `precision` are those of `predict`. Raises UsageError for values out of
+    their range.
     """
 
     classes: tuple[str, ...] = ()
@@ -49,6 +51,7 @@ class SampleOptions(SamplingOptions):
     to_seed: int | None = None
     inpaint: str | None = None
     mask: str | None = None
+    vae: str | None = None
     device: str = "auto"
     precision: str = "auto"
 
@@ -88,11 +91,13 @@ def picture_of(image: np.ndarray) -> Image.Image:
 class Generator:
     """A model ready to make images. Raises UsageError for a device or a precision that there is not."""
 
-    def __init__(self, bundle: Bundle, device: str = "auto", precision: str = "auto") -> None:
+    def __init__(self, bundle: Bundle, device: str = "auto", precision: str = "auto", vae: str | None = None) -> None:
         self.bundle, self.classes = bundle, bundle.task.classes  # type: ignore[union-attr]
         self.process = bundle.task.process  # type: ignore[union-attr]
         parts = (bundle.model, self.process, len(self.classes), bundle.preprocess)
         self.sampler = ImageSampler(*parts, device, precision)
+        if vae is not None:
+            self.sampler.finish = open_decoder(vae, bundle.model.config.channels, self.sampler.device)
 
     def labels_of(self, names: Sequence[str]) -> list[int]:
         """The numbers of classes by name, of all where none is named. Raises UsageError for an unknown one, and for any
@@ -173,7 +178,8 @@ def sample(
     display = listener or (Display() if progress else NullListener())
     began, place = time.monotonic(), Path(out)
     bundle = open_generator(run, display.note)
-    generator = Generator(bundle, asked.device, asked.precision)
+    check_channels(bundle.model.config.channels, asked)
+    generator = Generator(bundle, asked.device, asked.precision, asked.vae)
     labels = generator.labels_of(asked.classes)
     asked.sampler_of(generator.process)
     wanted = [(label, number) for label in labels for number in range(asked.count)]
@@ -199,6 +205,17 @@ def sample(
         "precision": generator.sampler.precision,
         "seconds": time.monotonic() - began,
     }
+
+
+def check_channels(channels: int, asked: SampleOptions) -> None:
+    """Raise UsageError for latents that nothing decodes, and for what is not done with them."""
+    if channels not in (1, 3) and asked.vae is None:
+        raise UsageError(
+            f"the model makes latents of {channels} channels, not pictures",
+            "name the folder of their autoencoder: --vae FOLDER, or hf:stabilityai/sd-vae-ft-ema",
+        )
+    if asked.vae is not None and asked.inpaint:
+        raise UsageError("--inpaint is for models of pixels, not of latents", "leave it out")
 
 
 def generate(
