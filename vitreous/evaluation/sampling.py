@@ -76,7 +76,7 @@ class ImageSampler:
         canvas: Canvas | None = None,
         on_step: Callable[[slice, State], None] = lambda rows, state: None,
     ) -> Tensor:
-        """(n,) int64 classes, all 0 of a model without, and (n,) numbers -> (n, C, *image) uint8, or what `finish` gives.
+        """(n,) int64 classes, all 0 of a model without, and (n,) numbers -> (n, C, *image) uint8, as `finish` makes it.
 
         `noise` (n, C, *image) takes the place of what the seed gives. `on_images` is given the images that a step of a
         part of the batch has brought on, in parts of an image. `on_step` is given the rows of that part and its state,
