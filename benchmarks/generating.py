@@ -51,14 +51,13 @@ def row_of(recipe: str, work: Path, guidance: float) -> dict[str, Any]:
     labels, images = make_images(bundle, options, Computing())
     seconds = time.process_time() - began
     document = judge_generator(run, None, "test", options, Computing())
-    return {
+    return document["test"] | {
         "recipe": recipe,
         "guidance": guidance,
         "seconds": float((work / f"{recipe}.seconds").read_text()),
         "sampling": seconds,
         "recognised": float((judge.predict(images.reshape(len(images), -1) / 255) == labels).mean()),
         "judge": float(judge.score(pixels(splits["test"], bundle.preprocess), splits["test"].labels)),
-        **document["test"],
     }
 
 
