@@ -87,10 +87,12 @@ def fitted_to_labels(objective: ObjectiveConfig, data: Data, options: TrainOptio
 
     Raises UsageError for a loss that cannot have such labels, and for balance where no labels are learned from.
     """
-    if not objective.labelled and "balanced" in (options.class_weights, options.sampling):
-        word = "--sampling" if options.sampling == "balanced" else "--class-weights"
+    drawn = objective.labelled or (objective.generates and data.labelled)  # images may be drawn by their class
+    word = "--sampling" if options.sampling == "balanced" and not drawn else ""
+    word = "--class-weights" if options.class_weights == "balanced" and not objective.labelled else word
+    if word:
         raise UsageError(f"{word} balanced reads labels, and {objective.name} learns without them", "leave it out")
-    if options.sampling == "repeat-factor" and not (objective.labelled or objective.annotated):
+    if options.sampling == "repeat-factor" and not (drawn or objective.annotated):
         problem = f"--sampling repeat-factor reads labels, and {objective.name} learns without them"
         raise UsageError(problem, "leave it out")
     objective = objective.fitted(data.split("train").labels)

@@ -6,6 +6,7 @@ from typing import Any
 
 from vitreous.data.augmentation.augment import Augment
 from vitreous.models.config import ModelConfig, replace_fields
+from vitreous.models.configs.dit import DITS
 from vitreous.models.defaults import SMALL
 from vitreous.objectives.diffusion import DiffusionConfig
 from vitreous.objectives.flow import FlowConfig
@@ -17,29 +18,34 @@ SHOWN = Length(5e5, 12, 140)  # small images
 
 
 def dit(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
-    """DiT: arXiv:2212.09748, section 4, and facebookresearch/DiT. Images up to 64 pixels: tuned here.
+    """DiT: arXiv:2212.09748, section 4, and facebookresearch/DiT. Other sizes than the paper's: tuned here.
 
-    vitreous train DATA --recipe NAME
+    vitreous train DATA --recipe NAME --model DiT-XL/2
 
     7 million steps of 256 images (XL; 400,000 for comparisons), Adam at 1e-4 without warm-up, decay or clipping, an
     average of the weights with a decay of 0.9999, a flip.
     """
-    if max(model.image) <= SMALL:
+    if not of_the_paper(model):
         return small(model, facts, {"objective": DiffusionConfig(betas="cosine")})
     return published(model, facts, {"objective": DiffusionConfig()})
 
 
 def sit(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
-    """SiT with straight lines, which is rectified flow: arXiv:2401.08740, Table 9 (otherwise as DiT). Images up to 64
-    pixels: tuned here.
+    """SiT with straight lines, which is rectified flow: arXiv:2401.08740 (otherwise as DiT). Other sizes than the
+    paper's: tuned here.
 
-    vitreous train DATA --recipe NAME
+    vitreous train DATA --recipe NAME --model DiT-XL/2
 
     The authors' files tell the model times of 0 to 1: --objective.scale 1.
     """
-    if max(model.image) <= SMALL:
+    if not of_the_paper(model):
         return small(model, facts, {"objective": FlowConfig(times="logit-normal")})
     return published(model, facts, {"objective": FlowConfig()})
+
+
+def of_the_paper(model: ModelConfig) -> bool:
+    """Whether a model has one of the paper's sizes, S to XL, whose numbers it then takes."""
+    return (model.width, model.depth, model.heads) in DITS.values()
 
 
 def published(model: ModelConfig, facts: DatasetInfo, parts: dict[str, Any]) -> Run:
@@ -57,7 +63,7 @@ def published(model: ModelConfig, facts: DatasetInfo, parts: dict[str, Any]) -> 
 
 
 def small(model: ModelConfig, facts: DatasetInfo, parts: dict[str, Any]) -> Run:
-    """A run on small images, on a processor: they are not flipped where they are grey, for letters and digits are."""
+    """A run of a small model, on a processor: grey images are not flipped, for letters and digits are grey."""
     batch = max(1, min(128, facts.images // 4))
     epochs = SHOWN.epochs(facts.images)
     steps = max(1, round(epochs * facts.images / batch))
@@ -79,7 +85,7 @@ def side(name: str, facts: DatasetInfo) -> int:
 
 
 GENERATORS: dict[str, Any] = {
-    "models": tuple(f"DiT-{size}/2" for size in ("XL", "L", "B", "S")),
+    "models": ("DiT-256x8/4", *(f"DiT-{size}/2" for size in ("XL", "L", "B", "S"))),
     "small": "DiT-128x6/2",
     "image": side,
     "rule": "fixed",
