@@ -22,6 +22,7 @@ FORMATS = {
     "pixel_accuracy": ("pixel accuracy", ".2%"),
     "nll": ("NLL", ".3f"),
     "ece": ("ECE", ".3f"),
+    "denoising_error": ("denoising error", ".4f"),
     **{key: (name, ".2%") for key, name in (OBJECTS | MAPS).items()},
 }
 FURTHER = {

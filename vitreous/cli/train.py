@@ -35,7 +35,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     if options.init and Path(options.init).is_file():
         open_weights(options.init)
     from vitreous.jobs.train import launch
-    from vitreous.reports.scenes import dense_task
+    from vitreous.reports.scenes import dense_task, task_name
 
     if options.dry_run:
         return plan(options, console)
@@ -49,9 +49,8 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     summary = launch(options, console, begin)
     if headless is None:  # a run that was complete
         config = read_yaml((Path(summary["run"]) / "config.yaml").read_text("utf-8"))
-        headless = config["model"].get("family") == "dit" or not (
-            config["model"]["classes"] or dense_task(summary["run"])
-        )
+        answers = config["model"]["classes"] or dense_task(summary["run"])
+        headless = task_name(summary["run"]) == "generation" or not answers
     for name, key in (("validation", "val"), ("test", "test")):
         judged = summary[key] is not None or not headless
         if judged and (key == "val" or "lr_grid" not in summary):

@@ -152,6 +152,8 @@ def open_ingredients(runs: Sequence[str | os.PathLike[str]]) -> list[Ingredient]
                 open_bundle(run)  # says what is wrong with it
             raise UsageError(f"{run} is neither a run nor a bundle", f"make one of it: vitreous convert {run} FOLDER")
         bundle = load_bundle(folder)
+        if bundle.makes_images:
+            raise UsageError(f"{run} makes images, and a soup is of models that classify them", "leave it out")
         digest = json.loads((folder / DESCRIPTION).read_text("utf-8"))["sha256"][WEIGHTS]
         if digest in ingredients:
             raise UsageError(f"{ingredients[digest].run} and {run} are the same weights", "name each model once")

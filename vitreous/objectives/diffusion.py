@@ -121,10 +121,6 @@ class GeneratorObjective(Objective):
         answer = self.answer(batch)[:, : batch["target"].shape[1]]
         return {"loss": (answer - batch["target"]).square().mean()}
 
-    def frozen_parameters(self) -> Any:
-        """None: everything moves."""
-        return iter(())
-
     def deployed(self) -> Any:
         """The model."""
         return self.model

@@ -217,6 +217,11 @@ class Run:
                 f"{self.objective.name} compares images of a batch, and one of {self.batch_size} has too few",
                 f"use --batch-size {self.objective.least_batch} or more",
             )
+        if self.model.kind == "dit" and not self.objective.generates:
+            raise UsageError(
+                f"the model makes images, and {self.objective.name} trains models that read them",
+                "use --recipe dit or sit, or another --model or --init",
+            )
         self.objective.check(self.model, self.data.classes, self.views)
         batches = -(-self.data.images // self.batch_size)
         if self.accumulate > batches:
