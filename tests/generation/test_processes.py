@@ -26,10 +26,10 @@ def answer_of(channels=3, share=1.0):
     """A model's answer that depends on everything, and is no true one."""
 
     def answer(noisy, time, labels=None):
-        said = share * noisy * 0.3 + (time / 900).view(-1, 1, 1, 1).sin()
+        predicted = share * noisy * 0.3 + (time / 900).view(-1, 1, 1, 1).sin()
         if labels is not None:
-            said = said + 0.1 * labels.view(-1, 1, 1, 1)
-        return torch.cat([said, (said * 2).cos() * 0.7], 1) if channels == 6 else said
+            predicted = predicted + 0.1 * labels.view(-1, 1, 1, 1)
+        return torch.cat([predicted, (predicted * 2).cos() * 0.7], 1) if channels == 6 else predicted
 
     return answer
 
@@ -48,10 +48,10 @@ def test_betas_are_those_of_diffusers(kind):
 
 
 def test_kept_steps_have_the_noise_of_all():
-    kept = evenly(1000, 250)
-    assert kept[:3] == [0, 4, 8] and kept[-3:] == [991, 995, 999]
-    whole, part = Gaussian(Diffusion()), Gaussian(Diffusion(), kept)
-    assert torch.allclose(torch.cumprod(1 - part.betas, 0), whole.alphas[kept], rtol=1e-12)
+    spaced = evenly(1000, 250)
+    assert spaced[:3] == [0, 4, 8] and spaced[-3:] == [991, 995, 999]
+    whole, part = Gaussian(Diffusion()), Gaussian(Diffusion(), spaced)
+    assert torch.allclose(torch.cumprod(1 - part.betas, 0), whole.alphas[spaced], rtol=1e-12)
     assert leading(1000, 50) == list(range(0, 1000, 20))
 
 
@@ -75,8 +75,8 @@ def test_what_is_asked_for_gives_the_image_back(predicts):
     g = Gaussian(Diffusion(predicts=predicts))
     x, e, step = noise(0), noise(1), torch.tensor([3, 700])
     noisy = g.add_noise(x, e, step)
-    said = g.estimate(g.target(x, e, step), noisy, step)
-    assert torch.allclose(said.image, x, atol=1e-4) and torch.allclose(said.noise, e, atol=1e-4)
+    predicted = g.estimate(g.target(x, e, step), noisy, step)
+    assert torch.allclose(predicted.image, x, atol=1e-4) and torch.allclose(predicted.noise, e, atol=1e-4)
 
 
 def test_the_bound_is_that_of_a_loop_and_leaves_the_noise_alone():
@@ -88,8 +88,8 @@ def test_the_bound_is_that_of_a_loop_and_leaves_the_noise_alone():
         bound = g.bound(answer, x, noisy, steps)
         bound.sum().backward()
         assert answer.grad[:, :3].abs().max() == 0 and answer.grad[:, 3:].abs().max() > 0
-        said = g.estimate(answer, noisy, steps)
-        mean, log = g.mean(said.image, noisy, steps), said.log_variance
+        predicted = g.estimate(answer, noisy, steps)
+        mean, log = g.mean(predicted.image, noisy, steps), predicted.log_variance
         if step:
             true, least = g.mean(x, noisy, steps), g.log_variance[step].float()
             want = torch.distributions.kl_divergence(
@@ -121,11 +121,11 @@ def test_ddpm_is_that_of_diffusers(channels):
     x = noise(5)
     for number, time in enumerate(theirs.timesteps):
         step = torch.full((2,), 49 - number)
-        said = g.estimate(answer(x, time.float().expand(2)), x, step)
+        predicted = g.estimate(answer(x, time.float().expand(2)), x, step)
         generator = torch.Generator().manual_seed(number)
         want = theirs.step(answer(x, time.float().expand(2)), time, x, generator=generator).prev_sample
         fresh = torch.randn(SHAPE, generator=torch.Generator().manual_seed(number))
-        ours = g.mean(said.image, x, step) + (said.log_variance / 2).exp() * fresh * (time > 0)
+        ours = g.mean(predicted.image, x, step) + (predicted.log_variance / 2).exp() * fresh * (time > 0)
         assert torch.allclose(ours, want, rtol=1e-4, atol=1e-4 * want.abs().max().item()), time
         x = want
 
@@ -147,8 +147,8 @@ def test_euler_is_that_of_diffusers():
     theirs.set_timesteps(sigmas=[1 - number / count for number in range(count)])
     x, answer = noise(5), answer_of()
     for number, state in enumerate(SAMPLERS["euler"](Flow(), lambda n, t, d: answer(n, t), x, count, None)):
-        said = -answer(x, torch.full((2,), 1000 * number / count))
-        x = theirs.step(said, theirs.timesteps[number], x).prev_sample
+        predicted = -answer(x, torch.full((2,), 1000 * number / count))
+        x = theirs.step(predicted, theirs.timesteps[number], x).prev_sample
         assert torch.allclose(state.noisy, x, atol=1e-4 * x.abs().max().item())
 
 

@@ -164,10 +164,12 @@ def test_the_model_tells_what_can_be_asked(site):
     _, model, _ = site.ask("GET", "/v1/model")
     assert model["classes"] == list(CLASSES) and model["name"] == "DiT-32x1/2" and model["precision"]
     assert [name for name, can in model["can"].items() if can] == ["sample"]
-    told = model["sampling"]
-    assert list(told["samplers"])[:2] == ["ddim", "ddpm"] and told["samplers"]["ddim"] == 50
-    assert told["limits"]["count"] == 64 and told["limits"]["steps"] == 1000 and told["process"] == "diffusion"
-    assert told["defaults"] == {"count": 1, "guidance": 1.0, "seed": 0, "sampler": "ddim"}
+    sampling = model["sampling"]
+    assert list(sampling["samplers"])[:2] == ["ddim", "ddpm"] and sampling["samplers"]["ddim"] == 50
+    assert (
+        sampling["limits"]["count"] == 64 and sampling["limits"]["steps"] == 1000 and sampling["process"] == "diffusion"
+    )
+    assert sampling["defaults"] == {"count": 1, "guidance": 1.0, "seed": 0, "sampler": "ddim"}
     _, document, _ = site.ask("GET", "/openapi.json")
     post = document["paths"]["/v1/sample"]["post"]
     schema = post["requestBody"]["content"]["application/json"]["schema"]

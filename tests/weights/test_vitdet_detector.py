@@ -291,7 +291,7 @@ def test_other_detectors_are_written_without_their_heads(tmp_path):
     config = DETECTOR.configure({name: tuple(t.shape) for name, t in small().items()}, {})
     light = DetectorConfig(backbone=config.backbone, classes=2, heads="light", width=16, hidden=24)
     folder = bundle_of(build(light), tmp_path / "light")
-    told = []
-    convert(folder, tmp_path / "out", "vitdet", tell=told.append)
-    assert any("the backbone alone is written" in text for text in told)
+    notes = []
+    convert(folder, tmp_path / "out", "vitdet", tell=notes.append)
+    assert any("the backbone alone is written" in text for text in notes)
     assert all(name.startswith("backbone.net.") for name in load_file(tmp_path / "out.safetensors"))

@@ -15,23 +15,22 @@ OF_ANSWERS = ("calibrate", "abstain", "outliers", "against", "suspects", "bounda
 def evaluate_generator(options: Any, console: Console) -> dict[str, Any]:
     """Make images, compare them with those of a split, and print the figures; the options are those of `evaluate`.
     Raises UsageError for those that are about answers."""
-    from vitreous.reports.answers import Computing
-    from vitreous.reports.generated import GenerationOptions, judge_generator
+    from vitreous.reports.evaluate import evaluate
+    from vitreous.reports.generated import GenerationOptions
 
-    if words := [name for name in OF_ANSWERS if getattr(options, name)]:
-        raise UsageError(f"--{words[0]} is about answers, and {options.run} makes images", "leave it out")
-    if options.protocol != "top1":
-        raise UsageError(
-            f"--protocol {options.protocol} is about answers, and {options.run} makes images", "leave it out"
-        )
+    o = options
+    if words := [name for name in OF_ANSWERS if getattr(o, name)]:
+        raise UsageError(f"--{words[0]} is about answers, and {o.run} makes images", "leave it out")
     names = ("samples", "features", "guidance", "sampler", "steps", "seed")
-    asked = GenerationOptions(**{name: getattr(options, name) for name in names})
-    computing = Computing(options.batch_size, options.workers, options.how(), options.bad_images, console)
-    document = judge_generator(options.source(options.run), options.data, options.split, asked, computing)
+    asked = GenerationOptions(**{name: getattr(o, name) for name in names})
+    ways: dict[str, Any] = {
+        name: getattr(o, name) for name in ("split", "batch_size", "workers", "bad_images", "protocol")
+    }
+    document = evaluate(o.source(o.run), o.data, how=o.how(), listener=console, settings=asked, **ways)
     judged = document[document["split"]]
     where = f"{judged['images']:,} {document['split']} images by {judged['features']} ({judged['dimensions']} numbers)"
-    ways = f"{document['sampler']} in {document['steps']} steps, guidance {document['guidance']:g}"
-    console.say(f"{judged['samples']:,} samples ({ways}) beside {where}")
+    manner = f"{document['sampler']} in {document['steps']} steps, guidance {document['guidance']:g}"
+    console.say(f"{judged['samples']:,} samples ({manner}) beside {where}")
     train = judged["frechet_distance_of_train"]
     beside = "" if train is None else f" (training images {train:.4g}: {judged['frechet_distance'] / train:.2f} times)"
     console.say(f"Fréchet distance {judged['frechet_distance']:.4g}{beside}")

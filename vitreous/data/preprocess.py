@@ -132,6 +132,15 @@ class Preprocess:
         # first a copy: a difference of two types takes three times as long, to the same bits
         return floats.copy_(pixels).sub_(mean).div_(std).to(dtype)
 
+    def denormalise(self, images: Tensor) -> Tensor:
+        """(B, C, *image) as a model takes it -> (B, C, *image) float32 in 0..peak, not clipped: the inverse of
+        `normalise`."""
+        import torch
+
+        shape = (1, -1) + (1,) * (images.dim() - 2)
+        mean, std = (torch.tensor(values, device=images.device).view(shape) for values in (self.mean, self.std))
+        return (images.float() * std + mean) * self.peak
+
 
 def centred(volume: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
     """(C, *image) -> (C, *size): the middle of a volume, or the volume in the middle of zeros, along each axis."""

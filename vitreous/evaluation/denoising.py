@@ -19,6 +19,7 @@ from vitreous.evaluation.engine import CHUNK, Engine, chunks
 from vitreous.evaluation.evaluator import Evaluator, Outputs
 from vitreous.evaluation.report import Report
 from vitreous.generation.gaussian import Gaussian
+from vitreous.generation.line import Line
 from vitreous.generation.process import Diffusion, Process
 
 TIMES = 8  # at which each image is judged
@@ -36,7 +37,8 @@ class DenoisingEvaluator(Evaluator):
     better = "lower"
 
     def __init__(self, process: Process, labelled: bool) -> None:
-        self.process, self.labelled = process, labelled
+        self.noising = Gaussian(process) if isinstance(process, Diffusion) else Line(process)
+        self.labelled = labelled
 
     def without_labels(self) -> DenoisingEvaluator | None:
         """The same, where no class is told."""
@@ -65,9 +67,9 @@ class DenoisingEvaluator(Evaluator):
         errors = []
         for number in range(TIMES):
             noise = torch.from_numpy(normal(key(_NOISE, sums, number), tuple(images.shape[1:]))).to(images)
-            noisy, time, target = noised(self.process, images, noise, (number + 0.5) / TIMES)
-            answer = engine.model(noisy.to(engine.images), time, labels)[:, : target.shape[1]].float()
-            errors.append((answer - target).square().flatten(1).mean(1))
+            noised = self.noising.noised(images, noise, self.noising.moment((number + 0.5) / TIMES, len(images)))
+            answer = engine.model(noised.images.to(engine.images), noised.time, labels)
+            errors.append((answer[:, : images.shape[1]].float() - noised.target).square().flatten(1).mean(1))
         return torch.stack(errors, 1).cpu().numpy()
 
     def report(self, outputs: Outputs, *others: Outputs) -> Report:
@@ -79,15 +81,3 @@ class DenoisingEvaluator(Evaluator):
         shown = {name: value if np.isfinite(value) else None for name, value in figures.items()}
         unreadable = len(outputs.rows) - len(rows)
         return Report(len(outputs.rows), unreadable, shown, {}, [], None, figure=self.name, better="lower")
-
-
-def noised(process: Process, images: Tensor, noise: Tensor, done: float) -> tuple[Tensor, Tensor, Tensor]:
-    """(B, C, *image), the same of noise, 0..1 -> the images with noise, the time that the model is told (B,), and what
-    it is asked for."""
-    if isinstance(process, Diffusion):
-        step = torch.full((len(images),), int((1 - done) * process.steps))
-        gaussian = Gaussian(process)
-        time = step.to(images.device, torch.float32)
-        return gaussian.add_noise(images, noise, step), time, gaussian.target(images, noise, step)
-    time = torch.full((len(images),), done * process.scale, device=images.device)
-    return done * images + (1 - done) * noise, time, images - noise

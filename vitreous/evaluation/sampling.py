@@ -136,9 +136,8 @@ class ImageSampler:
 
     def pixels(self, images: Tensor) -> Tensor:
         """(b, C, *image) float32 normalised -> (b, C, *image) uint8."""
-        shape = (1, -1) + (1,) * (images.dim() - 2)
-        mean, std = (torch.tensor(values).view(shape) for values in (self.preprocess.mean, self.preprocess.std))
-        return ((images * std + mean) * 255).round_().clamp_(0, 255).to(torch.uint8)
+        values = self.preprocess.denormalise(images) * (255 / self.preprocess.peak)
+        return values.round_().clamp_(0, 255).to(torch.uint8)
 
 
 def keep(canvas: Canvas, noisy: Tensor, noise: Tensor, a: float, b: float) -> Tensor:

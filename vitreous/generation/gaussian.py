@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from vitreous.generation.noised import Noised
 from vitreous.generation.process import Diffusion
 
 
@@ -61,6 +62,16 @@ class Gaussian:
             return noise
         alphas = self.read(self.alphas, step, images)
         return alphas.sqrt() * noise - (1 - alphas).sqrt() * images
+
+    def moment(self, done: float, count: int) -> Tensor:
+        """(B,) int64 steps of `count` images, so much of the way from noise (0) to the image (1)."""
+        return torch.full((count,), int((1 - done) * self.process.steps))
+
+    def noised(self, images: Tensor, noise: Tensor, step: Tensor) -> Noised:
+        """(B, C, *image), the same of noise, (B,) int64 -> the images with noise, and what a model is to say of
+        them."""
+        time = self.times[step].to(images.device, torch.float32)
+        return Noised(self.add_noise(images, noise, step), time, self.target(images, noise, step))
 
     def estimate(self, answer: Tensor, noisy: Tensor, step: Tensor) -> Estimate:
         """(B, C or 2 C, *image), (B, C, *image), (B,) int64 -> what the answer says.

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from vitreous.errors import UsageError
 from vitreous.generation.process import Diffusion, Flow, Process
 
+GUIDANCE = 1000.0  # at most
 #: the samplers of each process, the default first, and the steps that it makes where none are said
-SAMPLERS: dict[type[Process], dict[str, int]] = {
+USUAL_STEPS: dict[type[Process], dict[str, int]] = {
     Diffusion: {"ddim": 50, "ddpm": 250, "dpm-solver": 20},
     Flow: {"heun": 25, "euler": 50},
 }
@@ -35,8 +36,10 @@ class SamplingOptions:
         low, high = self.interval
         if not 0 <= low <= high <= 1:
             raise UsageError(f"--interval {low:g} {high:g} cannot be", "use two numbers, 0 <= from <= to <= 1")
-        if not 0 <= self.guidance <= 1000:
-            raise UsageError(f"--guidance must be 0 to 1000, not {self.guidance:g}", "1 leaves answers as they are")
+        if not 0 <= self.guidance <= GUIDANCE:
+            raise UsageError(
+                f"--guidance must be 0 to {GUIDANCE:g}, not {self.guidance:g}", "1 leaves answers as they are"
+            )
         if self.guided_channels is not None and self.guided_channels < 1:
             raise UsageError(f"guidance of {self.guided_channels} channels moves nothing", "use --guidance 1 for that")
         if self.seed < 0:
@@ -49,7 +52,7 @@ class SamplingOptions:
     def sampler_of(self, process: Process) -> tuple[str, int]:
         """The name of the sampler and its steps. Raises UsageError for one of another process, and for steps that it
         cannot make."""
-        known = SAMPLERS[type(process)]
+        known = USUAL_STEPS[type(process)]
         name = self.sampler or next(iter(known))
         if name not in known:
             raise UsageError(f"--sampler {name} is not for a {process.name}", f"use {' or '.join(known)}")
@@ -58,6 +61,12 @@ class SamplingOptions:
         if not 1 <= steps <= most:
             raise UsageError(f"--steps {steps} cannot be, the model's {process.name} has {most}", f"use 1 to {most}")
         return name, steps
+
+
+def in_turn(count: int, classes: int) -> list[tuple[int, int]]:
+    """Class and number of each of `count` images, of the classes in turn: (0, 0), (1, 0), ..., (0, 1); all of class 0
+    where there are no classes."""
+    return [(place % max(1, classes), place // max(1, classes)) for place in range(count)]
 
 
 def most_steps(process: Process) -> int:

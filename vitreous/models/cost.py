@@ -19,7 +19,6 @@ from vitreous.models.config import (
     ViTConfig,
 )
 from vitreous.models.detector import detector_macs
-from vitreous.models.dit import dit_macs
 from vitreous.models.segmenter import segmenter_macs
 from vitreous.models.swin import swin_macs
 from vitreous.nn.sizes import format_size, grid_of
@@ -109,6 +108,15 @@ def unread(config: ModelConfig, grid: tuple[int, ...]) -> int:
 def block_macs(tokens: int, width: int, hidden: int) -> int:
     """Multiply-adds of a plain block: four products of the width, attention, and an MLP of two layers."""
     return tokens * (4 * width**2 + 2 * tokens * width + 2 * width * hidden)
+
+
+def dit_macs(config: DiTConfig, image: tuple[int, ...]) -> int:
+    """Multiply-adds of one answer of a DiT, what is worked out once for the condition included."""
+    c, pixels = config, math.prod(config.patch)
+    tokens = math.prod(grid_of(image, c.patch))
+    block = block_macs(tokens, c.width, c.hidden) + 6 * c.width**2
+    condition = 256 * c.width + c.width**2 + 2 * c.width**2
+    return c.depth * block + condition + tokens * pixels * c.width * (c.channels + c.out_channels)
 
 
 def convolution_macs(stem: ConvStemConfig, image: tuple[int, int], channels: int) -> int:

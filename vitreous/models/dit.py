@@ -108,12 +108,3 @@ class DiT(nn.Module):
         """(B, C, *image), (B,), (B,) int64 -> for each depth t, (B, N, D): every token after t blocks. Raises
         ValueError."""
         return self.encoder.features(self.place(self.project(images)), depths, self.condition(time, labels))
-
-
-def dit_macs(config: DiTConfig, image: tuple[int, ...]) -> int:
-    """Multiply-adds of one answer, what is worked out once for the condition included."""
-    c, pixels = config, math.prod(config.patch)
-    tokens = math.prod(side // patch for side, patch in zip(image, c.patch, strict=True))
-    block = tokens * (4 * c.width**2 + 2 * tokens * c.width + 2 * c.width * c.hidden) + 6 * c.width**2
-    condition = 256 * c.width + c.width**2 + 2 * c.width**2
-    return c.depth * block + condition + tokens * pixels * c.width * (c.channels + c.out_channels)

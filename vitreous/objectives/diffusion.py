@@ -19,6 +19,7 @@ from vitreous.errors import UsageError
 from vitreous.evaluation.denoising import DenoisingEvaluator
 from vitreous.evaluation.evaluator import Evaluator
 from vitreous.generation.gaussian import Gaussian
+from vitreous.generation.noised import Noised
 from vitreous.generation.process import Betas, Diffusion, Predicts, Process
 from vitreous.models.config import DiTConfig, ModelConfig
 from vitreous.models.cost import macs
@@ -105,13 +106,14 @@ class GeneratorObjective(Objective):
         times, left_out = torch.from_numpy(uniform(keys, 2)).unbind(1)
         return noise, times, left_out
 
-    def labels(self, batch: Batch, left_out: Tensor) -> Batch:
-        """The entry of a batch with the classes to be told, where the model has any."""
-        none = self.model.config.classes
-        if not none:
-            return {}
-        drop = (left_out < self.config.label_dropout).to(batch["labels"].device)
-        return {"labels": batch["labels"].masked_fill(drop, none)}
+    def assemble(self, batch: Batch, noised: Noised, left_out: Tensor) -> Batch:
+        """What `forward` takes, of a batch whose images have noise: with the classes, where the model has any, but for
+        those that are left out."""
+        parts: Batch = noised._asdict() | {name: batch[name] for name in ("positions", "samples")}
+        if none := self.model.config.classes:
+            drop = (left_out < self.config.label_dropout).to(batch["labels"].device)
+            parts["labels"] = batch["labels"].masked_fill(drop, none)
+        return parts
 
     def answer(self, batch: Batch) -> Tensor:
         """-> (B, C or 2 C, *image) float32."""
@@ -155,18 +157,9 @@ class DiffusionObjective(GeneratorObjective):
         """Draw a time, noise, and whether the class is told, and add the noise."""
         noise, times, left_out = self.draws(batch)
         images, step = batch["images"], (times * self.gaussian.process.steps).long()
-        noisy = self.gaussian.add_noise(images, noise, step)
-        both = {"clean": images, "noisy": noisy} if self.model.config.learned_variance else {}
-        return {
-            "images": noisy,
-            "time": step.to(images.device, torch.float32),
-            "step": step,
-            "target": self.gaussian.target(images, noise, step),
-            "positions": batch["positions"],
-            "samples": batch["samples"],
-            **both,
-            **self.labels(batch, left_out),
-        }
+        noised = self.gaussian.noised(images, noise, step)
+        both = {"clean": images, "noisy": noised.images} if self.model.config.learned_variance else {}
+        return self.assemble(batch, noised, left_out) | {"step": step, **both}
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         answer = self.answer(batch)

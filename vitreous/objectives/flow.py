@@ -12,6 +12,7 @@ import torch
 
 from vitreous.data.batch import Batch
 from vitreous.errors import UsageError
+from vitreous.generation.line import Line
 from vitreous.generation.process import Flow
 from vitreous.models.zoo import Model
 from vitreous.objectives.base import Progress, Setting
@@ -54,13 +55,4 @@ class FlowObjective(GeneratorObjective):
         noise, times, left_out = self.draws(batch)
         if self.config.times == "logit-normal":
             times = torch.special.ndtri(times.clamp(min=1e-9)).sigmoid()
-        images, time = batch["images"], times.to(batch["images"].device, torch.float32)
-        share = time.view(-1, *[1] * (images.dim() - 1))
-        return {
-            "images": share * images + (1 - share) * noise,
-            "time": time * self.config.scale,
-            "target": images - noise,
-            "positions": batch["positions"],
-            "samples": batch["samples"],
-            **self.labels(batch, left_out),
-        }
+        return self.assemble(batch, Line(self.config.process).noised(batch["images"], noise, times), left_out)

@@ -21,11 +21,13 @@ from vitreous.progress import Listener, NullListener
 from vitreous.reports.answers import Answered, Computing, compute_answers
 from vitreous.reports.calibrate import calibrate, effect
 from vitreous.reports.familiarity import outliers, suspected
+from vitreous.reports.generated import GenerationOptions, judge_generator
 from vitreous.reports.readings import describe, page_path, record, write_page
-from vitreous.reports.scenes import dense_task, judge_scenes
+from vitreous.reports.scenes import dense_task, judge_scenes, task_name
 from vitreous.reports.seen import exposure_notes, seen
 from vitreous.training.folder import Folder
 from vitreous.weights.options import words_of
+from vitreous.weights.tasks import Generation
 
 if TYPE_CHECKING:
     from vitreous.reports.protocols.task import ProtocolOptions
@@ -70,7 +72,7 @@ def evaluate(
     bad_images: str = "stop",
     listener: Listener | None = None,
     protocol: str | ProtocolOptions = "top1",
-    settings: EvaluateOptions | None = None,
+    settings: EvaluateOptions | GenerationOptions | None = None,
     **options: Any,
 ) -> dict[str, Any]:
     """Judge a run's model on a split of its own data set, or of another one with classes of the same names.
@@ -82,10 +84,14 @@ def evaluate(
     `workers` it changes no figure. `protocol`: another way to judge, by its name.
 
     `options` are those of the command line: the fields of `InferenceOptions` and of `EvaluateOptions`, or with another
-    `protocol` of `ProtocolOptions`. `how`, `settings` and a `ProtocolOptions` as the `protocol` say the same. Raises
-    UsageError for an unknown option.
+    `protocol` of `ProtocolOptions`, or for a model that makes images of `GenerationOptions`. `how`, `settings` and
+    a `ProtocolOptions` as the `protocol` say the same. Raises UsageError for an unknown option.
     """
     computing = Computing(batch_size, workers, how or InferenceOptions(), bad_images, listener or NullListener())
+    if task_name(run) == Generation.name:
+        return evaluate_generator(protocol, run, data, split, computing, settings, options)
+    if isinstance(settings, GenerationOptions):
+        raise UsageError(f"GenerationOptions are about models that make images, and {run} makes none", "leave them out")
     if protocol != "top1":
         return evaluate_protocol(protocol, run, data, split, computing, options)
     how, chosen = apply_options("evaluate", options, computing.how, settings or EvaluateOptions(), known=KNOWN)
@@ -115,6 +121,24 @@ def evaluate(
     command = shlex.join(command_of(run, data, answers.name))
     written = write_page(place, Folder(Path(run)), answers, report, computing.listener, command)
     return document | {"report": os.fspath(place) if written else None}
+
+
+def evaluate_generator(
+    protocol: str | ProtocolOptions,
+    run: str | os.PathLike[str],
+    data: str | os.PathLike[str] | None,
+    split: str | None,
+    computing: Computing,
+    settings: EvaluateOptions | GenerationOptions | None,
+    options: dict[str, Any],
+) -> dict[str, Any]:
+    """Judge a model that makes images; the options are the fields of `InferenceOptions` and `GenerationOptions`. Raises
+    UsageError for a protocol and for options that are about answers."""
+    if protocol != "top1" or isinstance(settings, EvaluateOptions):
+        problem = f"--protocol {protocol}" if protocol != "top1" else "EvaluateOptions"
+        raise UsageError(f"{problem} is about answers, and {run} makes images", "leave it out")
+    how, asked = apply_options("evaluate", options, computing.how, settings or GenerationOptions(), known=KNOWN)
+    return judge_generator(run, data, split, asked, replace(computing, how=how))
 
 
 def check_task(chosen: EvaluateOptions, run: str | os.PathLike[str], task: str | None) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 
+from vitreous.cores import default_workers
 from vitreous.data.loader import EvalLoader
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Arrays, Split
@@ -23,14 +23,15 @@ from vitreous.evaluation.engine import logits_of, make_engine
 from vitreous.evaluation.features import features_of
 from vitreous.evaluation.frechet import copies, density_coverage, frechet_distance, precision_recall
 from vitreous.evaluation.sampling import ImageSampler
-from vitreous.generation.settings import SamplingOptions
+from vitreous.generation.settings import SamplingOptions, in_turn
 from vitreous.progress import Listener
 from vitreous.reports.answers import Computing, progress_counter
 from vitreous.reports.opening import choose_split, data_for, open_bundle, open_generator
-from vitreous.reports.pages.picture_grid import SAMPLES_FILE, grid_of
+from vitreous.reports.pages.picture_grid import SAMPLES_FILE, grid_of, picture_of
 from vitreous.reports.readings import record
 from vitreous.training.folder import Folder
 from vitreous.weights.bundle import Bundle
+from vitreous.weights.tasks import Generation
 
 PIXELS = "pixels"
 SAMPLES = 1000
@@ -105,10 +106,19 @@ def judge_generator(
     return {**document, "seconds": time.perf_counter() - began}
 
 
+def sampler_of(bundle: Bundle, device: str = "auto", precision: str = "auto") -> ImageSampler:
+    """The sampler of a bundle as `open_generator` gives it. Raises UsageError for a device or a precision that there is
+    not."""
+    task = bundle.task
+    assert isinstance(task, Generation), "open_generator refuses others"
+    return ImageSampler(bundle.model, task.process, len(task.classes), bundle.preprocess, device, precision)
+
+
 def images_of(split: Split, preprocess: Preprocess, computing: Computing) -> np.ndarray:
     """(n, H, W, C) uint8: the images of a split as the generator was shown them. Raises the first DataError."""
     images: list[torch.Tensor] = []
-    for _, batch in EvalLoader(split, preprocess, computing.workers or 0).batches(computing.batch_size):
+    workers = default_workers() if computing.workers is None else computing.workers
+    for _, batch in EvalLoader(split, preprocess, workers).batches(computing.batch_size):
         for image in batch:
             if isinstance(image, DataError):
                 if computing.bad_images == "stop":
@@ -122,11 +132,8 @@ def images_of(split: Split, preprocess: Preprocess, computing: Computing) -> np.
 
 def make_images(bundle: Bundle, options: GenerationOptions, computing: Computing) -> tuple[np.ndarray, np.ndarray]:
     """-> (m,) int64 classes in turn, and (m, H, W, C) uint8 images of them."""
-    classes = len(bundle.generated_classes)
-    labels = torch.arange(options.samples) % max(1, classes)
-    numbers = torch.arange(options.samples) // max(1, classes)
-    parts = (bundle.model, bundle.task.process, classes, bundle.preprocess)  # type: ignore[union-attr]
-    sampler = ImageSampler(*parts, computing.how.device, computing.how.precision)
+    labels, numbers = torch.tensor(in_turn(options.samples, len(bundle.generated_classes))).unbind(1)
+    sampler = sampler_of(bundle, computing.how.device, computing.how.precision)
     step, done = progress_counter(computing.listener, "sample", options.samples), [0.0]
 
     def count(images: float) -> None:
@@ -166,15 +173,13 @@ def write_samples(folder: Folder, listener: Listener) -> None:
     A failure is noted and raises nothing."""
     try:
         bundle = open_generator(folder.path)
-        count = len(bundle.generated_classes)
-        classes = np.unique(np.linspace(0, max(0, count - 1), SHOWN).astype(np.int64))
+        last = max(0, len(bundle.generated_classes) - 1)
+        classes = np.unique(np.linspace(0, last, SHOWN).astype(np.int64))
         labels, numbers = torch.from_numpy(classes).repeat_interleave(SHOWN), torch.arange(SHOWN).repeat(len(classes))
-        parts = (bundle.model, bundle.task.process, count, bundle.preprocess)  # type: ignore[union-attr]
-        images = ImageSampler(*parts).sample(labels, numbers, SamplingOptions(guidance=GUIDANCE)).movedim(1, -1).numpy()
-        if images.shape[-1] in (1, 3):
-            grid = grid_of([Image.fromarray(one.squeeze(-1) if one.shape[-1] == 1 else one) for one in images], SHOWN)
-            with atomic_path(folder.path / SAMPLES_FILE) as temporary:
-                grid.save(temporary, "PNG")
+        images = sampler_of(bundle).sample(labels, numbers, SamplingOptions(guidance=GUIDANCE)).movedim(1, -1).numpy()
+        grid = grid_of([picture_of(image) for image in images], SHOWN)
+        with atomic_path(folder.path / SAMPLES_FILE) as temporary:
+            grid.save(temporary, "PNG")
     except (OSError, VitreousError) as error:
         listener.note(f"no {SAMPLES_FILE}: {error}")
 

@@ -20,13 +20,15 @@ from vitreous.config import apply_options
 from vitreous.data.preprocess import Preprocess
 from vitreous.disk import atomic_path, write_error, write_text
 from vitreous.errors import DataError, UsageError, nearest
-from vitreous.evaluation.sampling import Canvas, ImageSampler
+from vitreous.evaluation.sampling import Canvas
 from vitreous.generation.samplers import State
 from vitreous.generation.settings import SamplingOptions
 from vitreous.progress import Display, Listener, NullListener
+from vitreous.reports.generated import sampler_of
 from vitreous.reports.opening import open_generator
 from vitreous.reports.pages.picture_grid import columns_of as columns_of
 from vitreous.reports.pages.picture_grid import grid_of as grid_of
+from vitreous.reports.pages.picture_grid import picture_of as picture_of
 from vitreous.serving.latents import open_decoder
 from vitreous.weights.bundle import Bundle
 
@@ -81,21 +83,13 @@ class Sample:
         return picture_of(self.image)
 
 
-def picture_of(image: np.ndarray) -> Image.Image:
-    """(H, W, C) uint8 as Pillow has it. Raises UsageError for channels that are no colours."""
-    if image.shape[-1] not in (1, 3):
-        raise UsageError(f"an image of {image.shape[-1]} channels has no colours to show", "read it in Python")
-    return Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image)
-
-
 class Generator:
     """A model ready to make images. Raises UsageError for a device or a precision that there is not."""
 
     def __init__(self, bundle: Bundle, device: str = "auto", precision: str = "auto", vae: str | None = None) -> None:
-        self.bundle, self.classes = bundle, bundle.task.classes  # type: ignore[union-attr]
-        self.process = bundle.task.process  # type: ignore[union-attr]
-        parts = (bundle.model, self.process, len(self.classes), bundle.preprocess)
-        self.sampler = ImageSampler(*parts, device, precision)
+        self.bundle, self.classes = bundle, bundle.generated_classes
+        self.sampler = sampler_of(bundle, device, precision)
+        self.process = self.sampler.process
         if vae is not None:
             self.sampler.finish = open_decoder(vae, bundle.model.config.channels, self.sampler.device)
 

@@ -75,9 +75,9 @@ def _pyramid() -> list[Row]:
     return rows
 
 
-def _rolled(by: int) -> Any:
+def _rolled(places: int) -> Any:
     """Move the row of the background, (K + 1, ...), from one end to the other."""
-    return lambda tensors, c: [tensors[0].roll(by, 0)]
+    return lambda tensors, c: [tensors[0].roll(places, 0)]
 
 
 def _corrections_into(theirs: list[Tensor], config: DetectorConfig) -> list[Tensor]:

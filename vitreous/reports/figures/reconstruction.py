@@ -83,8 +83,7 @@ def enlarge(patches: Tensor, image: Sequence[int]) -> np.ndarray:
 
 def pixels_of(image: Tensor, preprocess: Preprocess, picture: Picture) -> Image.Image:
     """(C, h, w) normalised -> RGB, with colours as the picture is shown in."""
-    mean, std = (torch.tensor(values)[:, None, None] for values in (preprocess.mean, preprocess.std))
-    values = (image.float().cpu() * std + mean) * preprocess.peak
+    values = preprocess.denormalise(image[None].cpu())[0]
     if picture.pixels.dtype == torch.uint8:
         return rgb_image(values.round().clamp(0, 255).to(torch.uint8))
     return rgb_image(values, picture.pixels)

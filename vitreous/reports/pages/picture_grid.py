@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 from PIL import Image
+
+from vitreous.errors import UsageError
 
 SAMPLES_FILE = "samples.png"  # what a generator makes when its run ends, in its folder
 GAP = 2  # pixels between the images of a grid
+
+
+def picture_of(image: np.ndarray) -> Image.Image:
+    """(H, W, C) uint8 as Pillow has it. Raises UsageError for channels that are no colours."""
+    if image.shape[-1] not in (1, 3):
+        raise UsageError(f"an image of {image.shape[-1]} channels has no colours to show", "read it in Python")
+    return Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image)
 
 
 def columns_of(count: int) -> int:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from vitreous.generation.settings import GUIDANCE
 from vitreous.serving.http.limits import Limits
-from vitreous.serving.http.sample_request import GUIDANCE, IMAGES, SEED
+from vitreous.serving.http.sample_request import IMAGES, SEED
 
 REFUSED = {
     "400": "no request, no form or no picture",

@@ -11,13 +11,12 @@ from typing import Any
 
 from vitreous.errors import nearest
 from vitreous.generation.process import Process
-from vitreous.generation.settings import SAMPLERS, SamplingOptions, forward_passes, most_steps
+from vitreous.generation.settings import GUIDANCE, USUAL_STEPS, SamplingOptions, forward_passes, in_turn, most_steps
 from vitreous.serving.http.refusal import Refusal, shorten
 
 IMAGES = 64  # of one request
 STEPS = 250  # of so many images; fewer images may have more
 BODY = 2**14  # bytes of a request
-GUIDANCE = 1000.0
 SEED = 2**53 - 1  # what every reader of JSON takes for a whole number
 FIELDS = ("class", "count", "guidance", "steps", "seed", "sampler")
 
@@ -50,7 +49,7 @@ class SampleLimits:
 def sample_limits(classes: Sequence[str], process: Process, image: tuple[int, int], pixels: int) -> SampleLimits:
     """The limits of a model of `image` (H, W) where an answer may have so many pixels."""
     steps = most_steps(process)
-    samplers = {name: min(usual, steps) for name, usual in SAMPLERS[type(process)].items()}
+    samplers = {name: min(usual, steps) for name, usual in USUAL_STEPS[type(process)].items()}
     if find_spec("diffusers") is None:
         samplers.pop("dpm-solver", None)
     images = max(1, min(IMAGES, pixels // math.prod(image)))
@@ -71,7 +70,7 @@ class SampleRequest:
         """Class and number of each image: `vitreous sample` makes the same image of the same pair."""
         if self.name is not None:
             return [(classes.index(self.name), number) for number in range(self.count)]
-        return [(place % max(1, len(classes)), place // max(1, len(classes))) for place in range(self.count)]
+        return in_turn(self.count, len(classes))
 
     def cost(self, limits: SampleLimits) -> int:
         """Images that cost about as much where they are made by the defaults; at least 1."""
