@@ -27,7 +27,7 @@ from vitreous.data.sources import open_data
 from vitreous.data.split import Split
 from vitreous.machine import processor
 from vitreous.reports.answers import Computing
-from vitreous.reports.generated import GenerationOptions, judge_generator, make_images
+from vitreous.reports.generated import GenerationOptions, judge_generator, make_images, sampler_of
 from vitreous.reports.opening import open_generator
 
 GUIDANCE = (1.0, 1.5, 3.0)
@@ -48,7 +48,8 @@ def row_of(recipe: str, work: Path, guidance: float) -> dict[str, Any]:
     bundle, splits = open_generator(run), open_data("digits").splits
     judge = SVC(C=10, gamma=1 / 8).fit(pixels(splits["train"], bundle.preprocess), splits["train"].labels)
     options, began = GenerationOptions(guidance=guidance), time.process_time()
-    labels, images = make_images(bundle, options, Computing())
+    made = make_images(sampler_of(bundle), len(bundle.generated_classes), options, Computing())
+    labels, images = (np.concatenate(parts) for parts in zip(*made, strict=True))
     seconds = time.process_time() - began
     document = judge_generator(run, None, "test", options, Computing())
     return document["test"] | {

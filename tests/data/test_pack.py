@@ -20,7 +20,7 @@ from PIL import Image
 from tests.conftest import document, make_folder, picture, say
 from tests.data.resume import STARTS, assert_continues
 from vitreous.data.decoding.decode import decode
-from vitreous.data.layouts.packed import map_pixels
+from vitreous.data.layouts.packed import map_numbers
 from vitreous.data.packs import pack as packing
 from vitreous.data.packs.pack import INSTRUCTIONS, Plan, pack
 from vitreous.data.sources import open_data
@@ -36,7 +36,7 @@ def cache(tmp_path, monkeypatch):
     """A cache of its own for every test, and no file of another test open."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     yield
-    map_pixels.cache_clear()
+    map_numbers.cache_clear()
     open_cached.cache_clear()
 
 

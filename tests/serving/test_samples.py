@@ -167,9 +167,9 @@ def test_latents_are_decoded_by_their_autoencoder(tmp_path):
         vitreous.sample(tmp_path / "model", tmp_path / "x.png", progress=False)
     ways = {"steps": 3, "precision": "fp32", "vae": str(tmp_path / "vae")}
     vitreous.sample(tmp_path / "model", tmp_path / "out", progress=False, classes=("b",), **ways)
-    generator = Generator(open_generator(tmp_path / "model"), "cpu", "fp32")
+    generator = Generator(open_generator(tmp_path / "model"), "cpu", "fp32", str(tmp_path / "vae"))
     latents = []
-    generator.sampler.finish = lambda images: latents.append(images) or generator.sampler.pixels(images)
+    generator.sampler.decode = lambda images: latents.append(images) or generator.sampler.pixels(images)
     next(generator.make([(1, 0)], SampleOptions(steps=3), lambda n: None))
     with torch.no_grad():
         want = ((vae.decode(latents[0] / 0.5).sample + 1) * 127.5).round().clamp(0, 255)[0].movedim(0, -1)

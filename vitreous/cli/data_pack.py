@@ -36,6 +36,13 @@ class Options:
     """Scaled pictures that were no JPEG become PNG."""
     shard_size: str = "256M"
     """Bytes of a file, with K, M or G."""
+    latents: str | None = None
+    """Latents in the place of pixels, for `vitreous train --recipe dit`: the folder, or hf: name, of an autoencoder
+    that diffusers reads (extra `gen`). Of each image the middle, a square of --short-side, is encoded once."""
+    mirror: bool = False
+    """With --latents: those of each training image mirrored, too, as latents cannot be flipped."""
+    device: str = "auto"
+    """Where the autoencoder computes: auto, cpu, cuda, cuda:1 or mps."""
     bad_images: Literal["stop", "skip"] = "stop"
     """Images that cannot be read: end with their names and no pack, or leave them out and name them in pack.json."""
     workers: int | None = None
@@ -53,14 +60,21 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         raise UsageError(f"--workers cannot be {options.workers}")
     from vitreous.data.packs.pack import Plan, pack
 
-    size = int(digits) * UNITS["" if unit.isdecimal() else unit]
-    plan = Plan(options.to, options.short_side, options.quality, options.lossless, size)
-    document = pack(options.source, options.out, plan, options.bad_images, options.workers, console)
+    size, coder = int(digits) * UNITS["" if unit.isdecimal() else unit], None
+    if options.latents is not None:
+        from vitreous.machine import pick_device
+        from vitreous.weights.autoencoder import Autoencoder
+
+        coder = Autoencoder(options.latents, pick_device(options.device))
+    form = options.to if coder is None else "latents"
+    latents = None if coder is None else coder.latents
+    plan = Plan(form, options.short_side, options.quality, options.lossless, size, "", latents, options.mirror)
+    document = pack(options.source, options.out, plan, options.bad_images, options.workers, console, coder)
     rows = []
     for name, split in document["splits"].items():
         size = sum(file["bytes"] for file in (*split["shards"], *split["files"].values())) / 2**20
         counts = f"{split['images']:,}", len(split["unreadable"]), len(split["shards"])
         rows.append([name, *counts, f"{size:.1f} MiB"])
     console.table(["split", "images", "unreadable", "shards", "size"], rows)
-    console.say(f"next: vitreous train {document['out']}")
+    console.say(f"next: vitreous train {document['out']}" + " --recipe dit" * (coder is not None))
     return document

@@ -16,7 +16,7 @@ from vitreous.evaluation.figure_names import ERRORS as OBJECT_ERRORS
 
 #: options of --protocol top1 for one run
 OF_THE_HEAD = ("calibrate", "abstain", "outliers", "against", "suspects", "boundary", "tiles")
-OF_GENERATORS = ("samples", "features", "guidance", "sampler")
+OF_GENERATORS = ("samples", "features", "reference", "guidance", "guided_channels", "interval", "sampler", "vae")
 SHOWN = 20  # classes of a table
 SHOWN_HEADS = 5  # of a grid
 NAMES = {"map": "mAP", "macro_f1": "macro F1", "top1": "top-1", "top5": "top-5"}
@@ -92,11 +92,20 @@ class Options(ProtocolArguments):
     samples: int = 1000
     """Of a model that makes images: how many are made and compared with those of the split, evenly of all classes."""
     features: str = "pixels"
-    """In which space they are compared: `pixels`, or the features of a run, a bundle or weights."""
+    """In which space they are compared: `pixels`; the features of a run, a bundle or weights; or a file of the weights
+    of FID's Inception network, as torch-fidelity has it (extra `gen`)."""
+    reference: str | None = None
+    """Real images, or the moments of their features, in the place of data: an .npz file as ADM's reference batches."""
     guidance: float = 1.0
     """How far their answers are moved away from those for no class."""
+    guided_channels: int | None = None
+    """Guide only so many of the first channels (default: all)."""
+    interval: tuple[float, float] = (0.0, 1.0)
+    """The part of the way from noise (0) to image (1) on which guidance is used."""
     sampler: Literal["ddim", "ddpm", "dpm-solver", "heun", "euler"] | None = None
     """How noise is taken away of them, in --steps steps (default: as `vitreous sample`)."""
+    vae: str | None = None
+    """Of a model of latents: the autoencoder that decodes them (default: that which its run names)."""
     report: str | None = None
     """Where the page with all of it goes (default: report.html in the run's folder)."""
     batch_size: int = 64
@@ -117,7 +126,10 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         return evaluate_generator(options, console)
     check_probe(options)
     if words := [name for name in OF_GENERATORS if getattr(options, name) != getattr(Options, name)]:
-        raise UsageError(f"--{words[0]} is about models that make images", f"leave it out: {options.run} makes none")
+        raise UsageError(
+            f"--{words[0].replace('_', '-')} is about models that make images",
+            f"leave it out: {options.run} makes none",
+        )
     from vitreous.reports.evaluate import EvaluateOptions, evaluate
     from vitreous.reports.protocols.task import ProtocolOptions
 

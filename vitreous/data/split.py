@@ -17,6 +17,7 @@ from PIL import Image
 
 from vitreous.data.decoding.decode import decode, read_regular
 from vitreous.data.holdout import hold_out
+from vitreous.data.latents import Latents
 from vitreous.errors import DataError, printable
 
 
@@ -232,6 +233,7 @@ class Data:
     groups: np.ndarray | None = None
     identity: str = ""  # the fingerprint that it had before images were left out of it by a list, where any were
     unlabelled: DataError | None = None  # why the images have no labels; None where they have, or that is plain
+    latents: Latents | None = None  # of what, where the samples are latents
 
     def split(self, name: str) -> Split:
         """The split of that name. Raises DataError, with those that there are."""

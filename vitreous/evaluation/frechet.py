@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+Moments = tuple[np.ndarray, np.ndarray]  # mean (d,) and covariance (d, d) of features
 NEIGHBOURS = 3  # of precision and recall (arXiv:1904.06991, section 3)
 DENSE = 5  # of density and coverage (arXiv:2002.09797, section 4)
 ROWS = 1024  # of a table of distances that are in memory at a time
@@ -18,21 +19,39 @@ COPY = 0.01  # quantile of distances among training images below which an image 
 
 def frechet_distance(real: np.ndarray, generated: np.ndarray) -> float:
     """(n, d) and (m, d) features -> the squared Fréchet distance of Gaussians fitted to both (arXiv:1706.08500, Eq. 6),
-    at least 0: |mu - mu'|^2 + tr(C + C' - 2 (C C')^(1/2)), with covariances over n - 1.
+    with covariances over n - 1.
 
-    The trace of the root is the sum of the roots of the eigenvalues of C^(1/2) C' C^(1/2), which is symmetric. It is
-    larger for few images, so that only distances of equally many can be compared. Raises ValueError for fewer than two.
+    It is larger for few images, so that only distances of equally many can be compared. Of fewer images than features
+    no covariance is needed: with both tables centred, the trace of the root is the sum of the singular values of their
+    product (n, m). Raises ValueError for fewer than two.
     """
     if min(len(real), len(generated)) < 2:
         raise ValueError("a covariance needs two images at least")
-    (mean, cov), (other, other_cov) = moments(real), moments(generated)
+    if max(len(real), len(generated)) >= real.shape[1]:
+        return distance_of_moments(moments(real), moments(generated))
+    tables = [np.asarray(rows, np.float64) for rows in (real, generated)]
+    apart = np.square(tables[0].mean(0) - tables[1].mean(0)).sum()
+    one, other = ((rows - rows.mean(0)) / (len(rows) - 1) ** 0.5 for rows in tables)
+    roots = np.linalg.svd(one @ other.T, compute_uv=False).sum()
+    return float(max(0.0, apart + np.square(one).sum() + np.square(other).sum() - 2 * roots))
+
+
+def distance_of_moments(real: Moments, generated: Moments) -> float:
+    """Means (d,) and covariances (d, d) -> |mu - mu'|^2 + tr(C + C' - 2 (C C')^(1/2)), at least 0.
+
+    The trace of the root is the sum of the roots of the eigenvalues of C^(1/2) C' C^(1/2), which is symmetric. Raises
+    ValueError for other sizes.
+    """
+    (mean, cov), (other, other_cov) = real, generated
+    if cov.shape != other_cov.shape:
+        raise ValueError(f"moments of {len(mean)} and of {len(other)} features")
     values, vectors = np.linalg.eigh(cov)
     root = vectors * np.sqrt(values.clip(min=0)) @ vectors.T
     roots = np.sqrt(np.linalg.eigvalsh(root @ other_cov @ root).clip(min=0)).sum()
     return float(max(0.0, np.square(mean - other).sum() + np.trace(cov) + np.trace(other_cov) - 2 * roots))
 
 
-def moments(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def moments(features: np.ndarray) -> Moments:
     """(n, d) -> mean (d,) and covariance (d, d), float64."""
     rows = np.asarray(features, np.float64)
     return rows.mean(0), np.atleast_2d(np.cov(rows, rowvar=False))

@@ -58,7 +58,8 @@ class ImageSampler:
         self.precision = pick_precision(precision, self.device)
         self.dtype = DTYPES[self.precision]
         self.model: Any = frozen(model.to(self.device), self.dtype, packs(self.device))
-        self.finish: Callable[[Tensor], Tensor] = self.pixels  # what becomes of images without noise
+        self.decode: Callable[[Tensor], Tensor] | None = None  # from latents, scaled and shifted, to pixels
+        self.stride = 1  # pixels of an image to a place of what the model makes
         settle_process()
 
     def noise(self, labels: Tensor, numbers: Tensor, seed: int) -> Tensor:
@@ -133,6 +134,17 @@ class ImageSampler:
     def answer(self, noisy: Tensor, time: Tensor, labels: Tensor | None) -> Tensor:
         """(b, C, *image), (b,), (b,) -> (b, C', *image) float32: one forward pass."""
         return self.model(noisy.to(self.dtype), time, labels).float()
+
+    def finish(self, images: Tensor) -> Tensor:
+        """(b, C, *image) float32 without noise -> (b, C', H, W) uint8: its pixels, or what latents are decoded to."""
+        return self.pixels(images) if self.decode is None else self.decode(images)
+
+    def sketch(self, images: Tensor) -> Tensor:
+        """(b, C, *image) float32 with any noise -> (b, C', *image) uint8: its pixels, or the first three channels of
+        latents, in which shapes are seen."""
+        if self.decode is None:
+            return self.pixels(images)
+        return (images[:, :3] * 64 + 128).round_().clamp_(0, 255).to(torch.uint8)
 
     def pixels(self, images: Tensor) -> Tensor:
         """(b, C, *image) float32 normalised -> (b, C, *image) uint8."""

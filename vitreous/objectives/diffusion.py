@@ -35,10 +35,12 @@ _NOISE = 0x6E6F697365  # sets the draws of noise and times apart from those of a
 @dataclass(frozen=True)
 class GeneratorConfig(ObjectiveConfig):
     """What objectives that make images share: `label_dropout` is the share of samples that are trained without their
-    class, which guidance needs."""
+    class, which guidance needs; `autoencoder`, a folder or an `hf:` name, decodes what is made, where images are
+    latents."""
 
     generates: ClassVar[bool] = True
     label_dropout: float = 0.1
+    autoencoder: str = ""
 
     def __post_init__(self) -> None:
         if not 0 <= self.label_dropout <= 1:
@@ -129,7 +131,8 @@ class GeneratorObjective(Objective):
 
     def task(self) -> Task:
         """Generation, by class where the model has classes."""
-        return Generation(self.setting.classes if self.model.config.classes else (), self.process)
+        classes = self.setting.classes if self.model.config.classes else ()
+        return Generation(classes, self.process, self.config.autoencoder)
 
     def evaluators(self, train: Split) -> list[Evaluator]:
         """The error at several times."""

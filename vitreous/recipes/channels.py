@@ -43,7 +43,9 @@ def detect_info(opened: Data, options: TrainOptions, start: Start | None = None)
     first = None
     for sample in range(min(len(split), PROBED)):
         try:
-            return read_info(split, sample, requested_numbers(options, start), start.config.channels if start else None)
+            channels = start.config.channels if start else None
+            info = read_info(split, sample, requested_numbers(options, start), channels)
+            return replace(info, latents=opened.latents)
         except DataError as error:
             first = first or error
     why, hint = (f"; {first.message}", first.hint) if first else ("", "")
@@ -92,20 +94,22 @@ def measure_channels(
     it.
 
     Mean and deviation that the user gave stay, and those of weights that were trained on as many channels of such
-    numbers.
+    numbers; latents are scaled as their autoencoder says.
     """
     if info.numbers in ("colours", "voxels"):  # volumes are standardised one by one
         return run
     seen = replace(run.preprocess, numbers=info.numbers)
     known = start.preprocess if start else None
     if known is None or (known.channels, known.numbers) != (seen.channels, seen.numbers):
-        measured = dict(zip(("mean", "std"), statistics(split, seen, workers), strict=True))
+        if info.latents is not None:
+            moments, whence = info.latents.normalisation(seen.channels), f"those of {info.latents.autoencoder}"
+        else:
+            moments, whence = statistics(split, seen, workers), "measured on the training images"
+        measured = dict(zip(("mean", "std"), moments, strict=True))
         seen = replace(
             seen, **{name: values for name, values in measured.items() if f"preprocess.{name}" not in options.settings}
         )
-        note(
-            f"{seen.channels} channels of {seen.numbers}: their mean and deviation are measured on the training images"
-        )
+        note(f"{seen.channels} channels of {seen.numbers}: their mean and deviation are {whence}")
     views = run.views.geometric() if isinstance(run.views, Augment) else run.views
     if views != run.views:
         note("augmentation that is made for colours is left out")

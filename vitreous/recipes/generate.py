@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from vitreous.data.augmentation.augment import Augment
 from vitreous.models.config import ModelConfig, replace_fields
 from vitreous.models.configs.dit import DITS
 from vitreous.models.defaults import SMALL
-from vitreous.objectives.diffusion import DiffusionConfig
+from vitreous.objectives.diffusion import DiffusionConfig, GeneratorConfig
 from vitreous.objectives.flow import FlowConfig
 from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.recipe import DatasetInfo, Length, Recipe, common
@@ -26,8 +27,8 @@ def dit(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     average of the weights with a decay of 0.9999, a flip.
     """
     if not of_the_paper(model):
-        return small(model, facts, {"objective": DiffusionConfig(betas="cosine")})
-    return published(model, facts, {"objective": DiffusionConfig()})
+        return small(model, facts, DiffusionConfig(betas="cosine"))
+    return published(model, facts, DiffusionConfig())
 
 
 def sit(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
@@ -39,8 +40,8 @@ def sit(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     The authors' files tell the model times of 0 to 1: --objective.scale 1.
     """
     if not of_the_paper(model):
-        return small(model, facts, {"objective": FlowConfig(times="logit-normal")})
-    return published(model, facts, {"objective": FlowConfig()})
+        return small(model, facts, FlowConfig(times="logit-normal"))
+    return published(model, facts, FlowConfig())
 
 
 def of_the_paper(model: ModelConfig) -> bool:
@@ -48,34 +49,38 @@ def of_the_paper(model: ModelConfig) -> bool:
     return (model.width, model.depth, model.heads) in DITS.values()
 
 
-def published(model: ModelConfig, facts: DatasetInfo, parts: dict[str, Any]) -> Run:
+def shared(model: ModelConfig, facts: DatasetInfo, objective: GeneratorConfig, flip: bool) -> dict[str, Any]:
+    """What every run of a generator has: latents are not flipped, as they are not latents of the flipped image."""
+    if facts.latents is not None:
+        objective = replace(objective, autoencoder=facts.latents.autoencoder)
+    views = Augment(flip=0.5 if flip and facts.latents is None else 0.0)
+    return common(model, facts) | {"objective": objective, "views": views}
+
+
+def published(model: ModelConfig, facts: DatasetInfo, objective: GeneratorConfig) -> Run:
     """A run as the papers have it."""
     return Run(
-        **common(model, facts),
-        views=Augment(flip=0.5),
+        **shared(model, facts, objective, flip=True),
         optimizer=Optimizer("adamw", lr=1e-4, weight_decay=0.0, clip=None),
         schedule=Schedule(0, "constant"),
         batch_size=256,
         epochs=7e6 * 256 / facts.images,
         ema=0.9999,
-        **parts,
     )
 
 
-def small(model: ModelConfig, facts: DatasetInfo, parts: dict[str, Any]) -> Run:
+def small(model: ModelConfig, facts: DatasetInfo, objective: GeneratorConfig) -> Run:
     """A run of a small model, on a processor: grey images are not flipped, for letters and digits are grey."""
     batch = max(1, min(128, facts.images // 4))
     epochs = SHOWN.epochs(facts.images)
     steps = max(1, round(epochs * facts.images / batch))
     return Run(
-        **common(replace_fields(model, {"learned_variance": False}), facts),
-        views=Augment(flip=0.5 if facts.channels > 1 else 0.0),
+        **shared(replace_fields(model, {"learned_variance": False}), facts, objective, flip=facts.channels > 1),
         optimizer=Optimizer("muon", lr=2e-3, matrix_lr=0.02, betas=(0.9, 0.95), weight_decay=0.01),
         schedule=Schedule(round(0.02 * steps)),
         batch_size=batch,
         epochs=epochs,
         ema=0.995,
-        **parts,
     )
 
 

@@ -9,6 +9,7 @@ from inspect import getdoc
 from typing import Any, Literal
 
 from vitreous.data.augmentation.augment import Augment
+from vitreous.data.latents import Latents
 from vitreous.data.preprocess import HALF, Preprocess
 from vitreous.models.config import ModelConfig, replace_fields
 from vitreous.objectives.base import ObjectiveConfig
@@ -31,13 +32,14 @@ JUDGED = 224 / 256  # of the short side: the centre that a pre-trained model is 
 @dataclass(frozen=True)
 class DatasetInfo:
     """What the data say: how many training images, their size (height, width), of volumes (depth, height, width),
-    channels and numbers (`Preprocess`), and whether they have masks of objects."""
+    channels and numbers (`Preprocess`), whether they have masks of objects, and of what they are latents, if any."""
 
     images: int
     size: tuple[int, ...]
     channels: int
     numbers: Literal["colours", "uint8", "uint16", "int16", "float32", "voxels"] = "colours"
     masks: bool = False
+    latents: Latents | None = None
 
 
 #: data set -> what it is, and its classes; the sizes of photographs are examples

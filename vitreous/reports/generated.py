@@ -1,12 +1,11 @@
-"""A model that makes images, judged: how near its images come to those of a split, in a feature space that is named."""
+"""A model that makes images, judged: how near its images come to real ones, in a feature space that is named."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,42 +15,76 @@ import torch
 from vitreous.cores import default_workers
 from vitreous.data.loader import EvalLoader
 from vitreous.data.preprocess import Preprocess
-from vitreous.data.split import Arrays, Split
+from vitreous.data.split import Data, Split
 from vitreous.disk import atomic_path
 from vitreous.errors import DataError, UsageError, VitreousError
-from vitreous.evaluation.engine import logits_of, make_engine
-from vitreous.evaluation.features import features_of
-from vitreous.evaluation.frechet import copies, density_coverage, frechet_distance, precision_recall
+from vitreous.evaluation.frechet import (
+    Moments,
+    copies,
+    density_coverage,
+    distance_of_moments,
+    frechet_distance,
+    moments,
+    precision_recall,
+)
+from vitreous.evaluation.inception import inception_score
 from vitreous.evaluation.sampling import ImageSampler
 from vitreous.generation.settings import SamplingOptions, in_turn
 from vitreous.progress import Listener
 from vitreous.reports.answers import Computing, progress_counter
-from vitreous.reports.opening import choose_split, data_for, open_bundle, open_generator
+from vitreous.reports.opening import choose_split, data_for, open_generator
 from vitreous.reports.pages.picture_grid import SAMPLES_FILE, grid_of, picture_of
 from vitreous.reports.readings import record
+from vitreous.reports.reference import read_reference
+from vitreous.reports.spaces import INCEPTION, LATENTS, PIXELS, Features, Space, open_space
 from vitreous.training.folder import Folder
+from vitreous.weights.autoencoder import Autoencoder
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.tasks import Generation
 
-PIXELS = "pixels"
 SAMPLES = 1000
 SHOWN, GUIDANCE = 8, 1.5  # of a run that has ended: classes, and images of each
 LEAST = 10  # real images
-Featurise = Callable[[np.ndarray], np.ndarray]  # (n, H, W, C) uint8 -> (n, d) float32
+CHUNK = 1000  # images that are in memory at a time
 
 
 @dataclass(frozen=True)
 class GenerationOptions(SamplingOptions):
-    """How a generator is judged: by so many `samples`, evenly of all classes, in a feature space, `pixels` or that of a
-    run, a bundle or weights. Raises UsageError for too few samples."""
+    """How a generator is judged: by so many `samples`, evenly of all classes, in a feature space: `pixels`, that of a
+    run, a bundle or weights, or Inception's, of a file of its weights.
+
+    `reference`: an .npz file of real images or of their moments, in the place of data. `vae`: an autoencoder in the
+    place of that which the run names. Raises UsageError for too few samples.
+    """
 
     samples: int = SAMPLES
     features: str = PIXELS
+    reference: str | None = None
+    vae: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 2 <= self.samples <= 1_000_000:
             raise UsageError(f"--samples must be 2 to 1,000,000, not {self.samples}")
+
+
+@dataclass(frozen=True)
+class Real:
+    """Real images: which they are (`split` of `source`), how many, and their features and those of training images, as
+    far as they are known; where a file has `moments` of features, these count."""
+
+    source: str
+    split: str
+    images: int
+    features: Features
+    train: np.ndarray | None = None
+    moments: Mapping[str, Moments] = field(default_factory=dict)
+
+    def distance(self, name: str, rows: np.ndarray) -> float | None:
+        """The Fréchet distance of generated images by these features, (m, d); None where nothing is known of them."""
+        if name in self.moments:
+            return distance_of_moments(self.moments[name], moments(rows))
+        return frechet_distance(self.features[name], rows) if name in self.features else None
 
 
 def judge_generator(
@@ -61,63 +94,133 @@ def judge_generator(
     options: GenerationOptions,
     computing: Computing,
 ) -> dict[str, Any]:
-    """Make images and compare them with those of a split, of `data` or of the run's own; returns the document of
-    `evaluate --json`.
+    """Make images and compare them with those of a split, of `data` or of the run's own, or of a reference file;
+    returns the document of `evaluate --json`.
 
     `frechet_distance_of_train` is that of the split to as many training images, by which the distance is to be read.
-    `recognised`: the share of images whose class the model of the features names, where it knows the classes. Raises
-    UsageError, DataError and WeightsError as `evaluate`.
+    `recognised`: the share of images whose class the model of the features names, where it knows the classes. In
+    Inception's space `fid`, `sfid` and `inception_score` are told besides. Raises UsageError, DataError and
+    WeightsError as `evaluate`.
     """
     began, listener = time.perf_counter(), computing.listener
     bundle = open_generator(run, listener.note)
-    source, opened = data_for(run, data, split, labelled=False)
-    name = choose_split(opened, split, listener.note)
-    real = images_of(opened.split(name), bundle.preprocess, computing)
-    train = images_of(opened.splits["train"], bundle.preprocess, computing) if "train" in opened.splits else None
-    if len(real) < LEAST:
-        raise DataError(f"{len(real)} images are too few to compare with", f"at least {LEAST} are needed")
-    labels, images = make_images(bundle, options, computing)
-    space, featurise, judge = feature_space(options.features, computing)
-    ours, theirs = featurise(images), featurise(real)
-    precision, recall = precision_recall(theirs, ours)
-    density, coverage = density_coverage(theirs, ours)
-    figures: dict[str, float | None] = {
-        "frechet_distance": frechet_distance(theirs, ours),
-        "frechet_distance_of_train": None,
-        "precision": precision,
-        "recall": recall,
-        "density": density,
-        "coverage": coverage,
-        "copies": None,
-        "recognised": judge(images, labels, bundle.generated_classes) if judge else None,
-    }
-    if train is not None and name != "train":
-        of_train = featurise(train)
-        as_many = np.linspace(0, len(of_train) - 1, min(len(of_train), len(ours))).astype(np.int64)
-        figures["frechet_distance_of_train"] = frechet_distance(theirs, of_train[as_many])
-        figures["copies"] = copies(of_train, ours)[0]
-    judged = {**figures, "images": len(real), "samples": len(images), "features": space, "dimensions": ours.shape[1]}
-    judged |= {"leading": "frechet_distance", "better": "lower"}
-    sampler, steps = options.sampler_of(bundle.task.process)  # type: ignore[union-attr]
-    ways = {"guidance": options.guidance, "sampler": sampler, "steps": steps, "seed": options.seed}
+    if options.reference is not None and (data is not None or split is not None):
+        raise UsageError("--reference takes the place of data", "leave DATA and --split out")
+    opened = None if options.reference is not None else data_for(run, data, split, labelled=False)
+    sampler, shown, features = open_sampler(bundle, opened[1] if opened else None, options, computing)
+    space = open_space(features, bundle.generated_classes, computing, sampler.device)
+    if opened is None:
+        real = real_of_reference(str(options.reference), space)
+    else:
+        name = choose_split(opened[1], split, listener.note)
+        real = real_of_split(*opened, name, shown, space, computing)
+    batches = make_images(sampler, len(bundle.generated_classes), options, computing)
+    ours = join([space.features(images, labels) for labels, images in batches])
+    name_of_sampler, steps = options.sampler_of(sampler.process)
+    ways = {"guidance": options.guidance, "sampler": name_of_sampler, "steps": steps, "seed": options.seed}
+    judged = figures(real, ours) | {"images": real.images, "samples": len(ours["rows"]), "features": space.name}
+    judged |= {"dimensions": ours["rows"].shape[1], "leading": "frechet_distance", "better": "lower"}
     if (Path(run) / "config.yaml").is_file():
-        record(Path(run), source, name, judged | ways)
-    document = {"run": os.fspath(run), "data": source, "split": name, name: judged, **ways}
+        record(Path(run), real.source, real.split, judged | ways)
+    document = {"run": os.fspath(run), "data": real.source, "split": real.split, real.split: judged, **ways}
     return {**document, "seconds": time.perf_counter() - began}
 
 
-def sampler_of(bundle: Bundle, device: str = "auto", precision: str = "auto") -> ImageSampler:
-    """The sampler of a bundle as `open_generator` gives it. Raises UsageError for a device or a precision that there is
-    not."""
-    task = bundle.task
+def figures(real: Real, ours: Features) -> dict[str, float | None]:
+    """What real and generated images are compared by; None for what is not known of the real ones."""
+    rows, theirs = ours["rows"], real.features.get("rows")
+    judged: dict[str, float | None] = dict.fromkeys(("precision", "recall", "density", "coverage", "copies"))
+    judged |= {"frechet_distance": real.distance("rows", rows), "frechet_distance_of_train": None}
+    if theirs is not None:
+        judged["precision"], judged["recall"] = precision_recall(theirs, rows)
+        judged["density"], judged["coverage"] = density_coverage(theirs, rows)
+    if theirs is not None and real.train is not None:
+        as_many = np.linspace(0, len(real.train) - 1, min(len(real.train), len(rows))).astype(np.int64)
+        judged["frechet_distance_of_train"] = frechet_distance(theirs, real.train[as_many])
+        judged["copies"] = copies(real.train, rows)[0]
+    judged["recognised"] = float(ours["recognised"].mean()) if "recognised" in ours else None
+    if "logits" in ours:
+        judged["fid"], judged["sfid"] = judged["frechet_distance"], real.distance("spatial", ours["spatial"])
+        judged["inception_score"] = inception_score(ours["logits"])
+    return judged
+
+
+def real_of_split(
+    source: str, opened: Data, name: str, preprocess: Preprocess, space: Space, computing: Computing
+) -> Real:
+    """A split of data, and its training split beside it, in a space. Raises DataError for too few images."""
+    features, train = split_features(opened.split(name), preprocess, space, computing), None
+    if (count := len(features["rows"])) < LEAST:
+        raise DataError(f"{count} images are too few to compare with", f"at least {LEAST} are needed")
+    if "train" in opened.splits and name != "train":
+        train = split_features(opened.splits["train"], preprocess, space, computing)["rows"]
+    return Real(source, name, count, features, train)
+
+
+def real_of_reference(file: str, space: Space) -> Real:
+    """The real images of a reference file, or the moments of their features, in a space. Raises UsageError for moments
+    of other features, DataError as `read_reference`."""
+    reference = read_reference(file)
+    if reference.moments and space.name != INCEPTION:
+        raise UsageError(f"{file} has moments of Inception's features", "name its weights: --features inception.pth")
+    features = join([space.features(images) for images in reference.images(CHUNK)])
+    return Real(file, "reference", reference.count, features, None, reference.moments)
+
+
+def sampler_of(
+    bundle: Bundle, device: str = "auto", precision: str = "auto", autoencoder: str | None = None, decoded: bool = True
+) -> ImageSampler:
+    """The sampler of a bundle as `open_generator` gives it, whose latents are `decoded` by the autoencoder of this
+    folder or name, or by that of its run.
+
+    Raises UsageError for a device or a precision that there is not, and for latents that nothing decodes; UsageError
+    and WeightsError as `Autoencoder`.
+    """
+    task, channels = bundle.task, bundle.model.config.channels
     assert isinstance(task, Generation), "open_generator refuses others"
-    return ImageSampler(bundle.model, task.process, len(task.classes), bundle.preprocess, device, precision)
+    sampler = ImageSampler(bundle.model, task.process, len(task.classes), bundle.preprocess, device, precision)
+    place = (autoencoder or task.autoencoder) if decoded else ""
+    if place:
+        decoder = Autoencoder(place, sampler.device)
+        decoder.require_channels(channels)
+        sampler.decode, sampler.stride = decoder.decode, decoder.latents.stride
+    elif channels not in (1, 3) and decoded:
+        raise UsageError(
+            f"the model makes latents of {channels} channels, not pictures",
+            "name the folder of their autoencoder: --vae FOLDER, or hf:stabilityai/sd-vae-ft-ema",
+        )
+    return sampler
 
 
-def images_of(split: Split, preprocess: Preprocess, computing: Computing) -> np.ndarray:
-    """(n, H, W, C) uint8: the images of a split as the generator was shown them. Raises the first DataError."""
+def open_sampler(
+    bundle: Bundle, opened: Data | None, options: GenerationOptions, computing: Computing
+) -> tuple[ImageSampler, Preprocess, str]:
+    """The sampler of a bundle, how real images become what its own are compared with, and in what space: that asked
+    for, or that of latents where the data are such.
+
+    Raises UsageError for features of latents, and as `sampler_of`.
+    """
+    device, precision = computing.how.device, computing.how.precision
+    if opened is None or opened.latents is None:
+        sampler, shown = sampler_of(bundle, device, precision, options.vae), bundle.preprocess
+        if sampler.decode is not None:
+            shown = Preprocess(
+                (bundle.preprocess.image[0] * sampler.stride, bundle.preprocess.image[1] * sampler.stride)
+            )
+        return sampler, shown, options.features
+    if options.features != PIXELS:
+        problem = f"{opened.name} has latents, and --features reads pictures"
+        raise UsageError(problem, f"name the pictures: vitreous evaluate RUN PICTURES --features {options.features}")
+    sampler = sampler_of(bundle, device, precision, decoded=False)
+    sampler.decode = sampler.preprocess.denormalise
+    return sampler, bundle.preprocess, LATENTS
+
+
+def images_of(split: Split, preprocess: Preprocess, computing: Computing) -> Iterator[np.ndarray]:
+    """Yield the images of a split as the generator was shown them, (n, H, W, C), uint8 or latents in float32, in parts
+    of `CHUNK`. Raises the first DataError."""
     images: list[torch.Tensor] = []
-    workers = default_workers() if computing.workers is None else computing.workers
+    workers, read = default_workers() if computing.workers is None else computing.workers, False
     for _, batch in EvalLoader(split, preprocess, workers).batches(computing.batch_size):
         for image in batch:
             if isinstance(image, DataError):
@@ -125,47 +228,40 @@ def images_of(split: Split, preprocess: Preprocess, computing: Computing) -> np.
                     raise image
             else:
                 images.append(image)
-    if not images:
+        if len(images) >= CHUNK:
+            yield torch.stack(images).movedim(1, -1).numpy()
+            images, read = [], True
+    if images:
+        yield torch.stack(images).movedim(1, -1).numpy()
+    elif not read:
         raise DataError("no image of the split can be read")
-    return torch.stack(images).movedim(1, -1).numpy()
 
 
-def make_images(bundle: Bundle, options: GenerationOptions, computing: Computing) -> tuple[np.ndarray, np.ndarray]:
-    """-> (m,) int64 classes in turn, and (m, H, W, C) uint8 images of them."""
-    labels, numbers = torch.tensor(in_turn(options.samples, len(bundle.generated_classes))).unbind(1)
-    sampler = sampler_of(bundle, computing.how.device, computing.how.precision)
-    step, done = progress_counter(computing.listener, "sample", options.samples), [0.0]
+def split_features(split: Split, preprocess: Preprocess, space: Space, computing: Computing) -> Features:
+    """The features of the images of a split."""
+    return join([space.features(images) for images in images_of(split, preprocess, computing)])
+
+
+def make_images(
+    sampler: ImageSampler, classes: int, options: GenerationOptions, computing: Computing
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield classes in turn, (n,) int64, and images of them, (n, H, W, C), uint8 or latents, in parts of `CHUNK`."""
+    labels, numbers = torch.tensor(in_turn(options.samples, classes)).unbind(1)
+    step, done = progress_counter(computing.listener, "sample", options.samples), 0.0
 
     def count(images: float) -> None:
-        before, done[0] = int(done[0]), done[0] + images
-        step(int(done[0]) - before)
+        nonlocal done
+        before, done = int(done + 1e-6), done + images
+        step(int(done + 1e-6) - before)
 
-    images = sampler.sample(labels, numbers, options, count)
-    return labels.numpy(), images.movedim(1, -1).numpy()
+    for which, number in zip(labels.split(CHUNK), numbers.split(CHUNK), strict=True):
+        yield which.numpy(), sampler.sample(which, number, options, count).movedim(1, -1).numpy()
 
 
-def feature_space(
-    features: str, computing: Computing
-) -> tuple[str, Featurise, Callable[[np.ndarray, np.ndarray, tuple[str, ...]], float | None] | None]:
-    """-> the name of a space, what turns images (n, H, W, C) uint8 into features (n, d) of it, and of a model that
-    names classes what says which share of images is recognised."""
-    if features == PIXELS:
-        return PIXELS, lambda images: images.reshape(len(images), -1).astype(np.float32) / 255, None
-    bundle = open_bundle(features, headless=True, note=computing.listener.note)
-    of_arrays = partial(features_of, bundle.model, bundle.preprocess, how=computing.how, workers=0, keep=False)
-
-    def featurise(images: np.ndarray) -> np.ndarray:
-        return np.array(of_arrays(as_split(images)).rows)
-
-    def recognise(images: np.ndarray, labels: np.ndarray, classes: tuple[str, ...]) -> float | None:
-        if not classes or not set(classes) <= set(bundle.classes):
-            return None
-        engine = make_engine(bundle.model, bundle.preprocess, computing.how)
-        logits, _ = logits_of(engine, EvalLoader(as_split(images), bundle.preprocess))
-        order = [bundle.classes.index(one) for one in classes]
-        return float((logits[:, order].argmax(1) == labels).mean())
-
-    return os.fspath(features), featurise, recognise if bundle.classes else None
+def join(parts: Iterable[Features]) -> Features:
+    """Features of parts of the images, one after the other."""
+    parts = list(parts)
+    return {name: np.concatenate([part[name] for part in parts]) for name in (parts[0] if parts else {})}
 
 
 def write_samples(folder: Folder, listener: Listener) -> None:
@@ -182,9 +278,3 @@ def write_samples(folder: Folder, listener: Listener) -> None:
             grid.save(temporary, "PNG")
     except (OSError, VitreousError) as error:
         listener.note(f"no {SAMPLES_FILE}: {error}")
-
-
-def as_split(images: np.ndarray) -> Arrays:
-    """Images (n, H, W, C) uint8 as a split without labels."""
-    pixels = images[..., 0] if images.shape[-1] == 1 else images
-    return Arrays(pixels, np.zeros((len(images), 0), np.float32))

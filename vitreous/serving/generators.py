@@ -42,7 +42,8 @@ def generator_predictor(bundle: Bundle, how: InferenceOptions | None = None) -> 
     card, channels = card_of(bundle), bundle.model.config.channels
     if how and how.engine == "openvino":
         raise UsageError("--engine openvino makes no images", "leave it out")
-    if channels not in (1, 3) or len(bundle.preprocess.image) != 2:
+    decoded = bool(getattr(bundle.task, "autoencoder", ""))
+    if (channels not in (1, 3) and not decoded) or len(bundle.preprocess.image) != 2:
         problem = f"{card.name} makes images of {channels} channels and {len(bundle.preprocess.image)} axes"
         raise UsageError(problem, "a page shows those of 1 or 3 channels and 2 axes; read others in Python")
     generator = Generator(bundle, how.device if how else "auto", how.precision if how else "auto")

@@ -29,7 +29,6 @@ from vitreous.reports.opening import open_generator
 from vitreous.reports.pages.picture_grid import columns_of as columns_of
 from vitreous.reports.pages.picture_grid import grid_of as grid_of
 from vitreous.reports.pages.picture_grid import picture_of as picture_of
-from vitreous.serving.latents import open_decoder
 from vitreous.weights.bundle import Bundle
 
 CHUNK = 64  # images that are made, and written, at a time
@@ -84,14 +83,13 @@ class Sample:
 
 
 class Generator:
-    """A model ready to make images. Raises UsageError for a device or a precision that there is not."""
+    """A model ready to make images; `vae` takes the place of the autoencoder that its run names. Raises as
+    `sampler_of`."""
 
     def __init__(self, bundle: Bundle, device: str = "auto", precision: str = "auto", vae: str | None = None) -> None:
         self.bundle, self.classes = bundle, bundle.generated_classes
-        self.sampler = sampler_of(bundle, device, precision)
+        self.sampler = sampler_of(bundle, device, precision, vae)
         self.process = self.sampler.process
-        if vae is not None:
-            self.sampler.finish = open_decoder(vae, bundle.model.config.channels, self.sampler.device)
 
     def labels_of(self, names: Sequence[str]) -> list[int]:
         """The numbers of classes by name, of all where none is named. Raises UsageError for an unknown one, and for any
@@ -132,6 +130,8 @@ class Generator:
         if not options.inpaint or not options.mask:
             return None
         preprocess = self.bundle.preprocess
+        if self.sampler.decode is not None:
+            raise UsageError("--inpaint is for models of pixels, not of latents", "leave it out")
         picture, mask = preprocess.decoded(options.inpaint), Preprocess(preprocess.image, 1).decoded(options.mask)
         if not isinstance(picture, Image.Image) or not isinstance(mask, Image.Image):
             raise DataError(f"{options.inpaint} is no picture")
@@ -172,7 +172,6 @@ def sample(
     display = listener or (Display() if progress else NullListener())
     began, place = time.monotonic(), Path(out)
     bundle = open_generator(run, display.note)
-    check_channels(bundle.model.config.channels, asked)
     generator = Generator(bundle, asked.device, asked.precision, asked.vae)
     labels = generator.labels_of(asked.classes)
     asked.sampler_of(generator.process)
@@ -199,17 +198,6 @@ def sample(
         "precision": generator.sampler.precision,
         "seconds": time.monotonic() - began,
     }
-
-
-def check_channels(channels: int, asked: SampleOptions) -> None:
-    """Raise UsageError for latents that nothing decodes, and for what is not done with them."""
-    if channels not in (1, 3) and asked.vae is None:
-        raise UsageError(
-            f"the model makes latents of {channels} channels, not pictures",
-            "name the folder of their autoencoder: --vae FOLDER, or hf:stabilityai/sd-vae-ft-ema",
-        )
-    if asked.vae is not None and asked.inpaint:
-        raise UsageError("--inpaint is for models of pixels, not of latents", "leave it out")
 
 
 def generate(

@@ -155,7 +155,9 @@ def checkpoint(place: Path) -> Weights:
     names = tuple(run["data"]["classes"])
     task = task_of(model, names if model.classes else ())
     if model.kind == "dit":
-        task = Generation(names if model.classes else (), process_of(run["objective"], os.fspath(config)))
+        objective = run["objective"]
+        process, autoencoder = process_of(objective, os.fspath(config)), objective.get("autoencoder", "")
+        task = Generation(names if model.classes else (), process, autoencoder)
 
     def state() -> dict[str, Tensor]:
         held = (tensors_in(place, "ema") or tensors_in(place, "model")) | tensors_in(place, "frozen")

@@ -76,15 +76,18 @@ class Detection:
 @dataclass(frozen=True)
 class Generation:
     """Images of named classes: `classes` in the order of their numbers, none where images are of one kind; `process`:
-    how noise was added to the images that the model learned from."""
+    how noise was added to the images that the model learned from; `autoencoder`: of what folder or `hf:` name these
+    were latents, "" where they were not, or it is not known."""
 
     name: ClassVar[str] = "generation"
     classes: tuple[str, ...] = ()
     process: Process = field(default_factory=Diffusion)
+    autoencoder: str = ""
 
     def settings(self) -> dict[str, Any]:
-        """The names of the classes, and the process."""
-        return {"classes": list(self.classes), "process": process_to_json(self.process)}
+        """The names of the classes, the process, and the autoencoder, if any."""
+        latents = {"autoencoder": self.autoencoder} if self.autoencoder else {}
+        return {"classes": list(self.classes), "process": process_to_json(self.process), **latents}
 
 
 Task = Classification | Features | Segmentation | Detection | Generation
@@ -125,7 +128,10 @@ def task_from_json(description: dict[str, Any], origin: str) -> Task:
     if name == Segmentation.name:
         return Segmentation(tuple(classes))
     if name == Generation.name:
-        return Generation(tuple(classes), process_from_json(description.get("process"), origin))
+        autoencoder = description.get("autoencoder", "")
+        if not isinstance(autoencoder, str):
+            raise WeightsError(f"{origin}: autoencoder {autoencoder}", "it is a folder or an hf: name")
+        return Generation(tuple(classes), process_from_json(description.get("process"), origin), autoencoder)
     if name == Detection.name:
         masks = description.get("masks", False)
         if not isinstance(masks, bool):

@@ -1,8 +1,8 @@
 """Packs: what `vitreous data pack` has made of a data set. `pack.json` names its classes and files, and says how to
 read them.
 
-Archives (`tar`) are read as any others are. Pixels (`uint8`) are in .npy files, mapped into memory, beside an index of
-(shard, offset, height, width, channels, label).
+Archives (`tar`) are read as any others are. Pixels (`uint8`) and `latents` (float16) are in .npy files, mapped into
+memory, beside an index of (shard, offset, height, width, channels, label).
 """
 
 from __future__ import annotations
@@ -17,36 +17,45 @@ from typing import Any
 import numpy as np
 
 from vitreous.data.decoding.decode import read_regular
+from vitreous.data.latents import latents_from_json
 from vitreous.data.layouts.classes import SPLITS
 from vitreous.data.layouts.tars import tars
 from vitreous.data.split import Data, Split, Stored, with_val
-from vitreous.errors import DataError, printable
+from vitreous.errors import DataError, UsageError, printable
 
 VERSION = 1
 DOCUMENT, UNFINISHED = "pack.json", ".unfinished"
 MAPPED = 64  # files that a process has mapped
 ROW = np.dtype([(name, "<i8") for name in ("shard", "offset", "height", "width", "channels", "label")])
 ANEW = "pack it anew into another folder"
+#: form of a pack of arrays -> the type of their numbers, and how many channels an image may have
+ARRAYS: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {
+    "uint8": (np.dtype(np.uint8), (1, 3)),
+    "latents": (np.dtype(np.float16), tuple(range(1, 129))),
+}
 
 
 @dataclass(frozen=True, eq=False)
 class Pixels:
-    """The images of a split of a pack: its shards, and `table`, (n,) of ROW. `ids`: the text of all names, a line each,
-    uint8; `ends`, (n,) int64: where the lines end."""
+    """The images of a split of a pack: its shards, of one type of numbers, and `table`, (n,) of ROW. `ids`: the text of
+    all names, a line each, uint8; `ends`, (n,) int64: where the lines end."""
 
     shards: tuple[str, ...]
     table: np.ndarray
     ids: np.ndarray
     ends: np.ndarray
+    dtype: np.dtype[Any] = np.dtype(np.uint8)  # noqa: RUF009
 
     def read(self, row: int) -> np.ndarray:
-        """A view of the pixels, (H, W) or (H, W, 3) uint8, read as they are touched. Raises DataError."""
+        """A view of the pixels, (H, W) or (H, W, 3) uint8, read as they are touched, or latents (h, w, C) float32.
+        Raises DataError."""
         shard, offset, height, width, channels, _ = self.table[row].tolist()
-        flat = map_pixels(self.shards[shard])
+        flat = map_numbers(self.shards[shard], self.dtype)
         if offset + height * width * channels > len(flat):
             raise DataError(f"{printable(self.shards[shard])}: has changed since it was packed", ANEW)
         shape = (height, width) if channels == 1 else (height, width, channels)
-        return flat[offset : offset + height * width * channels].reshape(shape)
+        numbers = flat[offset : offset + height * width * channels].reshape(shape)
+        return numbers if self.dtype == np.uint8 else numbers.astype(np.float32)
 
     def name(self, row: int) -> str:
         line = self.ids[self.ends[row - 1] + 1 if row else 0 : self.ends[row]]
@@ -57,7 +66,7 @@ class Pixels:
         table = np.concatenate([self.table, other.table])
         table["shard"][len(self.table) :] += len(self.shards)
         ends = np.concatenate([self.ends, other.ends + len(self.ids)])
-        return Pixels(self.shards + other.shards, table, np.concatenate([self.ids, other.ids]), ends)
+        return Pixels(self.shards + other.shards, table, np.concatenate([self.ids, other.ids]), ends, self.dtype)
 
     def update(self, digest: Any, rows: np.ndarray) -> None:
         """Feed the names and sizes of rows (n,)."""
@@ -67,14 +76,14 @@ class Pixels:
 
 
 @lru_cache(maxsize=MAPPED)
-def map_pixels(path: str) -> np.ndarray:
-    """All numbers of a .npy file of uint8, (bytes,), mapped into memory. Raises DataError where it cannot be."""
+def map_numbers(path: str, dtype: np.dtype[Any]) -> np.ndarray:
+    """All numbers of a .npy file of this type, (n,), mapped into memory. Raises DataError where they cannot be."""
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise DataError(f"{printable(path)}: cannot be mapped ({error})", ANEW) from None
-    if not isinstance(array, np.ndarray) or array.dtype != np.uint8:
-        raise DataError(f"{printable(path)}: not pixels of uint8", ANEW)
+    if not isinstance(array, np.ndarray) or array.dtype != dtype:
+        raise DataError(f"{printable(path)}: not numbers of {dtype.name}", ANEW)
     return array.reshape(-1)
 
 
@@ -102,7 +111,7 @@ def describe(folder: Path) -> dict[str, Any]:
         problem = f"was written by a later vitreous (format {version}, this one reads {VERSION})"
         raise DataError(f"{printable(file)} {problem}", "update")
     plain = all(isinstance(name, str) and name == os.path.basename(name) and name.strip(".") for name in names)
-    known = form in ("tar", "uint8") and all(isinstance(name, str) for name in classes) and set(splits) <= set(SPLITS)
+    known = form in ("tar", *ARRAYS) and all(isinstance(name, str) for name in classes) and set(splits) <= set(SPLITS)
     if not plain or not known:
         raise DataError(f"{printable(file)} is damaged", ANEW)
     return document
@@ -121,7 +130,7 @@ def packed(folder: Path, split_seed: int = 0) -> Data:
         data = tars(folder, split_seed)
     else:
         classes, parts = tuple(document["classes"]), document["splits"]
-        splits: dict[str, Split] = {n: read_pixels(folder, parts[n], len(classes)) for n in SPLITS if n in parts}
+        splits: dict[str, Split] = {n: read_arrays(folder, document, n) for n in SPLITS if n in parts}
         if "train" not in splits:
             problem = f"{printable(folder)} has {', '.join(splits)} but no images to train on"
             raise DataError(problem, "pack data with a train split")
@@ -129,17 +138,25 @@ def packed(folder: Path, split_seed: int = 0) -> Data:
         splits, whole = with_val(splits, split_seed, notes)
         data = Data(printable(folder), classes, splits, notes, whole=whole)
     train, val = data.splits["train"], data.splits.get("val")
-    if document.get("drawn") and isinstance(train, Stored) and isinstance(val, Stored):
+    if document.get("mirror"):  # an image and its mirrored one are never drawn apart
+        data = replace(data, whole=None, groups=np.tile(np.arange(len(train) // 2), 2))
+    elif document.get("drawn") and isinstance(train, Stored) and isinstance(val, Stored):
         store, start = train.store, 0
         if isinstance(store, Pixels):
             store, start = store.joined(val.store), len(store.table)
         rows, labels = np.concatenate([train.rows, start + val.rows]), np.concatenate([train.labels, val.labels])
         data = replace(data, whole=Stored(store, rows, labels))
-    return replace(data, titles=dict(document.get("titles", {})))
+    try:
+        latents = latents_from_json(document.get("latents"))
+    except UsageError as error:
+        raise DataError(f"{printable(folder / DOCUMENT)}: {error.message}", ANEW) from None
+    return replace(data, titles=dict(document.get("titles", {})), latents=latents)
 
 
-def read_pixels(folder: Path, record: dict[str, Any], classes: int) -> Stored[Pixels]:
-    """One split of a pack of pixels. Raises DataError for an index that does not fit its shards."""
+def read_arrays(folder: Path, document: dict[str, Any], split: str) -> Stored[Pixels]:
+    """One split of a pack of pixels or latents. Raises DataError for an index that does not fit its shards."""
+    record, classes = document["splits"][split], len(document["classes"])
+    dtype, channels = ARRAYS[document["form"]]
     file = folder / record["files"]["index"]["file"]
     try:
         rows = np.load(file, allow_pickle=False)
@@ -150,17 +167,17 @@ def read_pixels(folder: Path, record: dict[str, Any], classes: int) -> Stored[Pi
     except (OSError, ValueError, EOFError, IndexError, KeyError):
         raise DataError(f"{printable(file)} is damaged", ANEW) from None
     ends = np.flatnonzero(ids == ord("\n"))
-    sizes = np.array([shard["bytes"] for shard in record["shards"]], dtype=np.int64)
+    numbers = np.array([shard["bytes"] for shard in record["shards"]], dtype=np.int64) // dtype.itemsize
     fits = (
         rows.dtype == ROW
         and len(rows) == len(labels) == len(ends) > 0
-        and np.isin(rows["channels"], (1, 3)).all()
+        and np.isin(rows["channels"], channels).all()
         and all(((rows[side] > 0) & (rows[side] < 2**20)).all() for side in ("height", "width"))
-        and ((rows["shard"] >= 0) & (rows["shard"] < len(sizes)) & (rows["offset"] >= 0)).all()
-        and (rows["offset"] + rows["height"] * rows["width"] * rows["channels"] <= sizes[rows["shard"]]).all()
+        and ((rows["shard"] >= 0) & (rows["shard"] < len(numbers)) & (rows["offset"] >= 0)).all()
+        and (rows["offset"] + rows["height"] * rows["width"] * rows["channels"] <= numbers[rows["shard"]]).all()
         and (labels.shape[1:] == (classes,) if labels.ndim == 2 else ((labels >= 0) & (labels < classes)).all())
     )
     if not fits:
         raise DataError(f"{printable(file)} does not fit its shards", ANEW)
     shards = tuple(os.fspath(folder / shard["file"]) for shard in record["shards"])
-    return Stored(Pixels(shards, rows, ids, ends), np.arange(len(rows)), labels)
+    return Stored(Pixels(shards, rows, ids, ends, dtype), np.arange(len(rows)), labels)

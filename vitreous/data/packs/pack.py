@@ -13,7 +13,7 @@ import os
 import shutil
 from collections.abc import Generator
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,19 +21,10 @@ import numpy as np
 
 from vitreous.cores import default_workers
 from vitreous.data.annotations.target import require_pictures
-from vitreous.data.layouts.packed import DOCUMENT, ROW, UNFINISHED, VERSION, describe, is_pack
+from vitreous.data.latents import LatentEncoder
+from vitreous.data.layouts.packed import ARRAYS, DOCUMENT, ROW, UNFINISHED, VERSION, describe, is_pack
 from vitreous.data.loader import in_workers
-from vitreous.data.packs.shards import (
-    INSTRUCTIONS,
-    Encoder,
-    PixelShard,
-    Plan,
-    Stored,
-    TarShard,
-    npy_bytes,
-    record,
-    write_record,
-)
+from vitreous.data.packs.shards import INSTRUCTIONS, SHARDS, Encoder, Plan, Stored, npy_bytes, record, write_record
 from vitreous.data.screen import refuse
 from vitreous.data.sources import open_data
 from vitreous.data.split import Data, Files, Split
@@ -54,13 +45,14 @@ def pack(
     bad_images: Literal["stop", "skip"] = "stop",
     workers: int | None = None,
     listener: Listener | None = None,
+    autoencoder: LatentEncoder | None = None,
 ) -> dict[str, Any]:
     """Write a data set as shards into the folder `out`; returns the content of `pack.json`, and the folder as `out`.
 
     Splits, labels, class names and the ids of samples are kept; so are the splits that were drawn on opening. Images
     that cannot be read are named: at the end, with a DataError, or with `skip` in the document. Shards that are whole
-    already are kept, if plan and source are the same. Raises UsageError for a folder that holds something else,
-    ResourceError where the disk is too small.
+    already are kept, if plan and source are the same. `autoencoder` makes latents, where the plan says so. Raises
+    UsageError for a folder that holds something else, ResourceError where the disk is too small.
     """
     data = open_data(source)
     require_pictures(data.splits.values(), "packs hold pictures")
@@ -74,11 +66,16 @@ def pack(
     prepare_folder(out, plan)
     if data.groups is not None and listener:
         listener.note("the groups of images are not kept, only the splits that were drawn by them")
-    count = default_workers() if workers is None else workers
-    require_space(out, data, plan)
+    require_space(out, data, plan, autoencoder)
+    first = len(data.split("train")) if plan.mirror else None
+    if first is not None:
+        twice = data.split("train").take(np.tile(np.arange(first), 2))
+        data = replace(data, splits=data.splits | {"train": twice})
     records, bad = {}, {}
     for name in data.splits:
-        records[name], unreadable = pack_split(out, name, data, plan, count, listener)
+        reader = Encoder(data.splits[name], plan, first if name == "train" else None)
+        coding = Coding(reader, default_workers() if workers is None else workers, autoencoder)
+        records[name], unreadable = pack_split(out, name, data, coding, listener)
         bad |= {(name, sample): message for sample, message in unreadable.items()}
     if bad and bad_images == "stop":
         total = sum(map(len, data.splits.values()))
@@ -139,7 +136,8 @@ def prepare_folder(out: Path, plan: Plan) -> None:
 
 def differences(plan: Plan, known: dict[str, Any]) -> str:
     """The fields of a plan that are not as in a document, in words; empty where all are."""
-    return " and ".join(n.replace("_", " ") for n, value in asdict(plan).items() if known.get(n) != value)
+    before = asdict(DEFAULT) | known
+    return " and ".join(n.replace("_", " ") for n, value in asdict(plan).items() if before[n] != value)
 
 
 def finished_before(out: Path, plan: Plan) -> dict[str, Any]:
@@ -157,14 +155,17 @@ def finished_before(out: Path, plan: Plan) -> dict[str, Any]:
     return {"out": os.fspath(out), **document}
 
 
-def require_space(out: Path, data: Data, plan: Plan) -> None:
+def require_space(out: Path, data: Data, plan: Plan, autoencoder: LatentEncoder | None) -> None:
     """Raise ResourceError where the disk has not the space that a pack will take, estimated from some of its images."""
+    share = 1.0
+    if autoencoder is not None:  # two bytes for a channel of a place, of three for each pixel
+        share = (1 + plan.mirror) * 2 * autoencoder.channels / (3 * autoencoder.latents.stride**2)
     total = 0
     for split in data.splits.values():
         rows = np.linspace(0, len(split) - 1, min(PROBED, len(split))).astype(int)
         reader = Encoder(split, plan)
         sizes = [len(stored.content) for _, stored in (reader[int(row)] for row in rows) if isinstance(stored, Stored)]
-        total += math.ceil(np.mean(sizes) * len(split) * SPARE) if sizes else 0
+        total += math.ceil(np.mean(sizes) * len(split) * SPARE * share) if sizes else 0
     free = shutil.disk_usage(out).free + sum(entry.stat().st_size for entry in out.iterdir() if entry.is_file())
     if total > free:
         problem = f"a pack of {total:,} bytes does not fit on the disk of {printable(out)}, which has {free:,}"
@@ -179,14 +180,46 @@ def portable_name(data: Data, name: str) -> str:
     return name
 
 
+@dataclass(frozen=True)
+class Coding:
+    """How samples become what is stored: read by so many `workers` and, where there is an autoencoder, by it."""
+
+    reader: Encoder
+    workers: int
+    autoencoder: LatentEncoder | None = None
+
+    @property
+    def plan(self) -> Plan:
+        """What the bytes depend on."""
+        return self.reader.plan
+
+    def samples(self, start: int) -> Generator[tuple[int, Stored | DataError]]:
+        """Yield samples from `start` on, in order; DataError stands for an image that cannot be read. Raises
+        ResourceError for a lost worker."""
+        stop = len(self.reader.split)
+        places = (range(low, min(low + CHUNK, stop)) for low in range(start, stop, CHUNK))
+        for rows in in_workers(self.reader, places, self.workers, list, prefetch=4):
+            for sample, stored in rows:
+                yield sample, stored if isinstance(stored, DataError) else self.encode(sample, stored)
+
+    def encode(self, sample: int, stored: Stored) -> Stored:
+        """The latents of what a worker has read, where there is an autoencoder."""
+        if self.autoencoder is None:
+            return stored
+        shape = stored.height, stored.width, stored.channels
+        pixels = np.frombuffer(stored.content, np.uint8).reshape(shape)
+        numbers = self.autoencoder.encode(pixels, sample).astype(ARRAYS["latents"][0])
+        return Stored("raw", numbers.tobytes(), *numbers.shape)
+
+
 def pack_split(
-    out: Path, name: str, data: Data, plan: Plan, workers: int, listener: Listener | None
+    out: Path, name: str, data: Data, coding: Coding, listener: Listener | None
 ) -> tuple[dict[str, Any], dict[int, str]]:
     """Write one split. Returns its entry in `pack.json`, and why samples cannot be read. Raises DataError where none
     can."""
-    split = data.splits[name]
+    split, plan = data.splits[name], coding.plan
     shards, rows, bad, at = load_finished_shards(out, name)
-    kind = TarShard if plan.form == "tar" else PixelShard
+    kind = SHARDS[plan.form]
     shard, first, temporary = None, at, out / "shard.part"
     unread: dict[int, str] = {}
 
@@ -202,7 +235,7 @@ def pack_split(
         write_record(out / UNFINISHED / f"{path.name}.json", json.dumps(state).encode())
         shards.append(held)
 
-    with closing(encode_samples(Encoder(split, plan), at, len(split), workers)) as stream:
+    with closing(coding.samples(at)) as stream:
         for sample, stored in stream:
             if isinstance(stored, Stored):
                 item = sample, stored, split.labels[sample], portable_name(data, split.name(sample))
@@ -223,14 +256,6 @@ def pack_split(
     if not shards:
         raise DataError(f"none of {len(split)} images of {name} can be read; the first: {next(iter(bad.values()), '')}")
     return write_index(out, name, data, plan, shards, rows, bad), bad
-
-
-def encode_samples(reader: Encoder, start: int, stop: int, workers: int) -> Generator[tuple[int, Stored | DataError]]:
-    """Encode samples [start, stop) in order; DataError stands for an image that cannot be read. Raises ResourceError
-    for a lost worker."""
-    places = (range(low, min(low + CHUNK, stop)) for low in range(start, stop, CHUNK))
-    for rows in in_workers(reader, places, workers, list, prefetch=4):
-        yield from rows
 
 
 def load_finished_shards(out: Path, name: str) -> tuple[list[dict[str, Any]], list[np.ndarray], dict[int, str], int]:
@@ -272,7 +297,7 @@ def write_index(
         if entry.name not in {shard["file"] for shard in shards}:
             entry.unlink()
     files = {}
-    if plan.form == "uint8":
+    if plan.form in ARRAYS:
         index = np.concatenate(rows)
         samples = index["shard"].copy()
         index["shard"] = np.repeat(np.arange(len(rows)), [len(part) for part in rows])

@@ -15,7 +15,9 @@ from PIL import Image
 
 from vitreous.data.decoding.decode import FORMATS, decode, orientation, silence
 from vitreous.data.decoding.heif import open_formats
+from vitreous.data.latents import Latents
 from vitreous.data.layouts.packed import ROW
+from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Split
 from vitreous.disk import atomic, sha256
 from vitreous.errors import DataError, UsageError
@@ -26,8 +28,10 @@ LAST = 1024  # zeros that end a tar
 INSTRUCTIONS = {
     "tar": "WebDataset archives. Of each sample: NUMBER.jpg or NUMBER.png, the picture; NUMBER.cls, the position of "
     "its class in `classes` (none where images have several); NUMBER.json, its id in the source and the name or names "
-    "of its classes.",
-    "uint8": "import json, numpy\n"
+    "of its classes."
+}
+MAPPED = (
+    "import json, numpy\n"
     "pack = json.load(open('pack.json'))\n"
     "split = pack['splits']['train']\n"
     "row = numpy.load(split['files']['index']['file'])[0]  # of the first picture\n"
@@ -35,21 +39,29 @@ INSTRUCTIONS = {
     "size = row['height'], row['width'], row['channels']\n"
     "pixels = shard[row['offset'] : row['offset'] + size[0] * size[1] * size[2]].reshape(size)\n"
     "label = pack['classes'][row['label']] if row['label'] >= 0 else numpy.load(split['files']['labels']['file'])[0]\n"
-    "name = open(split['files']['ids']['file'], encoding='utf-8').read().split('\\n')[0]\n",
-}
+    "name = open(split['files']['ids']['file'], encoding='utf-8').read().split('\\n')[0]\n"
+)
+SCALED = "pixels = (pixels - pack['latents']['shift']) * pack['latents']['scale']\n"
+INSTRUCTIONS |= {"uint8": MAPPED, "latents": MAPPED + SCALED}
 
 
 @dataclass(frozen=True)
 class Plan:
     """What the bytes of a pack depend on. `source` is the fingerprint of the data, `short_side` in pixels, `shard_size`
-    in bytes. Raises UsageError for values out of range."""
+    in bytes.
 
-    form: Literal["tar", "uint8"] = "tar"
+    `latents`: of what, where the form is `latents`: of the middle of each image, a square of `short_side`. `mirror`:
+    with those of each training image mirrored, as latents cannot be. Raises UsageError for values out of range.
+    """
+
+    form: Literal["tar", "uint8", "latents"] = "tar"
     short_side: int = 256
     quality: int = 90
     lossless: bool = False
     shard_size: int = 256 * 2**20
     source: str = ""
+    latents: Latents | None = None
+    mirror: bool = False
 
     def __post_init__(self) -> None:
         if self.form not in INSTRUCTIONS:
@@ -58,11 +70,16 @@ class Plan:
             raise UsageError(f"a quality of {self.quality} cannot be", "JPEG has 1 to 100")
         if self.short_side < 1 or self.shard_size < 1:
             raise UsageError("the short side and the size of a shard are at least 1")
+        if (self.latents is None) == (self.form == "latents") or (self.mirror and self.latents is None):
+            raise UsageError("latents are of an autoencoder, and --mirror is for them", "name it: --latents FOLDER")
+        if self.latents is not None and self.short_side % self.latents.stride:
+            problem = f"a side of {self.short_side} pixels is no multiple of the autoencoder's {self.latents.stride}"
+            raise UsageError(problem, "use --short-side 256")
 
 
 class Stored(NamedTuple):
-    """One image as it will be stored: `jpg` or `png` and the bytes of such a file, or `raw` and those of its
-    pixels."""
+    """One image as it will be stored: `jpg` or `png` and the bytes of such a file, or `raw` and those of its pixels or
+    latents."""
 
     kind: str
     content: bytes
@@ -78,11 +95,13 @@ class Encoder:
     The short side is scaled down to `plan.short_side` pixels where it is longer, with a bicubic filter, and never up.
     Greys have one channel, all others three. In archives a JPEG or a PNG that needs neither scaling nor turning stays
     as it is, to the byte; a scaled JPEG is a JPEG of `plan.quality`; anything else is a PNG, or, where it was scaled
-    and not `plan.lossless`, such a JPEG.
+    and not `plan.lossless`, such a JPEG. Of latents, it gives the pixels that an autoencoder will read: the middle of
+    the image, of samples from `mirrored` on as in a mirror.
     """
 
     split: Split
     plan: Plan
+    mirrored: int | None = None
 
     def __getitem__(self, sample: int) -> tuple[int, Stored | DataError]:
         try:
@@ -94,6 +113,11 @@ class Encoder:
         """What is stored of one sample. Raises DataError for an image that cannot be read."""
         raw, plan = self.split.raw(sample), self.plan
         picture = decode(raw, 3, self.split.name(sample))
+        if plan.form == "latents":
+            middle = Preprocess((plan.short_side, plan.short_side)).fitted(picture)
+            if self.mirrored is not None and sample >= self.mirrored:
+                middle = middle.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+            return Stored("raw", middle.tobytes(), plan.short_side, plan.short_side, 3)
         unchanged, coded, grey = kind_of(raw)
         if grey:
             picture = picture.convert("L")  # exact: all three channels are the same
@@ -169,11 +193,11 @@ class TarShard:
         return np.empty(0, ROW)
 
 
-class PixelShard:
-    """A .npy file of uint8 that is being written: (n, H, W, C) where all images share a size, else all numbers in one
-    row."""
+class ArrayShard:
+    """A .npy file that is being written, of uint8 or of float16: (n, H, W, C) where all images share a size, else all
+    numbers in one row."""
 
-    suffix = "npy"
+    suffix, dtype = "npy", np.dtype(np.uint8)
 
     def __init__(self, path: Path, classes: Sequence[str], limit: int) -> None:
         self.file = open(path, "wb")  # noqa: SIM115 (close() does)
@@ -187,7 +211,8 @@ class PixelShard:
         if self.images and self.size + len(stored.content) > self.limit:
             return False
         self.file.write(stored.content)
-        self.rows.append((sample, self.size - HEADER, stored.height, stored.width, stored.channels, -1))
+        place = (self.size - HEADER) // self.dtype.itemsize
+        self.rows.append((sample, place, stored.height, stored.width, stored.channels, -1))
         self.size += len(stored.content)
         self.images += 1
         return True
@@ -197,13 +222,23 @@ class PixelShard:
 
         The header (format 1.0) is as long whatever the shape is, since it is written last.
         """
-        sizes = {row[2:5] for row in self.rows}
-        shape = (len(self.rows), *next(iter(sizes))) if len(sizes) == 1 else (self.size - HEADER,)
-        header = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}, }}".encode().ljust(HEADER - 11) + b"\n"
+        sizes, numbers = {row[2:5] for row in self.rows}, (self.size - HEADER) // self.dtype.itemsize
+        shape = (len(self.rows), *next(iter(sizes))) if len(sizes) == 1 else (numbers,)
+        words = f"{{'descr': '{self.dtype.str}', 'fortran_order': False, 'shape': {shape}, }}"
+        header = words.encode().ljust(HEADER - 11) + b"\n"
         self.file.seek(0)
         self.file.write(b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little") + header)
         self.file.close()
         return np.array(self.rows, dtype=ROW)
+
+
+class LatentShard(ArrayShard):
+    """The same of latents."""
+
+    dtype = np.dtype(np.float16)
+
+
+SHARDS = {"tar": TarShard, "uint8": ArrayShard, "latents": LatentShard}
 
 
 def write_record(path: Path, content: bytes) -> dict[str, Any]:

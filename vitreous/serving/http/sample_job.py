@@ -113,7 +113,7 @@ class SampleJob:
             done = min(1.0, round(self.done, 4))
         images: list[str | None] = [None] * self.asked.count
         for first, image in states.items():
-            for row, one in enumerate(self.generator.sampler.pixels(image.float().cpu()).movedim(1, -1).numpy()):
+            for row, one in enumerate(self.generator.sampler.sketch(image.float().cpu()).movedim(1, -1).numpy()):
                 images[first + row] = preview_of(one)
         preview = {"event": "preview", "done": done, "columns": self.columns, "images": images}
         with suppress(RuntimeError):  # the loop may have ended

@@ -1,0 +1,209 @@
+"""Generators judged: on latents, in Inception's space, and beside reference files."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitreous
+from tests.conftest import say
+from tests.contracts import randomise
+from vitreous.data.preprocess import Preprocess
+from vitreous.data.sources import open_data
+from vitreous.errors import UsageError, WeightsError
+from vitreous.evaluation.frechet import frechet_distance, moments
+from vitreous.evaluation.inception import inception_score
+from vitreous.generation.process import Flow
+from vitreous.models.config import DiTConfig
+from vitreous.models.dit import DiT
+from vitreous.reports.generated import GenerationOptions, Real, figures
+from vitreous.reports.spaces import InceptionSpace, is_inception
+from vitreous.training.folder import Folder
+from vitreous.weights.autoencoder import Autoencoder
+from vitreous.weights.bundle import Bundle, load_bundle
+from vitreous.weights.tasks import Generation
+
+SIZES = {"block_out_channels": (8, 8), "norm_num_groups": 4, "down_block_types": ("DownEncoderBlock2D",) * 2}
+SIZES |= {"up_block_types": ("UpDecoderBlock2D",) * 2, "scaling_factor": 0.5, "shift_factor": 0.25}
+
+
+def ask(*words):
+    return say(*map(str, words))
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A folder with photographs of two classes, an autoencoder of 4 channels and stride 2, and latents of both."""
+    diffusers = pytest.importorskip("diffusers", reason="a test dependency")
+    torch.manual_seed(0)
+    home = tmp_path_factory.mktemp("latents")
+    diffusers.AutoencoderKL(**SIZES, latent_channels=4).eval().save_pretrained(home / "vae")
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 12), ("val", 6), ("test", 12)):
+        for name in ("cat", "dog"):
+            folder = home / "photos" / split / name
+            folder.mkdir(parents=True)
+            for number in range(count // 2):
+                pixels = rng.integers(0, 256, (20, 24, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / f"{number}.png")
+    words = ["--latents", home / "vae", "--short-side", "16", "--mirror", "--workers", "0", "--shard-size", "1K"]
+    done = ask("data", "pack", home / "photos", "--out", home / "packed", *words)
+    assert done.returncode == 0 and "--recipe dit" in done.stdout, done.stderr
+    return home
+
+
+@pytest.fixture(scope="module")
+def run(home):
+    ways = {"recipe": "sit", "model": "DiT-32x1/2", "steps": 3, "batch_size": 4, "device": "cpu", "precision": "fp32"}
+    vitreous.train(home / "packed", out=home / "run", progress=False, **ways)
+    return home / "run"
+
+
+def test_latents_are_draws_from_the_posterior_of_each_image_and_its_mirror(home):
+    data, coder = open_data(home / "packed"), Autoencoder(home / "vae")
+    train, fit = data.split("train"), Preprocess((16, 16))
+    assert {name: len(split) for name, split in data.splits.items()} == {"train": 24, "val": 6, "test": 12}
+    assert data.latents == coder.latents and (data.latents.scale, data.latents.shift, data.latents.stride) == (
+        0.5,
+        0.25,
+        2,
+    )
+    source = open_data(home / "photos").split("train")
+    for sample in (0, 11):
+        picture = fit.fitted(fit.decoded(source.raw(sample)))
+        for twin, image in ((sample, picture), (sample + 12, picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT))):
+            pixels = torch.from_numpy(np.array(image)).movedim(-1, 0)[None] / 127.5 - 1
+            with torch.no_grad():
+                posterior = coder.vae.encode(pixels).latent_dist
+            got = train.raw(twin)
+            assert got.shape == (8, 8, 4) and got.dtype == np.float32
+            draws = (torch.from_numpy(got).movedim(-1, 0) - posterior.mean[0]) / posterior.std[0]
+            assert draws.abs().max() < 5 and 0.8 < draws.std() < 1.2
+            assert train.labels[twin] == source.labels[sample]
+    assert not np.array_equal(train.raw(0), train.raw(12))
+    document = json.loads((home / "packed" / "pack.json").read_text())
+    assert document["form"] == "latents" and len(document["splits"]["train"]["shards"]) > 1
+    redrawn = data.holding_out(0.25, 0)
+    held = {sample.tobytes() for sample in map(redrawn.split("val").raw, range(len(redrawn.split("val"))))}
+    rows = {train.raw(i).tobytes(): i for i in range(24)}
+    places = {rows[one] for one in held}
+    assert places and {(one + 12) % 24 for one in places} == places  # no mirrored image stays behind
+
+
+def test_a_pack_of_latents_is_gone_on_with_and_checked(home, tmp_path):
+    words = ["--latents", home / "vae", "--short-side", "16", "--mirror", "--workers", "0", "--shard-size", "1K"]
+    assert ask("data", "pack", home / "photos", "--out", home / "packed", *words).returncode == 0
+    other = ask("data", "pack", home / "photos", "--out", home / "packed", *words[:4], *words[5:])
+    assert other.returncode == 2 and "another mirror" in other.stderr
+    for words, problem in (
+        (["--mirror"], "--mirror is for them"),
+        (["--latents", home / "vae", "--short-side", "15"], "no multiple of the autoencoder's 2"),
+        (["--latents", home / "photos"], "no folder with an autoencoder"),
+    ):
+        done = ask("data", "pack", home / "photos", "--out", tmp_path / "x", *words)
+        assert done.returncode in (2, 3, 4) and problem in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_run_on_latents_keeps_their_scale_and_their_autoencoder(home, run):
+    config, bundle = Folder(run).run(), load_bundle(run / "model")
+    assert config.preprocess.mean == (0.25,) * 4 and config.preprocess.std == (2.0,) * 4 and config.views.flip == 0
+    assert bundle.task.autoencoder == str(home / "vae") and (run / "samples.png").is_file()
+    vitreous.sample(run, home / "made", progress=False, classes=("cat",), steps=2, precision="fp32")
+    assert Image.open(home / "made" / "cat-00000.png").size == (16, 16)
+
+
+def test_generators_of_latents_are_judged_on_latents_and_on_pictures(home, run):
+    words = ["--samples", "12", "--steps", "2", "--precision", "fp32", "--json"]
+    documents = [json.loads(ask("evaluate", run, *data, *words).stdout) for data in ([], [home / "photos"])]
+    assert [one["test"]["features"] for one in documents] == ["latents", "pixels"]
+    assert [one["test"]["dimensions"] for one in documents] == [8 * 8 * 4, 16 * 16 * 3]
+    assert all(one["test"][f"frechet_distance{name}"] > 0 for one in documents for name in ("", "_of_train"))
+    done = ask("evaluate", run, "--features", run)
+    assert done.returncode == 2 and "--features reads pictures" in done.stderr
+
+
+@pytest.fixture(scope="module")
+def inception(tmp_path_factory):
+    """A file as torch-fidelity's, of random weights."""
+    fidelity = pytest.importorskip("torch_fidelity", reason="a test dependency")
+    from torch_fidelity import feature_extractor_inceptionv3 as theirs
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(theirs, "load_state_dict_from_url", lambda *words, **ways: {})
+        patch.setattr(torch.nn.Module, "load_state_dict", lambda self, state: None)
+        torch.manual_seed(0)
+        network = fidelity.FeatureExtractorInceptionV3("x", ["2048"])
+    path = tmp_path_factory.mktemp("inception") / "inception.pth"
+    torch.save(network.state_dict(), path)
+    return path
+
+
+def test_figures_in_inceptions_space_are_those_of_fid_and_adm(inception, tmp_path):
+    from torch_fidelity.metric_isc import isc_features_to_metric
+
+    model = randomise(DiT(DiTConfig(image=(8, 8), channels=3, classes=0, width=32, depth=1, heads=1, hidden=64)))
+    Bundle(model, Generation((), Flow()), Preprocess((8, 8))).save(tmp_path / "model")
+    real = np.random.default_rng(0).integers(0, 256, (8, 8, 8, 3), dtype=np.uint8)
+    network = InceptionSpace(str(inception), "cpu")
+    taken = network.features(real)
+    assert [taken[name].shape for name in ("rows", "spatial", "logits")] == [(8, 2048), (8, 2023), (8, 1008)]
+    np.savez(tmp_path / "real.npz", arr_0=real)
+    words = ["--features", inception, "--samples", "6", "--steps", "2", "--precision", "fp32", "--json"]
+    document = json.loads(ask("evaluate", tmp_path / "model", "--reference", tmp_path / "real.npz", *words).stdout)
+    judged = document["reference"]
+    assert (judged["images"], judged["samples"], judged["features"]) == (8, 6, "inception")
+    vitreous.sample(tmp_path / "model", tmp_path / "made", progress=False, count=6, steps=2, precision="fp32")
+    made = np.stack([np.asarray(Image.open(path)) for path in sorted((tmp_path / "made").glob("*.png"))])
+    ours = network.features(made)
+    assert (
+        judged["fid"]
+        == judged["frechet_distance"]
+        == pytest.approx(frechet_distance(taken["rows"], ours["rows"]), rel=1e-2)
+    )
+    assert judged["sfid"] == pytest.approx(frechet_distance(taken["spatial"], ours["spatial"]), rel=1e-2)
+    theirs = isc_features_to_metric(torch.from_numpy(ours["logits"]), splits=1, shuffle=False, rng_seed=0)
+    assert judged["inception_score"] == pytest.approx(theirs["inception_score_mean"], rel=1e-5)
+
+
+def test_moments_of_a_reference_take_the_place_of_images():
+    rng = np.random.default_rng(0)
+    rows, ours = rng.normal(size=(40, 3)), {"rows": rng.normal(1, 1, (30, 3)).astype(np.float32)}
+    whole = figures(Real("x", "test", 40, {"rows": rows}, rows[:20]), ours)
+    brief = figures(Real("x.npz", "reference", 0, {}, None, {"rows": moments(rows)}), ours)
+    assert brief["frechet_distance"] == whole["frechet_distance"] == frechet_distance(rows, ours["rows"])
+    assert brief["precision"] is brief["copies"] is None and whole["precision"] > 0 and whole["copies"] is not None
+
+
+def test_the_inception_score_is_the_divergence_from_the_mean():
+    certain = np.log(np.eye(4) * (1 - 4e-9) + 1e-9)
+    assert inception_score(certain) == pytest.approx(4, rel=1e-5) and inception_score(
+        np.zeros((6, 4))
+    ) == pytest.approx(1)
+
+
+def test_mistakes_about_references_have_one_message(inception, tmp_path, home, run):
+    np.savez(tmp_path / "other.npz", x=np.zeros(3))
+    np.savez(tmp_path / "odd.npz", mu=np.zeros(3), sigma=np.zeros((2, 2)))
+    np.savez(tmp_path / "whole.npz", mu=np.zeros(2048), sigma=np.zeros((2048, 2048), np.float16))
+    (tmp_path / "torn.npz").write_bytes((tmp_path / "odd.npz").read_bytes()[:100])
+    few = ["--samples", "4", "--steps", "1"]
+    for words, problem in (
+        (["--reference", tmp_path / "none.npz"], "no reference at"),
+        (["--reference", tmp_path / "other.npz"], "has nothing known"),
+        (["--reference", tmp_path / "odd.npz"], "no mean and covariance"),
+        (["--reference", tmp_path / "torn.npz"], "is no reference"),
+        (["--reference", tmp_path / "whole.npz"], "moments of Inception's features"),
+        (["--reference", tmp_path / "odd.npz", "--split", "test"], "takes the place of data"),
+    ):
+        done = ask("evaluate", run, *words, *few)
+        assert done.returncode in (2, 3, 4) and problem in done.stderr and "Traceback" not in done.stderr, done.stderr
+    assert is_inception(inception) and not is_inception(tmp_path / "other.npz") and not is_inception(home)
+    torch.save({"Conv2d_1a_3x3.conv.weight": torch.zeros(2, 2)}, tmp_path / "half.pth")
+    with pytest.raises(WeightsError, match="another Inception network"):
+        InceptionSpace(str(tmp_path / "half.pth"), "cpu")
+    with pytest.raises(UsageError, match="takes the place of data"):
+        vitreous.evaluate(run, home / "photos", settings=GenerationOptions(reference="x.npz"))

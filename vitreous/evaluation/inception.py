@@ -1,0 +1,68 @@
+"""The Inception network in whose features FID is defined (torch-fidelity, extra `gen`)."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitreous.errors import UsageError
+
+SIGN = "Conv2d_1a_3x3.conv.weight"  # in files of its weights
+SPATIAL = 7  # channels of the middle layer that sFID compares, by place
+BATCH = 32
+SPLIT = 5000  # images of a part of the Inception score
+
+
+class Inception:
+    """Inception of 2015 (arXiv:1512.00567) of these weights, as the code of FID (arXiv:1706.08500) and of ADM
+    (arXiv:2105.05233) has it: images (n, H, W, C) to features.
+
+    Raises UsageError where torch-fidelity is not installed, ValueError for weights of another form.
+    """
+
+    def __init__(self, weights: Mapping[str, Tensor], device: str = "cpu") -> None:
+        """`weights` by name, the first of them (32, 3, 3, 3)."""
+        try:
+            from torch_fidelity import FeatureExtractorInceptionV3
+        except ImportError:
+            raise UsageError("Inception's features need torch-fidelity", "pip install 'vitreous[gen]'") from None
+        buffer = io.BytesIO()
+        torch.save(dict(weights), buffer)  # the library reads files alone
+        buffer.seek(0)
+        try:
+            self.network: Any = FeatureExtractorInceptionV3("inception", ["2048", "logits_unbiased"], buffer)
+        except RuntimeError as error:
+            raise ValueError(str(error).splitlines()[-1].strip()[:200]) from None
+        self.device, self.middle = device, []
+        self.network.to(device).Mixed_6d.branch1x1.register_forward_hook(self.keep)
+
+    def keep(self, module: Any, inputs: Any, output: Tensor) -> None:
+        """(b, 192, 17, 17) -> keep (b, 2023): what sFID reads of the layer that TensorFlow calls mixed_6/conv."""
+        self.middle.append(output[:, :SPATIAL].movedim(1, -1).flatten(1))
+
+    @torch.inference_mode()
+    def features(self, images: np.ndarray) -> dict[str, np.ndarray]:
+        """(n, H, W, 1 or 3) uint8 -> "rows" (n, 2048), "spatial" (n, 2023) and "logits" (n, 1008) without bias,
+        float32."""
+        pixels = torch.from_numpy(images).movedim(-1, 1)
+        parts: dict[str, list[Tensor]] = {"rows": [], "spatial": [], "logits": []}
+        for batch in pixels.expand(-1, 3, -1, -1).split(BATCH):
+            rows, logits = self.network(batch.to(self.device))
+            for name, values in zip(parts, (rows, self.middle.pop(), logits), strict=True):
+                parts[name].append(values.float().cpu())
+        return {name: torch.cat(values).numpy() for name, values in parts.items()}
+
+
+def inception_score(logits: np.ndarray) -> float:
+    """(n, K) -> the Inception score (arXiv:1606.03498): exp of the mean divergence of p(class | image) from the mean of
+    all, averaged over parts of `SPLIT` images."""
+    scores = []
+    for part in torch.from_numpy(logits).double().log_softmax(1).split(SPLIT):
+        mean = part.exp().mean(0, keepdim=True).log()
+        scores.append(float((part.exp() * (part - mean)).sum(1).mean().exp()))
+    return float(np.mean(scores))

@@ -1,0 +1,73 @@
+"""Real images, or the moments of their features, in one .npz file: ADM's reference batches (arXiv:2105.05233) and
+pytorch-fid's statistics.
+
+| entry | what |
+|---|---|
+| `arr_0` | images, (n, H, W, 3) uint8 |
+| `mu`, `sigma` | mean (2048,) and covariance (2048, 2048) of Inception's last features |
+| `mu_s`, `sigma_s` | the same of its middle layer, which sFID compares: (2023,) and (2023, 2023) |
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from vitreous.errors import DataError
+from vitreous.evaluation.frechet import Moments
+
+#: our name -> their mean and covariance, and of how many features they are
+ENTRIES = {"rows": ("mu", "sigma", 2048), "spatial": ("mu_s", "sigma_s", 2023)}
+HOLDS = "it has arr_0, images (n, H, W, 3) of uint8, or mu and sigma"
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A reference file: its images (n, H, W, C) uint8, if it has any, and moments by the name of the features."""
+
+    pixels: np.ndarray | None
+    moments: Mapping[str, Moments]
+
+    @property
+    def count(self) -> int:
+        """How many images the file has."""
+        return 0 if self.pixels is None else len(self.pixels)
+
+    def images(self, most: int) -> Iterator[np.ndarray]:
+        """Yield its images, so many at a time."""
+        for low in range(0, self.count, most):
+            assert self.pixels is not None
+            yield self.pixels[low : low + most]
+
+
+def read_reference(place: str) -> Reference:
+    """Read a reference file. Raises DataError for a file that is none, or is damaged."""
+    path, known = Path(place), ("arr_0", *(name for *names, _ in ENTRIES.values() for name in names))
+    if not path.is_file():
+        raise DataError(f"no reference at {place}", HOLDS)
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files if name in known}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError, TypeError) as error:
+        raise DataError(f"{place} is no reference ({str(error)[:100]})", HOLDS) from None
+    pixels, moments = arrays.get("arr_0"), {}
+    if pixels is not None and (pixels.dtype != np.uint8 or pixels.ndim != 4 or len(pixels) < 2):
+        raise DataError(f"{place}: arr_0 holds {pixels.dtype} of {pixels.shape}", HOLDS)
+    for name, (mean, covariance, size) in ENTRIES.items():
+        if mean in arrays and covariance in arrays:
+            pair = arrays[mean].astype(np.float64), arrays[covariance].astype(np.float64)
+            if (
+                pair[0].shape != (size,)
+                or pair[1].shape != (size, size)
+                or not all(np.isfinite(one).all() for one in pair)
+            ):
+                problem = f"{place}: {mean} and {covariance} are no mean and covariance of {size} features"
+                raise DataError(problem, HOLDS)
+            moments[name] = pair
+    if pixels is None and "rows" not in moments:
+        raise DataError(f"{place} has {', '.join(arrays) or 'nothing known'}", HOLDS)
+    return Reference(pixels, moments)

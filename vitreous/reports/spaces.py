@@ -1,0 +1,116 @@
+"""Feature spaces in which generated images are compared with real ones.
+
+n images, (n, H, W, C) uint8 or, of latents, float32.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from vitreous.data.loader import EvalLoader
+from vitreous.data.split import Arrays
+from vitreous.errors import UsageError, WeightsError
+from vitreous.evaluation.engine import logits_of, make_engine
+from vitreous.evaluation.features import features_of
+from vitreous.evaluation.inception import SIGN, Inception
+from vitreous.reports.answers import Computing
+from vitreous.reports.opening import open_bundle
+from vitreous.weights.bundle import Bundle
+from vitreous.weights.files import open_weights
+
+FILES = "weights-inception-2015-12-05-6726825d.pth of torch-fidelity, or pt_inception-2015-12-05-6726825d.pth"
+PIXELS, LATENTS, INCEPTION = "pixels", "latents", "inception"
+Features = dict[str, np.ndarray]  # of n images: "rows" (n, d) float32, and what else a space tells of each
+
+
+class Space(Protocol):
+    """What images are compared by, under the `name` that its figures are told with."""
+
+    name: str
+
+    def features(self, images: np.ndarray, labels: np.ndarray | None = None) -> Features:
+        """Images, and (n,) int64 classes that they were made of -> their features."""
+        ...
+
+
+class PixelSpace:
+    """Pixels in 0 .. 1, or the numbers of latents."""
+
+    def __init__(self, name: str = PIXELS) -> None:
+        self.name, self.peak = name, 255 if name == PIXELS else 1
+
+    def features(self, images: np.ndarray, labels: np.ndarray | None = None) -> Features:
+        """Images -> rows (n, H W C)."""
+        return {"rows": images.reshape(len(images), -1).astype(np.float32) / self.peak}
+
+
+class InceptionSpace:
+    """The features that FID is defined in, of a file of the network's weights. Raises UsageError where torch-fidelity
+    is not installed, WeightsError for a file of another form."""
+
+    def __init__(self, place: str, device: str) -> None:
+        self.name = INCEPTION
+        try:
+            self.network = Inception(open_weights(place).read(), device)
+        except ValueError as error:
+            raise WeightsError(f"{place} is of another Inception network ({error})", f"use {FILES}") from None
+
+    def features(self, images: np.ndarray, labels: np.ndarray | None = None) -> Features:
+        """Images of 1 or 3 channels -> rows (n, 2048), spatial (n, 2023), logits (n, 1008). Raises UsageError for
+        other channels."""
+        if images.dtype != np.uint8 or images.shape[-1] not in (1, 3):
+            raise UsageError(f"Inception reads pictures, not images of {images.shape[-1]} channels")
+        return self.network.features(images)
+
+
+class ModelSpace:
+    """The features of a run, a bundle or weights; where it names the `classes` that images are made of, whether it
+    recognises each."""
+
+    def __init__(self, place: str, bundle: Bundle, classes: tuple[str, ...], computing: Computing) -> None:
+        self.name, self.bundle, self.computing = place, bundle, computing
+        known = bool(classes) and set(classes) <= set(bundle.classes)
+        self.order = [bundle.classes.index(one) for one in classes] if known else []
+        self.rows = partial(features_of, bundle.model, bundle.preprocess, how=computing.how, workers=0, keep=False)
+
+    def features(self, images: np.ndarray, labels: np.ndarray | None = None) -> Features:
+        """Images -> rows (n, d), and where classes are given and known, recognised (n,) bool."""
+        split, bundle = as_split(images), self.bundle
+        features = {"rows": np.array(self.rows(split).rows)}
+        if labels is not None and self.order:
+            engine = make_engine(bundle.model, bundle.preprocess, self.computing.how)
+            logits, _ = logits_of(engine, EvalLoader(split, bundle.preprocess))
+            features["recognised"] = logits[:, self.order].argmax(1) == labels
+        return features
+
+
+def is_inception(place: str) -> bool:
+    """Whether a path is a file of Inception's weights, as torch-fidelity and pytorch-fid have it."""
+    if not Path(place).is_file():
+        return False
+    try:
+        return SIGN in open_weights(place).entries
+    except WeightsError:
+        return False
+
+
+def open_space(features: str, classes: tuple[str, ...], computing: Computing, device: str) -> Space:
+    """The space that `--features` names: `pixels`, a file of Inception's weights, or a model. Raises UsageError and
+    WeightsError for what cannot be opened."""
+    if features in (PIXELS, LATENTS):
+        return PixelSpace(features)
+    if is_inception(features):
+        return InceptionSpace(features, device)
+    bundle = open_bundle(features, headless=True, note=computing.listener.note)
+    return ModelSpace(os.fspath(features), bundle, classes, computing)
+
+
+def as_split(images: np.ndarray) -> Arrays:
+    """Images (n, H, W, C) uint8 as a split without labels."""
+    pixels: Any = images[..., 0] if images.shape[-1] == 1 else images
+    return Arrays(pixels, np.zeros((len(images), 0), np.float32))

@@ -1,0 +1,68 @@
+"""Between images and latents, by an autoencoder of diffusers (extra `gen`)."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitreous.data.keys import key, normal
+from vitreous.data.latents import Latents
+from vitreous.errors import UsageError, WeightsError
+from vitreous.weights.fetch import fetch
+
+FILES = "config.json and diffusion_pytorch_model.safetensors, as diffusers saves an AutoencoderKL"
+DRAW = 0x706F7374  # sets draws from the posterior apart from others
+
+
+class Autoencoder:
+    """The AutoencoderKL in a folder or at `hf:org/name`, whose config tells by what latents are scaled and shifted.
+
+    `channels` are those of its latents. Raises UsageError where diffusers is not installed, WeightsError for a folder
+    without one.
+    """
+
+    def __init__(self, place: str | os.PathLike[str], device: str = "cpu") -> None:
+        try:
+            from diffusers import AutoencoderKL  # pyright: ignore[reportPrivateImportUsage]
+        except ImportError:
+            raise UsageError("latents are made and read by diffusers", "pip install 'vitreous[gen]'") from None
+        path = fetch(os.fspath(place))
+        if not (path / "config.json").is_file():
+            raise WeightsError(f"{place} is no folder with an autoencoder", f"it has {FILES}")
+        try:
+            vae: Any = AutoencoderKL.from_pretrained(path, use_safetensors=True, local_files_only=True)
+        except (OSError, ValueError, RuntimeError, LookupError, TypeError, AttributeError) as error:
+            reason, hint = str(error).splitlines()[0][:200], f"it has {FILES}"
+            raise WeightsError(f"{place} holds no autoencoder that diffusers reads ({reason})", hint) from None
+        self.vae, self.device = vae.to(device).eval(), device
+        self.channels: int = vae.config.latent_channels
+        name = os.fspath(place) if os.fspath(place).startswith("hf:") else os.fspath(path.absolute())
+        stride = 2 ** (len(vae.config.block_out_channels) - 1)
+        self.latents = Latents(name, vae.config.scaling_factor, vae.config.shift_factor or 0.0, stride)
+
+    def require_channels(self, channels: int) -> None:
+        """Raise UsageError for a model of latents of other channels."""
+        if self.channels != channels:
+            problem = f"{self.latents.autoencoder} has latents of {self.channels} channels, and the model {channels}"
+            raise UsageError(problem, "name the autoencoder that the model was trained with")
+
+    @torch.inference_mode()
+    def encode(self, pixels: np.ndarray, seed: int) -> np.ndarray:
+        """(H, W, 3) uint8 -> (h, w, channels) float32: a draw from the posterior, a function of the seed, neither
+        scaled nor shifted."""
+        image = torch.from_numpy(pixels.copy()).to(self.device).movedim(-1, 0)[None] / 127.5 - 1
+        posterior = self.vae.encode(image).latent_dist
+        noise = torch.from_numpy(normal(key(DRAW, np.array([seed])), tuple(posterior.mean.shape[1:])))
+        drawn = posterior.mean + posterior.std * noise.to(posterior.mean)
+        return drawn[0].movedim(0, -1).float().cpu().numpy()
+
+    @torch.inference_mode()
+    def decode(self, latents: Tensor) -> Tensor:
+        """(b, channels, h, w) float32, scaled and shifted -> (b, 3, H, W) uint8."""
+        rows = latents.to(self.device) / self.latents.scale + self.latents.shift
+        images = [self.vae.decode(row).sample.float().cpu() for row in rows.split(1)]
+        return ((torch.cat(images) + 1) * 127.5).round_().clamp_(0, 255).to(torch.uint8)
