@@ -12,7 +12,7 @@ from tests.contracts import randomise
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Arrays
 from vitreous.errors import UsageError
-from vitreous.evaluation.denoising import TIMES, DenoisingEvaluator
+from vitreous.evaluation.denoising import TIMES, DenoisingEvaluator, times_of
 from vitreous.evaluation.engine import TorchEngine
 from vitreous.evaluation.sampling import Canvas, ImageSampler
 from vitreous.generation.process import Diffusion, Flow
@@ -95,3 +95,18 @@ def test_the_error_is_that_of_a_loop_for_any_split(process):
     assert rows.figures["denoising_error"] == pytest.approx(np.mean(alone), rel=1e-5)
     noise = 1.0 if isinstance(process, Diffusion) else 1.0 + 1 / 3  # images are uniform in -1 .. 1
     assert report.figures["denoising_error"] == pytest.approx(noise, rel=0.1)
+
+
+def test_of_many_images_each_is_judged_at_some_times(monkeypatch):
+    rng = np.random.default_rng(0)
+    split = Arrays(rng.integers(0, 256, (32, 8, 8, 3), dtype=np.uint8), np.arange(32) % 4)
+    engine = TorchEngine(DiT(CONFIG).eval(), Preprocess((8, 8)), "cpu", "fp32")
+    evaluator = DenoisingEvaluator(Flow(), labelled=True)
+    whole = evaluator(engine, split, workers=0).figures
+    for answers, period in ((128, 2), (90, 3), (8, 8)):
+        monkeypatch.setattr("vitreous.evaluation.denoising.ANSWERS", answers)
+        judged = times_of(np.arange(32), 32)
+        assert judged.any(0).all() and judged.any(1).all() and judged.sum() <= -(-32 * TIMES // period) + TIMES
+        some = evaluator(engine, split, workers=0).figures
+        assert some.keys() == whole.keys() and some["denoising_error"] != whole["denoising_error"]
+        assert some["denoising_error"] == pytest.approx(whole["denoising_error"], rel=0.1)

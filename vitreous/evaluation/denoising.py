@@ -22,13 +22,17 @@ from vitreous.generation.gaussian import Gaussian
 from vitreous.generation.line import Line
 from vitreous.generation.process import Diffusion, Process
 
-TIMES = 8  # at which each image is judged
+TIMES = 8  # at which images are judged
+ANSWERS = 4096  # of the model: of more images than a `TIMES`-th, each is judged at some of the times
 _NOISE = 0x64656E6F  # sets its draws apart
 
 
 class DenoisingEvaluator(Evaluator):
     """The mean squared error of what a model is asked for, at `TIMES` times from noise to image, with noise that is a
     function of the image: the same for every model of one process, and for any number of processes.
+
+    Of many images each is judged at some of the times, in turn by its number, so that a look at a large split costs
+    little more than one answer for each image.
 
     `labelled`: the model is told the class of each image.
     """
@@ -47,37 +51,50 @@ class DenoisingEvaluator(Evaluator):
     def outputs(
         self, engine: Engine, reader: EvalLoader, on_images: Callable[[int], None] = lambda images: None
     ) -> tuple[Any, dict[int, DataError]]:
-        """(n, TIMES) float32 squared errors, and the unreadable images by position."""
+        """(n, TIMES) float32 squared errors, NaN at times at which an image is not judged, and the unreadable images by
+        position."""
         blank = torch.zeros(engine.preprocess.channels, *engine.preprocess.image, dtype=engine.preprocess.dtype)
         rows, bad = [np.zeros((0, TIMES), np.float32)], {}
         for samples, images in chunks(reader.batches(CHUNK), CHUNK):
             bad |= {s: image for s, image in zip(samples, images, strict=True) if isinstance(image, DataError)}
             pixels = torch.stack([blank if isinstance(image, DataError) else image for image in images])
             labels = torch.from_numpy(reader.split.labels[np.asarray(samples)]) if self.labelled else None
-            rows.append(self.errors(engine, pixels, labels))
+            rows.append(self.errors(engine, pixels, labels, times_of(np.asarray(samples), len(reader.split))))
             on_images(len(images))
         return np.concatenate(rows), bad
 
     @torch.inference_mode()
-    def errors(self, engine: Any, pixels: Tensor, labels: Tensor | None) -> np.ndarray:
-        """(B, C, *image) uint8, (B,) int64 -> (B, TIMES) float32."""
+    def errors(self, engine: Any, pixels: Tensor, labels: Tensor | None, judged: np.ndarray) -> np.ndarray:
+        """(B, C, *image) uint8, (B,) int64 and (B, TIMES) bool, which are judged -> (B, TIMES) float32."""
         images = engine.preprocess.normalise(pixels).to(engine.device)
         labels = None if labels is None else labels.to(engine.device)
         sums = pixels.flatten(1).double().sum(1).long().numpy()
-        errors = []
+        errors = np.full(judged.shape, np.nan, np.float32)
         for number in range(TIMES):
-            noise = torch.from_numpy(normal(key(_NOISE, sums, number), tuple(images.shape[1:]))).to(images)
-            noised = self.noising.noised(images, noise, self.noising.moment((number + 0.5) / TIMES, len(images)))
-            answer = engine.model(noised.images.to(engine.images), noised.time, labels)
-            errors.append((answer[:, : images.shape[1]].float() - noised.target).square().flatten(1).mean(1))
-        return torch.stack(errors, 1).cpu().numpy()
+            places = np.flatnonzero(judged[:, number])
+            if not len(places):
+                continue
+            own, given = images[places], None if labels is None else labels[places]
+            noise = torch.from_numpy(normal(key(_NOISE, sums[places], number), tuple(own.shape[1:]))).to(own)
+            noised = self.noising.noised(own, noise, self.noising.moment((number + 0.5) / TIMES, len(own)))
+            answer = engine.model(noised.images.to(engine.images), noised.time, given)
+            squares = (answer[:, : own.shape[1]].float() - noised.target).square().flatten(1).mean(1)
+            errors[places, number] = squares.cpu().numpy()
+        return errors
 
     def report(self, outputs: Outputs, *others: Outputs) -> Report:
-        """The mean error, and that at each time, of the readable images."""
+        """The mean error, each time counted alike, and that at each time, of the readable images."""
         rows = outputs.rows[outputs.readable]
-        mean = rows.mean(0, dtype=np.float64) if len(rows) else np.full(TIMES, np.nan)
+        counts, sums = (~np.isnan(rows)).sum(0), np.nansum(rows, 0, dtype=np.float64)
+        mean = np.divide(sums, counts, out=np.full(TIMES, np.nan), where=counts > 0)
         names = [f"denoising_error_{(number + 0.5) / TIMES:.2f}" for number in range(TIMES)]
         figures = {self.name: float(mean.mean()), **dict(zip(names, mean.tolist(), strict=True))}
         shown = {name: value if np.isfinite(value) else None for name, value in figures.items()}
         unreadable = len(outputs.rows) - len(rows)
         return Report(len(outputs.rows), unreadable, shown, {}, [], None, figure=self.name, better="lower")
+
+
+def times_of(samples: np.ndarray, count: int) -> np.ndarray:
+    """(n,) numbers of images, of so many -> (n, TIMES) bool: at which times each is judged; all where they are few."""
+    period = min(TIMES, max(1, -(-count * TIMES // ANSWERS)))
+    return (samples[:, None] + np.arange(TIMES)) % period == 0
