@@ -292,6 +292,20 @@ def test_what_cannot_be_served_is_refused_at_the_start(tmp_path):
         open_served(save_generator(tmp_path / "model"), InferenceOptions(engine="openvino"))
 
 
+def test_a_model_of_latents_serves_what_they_are_decoded_to(tmp_path):
+    diffusers = pytest.importorskip("diffusers", reason="a test dependency")
+    sizes = {"block_out_channels": (8, 8), "norm_num_groups": 4, "down_block_types": ("DownEncoderBlock2D",) * 2}
+    sizes |= {"up_block_types": ("UpDecoderBlock2D",) * 2, "scaling_factor": 0.5, "latent_channels": 4}
+    diffusers.AutoencoderKL(**sizes).save_pretrained(tmp_path / "vae")
+    served = open_served(save_generator(tmp_path / "model", channels=4), vae=str(tmp_path / "vae"))
+    with running(served) as server:
+        status, body, _ = ask(Site(server.address), {"class": "cat", "steps": 2}, LINES)
+    last = json.loads(body.splitlines()[-1])
+    assert status == 200 and pixels(last["images"][0]["image"]).shape == (16, 16, 3)
+    with pytest.raises(UsageError, match="--vae is for models that make images"):
+        open_served(save_bundle(tmp_path / "classifier"), vae=str(tmp_path / "vae"))
+
+
 def test_a_model_that_is_not_finite_is_refused(place):
     bundle = load_bundle(place)
     torch.nn.init.constant_(next(bundle.model.parameters()), float("nan"))

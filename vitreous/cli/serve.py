@@ -50,6 +50,8 @@ class Options(WeightsOptions):
     """Numbers to compute with; auto is bf16 where the device has it, else fp32."""
     engine: Literal["auto", "torch", "openvino"] = "auto"
     """What computes; auto is torch. openvino needs the extra `export`."""
+    vae: str | None = None
+    """Of a model of latents: the autoencoder that decodes them (default: that which its run names)."""
     bulk: bool = False
     """Answer more pictures a second (a fifth more with ViT-S/16 on two cores), each of them later: larger parts are
     computed together."""
@@ -81,7 +83,7 @@ def run(options: Options, console: Console) -> NoReturn:
         if token:
             console.say(f"token {token}")
 
-    code = serve(options.source(options.run), settings, how, options.exact, not options.bulk, up)
+    code = serve(options.source(options.run), settings, how, options.exact, not options.bulk, up, options.vae)
     if code:
         raise Interrupted("stopped")
     sys.stdout.flush()

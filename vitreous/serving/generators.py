@@ -33,20 +33,24 @@ class GeneratorRuntime:
     features = objects = logits
 
 
-def generator_predictor(bundle: Bundle, how: InferenceOptions | None = None) -> Predictor:
-    """A predictor that makes images. Raises UsageError for an engine other than PyTorch, for images that are no
-    pictures, and for a device or a precision that there is not."""
+def generator_predictor(bundle: Bundle, how: InferenceOptions | None = None, vae: str | None = None) -> Predictor:
+    """A predictor that makes images, of latents by the autoencoder that is named, or that of the run.
+
+    Raises UsageError for an engine other than PyTorch, for images that are no pictures, and for a device or a precision
+    that there is not; UsageError and WeightsError as `Autoencoder`.
+    """
     from vitreous.serving.card import card_of
     from vitreous.serving.samples import Generator
 
     card, channels = card_of(bundle), bundle.model.config.channels
     if how and how.engine == "openvino":
         raise UsageError("--engine openvino makes no images", "leave it out")
-    decoded = bool(getattr(bundle.task, "autoencoder", ""))
+    decoded = bool(vae or getattr(bundle.task, "autoencoder", ""))
     if (channels not in (1, 3) and not decoded) or len(bundle.preprocess.image) != 2:
         problem = f"{card.name} makes images of {channels} channels and {len(bundle.preprocess.image)} axes"
-        raise UsageError(problem, "a page shows those of 1 or 3 channels and 2 axes; read others in Python")
-    generator = Generator(bundle, how.device if how else "auto", how.precision if how else "auto")
+        hint = "a page shows those of 1 or 3 channels and 2 axes: name what decodes latents, --vae FOLDER"
+        raise UsageError(problem, hint)
+    generator = Generator(bundle, how.device if how else "auto", how.precision if how else "auto", vae)
     return Predictor(card, GeneratorRuntime(generator), bundle)
 
 

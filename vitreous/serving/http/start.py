@@ -33,26 +33,31 @@ def serve(
     exact: bool = False,
     quick: bool = True,
     up: Callable[[Server], None] = lambda server: None,
+    vae: str | None = None,
 ) -> int:
     """What `vitreous serve` does, from the main thread: answer HTTP until SIGTERM or Ctrl-C, load `run` again on
     SIGHUP.
 
     `settings` say where to listen (127.0.0.1:8000) and what to bear; `how`, `exact` and `quick` are those of `load`.
-    `up` is called when it answers. Returns the exit code. Raises UsageError and WeightsError as `load` does,
-    ResourceError for a port that is taken.
+    `up` is called when it answers. `vae`: the autoencoder of a model of latents. Returns the exit code. Raises
+    UsageError and WeightsError as `load` does, ResourceError for a port that is taken.
     """
 
     from vitreous.serving.http.server import Server
 
-    server = Server(settings or Settings(), run, lambda: open_served(run, how, exact, quick))
+    server = Server(settings or Settings(), run, lambda: open_served(run, how, exact, quick, vae))
     return asyncio.run(server.run(lambda: up(server)))
 
 
 def open_served(
-    run: str | os.PathLike[str], how: InferenceOptions | None = None, exact: bool = False, quick: bool = True
+    run: str | os.PathLike[str],
+    how: InferenceOptions | None = None,
+    exact: bool = False,
+    quick: bool = True,
+    vae: str | None = None,
 ) -> Predictor:
     """What `load` gives, or a model that makes images. Raises UsageError and WeightsError as `load` does."""
-    if is_exported(run):
+    if vae is None and is_exported(run):
         return load(run, how, exact=exact, quick=quick)
     from vitreous.reports.opening import answering, find_bundle
 
@@ -61,7 +66,9 @@ def open_served(
 
     bundle = find_bundle(run, ignore)
     if bundle.makes_images:
-        return generator_predictor(bundle, how)
+        return generator_predictor(bundle, how, vae)
+    if vae is not None:
+        raise UsageError(f"--vae is for models that make images, and {run} makes none", "leave it out")
     return predictor_of(run, answering(run, bundle, True, ignore, dense=True), how, exact=exact, quick=quick)
 
 
