@@ -73,7 +73,8 @@ def unlike():
     Quick are those with a size, a patch or a make that none before them has; the others put together what those have.
     """
     seen, found = set(), []
-    for name in (name for name in NAMES if configure(name).kind != "dit"):  # which tests/models/test_dit.py has
+    # those of latents and of clips are in tests/models, test_dit.py and test_video.py
+    for name in (name for name in NAMES if configure(name).family not in ("dit", "video")):
         config = few(name)
         plain = {**to_plain(config), "patch": None, "image": None}
         size = str([plain.get(key) for key in SIZE])

@@ -18,11 +18,12 @@ from vitreous.models.configs.hybrid import StemConfig as StemConfig
 from vitreous.models.configs.sam import SAMConfig as SAMConfig
 from vitreous.models.configs.segmenter import SegmenterConfig as SegmenterConfig
 from vitreous.models.configs.swin import SwinConfig as SwinConfig
+from vitreous.models.configs.video import VideoConfig as VideoConfig
 from vitreous.models.configs.vit import FAMILY_OF
 from vitreous.models.configs.vit import Resize as Resize
 from vitreous.models.configs.vit import ViTConfig as ViTConfig
 
-Encoders = ViTConfig | HybridConfig | AxialConfig | SAMConfig | CLIPConfig | BiTConfig | SwinConfig
+Encoders = ViTConfig | HybridConfig | AxialConfig | SAMConfig | CLIPConfig | VideoConfig | BiTConfig | SwinConfig
 ModelConfig = Encoders | AdapterConfig | SegmenterConfig | DetectorConfig | DiTConfig
 C = TypeVar("C", bound=ModelConfig)
 

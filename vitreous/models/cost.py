@@ -16,6 +16,7 @@ from vitreous.models.config import (
     ModelConfig,
     SegmenterConfig,
     SwinConfig,
+    VideoConfig,
     ViTConfig,
 )
 from vitreous.models.detector import detector_macs
@@ -45,7 +46,7 @@ def macs(config: ModelConfig, image: tuple[int, ...] | None = None) -> int:
         return dit_macs(config, image)
     grid, width, out = grid_of(image, config.patch), config.width, config.neck or config.width
     patches = math.prod(grid)
-    tokens = patches + config.prefix
+    tokens = patches + config.prefix * slots_of(config, grid)
     embed = patches * math.prod(config.patch) * config.channels * width
     if config.stem:
         stem, size = config.stem, (image[0], image[1])
@@ -57,11 +58,14 @@ def macs(config: ModelConfig, image: tuple[int, ...] | None = None) -> int:
         embed += patches * math.prod(p // stem.reduction for p in config.patch) * channels * width
     mlp = tokens * (3 if config.mlp == "swiglu" else 2) * width * config.hidden
     attention = sum(attention_macs(config, grid, index) for index in range(config.depth))
-    pool = tokens * 2 * width**2 + 2 * tokens * width + 2 * width**2 + 2 * width * config.hidden
+    seen = patches + config.prefix
+    pool = seen * 2 * width**2 + 2 * seen * width + 2 * width**2 + 2 * width * config.hidden
     neck = patches * (width * config.neck + 9 * config.neck**2)
     neck += len(config.conv_blocks) * patches * (2 * width * (width // 2) + 9 * (width // 2) ** 2)
     head = (config.representation or 0) * out + config.classes * config.features
     layers = config.depth * (1 + config.axial)
+    if isinstance(config, VideoConfig) and config.arrangement == "factorised-encoder":
+        head += config.temporal_depth * (block_macs(grid[0], width, 0) + mlp * grid[0] // tokens)
     return embed + layers * mlp + attention + pool * (config.pool == "attention") + neck + head
 
 
@@ -93,16 +97,27 @@ def unread(config: ModelConfig, grid: tuple[int, ...]) -> int:
     if not isinstance(config, ViTConfig) or not config.pooled_prefix:
         return 0
     width, mlp = config.width, (3 if config.mlp == "swiglu" else 2) * config.width * config.hidden
-    tokens = math.prod(grid) + config.prefix
+    slots = slots_of(config, grid)
+    tokens = math.prod(grid) // slots + config.prefix
     others = tokens - config.pooled_prefix
-    if config.attention == "plain":
-        attention = attention_macs(config, grid, config.depth - 1) - config.pooled_prefix * (
-            4 * width**2 + 2 * config.heads * tokens * width
-        )
+    if slots > 1 and config.arrangement == "factorised-dot-product":  # queries and keys of all tokens are computed
+        attention = others * (width**2 + (tokens + slots) * width)
+    elif config.attention == "plain":
+        factorised = isinstance(config, VideoConfig) and config.factorised
+        whole = block_macs(tokens, width, 0) if factorised else attention_macs(config, grid, config.depth - 1)
+        attention = whole - config.pooled_prefix * (4 * width**2 + 2 * config.heads * tokens * width)
+        if config.arrangement == "factorised-attention":
+            attention += others * block_macs(slots, width, 0) // slots
     else:
         bias = (2 * tokens - 1) * width * (config.attention == "relative")
         attention = others * (width**2 + 2 * tokens * width + bias)
-    return attention + others * mlp
+    return slots * (attention + others * mlp)
+
+
+def slots_of(config: ViTConfig, grid: tuple[int, ...]) -> int:
+    """How many sequences of space a grid has, each with prefix tokens: its time slots where the arrangement is
+    factorised."""
+    return grid[0] if isinstance(config, VideoConfig) and config.factorised else 1
 
 
 def block_macs(tokens: int, width: int, hidden: int) -> int:
@@ -134,6 +149,8 @@ def attention_macs(config: ViTConfig, grid: tuple[int, ...], index: int) -> int:
     """Multiply-adds of a block's attention, or of its two if it is axial: four products of width D, and those of
     queries and keys."""
     tokens, width = math.prod(grid) + config.prefix, config.width
+    if isinstance(config, VideoConfig) and config.factorised:
+        return space_time_macs(config, grid)
     if config.axial:
         return 2 * tokens * 4 * width**2 + 2 * tokens * sum(grid) * width
     if config.on_grid and index in config.windowed_blocks:
@@ -146,6 +163,20 @@ def attention_macs(config: ViTConfig, grid: tuple[int, ...], index: int) -> int:
         return tokens * 4 * width**2 + 2 * pairs * width
     bias = {"relative": (2 * tokens - 1) * width, "decomposed": sum(grid) * width}.get(config.attention, 0)
     return tokens * (4 * width**2 + 2 * tokens * width + bias)
+
+
+def space_time_macs(config: VideoConfig, grid: tuple[int, ...]) -> int:
+    """Multiply-adds of the attention of a block that tells space and time apart: T slots of S tokens.
+
+    A factorised encoder T S (4 D^2 + 2 S D), its blocks over time left out; factorised attention T S (8 D^2 + 2 (S + T)
+    D); factorised dot products T S (4 D^2 + (S + T) D), or those of the first where T is 1.
+    """
+    slots, width = grid[0], config.width
+    tokens = math.prod(grid[1:]) + config.prefix
+    space, time = slots * block_macs(tokens, width, 0), tokens * block_macs(slots, width, 0)
+    if config.arrangement == "factorised-attention":
+        return space + time
+    return (space + time) // 2 if config.arrangement == "factorised-dot-product" and slots > 1 else space
 
 
 def sides_of(length: int, window: int) -> list[int]:
@@ -180,6 +211,8 @@ def activations(config: ModelConfig, image: tuple[int, ...] | None = None, devic
     blocks are of another kind.
     """
     if not isinstance(config, ViTConfig) or config.on_grid or config.stem or config.attention != "plain":
+        return None
+    if isinstance(config, VideoConfig) and config.factorised:
         return None
     tokens = math.prod(grid_of(image or config.image, config.patch)) + config.prefix
     again = device == "cpu" and config.gelu != "quick"

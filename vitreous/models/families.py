@@ -24,9 +24,11 @@ from vitreous.models.config import (
     SAMConfig,
     SegmenterConfig,
     SwinConfig,
+    VideoConfig,
     ViTConfig,
 )
 from vitreous.models.configs.dit import dit_name, parse_dit
+from vitreous.models.video_names import parse_video, video_name
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,7 @@ FAMILIES: dict[str, Family] = {
     "axial": Family(AxialConfig, "vitreous.models.axial:AxialViT", presets.parse_axial, presets.axial_name),
     "sam": Family(SAMConfig, "vitreous.models.sam:SAM", presets.parse_kin, presets.vit_name),
     "clip": Family(CLIPConfig, "vitreous.models.clip:CLIP", presets.parse_kin, presets.vit_name),
+    "video": Family(VideoConfig, "vitreous.models.video:Video", parse_video, video_name),
     "adapter": Family(
         AdapterConfig,
         "vitreous.models.adapter:ViTAdapter",

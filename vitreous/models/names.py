@@ -37,6 +37,8 @@ _SPELLINGS = [
     (re.compile(r"(?:microsoft/)?swinv2[-_](\w+?)[-_](?:patch4[-_])?window(\d+(?:to\d+)?).*"), r"SwinV2-\1/4-window\2"),
     (re.compile(r"swin_([tsb])"), r"Swin-\1/4"),
     (re.compile(r"swin_v2_([tsb])"), r"SwinV2-\1/4"),
+    (re.compile(r"(?:google/)?vivit-(\w)-(\d+)x(\d+).*"), r"ViViT-\1/\2x\3"),
+    (re.compile(r"(?:mcg-nju/)?videomae-(small|base|large|huge).*"), r"VideoMAE-\1/16x2"),
     (re.compile(r"resnetv2_(\d+x\d+)_bit.*"), r"BiT-R\1"),
     (re.compile(r"(?:google/)?bit-(\d+)"), r"BiT-R\1x1"),
 ]

@@ -15,6 +15,7 @@ from vitreous.models.configs.dit import DITS
 from vitreous.models.configs.hybrid import ConvStemConfig, HybridConfig, StemConfig
 from vitreous.models.configs.segmenter import SegmenterConfig
 from vitreous.models.configs.swin import SwinConfig
+from vitreous.models.configs.video import ARRANGEMENTS
 from vitreous.models.configs.vit import ViTConfig
 from vitreous.nn.sizes import format_size, nearby
 
@@ -142,6 +143,8 @@ NAMES = [
     *SWIN_NAMES,
     *(f"DiT-{size}/{patch}" for size in DITS for patch in (2, 4, 8)),
     *(f"{family}-{name}" for family, members in KIN.items() for name in members),
+    *(f"ViViT-{size}/16x2{'' if one == 'joint' else f'-{one}'}" for size in "BL" for one in ARRANGEMENTS),
+    *(f"VideoMAE-{size}/16x2" for size in "SBLH"),
 ]
 
 _CANONICAL = re.compile(r"(?:vit-)?(?P<size>[a-z][a-z0-9]*|\d+x\d+)/(?P<patch>\d+(?:x\d+){0,2})", re.IGNORECASE)

@@ -33,6 +33,8 @@ from vitreous.nn.position import (
     Learned,
     LearnedAxes,
     SinCosPosition,
+    SinusoidPosition,
+    SpaceTimePosition,
     TokenPositions,
     everywhere,
 )
@@ -228,9 +230,13 @@ class ViT(nn.Module):
     def place(self, tokens: Tensor) -> Tensor:
         """(B, *grid, D) -> (B, N, D): add positions, read at whatever grid arrives, and flatten."""
         if self.position is not None and self.config.position_at == "input":
-            table = self.position.read(tuple(tokens.shape[1:-1])).to(tokens.device)  # type: ignore[operator]
+            table = self.positions_at(tuple(tokens.shape[1:-1])).to(tokens.device)
             tokens = tokens + (table.to(tokens.dtype) if self.training else table)  # frozen models sum in float32
         return F.dropout(tokens.flatten(1, -2), self.dropout, self.training)
+
+    def positions_at(self, grid: tuple[int, ...]) -> Tensor:
+        """(*grid, D), or what broadcasts to it: the positions that are added to the patch tokens of a grid."""
+        return self.position.read(grid)  # type: ignore[operator, union-attr]
 
     def places(self, tokens: Tensor, index: Tensor | None = None) -> TokenPositions:
         """Where the tokens of a (B, *grid, D) lie, or those with the numbers `index` (B, K) int64 alone: what `encode`
@@ -259,21 +265,10 @@ class ViT(nn.Module):
         """(B, N, D) -> what the encoder is given: (B, P + N, D) with prefix tokens in front, or (B, *grid, D) for
         blocks on a grid; then the positions for blocks that need them. Raises ValueError as `encode`."""
         c = self.config
-        if self.prefix is not None:
-            prefix = self.prefix
-            if self.slots is not None and c.position_at == "input":
-                prefix = torch.cat([prefix[: c.positioned] + self.slots, prefix[c.positioned :]])
-            prefix = F.dropout(prefix.expand(tokens.shape[0], -1, -1), self.dropout, self.training)
-            tokens = torch.cat([prefix, tokens], dim=1)
-        tokens = self.first_norm(tokens)
         if not c.needs_positions:
-            return (tokens,)
-        if places is None:
-            if tokens.shape[1] != c.prefix + math.prod(c.grid):
-                raise ValueError(
-                    f"{tokens.shape[1] - c.prefix} tokens are not those of the native grid", "give their places"
-                )
-            places = TokenPositions(c.grid, c.prefix)
+            return (self.with_prefix(tokens),)
+        places = places or self.native_places(tokens)
+        tokens = self.with_prefix(tokens)
         if c.on_grid:
             if places.index is not None:
                 raise ValueError("axial and windowed blocks take whole grids: no patch can be left out")
@@ -282,6 +277,23 @@ class ViT(nn.Module):
             assert self.position is not None
             return tokens, everywhere(self.position, self.slots, places)
         return tokens, places
+
+    def with_prefix(self, tokens: Tensor) -> Tensor:
+        """(B, N, D) -> (B, P + N, D): prefix tokens in front, with their positions, and the norm before the blocks."""
+        c = self.config
+        if self.prefix is not None:
+            prefix = self.prefix
+            if self.slots is not None and c.position_at == "input":
+                prefix = torch.cat([prefix[: c.positioned] + self.slots, prefix[c.positioned :]])
+            prefix = F.dropout(prefix.expand(tokens.shape[0], -1, -1), self.dropout, self.training)
+            tokens = torch.cat([prefix, tokens], dim=1)
+        return self.first_norm(tokens)
+
+    def native_places(self, tokens: Tensor) -> TokenPositions:
+        """Where (B, N, D) patch tokens of the native grid lie. Raises ValueError for another number of tokens."""
+        if tokens.shape[1] != math.prod(self.config.grid):
+            raise ValueError(f"{tokens.shape[1]} tokens are not those of the native grid", "give their places")
+        return TokenPositions(self.config.grid, self.config.prefix)
 
     def last_norm(self, tokens: Tensor) -> Tensor:
         """(..., D) -> (..., D): the norm after the last block."""
@@ -316,6 +328,10 @@ def position(config: ViTConfig) -> nn.Module | None:
         return (Learned if config.position == "learned" else LearnedAxes)(
             config.table_grid, config.width, config.resize
         )
+    if config.position == "space-time":
+        return SpaceTimePosition(config.table_grid, config.width, config.resize)
+    if config.position == "sinusoid":
+        return SinusoidPosition(config.width)
     return None if config.position == "none" else SinCosPosition(config.width, config.position.removeprefix("sincos-"))
 
 

@@ -85,6 +85,24 @@ class NormedAttention(Attention):
         return self.query_norm(q.to(dtype)).to(v.dtype), self.key_norm(k.to(dtype)).to(v.dtype), v
 
 
+class QueryValueBias(nn.Linear):
+    """The layer of queries, keys and values, (..., D) -> (..., 3 D), whose keys have no bias: it would add the same to
+    every logit of a query, which softmax drops (BEiT, arXiv:2106.08254)."""
+
+    def __init__(self, width: int) -> None:
+        nn.Module.__init__(self)  # nn.Linear's own would make one bias of all three
+        self.in_features, self.out_features = width, 3 * width
+        self.weight = nn.Parameter(torch.empty(3 * width, width))
+        self.query_bias, self.value_bias = (nn.Parameter(torch.zeros(width)) for _ in range(2))
+        for part in self.weight.chunk(3):
+            nn.init.xavier_uniform_(part)
+
+    @property
+    def bias(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """(3 D,): those of queries and values, with zeros for keys between them."""
+        return torch.cat([self.query_bias, torch.zeros_like(self.query_bias), self.value_bias])
+
+
 def split_heads(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
     """(..., N, 3 D) -> queries, keys and values, each (..., h, N, d)."""
     q, k, v = qkv.unflatten(-1, (3, heads, -1)).unbind(-3)  # (..., N, 3, h, d) -> 3 x (..., N, h, d)
@@ -112,9 +130,11 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tenso
 
     `bias` is added to the logits, or a mask, as in `probabilities`; its shape goes over (..., h, N, N).
 
-    PyTorch's fused kernel everywhere, but for training on a CPU in bfloat16, where its backward pass takes about eight
-    times as long as two batched products with the probabilities kept.
+    PyTorch's fused kernel everywhere, on the four axes that it takes, but for training on a CPU in bfloat16, where its
+    backward pass takes about eight times as long as two batched products with the probabilities kept.
     """
+    if q.dim() > 4 and bias is None:
+        return attend(*(x.flatten(0, -4) for x in (q, k, v))).unflatten(0, q.shape[:-3])
     if (
         q.device.type == "cpu"
         and q.dtype == torch.bfloat16

@@ -32,10 +32,14 @@ class Encoder(nn.Module):
     def forward(self, x: Tensor, *context: Any, whole: bool = True) -> Tensor:
         """(..., N, D) -> (..., N, D), or (..., read, D) where not the `whole` is asked for; `context` goes to every
         block."""
+        return self.norm(self.run_blocks(x, *context, whole=whole))
+
+    def run_blocks(self, x: Tensor, *context: Any, whole: bool = True) -> Tensor:
+        """(..., N, D) -> (..., N, D), or (..., read, D): the same before the norm."""
         for block in self.blocks:
             few = self.read and not whole and block is self.blocks[-1]
             x = self.step(partial(block, queries=slice(self.read)) if few else block, x, *context)
-        return self.norm(x)
+        return x
 
     def features(self, x: Tensor, taps: Sequence[int], *context: Any) -> list[Tensor]:
         """(..., N, D) -> for each tap t, (..., N, D) after t blocks, before any last norm; 0 is x itself.

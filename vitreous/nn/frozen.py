@@ -31,6 +31,7 @@ from vitreous.nn.layout import Windows
 from vitreous.nn.local import LocalAttention
 from vitreous.nn.relative import GridAttention, RelativeAttention, RotaryAttention
 from vitreous.nn.resnet import LineAttention
+from vitreous.nn.spacetime import SpaceTimeHeads
 from vitreous.nn.windows import ContinuousPositionBias, WindowAttention, attend_short
 
 
@@ -165,6 +166,7 @@ LAST = {
     RelativeAttention: "out",
     RotaryAttention: "out",
     LocalAttention: "out",
+    SpaceTimeHeads: "out",
     GridAttention: "out",
     Mlp: "fc2",
     SwiGLU: "fc2",

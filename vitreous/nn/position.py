@@ -5,6 +5,7 @@ P prefix tokens, K patch tokens, D width.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -102,6 +103,41 @@ class SinCosPosition(nn.Module):
     def read(self, grid: tuple[int, ...]) -> Tensor:
         """(*grid, D)."""
         return sincos(grid, self.width, form=self.form)
+
+
+class SpaceTimePosition(nn.Module):
+    """Learned positions of space and of time, apart: e(t, i, j) = T[t] + S[i, j] (ViViT, arXiv:2103.15691; MAE as
+    spatiotemporal learners, arXiv:2205.09113).
+
+    `space` is a table as that of a picture, and `time` starts at 0, so that a fresh model does not tell slots apart.
+    """
+
+    def __init__(self, grid: tuple[int, ...], width: int, resize_rule: str = "bicubic-antialias") -> None:
+        super().__init__()
+        self.time, self.space = Learned(grid[:1], width, resize_rule), Learned(grid[1:], width, resize_rule)
+        nn.init.zeros_(self.time.table)
+
+    def read(self, grid: tuple[int, ...]) -> Tensor:
+        """(T, h, w, D)."""
+        return self.time.read(grid[:1]).unflatten(0, (-1, *[1] * (len(grid) - 1))) + self.space.read(grid[1:])
+
+
+class SinusoidPosition(nn.Module):
+    """Fixed positions of a token's number n in raster order (VideoMAE, arXiv:2203.12602, its released code): sin(n w_i)
+    and cos(n w_i) in turn, w_i = 10000^(-2 i / D).
+
+    The number depends on the grid, so another one has other positions, as their code has at another size.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+
+    def read(self, grid: tuple[int, ...]) -> Tensor:
+        """(*grid, D) float32."""
+        frequencies = 10000.0 ** (-torch.arange(0, self.width, 2, dtype=torch.float64) / self.width)
+        angles = torch.arange(math.prod(grid), dtype=torch.float64)[:, None] * frequencies
+        return torch.stack([angles.sin(), angles.cos()], -1).flatten(1)[:, : self.width].float().unflatten(0, grid)
 
 
 def everywhere(position: nn.Module, slots: Tensor | None, places: TokenPositions) -> Tensor:

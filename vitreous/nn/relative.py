@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitreous.nn.attention import ALL, Attention, attend, masked, probabilities
@@ -59,13 +60,14 @@ class RotaryAttention(Attention):
     coordinates.
 
     Each axis turns its share of the d channels in neighbouring pairs, pair i by coordinate * base^(-i / pairs); so a
-    logit depends on how far two patches are from each other, axis by axis. Prefix tokens are not turned, and grids need
-    no resizing.
+    logit depends on how far two patches are from each other, axis by axis. Pairs that the axes cannot share are not
+    turned, nor are prefix tokens, and grids need no resizing. Raises ValueError for heads of an odd number of channels,
+    or of less than a pair to an axis.
     """
 
     def __init__(self, width: int, heads: int, axes: int = 2, bias: bool = True, base: float = 10000.0) -> None:
         super().__init__(width, heads, bias)
-        if (width // heads) % (2 * axes):
+        if (width // heads) % 2 or width // heads < 2 * axes:
             raise ValueError(f"heads of {width // heads} channels cannot be turned along {axes} axes")
         self.axes, self.base = axes, base
 
@@ -94,7 +96,7 @@ class RotaryAttention(Attention):
         for axis, length in enumerate(grid):
             line = torch.arange(length)[:, None] * frequencies
             parts.append(line.view(*[-1 if a == axis else 1 for a in range(len(grid))], pairs).expand(*grid, pairs))
-        return torch.cat(parts, -1)
+        return F.pad(torch.cat(parts, -1), (0, channels // 2 - len(grid) * pairs))
 
 
 def turn(x: Tensor, cos: Tensor, sin: Tensor, prefix: int) -> Tensor:

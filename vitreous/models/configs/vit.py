@@ -22,6 +22,7 @@ FAMILY_OF = {
     "conv_blocks": "sam",
     "position_grid": "sam",
     "first_norm": "clip",
+    "arrangement": "video",
 }
 KINDS: dict[str, type[ViTConfig]] = {}  # family -> its config; `models.config` imports them all
 
@@ -77,10 +78,12 @@ class ViTConfig(Leveled, metaclass=ByOptions):
         "conv_blocks": tuple[int, ...],
         "position_grid": tuple[int, ...],
         "first_norm": bool,
+        "arrangement": Literal["joint", "factorised-encoder", "factorised-attention", "factorised-dot-product"],
     }
     stem = None
     axial = first_norm = False
     neck = 0
+    arrangement = ""
     conv_blocks: ClassVar[tuple[int, ...]] = ()
     position_grid: ClassVar[tuple[int, ...]] = ()
 
@@ -187,7 +190,8 @@ class ViTConfig(Leveled, metaclass=ByOptions):
     def positioned(self) -> int:
         """Prefix tokens with a learned position of their own: at most `slots`, and none where there is no class
         token."""
-        return min(self.slots, self.prefix) if self.class_token and self.position in ("learned", "axes") else 0
+        learned = self.position in ("learned", "axes", "space-time")
+        return min(self.slots, self.prefix) if self.class_token and learned else 0
 
     @property
     def on_grid(self) -> bool:

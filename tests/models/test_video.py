@@ -1,0 +1,214 @@
+"""Video models: every arrangement keeps the models' promises, and a clip of one time slot is a picture."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from tests import contracts
+from tests.nn.test_frozen import agrees
+from vitreous.errors import UsageError
+from vitreous.models.config import VideoConfig, ViTConfig
+from vitreous.models.configs.video import ARRANGEMENTS
+from vitreous.models.cost import computed, macs
+from vitreous.models.families import family_of
+from vitreous.models.names import configure, name_of
+from vitreous.models.skip_init import skip_init
+from vitreous.models.zoo import build, create
+from vitreous.nn.position import SinusoidPosition, SpaceTimePosition
+
+SMALL = {"classes": 5, "width": 24, "depth": 2, "heads": 2, "hidden": 48}
+CLIP = SMALL | {"image": (6, 8, 12), "patch": (2, 4, 4), "temporal_depth": 1}
+MEAN = {"pool": "mean", "class_token": False}
+MODELS = {
+    "joint": {},
+    "joint, VideoMAE's": {**MEAN, "norm": "pooled", "position": "sinusoid", "no_key_bias": True},
+    "joint, rotary": {"attention": "rotary", "position": "none"},
+    "joint, sines": {"position": "sincos"},
+    "encoder": {"arrangement": "factorised-encoder", "position": "space-time", "registers": 1},
+    "encoder, mean": {"arrangement": "factorised-encoder", **MEAN},
+    "attention": {"arrangement": "factorised-attention", "position": "space-time"},
+    "attention, mean after norm": {"arrangement": "factorised-attention", **MEAN, "norm": "pooled"},
+    "heads": {"arrangement": "factorised-dot-product"},
+    "heads, mean of normed tokens": {"arrangement": "factorised-dot-product", "pool": "mean", "no_key_bias": True},
+    "heads, attention pooling": {"arrangement": "factorised-dot-product", "pool": "attention"},
+}
+FACTORISED = [name for name in ARRANGEMENTS if name != "joint"]
+
+
+def make(changes, seed=0):
+    torch.manual_seed(seed)
+    return contracts.randomise(build(VideoConfig(**(CLIP | changes)))).eval()
+
+
+def clips(model, count=2, scale=(1, 1, 1)):
+    size = (side * by for side, by in zip(model.config.image, scale, strict=True))
+    return torch.randn(count, 3, *size, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_promises(name):
+    for promise in contracts.ALL:
+        model = make(MODELS[name])
+        promise(model, clips(model))
+    model.any_size = True
+    contracts.other_sizes_work(model, clips(model, 2, (2, 2, 2)), clips(model, 2, (3, 1, 2)))
+
+
+@pytest.mark.processor
+@pytest.mark.parametrize("name", MODELS)
+def test_frozen_models_answer_the_same(name):
+    model = make(MODELS[name])
+    model.any_size = True
+    agrees(model, clips(model), clips(model, 2, (1, 2, 1)))
+
+
+def image_model(changes):
+    torch.manual_seed(3)
+    settings = SMALL | {"image": (8, 12), "patch": (4, 4)} | changes
+    return contracts.randomise(build(ViTConfig(**settings))).eval()
+
+
+def of_frames(image, arrangement, frames, **changes):
+    """The video model that has the weights of a picture's, and fresh ones for time; patches of one frame."""
+    own = {name: getattr(image.config, name) for name in ("class_token", "pool", "norm", "registers")}
+    model = build(
+        VideoConfig(**SMALL, image=(frames, 8, 12), patch=(1, 4, 4), arrangement=arrangement, **own, **changes)
+    )
+    state = model.state_dict()
+    for name, tensor in image.state_dict().items():
+        target = name if name in state else name.replace("position.table", "position.space.table")
+        state[target] = tensor.expand(state[target].shape)
+    model.load_state_dict(state)
+    return model.eval()
+
+
+POOLS = {
+    "class": {},
+    "registers": {"registers": 2},
+    "mean": MEAN,
+    "mean, norm after": {**MEAN, "norm": "pooled"},
+    "attention": {"pool": "attention"},
+}
+
+
+@pytest.mark.parametrize("arrangement", ARRANGEMENTS)
+@pytest.mark.parametrize("pool", POOLS)
+def test_a_clip_of_one_slot_is_a_picture(arrangement, pool):
+    image = image_model(POOLS[pool])
+    for position in ("learned", "space-time"):
+        model, x = of_frames(image, arrangement, 1, position=position), torch.randn(2, 3, 8, 12)
+        torch.testing.assert_close(model(x[:, :, None]), image(x), rtol=0, atol=1e-5)
+        torch.testing.assert_close(model.features(x[:, :, None]), image.features(x), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("arrangement", ["factorised-encoder", "factorised-attention"])
+@pytest.mark.parametrize("pool", ["class", "registers", "mean"])
+def test_fresh_time_makes_a_clip_the_mean_of_its_frames(arrangement, pool):
+    """As long as nothing is learned of time, logits are the mean of those that the picture's model has for frames."""
+    image = image_model(POOLS[pool])
+    model, x = of_frames(image, arrangement, 3, position="space-time"), torch.randn(2, 3, 3, 8, 12)
+    frames = torch.stack([image(x[:, :, t]) for t in range(3)], 1).mean(1)
+    torch.testing.assert_close(model(x), frames, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_other_clips_of_a_batch_and_other_slots_keep_apart(name):
+    """Without positions nothing tells slots apart: a clip played backwards has the same answer."""
+    model = make(MODELS[name] | {"position": "none", "attention": "plain"})
+    x = clips(model).unflatten(2, (3, 2))
+    torch.testing.assert_close(model(x.flip(2).flatten(2, 3)), model(x.flatten(2, 3)), rtol=0, atol=1e-4)
+
+
+def passes(config, work):
+    """Multiply-adds of a pass of a model of this config, by PyTorch's own count of operations."""
+    with torch.device("meta"):
+        model, x = build(config), torch.empty(1, 3, *config.image)
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
+        work(model, x)
+    return counter.get_total_flops() // 2
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if "attention pooling" not in name])
+@pytest.mark.parametrize("frames", [2, 6])
+def test_cost_is_what_passes_through(name, frames):
+    config = VideoConfig(**(CLIP | {"image": (frames, 8, 12)} | MODELS[name]))
+    whole = passes(config, lambda model, x: model.classify(model.pool(model.features(x))))
+    assert whole == macs(config)
+    assert passes(config, lambda model, x: model(x)) == computed(config)
+
+
+def test_parameters_are_those_of_the_papers():
+    """VideoMAE's, fine-tuned and pre-trained (arXiv:2203.12602), to the unit, and ViViT-B's four models, as rounded in
+    Table 2 of arXiv:2103.15691."""
+    counts = {"S": 22_033_936, "B": 86_534_800, "L": 304_270_736}
+    for size, count in counts.items():
+        config = replace(configure(f"VideoMAE-{size}/16x2"), classes=400)
+        assert sum(p.numel() for p in skip_init(config).parameters()) == count
+    encoder = replace(configure("VideoMAE-B/16x2"), classes=0, norm="tokens")
+    assert sum(p.numel() for p in skip_init(encoder).parameters()) == 86_227_200
+    for name, millions in zip(ARRANGEMENTS, (88.9, 115.1, 117.3, 88.9), strict=True):
+        config = replace(configure(f"ViViT-B/16x2-{name}".removesuffix("-joint")), classes=400)
+        count = sum(p.numel() for p in skip_init(config).parameters())
+        assert count / 1e6 == pytest.approx(millions, abs=0.1), name
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["ViViT-B/16x2", "ViViT-L/16x2-factorised-encoder", "ViViT-128x6/8x2", "ViViT-64x2/8x4x2", "VideoMAE-H/16x2"],
+)
+def test_names_are_read_as_they_are_written(name):
+    config = configure(name.lower())
+    assert isinstance(config, VideoConfig) and name_of(config) == name
+    assert configure(name, 64).image == (config.image[0], 64, 64)
+    assert configure(name, (8, 64, 48)).image == (8, 64, 48)
+
+
+@pytest.mark.parametrize(
+    "changes,message",
+    [
+        ({"image": (32, 32), "patch": (8, 8)}, "takes clips"),
+        ({"arrangement": "factorised-attention", "attention": "rotary"}, "goes with attention=plain"),
+        ({"arrangement": "factorised-encoder", "temporal_depth": 0}, "at least one block"),
+        ({"arrangement": "factorised-dot-product", "heads": 3}, "cannot be halved"),
+        ({"attention": "rotary", "heads": 6}, "cannot be turned"),
+        ({"no_key_bias": True, "qkv_bias": False}, "qkv_bias=true"),
+    ],
+)
+def test_configs_that_cannot_be_are_refused(changes, message):
+    with pytest.raises(UsageError, match=message):
+        VideoConfig(**(CLIP | changes))
+    with pytest.raises(UsageError, match="unknown model"):
+        configure("ViViT-B/16x0")
+
+
+def test_layers_of_time_count_with_their_blocks_or_above_all():
+    config = configure("ViViT-B/16x2-factorised-encoder")
+    layers = {
+        "position.time.table": 0,
+        "encoder.blocks.3.attention.norm.weight": 4,
+        "temporal.blocks.0.mlp.norm.bias": 13,
+    }
+    layers |= {"encoder.blocks.3.time.norm.weight": 4, "head.bias": 13}
+    for name, layer in layers.items():
+        assert family_of(config).layer_of(name, config) == layer
+
+
+def test_positions_of_space_and_time_are_added_and_the_sinusoid_counts_tokens():
+    apart = SpaceTimePosition((2, 3, 4), 8)
+    torch.nn.init.normal_(apart.time.table)
+    table = apart.read((2, 3, 4))
+    assert torch.equal(table[1, 2, 3], apart.time.table[1] + apart.space.table[2, 3])
+    assert apart.read((4, 6, 5)).shape == (4, 6, 5, 8)
+    line = SinusoidPosition(6).read((2, 3, 4)).flatten(0, 2)
+    angles = [17 / 10000 ** (2 * i / 6) for i in range(3)]
+    expected = [f(angle) for angle in angles for f in (math.sin, math.cos)]
+    assert line[17].tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_option_of_an_arrangement_makes_a_video_model():
+    model = create("ViT-32x1/4x8x8", (8, 16, 16), 3, arrangement="factorised-attention")
+    assert isinstance(model.config, VideoConfig) and model(torch.zeros(1, 3, 8, 16, 16)).shape == (1, 3)
