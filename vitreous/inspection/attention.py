@@ -64,7 +64,8 @@ def far_sighted(look: AttentionCall, model: Model) -> None:
     """Raise UsageError for an attention that does not see all tokens, naming blocks that do."""
     if look.span == "all":
         return
-    seen = {"row": "its row and then its column", "column": "its row and then its column"}.get(look.span, "its window")
+    lines, slots = "its row and then its column", "its time slot and then its place at all times"
+    seen = {"row": lines, "column": lines, "space": slots, "time": slots}.get(look.span, "its window")
     blocks = getattr(model.config, "global_blocks", ())
     hint = f"attention works for blocks {', '.join(map(str, blocks))}, distance for all" if blocks else INSTEAD
     raise UsageError(f"in block {look.layer} of this model a token sees {seen} only, not the whole image", hint)

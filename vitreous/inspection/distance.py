@@ -64,7 +64,7 @@ def distances(model: Model, batches: Iterable[Tensor]) -> Distances:
         batch: list[Tensor] = []
 
         def collect(look: AttentionCall, grid=grid, attentions=attentions, batch=batch) -> None:
-            own = grid if look.windows is None else look.whole
+            own = look.whole or grid
             shift = look.windows.shift_of(own) if look.windows else ()
             reference = uniform(own if look.windows else look.grid, look.patch, look.grid, shift)
             attentions.append((look.layer, look.span, reference))

@@ -26,10 +26,11 @@ from vitreous.models.zoo import Model
 from vitreous.nn.block import Branch, PostNormBranch
 from vitreous.nn.frozen import FrozenBranch, Plain
 from vitreous.nn.layout import Windows
+from vitreous.nn.spacetime import SpaceTimeHeads, join_slots
 
 CHUNK_BYTES = 64 * 2**20  # of the float32 probabilities that a look has in memory at a time
 
-Span = Literal["all", "row", "column", "window"]
+Span = Literal["all", "row", "column", "window", "space", "time"]
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,10 @@ class AttentionCall:
     """One attention and its input.
 
     `layer` counts blocks from 0; `span` is what a query sees: all tokens, its row or column (axial blocks give two
-    calls), or its window. `grid`: patch tokens of one sequence, `prefix`: tokens before them; `patch`: pixels to a
-    token, per axis. `x` (..., T, D) float32, or (..., *grid, D) for attention that takes a grid. `windows` cut the grid
-    `whole` of all patch tokens; None where the span is another.
+    calls), its window, its time slot, or its place at all times (blocks of factorised video models may give two calls).
+    `grid`: patch tokens of one sequence, `prefix`: tokens before them; `patch`: pixels to a token, per axis. `x` (...,
+    T, D) float32, or (..., *grid, D) for attention that takes a grid. `windows` cut the grid `whole` of all patch
+    tokens; None where the span is another. `whole` is set too where attention is over one vector of each time slot.
     """
 
     layer: int
@@ -140,8 +142,9 @@ def watch(model: Model, images: Tensor, visit: Callable[[AttentionCall], None]) 
 def states(model: Model, images: Tensor, visit: Callable[[State], None]) -> Tensor:
     """Run the model once on (B, C, *image) and pass its running sum to `visit`, after the embedding and each branch.
 
-    Returns the (B, P + N, D) tokens after the last norm. Of axial blocks the attention and the MLP along columns count.
-    Raises UsageError for a model without attention.
+    Returns the (B, P + N, D) tokens after the last norm. Of axial blocks the attention and the MLP along columns count,
+    of blocks over space and time the attention over time; what relates vectors of slots is left out. Raises UsageError
+    for a model without attention.
     """
     has_attention(model)
     c = model.config
@@ -149,8 +152,7 @@ def states(model: Model, images: Tensor, visit: Callable[[State], None]) -> Tens
 
     def make_hook(layer: int, after: Any) -> Callable[..., None]:
         def hook(module: nn.Module, given: tuple[Any, ...], out: Tensor | None = None) -> None:
-            tokens = (given[0] if out is None else out).detach()
-            tokens = tokens.transpose(1, 2) if ".column." in name_of[module] else tokens
+            tokens = in_raster_order(name_of[module], (given[0] if out is None else out).detach(), c)
             own = tuple(tokens.shape[1:-1]) if tokens.dim() > 3 else grid  # stages of a Swin have grids of their own
             visit(State(layer, after, own, c.prefix, tokens.flatten(1, -2)))
 
@@ -160,11 +162,20 @@ def states(model: Model, images: Tensor, visit: Callable[[State], None]) -> Tens
     with eval_mode(model) as stack:
         first = next(iter(name_of))
         stack.enter_context(removing(first.register_forward_pre_hook(make_hook(-1, "embedding"))))
+        twice = getattr(c, "arrangement", "") == "factorised-attention"  # the attention over time is the later one
         for branch, name in name_of.items():
-            if ".row." not in name:
+            if ".row." not in name and not name.startswith("temporal.") and not (twice and name.endswith(".attention")):
                 after = "attention" if hasattr(core(branch), "weights") else "mlp"
                 stack.enter_context(removing(branch.register_forward_hook(make_hook(layer_of(name, c), after))))
         return run(model, images)
+
+
+def in_raster_order(name: str, tokens: Tensor, config: ModelConfig) -> Tensor:
+    """The running sum at a branch of this name, with its axes as they are outside of the block: (B, T, D), or
+    (B, *grid, D) of blocks on a grid."""
+    if ".column." in name or name.endswith(".time"):
+        tokens = tokens.transpose(1, 2)
+    return join_slots(tokens, config.prefix) if getattr(config, "factorised", False) else tokens  # type: ignore[union-attr]
 
 
 def run(model: Model, images: Tensor) -> Tensor:
@@ -220,6 +231,10 @@ def looker(
         x = (given[0] if isinstance(module, PostNormBranch) else module.norm(given[0])).float()
         span: Span = "row" if ".row." in name else "column" if ".column." in name else "window" if windows else "all"
         own = {"row": (1, grid[-1]), "column": (grid[0], 1), "window": windows.size if windows else ()}.get(span, grid)
+        if getattr(config, "factorised", False):
+            for view in space_time_views(name, part, x, grid, config.prefix):
+                visit(AttentionCall(layer_of(name, config), *view[:5], patch=config.patch, whole=view[5]))  # type: ignore[union-attr]
+            return
         layer, whole = layer_of(name, config), tuple(x.shape[1:-1]) if windows else ()
         x, *context = windows.split(x) if windows else (x, *given[1:])
         patch = config.patch_at(layer)  # type: ignore[union-attr]
@@ -228,8 +243,31 @@ def looker(
     return hook
 
 
+def space_time_views(
+    name: str, part: nn.Module, x: Tensor, grid: tuple[int, ...], prefix: int
+) -> Iterator[tuple[Span, tuple[int, ...], int, nn.Module, Tensor, tuple[int, ...]]]:
+    """Yield span, grid, prefix, part, x and whole grid of the calls of one attention of a factorised video model, which
+    is given (B, T, S, D), (B, S, T, D) over time, or (B, T, D) of slots' vectors; x is one of these.
+
+    Over time only the lines of patch tokens are looked at, not those of prefix tokens.
+    """
+    slot, line = (1, *grid[1:]), (grid[0], *[1] * (len(grid) - 1))
+    if name.startswith("temporal."):
+        yield "time", line, 0, part, x, line
+    elif name.endswith(".time"):
+        yield "time", line, 0, part, x[:, prefix:], ()
+    elif isinstance(part, SpaceTimeHeads) and grid[0] > 1:
+        yield "space", slot, prefix, part.half(of_time=False), x, ()
+        yield "time", line, 0, part.half(of_time=True), x.transpose(1, 2)[:, prefix:], ()
+    else:
+        yield "space", slot, prefix, part, x, ()
+
+
 def layer_of(name: str, config: ModelConfig) -> int:
-    """`encoder.blocks.3.attention` -> 3; the blocks of a Swin are counted over all stages."""
+    """`encoder.blocks.3.attention` -> 3; the blocks of a Swin are counted over all stages, and those over the time
+    slots of a factorised encoder after the others."""
+    if name.startswith("temporal."):
+        return config.depth + int(name.split(".")[2])  # type: ignore[union-attr]
     return family_of(config).layer_of(f"{name}.", config) - 1
 
 

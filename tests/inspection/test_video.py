@@ -1,0 +1,80 @@
+"""Looks into video models: what is seen of space and of time is what the fused pass computed."""
+
+import pytest
+import torch
+
+from tests.inspection.test_watch import answers_of, looks_of
+from tests.models.test_video import clips, make
+from vitreous.errors import UsageError
+from vitreous.inspection.attention import attention
+from vitreous.inspection.distance import distances, uniform
+from vitreous.inspection.hooks import states
+from vitreous.nn.frozen import frozen
+
+SPANS = {
+    "joint": ["all", "all"],
+    "factorised-encoder": ["space", "space", "time"],
+    "factorised-attention": ["space", "time"] * 2,
+    "factorised-dot-product": ["space", "time"] * 2,
+}
+
+
+def tamed(arrangement):
+    """A model whose numbers stay near one, with a class token and a register."""
+    model = make({"arrangement": arrangement, "registers": 1})
+    for parameter in model.parameters():
+        parameter.data *= 0.3
+    return model
+
+
+@pytest.mark.parametrize("arrangement", SPANS)
+def test_looks_are_what_was_computed(arrangement):
+    model = tamed(arrangement)
+    x = clips(model)
+    looks, answers = looks_of(model, x), answers_of(model, x)
+    assert [look.span for look in looks] == SPANS[arrangement]
+    for look in looks:
+        weights = look.weights()
+        assert weights.shape[-3:] == (look.part.heads, look.tokens, look.tokens)
+        torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]))
+        assert torch.allclose(torch.cat([part for _, part in look.chunks(1)], -2), weights, atol=1e-6)
+    if arrangement == "factorised-dot-product":
+        return
+    for look, answer in zip(looks, answers, strict=True):
+        heads = (look.weights() @ look.part.split(look.x)[2]).transpose(-3, -2).flatten(-2)
+        seen = answer[:, 2:] if look.span == "time" and answer.dim() == 4 else answer
+        assert torch.allclose(look.part.out(heads), seen, atol=1e-5)
+
+
+def test_halves_of_the_heads_put_together_are_the_answer():
+    model = tamed("factorised-dot-product")
+    x = clips(model)
+    looks, answers = looks_of(model, x), answers_of(model, x)
+    for space, time, answer in zip(looks[::2], looks[1::2], answers, strict=True):
+        part = model.encoder.blocks[space.layer].attention.part
+        values = part.split(space.x)[2]  # (B, T, h, S, d)
+        near = space.weights() @ values[:, :, :1]
+        far = (time.weights() @ values[:, :, 1:, 2:].transpose(1, 3)).transpose(1, 3)
+        heads = torch.cat([near[..., 2:, :], far], 2).transpose(-3, -2).flatten(-2)
+        assert torch.allclose(part.out(heads), answer[:, :, 2:], atol=1e-5)
+
+
+@pytest.mark.parametrize("arrangement", SPANS)
+def test_states_distances_and_frozen_models(arrangement):
+    model = tamed(arrangement)
+    x, collected = clips(model), []
+    last = states(model, x, collected.append)
+    assert [(state.layer, state.after) for state in collected] == [
+        (-1, "embedding"),
+        *((i, part) for i in (0, 1) for part in ("attention", "mlp")),
+    ]
+    assert all(state.patches.shape == (2, 3, 2, 3, 24) for state in collected)
+    assert torch.allclose(model.encoder.norm(collected[-1].tokens)[:, 2:], last[:, 2:], atol=1e-5)
+    found = distances(model, [x])
+    assert list(found.spans) == SPANS[arrangement] and found.per_image.isfinite().any(-1).all()
+    assert set(found.uniform) <= {uniform((3, 2, 3), (2, 4, 4)), 0.0}
+    for look, other in zip(looks_of(model, x), looks_of(frozen(model), x), strict=True):
+        assert torch.allclose(look.weights(), other.weights(), atol=1e-5)
+    if arrangement != "joint":
+        with pytest.raises(UsageError, match="its time slot"):
+            attention(model, x, [0])
