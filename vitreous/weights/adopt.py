@@ -29,6 +29,7 @@ from vitreous.weights.adoption import HEAD, Adoption
 from vitreous.weights.bundle import DESCRIPTION, Bundle, fill, load_bundle
 from vitreous.weights.fetch import fetch, nothing_at
 from vitreous.weights.foreign import DetectedCheckpoint, find, weights_in
+from vitreous.weights.inflation import fit_key_bias, inflate_kernel, inflate_positions
 from vitreous.weights.options import known_of
 from vitreous.weights.parts import ObjectiveParts, load_parts
 from vitreous.weights.pretraining import parts_beside
@@ -38,8 +39,10 @@ from vitreous.weights.tasks import Detection, Features, Generation, Segmentation
 from vitreous.weights.variants import heads_mismatch
 
 NORMS = ("encoder.norm.", "pooled_norm.")  # the last one, on every token or on what is pooled of them
-#: what changes no answer until it is trained, so that weights need not have it: relative positions, convolutions
-IDENTITIES = re.compile(r"encoder\.blocks\.\d+\.(attention\.part(\.part)?\.(rows|columns)|after\..*)")
+#: what changes no answer until it is trained, so that weights need not have it: relative positions, convolutions, time
+IDENTITIES = re.compile(
+    r"encoder\.blocks\.\d+\.(attention\.part(\.part)?\.(rows|columns)|after\..*|time\..*)|temporal\..*|position\.time\.table"
+)
 BUNDLE, CHECKPOINT = "a bundle", "a checkpoint"  # titles of what this project writes, which tells everything
 TABLES = re.compile(r"(^|\.)(table|tables\.\d+|rows|columns|relative)$")  # names of what is read at another grid
 #: the first of these names that is there reads the image
@@ -172,14 +175,17 @@ def adopt(model: Model, source: str | os.PathLike[str] | Weights, classes: tuple
 
     `classes` names the model's; where the source names its own too, a head for the same ones is reordered, and one for
     others is left out. Positions are resized to the model's grid by the rule in its config (arXiv:2010.11929, section
-    3.2), channels are changed as by `rechannelled` and patches as by `repatched`, and a representation layer or head
-    that does not fit keeps its initial zeros; so does a last norm that stands elsewhere, and what changes no answer at
-    first. Raises WeightsError, listing them, for other differences.
+    3.2), channels are changed as by `rechannelled` and patches as by `repatched`; weights of pictures are inflated for
+    clips and volumes. A representation layer or head that does not fit keeps its initial zeros; so does a last norm
+    that stands elsewhere, and what changes no answer at first. Raises WeightsError, listing them, for other
+    differences.
     """
     weights = without_dense_head(source if isinstance(source, Weights) else open_weights(source))
     own, state = model.state_dict(), dict(weights.state())
     folded(state, own)
     relocated(state, own)
+    fit_key_bias(state, own)
+    inflate_positions(state, own, weights.config, model.config)
     omitted = gridded(state, own, weights.config, model.config)
     resized = (
         f"{format_size(reach(weights.config))} -> {format_size(reach(model.config))}"
@@ -286,9 +292,15 @@ def fit_first_layer(
     patches = channels = ""
     if not name:
         return patches, channels
-    if before.front == after.front == "patches" and len(before.cell) == len(after.cell) and before.cell != after.cell:
-        state[name] = repatched(state[name], before.channels, before.cell, after.cell)
-        patches = f"{format_size(before.cell)} -> {format_size(after.cell)}"
+    more = len(after.image) - len(before.image)
+    if before.front == after.front == "patches" and before.cell != after.cell and more in (0, 1):
+        patches, space = f"{format_size(before.cell)} -> {format_size(after.cell)}", after.cell[more:]
+        if before.cell != space:
+            state[name] = repatched(state[name], before.channels, before.cell, space)
+        if more:
+            inflate = getattr(after, "inflate", "central")
+            state[name] = inflate_kernel(state[name], before.channels, space, after.cell[0], inflate)
+            patches += f" ({inflate} inflation)"
     if before.channels != after.channels:
         state[name] = rechannelled(state[name], before.channels, after.channels)
         channels = f"{before.channels} -> {after.channels}"

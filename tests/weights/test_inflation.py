@@ -1,0 +1,103 @@
+"""Weights of pictures start models of clips: what is seen of one frame, or of a clip that stands still, is the same."""
+
+import pytest
+import torch
+
+from tests.weights import peers
+from vitreous.data.preprocess import Preprocess
+from vitreous.errors import WeightsError
+from vitreous.models.config import VideoConfig, ViTConfig
+from vitreous.models.configs.video import ARRANGEMENTS
+from vitreous.models.zoo import build
+from vitreous.weights.adopt import Weights, adopt
+from vitreous.weights.inflation import inflate_kernel
+from vitreous.weights.tasks import Features
+
+SMALL = {"classes": 4, "width": 32, "depth": 2, "heads": 2, "hidden": 64}
+MEAN = {"class_token": False, "pool": "mean"}
+
+
+def weights_of(config):
+    """A model of this config, random, and its weights as a source."""
+    model = peers.randomise(build(config))
+    preprocess = Preprocess((config.image[-2], config.image[-1]))
+    return model, Weights("somewhere", "a bundle", config, preprocess, Features(), model.state_dict)
+
+
+def clip_config(frames, **changes):
+    return VideoConfig(**(SMALL | {"image": (frames, 16, 24), "patch": (3, 8, 8), "temporal_depth": 1} | changes))
+
+
+@pytest.mark.parametrize("arrangement", ARRANGEMENTS)
+@pytest.mark.parametrize("position", ["learned", "space-time"])
+@pytest.mark.parametrize("inflate", ["central", "average"])
+def test_a_clip_of_one_slot_is_answered_as_its_picture(arrangement, position, inflate):
+    """Central inflation on any clip, average inflation on a clip that stands still."""
+    image, source = weights_of(ViTConfig(**SMALL, image=(16, 24), patch=(8, 8), registers=1))
+    model = build(clip_config(3, arrangement=arrangement, position=position, inflate=inflate, registers=1))
+    report = adopt(model, source)
+    assert f"patches 8 -> 3x8x8 ({inflate} inflation)" in report.text()
+    assert all(name.startswith(("position.time", "temporal.")) or ".time." in name for name in report.new)
+    x = torch.randn(2, 3, 3, 16, 24)
+    x = x if inflate == "central" else x[:, :, :1].expand(-1, -1, 3, -1, -1)
+    with torch.inference_mode():
+        assert peers.difference(model.eval()(x), image(x[:, :, 1])) <= 1e-5
+        assert peers.difference(model.features(x), image.features(x[:, :, 1])) <= 1e-5
+
+
+@pytest.mark.parametrize("arrangement", ["factorised-encoder", "factorised-attention"])
+def test_longer_clips_are_the_mean_of_their_frames_until_something_is_learned_of_time(arrangement):
+    image, source = weights_of(ViTConfig(**SMALL, image=(16, 24), patch=(8, 8), position="sincos"))
+    model = build(clip_config(12, arrangement=arrangement))
+    adopt(model, source)
+    x = torch.randn(2, 3, 12, 16, 24)
+    with torch.inference_mode():
+        frames = torch.stack([image(x[:, :, t]) for t in range(1, 12, 3)])
+        assert peers.difference(model.eval()(x), frames.mean(0)) <= 1e-5
+
+
+@pytest.mark.parametrize("inflate", ["central", "average"])
+def test_the_tokens_of_a_clip_are_those_of_its_frames(inflate):
+    """The projection and the positions alone, at every slot, and at another size of picture."""
+    image, source = weights_of(ViTConfig(**SMALL, **MEAN, image=(24, 24), patch=(8, 8)))
+    model = build(clip_config(6, **MEAN, inflate=inflate))
+    assert "positions resized 3 -> 2x2x3" in adopt(model, source).text()
+    x = torch.randn(2, 3, 6, 16, 24)
+    x = x if inflate == "central" else x[:, :, 1::3].repeat_interleave(3, 2)
+    with torch.inference_mode():
+        tokens = model.eval().place(model.project(x)).unflatten(1, (2, -1))
+        for slot in range(2):
+            expected = image.place(image.project(x[:, :, 3 * slot + 1]))
+            assert peers.difference(tokens[:, slot], expected) <= 1e-5
+
+
+def test_volumes_start_from_pictures_too():
+    image, source = weights_of(ViTConfig(**SMALL, image=(16, 24), patch=(8, 8)))
+    model = build(ViTConfig(**SMALL, image=(4, 16, 24), patch=(4, 8, 8)))
+    assert not adopt(model, source).new
+    x = torch.randn(2, 3, 4, 16, 24)
+    with torch.inference_mode():
+        assert peers.difference(model.eval()(x), image(x[:, :, 2])) <= 1e-5
+    with pytest.raises(WeightsError):
+        adopt(build(source.config), weights_of(model.config)[1])
+
+
+def test_a_bias_of_keys_comes_and_goes_without_a_change_of_answers():
+    config = clip_config(3, **MEAN)
+    for before, after in ((False, True), (True, False)):
+        first, source = weights_of(VideoConfig(**(vars(config) | {"no_key_bias": before})))
+        second = build(VideoConfig(**(vars(config) | {"no_key_bias": after})))
+        adopt(second, source)
+        x = torch.randn(2, 3, 3, 16, 24)
+        with torch.inference_mode():
+            assert peers.difference(second.eval()(x), first(x)) <= 1e-5
+
+
+def test_inflated_kernels_read_one_frame_or_all_alike():
+    weight = torch.arange(2.0 * 3 * 4).view(2, 12)  # D = 2, C = 3, patches of 2 x 2
+    central = inflate_kernel(weight, 3, (2, 2), 2).view(2, 3, 2, 4)
+    assert torch.equal(central[:, :, 1], weight.view(2, 3, 4)) and not central[:, :, 0].any()
+    average = inflate_kernel(weight, 3, (2, 2), 2, "average").view(2, 3, 2, 4)
+    assert torch.equal(average, weight.view(2, 3, 1, 4).expand(-1, -1, 2, -1) / 2)
+    with pytest.raises(ValueError, match="central or average"):
+        inflate_kernel(weight, 3, (2, 2), 2, "first")
