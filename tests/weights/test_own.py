@@ -32,12 +32,18 @@ REFUSED = (
     "relative",
     "positions by axis",
     "positions in each block",
+    *(name for name in MODELS if name.startswith("VideoMAE")),
 )
+CLIPS = {"image": (4, 16, 32)}
 #: those that need to be told more than the heads
 TOLD = {
     "ViT, patches that are not square": {"image": (32, 16)},
     "ViT, oblong": {"image": (32, 48)},
     "video": {"image": (4, 32, 32)},
+    "ViViT": CLIPS | {"arrangement": "joint"},
+    "ViViT, no head": CLIPS | {"arrangement": "joint"},
+    "ViViT, mean": CLIPS | {"arrangement": "joint"},
+    "ViViT, factorised": CLIPS | {"arrangement": "factorised-dot-product"},
     "ViT, mean of normed tokens beside a class token": {"pool": "mean"},
     "ViT, class token normed alone": {"pool": "class"},
     "rotary": {"attention": "rotary"},

@@ -413,7 +413,7 @@ def test_a_square_that_may_be_an_oblong_is_told(tmp_path):
 def test_what_is_said_and_cannot_be_is_refused(tmp_path):
     with pytest.raises(UsageError, match="no rule bicubik"):
         WeightsSource("weights", "bicubik")  # type: ignore[arg-type]
-    for size in (0, (), (3, 3, 3), (32, -1)):
+    for size in (0, (), (3, 3, 3, 3), (32, -1)):
         with pytest.raises(UsageError, match="--source-size takes one side or height and width"):
             WeightsSource("weights", None, size)
     made_bundle(BiTConfig(image=(32, 32), blocks=(1,), width=32, classes=3)).save(tmp_path / "bit")

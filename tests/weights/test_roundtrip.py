@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from tests.weights import peers
 from tests.weights.peers import LIMIT, agree, difference, images, opened
 from vitreous.errors import UsageError
-from vitreous.models.config import BiTConfig, ConvStemConfig, StemConfig, ViTConfig
+from vitreous.models.config import BiTConfig, ConvStemConfig, StemConfig, VideoConfig, ViTConfig
 from vitreous.models.zoo import build
 from vitreous.weights.adopt import open_weights
 from vitreous.weights.foreign import FORMATS, find, writers
@@ -34,6 +34,12 @@ SAM = replace(
 )
 VITDET = replace(SAM, neck=0, position_grid=(4, 4))
 HYBRID = replace(SMALL, stem=StemConfig((1, 2), 32), patch=(8, 8), gelu="tanh")
+VIDEO = VideoConfig(
+    image=(4, 16, 32), patch=(2, 8, 8), classes=5, width=64, depth=2, heads=4, hidden=128, gelu="tanh", resize="bicubic"
+)
+VIDEOMAE = replace(
+    VIDEO, class_token=False, pool="mean", norm="pooled", position="sinusoid", no_key_bias=True, pooled_eps=1e-5
+)
 BIT = BiTConfig(image=(64, 64), classes=5, blocks=(2, 1), width=32)
 
 GOOGLE = {"google-npz", "linen-npz"}
@@ -93,7 +99,19 @@ MODELS = {
     "positions by axis": (replace(SMALL, position="axes"), set()),
     "positions in each block": (replace(SMALL, position_at="each"), set()),
     "video": (replace(SMALL, image=(4, 32, 32), patch=(2, 8, 8)), set()),
+    "ViViT": (VIDEO, {"huggingface"}),
+    "ViViT, no head": (replace(VIDEO, classes=0), {"huggingface"}),
+    "ViViT, mean": (replace(VIDEO, class_token=False, pool="mean"), set()),
+    "ViViT, factorised": (replace(VIDEO, arrangement="factorised-dot-product"), set()),
+    "VideoMAE": (VIDEOMAE, {"huggingface", "videomae"}),
+    "VideoMAE, encoder": (replace(VIDEOMAE, classes=0, norm="tokens", pooled_eps=None), {"huggingface", "videomae"}),
+    "VideoMAE, neither head nor norm": (replace(VIDEOMAE, classes=0, norm="none"), {"huggingface"}),
+    "VideoMAE, positions that are learned": (replace(VIDEOMAE, position="learned"), set()),
 }
+
+
+#: transformers' encoders with a layer after them that no weights of ours have
+POOLING = ("ViTModel", "DeiTModel", "IJepaModel", "VivitModel")
 
 
 def fresh(config, seed=0):
@@ -211,14 +229,15 @@ def test_transformers_opens_the_folder(name, tmp_path):
     model, form = fresh(config), writer("huggingface", config)
     folder = store(form, config, write(form, config, model.state_dict()), tmp_path / "model")
     kind = form.describe(config)["architectures"][0]
-    options = {"add_pooling_layer": False} if kind in ("ViTModel", "DeiTModel", "IJepaModel") else {}
+    options = {"add_pooling_layer": False} if kind in POOLING else {}
     theirs, found = getattr(transformers, kind).from_pretrained(folder, output_loading_info=True, **options)
     assert not any(found[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")), found
     theirs.eval()
     batch = images(config.image, channels=config.channels)
     with torch.inference_mode():
-        answer, features = theirs(batch), model.features(batch)
-        tokens = getattr(theirs, theirs.base_model_prefix, theirs)(batch).last_hidden_state
+        given = batch.transpose(1, 2) if batch.ndim == 5 else batch  # of clips, the frames before the channels
+        answer, features = theirs(given), model.features(batch)
+        tokens = getattr(theirs, theirs.base_model_prefix, theirs)(given).last_hidden_state
         tokens = tokens.flatten(2).transpose(1, 2) if tokens.ndim == 4 else tokens
         assert difference(features, tokens) <= LIMIT
         if config.classes:
@@ -234,7 +253,7 @@ def test_what_transformers_saves_again_is_what_was_written(name, tmp_path):
     form, ours = writer("huggingface", config), fresh(config).state_dict()
     folder = store(form, config, write(form, config, ours), tmp_path / "model")
     kind = form.describe(config)["architectures"][0]
-    options = {"add_pooling_layer": False} if kind in ("ViTModel", "DeiTModel", "IJepaModel") else {}
+    options = {"add_pooling_layer": False} if kind in POOLING else {}
     getattr(transformers, kind).from_pretrained(folder, **options).save_pretrained(tmp_path / "again")
     assert same(open_weights(tmp_path / "again").state(), ours)
 

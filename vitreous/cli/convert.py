@@ -23,8 +23,8 @@ class Options(WeightsOptions):
     out: Annotated[Positional[str], arg(metavar="OUT")]
     """The file or folder to make."""
     to: str = "bundle"
-    """bundle, huggingface, timm, google-npz, linen-npz, big-vision-npz, bit-npz, torchvision, dinov2, clip, sam or
-    swin.
+    """bundle, huggingface, timm, google-npz, linen-npz, big-vision-npz, bit-npz, torchvision, dinov2, clip, sam,
+    swin or videomae.
 
     With what pre-training needs to go on: bundle, mae, huggingface-mae, dino or dinov2-teacher.
     """

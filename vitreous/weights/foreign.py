@@ -21,7 +21,7 @@ from vitreous.errors import VitreousError, WeightsError
 from vitreous.models.config import TRANSFORMER_FIELDS, ModelConfig, StemConfig
 from vitreous.models.names import name_of
 from vitreous.models.skip_init import skip_init
-from vitreous.weights import dit, google, others, own, swin, swin_v2, timm, transformers, vitdet, vitdet_detector
+from vitreous.weights import dit, google, others, own, swin, swin_v2, timm, transformers, video, vitdet, vitdet_detector
 from vitreous.weights.entry import FLOATING, shown
 from vitreous.weights.files import Source, open_weights
 from vitreous.weights.measure import is_ambiguous
@@ -34,6 +34,7 @@ FORMATS = [
     *swin.FORMATS,
     *swin_v2.FORMATS,
     *dit.FORMATS,
+    *video.FORMATS,
     others.SAM,
     others.SAM_TIMM,
     others.SAM_TRANSFORMERS,
@@ -60,8 +61,8 @@ INSIDE = [
     (re.compile(r"standardized_conv2d_\d+/"), "standardized_conv2d/"),
 ]
 READ = (
-    "ViTs of timm, transformers, torchvision, Google, DeiT, MAE, DINO, DINOv2, CLIP, SAM, ViTDet are read, BiT, Swin "
-    "and DiT"
+    "ViTs of timm, transformers, torchvision, Google, DeiT, MAE, DINO, DINOv2, CLIP, SAM, ViTDet are read, ViViT, "
+    "VideoMAE, BiT, Swin and DiT"
 )
 #: models that are not read: what they are -> a pattern of a tensor's name that nothing else has
 UNREAD = {
@@ -262,12 +263,16 @@ def assumptions(origin: Path, form: Format, config: ModelConfig, beside: dict[st
     if config.kind == "swin" and config.version == 2 and not {"window", "pretrained_window"} & set(beside):
         taken = f"windows of {config.window}" + ", where its positions were learned" * (config.window > 8)
         yield f"{origin.name} does not tell its windows in full: assumed {taken} (`vitreous convert --window N`)"
+    clips = getattr(config, "family", "") == "video"
+    if clips and "image" not in beside:
+        size = f"{config.image[0]} frames of {' x '.join(map(str, config.image[1:]))} pixels"
+        yield f"{origin.name} does not tell the size of its clips: assumed {size} (--source-size FRAMES HEIGHT WIDTH)"
     if config.position != "learned":
         return
     doubt = form.doubt(config)
     # who else has such positions always has them so
     unplaced = config.class_token and not config.positioned and bool(doubt)
-    if "image" not in beside and (is_ambiguous(config.grid) or unplaced):
+    if "image" not in beside and not clips and (is_ambiguous(config.grid) or unplaced):
         own = ", and that the class token has none" * unplaced
         size = f"{config.grid[0]} x {config.grid[1]} patches, images of {config.image[0]} x {config.image[1]} pixels"
         yield f"{origin.name} does not tell the grid of its positions: assumed {size}{own} (--source-size HEIGHT WIDTH)"

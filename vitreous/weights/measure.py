@@ -54,6 +54,13 @@ def vit_config(
     return ViTConfig(**fields)
 
 
+def clip_size(settings: dict[str, Any], frames: int) -> tuple[int, ...]:
+    """Frames, height and width of a video model's clips: as the settings have them, else so many `frames` of 224
+    pixels, in which two numbers are height and width."""
+    image = settings.get("image") or (224, 224)
+    return image if len(image) == 3 else (frames, *image)
+
+
 def published_heads(width: int, depth: int, hidden: int) -> int | None:
     """Attention heads of the published model of that width, depth and MLP width; None where there is none."""
     return next((row[2] for row in SIZES.values() if (row[0], row[1], row[3]) == (width, depth, hidden)), None)
@@ -65,8 +72,11 @@ def grid_from(
     """The grid of patches that positions are for, and how many of them belong to prefix tokens: the first of `slots`
     that fits.
 
-    `image` in pixels, where it is known; else the grid is a square. Raises WeightsError where none fits.
+    `image` in pixels, where it is known; else the grid is a square. Raises WeightsError where none fits,
+    ValueError for an image of other axes than the patch.
     """
+    if image is not None and len(image) != len(patch):
+        raise ValueError(f"its patches have {len(patch)} sides, and the image size is said to have {len(image)}")
     for count in slots:
         rest = tokens - count
         if image is not None and rest == math.prod(i // p for i, p in zip(image, patch, strict=True)):

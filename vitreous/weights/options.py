@@ -17,8 +17,8 @@ class WeightsSource(os.PathLike[str]):
     """A path or name of weights, as `open_weights` takes it, with what is known of them beside their files.
 
     `resize` is the rule by which their positions are resized, a row of `nn.grid.RESIZE`. `source_size` is the size of
-    the images that the positions are for, in pixels: one side of a square, or height and width. Raises UsageError for
-    other values.
+    the images that the positions are for, in pixels: one side of a square, height and width, or frames, height and
+    width. Raises UsageError for other values.
     """
 
     path: str
@@ -31,8 +31,8 @@ class WeightsSource(os.PathLike[str]):
                 f"no rule {self.resize} to resize positions",
                 nearest(self.resize, known) or f"use one of {', '.join(known)}",
             )
-        if self.source_size is not None and (len(self.sides) not in (1, 2) or min(self.sides) < 1):
-            raise UsageError("--source-size takes one side or height and width, in pixels")
+        if self.source_size is not None and (len(self.sides) not in (1, 2, 3) or min(self.sides) < 1):
+            raise UsageError("--source-size takes one side or height and width, in pixels, of clips frames before them")
 
     def __fspath__(self) -> str:
         return self.path
@@ -55,7 +55,8 @@ class WeightsSource(os.PathLike[str]):
     def fields(self) -> dict[str, Any]:
         """The same as fields of `ViTConfig`: those that were given."""
         given: dict[str, Any] = {} if self.resize is None else {"resize": self.resize}
-        return given | ({"image": (self.sides[0], self.sides[-1])} if self.sides else {})
+        sides = self.sides if len(self.sides) == 3 else (*self.sides[:1], *self.sides[-1:])
+        return given | ({"image": sides} if sides else {})
 
     @property
     def words(self) -> list[str]:
@@ -82,8 +83,8 @@ class WeightsOptions:
     """The rule by which the weights' positions are resized to another image size (default: that of the format's
     authors)."""
     source_size: Annotated[tuple[int, ...] | None, arg(metavar="PIXELS...")] = None
-    """Height and width of the images that the weights' positions are for, or one side of a square (default: as the file
-    says)."""
+    """Height and width of the images that the weights' positions are for, or one side of a square; of clips, frames
+    before them (default: as the file says)."""
 
     def source(self, path: str) -> str | WeightsSource:
         """The weights at a path, with these options."""

@@ -23,7 +23,11 @@ UNTOLD = {
     r"encoder\.blocks\.0\.(row|column)\.": "axial blocks",
     r"encoder\.blocks\.0\.(block|position)\.": "positions before each block",
     r"encoder\.blocks\.0\.attention\.part\.(table|rows|part\.rows)$": "relative positions",
+    r"encoder\.blocks\.0\.time\.": "attention over time",
+    r"encoder\.blocks\.0\.attention\.part\.qkv\.query_bias$": "no bias of keys",
     r"position\.tables\.": "positions by axis",
+    r"position\.space\.": "positions of space and of time",
+    r"temporal\.": "blocks over time",
     r"neck\.": "a neck",
     r"body\..*\.relative$": "axial attention",
 }
@@ -194,7 +198,8 @@ def assumed(config: ModelConfig, known: Iterable[str]) -> str:
             "taken; vitreous.save keeps it"
         )
     names = [name for name in ("heads", "gelu", "eps", "pool", "resize") if name not in known]
-    taken = ", ".join(f"{name} {getattr(config, name)}" for name in names)
+    names += ["arrangement"] * (len(config.image) == 3 and "arrangement" not in known)
+    taken = ", ".join(f"{name} {getattr(config, name) or 'joint'}" for name in names)
     return f"a state dict does not tell everything: {taken}, channels {config.channels} taken; vitreous.save keeps it"
 
 

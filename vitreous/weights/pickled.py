@@ -36,7 +36,7 @@ MAX_AXES = 16
 SHARED = 4  # times the size of the file that its tensors may take together: tied weights are stored once
 #: the keys that a state dict is looked for under, the better weights first
 EVERY = "*"  # stands for all sections: names are then SECTION/NAME
-SECTIONS = ("model_ema", "ema", "teacher", "model", "state_dict", "student", "net")
+SECTIONS = ("model_ema", "ema", "teacher", "model", "state_dict", "student", "net", "module")
 MAGIC, PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # how a file of the format before zip begins
 HINT = (
     "where you trust it, save its tensors alone: safetensors.torch.save_file(model.state_dict(), 'model.safetensors')"

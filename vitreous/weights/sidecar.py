@@ -44,11 +44,13 @@ BIT_SAID = {
 
 #: model_type of a config.json -> the title of the format that its tensors are in
 FAMILIES = {
-    "vit": "transformers' ViT, DeiT, ViTMAE or I-JEPA",
-    "deit": "transformers' ViT, DeiT, ViTMAE or I-JEPA",
-    "vit_mae": "transformers' ViT, DeiT, ViTMAE or I-JEPA",
-    "vit_msn": "transformers' ViT, DeiT, ViTMAE or I-JEPA",
-    "ijepa": "transformers' ViT, DeiT, ViTMAE or I-JEPA",
+    "vit": "transformers' ViT, DeiT, ViTMAE, I-JEPA or ViViT",
+    "deit": "transformers' ViT, DeiT, ViTMAE, I-JEPA or ViViT",
+    "vit_mae": "transformers' ViT, DeiT, ViTMAE, I-JEPA or ViViT",
+    "vit_msn": "transformers' ViT, DeiT, ViTMAE, I-JEPA or ViViT",
+    "ijepa": "transformers' ViT, DeiT, ViTMAE, I-JEPA or ViViT",
+    "vivit": "transformers' ViT, DeiT, ViTMAE, I-JEPA or ViViT",
+    "videomae": "transformers' VideoMAE",
     "dinov2": "transformers' DINOv2",
     "dinov2_with_registers": "transformers' DINOv2",
     "clip": "transformers' CLIP image encoder",
@@ -131,7 +133,23 @@ def said_by(config: dict[str, Any]) -> dict[str, Any]:
         if size is not None:
             sides = size if isinstance(size, list) and len(size) == 2 else [size, size]
             settings[ours] = tuple(whole(theirs, side) for side in sides)
-    return settings
+    return settings | clips_said_by(config, settings)
+
+
+def clips_said_by(config: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """Image and patch of a video model, three axes each, as the config.json of a VideoMAE or a ViViT has them; nothing
+    of others. Raises WeightsError for values that are not read."""
+    if config.get("model_type") not in ("videomae", "vivit"):
+        return {}
+    size = config.get("tubelet_size", 2)
+    sides = size if isinstance(size, list) else [size, *settings.get("patch", (16, 16))]
+    if len(sides) != 3:
+        raise WeightsError(f"config.json says tubelet_size {str(size)[:40]}, which has not three sides")
+    frames = whole("num_frames", config.get("num_frames", 16 if config["model_type"] == "videomae" else 32))
+    return {
+        "image": (frames, *settings.get("image", (224, 224))),
+        "patch": tuple(whole("tubelet_size", side) for side in sides),
+    }
 
 
 def windows_of_name(name: str) -> dict[str, Any]:
@@ -203,6 +221,7 @@ PIXELS = {
     "torchvision": IMAGENET,
     "sam": IMAGENET,
     "vitdet": IMAGENET,
+    "videomae": IMAGENET,
     "clip": CLIP,
 }
 # PIL's numbers, in transformers' files
@@ -227,8 +246,9 @@ def preprocessed(form: Format, config: ModelConfig, processor: dict[str, Any], s
     """The preprocessing by `processor` (preprocessor_config.json) and `settings` (config.json). Raises ValueError."""
     mean, std = PIXELS.get(form.name, HALF)
     if form.name == "huggingface":
-        dino = config.kind == "vit" and config.layer_scale is not None
-        mean, std = CLIP if config.kind == "vit" and config.first_norm else IMAGENET if dino else HALF
+        # DINOv2 and VideoMAE
+        usual = config.kind == "vit" and (config.layer_scale is not None or config.position == "sinusoid")
+        mean, std = CLIP if config.kind == "vit" and config.first_norm else IMAGENET if usual else HALF
     if config.kind == "swin":
         mean, std = IMAGENET
     trained = dict_in(settings, "pretrained_cfg")

@@ -1,5 +1,4 @@
-"""Hugging Face transformers' models as they lie in a folder: ViT and its kin, DINOv2, CLIP's and SAM's image encoders,
-BiT.
+"""Hugging Face transformers' models as they lie in a folder: ViT and its kin, ViViT, DINOv2, CLIP's image encoder, BiT.
 
 The names are those of the files, which `from_pretrained` reads and `save_pretrained` writes, whatever they are in
 memory. The config.json beside them says what shapes do not: heads, GELU, epsilon.
@@ -10,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from vitreous.models.config import BiTConfig, ModelConfig, ViTConfig
-from vitreous.weights.measure import Size, bit_config, vit_config
+from vitreous.weights.measure import Size, bit_config, clip_size, vit_config
 from vitreous.weights.sidecar import FAMILIES
 from vitreous.weights.table import (
     BARE_TOKEN,
@@ -55,8 +54,11 @@ VIT_ROWS = (
 
 
 def configure(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
-    """The config of a ViT, DeiT, MAE encoder, I-JEPA (the one without a class token) or DINOv2."""
+    """The config of a ViT, DeiT, MAE encoder, I-JEPA (the one without a class token), ViViT (the one of three axes) or
+    DINOv2."""
     width, channels, *patch = shapes["embeddings.patch_embeddings.projection.weight"]
+    clips = len(patch) == 3
+    settings = settings | {"image": clip_size(settings, 32)} if clips else settings
     dino = "encoder.layer.0.layer_scale1.lambda1" in shapes
     gated = "encoder.layer.0.mlp.weights_in.weight" in shapes
     wide = "encoder.layer.0.mlp.fc1.weight" if dino else "encoder.layer.0.intermediate.dense.weight"
@@ -76,7 +78,8 @@ def configure(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
         "registers": registers,
         "layer_scale": 1.0 if dino else None,
         "mlp": "swiglu" if gated else "gelu",
-        "eps": 1e-6 if dino else 1e-12,
+        "eps": 1e-6 if dino or clips else 1e-12,
+        **({"arrangement": "joint", "gelu": "tanh"} if clips else {}),
         "resize": "bicubic-antialias" if registers else "bicubic",
         "representation": shapes["pooler.dense.weight"][0]
         if "pooler.dense.weight" in shapes and known and not distilled
@@ -88,19 +91,23 @@ def configure(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
 
 
 def describe(config: ViTConfig) -> dict[str, Any]:
-    """The config.json of a ViT, DeiT or DINOv2, or of an I-JEPA: transformers' ViT whose head reads the mean of the
-    patches."""
+    """The config.json of a ViT, DeiT, ViViT or DINOv2, or of an I-JEPA: transformers' ViT whose head reads the mean of
+    the patches."""
+    clips = len(config.image) == 3
     kind = {"distilled": "deit", "mean": "ijepa"}.get(config.pool, "vit")
     if config.layer_scale is not None:
         kind = "dinov2_with_registers" if config.registers else "dinov2"
+    kind = "vivit" if clips else kind
     names = {
         "vit": "ViT",
+        "vivit": "Vivit",
         "deit": "DeiT",
         "ijepa": "IJepa",
         "dinov2": "Dinov2",
         "dinov2_with_registers": "Dinov2WithRegisters",
     }
     task = "ForImageClassificationWithTeacher" if kind == "deit" else "ForImageClassification"
+    task = "ForVideoClassification" if clips else task
     task = task if config.classes else "Model"
     description = {
         "architectures": [names[kind] + task],
@@ -110,6 +117,9 @@ def describe(config: ViTConfig) -> dict[str, Any]:
         "id2label": {str(i): str(i) for i in range(config.classes)},
         "label2id": {str(i): i for i in range(config.classes)},
     }
+    if clips:
+        del description["patch_size"]
+        description |= {"num_frames": config.image[0], "tubelet_size": list(config.patch)}
     if kind.startswith("dinov2"):
         description |= {
             "mlp_ratio": mlp_ratio(config),
@@ -131,7 +141,7 @@ def mlp_ratio(config: ViTConfig) -> int:
 
 def shape(config: ViTConfig) -> dict[str, Any]:
     """What every config.json of a ViT says."""
-    square = len(set(config.image)) == 1
+    image, patch = config.image[-2:], config.patch[-2:]
     return {
         "hidden_size": config.width,
         "num_hidden_layers": config.depth,
@@ -139,17 +149,18 @@ def shape(config: ViTConfig) -> dict[str, Any]:
         "intermediate_size": config.hidden,
         "hidden_act": ACTS[config.gelu],
         "layer_norm_eps": config.eps,
-        "image_size": config.image[0] if square else list(config.image),
-        "patch_size": config.patch[0] if len(set(config.patch)) == 1 else list(config.patch),
+        "image_size": image[0] if len(set(image)) == 1 else list(image),
+        "patch_size": patch[0] if len(set(patch)) == 1 else list(patch),
         "num_channels": config.channels,
     }
 
 
 def ordinary(config: Any) -> bool:
-    """Whether it is a ViT with learned positions, whatever it pools, and nothing else that changes the names."""
+    """Whether it is a ViT, or a ViViT of joint attention, with learned positions, whatever it pools, and nothing else
+    that changes the names."""
     return (
         config.kind == "vit"
-        and len(config.image) == 2
+        and (len(config.image) == 2 or (config.arrangement == "joint" and not config.no_key_bias))
         and not config.needs_positions
         and config.position == "learned"
         and config.stem is None
@@ -188,9 +199,10 @@ VIT = Format(
     VIT_ROWS,
     configure,
     ignored=(r"decoder\..*", r"pooler\..*", r"embeddings\.mask_token"),
-    strip=("vit.", "deit.", "ijepa."),
+    strip=("vit.", "deit.", "ijepa.", "vivit."),
     holds=lambda c: (
         (usual(c) or averaged(c))
+        and (len(c.image) == 2 or c.pool == "class")
         and c.layer_scale is None
         and c.mlp == "gelu"
         and not c.registers

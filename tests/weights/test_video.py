@@ -1,0 +1,152 @@
+"""VideoMAE and ViViT: the weights of their authors and of transformers, read and written, give the same answers."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tests.weights import peers
+from tests.weights.peers import agree, difference, opened
+from vitreous.errors import WeightsError
+from vitreous.models.config import VideoConfig
+from vitreous.models.zoo import build
+from vitreous.weights.adopt import open_weights
+from vitreous.weights.options import WeightsSource
+from vitreous.weights.writable import writer
+
+transformers = pytest.importorskip("transformers")
+
+CLIP = (4, 16, 24)
+SIZES = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
+VIDEOMAE = SIZES | {"image_size": [16, 24], "patch_size": 8, "num_frames": 4, "tubelet_size": 2}
+VIVIT = SIZES | {"image_size": [16, 24], "num_frames": 4, "tubelet_size": [2, 8, 4]}
+DECODER = {f"decoder_{name}": value // 2 for name, value in SIZES.items()}
+KINDS = {
+    "VideoMAE, classifier": ("VideoMAEForVideoClassification", VIDEOMAE | {"num_labels": 5}),
+    "VideoMAE, of a fine-tuned one": ("VideoMAEModel", VIDEOMAE),
+    "VideoMAE, of a pre-trained one": ("VideoMAEModel", VIDEOMAE | {"use_mean_pooling": False, "layer_norm_eps": 1e-5}),
+    "VideoMAE, with its decoder": ("VideoMAEForPreTraining", VIDEOMAE | DECODER | {"use_mean_pooling": False}),
+    "ViViT, classifier": ("VivitForVideoClassification", VIVIT | {"num_labels": 5}),
+    "ViViT, encoder": ("VivitModel", VIVIT | {"qkv_bias": False, "hidden_act": "gelu"}),
+}
+
+
+def theirs(kind, options):
+    config = transformers.VideoMAEConfig if kind.startswith("VideoMAE") else transformers.VivitConfig
+    return getattr(transformers, kind)(config(**options))
+
+
+def peer(kind, options):
+    """One of transformers' models, which takes (B, T, C, H, W)."""
+    model = theirs(kind, options)
+    one = peers.transformers_peer(model, False, (CLIP,))
+    body = getattr(model, model.base_model_prefix, model)
+    one.features = lambda x: body(x.transpose(1, 2)).last_hidden_state
+    one.logits = (lambda x: model(x.transpose(1, 2)).logits) if "Classification" in kind else None
+    return one
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_same_features_and_logits_as_transformers_and_back(name, tmp_path):
+    kind, options = KINDS[name]
+    one = peer(kind, options)
+    model = opened(one.file(tmp_path))
+    agree(model, one)
+    assert isinstance(model.config, VideoConfig) and model.config.image == CLIP
+    form, other = writer("huggingface", model.config), peers.randomise(build(model.config), 1)
+    (tmp_path / "written").mkdir()
+    save_file(form.file(model.config, other.state_dict()), tmp_path / "written" / "model.safetensors")
+    (tmp_path / "written" / "config.json").write_text(json.dumps(form.describe(model.config)))
+    described = form.describe(model.config)["architectures"][0]
+    loaded, told = getattr(transformers, described).from_pretrained(tmp_path / "written", output_loading_info=True)
+    absent = {name for name in told["missing_keys"] if not name.startswith("pooler.")}
+    assert not absent and not told["unexpected_keys"] and not told["mismatched_keys"]
+    x = peers.images(CLIP)
+    with torch.inference_mode():
+        answer = loaded.eval()(x.transpose(1, 2))
+        if model.config.classes:
+            assert difference(other(x), answer.logits) <= peers.LIMIT
+        else:
+            assert difference(other.features(x), answer.last_hidden_state) <= peers.LIMIT
+    again = open_weights(tmp_path / "written")
+    assert again.config == replace(model.config, classes=again.config.classes)
+    assert all(torch.equal(tensor, other.state_dict()[key]) for key, tensor in again.state().items())
+
+
+def authors(state, prefix=""):
+    """Tensors of transformers' VideoMAE under the names of the authors, whose three products are one."""
+    names = {
+        "embeddings.patch_embeddings.projection": "patch_embed.proj",
+        "encoder.layer.": "blocks.",
+        "attention.output.dense": "attn.proj",
+        "intermediate.dense": "mlp.fc1",
+        "output.dense": "mlp.fc2",
+        "layernorm_before": "norm1",
+        "layernorm_after": "norm2",
+        "attention.attention.query.bias": "attn.q_bias",
+        "attention.attention.value.bias": "attn.v_bias",
+        "classifier": "head",
+        "layernorm": "norm",
+    }
+    written = {}
+    for name, tensor in state.items():
+        name = name.removeprefix("videomae.")
+        for old, new in names.items():
+            name = name.replace(old, new)
+        written[name if name.startswith(("fc_norm", "head")) else prefix + name] = tensor
+    for i in range(2):
+        parts = [
+            written.pop(f"{prefix}blocks.{i}.attention.attention.{part}.weight") for part in ("query", "key", "value")
+        ]
+        written[f"{prefix}blocks.{i}.attn.qkv.weight"] = torch.cat(parts)
+    return written
+
+
+def test_the_authors_fine_tuned_file(tmp_path):
+    one = peer("VideoMAEForVideoClassification", VIDEOMAE | {"num_labels": 5, "layer_norm_eps": 1e-6})
+    one.model.fc_norm.eps = 1e-6
+    save_file(authors(one.model.state_dict()), tmp_path / "checkpoint.safetensors")
+    weights = open_weights(tmp_path / "checkpoint.safetensors", {"image": CLIP, "heads": 4})
+    assert weights.title == "the original VideoMAE" and weights.preprocess.mean[0] == pytest.approx(0.485)
+    agree(weights.bundle().model, one)
+    for section in ("model", "module"):  # as their training saves it, with DeepSpeed too
+        torch.save({section: authors(one.model.state_dict())}, tmp_path / "checkpoint.pth")
+        assert open_weights(tmp_path / "checkpoint.pth", {"image": CLIP, "heads": 4}).config == weights.config
+    form, config = writer("videomae", weights.config), weights.config
+    assert form.file(config, weights.state()).keys() == authors(one.model.state_dict()).keys()
+
+
+def test_the_authors_pre_training_file_and_what_it_does_not_tell(tmp_path):
+    one = peer("VideoMAEForPreTraining", VIDEOMAE | DECODER | {"use_mean_pooling": False, "layer_norm_eps": 1e-6})
+    encoder = {name: t for name, t in one.model.state_dict().items() if name.startswith("videomae.")}
+    decoder = {"decoder.blocks.0.attn.q_bias": torch.zeros(24), "encoder_to_decoder.weight": torch.zeros(24, 48)}
+    decoder |= {"mask_token": torch.zeros(1, 1, 24), "decoder.norm.weight": torch.zeros(24)}
+    path = tmp_path / "checkpoint.safetensors"
+    save_file(authors(encoder, "encoder.") | decoder, path)
+    weights = open_weights(WeightsSource(str(path), source_size=CLIP), {"heads": 4})
+    assert sorted(weights.unused) == sorted(decoder) and weights.config.norm == "tokens"
+    agree(weights.bundle().model, one)
+    untold = open_weights(WeightsSource(str(path), source_size=(16, 24)), {"heads": 4})
+    assert untold.config.image == (16, 16, 24)
+    assert "assumed 16 frames of 224 x 224 pixels (--source-size FRAMES" in open_weights(path, {"heads": 4}).notes[-1]
+    form = writer("videomae", weights.config)
+    assert form.file(weights.config, weights.state()).keys() == authors(encoder, "encoder.").keys()
+
+
+def test_others_are_refused(tmp_path):
+    """A BEiT has such biases too, and a head that reads the first patch is no VideoMAE's."""
+    one = authors(theirs(*KINDS["VideoMAE, classifier"]).state_dict())
+    save_file(one | {"cls_token": torch.zeros(1, 1, 48)}, tmp_path / "beit.safetensors")
+    with pytest.raises(WeightsError, match="a BEiT"):
+        open_weights(tmp_path / "beit.safetensors")
+    kind, options = KINDS["VideoMAE, classifier"]
+    theirs(kind, options | {"use_mean_pooling": False}).save_pretrained(tmp_path / "first")
+    with pytest.raises(WeightsError, match="reads the first patch"):
+        open_weights(tmp_path / "first")
+    theirs(*KINDS["ViViT, classifier"]).save_pretrained(tmp_path / "vivit")
+    described = json.loads((tmp_path / "vivit" / "config.json").read_text())
+    (tmp_path / "vivit" / "config.json").write_text(json.dumps(described | {"tubelet_size": [2, 8]}))
+    with pytest.raises(WeightsError, match="three sides"):
+        open_weights(tmp_path / "vivit")

@@ -1,0 +1,161 @@
+"""VideoMAE (arXiv:2203.12602) in the files of its authors and of transformers.
+
+The encoder of both has no prefix token, fixed positions that no file stores, and attention without a bias of its keys.
+The decoder of pre-training is left alone.
+
+| file | norm | read as |
+|---|---|---|
+| fine-tuned | `fc_norm`, after pooling | a classifier of the mean of the tokens |
+| pre-trained | `encoder.norm`, or `layernorm` | an encoder, each token normed |
+| transformers' VideoMAEModel of a fine-tuned one | none | an encoder |
+
+transformers' `fc_norm` has an epsilon of its own, 1e-5, whatever config.json says of the others.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from vitreous.models.config import ViTConfig
+from vitreous.weights.measure import Size, clip_size, vit_config
+from vitreous.weights.table import CONVOLUTION, Format, Shapes, blocks, count, row, table
+from vitreous.weights.transformers import OUT, QKV, shape
+
+TITLE = "transformers' VideoMAE"
+FRAMES = 16  # of a clip, where nothing says so
+KEYS = "encoder.blocks.{i}.attention.part.qkv"
+LAYER = "encoder.layer.{i}"
+AUTHORS = (
+    row("projection.weight", "patch_embed.proj.weight", CONVOLUTION),
+    *blocks("blocks.{i}", ("norm1", "norm2"), "attn.qkv", "attn.proj", ("mlp.fc1", "mlp.fc2")),
+    *table(
+        "projection.bias = patch_embed.proj.bias",
+        f"{KEYS}.query_bias = blocks.{{i}}.attn.q_bias",
+        f"{KEYS}.value_bias = blocks.{{i}}.attn.v_bias",
+        "encoder.norm.{x} = norm.{x}",
+        "pooled_norm.{x} = fc_norm.{x}",
+        "head.{x} = head.{x}",
+    ),
+)
+TRANSFORMERS = (
+    row("projection.weight", "embeddings.patch_embeddings.projection.weight", CONVOLUTION),
+    *blocks(LAYER, ("layernorm_before", "layernorm_after"), QKV, OUT, ("intermediate.dense", "output.dense")),
+    *table(
+        "projection.bias = embeddings.patch_embeddings.projection.bias",
+        f"{KEYS}.query_bias = {LAYER}.attention.attention.q_bias",
+        f"{KEYS}.value_bias = {LAYER}.attention.attention.v_bias",
+        "encoder.norm.{x} = layernorm.{x}",
+        "pooled_norm.{x} = fc_norm.{x}",
+        "head.{x} = classifier.{x}",
+    ),
+)
+
+
+def measured(shapes: Shapes, settings: dict[str, Any], names: dict[str, str], fields: dict[str, Any]) -> ViTConfig:
+    """The config of a VideoMAE whose tensors have these names. Raises ValueError where a norm after each token goes
+    with a head: what that reads is the first patch."""
+    width, channels, *patch = shapes[names["projection"]]
+    image = clip_size(settings, FRAMES)
+    pooled, normed = "fc_norm.weight" in shapes, names["norm"] in shapes
+    classes = shapes.get(names["head"], (0,))[0]
+    if classes and not pooled:
+        raise ValueError("its head reads the first patch, not the mean of all")
+    fields = {
+        "arrangement": "joint",
+        "channels": channels,
+        "classes": classes,
+        "class_token": False,
+        "pool": "mean",
+        "norm": "pooled" if pooled else "tokens" if normed else "none",
+        "position": "sinusoid",
+        "no_key_bias": True,
+        **fields,
+    }
+    tokens = math.prod(side // p for side, p in zip(image, patch, strict=True))
+    size = Size(width, count(shapes, names["depth"]), shapes[names["hidden"]][0], tuple(patch), tokens)
+    return vit_config(size, fields, settings | {"image": image}, (0,))
+
+
+def configure(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
+    """The config of the authors' VideoMAE."""
+    names = {"projection": "patch_embed.proj.weight", "hidden": "blocks.0.mlp.fc1.weight", "norm": "norm.weight"}
+    return measured(shapes, settings, names | {"head": "head.weight", "depth": "blocks.{i}.norm1.weight"}, {})
+
+
+def configure_transformers(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
+    """The config of transformers' VideoMAE."""
+    names = {
+        "projection": "embeddings.patch_embeddings.projection.weight",
+        "hidden": "encoder.layer.0.intermediate.dense.weight",
+        "norm": "layernorm.weight",
+        "head": "classifier.weight",
+        "depth": f"{LAYER}.layernorm_before.weight",
+    }
+    return measured(shapes, settings, names, {"eps": 1e-12, "pooled_eps": 1e-5})
+
+
+def describe(config: ViTConfig) -> dict[str, Any]:
+    """The config.json of transformers' VideoMAE."""
+    return {
+        "architectures": ["VideoMAEForVideoClassification" if config.classes else "VideoMAEModel"],
+        "model_type": "videomae",
+        **shape(config),
+        "num_frames": config.image[0],
+        "tubelet_size": config.patch[0],
+        "use_mean_pooling": config.norm != "tokens",
+        "qv_bias": True,
+        "id2label": {str(i): str(i) for i in range(config.classes)},
+        "label2id": {str(i): i for i in range(config.classes)},
+    }
+
+
+def videomae_like(config: Any) -> bool:
+    """Whether it is VideoMAE's encoder, with a head on the normed mean or without one."""
+    return (
+        config.family == "video"
+        and config.arrangement == "joint"
+        and config.no_key_bias
+        and config.position == "sinusoid"
+        and not config.needs_positions
+        and not config.prefix
+        and config.pool == "mean"
+        and config.mlp == "gelu"
+        and config.layer_scale is None
+        and not config.representation
+        and config.projection_bias
+        and (config.norm == "pooled" if config.classes else True)
+        and (config.head_bias or not config.classes)
+    )
+
+
+VIDEOMAE = Format(
+    "videomae",
+    "the original VideoMAE",
+    ("patch_embed.proj.weight", "blocks.0.attn.q_bias", "blocks.0.attn.qkv.weight"),
+    AUTHORS,
+    configure,
+    scope=("encoder.",),
+    strip=("backbone.",),
+    without=("cls_token", "pos_embed"),  # a BEiT
+    holds=lambda c: videomae_like(c) and c.norm != "none",
+    prefix=lambda c: "encoder." if c.norm == "tokens" else "",
+)
+VIDEOMAE_TRANSFORMERS = replace(
+    VIDEOMAE,
+    name="huggingface",
+    title=TITLE,
+    sign=("embeddings.patch_embeddings.projection.weight", "encoder.layer.0.attention.attention.q_bias"),
+    rows=TRANSFORMERS,
+    configure=configure_transformers,
+    ignored=(r"decoder\..*", r"encoder_to_decoder\.weight", r"mask_token"),
+    scope=(),
+    strip=("videomae.",),
+    without=(),
+    holds=lambda c: videomae_like(c) and (bool(c.classes) or c.norm != "pooled"),
+    prefix=lambda c: "videomae." if c.classes else "",
+    beside=("fc_norm", "classifier"),
+    describe=describe,
+)
+FORMATS = (VIDEOMAE, VIDEOMAE_TRANSFORMERS)
