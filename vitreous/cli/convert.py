@@ -29,7 +29,7 @@ class Options(WeightsOptions):
     With what pre-training needs to go on: bundle, mae, huggingface-mae, dino or dinov2-teacher.
     """
     image_size: Annotated[tuple[int, ...] | None, arg(metavar="PIXELS...")] = None
-    """Another resolution: one side, or height and width; positions are resized."""
+    """Another resolution: one side, height and width, or frames before them; positions are resized."""
     num_classes: int | None = None
     """Another head, of zeros; 0 for none."""
     class_map: Annotated[str | None, arg(metavar="FILE")] = None
@@ -56,12 +56,12 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     from vitreous.weights.convert import convert
 
     o = options
-    if o.image_size is not None and (len(o.image_size) not in (1, 2) or min(o.image_size) < 1):
-        raise UsageError("--image-size takes one side or height and width, in pixels")
+    if o.image_size is not None and (len(o.image_size) not in (1, 2, 3) or min(o.image_size) < 1):
+        raise UsageError("--image-size takes one side or height and width, in pixels, of clips frames before them")
     for name, least in (("num_classes", 0), ("channels", 1), ("heads", 1), ("window", 1)):
         if (value := getattr(o, name)) is not None and value < least:
             raise UsageError(f"--{name.replace('_', '-')} cannot be {value}")
-    size = (o.image_size[0], o.image_size[-1]) if o.image_size else None
+    size = (o.image_size * 2 if len(o.image_size) == 1 else o.image_size) if o.image_size else None
     settings = {name: value for name in ("heads", "gelu", "window") if (value := getattr(o, name)) is not None}
     source = o.source(o.weights)
     document = convert(source, o.out, o.to, size, o.num_classes, o.channels, settings, console.note, o.class_map)

@@ -46,7 +46,7 @@ def convert(
     source: str | os.PathLike[str],
     out: str | os.PathLike[str],
     to: str = BUNDLE,
-    image_size: int | tuple[int, int] | None = None,
+    image_size: int | tuple[int, ...] | None = None,
     num_classes: int | None = None,
     channels: int | None = None,
     settings: dict[str, Any] | None = None,
@@ -196,12 +196,15 @@ def publish_verified(place: Path, write: Callable[[Path], int], verify: Callable
 
 
 def wanted(
-    config: ModelConfig, image_size: int | tuple[int, int] | None, classes: int | None, channels: int | None
+    config: ModelConfig, image_size: int | tuple[int, ...] | None, classes: int | None, channels: int | None
 ) -> ModelConfig:
     """The config with what was asked for. Raises UsageError for a size that the patch does not divide."""
     changes: dict[str, Any] = {}
     if image_size is not None:
-        changes["image"] = (image_size,) * len(config.image) if isinstance(image_size, int) else tuple(image_size)
+        frames = config.image[:1] if config.family == "video" else ()  # clips stay as long as they are
+        axes = len(config.image) - len(frames)
+        sides = (image_size,) * axes if isinstance(image_size, int) else tuple(image_size)
+        changes["image"] = (*frames, *sides) if len(sides) == axes else sides
         config.check_image(changes["image"])
     if classes is not None and classes != config.classes:
         changes |= {"classes": classes, "representation": None, "head_bias": True}
