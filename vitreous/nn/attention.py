@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from vitreous.nn.segments import Segments
+
 ALL = slice(None)
 
 
@@ -40,14 +42,17 @@ class Attention(nn.Module):
         """
         return self.out(self.inner(x, *context) if queries == ALL else self.inner(x, *context, queries=queries))
 
-    def inner(self, x: Tensor, mask: Tensor | None = None, queries: slice = ALL) -> Tensor:
+    def inner(self, x: Tensor, mask: Tensor | Segments | None = None, queries: slice = ALL) -> Tensor:
         """(..., N, D) -> (..., Q, D): the heads' answers side by side, before the output layer mixes them.
 
-        `mask` (..., 1, N, N) bool is true where a query (row) may attend to a key; None: everywhere.
+        `mask` (..., 1, N, N) bool is true where a query (row) may attend to a key; None: everywhere. `Segments` are
+        sequences that do not see each other, and are asked for whole.
         """
         if queries != ALL and mask is None and (layer := self.opened()) is not None:
             return attend_few(x[..., queries, :], x, *layer, self.heads)
         q, k, v = self.split(x)
+        if isinstance(mask, Segments):
+            return attend_segments(q, k, v, mask).transpose(-3, -2).flatten(-2)
         allowed = mask if mask is None or queries == ALL else mask[..., queries, :]
         return attend(q[..., queries, :], k, v, allowed).transpose(-3, -2).flatten(-2)
 
@@ -144,6 +149,13 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tenso
     ):
         return KeptAttention.apply(q, k, v, bias)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+
+
+def attend_segments(q: Tensor, k: Tensor, v: Tensor, segments: Segments) -> Tensor:
+    """(..., h, N, d) -> (..., h, N, d): `attend` of each sequence by itself."""
+    if segments.masked:
+        return attend(q, k, v, segments.mask(q.device))
+    return torch.cat([attend(*(x[..., span, :] for x in (q, k, v))) for span in segments.spans], -2)
 
 
 def attend_few(asking: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, heads: int) -> Tensor:

@@ -1,0 +1,112 @@
+"""Images of many sizes in one row: each is answered as alone, whatever is beside it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from tests.contracts import randomise
+from vitreous.errors import UsageError
+from vitreous.models.config import ViTConfig
+from vitreous.models.names import configure
+from vitreous.models.packed import Packed, native_size, rows
+from vitreous.models.zoo import build
+from vitreous.nn.frozen import frozen
+
+SMALL = {"image": (32, 32), "patch": (8, 8), "width": 32, "depth": 2, "heads": 4, "hidden": 64, "classes": 5}
+KINDS = {
+    "class token": {},
+    "registers, mean": {"class_token": False, "pool": "mean", "registers": 2},
+    "attention pooling": {"class_token": False, "pool": "attention"},
+    "axes, two prefix tokens": {"position": "axes", "pool": "distilled", "slots": 2},
+    "sincos, layer scale": {"position": "sincos", "layer_scale": 0.1},
+    "volumes": {"image": (8, 16, 16), "patch": (4, 8, 8), "channels": 1},
+}
+SIZES = ((32, 32), (16, 64), (40, 8), (8, 8), (24, 56))
+
+
+def model_of(**changes):
+    torch.manual_seed(0)
+    return randomise(build(ViTConfig(**{**SMALL, **changes}))).eval()
+
+
+def images_of(model):
+    c = model.config
+    sizes = SIZES if len(c.image) == 2 else tuple((4 * (1 + i), *size) for i, size in enumerate(SIZES[:3]))
+    model.any_size = True
+    return [torch.randn(c.channels, *size) for size in sizes]
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_image_is_answered_as_alone(kind, masked):
+    model = model_of(**KINDS[kind])
+    images, packed = images_of(model), Packed(model, row=60, masked=masked)
+    with torch.no_grad():
+        alone = torch.cat([model(image[None]) for image in images])
+        assert torch.allclose(packed(images), alone, atol=1e-5)
+        for image, features in zip(images, packed.features(images), strict=True):
+            assert torch.allclose(features, model.features(image[None])[0], atol=1e-5)
+        order = torch.randperm(len(images))
+        assert torch.allclose(packed([images[i] for i in order]), alone[order], atol=1e-5)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_patches_that_are_left_out_are_left_out_of_one_image(masked):
+    model = model_of()
+    images = images_of(model)
+    keep = [torch.randperm(math.prod(image.shape[1:]) // 64)[:3].sort().values for image in images]
+    with torch.no_grad():
+        alone = [model.forward_patches(image[None], index[None]) for image, index in zip(images, keep, strict=True)]
+        assert torch.allclose(Packed(model, masked=masked)(images, keep), torch.cat(alone), atol=1e-5)
+
+
+def test_gradients_are_those_of_the_images_alone():
+    model = model_of().train()
+    images, gradients = images_of(model), []
+    for logits in (Packed(model, row=40)(images), torch.cat([model(image[None]) for image in images])):
+        model.zero_grad()
+        logits.square().mean().backward()
+        gradients.append([parameter.grad.clone() for parameter in model.parameters()])
+    for one, other in zip(*gradients, strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
+
+
+def test_frozen_models_pack_too():
+    model = model_of()
+    images = images_of(model)
+    fast = frozen(model, torch.float32, False)
+    with torch.no_grad():
+        assert torch.allclose(Packed(fast)(images), torch.cat([model(image[None]) for image in images]), atol=1e-5)
+
+
+def test_rows_hold_whole_images():
+    assert rows([3, 4, 5, 20, 1], 9) == [slice(0, 2), slice(2, 3), slice(3, 4), slice(4, 5)]
+    assert rows([5], 1) == [slice(0, 1)] and rows([], 4) == []
+    assert rows([2] * 10, 100) == [slice(0, 10)]
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 64, 256])
+def test_a_native_size_has_the_aspect_and_no_more_tokens(tokens):
+    for size in ((375, 500), (500, 375), (64, 64), (30, 900), (1, 1), (9, 40)):
+        fitted = native_size(size, (16, 16), tokens)
+        grid = [side // 16 for side in fitted]
+        assert all(side % 16 == 0 for side in fitted) and min(grid) >= 1 and math.prod(grid) <= tokens
+        if tokens == 256 and max(size) / min(size) < 2:
+            assert math.prod(grid) > 0.85 * tokens
+            assert fitted[1] / fitted[0] == pytest.approx(size[1] / size[0], rel=0.07)
+
+
+def test_what_cannot_be_packed_is_refused():
+    for changes in ({"attention": "rotary"}, {"window": 2, "class_token": False, "pool": "mean"}):
+        with pytest.raises(UsageError, match="plain ViTs"):
+            Packed(model_of(**changes))
+    with pytest.raises(UsageError, match="stochastic depth"):
+        Packed(model_of(drop_path=0.1).train())([torch.randn(3, 32, 32)])
+    with pytest.raises(UsageError, match="at least one token"):
+        native_size((3, 3), (1, 1), 0)
+    with pytest.raises(ValueError, match="no image"):
+        Packed(model_of())([])
+    assert configure("ViT-S/16", 224).grid == (14, 14)
