@@ -114,6 +114,11 @@ def test_a_run_on_latents_keeps_their_scale_and_their_autoencoder(home, run):
     assert bundle.task.autoencoder == str(home / "vae") and (run / "samples.png").is_file()
     vitreous.sample(run, home / "made", progress=False, classes=("cat",), steps=2, precision="fp32")
     assert Image.open(home / "made" / "cat-00000.png").size == (16, 16)
+    (home / "vae").rename(home / "moved")
+    for words, problem in (([], "is no longer at"), (["--vae", home / "moved"], "")):
+        done = ask("sample", run, "--class", "cat", "--steps", "1", "--out", home / "x.png", *words)
+        assert problem in done.stderr and bool(done.returncode) == bool(problem)
+    (home / "moved").rename(home / "vae")
 
 
 def test_generators_of_latents_are_judged_on_latents_and_on_pictures(home, run):

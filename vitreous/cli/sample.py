@@ -63,7 +63,8 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     document = sample(options.source(options.run), options.out, console, **asked)
     files, (name, steps) = document["files"], document["sampler"]
     rate = f"{document['seconds']:.1f} s, {name} in {steps} steps, {document['precision']}"
-    console.say(f"{options.out}: {max(1, len(document['classes'])) * options.count:,} images in {rate}")
+    count = max(1, len(document["classes"])) * options.count
+    console.say(f"{options.out}: {count:,} image{'s' * (count > 1)} in {rate}")
     if len(files) > 1:
         console.say(f"{files[0]} … {files[-1]}")
     return document

@@ -181,6 +181,9 @@ def sampler_of(
     sampler = ImageSampler(bundle.model, task.process, len(task.classes), bundle.preprocess, device, precision)
     place = (autoencoder or task.autoencoder) if decoded else ""
     if place:
+        if not autoencoder and not place.startswith("hf:") and not Path(place).is_dir():
+            problem = f"the autoencoder that the model was trained with is no longer at {place}"
+            raise UsageError(problem, "name where it is: --vae FOLDER")
         decoder = Autoencoder(place, sampler.device)
         decoder.require_channels(channels)
         sampler.decode, sampler.stride = decoder.decode, decoder.latents.stride
