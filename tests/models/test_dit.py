@@ -142,6 +142,42 @@ def test_other_sizes_and_axes_work():
         tiny(classes=0)(torch.randn(3, 3, 8, 8), time, labels)
 
 
+CLIP = {"image": (4, 8, 12), "patch": (1, 4, 4), "width": 36, "depth": 3, "learned_variance": False}
+
+
+def test_blocks_of_clips_alternate_between_space_and_time():
+    model = tiny(**CLIP, arrangement="alternating")
+    clips, (_, time, labels) = torch.randn(3, 3, 4, 8, 12), batch()
+    assert model(clips, time, labels).shape == clips.shape
+    condition = model.condition(time, labels)
+    x = model.place(model.project(clips)).unflatten(1, (4, 6))
+    for number, block in enumerate(model.blocks()):
+        if number % 2:
+            loop = torch.stack([AdaBlock.forward(block, x[:, :, place], condition) for place in range(6)], 2)
+        else:
+            loop = torch.stack([block(x[:, slot], condition) for slot in range(4)], 1)
+        x = block(x, condition)
+        assert torch.allclose(x, loop, atol=1e-5)
+    want = model.last(x.flatten(1, 2), condition)
+    assert torch.allclose(model.encode(model.place(model.project(clips)), condition), want, atol=1e-5)
+    longer = torch.randn(3, 3, 7, 4, 8)
+    assert model(longer, time, labels).shape == longer.shape
+    assert [one.shape for one in model.features_after(clips, [0, 3], time, labels)] == [(3, 24, 36)] * 2
+    with torch.inference_mode():
+        assert torch.allclose(frozen(model)(clips, time, labels), model(clips, time, labels), atol=1e-4)
+
+
+def test_alternating_blocks_have_names_costs_and_mistakes():
+    config = configure("DiT-96x4/2x4x4-alternating", (8, 16, 16))
+    assert name_of(config) == "DiT-96x4/2x4x4-alternating" and config.grid == (4, 4, 4)
+    joint = replace(config, arrangement="joint")
+    less = 2 * (64 * 2 * (64 - 16) * 96) + 2 * (64 * 2 * (64 - 4) * 96)  # keys that a query does not see
+    assert macs(joint) - macs(config) == less
+    for changes in ({"image": (8, 8), "patch": (2, 2)}, {**CLIP, "depth": 1}):
+        with pytest.raises(UsageError, match="alternate"):
+            replace(TINY, **{**changes, "arrangement": "alternating"})
+
+
 def test_layers_are_counted_for_layer_decay():
     family = family_of(TINY)
     names = ("projection.weight", "time.fc1.weight", "encoder.blocks.1.modulation.weight", "last.linear.weight")

@@ -128,10 +128,15 @@ def block_macs(tokens: int, width: int, hidden: int) -> int:
 def dit_macs(config: DiTConfig, image: tuple[int, ...]) -> int:
     """Multiply-adds of one answer of a DiT, what is worked out once for the condition included."""
     c, pixels = config, math.prod(config.patch)
-    tokens = math.prod(grid_of(image, c.patch))
-    block = block_macs(tokens, c.width, c.hidden) + 6 * c.width**2
-    condition = 256 * c.width + c.width**2 + 2 * c.width**2
-    return c.depth * block + condition + tokens * pixels * c.width * (c.channels + c.out_channels)
+    grid = grid_of(image, c.patch)
+    tokens = math.prod(grid)
+    blocks = c.depth * block_macs(tokens, c.width, c.hidden)
+    if c.arrangement == "alternating":
+        slots, places = grid[0], tokens // grid[0]
+        over_space = (c.depth + 1) // 2 * slots * block_macs(places, c.width, c.hidden)
+        blocks = over_space + c.depth // 2 * places * block_macs(slots, c.width, c.hidden)
+    condition = c.depth * 6 * c.width**2 + 256 * c.width + c.width**2 + 2 * c.width**2
+    return blocks + condition + tokens * pixels * c.width * (c.channels + c.out_channels)
 
 
 def convolution_macs(stem: ConvStemConfig, image: tuple[int, int], channels: int) -> int:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from vitreous.models.configs.dit import DiTConfig
 from vitreous.nn.attention import Attention, NormedAttention
 from vitreous.nn.block import Mlp
-from vitreous.nn.condition import AdaBlock, AdaHead, TimeEmbedding
+from vitreous.nn.condition import AdaBlock, AdaHead, AdaTimeBlock, TimeEmbedding
 from vitreous.nn.encoder import Encoder, stack
 from vitreous.nn.grid import patchify, unpatchify
 from vitreous.nn.position import sincos
@@ -32,7 +32,8 @@ class DiT(nn.Module):
     model answers 0, and each of its blocks is the identity.
 
     Row `classes` of the table of classes stands for no class (classifier-free guidance, arXiv:2207.12598). Positions
-    are fixed sines and cosines, read at whatever grid arrives.
+    are fixed sines and cosines, read at whatever grid arrives. Of clips, `alternating` blocks attend to the tokens of a
+    time slot and to those at a place, in turn (Latte, arXiv:2401.03048, variant 1).
     """
 
     def __init__(self, config: DiTConfig) -> None:
@@ -41,21 +42,22 @@ class DiT(nn.Module):
         self.projection = nn.Linear(c.channels * math.prod(c.patch), c.width)
         self.time = TimeEmbedding(c.width, shift=c.time_shift)
         self.classes = nn.Embedding(c.classes + 1, c.width) if c.classes else None
-        self.encoder = Encoder(c.width, stack(c.depth, lambda index, rate: self.block()), norm=False)
+        self.encoder = Encoder(c.width, stack(c.depth, lambda index, rate: self.block(index)), norm=False)
         self.last = AdaHead(c.width, c.out_channels * math.prod(c.patch), c.eps)
         nn.init.xavier_uniform_(self.projection.weight)
         nn.init.zeros_(self.projection.bias)
         if self.classes is not None:
             nn.init.normal_(self.classes.weight, std=0.02)
 
-    def block(self) -> AdaBlock:
-        """One block of the stack."""
+    def block(self, index: int) -> AdaBlock:
+        """One block of the stack: over time where blocks alternate and the number is odd."""
         c = self.config
+        kind = AdaTimeBlock if c.arrangement == "alternating" and index % 2 else AdaBlock
         attention = (NormedAttention if c.qk_norm else Attention)(c.width, c.heads)
         mlp = Mlp(c.width, c.hidden, gelu="tanh")
         for linear in (mlp.fc1, mlp.fc2):
             nn.init.zeros_(linear.bias)
-        return AdaBlock(c.width, attention, mlp, c.eps)
+        return kind(c.width, attention, mlp, c.eps)
 
     def forward(self, images: Tensor, time: Tensor, labels: Tensor | None = None) -> Tensor:
         """(B, C, *image), (B,) float, (B,) int64 -> (B, C', *image) in the images' size.
@@ -64,8 +66,9 @@ class DiT(nn.Module):
         that a model without classes is given.
         """
         tokens = self.project(images)
-        x = self.encode(self.place(tokens), self.condition(time, labels))
-        return unpatchify(x.unflatten(1, tuple(tokens.shape[1:-1])), self.config.patch)
+        grid = tuple(tokens.shape[1:-1])
+        x = self.encode(self.place(tokens), self.condition(time, labels), grid)
+        return unpatchify(x.unflatten(1, grid), self.config.patch)
 
     def first_layer(self) -> nn.Module:
         """The layer that reads the image."""
@@ -98,13 +101,22 @@ class DiT(nn.Module):
         labels = torch.full_like(time, self.config.classes, dtype=torch.int64) if labels is None else labels
         return F.silu(embedded + self.classes(labels).to(embedded.dtype))
 
-    def encode(self, tokens: Tensor, condition: Tensor) -> Tensor:
-        """(B, N, D), (B, D) -> (B, N, patch x C'): the blocks, and the last layer."""
-        return self.last(self.encoder(tokens, condition), condition)
+    def encode(self, tokens: Tensor, condition: Tensor, grid: tuple[int, ...] | None = None) -> Tensor:
+        """(B, N, D), (B, D) -> (B, N, patch x C'): the blocks, on tokens of this grid or of the native one, and the
+        last layer."""
+        x = self.encoder(self.slots(tokens, grid or self.config.grid), condition)
+        return self.last(x.flatten(1, -2), condition)
+
+    def slots(self, tokens: Tensor, grid: tuple[int, ...]) -> Tensor:
+        """(B, N, D) -> what blocks take: the same, or (B, T, S, D) where they alternate."""
+        return tokens.unflatten(1, (grid[0], -1)) if self.config.arrangement == "alternating" else tokens
 
     def features_after(
         self, images: Tensor, depths: Sequence[int], time: Tensor, labels: Tensor | None = None
     ) -> list[Tensor]:
         """(B, C, *image), (B,), (B,) int64 -> for each depth t, (B, N, D): every token after t blocks. Raises
         ValueError."""
-        return self.encoder.features(self.place(self.project(images)), depths, self.condition(time, labels))
+        tokens = self.project(images)
+        x = self.slots(self.place(tokens), tuple(tokens.shape[1:-1]))
+        outputs = self.encoder.features(x, depths, self.condition(time, labels))
+        return [output.flatten(1, -2) for output in outputs]

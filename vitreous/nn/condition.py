@@ -1,6 +1,6 @@
 """What steers a block besides its tokens: a time and a class, as adaptive layer norms (adaLN-Zero, arXiv:2212.09748).
 
-B batch, N tokens, D width. A condition is (B, D).
+B batch, N tokens, T time slots, S tokens of a slot, D width. A condition is (B, D).
 """
 
 from __future__ import annotations
@@ -32,11 +32,21 @@ class AdaBlock(nn.Module):
         self.modulation = zero_linear(width, 6 * width)
 
     def forward(self, x: Tensor, condition: Tensor, queries: slice = ALL) -> Tensor:
-        """(B, N, D), (B, D) -> (B, N, D)."""
-        shift, scale, gate, *of_mlp = self.modulation(condition)[:, None].chunk(6, -1)  # (B, 1, D) each
+        """(B, ..., N, D), (B, D) -> (B, ..., N, D): attention is over the N."""
+        numbers = self.modulation(condition).unflatten(0, (-1, *[1] * (x.dim() - 2)))
+        shift, scale, gate, *of_mlp = numbers.chunk(6, -1)  # (B, ..., 1, D) each
         x = x + gate * self.attention(modulate(self.norm(x), shift, scale))
         shift, scale, gate = of_mlp
         return x + gate * self.mlp(modulate(self.norm(x), shift, scale))
+
+
+class AdaTimeBlock(AdaBlock):
+    """The same, whose attention is over the tokens at one place at all times: for s in range(S): x[:, :, s] =
+    block(x[:, :, s])."""
+
+    def forward(self, x: Tensor, condition: Tensor, queries: slice = ALL) -> Tensor:
+        """(B, T, S, D), (B, D) -> (B, T, S, D)."""
+        return super().forward(x.transpose(1, 2), condition).transpose(1, 2)
 
 
 class AdaHead(nn.Module):
@@ -82,7 +92,7 @@ def waves(time: Tensor, channels: int, shift: int = 0, period: float = 10000.0) 
 
 
 def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-    """(B, N, D), (B, 1, D), (B, 1, D) -> (B, N, D): x (1 + scale) + shift."""
+    """(B, ..., N, D), (B, ..., 1, D) twice -> (B, ..., N, D): x (1 + scale) + shift."""
     return torch.addcmul(shift.to(x.dtype), x, 1 + scale)
 
 

@@ -11,7 +11,10 @@ from vitreous.nn.sizes import format_size, grid_of, nearby
 
 #: width, depth, heads (arXiv:2212.09748, Table 1)
 DITS = {"S": (384, 12, 6), "B": (768, 12, 12), "L": (1024, 24, 16), "XL": (1152, 28, 16)}
-_DIT = re.compile(r"dit-(?P<size>[a-z]+|(?P<width>\d+)x(?P<depth>\d+))/(?P<patch>\d+(?:x\d+){0,2})", re.IGNORECASE)
+_DIT = re.compile(
+    r"dit-(?P<size>[a-z]+|(?P<width>\d+)x(?P<depth>\d+))/(?P<patch>\d+(?:x\d+){0,2})(?P<alternating>-alternating)?",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True)
@@ -21,7 +24,10 @@ class DiTConfig:
     `image` and `patch` hold one length per axis: pixels, or places of latents, of `channels` channels. `classes`: those
     that can be asked for; 0 for a model of one kind of image. `learned_variance`: the answer has twice the channels of
     the image, of which the second half tells the variance of a step. `qk_norm`: queries and keys are divided by their
-    root mean square. `time_shift`: 1 for the frequencies of times that diffusers has, 0 for those of the paper's code.
+    root mean square. `arrangement`, of clips (frames, height, width): every token sees every other (`joint`), or in
+    turn those of its time slot and those at its place (`alternating`). `time_shift`: 1 for the frequencies of times
+    that diffusers has, 0 for those of the paper's code.
+
     Raises UsageError where a patch does not divide the image, or heads the width.
     """
 
@@ -50,6 +56,7 @@ class DiTConfig:
     hidden: int = 4608  # of the MLP
     learned_variance: bool = True
     qk_norm: bool = False
+    arrangement: Literal["joint", "alternating"] = "joint"
     time_shift: Literal[0, 1] = 0
     eps: float = 1e-6
 
@@ -61,6 +68,9 @@ class DiTConfig:
                 f"width {self.width} is not a multiple of {self.heads} heads, or of two numbers for each axis",
                 "change heads or width",
             )
+        if self.arrangement == "alternating" and (len(self.image) != 3 or self.depth < 2):
+            problem = f"blocks alternate between space and time, and there are {self.depth} of {len(self.image)} axes"
+            raise UsageError(problem, "use two blocks at least, and images of frames, height and width")
         self.check_image(self.image)
 
     @property
@@ -98,7 +108,7 @@ class DiTConfig:
 
 def parse_dit(name: str, image: tuple[int, ...] | None) -> DiTConfig | None:
     """`DiT-XL/2`, for latents of 4 channels, or `DiT-128x6/2` for a width of 128 and a depth of 6 with heads of 32
-    channels.
+    channels; `DiT-96x6/2x4x4-alternating` for clips.
 
     Raises UsageError for a patch of less than a pixel.
     """
@@ -117,7 +127,8 @@ def parse_dit(name: str, image: tuple[int, ...] | None) -> DiTConfig | None:
     if min(patch) < 1:
         raise UsageError(f"unknown model {name}", "a patch is at least one pixel")
     side = image or nearby((32,) * len(patch), patch)
-    return DiTConfig(image=side, patch=patch, width=width, depth=depth, heads=heads, hidden=4 * width)
+    sizes = {"width": width, "depth": depth, "heads": heads, "hidden": 4 * width}
+    return DiTConfig(image=side, patch=patch, arrangement="alternating" if match["alternating"] else "joint", **sizes)
 
 
 def dit_name(config: DiTConfig) -> str:
@@ -125,4 +136,5 @@ def dit_name(config: DiTConfig) -> str:
     own = (config.width, config.depth, config.heads)
     size = next((key for key, row in DITS.items() if row == own), f"{config.width}x{config.depth}")
     patch = config.patch[:1] if len(config.patch) == 2 and len(set(config.patch)) == 1 else config.patch
-    return f"DiT-{size}/{'x'.join(map(str, patch))}"
+    alternating = "-alternating" if config.arrangement == "alternating" else ""
+    return f"DiT-{size}/{'x'.join(map(str, patch))}{alternating}"
