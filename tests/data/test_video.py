@@ -1,4 +1,4 @@
-"""Clips: frames of a folder as one sample of more axes than a picture has."""
+"""Folders of clips: what is video data, and what stays pictures."""
 
 from __future__ import annotations
 
@@ -6,59 +6,80 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitreous.data.layouts.video import clips
+from tests.data.films import greys, moving, write_clip, write_moves
+from vitreous.data.check.check import check
+from vitreous.data.copies.dedup import dedup
+from vitreous.data.layouts.video import ClipFiles
+from vitreous.data.packs.pack import pack
 from vitreous.data.sources import open_data
-from vitreous.data.split import picture_of
-from vitreous.errors import DataError
+from vitreous.errors import DataError, UsageError
 
 
-@pytest.fixture
-def films(tmp_path):
-    """Two classes of 12 clips; frame f of a clip is grey f, and clip c of class k has 5 + c frames."""
-    for label, kind in enumerate(("run", "walk")):
-        for clip in range(12):
-            home = tmp_path / kind / f"clip {clip}"
-            home.mkdir(parents=True)
-            for frame in range(5 + clip):
-                Image.new("RGB", (6, 4), (frame, clip, label)).save(home / f"{frame}.png")
-    return tmp_path
+def kinds(data):
+    """The types of the splits of a data set."""
+    return {type(split) for split in data.splits.values()}
 
 
-def test_frames_evenly_chosen_in_the_order_of_their_numbers(films):
-    data = clips(films, frames=4).holding_out(0.0, 0)
-    split = data.splits["train"]
-    assert len(split) == 24 and data.classes == ("run", "walk")
-    for sample in range(len(split)):
-        pixels = split.raw(sample)
-        assert pixels.shape == (4, 4, 6, 3)
-        _, clip, label = pixels[0, 0, 0]
-        assert label == split.labels[sample] and split.name(sample).endswith(f"clip {clip}")
-        assert pixels[:, 0, 0, 0].tolist() == [int((2 * t + 1) / 8 * (5 + clip)) for t in range(4)]
-    back = split.take(np.array([20, 3]))
-    assert [np.array_equal(back.raw(new), split.raw(old)) for new, old in ((0, 20), (1, 3))] == [True, True]
-
-
-def test_clips_are_held_out_whole_and_short_ones_repeat_frames(films):
-    data = clips(films, frames=40)
+def test_a_folder_of_clips_of_any_kind_is_video_data(tmp_path):
+    data = open_data(write_moves(tmp_path, 12, (".mp4", ".gif", "", ".webm")))
+    assert kinds(data) == {ClipFiles} and data.classes == ("left", "right")
     assert {name: len(split) for name, split in data.splits.items()} == {"train": 22, "val": 2}
-    assert data.splits["val"].raw(0).shape[0] == 40
-    assert data.fingerprint() != clips(films, frames=4).fingerprint()
+    assert data.notes[0].startswith("the data are 24 clips; `--frames`")
+    split = data.holding_out(0.0, 0).splits["train"]
+    assert split.name(2).endswith("clip2") and split.raw(2).shape == (10, 16, 16, 3)  # type: ignore[union-attr]
+    assert isinstance(split.raw(0), bytes) and len(split.clip(1)) == 10  # type: ignore[attr-defined]
+    back = split.take(np.array([20, 3]))
+    assert [back.name(0), back.name(1)] == [split.name(20), split.name(3)] and back.labels.tolist() == [1, 0]
 
 
-def test_what_takes_pictures_refuses_a_clip(films):
-    split = clips(films, frames=2).splits["train"]
-    with pytest.raises(DataError, match=r"clip \d+: pixels of 4 axes are no picture"):
-        picture_of(split, 0, 3)
-    Image.new("RGB", (9, 9)).save(films / "run" / "clip 0" / "1.png")
-    whole = clips(films, frames=5).holding_out(0.0, 0).splits["train"]
-    with pytest.raises(DataError, match="clip 0: its frames are of 2 sizes"):
-        whole.raw(0)
+def test_splits_and_clips_of_one_class(tmp_path):
+    for name in ("train", "val", "test"):
+        write_moves(tmp_path / name, 1, (".avi",))
+    data = open_data(tmp_path)
+    assert kinds(data) == {ClipFiles} and list(data.splits) == ["train", "val", "test"]
+    alone = open_data(tmp_path / "test" / "left")
+    assert kinds(alone) == {ClipFiles} and not alone.labelled
 
 
-def test_video_files_are_refused_by_name(tmp_path):
-    for kind in ("run", "walk"):
-        (tmp_path / kind).mkdir()
-        (tmp_path / kind / "1.mp4").write_bytes(b"x")
-    with pytest.raises(DataError, match=r"2 videos, which are not read yet; the first is .*run/1\.mp4") as error:
-        open_data(tmp_path)
-    assert "ffmpeg" in error.value.hint
+def test_gifs_alone_are_clips_where_they_are_animated(tmp_path):
+    write_moves(tmp_path / "moving", 2, (".gif",))
+    assert kinds(open_data(tmp_path / "moving")) == {ClipFiles}
+    write_clip(tmp_path / "still" / "a" / "1.gif", greys(1))
+    write_clip(tmp_path / "still" / "b" / "1.gif", greys(3))
+    assert ClipFiles not in kinds(open_data(tmp_path / "still"))
+
+
+@pytest.mark.parametrize("odd", ["left/photo.jpg", "left/clip2/x.png", "left/clip2/frame_012.png", "left/0001.png"])
+def test_pictures_among_clips_make_pictures_of_all(tmp_path, odd):
+    home = write_moves(tmp_path, 3, (".gif", ".gif", ""))
+    Image.new("RGB", (16, 16)).save(home / odd)
+    assert ClipFiles not in kinds(open_data(home))
+
+
+def test_folders_of_pictures_that_are_no_frames_stay_pictures(tmp_path):
+    for name in ("a", "b"):
+        write_clip(tmp_path / "flat" / name, greys(3))  # the pictures of a class
+        for number, side in enumerate((8, 9, 8)):
+            place = tmp_path / "nested" / name / "c" / f"{number}.png"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (side, 8)).save(place)
+    assert ClipFiles not in kinds(open_data(tmp_path / "flat")) | kinds(open_data(tmp_path / "nested"))
+
+
+def test_what_takes_pictures_refuses_clips(tmp_path):
+    home = write_moves(tmp_path / "clips", 3, (".gif",))
+    with pytest.raises(UsageError, match="the data are clips, and packs hold pictures"):
+        pack(home, tmp_path / "packed")
+    with pytest.raises(UsageError, match="the data are clips, and copies"):
+        dedup([open_data(home).split("train")], [], within=True)
+    with pytest.raises(UsageError, match="has clips, and the check looks at pictures"):
+        check(home, workers=0)
+
+
+def test_a_clip_that_cannot_be_read_is_named(tmp_path):
+    place = write_clip(tmp_path / "a" / "1.mp4", moving(0, True))
+    place.write_bytes(b"none")
+    write_clip(tmp_path / "b" / "1.mp4", moving(0, True))
+    split = open_data(tmp_path).holding_out(0.0, 0).splits["train"]
+    with pytest.raises(DataError, match=r"a/1\.mp4: not a clip of a known format"):
+        split.clip(0)  # type: ignore[attr-defined]

@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from PIL import Image
 
-from vitreous.data.decoding.decode import decode
+from vitreous.data.decoding.clip import Clip, evenly, spaced
+from vitreous.data.decoding.clips import open_clip
+from vitreous.data.decoding.decode import MODES, decode
 from vitreous.data.decoding.spectral import Picture, read_bands
 from vitreous.data.decoding.volumes import read_volume
+from vitreous.errors import UsageError
 
 # a process that only decodes images starts in a tenth of a second without torch, and in seconds with it
 if TYPE_CHECKING:
@@ -28,7 +31,9 @@ _FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.B
 class Preprocess:
     """How an image becomes a model's input, without chance.
 
-    `image` in pixels, (height, width), of volumes (depth, height, width). `fit` = `crop`: the short side is scaled to
+    `image` in pixels, (height, width), of volumes (depth, height, width), of clips (frames, height, width), of which
+    each frame is treated as an image is. `stride`: frames of a clip from one that is read to the next, in its middle;
+    0: they are spread evenly over all of it. `fit` = `crop`: the short side is scaled to
     the target / `share` and the centre cut out; `squash`: the whole image is scaled to the target, as the paper's code
     does at test time. `mean` and `std` are per channel, for pixels in [0, 1].
 
@@ -46,6 +51,17 @@ class Preprocess:
     share: float = 1.0
     filter: Literal["bilinear", "bicubic"] = "bicubic"
     numbers: Literal["colours", "uint8", "uint16", "int16", "float32", "voxels"] = "colours"
+    stride: int = 0
+
+    def __post_init__(self) -> None:
+        if self.stride < 0 or (self.stride and not self.of_clips):
+            problem = f"a stride of {self.stride} frames" + ("" if self.of_clips else ", and the images are no clips")
+            raise UsageError(problem, "a stride of clips is 1 or more, or 0 for frames spread evenly")
+
+    @property
+    def of_clips(self) -> bool:
+        """Whether images are clips, (C, T, height, width)."""
+        return len(self.image) == 3 and self.numbers == "colours"
 
     @property
     def peak(self) -> float:
@@ -54,8 +70,8 @@ class Preprocess:
 
     @property
     def plane(self) -> tuple[int, int]:
-        """`image` of pictures, (height, width)."""
-        height, width = self.image
+        """(height, width) of pictures and of the frames of clips."""
+        height, width = self.image[-2:]
         return height, width
 
     @property
@@ -66,15 +82,25 @@ class Preprocess:
         return torch.uint8 if self.numbers in ("colours", "uint8") else torch.float32
 
     def decoded(
-        self, raw: bytes | np.ndarray | Image.Image | str | os.PathLike[str], name: str | None = None
+        self, raw: bytes | np.ndarray | Image.Image | str | os.PathLike[str] | Clip, name: str | None = None
     ) -> Picture:
-        """A file, its bytes, or pixels (H, W[, C]) -> the image, or one for each channel, or a volume (C, D, H, W).
-        Raises DataError."""
+        """A file, its bytes, or pixels (H, W[, C]) -> the image, or one for each channel, or a volume (C, D, H, W), or
+        the frames of a clip that a model sees (T, H, W, 3) uint8. Raises DataError."""
+        if self.of_clips or isinstance(raw, Clip):
+            clip = open_clip(np.asarray(raw)[None] if isinstance(raw, Image.Image) else raw, name)
+            return clip.read(self.moments(len(clip)))
         if self.numbers == "colours":
             return decode(raw, self.channels, name)
         if self.numbers == "voxels":
             return read_volume(np.asarray(raw) if isinstance(raw, Image.Image) else raw, self.channels, name)
         return read_bands(np.asarray(raw) if isinstance(raw, Image.Image) else raw, self.channels, self.numbers, name)
+
+    def moments(self, count: int, draws: np.ndarray | None = None) -> np.ndarray:
+        """Numbers of the frames (T,) int64 that are read of a clip of `count` frames: without chance, or at random by
+        `draws` (T,) in [0, 1): one frame of each of T equal parts, or, with a stride, from a random start."""
+        if self.stride:
+            return spaced(count, self.image[0], self.stride, 0.5 if draws is None else float(draws[0]))
+        return evenly(count, self.image[0], 0.5 if draws is None else draws)
 
     def pixels(self, picture: Picture) -> Tensor:
         """A decoded image -> (C, *image) of `dtype`."""
@@ -92,13 +118,18 @@ class Preprocess:
         if isinstance(picture, tuple):
             return np.concatenate([self.array(band) for band in picture])
         if isinstance(picture, np.ndarray):
-            return centred(picture, self.image)
+            return self.frames(picture) if self.of_clips else centred(picture, self.image)
         return to_array(self.fitted(picture))
+
+    def frames(self, clip: np.ndarray) -> np.ndarray:
+        """(T, H, W, 3) uint8 -> (C, *image) uint8, each frame fitted by itself."""
+        pictures = [Image.fromarray(frame).convert(MODES[self.channels]) for frame in clip]
+        return np.stack([to_array(self.fitted(picture)) for picture in pictures], 1)
 
     def fitted(self, picture: Image.Image) -> Image.Image:
         """A decoded image at the target size: one resampling of the box that the crop would cut from the scaled
         image."""
-        if picture.size == self.image[::-1]:
+        if picture.size == self.plane[::-1]:
             return picture
         return self.resampled(picture, self.box(picture.size))
 
@@ -106,7 +137,7 @@ class Preprocess:
         """The part of an image of (width, height) that is used: left, top, right and bottom, in pixels."""
         if self.fit == "squash":
             return (0.0, 0.0, *size)
-        height, width = self.image
+        height, width = self.plane
         scale = max(height / size[1], width / size[0]) / self.share
         across, down = min(width / scale, size[0]) / 2, min(height / scale, size[1]) / 2
         x, y = size[0] / 2, size[1] / 2
@@ -114,7 +145,7 @@ class Preprocess:
 
     def resampled(self, picture: Image.Image, box: tuple[float, float, float, float]) -> Image.Image:
         """A box of an image at the target size."""
-        return picture.resize((self.image[1], self.image[0]), _FILTERS[self.filter], box=box)
+        return picture.resize((self.plane[1], self.plane[0]), _FILTERS[self.filter], box=box)
 
     def normalise(self, pixels: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """(B, C, *image) in 0..peak, uint8 or float -> (B, C, *image) for the model, float32 or of `dtype`."""

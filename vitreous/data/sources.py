@@ -23,6 +23,7 @@ from vitreous.data.layouts.named import named
 from vitreous.data.layouts.packed import is_pack, packed
 from vitreous.data.layouts.table import table
 from vitreous.data.layouts.tars import COMPRESSED, are_tars, tars
+from vitreous.data.layouts.video import are_clips, videos
 from vitreous.data.split import Data, Files, no_labels
 from vitreous.errors import DataError, UsageError, nearest, printable
 
@@ -114,7 +115,7 @@ def detect_layout(name: str, split_seed: int) -> Data:
         return parquet(name, split_seed)
     if path.is_dir():
         listed = () if has_config(path) else ((are_lists, lists),)
-        kinds = ((are_tars, tars), *listed, (is_imagenet, imagenet), *COCO, *MASKS, *OBJECTS)
+        kinds = ((are_tars, tars), *listed, (is_imagenet, imagenet), *COCO, *MASKS, *OBJECTS, (are_clips, videos))
         return next((read for fits, read in kinds if fits(path)), folder)(path, split_seed)
     if path.name.lower().endswith((".tar", *COMPRESSED)) and (os.path.lexists(path) or "{" in name):
         return tars(path, split_seed)

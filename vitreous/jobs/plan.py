@@ -118,14 +118,18 @@ def contradictions(run: Run, options: TrainOptions) -> list[str]:
     """Options for model, sizes or recipe that differ from those of `run`, one line each."""
     own = {
         "model": name_of(run.model),
-        "image_size": run.model.image[0],
-        "patch_size": run.model.patch[0],
+        "image_size": run.model.image[-1],
+        "patch_size": run.model.patch[-1],
+        "frames": run.model.image[0] if run.preprocess.of_clips else 1,
+        "stride": run.preprocess.stride,
         "recipe": run.recipe,
     }
     named = {
         "model": options.model and name_of(configure(options.model)),
         "image_size": options.image_size,
         "patch_size": options.patch_size,
+        "frames": options.frames,
+        "stride": options.stride,
         "recipe": options.recipe,
     }
     return [f"{name}: {own[name]} -> {named[name]}" for name in own if named[name] not in (None, own[name])]

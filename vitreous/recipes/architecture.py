@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from dataclasses import fields, replace
+from typing import Any
 
 from vitreous.config import set_paths
 from vitreous.errors import UsageError
-from vitreous.models.config import ModelConfig, replace_fields
+from vitreous.models.config import ModelConfig, VideoConfig, replace_fields
 from vitreous.models.defaults import LARGE_IMAGE, SMALL, model_for_small_images
 from vitreous.models.names import configure, name_of
 from vitreous.nn.sizes import nearby
 from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.recipe import DatasetInfo, Recipe
 
+FRAMES = 8  # of a clip
+#: sides of clips in pixels -> the model; larger ones are scaled to LARGE_IMAGE
+CLIPS = ((32, "ViViT-64x6/4x2"), (SMALL, "ViViT-128x6/8x2"), (math.inf, "ViViT-S/16x2"))
 LARGE_VOLUME = 64  # voxels along a side of what a model sees at a time
 
 
@@ -28,7 +33,9 @@ def architecture(
     Raises UsageError for a --model that is not that of the weights or not of the recipe's kind, and a --patch-size for
     what has none of its own.
     """
-    if len(facts.size) == 3:
+    if len(facts.size) == 3 and facts.numbers == "colours":
+        model = for_clips(options, facts, classes, start)
+    elif len(facts.size) == 3:
         model = for_volumes(options, facts, classes, start, recipe)
     else:
         model = (
@@ -88,6 +95,35 @@ def for_volumes(
     sides = (options.image_size,) * 3 if options.image_size else tuple(min(LARGE_VOLUME, side) for side in facts.size)
     changes = {"image": nearby(sides, patch), "patch": patch, "classes": classes, "channels": facts.channels}
     return replace_fields(model, changes | {"pool": "mean", "class_token": False, "head_bias": True})
+
+
+def for_clips(options: TrainOptions, facts: DatasetInfo, classes: int, start: ModelConfig | None = None) -> ModelConfig:
+    """The model to train on clips: a video model, on frames of the size of the first clip, or, where that is above
+    SMALL, of LARGE_IMAGE. Weights of pictures start that of --model, or else their own with a time axis, tubelets of
+    two frames and joint attention. Raises UsageError for a model that is for pictures."""
+    if start is not None and len(start.image) == 3:
+        model = started(options, classes, start)
+        return replace_fields(model, {"image": (options.frames or start.image[0], *model.image[1:])})
+    native = facts.size[1:] if max(facts.size[1:]) <= SMALL else LARGE_IMAGE
+    usual = next(name for side, name in CLIPS if max(facts.size[1:]) <= side)
+    changes: dict[str, Any] = {"pool": "mean", "class_token": False} if native is not LARGE_IMAGE else {}
+    if start is not None:
+        native, changes = start.image, {"representation": None}
+    if start is None or options.model:
+        model = configure(options.model or usual)
+    elif getattr(start, "family", "") == "vit":
+        own = {field.name: getattr(start, field.name) for field in fields(start)}
+        clip = {"family": "video", "image": (2, *start.image), "patch": (2, *start.patch)}
+        model = VideoConfig(**own | clip)
+    else:
+        raise UsageError(f"{name_of(start)} has no model of clips", "name one with --model, or other weights")
+    if getattr(model, "family", "") != "video":
+        raise UsageError(f"{name_of(model)} is for pictures, and the data are clips", f"use --model {usual}")
+    patch = (model.patch[0], *(options.patch_size,) * 2) if options.patch_size else model.patch
+    sides = (options.image_size,) * 2 if options.image_size else nearby(native, patch[1:])
+    frames = options.frames or nearby((FRAMES,), patch[:1])[0]
+    changes |= {"image": (frames, *sides), "patch": patch, "classes": classes, "head_bias": True}
+    return replace_fields(model, changes | {"channels": start.channels if start else facts.channels})
 
 
 def fresh(options: TrainOptions, facts: DatasetInfo, classes: int, recipe: Recipe | None) -> ModelConfig:

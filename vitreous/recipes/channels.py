@@ -6,15 +6,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vitreous.config import set_paths
-from vitreous.data.annotations.target import axes_of
+from vitreous.data.annotations.target import axes_of, kind_of
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.decoding.decode import decode
 from vitreous.data.decoding.spectral import channel_form, read_bands, read_channels
 from vitreous.data.decoding.volumes import volume_form
+from vitreous.data.layouts.video import ClipFiles
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Arrays, Data, Split
 from vitreous.data.statistics import statistics
 from vitreous.errors import DataError, UsageError
+from vitreous.objectives.supervised import SupervisedConfig
 from vitreous.recipes.derive import Note, objective_of
 from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.recipe import DatasetInfo
@@ -32,14 +34,7 @@ def detect_info(opened: Data, options: TrainOptions, start: Start | None = None)
     another number of channels, and for volumes where the objective does not learn a class for each voxel.
     """
     split = opened.split("train")
-    axes = axes_of(split)
-    if start is not None and len(start.config.image) != axes:
-        words = ("pictures", "volumes") if axes == 3 else ("volumes", "pictures")
-        problem = f"the weights of --init {options.init} are for {words[0]}, the data are {words[1]}"
-        raise UsageError(problem, "leave --init out")
-    if axes == 3 and not objective_of(options).annotated:
-        hint = "learn a class for each voxel: --recipe segment"
-        raise UsageError(f"{opened.name} has volumes, and {objective_of(options).name} takes pictures", hint)
+    check_kind(opened, options, start)
     first = None
     for sample in range(min(len(split), PROBED)):
         try:
@@ -50,6 +45,28 @@ def detect_info(opened: Data, options: TrainOptions, start: Start | None = None)
             first = first or error
     why, hint = (f"; {first.message}", first.hint) if first else ("", "")
     raise DataError(f"{opened.name}: none of the first {PROBED} images can be read{why}", hint or "mend or remove them")
+
+
+def check_kind(opened: Data, options: TrainOptions, start: Start | None) -> None:
+    """Raise UsageError for weights of another kind of images than the data, for volumes where the objective does not
+    learn a class for each voxel, for clips where it learns anything but their classes, and for options of clips where
+    there are none. Weights of pictures start a model of clips."""
+    kind, objective = kind_of(opened.split("train")), objective_of(options)
+    if start is not None:
+        config = start.config
+        solid = "clips" if getattr(config, "family", "") == "video" else "volumes"
+        own = "pictures" if len(config.image) == 2 else solid
+        if own != kind and (own, kind) != ("pictures", "clips"):
+            problem = f"the weights of --init {options.init} are for {own}, the data are {kind}"
+            raise UsageError(problem, "leave --init out")
+    if kind == "volumes" and not objective.annotated:
+        hint = "learn a class for each voxel: --recipe segment"
+        raise UsageError(f"{opened.name} has volumes, and {objective.name} takes pictures", hint)
+    if kind == "clips" and not issubclass(objective, SupervisedConfig):
+        hint = "learn their classes: leave --recipe out"
+        raise UsageError(f"{opened.name} has clips, and {objective.name} takes pictures", hint)
+    if kind != "clips" and (options.frames is not None or options.stride is not None):
+        raise UsageError(f"--frames and --stride are for clips, and {opened.name} has {kind}", "leave them out")
 
 
 def requested_numbers(options: TrainOptions, start: Start | None) -> str | None:
@@ -64,6 +81,9 @@ def read_info(split: Split, sample: int, numbers: str | None, channels: int | No
     """The facts that one image tells; `channels` are those of the weights. Raises DataError where it cannot be read,
     UsageError where it has other channels than the weights take."""
     raw, name = split.raw(sample), split.name(sample)
+    if isinstance(split, ClipFiles):
+        clip = split.clip(sample)
+        return DatasetInfo(len(split), (len(clip), *clip.size), channels or 3)
     if axes_of(split) == 3:
         count, size = volume_form(raw, name)
         check_channels(count, channels)

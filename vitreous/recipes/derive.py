@@ -65,6 +65,8 @@ def derive(
     )
     if start is not None and start.preprocess is not None:
         run = replace(run, preprocess=merge_preprocess(run.preprocess, start.preprocess, recipe))
+    if run.preprocess.of_clips:
+        run = for_clips(run, options, start, note)
     run = apply(scale_batch(run, recipe, options, note), options)
     run = limit_warmup(run, recipe, own_length(recipe, base), options, note)
     run = replace(run, objective=fitted_to_labels(run.objective, data, options))
@@ -75,6 +77,17 @@ def derive(
     elif options.shards is None and run.objective.splittable and not (run.compile or run.draws_in_forward):
         run = replace(run, shards=default_shards(device, run.batch_size, run.objective.shard_images))
     return choose_periods(run, options)
+
+
+def for_clips(run: Run, options: TrainOptions, start: Start | None, note: Note) -> Run:
+    """The run with the stride that was asked for, or that of the weights, and without mirrored clips: left and right
+    may be what tells classes apart."""
+    own = start.preprocess.stride if start is not None and start.preprocess is not None else 0
+    stride = own if options.stride is None else options.stride
+    if getattr(run.views, "flip", 0.0) and "views.flip" not in options.settings:
+        run = replace(run, views=replace(run.views, flip=0.0))  # type: ignore[type-var]
+        note("clips are not mirrored, for directions may matter; --views.flip 0.5 mirrors half of them")
+    return replace(run, preprocess=replace(run.preprocess, stride=stride))
 
 
 def objective_of(options: TrainOptions) -> type[ObjectiveConfig]:
@@ -113,12 +126,13 @@ def fitted_to_labels(objective: ObjectiveConfig, data: Data, options: TrainOptio
 
 def advise_weights(run: Run) -> str:
     """What to say of a run that begins from scratch on few photographs; an empty string for any other."""
-    if run.init or max(run.model.image) <= SMALL or run.data.images >= FEW:
+    if run.init or max(run.model.image[-2:]) <= SMALL or run.data.images >= FEW:
         return ""
     source = published_weights(name_of(run.model)) or published_weights("ViT-S/16")
+    kind = "clips" if run.preprocess.of_clips else "photographs"
     return (
-        f"{run.data.images:,} photographs are few for a Vision Transformer from scratch: start from weights that have "
-        "seen many, "
+        f"{run.data.images:,} {kind} are few for a Vision Transformer from scratch: start from weights that have seen "
+        "many, "
         f"as with --init {source} (needs vitreous[hub]), or name a file of weights"
     )
 
@@ -127,7 +141,7 @@ def default_recipe(data: Data, model: ModelConfig, start: Start | None) -> Recip
     """The recipe where none is named."""
     if start is not None:
         return RECIPES["finetune" if start.classifies else "finetune-encoder"]
-    return RECIPES["digits" if data.name == "digits" else "small" if max(model.image) <= SMALL else "photos"]
+    return RECIPES["digits" if data.name == "digits" else "small" if max(model.image[-2:]) <= SMALL else "photos"]
 
 
 def merge_preprocess(own: Preprocess, weights: Preprocess, recipe: Recipe) -> Preprocess:

@@ -47,6 +47,11 @@ class TrainOptions(WeightsOptions):
     """Side of the model's input, pixels (default: from the recipe, the weights or the model's name)."""
     patch_size: int | None = None
     """Side of a patch, pixels (default: from the model's name)."""
+    frames: int | None = None
+    """Frames of a clip that the model sees (default: from the weights, else 8)."""
+    stride: int | None = None
+    """Frames of a clip from one that is seen to the next; 0: they are spread over the whole clip (default: from the
+    weights, else 0)."""
     epochs: float | None = None
     """Passes over the training images (default: from the recipe)."""
     steps: int | None = None

@@ -31,8 +31,9 @@ JUDGED = 224 / 256  # of the short side: the centre that a pre-trained model is 
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """What the data say: how many training images, their size (height, width), of volumes (depth, height, width),
-    channels and numbers (`Preprocess`), whether they have masks of objects, and of what they are latents, if any."""
+    """What the data say: how many training images, their size (height, width), of volumes (depth, height, width), of
+    clips (frames, height, width), channels and numbers (`Preprocess`), whether they have masks of objects, and of what
+    they are latents, if any."""
 
     images: int
     size: tuple[int, ...]

@@ -11,6 +11,7 @@ from functools import cached_property
 import numpy as np
 
 from vitreous.cores import default_workers
+from vitreous.data.annotations.target import kind_of
 from vitreous.data.loader import EvalLoader
 from vitreous.data.screen import readable, refuse
 from vitreous.data.split import Data, Split
@@ -92,8 +93,13 @@ def answers_to(
 ) -> Answered:
     """Answer the images of a split with a model and data that are open.
 
-    Raises UsageError for several labels and a model that names one class, DataError as `compute_answers` does.
+    Raises UsageError for several labels and a model that names one class, and for clips and a model that takes none;
+    DataError as `compute_answers` does.
     """
+    kind = kind_of(opened.split(split))
+    if (kind == "clips") != bundle.preprocess.of_clips:
+        own = "clips" if bundle.preprocess.of_clips else "pictures"
+        raise UsageError(f"{run} takes {own}, and {source} has {kind}", f"name data of {own}")
     chosen = matched(opened.split(split), opened, bundle.classes, bundle.multilabel)
     if opened.multilabel and bundle.loss == "softmax":
         problem = f"{run} names one class an image, {source} has several labels an image"

@@ -171,14 +171,19 @@ class AnnotatedSplit(Split, Protocol):
 
 
 def axes_of(split: Split) -> int:
-    """The axes of the images of a split: 2, or 3 where they are volumes."""
+    """The axes of the images of a split: 2, or 3 where they are volumes or clips."""
     return getattr(split, "axes", 2)
 
 
+def kind_of(split: Split) -> str:
+    """What the images of a split are called: pictures, volumes or clips."""
+    return getattr(split, "kind", "volumes" if axes_of(split) == 3 else "pictures")
+
+
 def require_pictures(splits: Iterable[Split], rule: str) -> None:
-    """Raise UsageError for volumes, with the `rule` that they break: that something takes pictures."""
-    if any(axes_of(split) == 3 for split in splits):
-        raise UsageError(f"the data are volumes, and {rule}", "leave them as they are: `train` reads volumes")
+    """Raise UsageError for volumes and clips, with the `rule` that they break: that something takes pictures."""
+    for kind in {kind_of(split) for split in splits} - {"pictures"}:
+        raise UsageError(f"the data are {kind}, and {rule}", f"leave them as they are: `train` reads {kind}")
 
 
 @dataclass(frozen=True)

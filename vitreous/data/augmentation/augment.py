@@ -16,13 +16,16 @@ from torch import Tensor
 from vitreous.data.augmentation.crops import FILTERS, AreaCrop, InceptionCrop, SimpleCrop, to_picture
 from vitreous.data.augmentation.moves import moved, pierce, static, windows
 from vitreous.data.augmentation.randaugment import BIG_VISION, TIMM, RandAugment, three
+from vitreous.data.decoding.clip import Clip
+from vitreous.data.decoding.decode import MODES
 from vitreous.data.decoding.regions import Regions
 from vitreous.data.decoding.spectral import Picture, bands_of
-from vitreous.data.keys import seeded, uniform
+from vitreous.data.keys import one_key, seeded, uniform
 from vitreous.data.preprocess import Preprocess, to_tensor
 from vitreous.errors import UsageError
 
 WHOLE = (1.0, 1.0)  # the area of a crop that takes the whole image
+MOMENTS = 0x7AE5  # what frames of a clip are drawn by, beside its key, so that they do not depend on where it is cut
 
 
 class Views(Protocol):
@@ -121,11 +124,17 @@ class Augment:
             self, rand_layers=0, three=False, trivial=False, jitter=(0.0, 0.0, 0.0), erase=0.0, erase_noise=False
         )
 
-    def picture(self, picture: Picture | Regions, preprocess: Preprocess, sample_key: int) -> Tensor:
+    def picture(self, picture: Picture | Regions | Clip, preprocess: Preprocess, sample_key: int) -> Tensor:
         """Augment the image of a file to (C, *image) uint8, in the process that decodes it. Raises DataError.
 
-        Images of several Pillow channels get the same transform in each; of mode F they become float32.
+        Images of several Pillow channels get the same transform in each; of mode F they become float32. So do the
+        frames of a clip, which are drawn at random.
         """
+        if isinstance(picture, Clip):
+            draws = uniform(np.array([one_key(sample_key, MOMENTS)], np.uint64), preprocess.image[0])[0]
+            frames, mode = picture.read(preprocess.moments(len(picture), draws)), MODES[preprocess.channels]
+            pictures = [Image.fromarray(frame).convert(mode) for frame in frames]
+            return torch.stack([self.picture(frame, preprocess, sample_key) for frame in pictures], 1)
         if isinstance(picture, (tuple, np.ndarray)):
             return torch.cat([self.picture(band, preprocess, sample_key) for band in bands_of(picture)])
         with seeded(sample_key):

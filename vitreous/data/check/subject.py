@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from vitreous.data.annotations.masks import MaskFiles
-from vitreous.data.annotations.target import AnnotatedFiles, axes_of
+from vitreous.data.annotations.target import AnnotatedFiles, axes_of, kind_of
 from vitreous.data.copies.listing import as_made
 from vitreous.data.copies.scan import Joined
 from vitreous.data.decoding.decode import SUFFIXES
@@ -20,7 +20,7 @@ from vitreous.data.grouping import COLUMN, PARTED, expression, keys_of, no_colum
 from vitreous.data.layouts.folder import list_images
 from vitreous.data.sources import open_data
 from vitreous.data.split import Files, Split, no_labels
-from vitreous.errors import DataError, printable
+from vitreous.errors import DataError, UsageError, printable
 
 LOOSE = "images"  # the split of a folder that is not a data set
 
@@ -65,7 +65,8 @@ class Subject:
 
 
 def open_subject(source: str, split: str | None = None) -> Subject:
-    """Open a source, or a single split of it. Raises DataError where there are no images."""
+    """Open a source, or a single split of it. Raises DataError where there are no images, UsageError for
+    clips."""
     try:
         data = open_data(source)
     except DataError as error:
@@ -73,6 +74,9 @@ def open_subject(source: str, split: str | None = None) -> Subject:
         if not paths:
             raise
         return Subject(printable(source), source, {LOOSE: Files(paths, no_labels(len(paths)))}, (), refused=error)
+    if kind_of(next(iter(data.splits.values()))) == "clips":
+        hint = "train reads every clip once before it begins, and names those that cannot be read"
+        raise UsageError(f"{data.name} has clips, and the check looks at pictures and volumes", hint)
     splits = as_made(data)
     if split is not None:
         splits = {split: data.split(split)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,6 @@ FLAT = (
     "put each image into a folder of its class, or write a CSV file with columns path,label; predict, embed and "
     "dedup take it as it is"
 )
-VIDEOS = frozenset({".mp4", ".avi", ".mkv", ".mov", ".webm", ".mpg", ".mpeg", ".m4v", ".wmv"})
 
 
 def folder(root: Path, split_seed: int = 0) -> Data:
@@ -50,17 +50,24 @@ def split_folders(root: Path) -> dict[str, Path]:
     return homes or {"train": root}
 
 
-def classified(root: Path, homes: dict[str, Path], listed: dict[str, dict[str, Paths]], split_seed: int) -> Data:
+def classified(
+    root: Path,
+    homes: dict[str, Path],
+    listed: dict[str, dict[str, Paths]],
+    split_seed: int,
+    lister: Callable[[str], list[str]] | None = None,
+) -> Data:
     """The data set of the files of each class in each split; images without labels where there are fewer than two
-    classes. Raises DataError where there are no images."""
+    classes. `lister` gives the files below a folder, else `walk`. Raises DataError where there are no images."""
+    lister = lister or walk
     classes = class_order(listed["train"])
     notes: list[str] = []
     splits: dict[str, Split]
     unlabelled = None
     if len(classes) < 2:
         home = homes["train"]
-        unlabelled = too_few_classes(printable(home), classes, LAYOUT) if classes else no_classes(home)
-        paths = {name: Paths(walk(os.fspath(home))) for name, home in homes.items()}
+        unlabelled = too_few_classes(printable(home), classes, LAYOUT) if classes else no_classes(home, lister)
+        paths = {name: Paths(lister(os.fspath(home))) for name, home in homes.items()}
         splits = {name: Files(part, no_labels(len(part))) for name, part in paths.items() if len(part)}
         notes, classes = one_class_note(classes), []
     else:
@@ -70,9 +77,9 @@ def classified(root: Path, homes: dict[str, Path], listed: dict[str, dict[str, P
     return Data(printable(root), tuple(classes), splits, notes, unsplit, whole, unlabelled=unlabelled)
 
 
-def no_classes(home: Path) -> DataError:
+def no_classes(home: Path, lister: Callable[[str], list[str]]) -> DataError:
     """Why a folder of images without class folders has no labels. Raises DataError where there are no images."""
-    if count := len(walk(os.fspath(home))):
+    if count := len(lister(os.fspath(home))):
         images = f"{count:,} image" + ("" if count == 1 else "s")
         problem = f"is a flat folder: {images} and no class folders, so there are no labels"
         return DataError(f"{printable(home)} {problem}", FLAT)
@@ -80,12 +87,7 @@ def no_classes(home: Path) -> DataError:
         problem = f"{len(volumes)} volumes without masks; the first is {printable(volumes[0])}"
         hint = "to train, put them into images/ and their masks, of the same names, into masks/; predict takes them"
         raise DataError(f"no pictures in {printable(home)} but {problem}", hint)
-    clips = walk(os.fspath(home), VIDEOS)
-    if not clips:
-        raise DataError(f"no images in {printable(home)}", LAYOUT)
-    problem = f"{len(clips)} videos, which are not read yet; the first is {printable(clips[0])}"
-    hint = "take out their frames: ffmpeg -i CLIP.mp4 -vf fps=4 CLASS/CLIP/%05d.jpg"
-    raise DataError(f"no images in {printable(home)} but {problem}", hint)
+    raise DataError(f"no images in {printable(home)}", LAYOUT)
 
 
 def files_of(name: str, tree: dict[str, Paths], classes: list[str]) -> Files:

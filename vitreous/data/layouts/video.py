@@ -1,86 +1,144 @@
-"""Clips as folders of frames: `[SPLIT/]CLASS/CLIP/*.jpg`. The frames of one clip, in the order of their names, are one
-sample.
+"""Clips: `[SPLIT/]CLASS/*.mp4` and other video files, animated GIFs, and folders of frames, `[SPLIT/]CLASS/CLIP/*.jpg`.
 
-`Split.raw` may give pixels of any number of axes: an image (H, W[, C]), a clip (T, H, W, C). Nothing else about a
-split changes; what takes images only refuses a clip by its axes. Video files themselves are not read yet.
+A folder is such data where all that its classes hold is clips: a photograph among GIFs makes pictures of all of them. A
+folder of pictures is a clip where they are numbered from 0 or 1 on without a gap, under one name, and of one size.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, replace
-from itertools import chain, groupby
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
 
-from vitreous.data.decoding.decode import decode
-from vitreous.data.layouts.folder import folder
-from vitreous.data.split import Data, Files, Paths, Split, with_val
+from vitreous.data.decoding.clip import Clip
+from vitreous.data.decoding.clips import GIF, VIDEOS, is_animated, open_clip, pictures_in
+from vitreous.data.decoding.decode import SUFFIXES, read_regular, upright_size
+from vitreous.data.layouts.classes import natural
+from vitreous.data.layouts.folder import classified, entries, is_folder, split_folders
+from vitreous.data.split import Data, Files, Paths, Split
 from vitreous.errors import DataError, printable
+
+NUMBERED = re.compile(r"(.*?)(\d+)(\.\w+)")
+PROBED = 16  # folders of frames, and GIFs, that are looked into: they stand for all
 
 
 @dataclass(frozen=True)
-class Clips:
-    """Frames of n clips: those of clip i are `paths[bounds[i]:bounds[i + 1]]`, of which `frames` are taken, evenly
-    spread. `bounds`, (n + 1,) int64; `labels`, (n,) int64."""
+class ClipFiles(Files):
+    """Clips with labels (n,) int64 or (n, K) float32; `paths` are those of files, and of folders of frames."""
 
-    paths: Paths
-    bounds: np.ndarray
-    labels: np.ndarray
-    frames: int
+    axes: ClassVar[int] = 3
+    kind: ClassVar[str] = "clips"
 
-    def __len__(self) -> int:
-        return len(self.bounds) - 1
+    def clip(self, sample: int) -> Clip:
+        """A clip, opened. Raises DataError."""
+        return open_clip(self.path(sample), self.name(sample))
 
-    def chosen(self, sample: int) -> np.ndarray:
-        """The places of a clip's frames in `paths`, (T,) int64: the middle of each of T equal parts of it."""
-        first, count = int(self.bounds[sample]), int(self.bounds[sample + 1] - self.bounds[sample])
-        return first + ((2 * np.arange(self.frames) + 1) * count) // (2 * self.frames)
-
-    def raw(self, sample: int) -> np.ndarray:
-        """(T, H, W, 3) uint8. Raises DataError for a frame that cannot be read, or one of another size than the
-        first."""
-        pictures = [decode(self.paths[int(place)]) for place in self.chosen(sample)]
-        sizes = {picture.size for picture in pictures}
-        if len(sizes) > 1:
-            raise DataError(f"{self.name(sample)}: its frames are of {len(sizes)} sizes", "make them one size")
-        return np.stack([np.asarray(picture) for picture in pictures])
-
-    def name(self, sample: int) -> str:
-        return printable(self.paths[int(self.bounds[sample])].parent)
-
-    def take(self, rows: np.ndarray, labels: np.ndarray | None = None) -> Clips:
-        spans = [(int(self.bounds[row]), int(self.bounds[row + 1])) for row in rows]
-        paths = Paths(self.paths.word(place) for place in chain.from_iterable(range(*span) for span in spans))
-        bounds = np.cumsum([0, *(stop - start for start, stop in spans)], dtype=np.int64)
-        return replace(self, paths=paths, bounds=bounds, labels=self.labels[rows] if labels is None else labels)
-
-    def update(self, digest: Any) -> None:
-        digest.update(f"{self.frames} frames\n".encode() + self.bounds.tobytes())
-        Files(self.paths, self.labels).update(digest)
+    def raw(self, sample: int) -> bytes | np.ndarray:
+        """The bytes of a file, or the frames of a folder, (T, H, W, 3) uint8. Raises DataError."""
+        if not os.path.isdir(self.path(sample)):
+            return super().raw(sample)
+        clip = self.clip(sample)
+        return clip.read(np.arange(len(clip)))
 
 
-def clips(root: Path, frames: int = 16, split_seed: int = 0) -> Data:
-    """A folder of classes of folders of frames, as clips of T = `frames` each; a tenth of the clips is `val` where
-    there is none.
+def are_clips(root: Path) -> bool:
+    """Whether all that a folder, its splits and their classes hold is clips; where these are GIFs alone, animated
+    ones."""
+    clips = None
+    for home in split_folders(root).values() if (root / "train").is_dir() else (root,):
+        own = clips_below(os.fspath(home))
+        if own is None:
+            return False
+        clips = (clips or []) + own
+    if not clips:
+        return False
+    places = np.linspace(0, len(clips) - 1, min(PROBED, len(clips))).astype(int)
+    return any(not path.lower().endswith(GIF) for path in clips) or all(
+        is_animated(read_regular(clips[place])) for place in places
+    )
 
-    Raises DataError as a folder of images does.
+
+def clips_below(home: str, depth: int = 2) -> list[str] | None:
+    """The video files, GIFs and folders of frames below a folder, in natural order; None where there are pictures
+    that are no frames, which lie at least `depth` folders down. A folder linked twice is visited once."""
+    clips, seen, waiting, looks = list[str](), set[str](), [(home, 0)], PROBED
+    while waiting:
+        place, level = waiting.pop()
+        real = os.path.realpath(place)
+        if real in seen:
+            continue
+        seen.add(real)
+        pictures = []
+        for entry in entries(place):
+            suffix = os.path.splitext(entry.name)[1].lower()
+            if is_folder(entry):
+                waiting.append((entry.path, level + 1))
+            elif suffix in VIDEOS or suffix == GIF:
+                clips.append(entry.path.removeprefix("./"))
+            elif suffix in SUFFIXES:
+                pictures.append(entry.name)
+                if level < depth or not NUMBERED.fullmatch(entry.name):
+                    return None
+        if pictures:
+            if not are_frames(pictures) or (looks > 0 and not of_one_size(place)):
+                return None
+            looks -= 1
+            clips.append(place.removeprefix("./"))
+    return sorted(clips, key=natural)
+
+
+def are_frames(names: list[str]) -> bool:
+    """Whether names of pictures are those of frames: numbers from 0 or 1 on without a gap, the same before and after
+    them."""
+    parts = [match.groups() for name in names if (match := NUMBERED.fullmatch(name))]
+    numbers = sorted(int(number) for _, number, _ in parts)
+    alike = len(parts) == len(names) and len({(before, after) for before, _, after in parts}) == 1
+    return (
+        alike and len(numbers) > 1 and numbers == list(range(numbers[0], numbers[0] + len(numbers))) and numbers[0] < 2
+    )
+
+
+def of_one_size(folder: str) -> bool:
+    """Whether the first, the middle and the last picture of a folder are of one size, by their headers."""
+    paths = pictures_in(folder)
+    try:
+        ends = [paths[place] for place in (0, len(paths) // 2, -1)]
+        return len({upright_size(read_regular(path), printable(path)) for path in ends}) == 1
+    except DataError:
+        return True  # reading it says what is wrong
+
+
+def videos(root: Path, split_seed: int = 0) -> Data:
+    """Open a folder of classes of clips, with or without folders of splits around them, as `folder` opens pictures; a
+    tenth of the clips is `val` where there is none.
+
+    Raises DataError as `folder` does.
     """
-    data = folder(root, split_seed)
-    parts = {name: split for name, split in data.splits.items() if name != "val"} if data.whole else data.splits
-    parts = {**parts, "train": data.whole or parts["train"]}
-    splits: dict[str, Split] = {name: clips_of(part, frames) for name, part in parts.items() if isinstance(part, Files)}
-    notes: list[str] = []
-    splits, whole = with_val(splits, split_seed, notes)
-    return replace(data, splits=splits, notes=notes or data.notes, whole=whole)
+    homes = split_folders(root)
+    listed = {name: list_classes(home) for name, home in homes.items()}
+    data = classified(root, homes, listed, split_seed, walk_clips)
+    splits: dict[str, Split] = {name: clips_of(split) for name, split in data.splits.items()}
+    count = sum(map(len, splits.values()))
+    note = f"the data are {count:,} clips; `--frames` and `--stride` say which frames of them are read"
+    return replace(data, splits=splits, notes=[note, *data.notes], whole=data.whole and clips_of(data.whole))
 
 
-def clips_of(split: Files, frames: int) -> Clips:
-    """Frames of one folder, which stand together in a split -> one clip."""
-    homes = groupby(range(len(split)), key=lambda row: os.path.dirname(os.fspath(split.paths[row])))
-    starts = [next(iter(rows)) for _, rows in homes]
-    bounds = np.array([*starts, len(split)], dtype=np.int64)
-    assert isinstance(split.paths, Paths)
-    return Clips(split.paths, bounds, split.labels[bounds[:-1]], frames)
+def list_classes(home: Path) -> dict[str, Paths]:
+    """Class name -> its clips at any depth, sorted."""
+    folders = sorted((entry for entry in entries(os.fspath(home)) if is_folder(entry)), key=lambda entry: entry.name)
+    return {entry.name: Paths(paths) for entry in folders if (paths := walk_clips(entry.path))}
+
+
+def walk_clips(home: str) -> list[str]:
+    """The clips below a folder."""
+    return clips_below(home, 1) or []
+
+
+def clips_of(split: Split) -> ClipFiles:
+    """Files as clips."""
+    assert isinstance(split, Files)
+    return ClipFiles(split.paths, split.labels)

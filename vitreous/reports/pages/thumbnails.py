@@ -10,19 +10,28 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from vitreous.data.decoding.clip import evenly
+
 SIDE = 224  # pixels of an image on a page, at most
 SMALL = 64  # below which an image is shown with its pixels as squares
 
 
 def rgb_image(pixels: Tensor, like: Tensor | None = None) -> Image.Image:
     """(C, *image) pixels -> an RGB image: the first three channels, or the first as grey; floats are stretched from
-    their range, or that of the pixels `like`, (C, *image) too."""
+    their range, or that of the pixels `like`, (C, *image) too. Of a clip (C, T, h, w) four frames are shown."""
+    pixels = mosaic(pixels) if pixels.ndim == 4 else pixels
     bands = visible_bands(pixels)
     if pixels.dtype != torch.uint8:
         known = visible_bands(pixels if like is None else like)
         low, high = known.min(), known.max()
         bands = ((bands - low) / (high - low).clamp(min=1e-9) * 255).clamp(0, 255).to(torch.uint8)
     return Image.fromarray(bands.permute(1, 2, 0).contiguous().numpy())
+
+
+def mosaic(clip: Tensor) -> Tensor:
+    """(C, T, h, w) -> (C, 2 h, 2 w): four frames spread over a clip, in the order of reading."""
+    four = clip[:, torch.from_numpy(evenly(clip.shape[1], 4))].unflatten(1, (2, 2))
+    return four.permute(0, 1, 3, 2, 4).flatten(3).flatten(1, 2)
 
 
 def visible_bands(pixels: Tensor) -> Tensor:

@@ -1,0 +1,163 @@
+"""Clips: every format gives the same frames by their numbers, and hostile files one message each."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.data.films import CODECS, encode, greys, moving, write_clip
+from vitreous.data.augmentation.augment import Augment
+from vitreous.data.decoding import clip, clips, video
+from vitreous.data.decoding.clip import evenly, spaced
+from vitreous.data.decoding.clips import gif_frames, is_animated, open_clip
+from vitreous.data.preprocess import Preprocess
+from vitreous.errors import DataError, UsageError
+
+PARTS = {"mp4": 0.5, "mov": 0.8, "avi": 0.9, "mkv": 0.8, "webm": 0.8, "mpeg": 0.3, "gif": 0.7}  # of a file
+
+
+@pytest.mark.parametrize("kind", [*CODECS, "gif", "folder"])
+def test_frames_of_every_format_by_their_numbers(tmp_path, kind):
+    place = write_clip(tmp_path / ("clip" if kind == "folder" else f"clip.{kind}"), greys(10))
+    film = open_clip(place)
+    assert len(film) == 10 and film.size == (16, 16)
+    numbers = np.array([7, 0, 9, 0])
+    frames = film.read(numbers)
+    assert frames.shape == (4, 16, 16, 3) and frames.dtype == np.uint8
+    assert np.abs(frames.astype(int) - greys(10)[numbers]).max() <= 4
+    if kind not in ("folder", "mpeg"):
+        assert np.allclose(film.times, np.arange(10) / 10, atol=0.002)
+
+
+def test_frames_are_counted_as_decoded_at_any_rate():
+    film = open_clip(encode(greys(10), "mkv", moments=[0, 1, 2, 7, 8, 9, 20, 21, 30, 45]))
+    assert film.read(np.arange(10))[:, 0, 0, 0].round(-1).tolist() == list(range(0, 200, 20))
+    assert film.times[3] == pytest.approx(0.7) and film.times[-1] == pytest.approx(4.5)
+
+
+def test_frames_that_are_not_held_are_decoded_again(monkeypatch):
+    content = encode(moving(1, True), "webm")
+    whole = open_clip(content).read(np.array([2, 5, 8]))
+    monkeypatch.setattr(video, "HELD", 1500)
+    film = open_clip(content)
+    assert film.held is None and np.array_equal(film.read(np.array([2, 5, 8])), whole)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kind", PARTS)
+def test_files_cut_short_are_refused_by_name(tmp_path, kind):
+    place = write_clip(tmp_path / f"a.{kind}", moving(3, True))
+    place.write_bytes(place.read_bytes()[: int(PARTS[kind] * place.stat().st_size)])
+    with pytest.raises(DataError, match=rf"a\.{kind}: .*(cut short|cannot be read|damaged|no pictures)") as error:
+        open_clip(place)
+    assert error.value.hint
+
+
+@pytest.mark.parametrize(("content", "problem"), [
+    (b"", "empty file"), (b"x", "not a clip of a known format"), (b"<html>", "but an HTML page"),
+    (b"\0\0\0\x18ftypmp42" + bytes(40), "cannot be read as a video"), (b"GIF89a", "cut short"),
+    (b"\x1aE\xdf\xa3" + b"\xff" * 60, "cannot be read as a video"), (b"RIFF\0\0\0\0AVI LIST", "cannot be read as a video"),
+    (b"#EXTM3U\n/etc/passwd\n", "not a clip of a known format"), (encode(greys(1), sound=True), "audio alone"),
+    (b"GIF89a\x60\xea\x60\xea\0\0\0,\0\0\0\0\x60\xea\x60\xea\0\x02\0;", "60000 x 60000 pixels, more than"),
+])  # fmt: skip
+def test_hostile_files_have_one_message_each(tmp_path, content, problem):
+    place = tmp_path / "bad.mp4"
+    place.write_bytes(content)
+    with pytest.raises(DataError, match=rf"bad\.mp4: ?.*{problem}"):
+        open_clip(place)
+
+
+def test_large_frames_are_refused_before_they_are_decoded(tmp_path):
+    content = encode(greys(2), "avi")
+    for marker in (b"\xff\xc0\0\x11\x08", b"\x10\0\0\0\x10\0\0\0\x01\0\x18\0"):  # of a JPEG, of AVI's header
+        place = content.find(marker)
+        while place >= 0:
+            size = b"\x40\0\x40\0" if marker[0] == 0xFF else b"\0\x40\0\0\0\x40\0\0"
+            at = place + 5 if marker[0] == 0xFF else place
+            content = content[:at] + size + content[at + len(size) :]
+            place = content.find(marker, place + 1)
+    (tmp_path / "wide.avi").write_bytes(content)
+    with pytest.raises(DataError, match=r"wide\.avi: "):
+        open_clip(tmp_path / "wide.avi")
+
+
+def test_limits(monkeypatch, tmp_path):
+    place = write_clip(tmp_path / "a.gif", greys(10))
+    monkeypatch.setattr(clip, "MAX_BYTES", 4 * 16 * 16 * 3)
+    assert open_clip(place).read(np.arange(4)).shape[0] == 4
+    with pytest.raises(DataError, match=r"a\.gif: 5 frames of 16 x 16 pixels take 0 MiB"):
+        open_clip(place).read(np.arange(5))
+    monkeypatch.setattr(clip, "MAX_FRAMES", 9)
+    for source in (place, write_clip(tmp_path / "a.mp4", greys(10))):
+        with pytest.raises(DataError, match="more than 9 frames"):
+            open_clip(source)
+
+
+def test_without_pyav_videos_say_what_to_install_and_gifs_are_read(monkeypatch, tmp_path):
+    place, gif = write_clip(tmp_path / "a.mp4", greys(3)), write_clip(tmp_path / "a.gif", greys(3))
+    monkeypatch.setattr(video, "find_spec", lambda name: None)
+    with pytest.raises(DataError, match=r"a\.mp4: .*without PyAV") as error:
+        open_clip(place)
+    assert "pip install 'vitreous[video]'" in error.value.hint and len(open_clip(gif)) == 3
+
+
+def test_blocks_of_a_gif(tmp_path):
+    content = write_clip(tmp_path / "a.gif", moving(2, False, 7)).read_bytes()
+    assert gif_frames(content) == ([10] * 7, True) and is_animated(content)
+    Image.new("P", (5, 4)).save(tmp_path / "b.gif")
+    assert gif_frames((tmp_path / "b.gif").read_bytes()) == ([0], True)
+    assert not any(gif_frames(content[:end])[1] for end in range(13, len(content) - 1, 7))
+
+
+def test_a_folder_of_frames_of_two_sizes_is_refused(tmp_path):
+    place = write_clip(tmp_path / "clip", greys(5))
+    Image.new("RGB", (9, 9)).save(place / "frame_003.png")
+    with pytest.raises(DataError, match="clip: its frames are of 2 sizes, 16 x 16 and 9 x 9"):
+        open_clip(place).read(np.arange(5))
+    with pytest.raises(DataError, match="a folder without pictures is no clip"):
+        (tmp_path / "none").mkdir()
+        open_clip(tmp_path / "none")
+    with pytest.raises(DataError, match="4 x 5, are no clip"):
+        open_clip(np.zeros((4, 5), np.uint8))
+
+
+def test_numbers_of_frames():
+    for count in (1, 3, 8, 30):
+        assert evenly(count, 8).tolist() == [(2 * t + 1) * count // 16 for t in range(8)]
+        draws = np.random.default_rng(count).random(8)
+        drawn = evenly(count, 8, draws)
+        assert all(t * count / 8 - 1 < number <= (t + 1) * count / 8 for t, number in enumerate(drawn))
+        assert (drawn < count).all() and (np.diff(drawn) >= 0).all()
+    assert spaced(10, 4, 2, 0).tolist() == [0, 2, 4, 6] and spaced(10, 4, 2, 0.999).tolist() == [3, 5, 7, 9]
+    assert spaced(3, 4, 2).tolist() == [0, 2, 2, 2]
+
+
+def test_a_view_is_the_same_for_all_frames_and_frames_are_drawn_by_the_key():
+    still = np.repeat(moving(5, True, 1, 24), 12, 0)
+    preprocess = Preprocess((6, 16, 16))
+    views = Augment(crop=(0.2, 1.0), flip=0.5, rand_layers=2, jitter=(0.4, 0.4, 0.4), rotate=20.0, erase=1.0, shift=0.1)
+    drawn = [views.picture(open_clip(still), preprocess, sample_key) for sample_key in range(4)]
+    assert all(view.shape == (3, 6, 16, 16) and (view == view[:, :1]).all() for view in drawn)
+    assert not (drawn[0] == drawn[1]).all() and (drawn[3] == views.picture(open_clip(still), preprocess, 3)).all()
+    rising = open_clip(greys(12, 24))
+    numbers = {tuple((Augment().picture(rising, preprocess, key)[0, :, 0, 0] // 20).tolist()) for key in range(9)}
+    assert len(numbers) > 5 and all(number // 2 == t for row in numbers for t, number in enumerate(row))
+    dense = Preprocess((4, 16, 16), stride=2)
+    starts = {tuple((Augment().picture(rising, dense, key)[0, :, 0, 0] // 20).tolist()) for key in range(40)}
+    assert starts == {(s, s + 2, s + 4, s + 6) for s in range(6)}
+
+
+def test_preprocessing_fits_each_frame_as_a_picture(tmp_path):
+    pixels = moving(4, True, 9, 20)
+    preprocess, picture = Preprocess((3, 8, 12), share=0.9), Preprocess((8, 12), share=0.9)
+    own = preprocess.transform(pixels)
+    assert own.shape == (3, 3, 8, 12)
+    for place, number in enumerate((1, 4, 7)):
+        assert (own[:, place] == picture.transform(pixels[number])).all()
+    assert Preprocess((2, 8, 8), channels=1, mean=(0.5,), std=(0.5,)).transform(pixels).shape == (1, 2, 8, 8)
+    with pytest.raises(UsageError, match="a stride of 2 frames, and the images are no clips"):
+        Preprocess((8, 8), stride=2)
+    with pytest.raises(DataError, match=r"a\.png: not a clip of a known format"):
+        Image.fromarray(pixels[0]).save(tmp_path / "a.png")
+        preprocess.transform(tmp_path / "a.png")
+    assert clips.KNOWN

@@ -1,0 +1,108 @@
+"""Classes of clips: learned from scratch and from pictures, judged, and stopped and resumed with workers."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+import vitreous
+from tests.data.films import write_moves
+from vitreous.errors import UsageError
+from vitreous.models.names import name_of
+from vitreous.progress import NullListener
+from vitreous.weights.bundle import load_bundle
+
+OPTIONS = {"workers": 0, "device": "cpu", "precision": "fp32", "batch_size": 12, "lr": 3e-3}
+
+
+class Notes(NullListener):
+    """Remembers notes, and stops a run after so many pictures."""
+
+    def __init__(self, stop: int = 10**9) -> None:
+        self.notes, self.stop = list[str](), stop
+
+    def note(self, text):
+        self.notes.append(text)
+
+    def progress(self, label, done, total, text=""):
+        if done >= self.stop:
+            raise KeyError(done)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """Squares that move left or right, in three splits."""
+    home = tmp_path_factory.mktemp("clips")
+    for place, (name, count) in enumerate((("train", 18), ("val", 3), ("test", 6))):
+        write_moves(home / name, count, first=1000 * place)
+    return home
+
+
+@pytest.fixture(scope="module")
+def run(home, tmp_path_factory):
+    """A run that has learned directions, from the default model, and what it noted."""
+    out, listener = tmp_path_factory.mktemp("runs") / "run", Notes()
+    vitreous.train(str(home), out=str(out), steps=40, frames=4, listener=listener, **OPTIONS)
+    return out, listener.notes
+
+
+def test_a_run_learns_directions_and_is_judged_on_the_same_frames(home, run):
+    folder, notes = run
+    assert any(note.startswith("the data are 54 clips") for note in notes)
+    assert any(note.startswith("clips are not mirrored") for note in notes)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["test"]["images"] == 12 and summary["test"]["top1"] > 0.9, summary["test"]
+    bundle = load_bundle(folder / "model")
+    assert name_of(bundle.model.config) == "ViViT-64x6/4x2" and bundle.preprocess.image == (4, 16, 16)
+    document = vitreous.evaluate(str(folder), device="cpu", precision="fp32")
+    assert document["test"]["nll"] == pytest.approx(summary["test"]["nll"], abs=1e-4)
+    assert "data:image/" in (folder / "report.html").read_text()
+
+
+def test_a_stopped_run_ends_in_the_same_bits_with_workers(home, tmp_path):
+    options = {**OPTIONS, "model": "ViViT-32x2/8x2-factorised-attention", "steps": 6, "save_every": 2, "stride": 2}
+    vitreous.train(str(home), out=str(tmp_path / "whole"), frames=4, **options)
+    with pytest.raises(KeyError):
+        stop = {**options, "workers": 2, "frames": 4, "log_every": 1}
+        vitreous.train(str(home), out=str(tmp_path / "stopped"), listener=Notes(36), **stop)
+    vitreous.train(str(home), out=str(tmp_path / "stopped"), resume=True)
+    first, second = (load_bundle(tmp_path / name / "model") for name in ("whole", "stopped"))
+    assert first.preprocess == second.preprocess and first.preprocess.stride == 2
+    own, other = first.model.state_dict(), second.model.state_dict()
+    assert all(torch.equal(own[name], other[name]) for name in own)
+    with pytest.raises(UsageError, match="frames: 4 -> 8"):
+        vitreous.train(out=str(tmp_path / "stopped"), resume=True, frames=8)
+
+
+def test_weights_of_pictures_and_of_clips_start_a_run(home, run, tmp_path):
+    vitreous.save(vitreous.create("ViT-64x2/8", 24, 3), tmp_path / "flat")
+    document = vitreous.train(str(home), out=str(tmp_path / "a"), init=str(tmp_path / "flat"), steps=1, **OPTIONS)
+    config = load_bundle(tmp_path / "a" / "model").model.config
+    assert document["steps"] == 1 and name_of(config) == "ViViT-64x2/8x2" and config.image == (8, 24, 24)
+    named = {**OPTIONS, "model": "ViViT-64x2/8x4-factorised-encoder", "steps": 1, "image_size": 16}
+    vitreous.train(str(home), out=str(tmp_path / "b"), init=str(tmp_path / "flat"), **named)
+    assert load_bundle(tmp_path / "b" / "model").model.config.image == (8, 16, 16)
+    more = vitreous.train(str(home), out=str(tmp_path / "c"), init=str(run[0]), steps=1, frames=6, **OPTIONS)
+    assert more["steps"] == 1 and load_bundle(tmp_path / "c" / "model").model.config.image == (6, 16, 16)
+
+
+@pytest.mark.parametrize(("change", "problem"), [
+    ({"recipe": "mae"}, "takes pictures"), ({"model": "ViT-32x2/4"}, "is for pictures, and the data are clips"),
+    ({"frames": 5}, "5"), ({"stride": -1}, "a stride of -1 frames"), ({"init": "SOLID"}, "are for volumes"),
+    ({"data": "digits"}, "--frames and --stride are for clips"),
+])  # fmt: skip
+def test_what_is_not_for_clips_is_refused(home, tmp_path, change, problem):
+    vitreous.save(vitreous.create("ViT-32x2/4x4x4", (8, 8, 8), 2), tmp_path / "solid")
+    options = {**OPTIONS, "data": str(home), "steps": 1, "frames": 4, **change}
+    if options.get("init"):
+        options["init"] = str(tmp_path / "solid")
+    with pytest.raises(UsageError, match=problem):
+        vitreous.train(options.pop("data"), out=str(tmp_path / "run"), **options)
+
+
+def test_clips_are_no_input_of_a_model_of_pictures(home, tmp_path):
+    vitreous.save(vitreous.create("ViT-32x2/8", 16, 2), tmp_path / "flat")
+    with pytest.raises(UsageError, match=r"flat takes pictures, and .* has clips"):
+        vitreous.evaluate(str(tmp_path / "flat"), str(home), device="cpu")
