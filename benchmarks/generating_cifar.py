@@ -91,11 +91,12 @@ def judged(place: Path, recipe: str, guidance: float, real: Real, space: Any) ->
 
 def page(rows: list[dict[str, Any]]) -> str:
     """The table."""
-    first = rows[0]
+    first, recipes = rows[0], list(dict.fromkeys(row["recipe"] for row in rows))
+    missing = [recipe for recipe in STEPS if recipe not in recipes]
     lines = [
         f"# CIFAR-10 that was made, {time.strftime('%Y-%m-%d')}",
         "",
-        f"{processor()}, torch {torch.__version__}. {first['model']}, `--recipe dit` and `--recipe sit`, one run each, seed 0, for",
+        f"{processor()}, torch {torch.__version__}. {first['model']}, {' and '.join(f'`--recipe {one}`' for one in recipes)}, one run each, seed 0, for",
         f"{first['minutes']:g} minutes of one core by processor time; 1,000 samples, 100 a class, 25 answers each. Features, and who",
         "recognises a class, are of a classifier trained on the real training images. The Fréchet distance of 1,000 training",
         f"images to the test images is {first['frechet_distance_of_train']:.3g}.",
@@ -110,6 +111,7 @@ def page(rows: list[dict[str, Any]]) -> str:
         cells += [f"{row['frechet_distance']:.3g}", f"{row['recognised']:.1%}"]
         cells += [f"{row['precision']:.1%}, {row['recall']:.1%}", f"{row['copies']:.1%}", f"{row['seconds']:.0f}"]
         lines.append("| " + " | ".join(cells) + " |")
+    lines += ["", f"Not run yet: {', '.join(missing)}."] if missing else []
     return "\n".join(lines) + "\n"
 
 
