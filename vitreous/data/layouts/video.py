@@ -1,7 +1,8 @@
 """Clips: `[SPLIT/]CLASS/*.mp4` and other video files, animated GIFs, and folders of frames, `[SPLIT/]CLASS/CLIP/*.jpg`.
 
 A folder is such data where all that its classes hold is clips: a photograph among GIFs makes pictures of all of them. A
-folder of pictures is a clip where they are numbered from 0 or 1 on without a gap, under one name, and of one size.
+folder of pictures is a clip where they are numbered from 0 or 1 on without a gap, with zeros in front, under one name,
+and of one size: classes may hold numbered pictures in folders of their own, and these stay pictures.
 """
 
 from __future__ import annotations
@@ -92,14 +93,14 @@ def clips_below(home: str, depth: int = 2) -> list[str] | None:
 
 
 def are_frames(names: list[str]) -> bool:
-    """Whether names of pictures are those of frames: numbers from 0 or 1 on without a gap, the same before and after
-    them."""
+    """Whether names of pictures are those of frames: numbers of one length, from 0 or 1 on without a gap, with a zero
+    in front, the same before and after them."""
     parts = [match.groups() for name in names if (match := NUMBERED.fullmatch(name))]
-    numbers = sorted(int(number) for _, number, _ in parts)
-    alike = len(parts) == len(names) and len({(before, after) for before, _, after in parts}) == 1
-    return (
-        alike and len(numbers) > 1 and numbers == list(range(numbers[0], numbers[0] + len(numbers))) and numbers[0] < 2
-    )
+    alike = len({(before, len(number), after) for before, number, after in parts}) == 1
+    if len(parts) < len(names) or len(names) < 2 or not alike or len(parts[0][1]) < 2:
+        return False
+    first, *others = sorted(int(number) for _, number, _ in parts)
+    return first < 2 and others == list(range(first + 1, first + len(names)))
 
 
 def of_one_size(folder: str) -> bool:
