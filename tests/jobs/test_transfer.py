@@ -466,6 +466,7 @@ def test_without_ray_the_command_that_installs_it_is_told(folder, tmp_path, monk
         train(str(folder), out=str(tmp_path / "run"), lr_grid=(0.001, 0.01), ray="local", **QUICK)
 
 
+@pytest.mark.slow
 def test_trials_on_a_ray_cluster_end_in_the_same_bits(uninterrupted, tmp_path):
     root, whole = uninterrupted
     train(str(root), out=str(tmp_path / "run"), lr_grid=(0.001, 0.01), ray="local", **QUICK)

@@ -473,7 +473,7 @@ VERBS = {
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_says_what_it_assumed_and_is_told_better(verb, home, monkeypatch):
-    def serve(run, settings, how, exact, quick, up):
+    def serve(run, settings, how, exact, quick, up, vae):
         up(
             SimpleNamespace(
                 service=SimpleNamespace(served=SimpleNamespace(predictor=load(run, how))), address="http://127.0.0.1"
