@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from vitreous.errors import UsageError
 from vitreous.nn.sizes import format_size, grid_of, nearby
@@ -127,7 +127,7 @@ def parse_dit(name: str, image: tuple[int, ...] | None) -> DiTConfig | None:
     if min(patch) < 1:
         raise UsageError(f"unknown model {name}", "a patch is at least one pixel")
     side = image or nearby((32,) * len(patch), patch)
-    sizes = {"width": width, "depth": depth, "heads": heads, "hidden": 4 * width}
+    sizes: dict[str, Any] = {"width": width, "depth": depth, "heads": heads, "hidden": 4 * width}
     return DiTConfig(image=side, patch=patch, arrangement="alternating" if match["alternating"] else "joint", **sizes)
 
 
