@@ -70,9 +70,9 @@ def test_states_distances_and_frozen_models(arrangement):
     ]
     assert all(state.patches.shape == (2, 3, 2, 3, 24) for state in collected)
     assert torch.allclose(model.encoder.norm(collected[-1].tokens)[:, 2:], last[:, 2:], atol=1e-5)
-    found = distances(model, [x])
-    assert list(found.spans) == SPANS[arrangement] and found.per_image.isfinite().any(-1).all()
-    assert set(found.uniform) <= {uniform((3, 2, 3), (2, 4, 4)), 0.0}
+    of_layers = distances(model, [x])
+    assert list(of_layers.spans) == SPANS[arrangement] and of_layers.per_image.isfinite().any(-1).all()
+    assert set(of_layers.uniform) <= {uniform((3, 2, 3), (2, 4, 4)), 0.0}
     for look, other in zip(looks_of(model, x), looks_of(frozen(model), x), strict=True):
         assert torch.allclose(look.weights(), other.weights(), atol=1e-5)
     if arrangement != "joint":

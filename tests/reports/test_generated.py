@@ -12,6 +12,7 @@ from PIL import Image
 import vitreous
 from tests.conftest import say
 from tests.contracts import randomise
+from tests.serving.generators import save_autoencoder
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.sources import open_data
 from vitreous.errors import UsageError, WeightsError
@@ -27,9 +28,6 @@ from vitreous.weights.autoencoder import Autoencoder
 from vitreous.weights.bundle import Bundle, load_bundle
 from vitreous.weights.tasks import Generation
 
-SIZES = {"block_out_channels": (8, 8), "norm_num_groups": 4, "down_block_types": ("DownEncoderBlock2D",) * 2}
-SIZES |= {"up_block_types": ("UpDecoderBlock2D",) * 2, "scaling_factor": 0.5, "shift_factor": 0.25}
-
 
 def ask(*words):
     return say(*map(str, words))
@@ -38,10 +36,8 @@ def ask(*words):
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
     """A folder with photographs of two classes, an autoencoder of 4 channels and stride 2, and latents of both."""
-    diffusers = pytest.importorskip("diffusers", reason="a test dependency")
-    torch.manual_seed(0)
     home = tmp_path_factory.mktemp("latents")
-    diffusers.AutoencoderKL(**SIZES, latent_channels=4).eval().save_pretrained(home / "vae")
+    save_autoencoder(home / "vae", shift_factor=0.25)
     rng = np.random.default_rng(0)
     for split, count in (("train", 12), ("val", 6), ("test", 12)):
         for name in ("cat", "dog"):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 
 from tests.contracts import randomise
@@ -35,6 +37,18 @@ def save_generator(
     preprocess = Preprocess((8, 8), channels=channels, mean=(0.5,) * channels, std=(0.5,) * channels)
     Bundle(randomise(DiT(config)).eval(), Generation(classes, process), preprocess).save(place)
     return place
+
+
+def save_autoencoder(place: Path, **changes: Any) -> Any:
+    """A tiny AutoencoderKL of diffusers with random weights: latents of 4 channels, a place for 2 x 2 pixels, a scale of
+    0.5."""
+    diffusers = pytest.importorskip("diffusers", reason="a test dependency")
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"block_out_channels": (8, 8), "norm_num_groups": 4, "latent_channels": 4}
+    sizes |= {"down_block_types": ("DownEncoderBlock2D",) * 2, "up_block_types": ("UpDecoderBlock2D",) * 2}
+    autoencoder = diffusers.AutoencoderKL(**sizes | {"scaling_factor": 0.5} | changes).eval()
+    autoencoder.save_pretrained(place)
+    return autoencoder
 
 
 def predictor_in(place: Path) -> Predictor:

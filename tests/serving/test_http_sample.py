@@ -15,7 +15,7 @@ from PIL import Image
 
 import vitreous
 from tests.serving.asking import Site, file, save_bundle, until
-from tests.serving.generators import CLASSES, predictor_in, save_generator
+from tests.serving.generators import CLASSES, predictor_in, save_autoencoder, save_generator
 from vitreous.errors import UsageError, WeightsError
 from vitreous.evaluation.inference_options import InferenceOptions
 from vitreous.generation.process import Diffusion, Flow
@@ -293,10 +293,7 @@ def test_what_cannot_be_served_is_refused_at_the_start(tmp_path):
 
 
 def test_a_model_of_latents_serves_what_they_are_decoded_to(tmp_path):
-    diffusers = pytest.importorskip("diffusers", reason="a test dependency")
-    sizes = {"block_out_channels": (8, 8), "norm_num_groups": 4, "down_block_types": ("DownEncoderBlock2D",) * 2}
-    sizes |= {"up_block_types": ("UpDecoderBlock2D",) * 2, "scaling_factor": 0.5, "latent_channels": 4}
-    diffusers.AutoencoderKL(**sizes).save_pretrained(tmp_path / "vae")
+    save_autoencoder(tmp_path / "vae")
     served = open_served(save_generator(tmp_path / "model", channels=4), vae=str(tmp_path / "vae"))
     with running(served) as server:
         status, body, _ = ask(Site(server.address), {"class": "cat", "steps": 2}, LINES)

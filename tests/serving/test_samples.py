@@ -12,6 +12,7 @@ from PIL import Image
 import vitreous
 from tests.conftest import say
 from tests.contracts import randomise
+from tests.serving.generators import save_autoencoder
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import UsageError, WeightsError
 from vitreous.generation.process import Flow
@@ -155,12 +156,7 @@ def test_a_run_trains_samples_and_is_judged(tmp_path):
 
 
 def test_latents_are_decoded_by_their_autoencoder(tmp_path):
-    diffusers = pytest.importorskip("diffusers", reason="a test dependency")
-    torch.manual_seed(0)
-    sizes = {"block_out_channels": (8, 8), "norm_num_groups": 4, "down_block_types": ("DownEncoderBlock2D",) * 2}
-    sizes |= {"up_block_types": ("UpDecoderBlock2D",) * 2, "scaling_factor": 0.5, "latent_channels": 4}
-    vae = diffusers.AutoencoderKL(**sizes).eval()
-    vae.save_pretrained(tmp_path / "vae")
+    vae = save_autoencoder(tmp_path / "vae")
     model = randomise(DiT(DiTConfig(image=(8, 8), channels=4, classes=2, width=32, depth=1, heads=1, hidden=64)))
     Bundle(model, Generation(("a", "b")), Preprocess((8, 8), 4, (0.5,) * 4, (0.5,) * 4)).save(tmp_path / "model")
     with pytest.raises(UsageError, match="latents of 4 channels"):
@@ -175,7 +171,7 @@ def test_latents_are_decoded_by_their_autoencoder(tmp_path):
         want = ((vae.decode(latents[0] / 0.5).sample + 1) * 127.5).round().clamp(0, 255)[0].movedim(0, -1)
     got = np.asarray(Image.open(tmp_path / "out" / "b-00000.png"), int)
     assert got.shape == (16, 16, 3) and np.abs(got - want.numpy()).max() <= 1
-    diffusers.AutoencoderKL(**sizes | {"latent_channels": 3}).save_pretrained(tmp_path / "three")
+    save_autoencoder(tmp_path / "three", latent_channels=3)
     for place, problem in (("three", "latents of 3 channels"), ("model", "no folder with an autoencoder")):
         with pytest.raises((UsageError, WeightsError), match=problem):
             vitreous.sample(tmp_path / "model", tmp_path / "x.png", progress=False, vae=str(tmp_path / place))

@@ -60,9 +60,9 @@ def test_the_same_features_and_logits_as_transformers_and_back(name, tmp_path):
     save_file(form.file(model.config, other.state_dict()), tmp_path / "written" / "model.safetensors")
     (tmp_path / "written" / "config.json").write_text(json.dumps(form.describe(model.config)))
     described = form.describe(model.config)["architectures"][0]
-    loaded, told = getattr(transformers, described).from_pretrained(tmp_path / "written", output_loading_info=True)
-    absent = {name for name in told["missing_keys"] if not name.startswith("pooler.")}
-    assert not absent and not told["unexpected_keys"] and not told["mismatched_keys"]
+    loaded, keys = getattr(transformers, described).from_pretrained(tmp_path / "written", output_loading_info=True)
+    absent = {name for name in keys["missing_keys"] if not name.startswith("pooler.")}
+    assert not absent and not keys["unexpected_keys"] and not keys["mismatched_keys"]
     x = peers.images(CLIP)
     with torch.inference_mode():
         answer = loaded.eval()(x.transpose(1, 2))

@@ -33,9 +33,9 @@ class Preprocess:
 
     `image` in pixels, (height, width), of volumes (depth, height, width), of clips (frames, height, width), of which
     each frame is treated as an image is. `stride`: frames of a clip from one that is read to the next, in its middle;
-    0: they are spread evenly over all of it. `fit` = `crop`: the short side is scaled to
-    the target / `share` and the centre cut out; `squash`: the whole image is scaled to the target, as the paper's code
-    does at test time. `mean` and `std` are per channel, for pixels in [0, 1].
+    0: they are spread evenly over all of it. `fit` = `crop`: the short side is scaled to the target / `share` and the
+    centre cut out; `squash`: the whole image is scaled to the target, as the paper's code does at test time. `mean` and
+    `std` are per channel, for pixels in [0, 1].
 
     `numbers`: `colours` are RGB or grey at 8 bits, however they are stored; else each channel is taken for itself, its
     numbers of that type as they are in the file, and `mean` and `std` are in units of `peak`. `voxels` are volumes of

@@ -25,11 +25,6 @@ from vitreous.errors import DataError, UsageError
 GREY = ("1", "L", "LA", "I", "I;16", "I;16L", "I;16B")
 HEADER = 128  # bytes in front of the numbers in a .npy file of ours
 LAST = 1024  # zeros that end a tar
-INSTRUCTIONS = {
-    "tar": "WebDataset archives. Of each sample: NUMBER.jpg or NUMBER.png, the picture; NUMBER.cls, the position of "
-    "its class in `classes` (none where images have several); NUMBER.json, its id in the source and the name or names "
-    "of its classes."
-}
 MAPPED = (
     "import json, numpy\n"
     "pack = json.load(open('pack.json'))\n"
@@ -42,7 +37,13 @@ MAPPED = (
     "name = open(split['files']['ids']['file'], encoding='utf-8').read().split('\\n')[0]\n"
 )
 SCALED = "pixels = (pixels - pack['latents']['shift']) * pack['latents']['scale']\n"
-INSTRUCTIONS |= {"uint8": MAPPED, "latents": MAPPED + SCALED}
+INSTRUCTIONS = {
+    "tar": "WebDataset archives. Of each sample: NUMBER.jpg or NUMBER.png, the picture; NUMBER.cls, the position of "
+    "its class in `classes` (none where images have several); NUMBER.json, its id in the source and the name or names "
+    "of its classes.",
+    "uint8": MAPPED,
+    "latents": MAPPED + SCALED,
+}
 
 
 @dataclass(frozen=True)
