@@ -21,7 +21,7 @@ from vitreous.objectives.supervised import SupervisedConfig, balanced
 from vitreous.recipes.architecture import architecture
 from vitreous.recipes.names import OWN
 from vitreous.recipes.options import TrainOptions
-from vitreous.recipes.recipe import DatasetInfo, Recipe
+from vitreous.recipes.recipe import FEW, DatasetInfo, Recipe
 from vitreous.recipes.registry import RECIPES, find, own_length
 from vitreous.training.run import Run
 from vitreous.training.shards import default_shards
@@ -31,7 +31,6 @@ from vitreous.weights.fetch import published_weights
 __all__ = ["DatasetInfo", "apply", "derive"]
 
 COMPILE_GAIN = 3e17  # FLOPs of a run on a GPU from which a compilation of a minute or two pays for itself
-FEW = 10_000  # photographs: a run from scratch on fewer of them is told of --init
 CANONICAL = 4  # parts of a step whose sum is the same for 1, 2 and 4 processes
 
 Note = Callable[[str], None]

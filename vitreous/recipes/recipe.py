@@ -26,6 +26,7 @@ INCEPTION = Augment(crop=(0.05, 1.0), ratio=(0.75, 1.33), crop_style="inception"
 #: share of the training images that --lr-grid holds out below so many of them, where a recipe's table has none: Pets',
 #: CIFAR's, ImageNet's
 SHARES = ((10_000, 0.1), (200_000, 0.02), (math.inf, 0.01))
+FEW = 10_000  # photographs: fewer are few for a Vision Transformer from scratch
 JUDGED = 224 / 256  # of the short side: the centre that a pre-trained model is judged on
 
 

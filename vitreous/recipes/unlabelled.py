@@ -15,7 +15,7 @@ from vitreous.objectives.dinov2 import DINOv2Config
 from vitreous.objectives.mae import MAEConfig
 from vitreous.objectives.masked import MaskedPatchesConfig
 from vitreous.recipes.options import TrainOptions
-from vitreous.recipes.recipe import DatasetInfo, Length, Recipe, as_paper, common, google
+from vitreous.recipes.recipe import FEW, DatasetInfo, Length, Recipe, as_paper, common, google
 from vitreous.training.run import Optimizer, Ramp, Run, Schedule
 
 MEASURED = "benchmarks/README.md"
@@ -80,7 +80,8 @@ def masked_patches(model: ModelConfig, facts: DatasetInfo, options: TrainOptions
 
 
 def mae(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
-    """Masked autoencoding: arXiv:2111.06377, Table 8, and facebookresearch/mae. Images up to 64 pixels: tuned here.
+    """Masked autoencoding: arXiv:2111.06377, Table 8, and facebookresearch/mae. Images up to 64 pixels, and fewer than
+    10,000 photographs: tuned here.
 
     vitreous train DATA --recipe NAME --model ViT-B/16
 
@@ -97,6 +98,15 @@ def mae(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
             optimizer=Optimizer("adamw", lr=1.5e-3, betas=(0.9, 0.95), weight_decay=0.05, clip=None),
             objective=MAEConfig(decoder_width=96, decoder_depth=2, decoder_heads=3),
             **length(facts, batch),
+        )
+    if facts.images < FEW:
+        heads = max(3, model.width // 64)
+        return Run(
+            **normalised(plain(model, **fixed), facts),
+            views=CROP,
+            optimizer=Optimizer("adamw", lr=1e-3, betas=(0.9, 0.95), weight_decay=0.05, clip=1.0),
+            objective=MAEConfig(decoder_width=32 * heads, decoder_depth=2, decoder_heads=heads),
+            **length(facts, max(1, min(64, facts.images // 4))),
         )
     return Run(
         **normalised(plain(model, **fixed), facts),
