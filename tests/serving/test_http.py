@@ -134,6 +134,7 @@ def test_the_model_is_described(site, predictor):
         "segment": False,
         "detect": False,
         "embed": True,
+        "frames": False,
         "sample": False,
         "attention": True,
         "positions": True,

@@ -22,7 +22,7 @@ from vitreous.serving.attention_api import (
     AttentionRequest,
     abilities,
     attention,
-    attention_png,
+    attention_picture,
     filters,
     positions,
     round_digits,
@@ -131,7 +131,7 @@ def test_rollout_has_no_single_head_and_a_png_no_more_than_one_map():
         with pytest.raises(UsageError, match=f"head={head}"):
             asked(bundle, head=head)
     with pytest.raises(UsageError, match="layer=all"):
-        attention_png(bundle, pixels(), asked(bundle, layer="all"))
+        attention_picture(bundle, pixels(), asked(bundle, layer="all"))
 
 
 @pytest.mark.parametrize("kind", ["axial", "windows"])
@@ -161,7 +161,7 @@ def test_a_png_is_light_where_the_weights_are():
     bundle, grey = bundle_of(), np.full((3, *SIZE), 200, np.uint8)
     found = asked(bundle, kind="raw", layer="0", head="1", query="0,0")
     weights = np.array(attention(bundle, grey, found)["weights"])
-    picture = Image.open(io.BytesIO(attention_png(bundle, grey, found))).convert("L")
+    picture = Image.open(io.BytesIO(attention_picture(bundle, grey, found))).convert("L")
     side = picture.width // 5
     shown = np.asarray(picture, float)[side // 2 :: side, side // 2 :: side]
     assert picture.width >= 448 and shown.shape == (4, 5) and shown.argmax() == weights.argmax()

@@ -60,7 +60,8 @@ class ImageArguments(InferenceArguments):
     run: Annotated[Positional[str], arg(metavar="RUN")]
     """A run folder, a bundle, weights in another library's format, or an exported file."""
     images: Annotated[Positional[tuple[str, ...]], arg(metavar="IMAGE...")] = ()
-    """Image files, folders, 'patterns/**/*.jpg', @list.txt, - for a list on stdin, .csv, .tsv, .tar, .parquet."""
+    """Image files, or of a model of clips video files; folders, 'patterns/**/*.jpg', @list.txt, - for a list on stdin,
+    .csv, .tsv, .tar, .parquet."""
     list: tuple[str, ...] = ()
     """Files with one path a line, or paths between NUL bytes; the same as @FILE."""
     column: str | None = None
@@ -101,14 +102,14 @@ class AnswerArguments(ImageArguments):
     """Print the answers, and write them to this CSV file too: a row for each of the top classes, or each object."""
 
 
-def open_images_of(options: ImageArguments) -> Source:
-    """The images that the options name. Raises UsageError for none."""
+def open_images_of(options: ImageArguments, clips: bool = False) -> Source:
+    """The images, or clips, that the options name. Raises UsageError for none."""
     from vitreous.errors import UsageError
     from vitreous.serving.sources import ADVICE, source
 
     if not options.images and not options.list:
         raise UsageError("no images", ADVICE)
-    return source(options.images, options.column, options.list)
+    return source(options.images, options.column, options.list, clips)
 
 
 def choose_backend(options: ImageArguments, predictor: Predictor) -> Predictor | Remote:

@@ -2,11 +2,12 @@
 picture.
 
 It is looked at in float32, uncompiled, while a frozen copy answers. L blocks, h heads, P prefix tokens, N patches on a
-(rows, columns) grid.
+(rows, columns) grid, or, of clips, (slots, rows, columns).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from threading import Lock
@@ -36,13 +37,14 @@ class AttentionRequest:
     """Whose attention, where, and from which token.
 
     `raw` is what heads look at in a block; `rollout` what the blocks up to it mix together, its `head` the way heads
-    become one. `layer` counts from 0. `query` is the (row, column) of a patch; None: where the answer is read from.
+    become one. `layer` counts from 0. `query` is the (row, column) of a patch, of clips (slot, row, column);
+    None: where the answer is read from.
     """
 
     kind: Literal["raw", "rollout"] = "rollout"
     layer: int | Literal["all"] = 0
     head: int | Literal["mean", "max", "min", "all"] = "mean"
-    query: tuple[int, int] | None = None
+    query: tuple[int, ...] | None = None
 
     @staticmethod
     def parse(parameters: Mapping[str, str], model: Model) -> AttentionRequest:
@@ -63,14 +65,14 @@ class AttentionRequest:
         layer = parse_number("layer", layer, c.depth, f"a block from 0 to {c.depth - 1}, or all", ("all",))
         query, place = parameters.get("query", "answer"), None
         if query != "answer":
-            ends = [end - 1 for end in c.grid]
-            allowed = f"answer, or ROW,COLUMN of a patch, from 0,0 to {ends[0]},{ends[1]}"
-            if query.count(",") != 1:
+            axes = ("SLOT", "ROW", "COLUMN")[-len(c.grid) :]
+            first, last = (",".join(map(str, ends)) for ends in ([0] * len(axes), [end - 1 for end in c.grid]))
+            allowed = f"answer, or {','.join(axes)} of a patch, from {first} to {last}"
+            words = query.split(",")
+            if len(words) != len(axes):
                 raise bad_parameter("query", query, allowed)
-            row, column = query.split(",")
-            place = (
-                parse_number("query", row, c.grid[0], allowed, whole=query),
-                parse_number("query", column, c.grid[1], allowed, whole=query),
+            place = tuple(
+                parse_number("query", word, end, allowed, whole=query) for word, end in zip(words, c.grid, strict=True)
             )
         return AttentionRequest(kind, layer, head, place)  # type: ignore[arg-type]
 
@@ -90,11 +92,11 @@ def bad_parameter(name: str, value: str, allowed: str) -> UsageError:
 
 
 def config_with_attention(config: ModelConfig) -> ViTConfig:
-    """The config of a model whose every block sees a whole picture. Raises UsageError for others."""
+    """The config of a model whose every block sees a whole picture or clip. Raises UsageError for others."""
     if not config.has_attention:
         raise UsageError("a BiT ResNet has no attention over tokens to look at", "ask for its filters")
-    if not config.sees_whole_image or len(config.grid) != 2:
-        message = "blocks of this model see rows, columns, windows or clips, not one whole picture"
+    if not config.sees_whole_image:
+        message = "blocks of this model see rows, columns, windows or slots of time, not one whole picture or clip"
         raise UsageError(message, "ask for its filters")
     return cast(ViTConfig, config)
 
@@ -111,11 +113,11 @@ def abilities(bundle: Bundle) -> dict[str, bool]:
 
 
 def attention(bundle: Bundle, pixels: np.ndarray, asked: AttentionRequest) -> dict[str, Any]:
-    """(C, H, W) pixels as `reading.read` makes them -> what is asked, as JSON has it.
+    """(C, *image) pixels as `reading.read` makes them -> what is asked, as JSON has it.
 
-    `weights` is [h][w], one axis before it for all layers and one after that for all heads; `prefix_weights` [P]
-    likewise. A token's weights and prefix weights together sum to one, but for `max` and `min` of heads. Raises
-    UsageError where a model has none.
+    `weights` is [h][w], of clips [t][h][w], one axis before it for all layers and one after that for all
+    heads; `prefix_weights` [P] likewise. A token's weights and prefix weights together sum to one, but for `max` and
+    `min` of heads. Raises UsageError where a model has none.
     """
     selected, grid, prefix = attention_rows(bundle, pixels, asked)
     c = config_with_attention(bundle.model.config)
@@ -136,7 +138,7 @@ def attention(bundle: Bundle, pixels: np.ndarray, asked: AttentionRequest) -> di
 def attention_rows(
     bundle: Bundle, pixels: np.ndarray, asked: AttentionRequest
 ) -> tuple[np.ndarray, tuple[int, ...], int]:
-    """(C, H, W) pixels -> (..., P + N) float32 weights, the axes before as `asked`; the grid, and P."""
+    """(C, *image) pixels -> (..., P + N) float32 weights, the axes before as `asked`; the grid, and P."""
     import torch
 
     from vitreous.inspection.attention import attention as raw
@@ -146,8 +148,8 @@ def attention_rows(
     grid = tuple(i // p for i, p in zip(bundle.preprocess.image, c.patch, strict=True))
     queries = None
     if asked.query is not None:
-        queries = torch.zeros(c.prefix + grid[0] * grid[1])
-        queries[c.prefix + asked.query[0] * grid[1] + asked.query[1]] = 1
+        queries = torch.zeros(c.prefix + math.prod(grid))
+        queries[c.prefix + int(np.ravel_multi_index(asked.query, grid))] = 1
     device = next(model.parameters()).device
     images = bundle.preprocess.normalise(torch.from_numpy(pixels)[None].to(device))
     layers = range(c.depth) if asked.layer == "all" else [asked.layer]
@@ -173,22 +175,34 @@ def round_digits(values: np.ndarray) -> np.ndarray:
     return np.rint(values * scale) / scale
 
 
-def attention_png(bundle: Bundle, pixels: np.ndarray, asked: AttentionRequest) -> bytes:
-    """A PNG of the model's input (C, H, W), dark where the map is low (arXiv:2010.11929, Fig. 6). Raises UsageError."""
+def attention_picture(bundle: Bundle, pixels: np.ndarray, asked: AttentionRequest) -> bytes:
+    """The model's input (C, *image), dark where the map is low (arXiv:2010.11929, Fig. 6): a PNG, of clips an animated
+    GIF. Raises UsageError."""
     import torch
-    from PIL import Image
 
-    from vitreous.reports.pages.thumbnails import multiply_map, rgb_image
+    from vitreous.reports.pages.thumbnails import enlarge, gif_of, multiply_map, rgb_frames
 
     if "all" in (asked.layer, asked.head):
         name = "layer" if asked.layer == "all" else "head"
-        raise bad_parameter(name, "all", "one for a PNG; format=json has them all")
+        raise bad_parameter(name, "all", "one for a picture; format=json has them all")
     selected, grid, prefix = attention_rows(bundle, pixels, asked)
-    weights = selected[prefix:].reshape(grid)
-    picture = rgb_image(torch.from_numpy(pixels))
-    times = -(-SIDE // max(picture.size))
-    picture = picture.resize((picture.width * times, picture.height * times), Image.Resampling.NEAREST)
-    return png_of(multiply_map(picture, weights / max(float(weights.max()), 1e-12)))
+    weights = selected[prefix:].reshape(-1, *grid[-2:])
+    weights = weights / max(float(weights.max()), 1e-12)
+    frames = [enlarge(frame, SIDE) for frame in rgb_frames(torch.from_numpy(pixels))]
+    maps = np.repeat(weights, len(frames) // len(weights), 0)
+    shown = [multiply_map(frame, values) for frame, values in zip(frames, maps, strict=True)]
+    return gif_of(shown) if len(grid) == 3 else png_of(shown[0])
+
+
+def frames_png(pixels: np.ndarray) -> bytes:
+    """(C, T, H, W) pixels of a clip -> a PNG of the frames below one another, as the model sees them."""
+    import torch
+    from PIL import Image
+
+    from vitreous.reports.pages.thumbnails import rgb_frames
+
+    frames = rgb_frames(torch.from_numpy(pixels))
+    return png_of(Image.fromarray(np.concatenate([np.asarray(frame) for frame in frames])))
 
 
 def positions(bundle: Bundle) -> dict[str, Any] | None:
@@ -225,7 +239,7 @@ def filters(bundle: Bundle) -> bytes | None:
 
 def visible_box(preprocess: Preprocess, width: int, height: int) -> list[float]:
     """The part of an upright image that the model sees: left, top, right, bottom as shares of width and height."""
-    if preprocess.fit == "squash" or (width, height) == preprocess.image[::-1]:
+    if preprocess.of_clips or preprocess.fit == "squash" or (width, height) == preprocess.image[::-1]:
         return [0.0, 0.0, 1.0, 1.0]
     tall, wide = preprocess.image
     scale = max(tall / height, wide / width) / preprocess.share

@@ -3,11 +3,11 @@ tensors. Without torch.
 
 | given | taken as |
 |---|---|
-| `str`, `Path` | the path of an image file |
-| `bytes` | the content of an image file |
+| `str`, `Path` | the path of an image file; of a model of clips, of a video file or a folder of frames |
+| `bytes` | the content of an image file, or of a video file |
 | `PIL.Image.Image` | as a file of it would be: EXIF orientation applied, transparency over white |
-| `numpy.ndarray` | pixels (H, W) or (H, W, C), of a model of volumes (D, H, W) or (D, H, W, C) |
-| `torch.Tensor` | pixels (C, H, W), of a model of volumes (C, D, H, W), on any device |
+| `numpy.ndarray` | pixels (H, W) or (H, W, C); of volumes (D, H, W) or (D, H, W, C), of clips (T, H, W[, C]) |
+| `torch.Tensor` | pixels (C, H, W), of volumes (C, D, H, W), of clips (C, T, H, W), on any device |
 
 Pixels are uint8 in 0 to 255, or floats in 0 to 1, before any normalisation. A model that was trained on other numbers
 than 8-bit colours takes the numbers that its files have. C is 1, 3 or 4 for colours, else the model's channels.
@@ -76,10 +76,10 @@ def as_item(image: Any, preprocess: Preprocess, name: str) -> Item:
 
 
 def read_pixels(image: Any, preprocess: Preprocess, name: str) -> np.ndarray:
-    """An array (H, W[, C]) or a tensor (C, H, W), with D before H of volumes -> the array that `Preprocess.decoded`
-    takes. Raises DataError."""
+    """An array (H, W[, C]) or a tensor (C, H, W), with D or T before H of volumes and clips -> the array that
+    `Preprocess.decoded` takes. Raises DataError."""
     tensor, count = is_tensor(image), len(preprocess.image)
-    sides = "D, H, W" if count == 3 else "H, W"
+    sides = "H, W" if count == 2 else "T, H, W" if preprocess.of_clips else "D, H, W"
     axes, channels = (f"(C, {sides})", 0) if tensor else (f"({sides}) or ({sides}, C)", -1)
     shape = tuple(image.shape)
     wanted = (1, 3, 4) if preprocess.numbers == "colours" else (preprocess.channels,)
@@ -94,7 +94,9 @@ def read_pixels(image: Any, preprocess: Preprocess, name: str) -> np.ndarray:
         image = image.detach().cpu()
         image = (image.float() if image.dtype.is_floating_point else image).numpy()
         image = np.moveaxis(image, 0, -1)
-    if image.ndim == count + 1 and image.shape[-1] == 1:
+    if image.ndim == count and preprocess.of_clips:
+        image = image[..., None]
+    elif image.ndim == count + 1 and image.shape[-1] == 1 and not preprocess.of_clips:
         image = image[..., 0]
     if preprocess.numbers != "colours" or image.dtype.kind != "f":
         return np.ascontiguousarray(image)

@@ -3,8 +3,9 @@
     photo.jpg   folder/   'new/**/*.jpg'   @list.txt   -   table.csv   shard.tar   'shard-{000..127}.tar'   rows.parquet
 
 A word that names something on disk means that; only then is it a pattern. What a file is, its suffix says: .csv and
-.tsv are tables, .tar archives, .parquet rows, everything else an image. A folder stands for the images below it or,
-where it has none, for the tables of rows and the archives there. Lists have one path a line, or between NUL bytes
+.tsv are tables, .tar archives, .parquet rows, everything else an image or a clip. A folder stands for the images below
+it or, where it has none, for the clips, or else the tables of rows and the archives there; of a model of clips, for the
+clips, folders of frames among them. Lists have one path a line, or between NUL bytes
 (`find -print0`), relative to the current folder; tables have a header and name paths relative to their own folder.
 
 Nothing is read before its turn. Of a folder or a pattern the names are held as text (100 to 200 bytes each); of lists,
@@ -29,11 +30,13 @@ from typing import Any, BinaryIO
 import numpy as np
 from PIL import Image
 
+from vitreous.data.decoding.clips import VIDEOS
 from vitreous.data.decoding.decode import MAX_BYTES, SUFFIXES, open_regular, reason
 from vitreous.data.decoding.volumes import OWN
 from vitreous.data.layouts.folder import natural, walk
 from vitreous.data.layouts.tars import COMPRESSED
 from vitreous.data.layouts.tars import expand as braced
+from vitreous.data.layouts.video import clips_below
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.stores.rows import open_parquet
 from vitreous.data.stores.tar import Archive, read_at, stamp
@@ -46,6 +49,7 @@ PATHS = ("path", "image", "file", "filename", "file_name", "image_path", "filepa
 IMAGES = (*PATHS, "img", "jpg", "png", "bytes")  # and those of Parquet that may hold the image itself
 BLOCK = 2**16  # bytes of a list that are read at a time
 BATCH = 16  # rows of Parquet
+CLIPS = "a folder of clips holds video files, GIFs or folders of numbered frames, and no other pictures"
 ADVICE = "name image files, folders, 'patterns/**/*.jpg', @list.txt, .csv, .tar or .parquet"
 
 
@@ -80,15 +84,16 @@ class Source:
             yield from part()
 
 
-def source(words: Sequence[str], column: str | None = None, lists: Sequence[str] = ()) -> Source:
+def source(words: Sequence[str], column: str | None = None, lists: Sequence[str] = (), clips: bool = False) -> Source:
     """The images of words and, after them, of `lists`; `column` names the column of tables and Parquet that has them.
+    `clips`: folders stand for the clips in them.
 
     Raises DataError for what is not there or has no images.
     """
     parts: list[Callable[[], Iterator[Item]]] = []
     count: int | None = 0
     for word in [*words, *(f"@{name}" for name in lists)]:
-        for part, number in resolve_word(word, column):
+        for part, number in resolve_word(word, column, clips):
             parts.append(part)
             count = None if count is None or number is None else count + number
     return Source(tuple(parts), count)
@@ -97,16 +102,17 @@ def source(words: Sequence[str], column: str | None = None, lists: Sequence[str]
 Part = tuple[Callable[[], Iterator[Item]], int | None]  # what yields images, and how many where it can be known
 
 
-def resolve_word(word: str, column: str | None) -> Iterator[Part]:
+def resolve_word(word: str, column: str | None, clips: bool) -> Iterator[Part]:
     """The images that a word stands for. Raises DataError for nothing."""
     if word == "-" or (word.startswith("@") and not os.path.lexists(word)):
         if word not in ("-", "@-") and not os.path.lexists(word[1:]):
             raise DataError(f"no such file: {printable(word[1:])}")
         yield partial(read_list, word.removeprefix("@")), None
     elif os.path.isdir(word):
-        files = walk(word) or walk(word, OWN) or walk(word, frozenset((*TARS[:1], *ROWS)))
+        files = [] if clips else walk(word) or walk(word, OWN)
+        files = files or clips_below(word, 0) or walk(word, frozenset((*TARS[:1], *ROWS)))
         if not files:
-            raise DataError(f"no images in {printable(word)}")
+            raise DataError(f"no {'clips' if clips else 'images'} in {printable(word)}", CLIPS if clips else "")
         yield from resolve_files(files, column)
     elif os.path.lexists(word):
         yield from resolve_files([word], column)
@@ -117,7 +123,7 @@ def resolve_word(word: str, column: str | None) -> Iterator[Part]:
             raise DataError(f"{len(missing)} of {len(files)} archives are not there; the first is {first}")
         yield from resolve_files(files, column)
     elif glob.has_magic(word):
-        known = (*SUFFIXES, *OWN, *TABLES, *TARS, *ROWS)
+        known = (*SUFFIXES, *VIDEOS, *OWN, *TABLES, *TARS, *ROWS)
         names = glob.iglob(word, recursive=True)
         files = [name for name in names if name.lower().endswith(known) and not os.path.isdir(name)]
         if not files:

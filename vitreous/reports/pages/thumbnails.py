@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -26,6 +27,25 @@ def rgb_image(pixels: Tensor, like: Tensor | None = None) -> Image.Image:
         low, high = known.min(), known.max()
         bands = ((bands - low) / (high - low).clamp(min=1e-9) * 255).clamp(0, 255).to(torch.uint8)
     return Image.fromarray(bands.permute(1, 2, 0).contiguous().numpy())
+
+
+def rgb_frames(pixels: Tensor) -> list[Image.Image]:
+    """(C, H, W) pixels -> one RGB image; of a clip (C, T, H, W) one for each frame."""
+    return [rgb_image(frame) for frame in (pixels.unbind(1) if pixels.ndim == 4 else [pixels])]
+
+
+def enlarge(image: Image.Image, side: int) -> Image.Image:
+    """An image whose longer side has at least `side` pixels, each of its pixels a square."""
+    times = -(-side // max(image.size))
+    return image.resize((image.width * times, image.height * times), Image.Resampling.NEAREST)
+
+
+def gif_of(frames: Sequence[Image.Image], milliseconds: int = 150) -> bytes:
+    """Images of one size as an animated GIF that goes on without end, each shown for so long."""
+    frames[0].save(
+        buffer := io.BytesIO(), "GIF", save_all=True, append_images=frames[1:], duration=milliseconds, loop=0
+    )
+    return buffer.getvalue()
 
 
 def mosaic(clip: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import signal
 import socket
@@ -23,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from vitreous.config import from_plain
+from vitreous.data.decoding.clips import open_clip
 from vitreous.data.decoding.decode import FORMATS, upright_size
 from vitreous.data.decoding.heif import readable_formats, register
 from vitreous.data.preprocess import Preprocess
@@ -38,9 +40,17 @@ Reader = Callable[[bytes, Preprocess, dict[str, Any]], np.ndarray]
 
 
 def reader(content: bytes, preprocess: Preprocess, settings: dict[str, Any]) -> np.ndarray:
-    """One picture as (C, *image) pixels, or as (C, H, W) of its own size where it is answered by tiles.
+    """One picture as (C, *image) pixels, or as (C, H, W) of its own size where it is answered by tiles; one clip.
 
     Raises DataError."""
+    if preprocess.of_clips:
+        clip = open_clip(content, "image")
+        if math.prod(clip.size) > settings["pixels"]:
+            high, wide = clip.size
+            raise DataError(
+                f"image: frames of {wide} x {high} pixels", f"at most {settings['pixels']:,}: scale it down"
+            )
+        return preprocess.array(preprocess.decoded(clip))
     upright_size(content, "image", settings["pixels"])
     if settings["tiles"]:
         return native_pixels(preprocess.decoded(content, "image"))
@@ -68,7 +78,8 @@ def serve(read: Reader = reader) -> None:
         signal.setitimer(signal.ITIMER_PROF, seconds)
         try:
             pixels = np.ascontiguousarray(read(content, preprocess_of(settings["preprocess"]), settings))
-            size = upright_size(content, "image") if settings["sized"] else (0, 0)
+            sized = settings["sized"] and not preprocess_of(settings["preprocess"]).of_clips
+            size = upright_size(content, "image") if sized else (0, 0)
             answer, data = {"dtype": str(pixels.dtype), "shape": pixels.shape, "size": size}, pixels.data.cast("B")
             status = PIXELS
         except (DataError, MemoryError) as error:
@@ -116,7 +127,8 @@ def prepare() -> None:
     Image.init()
     plugins = [module.name for module in iter_modules(PIL.__path__, "PIL.") if module.name.endswith("ImagePlugin")]
     parts = ("PIL.ImageCms", "PIL.ImageOps", "PIL.ImageChops", "PIL.ExifTags")
-    for name in (*plugins, *parts, "tifffile", "vitreous.data.decoding.spectral"):
+    others = ("tifffile", "vitreous.data.decoding.spectral", "av", "av.video.reformatter")
+    for name in (*plugins, *parts, *others):
         with suppress(ImportError):
             import_module(name)
     for kind in readable_formats():

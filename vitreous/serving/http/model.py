@@ -78,6 +78,7 @@ class Served:
             "segment": bool(card.pixel_classes),
             "detect": bool(card.object_classes),
             "embed": self.embeds,
+            "frames": card.preprocess.of_clips,
             "sample": self.generator is not None,
             **parts,
             "neighbours": self.index is not None,
@@ -102,8 +103,8 @@ class Served:
             "colours": class_colours(card.pixel_classes or card.object_classes).tolist(),
             "image": list(card.preprocess.image),
             "channels": card.preprocess.channels,
-            "patch": pair(patch),
-            "grid": pair(grid),
+            "patch": sides(patch),
+            "grid": sides(grid),
             "layers": depth,
             "heads": heads if isinstance(heads, int) else None,
             "prefix": prefix,
@@ -119,9 +120,9 @@ class Served:
         }
 
 
-def pair(value: Any) -> list[int] | None:
-    """A pair as a list of two numbers, None for anything else."""
-    return [int(n) for n in value] if isinstance(value, (tuple, list)) and len(value) == 2 else None
+def sides(value: Any) -> list[int] | None:
+    """Two numbers, or three of clips, as a list; None for anything else."""
+    return [int(n) for n in value] if isinstance(value, (tuple, list)) and len(value) in (2, 3) else None
 
 
 def noise(predictor: Predictor, count: int = 1) -> np.ndarray:
@@ -140,8 +141,9 @@ def prepare(predictor: Predictor, limits: Limits, run: str | os.PathLike[str] | 
     """
     if (generator := generator_of(predictor)) is not None:
         return prepare_generator(predictor, generator, limits)
-    if len(predictor.card.preprocess.image) != 2:
-        raise UsageError(f"{predictor.card.name} answers for volumes, the server takes pictures", "use predict --out")
+    if predictor.card.preprocess.numbers == "voxels":
+        problem = f"{predictor.card.name} answers for volumes, the server takes pictures and clips"
+        raise UsageError(problem, "use predict --out")
     size = min(batch_size(predictor), limits.queue or MOST)
     one, card = noise(predictor), predictor.card
     answer = predictor.probabilities if card.classes else predictor.runtime.features

@@ -33,8 +33,11 @@ PARAMETERS: dict[str, tuple[dict[str, Any], str]] = {
     "kind": ({"enum": ["raw", "rollout"]}, "what heads look at in a block, or what blocks up to it mix together"),
     "layer": ({"type": "string"}, "a block, from 0, or all"),
     "head": ({"type": "string"}, "a head, from 0, or mean, max, min or all; a rollout: how heads become one"),
-    "query": ({"type": "string"}, "answer, or ROW,COLUMN of a patch, both from 0"),
-    "format": ({"enum": ["json", "png"]}, "numbers, or a picture: with the answer over it, or of classes in colours"),
+    "query": ({"type": "string"}, "answer, or ROW,COLUMN of a patch, of clips SLOT,ROW,COLUMN, all from 0"),
+    "format": (
+        {"enum": ["json", "png", "gif"]},
+        "numbers, or a picture: with the answer over it, of clips a GIF, or of classes in colours",
+    ),
     "count": ({"type": "integer", "minimum": 1, "maximum": 50}, "how many"),
 }
 
@@ -47,6 +50,7 @@ POSTS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "/v1/attention": (
         "What the model looks at in one picture", "Attention", ("kind", "layer", "head", "query", "format")
     ),
+    "/v1/frames": ("The frames of one clip that the model sees, below one another", "image/png", ()),
     "/v1/neighbours": ("The training images most like one picture", "Neighbours", ("count",)),
 }  # fmt: skip
 #: the body of POST /v1/sample: values that may be left out, or null
@@ -73,7 +77,10 @@ GETS = {
 
 COMMON = {"request_id": "string", "model": {"name": "string", "version": "string"}}
 IMAGE_ERROR = ({"code": "string", "message": "string"}, None)
-MAP = {"type": "array", "description": "[h][w], with an axis before it for all layers and one after that for all heads"}
+MAP = {
+    "type": "array",
+    "description": "[h][w], of clips [t][h][w], with an axis before it for all layers and one after that for all heads",
+}
 CLASSES = [{"class": "string", "probability": "number"}]
 OBJECT = {"label": "string"} | dict.fromkeys(("score", "left", "top", "right", "bottom"), "number")
 #: documents, as `expand_schema` takes them
@@ -113,6 +120,7 @@ DEADLINE = (
 )
 PICTURE = {"type": "string", "format": "binary"}
 PICTURE_TYPES = ("jpeg", "png", "webp", "gif", "bmp", "tiff", "avif", "heic")
+VIDEO_TYPES = ("mp4", "webm", "x-matroska", "quicktime", "x-msvideo", "mpeg")
 
 
 def openapi_document(limits: Limits) -> dict[str, Any]:
@@ -156,10 +164,13 @@ def describe_post(summary: str, kind: str, names: tuple[str, ...]) -> dict[str, 
     parameters = [("query", name, *PARAMETERS[name]) for name in names] + [DEADLINE]
     images = {"type": "array", "items": PICTURE, "minItems": 1}
     types = {"application/octet-stream": PICTURE} | {f"image/{name}": PICTURE for name in PICTURE_TYPES}
+    types |= {f"video/{name}": PICTURE for name in VIDEO_TYPES}
     types["multipart/form-data"] = expand_schema({"image": images})
     answers = responses(kind)
     if kind in ("Attention", "Segments", "Objects"):
         answers["200"]["content"]["image/png"] = {"schema": PICTURE}
+    if kind == "Attention":
+        answers["200"]["content"]["image/gif"] = {"schema": PICTURE}
     return {
         "summary": summary,
         "parameters": [describe_parameter(*one) for one in parameters],

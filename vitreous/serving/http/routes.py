@@ -191,20 +191,36 @@ async def attention(request: Request) -> Response:
     service, info = context(request)
     served, bundle = service.served, require_bundle(service.served, "attention")
     parameters = read_parameters(request)
-    form = parse_word("format", parameters, ("json", "png"))
+    picture = "gif" if bundle.preprocess.of_clips else "png"
+    form = parse_word("format", parameters, ("json", picture))
     options = attention_api.AttentionRequest.parse(parameters, bundle.model)
-    if form == "png" and "all" in (options.layer, options.head):
-        raise Refusal(422, "bad_parameter", "a PNG of several maps", "ask for one layer and one head, or format=json")
-    render = attention_api.attention_png if form == "png" else attention_api.attention
+    if form != "json" and "all" in (options.layer, options.head):
+        problem = f"a {form.upper()} of several maps"
+        raise Refusal(422, "bad_parameter", problem, "ask for one layer and one head, or format=json")
+    render = attention_api.attention if form == "json" else attention_api.attention_picture
     upload = only_one(await read_uploads(request, service.limits))
     with service.room(info, min(WEIGHT, service.queue)):
         pixels, (width, height) = await service.decoders.decode_sized(upload.content, served.sized)
         work = on_one(lambda image: render(bundle, image, options))
         result = await service.batcher.ask(work, pixels, info.deadline, alone=True)
     if isinstance(result, bytes):
-        return Response(result, media_type="image/png")
+        return Response(result, media_type=f"image/{form}")
     box = attention_api.visible_box(served.predictor.card.preprocess, width, height)
     return json_response({"request_id": info.id, "model": model_name(served), **result, "box": box})
+
+
+async def frames(request: Request) -> Response:
+    """The frames of one clip as the model sees them, below one another. Raises Refusal, 404, for other models."""
+    from vitreous.serving import attention_api
+
+    service, info = context(request)
+    read_parameters(request)
+    require_bundle(service.served, "frames")
+    upload = only_one(await read_uploads(request, service.limits))
+    with service.room(info, 1):
+        pixels = await service.decoders.decode(upload.content, service.served.settings)
+        picture = await service.batcher.ask(on_one(attention_api.frames_png), pixels, info.deadline, alone=True)
+    return Response(picture, media_type="image/png")
 
 
 async def neighbours(request: Request) -> Response:
@@ -267,7 +283,7 @@ def require_bundle(served: Served, name: str) -> Any:
 ROUTES = [
     *(
         Route(f"/v1/{handler.__name__}", handler, methods=["POST"])
-        for handler in (predict, embed, segment, detect, sample, attention, neighbours)
+        for handler in (predict, embed, segment, detect, sample, attention, frames, neighbours)
     ),
     *(Route(f"/v1/{handler.__name__}", handler, methods=["GET"]) for handler in (positions, filters, model)),
     *(Route(f"/{handler.__name__}", handler, methods=["GET"]) for handler in (healthz, readyz, metrics)),

@@ -60,13 +60,15 @@ async def read_uploads(request: Request, limits: Limits) -> list[Upload]:
         if len(uploads) > limits.images:
             raise Refusal(413, "too_large", f"{len(uploads)} pictures in one request", f"send at most {limits.images}")
         return uploads
-    if media_type.startswith("image/") or media_type == "application/octet-stream":
+    if media_type.startswith(("image/", "video/")) or media_type == "application/octet-stream":
         body = await request.body()
         if not body:
             raise Refusal(400, "bad_request", "an empty body", "send the picture as the body")
         return [Upload(None, memoryview(body))]
     message = f"a body of type {shorten(media_type)}" if media_type else "a body without a content type"
-    raise Refusal(415, "unsupported_media", message, "send multipart/form-data, or a picture as image/*")
+    raise Refusal(
+        415, "unsupported_media", message, "send multipart/form-data, or a picture as image/*, a clip as video/*"
+    )
 
 
 async def read_form(request: Request) -> list[Upload]:

@@ -108,6 +108,11 @@ export async function blob(path) {
   return (await question(path)).blob();
 }
 
+/** POST of a file, answered by a picture. */
+export async function picture(path, file, name) {
+  return (await question(path, upload(file, name))).blob();
+}
+
 /** A picture as the body of a question, the bytes as they are. */
 export function upload(file, name) {
   const form = new FormData();

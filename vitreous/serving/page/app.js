@@ -10,11 +10,12 @@ import { History, small } from "./history.js";
 import { inside } from "./inside.js";
 import { LEAST, Objects, counted } from "./objects.js";
 import { calm, make, part, percent, say, trouble } from "./page.js";
+import { Player } from "./player.js";
 import { Stage, opened } from "./stage.js";
 
 const stage = new Stage(part("picture"));
 const history = new History((entry) => { calm(); show(entry); });
-let model = null, attention = null, classes = null, objects = null, turn = 0, waiting = Promise.resolve();
+let model = null, attention = null, classes = null, objects = null, player = null, turn = 0, waiting = Promise.resolve();
 const waits = new Set();
 
 /** What is waited for, by its name: the word `Looking` stays while there is anything. */
@@ -54,8 +55,8 @@ async function look(file) {
   }
   busy("answer", true);
   try {
-    const shown = await opened(file);
-    put(shown, name);
+    const frames = player && (await player.open(file, name)), shown = frames ? still(frames) : await opened(file);
+    put(shown, name, frames);
     if (model.can.predict) blank(model.classes.length);
     const top = Math.min(MOST, model.classes.length);
     const dense = model.can.segment ? "/v1/segment" : model.can.detect ? `/v1/detect?threshold=${LEAST}` : "/v1/embed";
@@ -68,7 +69,7 @@ async function look(file) {
     }
     const prediction = answer.map || answer.objects ? answer : (answer.predictions ?? answer.embeddings)[0]; // an encoder without a head has no classes
     if (prediction.error) throw new Refused(prediction.error.message, prediction.error.hint ?? "", prediction.error.code);
-    const entry = { file, name, prediction, maps: new Map(), ...small(shown) };
+    const entry = { file, name, frames, prediction, maps: new Map(), ...small(shown) };
     history.keep(entry);
     if (own === turn) await show(entry, shown);
   } catch (error) {
@@ -86,8 +87,14 @@ async function back() {
   else put(null, "");
 }
 
-/** A picture on the stage, without its attention; null leaves the stage empty. */
-function put(shown, name) {
+/** The middle frame of a clip, as a picture. */
+function still(frames) {
+  const pixels = frames[frames.length >> 1];
+  return { pixels, width: pixels.width, height: pixels.height };
+}
+
+/** A picture on the stage, or a clip's frames, without its attention; null leaves the stage empty. */
+function put(shown, name, frames = null) {
   stage.shown = shown;
   stage.map = null;
   part("empty").hidden = Boolean(name);
@@ -98,15 +105,16 @@ function put(shown, name) {
   attention?.show(null);
   classes?.show(null);
   objects?.show(null);
+  player?.show(frames);
   stage.draw();
 }
 
 /** An entry with all that is known of it. */
 async function show(entry, shown = null) {
   const own = ++turn;
-  shown ??= await opened(entry.file);
+  shown ??= entry.frames ? still(entry.frames) : await opened(entry.file);
   if (own !== turn) return;
-  put(shown, entry.name);
+  put(shown, entry.name, entry.frames);
   history.mark(entry);
   if (model.can.predict) answers(entry.prediction, model.several);
   const rows = entry.prediction.classes ?? entry.prediction.shares;
@@ -136,7 +144,7 @@ function introduce() {
   document.title = `${model.name} · vitreous`;
   const facts = {
     Model: model.name, Version: model.version, Parameters: model.parameters?.toLocaleString("en"),
-    Picture: model.image && `${model.image.join(" × ")} pixels, ${model.channels} channels`, Patch: model.patch && `${model.patch.join(" × ")} pixels`,
+    [model.can.frames ? "Clip" : "Picture"]: model.image && `${model.image.join(" × ")} pixels, ${model.channels} channels`, Patch: model.patch && `${model.patch.join(" × ")} pixels`,
     Blocks: model.layers && `${model.layers}, ${model.heads} heads each`, Computed: [model.precision, model.engine].filter(Boolean).join(", by "),
     Temperature: model.temperature, vitreous: model.vitreous,
     Origin: Object.entries(model.provenance ?? {}).filter(([, value]) => typeof value !== "object").map(([key, value]) => `${key} ${value}`).join(", "),
@@ -183,6 +191,13 @@ async function start() {
   }
   introduce();
   if (model.can.predict) blank(model.classes.length);
+  if (model.can.frames) {
+    player = new Player(stage, model, (frame) => attention?.at(frame));
+    for (const one of document.querySelectorAll("[data-clip]")) one.textContent = one.dataset.clip;
+    part("camera").style.display = "none";
+    part("file").ariaLabel = "Choose a clip";
+    part("file").accept = "video/*,.gif,.mkv,.avi,.mov,.mpg,.mpeg";
+  }
   if (model.can.segment) classes = new Classes(stage, model);
   if (model.can.detect) objects = new Objects(stage, model);
   if (model.can.sample) new Generator(model, failed);

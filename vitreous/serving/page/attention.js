@@ -12,7 +12,7 @@ const KEPT = 12; // answers of the server that are kept for a picture
 export class Attention {
   /** `failed(error, again)` is told what the server refused; `busy(flag)` that there is something to wait for. */
   constructor(stage, model, failed, busy) {
-    Object.assign(this, { stage, model, failed, busy, entry: null, query: null, turn: 0, answer: null });
+    Object.assign(this, { stage, model, failed, busy, entry: null, query: null, frame: 0, turn: 0, answer: null });
     part("attention").hidden = false;
     part("layer").max = model.layers - 1;
     part("layer").value = model.layers - 1;
@@ -37,7 +37,7 @@ export class Attention {
       const patch = this.stage.under(event);
       if (patch) this.ask(patch);
     });
-    canvas.addEventListener("focus", () => { if (canvas.matches(":focus-visible") && this.answer) this.move(this.query ?? this.strongest(), true); });
+    canvas.addEventListener("focus", () => { if (canvas.matches(":focus-visible") && this.answer) this.move(this.stage.map.query ?? this.strongest(), true); });
     canvas.addEventListener("blur", () => this.move(null));
     canvas.addEventListener("keydown", (event) => this.key(event));
   }
@@ -45,7 +45,7 @@ export class Attention {
   key(event) {
     if (!this.answer || event.ctrlKey || event.metaKey || event.altKey) return;
     const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
-    const [rows, columns] = this.answer.grid;
+    const [rows, columns] = this.stage.map.grid;
     if (step) {
       const [row, column] = this.stage.cursor ?? this.strongest();
       this.move([Math.min(rows - 1, Math.max(0, row + step[0])), Math.min(columns - 1, Math.max(0, column + step[1]))], true);
@@ -67,9 +67,9 @@ export class Attention {
     this.update();
   }
 
-  /** From a [row, column], or null from where the answer is read. */
+  /** From a [row, column] of what is shown, or null from where the answer is read. */
   ask(patch) {
-    this.query = patch;
+    this.query = patch && this.model.grid.length > 2 ? [this.slot, ...patch] : patch;
     part("back").hidden = patch === null;
     this.update("query");
   }
@@ -117,7 +117,7 @@ export class Attention {
 
   /** The map in words. */
   meaning() {
-    const from = this.query ? `the patch in ${at(this.query)}` : "";
+    const from = this.query ? `the patch in ${at(this.query.slice(-2))}${this.query.length > 2 ? ` of time slot ${this.query[0] + 1}` : ""}` : "";
     if (this.kind === "raw") {
       const block = `block ${this.layer + 1}`;
       const who = this.fused ? `heads of ${block} look at, ${OF_FUSION[this.fused]},` : `head ${this.head - FUSIONS.length + 1} of ${block} looks at`;
@@ -143,8 +143,8 @@ export class Attention {
       const answer = await entry.maps.get(key);
       if (turn !== this.turn) return;
       this.answer = answer;
-      const { weights, kept } = this.map(answer);
-      this.stage.map = { weights, kept, grid: answer.grid, box: this.stage.shown ? answer.box : [0, 0, 1, 1], query: this.query };
+      this.stage.map = { ...this.map(answer), grid: answer.grid.slice(-2), box: this.stage.shown ? answer.box : [0, 0, 1, 1] };
+      this.at(this.frame);
       part("zoom").hidden = !this.stage.shown || answer.box.join() === "0,0,1,1";
       this.stage.draw();
       this.read();
@@ -158,12 +158,31 @@ export class Attention {
     }
   }
 
-  /** The (rows * columns) weights that the controls ask for, and what stays with tokens that are no patches. */
+  /** The weights of all patches that the controls ask for, `most` of one, and what stays with tokens that are no patches. */
   map(answer) {
-    const own = answer.weights[this.layer], prefix = answer.prefix_weights[this.layer];
-    if (answer.kind === "rollout") return { weights: own.flat(), kept: sum(prefix) };
-    if (!this.fused) return { weights: own[this.head - FUSIONS.length].flat(), kept: sum(prefix[this.head - FUSIONS.length]) };
-    return { weights: together(own.map((one) => one.flat()), this.fused), kept: sum(together(prefix, this.fused)) };
+    const own = answer.weights[this.layer], prefix = answer.prefix_weights[this.layer], head = this.head - FUSIONS.length;
+    const flat = (rows) => rows.flat(Infinity);
+    const [all, rest] = answer.kind === "rollout" ? [flat(own), prefix]
+      : this.fused ? [together(own.map(flat), this.fused), together(prefix, this.fused)]
+      : [flat(own[head]), prefix[head]];
+    return { all, most: all.reduce((a, b) => Math.max(a, b), 0), kept: sum(rest) };
+  }
+
+  /** The map of a frame; pictures have one. */
+  at(frame) {
+    this.frame = frame;
+    const { map } = this.stage;
+    if (!map) return;
+    const slot = this.slot, [rows, columns] = map.grid;
+    map.weights = map.all.slice(slot * rows * columns, (slot + 1) * rows * columns);
+    map.query = this.query && (this.query.length < 3 || this.query[0] === slot) ? this.query.slice(-2) : null;
+    this.read();
+  }
+
+  /** The slot of time, of as many frames as a patch has, that is on the stage. */
+  get slot() {
+    const { grid, image } = this.model;
+    return grid.length > 2 ? Math.floor((this.frame * grid[0]) / image[0]) : 0;
   }
 
   /** The [row, column] of the greatest weight. */
@@ -188,12 +207,12 @@ export class Attention {
 
   /** What the colours mean, and what is not on the picture. */
   colours() {
-    const { weights, kept } = this.stage.map, pen = part("legend-bar").getContext("2d");
+    const { most, kept } = this.stage.map, pen = part("legend-bar").getContext("2d");
     const ramp = painted(Array.from({ length: 200 }, (_, step) => step / 199), 200, this.stage.view === "heat" ? coloured(heat) : darkened(1));
     pen.fillStyle = "#fff";
     pen.fillRect(0, 0, 200, 1);
     pen.drawImage(ramp, 0, 0);
-    part("legend-most").textContent = percent(weights.reduce((a, b) => Math.max(a, b), 0));
+    part("legend-most").textContent = percent(most);
     part("legend").hidden = false;
     part("meaning").textContent = this.meaning() + (this.answer.prefix ? ` Tokens that are no patches have ${percent(kept)} of it.` : "");
   }
