@@ -18,7 +18,7 @@ class Options(WeightsOptions):
     Example: vitreous inspect runs/pets dog.jpg --figures rollout attention
 
     Figures: filters, positions, distance, rollout (these four unless others are named), attention, gradient, segments,
-    fourier, features, nearest, reconstruction, similarity, cost.
+    fourier, features, nearest, reconstruction, similarity, cost. Of models of clips: clips, distance, similarity, cost.
     """
 
     run: Annotated[Positional[str], arg(metavar="RUN")]

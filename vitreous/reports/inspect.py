@@ -34,18 +34,21 @@ from vitreous.weights.bundle import Bundle
 
 
 class Kind(NamedTuple):
-    """A figure: its module in `figures`, whether it is made by default, shows the images named, is drawn in `LOOK`."""
+    """A figure: its module in `figures`, whether it is made by default, shows the images named, is drawn in `LOOK`, and
+    is of pictures, of clips or of both."""
 
     module: str
     default: bool = False
     of_pictures: bool = False
     styled: bool = False
+    of: str = "pictures"
 
 
 FIGURES = {
     "filters": Kind("features", default=True, styled=True),
     "positions": Kind("positions", default=True, styled=True),
-    "distance": Kind("attention", default=True),
+    "distance": Kind("attention", default=True, of="both"),
+    "clips": Kind("clips", default=True, of_pictures=True, of="clips"),
     "rollout": Kind("attention", default=True, of_pictures=True),
     "attention": Kind("attention", of_pictures=True),
     "gradient": Kind("attention", of_pictures=True),
@@ -54,8 +57,8 @@ FIGURES = {
     "features": Kind("features", of_pictures=True, styled=True),
     "nearest": Kind("features", of_pictures=True, styled=True),
     "reconstruction": Kind("reconstruction", of_pictures=True),
-    "similarity": Kind("layers", styled=True),
-    "cost": Kind("layers", styled=True),
+    "similarity": Kind("layers", styled=True, of="both"),
+    "cost": Kind("layers", styled=True, of="both"),
 }
 BEST = 3  # classes named of a picture
 
@@ -81,9 +84,10 @@ def inspect(
     known = ("images", "out", "listener")
     chosen: InspectOptions = apply_options("inspect", options, settings or InspectOptions(), known=known)[0]
     images, listener = [images] if isinstance(images, (str, os.PathLike)) else images, listener or NullListener()
-    names = choose_figures(chosen, bool(images))
+    check_names(chosen.figures)
     bundle = without_adapter(open_bundle(run, headless=True, note=listener.note), listener)
-    if len(bundle.preprocess.image) != 2:
+    names = choose_figures(chosen, bool(images), "clips" if bundle.preprocess.of_clips else "pictures")
+    if bundle.preprocess.numbers == "voxels":
         hint = "its page shows planes of volumes: vitreous evaluate RUN"
         raise UsageError(f"{run} answers for volumes, and these figures are of pictures", hint)
     device = pick_device(chosen.device)
@@ -152,17 +156,25 @@ def make_figures(scene: Scene, names: Sequence[str], folder: Path) -> tuple[list
     return written, refused
 
 
-def choose_figures(settings: InspectOptions, pictures: bool = False) -> list[str]:
-    """Return the figures asked for, or the default ones, those of images first where `pictures` are named.
-
-    Raises UsageError for an unknown one.
-    """
-    for name in settings.figures:
+def check_names(names: Sequence[str]) -> None:
+    """Raise UsageError for an unknown figure."""
+    for name in names:
         if name not in FIGURES:
             raise UsageError(f"no figure {name}", nearest(name, FIGURES) or f"there are {', '.join(FIGURES)}")
+
+
+def choose_figures(settings: InspectOptions, pictures: bool = False, of: str = "pictures") -> list[str]:
+    """Return the figures asked for, or the default ones of models `of` clips or pictures, those of images first where
+    `pictures` are named.
+
+    Raises UsageError for one of other models.
+    """
+    names = [name for name, kind in FIGURES.items() if kind.of in (of, "both")]
     if settings.figures and not settings.all:
+        if wrong := [name for name in settings.figures if name not in names]:
+            raise UsageError(f"the model answers for {of}: no figure {wrong[0]}", f"there are {', '.join(names)}")
         return list(dict.fromkeys(settings.figures))
-    names = [name for name, kind in FIGURES.items() if kind.default or settings.all]
+    names = [name for name in names if FIGURES[name].default or settings.all]
     return sorted(names, key=lambda name: not FIGURES[name].of_pictures) if pictures else names
 
 
@@ -193,12 +205,12 @@ def resize_preprocess(bundle: Bundle, settings: InspectOptions) -> Preprocess:
     if not settings.image_size:
         return bundle.preprocess
     size = settings.image_size * 2 if len(settings.image_size) == 1 else settings.image_size
-    patch = bundle.model.config.patch
+    patch = bundle.model.config.patch[-2:]
     if len(size) != 2 or any(length < 1 or length % p for length, p in zip(size, patch, strict=False)):
         raise UsageError(
             f"--image-size {' '.join(map(str, settings.image_size))} is not a multiple of patch {patch[0]}"
         )
-    return replace(bundle.preprocess, image=(size[0], size[1]))
+    return replace(bundle.preprocess, image=(*bundle.preprocess.image[:-2], size[0], size[1]))
 
 
 def default_folder(run: Path) -> Path:
@@ -213,6 +225,9 @@ def write_figure(figure: FigureResult, folder: Path) -> dict[str, Any]:
     figure.figure.savefig(f"{place}.png", dpi=150, bbox_inches="tight", metadata={"Software": None})
     np.savez_compressed(f"{place}.npz", **figure.numbers)  # type: ignore[arg-type]
     files = {"png": f"{figure.name}.png", "npz": f"{figure.name}.npz"}
+    if figure.animation is not None:
+        Path(f"{place}.gif").write_bytes(figure.animation)
+        files["gif"] = f"{figure.name}.gif"
     if figure.table is not None:
         write_table(f"{place}.csv", *figure.table)
         files["csv"] = f"{figure.name}.csv"
@@ -225,7 +240,8 @@ def write_album(folder: Path, document: dict[str, Any], shown: Sequence[tuple[Im
     `shown` are the images named, as the model sees them, with their names: they come first, with their answers.
     """
     pictures = {
-        one["name"]: base64.b64encode((folder / one["png"]).read_bytes()).decode() for one in document["figures"]
+        one["name"]: base64.b64encode((folder / one.get("gif", one["png"])).read_bytes()).decode()
+        for one in document["figures"]
     }
     named = [
         {"name": Path(name).name, "picture": data_uri(shrink(image)), "small": max(image.size) < SMALL, **answer}

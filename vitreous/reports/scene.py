@@ -18,6 +18,7 @@ from torch import Tensor
 from vitreous.data.decoding.decode import is_image
 from vitreous.data.keys import permutation
 from vitreous.data.layouts.folder import list_images
+from vitreous.data.layouts.video import clips_below
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Data, Split
 from vitreous.errors import DataError, UsageError, printable
@@ -71,7 +72,8 @@ class Picture:
 
 @dataclass(frozen=True)
 class FigureResult:
-    """A figure and its data. `name`: stem of its files; `table`: head and rows of its CSV, where it has one."""
+    """A figure and its data. `name`: stem of its files; `table`: head and rows of its CSV, where it has one;
+    `animation`: the same over time, a GIF."""
 
     name: str
     title: str
@@ -79,6 +81,7 @@ class FigureResult:
     figure: Figure
     numbers: dict[str, np.ndarray]
     table: tuple[Sequence[str], Sequence[Sequence[Any]]] | None = None
+    animation: bytes | None = None
 
 
 @dataclass(frozen=True)
@@ -162,7 +165,14 @@ def open_pictures(images: Sequence[str | os.PathLike[str]], preprocess: Preproce
     """Open the images named, and all below folders. Raises DataError for unreadable ones and empty folders."""
     for name in images:
         path = Path(name)
-        if path.is_dir():
+        if path.is_dir() and preprocess.of_clips:
+            clips = clips_below(os.fspath(path), 0)
+            if not clips:
+                raise DataError(
+                    f"no clips in {printable(path)}", "name video files, GIFs or folders of numbered frames"
+                )
+            yield from (see_picture(Path(clip), printable(clip), preprocess) for clip in clips)
+        elif path.is_dir():
             paths = [p for p in list_images(path) if is_image(p)]
             if not paths:
                 raise DataError(f"no images in {printable(path)}")

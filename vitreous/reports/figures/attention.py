@@ -43,6 +43,8 @@ KINDS = {
     "row": ("heads along rows", BLUE, "o"),
     "column": ("heads along columns", ORANGE, "s"),
     "window": ("heads within windows", ORANGE, "s"),
+    "space": ("heads within slots of time", BLUE, "o"),
+    "time": ("heads over time", ORANGE, "s"),
 }
 
 

@@ -51,7 +51,7 @@ def panels(
 
     `side`: the longer side of a panel in inches.
     """
-    height, width = (side * length / max(scene.preprocess.image) for length in scene.preprocess.image)
+    height, width = (side * length / max(scene.preprocess.plane) for length in scene.preprocess.plane)
     figure, axes = new_figure(columns * (width + 0.08), rows * (height + 0.08) + 0.3, rows, columns)
     for place in axes.flat:
         place.set_axis_off()
@@ -71,13 +71,13 @@ def picture_rows(
     return figure, axes
 
 
-def heat(axes: Axes, picture: Picture, values: Tensor | np.ndarray) -> Any:
-    """Draw a nonnegative (h, w) map of patches over the grey image, relative to its largest value; return the map's
-    artist."""
+def heat(axes: Axes, picture: Picture, values: Tensor | np.ndarray, most: float | None = None) -> Any:
+    """Draw a nonnegative (h, w) map of patches over the grey image, relative to `most` or its largest value; return the
+    map's artist."""
     grey = np.asarray(picture.shown.convert("L"))
     axes.imshow(grey, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
     values = np.asarray(values, dtype=np.float64)
-    values = values / max(values.max(), 1e-30)
+    values = values / (most or max(values.max(), 1e-30))
     extent = (-0.5, grey.shape[1] - 0.5, grey.shape[0] - 0.5, -0.5)
     return axes.imshow(values, cmap=HEAT, vmin=0, vmax=1, alpha=0.65, extent=extent, interpolation="bilinear")
 

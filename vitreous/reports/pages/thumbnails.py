@@ -40,6 +40,15 @@ def enlarge(image: Image.Image, side: int) -> Image.Image:
     return image.resize((image.width * times, image.height * times), Image.Resampling.NEAREST)
 
 
+def tile(images: Sequence[Image.Image], columns: int) -> Image.Image:
+    """Images of one size in rows of so many, two pixels apart on white."""
+    width, height = (length + 2 for length in images[0].size)
+    whole = Image.new("RGB", (columns * width - 2, -(-len(images) // columns) * height - 2), "white")
+    for number, image in enumerate(images):
+        whole.paste(image, (number % columns * width, number // columns * height))
+    return whole
+
+
 def gif_of(frames: Sequence[Image.Image], milliseconds: int = 150) -> bytes:
     """Images of one size as an animated GIF that goes on without end, each shown for so long."""
     frames[0].save(

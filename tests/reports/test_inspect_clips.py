@@ -1,0 +1,63 @@
+"""The figure of what is attended over time, of models that see a whole clip and of those that see its slots apart."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.data.films import write_moves
+from tests.serving.test_clips import save_video_model
+from vitreous.data.preprocess import Preprocess
+from vitreous.errors import DataError, UsageError
+from vitreous.inspection.rollout import rollout
+from vitreous.reports.inspect import inspect
+from vitreous.weights.bundle import load_bundle
+
+ARRANGEMENTS = ["", "-factorised-encoder", "-factorised-attention", "-factorised-dot-product"]
+
+
+@pytest.mark.parametrize("arrangement", ARRANGEMENTS)
+def test_a_clip_is_shown_with_what_is_attended_in_every_frame(tmp_path, arrangement):
+    clips = write_moves(tmp_path / "clips", 1)
+    run = save_video_model(tmp_path / "model", f"ViViT-64x2/4x2{arrangement}")
+    document = inspect(run, clips, tmp_path / "out", figures=["clips", "distance"], device="cpu", precision="fp32")
+    figure = next(one for one in document["figures"] if one["name"] == "clips")
+    maps = np.load(tmp_path / "out/clips.npz")["maps"]
+    assert maps.shape == (2, 2, 4, 4) and (maps >= 0).all() and len(document["images"]) == 2
+    if arrangement:
+        sums = maps.sum((2, 3))  # of each slot, beside its class token
+        assert (sums > 0.5).all() and (sums < 1).all() and "within each slot" in figure["caption"]
+    else:
+        bundle = load_bundle(run)
+        pixels = [bundle.preprocess.pixels(bundle.preprocess.decoded(name)) for name in document["images"]]
+        seen = rollout(bundle.model, bundle.preprocess.normalise(torch.stack(pixels)))
+        np.testing.assert_allclose(maps, seen.maps[:, -1], atol=1e-6)
+    with Image.open(tmp_path / "out" / figure["gif"]) as animation:
+        assert animation.n_frames == 4 and animation.size == (2 * 224 + 2, 2 * 224 + 2)
+        first = np.asarray(animation.convert("RGB"))
+        animation.seek(3)
+        assert not np.array_equal(first, np.asarray(animation.convert("RGB")))
+    assert "data:image/gif;base64" in (tmp_path / "out/index.html").read_text()
+
+
+def test_figures_of_pictures_are_refused_for_clips_and_the_other_way_round(tmp_path):
+    run = save_video_model(tmp_path / "model", "ViViT-32x2/4x2")
+    with pytest.raises(UsageError, match=r"answers for clips: no figure rollout\n.*clips, similarity, cost"):
+        inspect(run, figures=["rollout"])
+    Image.new("RGB", (16, 16)).save(tmp_path / "picture.png")
+    with pytest.raises(DataError, match="no clips in"):
+        inspect(run, tmp_path, figures=["clips"])
+    from vitreous import create, save
+
+    save(create("ViT-32x1/8", 16, 2), tmp_path / "flat")
+    with pytest.raises(UsageError, match="answers for pictures: no figure clips"):
+        inspect(tmp_path / "flat", figures=["clips"])
+
+
+def test_a_larger_size_is_of_frames(tmp_path):
+    run = save_video_model(tmp_path / "model", "ViViT-32x2/4x2")
+    clips = write_moves(tmp_path / "clips", 1, (".gif",))
+    options = {"figures": ["clips"], "image_size": (24,), "device": "cpu"}
+    assert inspect(run, clips, tmp_path / "out", **options)["image_size"] == [4, 24, 24]
+    assert load_bundle(run).preprocess == Preprocess((4, 16, 16))
+    assert np.load(tmp_path / "out/clips.npz")["maps"].shape == (2, 2, 6, 6)
