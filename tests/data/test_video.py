@@ -7,7 +7,6 @@ import pytest
 from PIL import Image
 
 from tests.data.films import greys, moving, write_clip, write_moves
-from vitreous.data.check.check import check
 from vitreous.data.copies.dedup import dedup
 from vitreous.data.layouts.video import ClipFiles
 from vitreous.data.packs.pack import pack
@@ -72,8 +71,6 @@ def test_what_takes_pictures_refuses_clips(tmp_path):
         pack(home, tmp_path / "packed")
     with pytest.raises(UsageError, match="the data are clips, and copies"):
         dedup([open_data(home).split("train")], [], within=True)
-    with pytest.raises(UsageError, match="has clips, and the check looks at pictures"):
-        check(home, workers=0)
 
 
 def test_a_clip_that_cannot_be_read_is_named(tmp_path):

@@ -24,7 +24,7 @@ class Options:
     """
 
     data: Annotated[Positional[str], arg(metavar="DATA")]
-    """A data set, as `vitreous train` takes it, or a folder of images."""
+    """A data set, as `vitreous train` takes it, of clips too, or a folder of images."""
     split: Literal["train", "val", "test"] | None = None
     """Check this part of it alone."""
     out: Annotated[str | None, arg(metavar="REPORT.html")] = None
@@ -72,7 +72,7 @@ def print_findings(document: dict[str, Any], console: Console) -> None:
         [name, f"{split['images']:,}", f"{split['unreadable']:,}", f"{split['bytes'] / 1e6:,.1f}M"]
         for name, split in document["splits"].items()
     ]
-    console.table(["split", "images", "unreadable", "bytes"], rows)
+    console.table(["split", "clips" if document["clips"] else "images", "unreadable", "bytes"], rows)
     if size := document["sizes"]:
         width, height = (
             f"{size[side]['min']:.0f} to {size[side]['max']:.0f}, median {size[side]['median']:.0f}"
@@ -80,6 +80,11 @@ def print_findings(document: dict[str, Any], console: Console) -> None:
         )
         slices = f"{size['slices']['min']:.0f} to {size['slices']['max']:.0f} slices; " if "slices" in size else ""
         console.say(f"{len(document['classes'])} classes; {slices}width {width}; height {height}")
+    if (clips := document["clips"]) and clips["frames"]:
+        names = {"frames": "frames", "seconds": "seconds", "rate": "frames a second"}
+        spans = [(clips[key], name) for key, name in names.items() if clips[key]]
+        texts = [f"{own['min']:.3g} to {own['max']:.3g} {name}, median {own['median']:.3g}" for own, name in spans]
+        console.say("; ".join(texts))
     for note in document["notes"]:
         console.note(note)
     shown = 0

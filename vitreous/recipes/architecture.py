@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from vitreous.config import set_paths
+from vitreous.data.decoding.clip import FRAMES
 from vitreous.errors import UsageError
 from vitreous.models.config import ModelConfig, VideoConfig, replace_fields
 from vitreous.models.defaults import LARGE_IMAGE, SMALL, model_for_small_images
@@ -15,7 +16,6 @@ from vitreous.nn.sizes import nearby
 from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.recipe import DatasetInfo, Recipe
 
-FRAMES = 8  # of a clip
 #: sides of clips in pixels -> the model; larger ones are scaled to LARGE_IMAGE
 CLIPS = ((32, "ViViT-64x6/4x2"), (SMALL, "ViViT-128x6/8x2"), (math.inf, "ViViT-S/16x2"))
 LARGE_VOLUME = 64  # voxels along a side of what a model sees at a time

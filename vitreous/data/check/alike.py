@@ -1,7 +1,8 @@
 """Images that are the same, byte for byte or nearly: the quick search of `data check`.
 
 It searches and verifies as `data dedup` does, but compares whole images with whole images only, and verifies the most
-alike: images that were cut, or shifted by more than a little, are left to `data dedup`.
+alike: images that were cut, or shifted by more than a little, are left to `data dedup`. Clips are compared frame by
+frame, at the same parts of their lengths: a part of a clip is no copy of it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from vitreous.data.copies.windows import LARGER, SIDE, comparable
 
 CONTRAST = 4.0  # mean standard deviation of the channels below which an image shows nothing to compare
 QUICK, NEAREST = 0.9, 4  # cosine from which whole images are compared, and the lists that are searched for each
+MATCHED = 0.75  # share of the frames of two clips that have to be copies
+MOTION, STILL = 0.5, 1.0  # correlation of what changes; grey levels of its deviation below which hardly anything does
 READ, SHARE = 300, 0.02  # images that are read again: more of them found hardly more copies
 # rows of images that are alike, each in rising order; groups in the order of their first rows
 Groups = list[np.ndarray]
@@ -28,11 +31,15 @@ def exact(records: np.ndarray) -> Groups:
     return gathered(rows, first_equal(records["digest"][rows]))
 
 
-def near(pool: Joined, records: np.ndarray, job: Job, workers: int, progress: Callable[[int, int], None]) -> Groups:
-    """Group images of (n,) RECORD that look alike: those that may be copies are read again by `job`, and compared."""
+def near(
+    pool: Joined, records: np.ndarray, job: Job, workers: int, progress: Callable[[int, int], None], slow: bool = False
+) -> Groups:
+    """Group images or clips of (n,) RECORD that look alike: those that may be copies are read again by `job`, and
+    compared. `slow` is that of `scan`."""
     samples, pairs = renumbered(proposed(records))
-    views, _ = scan(pool, samples.tolist(), job, workers, lambda done: progress(done, len(samples)))
-    return linked(samples[verified(pairs, views["view"])])
+    again, _ = scan(pool, samples.tolist(), job, workers, lambda done: progress(done, len(samples)), slow)
+    views = again["view"]
+    return linked(samples[verified(pairs, views if views.ndim == 4 else views[:, None])])
 
 
 def proposed(records: np.ndarray) -> np.ndarray:
@@ -53,14 +60,48 @@ def proposed(records: np.ndarray) -> np.ndarray:
 
 
 def verified(pairs: np.ndarray, views: np.ndarray) -> np.ndarray:
-    """Keep of (p,) CANDIDATE, positions in (n, LARGER, LARGER) views, the near copies: (2, q) positions."""
-    shown = comparable(views)
-    pairs = pairs[shown[pairs["sample"]] & shown[pairs["of"]]]
-    small = views.reshape(len(views), SIDE, LARGER // SIDE, SIDE, LARGER // SIDE).mean((2, 4), dtype=np.float32)
-    alike, boxes = fit_pairs(small, pairs)
-    pairs, boxes = pairs[alike >= PROMISING], boxes[alike >= PROMISING]
-    pairs = pairs[score_pairs(views, pairs, boxes) >= THRESHOLD]
+    """Keep of (p,) CANDIDATE, positions in (n, T, LARGER, LARGER) views of T frames, the near copies: (2, q) positions.
+
+    Of the frames where both show something MATCHED are copies of each other, and they are half or more of those where
+    one does; what changes from frame to frame is alike, too.
+    """
+    alike, both = np.zeros((2, len(pairs)), np.int64)
+    sides = np.zeros((2, len(pairs)), np.int64)
+    for frame in range(views.shape[1]):
+        own = np.ascontiguousarray(views[:, frame])
+        shown = comparable(own)
+        shows = np.stack([shown[pairs["sample"]], shown[pairs["of"]]])
+        rows = np.flatnonzero(shows.all(0))
+        sides += shows
+        both[rows] += 1
+        alike[rows] += are_copies(pairs[rows], own)
+    pairs = pairs[(both > 0) & (alike >= MATCHED * both) & (2 * both >= sides.max(0))]
+    pairs = pairs[move_alike(pairs, views)]
     return np.stack([pairs["sample"], pairs["of"]])
+
+
+def move_alike(pairs: np.ndarray, views: np.ndarray) -> np.ndarray:
+    """Whether what changes is alike in (p,) CANDIDATE, positions in (n, T, LARGER, LARGER) views: (p,) bool.
+
+    The correlation of both clips, each without the mean of its frames, is at least MOTION: before a camera that stands
+    still all clips have the same background. True where one of them hardly changes.
+    """
+    alike = np.ones(len(pairs), bool)
+    for row, pair in enumerate(pairs):
+        one, other = (clip - clip.mean(0) for clip in views[[pair["sample"], pair["of"]]].astype(np.float32))
+        one = one[..., ::-1] if pair["mirrored"] else one
+        least = min(one.std(), other.std())
+        alike[row] = least < STILL or (one * other).mean() >= MOTION * one.std() * other.std()
+    return alike
+
+
+def are_copies(pairs: np.ndarray, views: np.ndarray) -> np.ndarray:
+    """Whether (p,) CANDIDATE, positions in (n, LARGER, LARGER) views, are near copies: (p,) bool."""
+    small = views.reshape(len(views), SIDE, LARGER // SIDE, SIDE, LARGER // SIDE).mean((2, 4), dtype=np.float32)
+    cosines, boxes = fit_pairs(small, pairs)
+    copies = cosines >= PROMISING
+    copies[copies] = score_pairs(views, pairs[copies], boxes[copies]) >= THRESHOLD
+    return copies
 
 
 def linked(pairs: np.ndarray) -> Groups:

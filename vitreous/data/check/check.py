@@ -1,4 +1,4 @@
-"""The verb `data check`: read every image of a data set once and report what is true of them."""
+"""The verb `data check`: read every image or clip of a data set once and report what is true of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from functools import partial
 from typing import Any
 
 from vitreous.cores import cores
+from vitreous.data.annotations.target import kind_of
 from vitreous.data.check.alike import near
+from vitreous.data.check.clips import clip_facts, review_clips, survey_clips
 from vitreous.data.check.facts import facts
 from vitreous.data.check.findings import FAILS, findings
 from vitreous.data.check.record import VOXELS, Form, probe, review, survey
@@ -32,6 +34,7 @@ def check(
     progress: Progress = lambda label, done, total, text: None,
 ) -> tuple[dict[str, Any], Subject]:
     """Read every image of a data set, or of a folder that `train` would refuse: what is true of them, and the images.
+    Clips are read as images are, and counted as `images`.
 
     The document has counts, classes, unreadable images by name and reason, copies, sizes, kinds of files, what the
     loader does with them, and `findings`; `passed` is false where something hinders training. It is the same for any
@@ -45,20 +48,27 @@ def check(
         raise UsageError(f"--workers cannot be {workers}")
     subject, workers = open_subject(os.fspath(source), split), cores() if workers is None else workers
     groups = {"by": group_by, "parted": parted(subject, group_by)}
-    form, size = first_form(subject.pool.splits[0], workers)
-    side = image_size if isinstance(image_size, int) else min(image_size(size)) if size else None
-    side = 0 if form and form[1] == VOXELS else side  # nothing is scaled to a model's size
     pool, started = subject.pool, time.perf_counter()
+    clips = kind_of(pool.splits[0]) == "clips"
+    form, size = (None, None) if clips else first_form(pool.splits[0], workers)
+    first, again = (survey_clips, review_clips) if clips else (partial(survey, form=form), partial(review, form=form))
 
     def report(done: int) -> None:
-        progress("check", done, len(pool), f"{done / (time.perf_counter() - started):.0f} images/s")
+        rate = done / (time.perf_counter() - started)
+        progress("check", done, len(pool), f"{rate:.1f} clips/s" if clips else f"{rate:.0f} images/s")
 
-    records, reasons = scan(pool, range(len(pool)), partial(survey, form=form), workers, report)
-    alike = near(
-        pool, records, partial(review, form=form), workers, lambda done, total: progress("compare", done, total, "")
-    )
-    document = facts(subject, records, reasons, alike, side, groups)
+    def compare(done: int, total: int) -> None:
+        progress("compare", done, total, "")
+
+    records, reasons = scan(pool, range(len(pool)), first, workers, report, clips)
+    if clips:
+        own = records[: min(len(pool.splits[0]), PROBED)]
+        size = next(((int(row["height"]), int(row["width"])) for row in own[own["state"] == READABLE]), None)
+    side = image_size if isinstance(image_size, int) else min(image_size(size)) if size else None
+    side = 0 if form and form[1] == VOXELS else side  # nothing is scaled to a model's size
+    document = facts(subject, records, reasons, near(pool, records, again, workers, compare, clips), side, groups)
     document["channels"] = {"count": form[0], "numbers": form[1]} if form else None
+    document["clips"] = clip_facts(subject, records)
     results = findings(document)
     return {"passed": all(finding["level"] != FAILS for finding in results), "findings": results, **document}, subject
 

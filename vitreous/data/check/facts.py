@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from vitreous.data.annotations.target import kind_of
 from vitreous.data.check.alike import Groups, exact
 from vitreous.data.check.annotated import annotation_facts
 from vitreous.data.check.record import KINDS, MODES, Trait
@@ -38,6 +39,7 @@ def facts(
     misnamed = np.flatnonzero(records["traits"] & Trait.MISNAMED).tolist()
     return {
         "data": subject.source,
+        "kind": kind_of(subject.pool.splits[0]),
         "refused": as_dict(subject.refused),
         "unlabelled": as_dict(subject.unlabelled),
         "classes": list(subject.classes),

@@ -8,8 +8,10 @@ from typing import Any
 
 from vitreous.errors import first_names
 
+REMOVE = "--out REPORT.html shows them, --json names them; leave one of each"
 SHOWN = 20  # names in a sentence's list
 SMALLER = 0.75  # of the model's input: below this side a smaller input gains; 28 to 32 pixels is rounding to patches
+SAME_RATE = 1.05  # ratio of two rates of clips up to which they count as one
 UNEVEN = 10.0  # ratio of the largest class to the smallest from which it is reported
 FAILS, WARNS, TELLS = "fails", "warns", "tells"
 
@@ -25,14 +27,19 @@ def findings(facts: dict[str, Any]) -> list[Finding]:
     """
     source = shlex.quote(facts["data"])
     rows = [*failures(facts, source), *annotation_rows(facts["annotations"]), *copies(facts, source)]
-    rows += [*classes(facts, source), *pictures(facts, source)]
+    rows += [*classes(facts, source), *clips(facts), *pictures(facts, source)]
     rows = [row for level in (FAILS, WARNS, TELLS) for row in rows if row[0] == level]
     return [dict(zip(("level", "what", "text", "way"), row, strict=True)) for row in rows]
 
 
-def images(count: int) -> str:
-    """Write a number of images: `1 image`, `1,234 images`."""
-    return f"{count:,} image" + ("" if count == 1 else "s")
+def images(count: int, kind: str = "pictures") -> str:
+    """Write a number of images, or of clips: `1 image`, `1,234 clips`."""
+    return f"{count:,} {noun(kind)}" + ("" if count == 1 else "s")
+
+
+def noun(kind: str) -> str:
+    """What one of the data is called: `clip` or `image`."""
+    return "clip" if kind == "clips" else "image"
 
 
 def dedup_command(source: str, split: str) -> str:
@@ -45,17 +52,18 @@ def failures(facts: dict[str, Any], source: str) -> Iterator[Row]:
     for level, kind in ((FAILS, "refused"), (WARNS, "unlabelled")):
         if error := facts[kind]:
             yield level, kind, error["message"], error["hint"]
+    kind = facts["kind"]
     if bad := len(facts["unreadable"]):
         total = sum(split["images"] for split in facts["splits"].values())
         hint = f"mend or remove them, or `vitreous train {source} --bad-images skip`"
-        yield FAILS, "unreadable", f"{bad:,} of {images(total)} cannot be read", hint
+        yield FAILS, "unreadable", f"{bad:,} of {images(total, kind)} cannot be read", hint
     for pair, count in facts["copies"]["across"].items():
         one, other = pair.split("/")
-        text = f"{images(count)} of {other} are in {one} too, byte for byte"
-        yield FAILS, "leak", text, f"`{dedup_command(source, other)}` lists them"
+        text = f"{images(count, kind)} of {other} are in {one} too, byte for byte"
+        yield FAILS, "leak", text, REMOVE if kind == "clips" else f"`{dedup_command(source, other)}` lists them"
     if count := facts["copies"]["contrary"]:
-        hint = "keep one of them, or one image with both labels in a table"
-        yield FAILS, "contrary", f"{images(count)} found under two labels", hint
+        hint = f"keep one of them, or one {noun(kind)} with both labels in a table"
+        yield FAILS, "contrary", f"{images(count, kind)} found under two labels", hint
     for row in facts["groups"]["parted"]:
         where = " and in ".join(row["splits"]) or "more than one split"
         names = f" ({', '.join(row['names'][:5])}{', …' if len(row['names']) > 5 else ''})" if row["names"] else ""
@@ -99,17 +107,22 @@ def annotation_rows(facts: dict[str, Any] | None) -> Iterator[Row]:
 
 def copies(facts: dict[str, Any], source: str) -> Iterator[Row]:
     """Yield copies that do not fail the check: near ones, and those within a split."""
-    near = facts["near_copies"]
+    near, kind = facts["near_copies"], facts["kind"]
     for pair, count in near["across"].items():
         one, other = pair.split("/")
         hint = f"look at them; `{dedup_command(source, other)}` lists them, and compares parts of images too"
-        yield WARNS, "near_leak", f"{images(count)} of {other} look like one of {one}", hint
+        hint = f"look at them; {REMOVE}" if kind == "clips" else hint
+        yield WARNS, "near_leak", f"{images(count, kind)} of {other} look like one of {one}", hint
     if count := near["contrary"]:
-        yield WARNS, "near_contrary", f"{count:,} groups of images that look alike have two labels", "look at them"
+        text = f"{count:,} groups of {noun(kind)}s that look alike have two labels"
+        yield WARNS, "near_contrary", text, "look at them"
     within = {"repeat another": facts["copies"]["extra"], "look like another": near["extra"]}
     if any(within.values()):
         command = f"vitreous data dedup {source} --within --out copies.csv"
-        text = ", ".join(f"{images(count)} {verb}" for verb, count in within.items() if count)
+        text = ", ".join(f"{images(count, kind)} {verb}" for verb, count in within.items() if count)
+        if kind == "clips":
+            yield TELLS, "copies", text, "remove them, or keep them together by --group-by"
+            return
         text += " (only whole images were compared; the command below compares parts too)" if near["extra"] else ""
         yield TELLS, "copies", text, f"`{command}`; frames of one scene are kept together by --group-by"
 
@@ -121,28 +134,47 @@ def classes(facts: dict[str, Any], source: str) -> Iterator[Row]:
         return
     if spread["largest"] >= UNEVEN * max(spread["smallest"], 1):
         text = (
-            f"the largest class has {spread['largest']:,} images, the smallest {spread['smallest']:,}; as hard to tell "
-            f"apart as {spread['effective']:.1f} even classes of {len(facts['classes'])}"
+            f"the largest class has {images(spread['largest'], facts['kind'])}, the smallest {spread['smallest']:,}; "
+            f"as hard to tell apart as {spread['effective']:.1f} even classes of {len(facts['classes'])}"
         )
         hint = f"`vitreous train {source} --sampling balanced`, or --class-weights balanced"
         yield WARNS, "imbalance", text, hint
     if few := spread["few"]:
-        text = f"{len(few):,} classes have fewer than 10 images: {first_names(few, SHOWN)}"
+        text = f"{len(few):,} classes have fewer than {images(10, facts['kind'])}: {first_names(few, SHOWN)}"
         yield WARNS, "few", text, "find more, or join classes"
     for name, missing in spread["missing"].items():
-        text = f"{name} has no image of {len(missing):,} classes: {first_names(missing, SHOWN)}"
+        text = f"{name} has no {noun(facts['kind'])} of {len(missing):,} classes: {first_names(missing, SHOWN)}"
         yield WARNS, "missing", text, "their figures will be unknown"
+
+
+def clips(facts: dict[str, Any]) -> Iterator[Row]:
+    """Yield what is true of clips alone: that they are short, stand still, or have different rates."""
+    if not (own := facts["clips"]):
+        return
+    if rows := own["frozen"]:
+        text = f"{images(len(rows), 'clips')} in which nothing changes; the first: {rows[0]['path']}"
+        yield WARNS, "frozen", text, "are they stills, or was the recording stuck?"
+    if rows := own["short"]:
+        text = f"{images(len(rows), 'clips')} with fewer than the {own['read']} frames that a run reads by default"
+        text += f"; some are read several times; the first: {rows[0]['path']}"
+        yield WARNS, "short", text, "`vitreous train` reads fewer with --frames"
+    if (rate := own["rate"]) and rate["max"] > SAME_RATE * rate["min"]:
+        text = f"from {rate['min']:.3g} to {rate['max']:.3g} frames a second, half of the clips up to"
+        text += f" {rate['median']:.3g}: with --stride the same number of frames is another time"
+        yield TELLS, "rates", text, "without --stride frames are spread over the whole clip"
 
 
 def pictures(facts: dict[str, Any], source: str) -> Iterator[Row]:
     """Yield properties of the images, and what the loader does with them."""
-    traits, size, left_out = facts["traits"], facts["sizes"], facts["left_out"]
+    traits, size, left_out, kind = facts["traits"], facts["sizes"], facts["left_out"], facts["kind"]
     if count := traits["one_colour"]:
-        yield WARNS, "one_colour", f"{images(count)} of one colour", "are they broken, or placeholders?"
+        text = f"{images(count, kind)} of one colour"
+        text += f"; the first: {facts['clips']['one_colour'][0]['path']}" if facts["clips"] else ""
+        yield WARNS, "one_colour", text, "are they broken, or placeholders?"
     if outside := left_out.get("images", 0):
-        text = f"{images(outside)} in the folder belong to no split or class and are left out"
+        text = f"{images(outside, kind)} in the folder belong to no split or class and are left out"
         yield WARNS, "outside", text, "move them"
-    for kind, count, text in (
+    for trait, count, text in (
         ("misnamed", traits["misnamed"], "named as another format; the content decides"),
         ("turned", traits["turned"], "turned by EXIF; they are loaded upright"),
         ("alpha", traits["alpha"], "with transparency; they are laid over white"),
@@ -151,20 +183,26 @@ def pictures(facts: dict[str, Any], source: str) -> Iterator[Row]:
         ("deep", facts["depths"].get("16", 0), "of 16 bits; they are scaled to 8"),
     ):
         if count:
-            yield TELLS, kind, f"{images(count)} {text}", ""
+            yield TELLS, trait, f"{images(count, kind)} {text}", ""
     others = {name: count for name, count in left_out.items() if name != "images"}
     if others:
         ends = first_names(others, SHOWN)
-        text = f"{sum(others.values()):,} files are no images by their names and are left out: {ends}"
+        text = f"{sum(others.values()):,} files are no {noun(kind)}s by their names and are left out: {ends}"
         yield TELLS, "others", text, ""
     if size is None:
         return
     median = min(size["width"]["median"], size["height"]["median"])
     side = size["input"]
     if size["smaller"] > 0.5 and median <= SMALLER * side:
-        text = f"{size['smaller']:.0%} of the images are smaller than the model's {side} pixels and are enlarged"
+        text = f"{size['smaller']:.0%} of the {noun(kind)}s are smaller than the model's {side} pixels"
+        text += " and are enlarged"
         yield TELLS, "small", text, "a smaller --image-size costs less and loses nothing"
     if size["twice"] > 0.5:
-        share = f"{size['twice']:.0%} of the images"
+        share = f"{size['twice']:.0%} of the {noun(kind)}s"
         text = f"{share} have twice the model's {side} pixels: most of the decoding is for nothing"
-        yield TELLS, "large", text, f"`vitreous data pack {source} --out PACKED` once, then train on that"
+        hint = (
+            "scale them down once"
+            if kind == "clips"
+            else f"`vitreous data pack {source} --out PACKED` once, then train on that"
+        )
+        yield TELLS, "large", text, hint

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
+import numpy as np
 from PIL import Image, ImageDraw
 
 from vitreous.data.annotations.target import axes_of
@@ -16,6 +17,7 @@ from vitreous.data.check.findings import SHOWN
 from vitreous.data.check.record import middle_plane
 from vitreous.data.check.subject import Subject
 from vitreous.data.decoding.volumes import volume_form
+from vitreous.data.layouts.video import ClipFiles
 from vitreous.data.split import Split, picture_of
 from vitreous.errors import DataError, printable
 
@@ -40,6 +42,7 @@ def page(document: dict[str, Any], subject: Subject) -> str:
     return template.render(
         **{key: value for key, value in document.items() if key != "copies"},
         name=printable(subject.name),
+        unit="clip" if document["clips"] else "image",
         reasons=by_reason(document["unreadable"])[:SHOWN],
         most=SHOWN,
         sides=bars(ranges, histogram["images"]),
@@ -74,13 +77,18 @@ def pictures(document: dict[str, Any], subject: Subject) -> list[dict[str, Any]]
 
 
 def marked_pictures(document: dict[str, Any], subject: Subject) -> list[dict[str, Any]]:
-    """The first objects that reach over the edge or are there twice, each as a picture with its box, or without one
-    where the image cannot be read any more."""
-    places = document["annotations"] or {"twice": [], "outside": []}
-    rows = [(kind, place) for kind in ("twice", "outside") for place in places[kind][: PAIRS // 2]]
-    texts = {"twice": "there twice", "outside": "over the edge"}
+    """The first objects that reach over the edge or are there twice, each as a picture with its box, and the first
+    clips to look at, each as its middle frame; without a picture where it cannot be read any more."""
+    texts = {"twice": "there twice", "outside": "over the edge", "one_colour": "of one colour"}
+    texts |= {"frozen": "nothing changes", "short": "short"}
+    places = (document["annotations"] or {}) | (document["clips"] or {})
+    rows = [(kind, place) for kind in texts for place in places.get(kind, ())[: PAIRS // 2]]
     return [
-        {**place, "what": texts[kind], "picture": thumbnail(subject, place["split"], place["number"], place["box"])}
+        {
+            **place,
+            "what": texts[kind],
+            "picture": thumbnail(subject, place["split"], place["number"], place.get("box", ())),
+        }
         for kind, place in rows
     ]
 
@@ -92,8 +100,11 @@ def two_sides(group: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [group[i] for i in sorted(order[:TOGETHER])]
 
 
-def first_plane(split: Split, sample: int) -> Image.Image:
-    """The middle slice of a volume. Raises DataError."""
+def middle_picture(split: Split, sample: int) -> Image.Image:
+    """The middle slice of a volume, or the middle frame of a clip. Raises DataError."""
+    if isinstance(split, ClipFiles):
+        clip = split.clip(sample)
+        return Image.fromarray(clip.read(np.array([len(clip) // 2]))[0])
     raw = split.raw(sample)
     return middle_plane(raw, volume_form(raw)[0])
 
@@ -103,7 +114,7 @@ def thumbnail(subject: Subject, split: str, sample: int, box: Sequence[float] = 
     be read any more."""
     try:
         own = subject.splits[split]
-        picture = picture_of(own, sample, 3) if axes_of(own) == 2 else first_plane(own, sample)
+        picture = picture_of(own, sample, 3) if axes_of(own) == 2 else middle_picture(own, sample)
     except DataError:
         return ""
     if box:

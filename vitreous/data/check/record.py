@@ -40,7 +40,22 @@ RECORD = np.dtype(
 )
 # how an image is read
 FORM = np.dtype([("channels", "<u4"), ("numbers", "U8"), ("height", "<u4"), ("width", "<u4"), ("state", "u1")])
-KINDS = ("other", "pixels", *FORMATS, "MPO", "NPY", "AVIF", "HEIF", "NIFTI", "NPZ")
+KINDS = (
+    "other",
+    "pixels",
+    *FORMATS,
+    "MPO",
+    "NPY",
+    "AVIF",
+    "HEIF",
+    "NIFTI",
+    "NPZ",
+    "MOV",
+    "AVI",
+    "MATROSKA",
+    "MPEG",
+    "FRAMES",
+)
 MODES = ("other", "1", "L", "P", "RGB", "RGBA", "LA", "PA", "CMYK", "I", "I;16", "I;16B", "I;16L", "YCbCr", "RGBX")
 SUFFIX_OF = {
     "JPEG": {".jpg", ".jpeg"}, "MPO": {".jpg", ".jpeg"}, "PNG": {".png"},
@@ -65,6 +80,7 @@ class Trait(IntEnum):
     TURNED = 4  # by EXIF
     ONE_COLOUR = 8
     MISNAMED = 16  # the name ends as that of another format
+    FROZEN = 32  # a clip of several frames that are all the same
 
 
 def survey(pool: Pool, samples: Sequence[int], form: Form = None) -> tuple[np.ndarray, Reasons]:

@@ -11,16 +11,18 @@ from pathlib import Path
 import numpy as np
 
 from vitreous.data.annotations.masks import MaskFiles
-from vitreous.data.annotations.target import AnnotatedFiles, axes_of, kind_of
+from vitreous.data.annotations.target import AnnotatedFiles, axes_of
 from vitreous.data.copies.listing import as_made
 from vitreous.data.copies.scan import Joined
+from vitreous.data.decoding.clips import GIF, VIDEOS
 from vitreous.data.decoding.decode import SUFFIXES
 from vitreous.data.decoding.volumes import OWN
 from vitreous.data.grouping import COLUMN, PARTED, expression, keys_of, no_column, straddling
 from vitreous.data.layouts.folder import list_images
+from vitreous.data.layouts.video import ClipFiles
 from vitreous.data.sources import open_data
 from vitreous.data.split import Files, Split, no_labels
-from vitreous.errors import DataError, UsageError, printable
+from vitreous.errors import DataError, printable
 
 LOOSE = "images"  # the split of a folder that is not a data set
 
@@ -65,8 +67,7 @@ class Subject:
 
 
 def open_subject(source: str, split: str | None = None) -> Subject:
-    """Open a source, or a single split of it. Raises DataError where there are no images, UsageError for
-    clips."""
+    """Open a source, or a single split of it. Raises DataError where there are no images."""
     try:
         data = open_data(source)
     except DataError as error:
@@ -74,14 +75,11 @@ def open_subject(source: str, split: str | None = None) -> Subject:
         if not paths:
             raise
         return Subject(printable(source), source, {LOOSE: Files(paths, no_labels(len(paths)))}, (), refused=error)
-    if kind_of(next(iter(data.splits.values()))) == "clips":
-        hint = "train reads every clip once before it begins, and names those that cannot be read"
-        raise UsageError(f"{data.name} has clips, and the check looks at pictures and volumes", hint)
     splits = as_made(data)
     if split is not None:
         splits = {split: data.split(split)}
     elif data.unsplit and not data.labelled:
-        splits = {LOOSE: splits["train"]}
+        splits = {"clips" if isinstance(splits["train"], ClipFiles) else LOOSE: splits["train"]}
     return Subject(
         data.name,
         source,
@@ -106,15 +104,25 @@ def parted(subject: Subject, group_by: str | None) -> list[dict[str, object]]:
 
 
 def left_out(subject: Subject) -> dict[str, int]:
-    """Count files below a folder that no split has: `images` outside the layout, and other files by suffix."""
+    """Count files below a folder that no split has: `images` outside the layout, or clips, and other files by
+    suffix."""
     root = Path(subject.source)
     if not root.is_dir() or not all(isinstance(split, Files) for split in subject.splits.values()):
         return {}
     others, images = Counter(), 0
     solid = any(axes_of(split) == 3 for split in subject.splits.values())
     endings = (*SUFFIXES, *(OWN if solid else ()))
-    for _, folders, files in os.walk(root):
+    frames = set[str]()  # folders of them
+    if any(isinstance(split, ClipFiles) for split in subject.splits.values()):
+        endings = (GIF, *VIDEOS)
+        frames = {
+            path for split in subject.splits.values() if isinstance(split, Files) for path in map(str, split.paths)
+        }
+    for place, folders, files in os.walk(root):
         folders[:] = [name for name in folders if not name.startswith(".")]
+        if place in frames:
+            images += 1
+            continue
         for name in files:
             suffix = os.path.splitext(name)[1].lower()
             if name.lower().endswith(endings) and not name.startswith("."):

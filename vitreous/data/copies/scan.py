@@ -22,7 +22,7 @@ from vitreous.data.split import Split
 from vitreous.errors import DataError, ResourceError
 
 SPAN = 32  # samples of a task
-HANG = 60.0  # seconds after which a task is ended
+HANG, SLOW = 60.0, 1800.0  # seconds after which a task is ended, and one of a sample that takes long
 BROKEN = 5  # pools in a row that may break before they read anything
 UNSEEN, READABLE, UNREADABLE = range(3)  # values of the field `state` of a record
 VIEW = np.dtype([("view", "u1", (LARGER, LARGER)), ("state", "u1")])
@@ -45,15 +45,20 @@ class Joined:
         part = int(np.searchsorted(self.ends, sample, side="right"))
         return part, sample - int(self.ends[part]) + len(self.splits[part])
 
+    def home(self, sample: int) -> tuple[Split, int]:
+        """Return the split that a sample is in, and its number there."""
+        part, number = self.place(sample)
+        return self.splits[part], number
+
     def raw(self, sample: int) -> bytes | np.ndarray:
         """Return the bytes of a file, or pixels (H, W[, C]). Raises DataError."""
-        part, number = self.place(sample)
-        return self.splits[part].raw(number)
+        split, number = self.home(sample)
+        return split.raw(number)
 
     def name(self, sample: int) -> str:
         """Return the name of a sample for messages."""
-        part, number = self.place(sample)
-        return self.splits[part].name(number)
+        split, number = self.home(sample)
+        return split.name(number)
 
 
 Pool = Split | Joined
@@ -62,15 +67,21 @@ Job = Callable[[Any, Sequence[int]], tuple[np.ndarray, Reasons]]
 
 
 def scan(
-    pool: Pool, samples: Sequence[int], job: Job, workers: int, progress: Callable[[int], None] = lambda done: None
+    pool: Pool,
+    samples: Sequence[int],
+    job: Job,
+    workers: int,
+    progress: Callable[[int], None] = lambda done: None,
+    slow: bool = False,
 ) -> tuple[np.ndarray, Reasons]:
     """Run `job` on samples -> (n,) records in their order, and why some samples cannot be read.
 
     The result does not depend on `workers` (0: this process, which a decoder that crashes ends); `progress` gets the
-    number of samples done. Raises ResourceError where no process survives its start.
+    number of samples done. `slow`: a sample takes long, as a clip does; it is a task, and has SLOW instead of HANG.
+    Raises ResourceError where no process survives its start.
     """
     records, reasons, done = np.zeros(len(samples), job(pool, ())[0].dtype), {}, 0
-    with closing(scan_parts(pool, samples, job, workers)) as parts:
+    with closing(scan_parts(pool, samples, job, workers, slow)) as parts:
         for span, part, why in parts:
             records[span.start : span.stop] = part
             reasons |= {sample: sys.intern(reason) for sample, reason in why.items()}
@@ -80,14 +91,15 @@ def scan(
 
 
 def scan_parts(
-    pool: Pool, samples: Sequence[int], job: Job, workers: int
+    pool: Pool, samples: Sequence[int], job: Job, workers: int, slow: bool = False
 ) -> Generator[tuple[range, np.ndarray, Reasons], None, None]:
     """Yield (positions in `samples`, (m,) records, reasons) as they are finished, and an empty part after each second.
 
-    A part that ends its process, or takes longer than HANG, is done again sample by sample. Closing the generator ends
-    the processes. Raises ResourceError where no process survives its start.
+    A part that ends its process, or takes longer than HANG (SLOW if `slow`), is done again sample by sample. Closing
+    the generator ends the processes. Raises ResourceError where no process survives its start.
     """
-    spans = deque(range(low, min(low + SPAN, len(samples))) for low in range(0, len(samples), SPAN))
+    size, limit = (1, SLOW) if slow else (SPAN, HANG)
+    spans = deque(range(low, min(low + size, len(samples))) for low in range(0, len(samples), size))
     if not workers:
         yield from ((span, *job(pool, samples[span.start : span.stop])) for span in spans)
         return
@@ -103,12 +115,12 @@ def scan_parts(
             while spans or tasks:
                 while spans and len(tasks) < 2 * workers:
                     span = spans.popleft()
-                    tasks[processes.schedule(run_job, [samples[span.start : span.stop]], timeout=HANG)] = span
+                    tasks[processes.schedule(run_job, [samples[span.start : span.stop]], timeout=limit)] = span
                 finished = wait(tasks, timeout=1.0, return_when=FIRST_COMPLETED).done
                 if not finished:
                     yield range(0), empty, {}
                 for future in finished:
-                    result, span, broken = outcome(future), tasks.pop(future), 0
+                    result, span, broken = outcome(future, limit), tasks.pop(future), 0
                     if not isinstance(result, str):
                         yield span, *result
                     elif len(span) > 1:
@@ -130,8 +142,8 @@ def scan_parts(
             processes.join()
 
 
-def outcome(future: Future) -> Any:
-    """The result of a task, or why there is none. Raises BrokenProcessPool, a RuntimeError."""
+def outcome(future: Future, limit: float) -> Any:
+    """The result of a task, or why there is none within `limit` seconds. Raises BrokenProcessPool, a RuntimeError."""
     from pebble import ProcessExpired
 
     try:
@@ -141,7 +153,7 @@ def outcome(future: Future) -> Any:
     except ProcessExpired as error:
         return f"ends the process that reads it ({exit_text(error.exitcode)})"
     except TimeoutError:
-        return f"takes longer than {HANG:g} s"
+        return f"takes longer than {limit:g} s"
     except Exception as error:
         return f"cannot be read ({type(error).__name__}: {error})"
 

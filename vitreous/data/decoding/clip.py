@@ -12,6 +12,7 @@ import numpy as np
 
 from vitreous.errors import DataError
 
+FRAMES = 8  # of a clip that a run reads, and a check looks at, where nothing says otherwise
 MAX_FRAMES = 2**17  # of a clip: more than an hour at 30 frames a second
 MAX_PIXELS = 36_000_000  # of a frame: 7680 x 4320 are less
 MAX_BYTES = 2**30  # of the pixels of the frames that are read at a time
