@@ -192,7 +192,9 @@ def test_a_clip_that_takes_too_long_costs_only_itself(tmp_path, monkeypatch):
     for label in ("a", "b"):
         write_clip(tmp_path / label / "0.gif", film(ord(label)))
     monkeypatch.setattr(scanning, "SLOW", 0.3)
-    monkeypatch.setattr(clips, "opened", lambda path, name: time.sleep(60) if "a/0" in path else opened(path, name))
+    monkeypatch.setattr(
+        clips, "opened", lambda split, sample: time.sleep(60) if "a/0" in split.path(sample) else opened(split, sample)
+    )
     document, _ = check(tmp_path, workers=1)
     assert [row["reason"] for row in document["unreadable"]] == ["takes longer than 0.3 s"]
     assert document["clips"]["frames"]["max"] == 12

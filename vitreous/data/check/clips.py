@@ -46,7 +46,7 @@ def survey_clips(pool: Joined, samples: Sequence[int]) -> tuple[np.ndarray, Reas
 
     def read(pool: Joined, sample: int, record: Any) -> None:
         split, number = clip_of(pool, sample)
-        clip, record["format"], record["digest"], record["bytes"] = opened(split.path(number), pool.name(sample))
+        clip, record["format"], record["digest"], record["bytes"] = opened(split, number)
         pixels = clip.read(evenly(len(clip), FRAMES))
         views[rows[sample]] = frame_views(pixels, SIDE)
         record["height"], record["width"] = clip.size
@@ -77,19 +77,21 @@ def review_clips(pool: Joined, samples: Sequence[int]) -> tuple[np.ndarray, Reas
     return records, fill(records, pool, samples, read)
 
 
-def opened(path: str, name: str) -> tuple[Clip, int, np.ndarray, int]:
-    """A clip, the position of its format, its digest (2,) uint64 and its bytes; of a folder those of its pictures.
-    Raises DataError."""
+def opened(split: ClipFiles, sample: int) -> tuple[Clip, int, np.ndarray, int]:
+    """A clip, the position of its format, its digest (2,) uint64 and the bytes of its file; of a folder those of its
+    pictures. Raises DataError."""
+    path, name, part = split.path(sample), split.name(sample), split.part(sample)
     if os.path.isdir(path):
-        clip, parts, size = open_clip(path, name), list[bytes](), 0
-        for picture in pictures_in(path):
-            content = read_regular(picture)
-            parts.append(digest(content).tobytes())
-            size += len(content)
-        return clip, place("FRAMES", KINDS), digest(b"".join(parts)), size
-    content = read_regular(path)
-    clip = open_clip(content, name)
-    return clip, place(CONTAINERS.get(demuxer_of(content), "GIF"), KINDS), digest(content), len(content)
+        clip, contents = open_clip(path, name), map(read_regular, pictures_in(path))
+        kind = "FRAMES"
+    else:
+        content = read_regular(path)
+        clip, contents, kind = open_clip(content, name), [content], CONTAINERS.get(demuxer_of(content), "GIF")
+    parts, size = [b"" if part is None else repr(part).encode()], 0
+    for content in contents:
+        parts.append(digest(content).tobytes())
+        size += len(content)
+    return split.cut(sample, clip), place(kind, KINDS), digest(b"".join(parts)), size
 
 
 def frame_views(pixels: np.ndarray, side: int) -> np.ndarray:

@@ -16,6 +16,7 @@ FRAMES = 8  # of a clip that a run reads, and a check looks at, where nothing sa
 MAX_FRAMES = 2**17  # of a clip: more than an hour at 30 frames a second
 MAX_PIXELS = 36_000_000  # of a frame: 7680 x 4320 are less
 MAX_BYTES = 2**30  # of the pixels of the frames that are read at a time
+EARLY = 1e-4  # seconds by which containers round times: a frame at 0.0333 is at 1/30
 SHORTER = "take fewer --frames, or scale the clip down"
 
 
@@ -51,6 +52,32 @@ class Clip(ABC):
                 raise DataError(f"{self.name}: its frames are of 2 sizes, {one} and {other}", "make them one size")
             pixels[numbers == number] = frame
         return pixels
+
+
+class Part(Clip):
+    """The frames of a clip from `start` to before `end`, seconds after its first frame.
+
+    Raises DataError where nothing says when its frames are shown, and where none is shown then.
+    """
+
+    def __init__(self, clip: Clip, start: float, end: float) -> None:
+        self.name, self.size, self.whole = clip.name, clip.size, clip
+        times = np.asarray(clip.times, np.float64)
+        if not len(times) or (len(times) > 1 and not times.any()):
+            problem = f"{self.name}: nothing says when its frames are shown, and start and end are seconds"
+            raise DataError(problem, "list the whole clip, or write the part to a file of its own")
+        inside = np.flatnonzero((times >= start - EARLY) & (times < end - EARLY))
+        if not len(inside):
+            problem = f"{self.name}: no frame is shown then; the last of {len(times)} is at {times[-1]:.3g} s"
+            raise DataError(problem, "mend start and end")
+        self.first, self.times = int(inside[0]), times[inside] - times[inside[0]]
+
+    def __len__(self) -> int:
+        return len(self.times)
+
+    def frames(self, numbers: Sequence[int]) -> Iterator[np.ndarray]:
+        """(H, W, 3) uint8 each. Raises DataError."""
+        return self.whole.frames([self.first + number for number in numbers])
 
 
 def check_form(size: tuple[int, int], count: int, name: str) -> None:

@@ -51,13 +51,13 @@ class Video(Clip):
         if find_spec("av") is None:
             raise DataError(f"{name}: a video, which cannot be read without PyAV", "pip install 'vitreous[video]'")
         self.name, self.content = name, content
-        times, held, size = list[float](), list[Any](), 0
+        times, held, size = list[float | None](), list[Any](), 0
         self.held: list[Any] | None = held
         for frame in decoded(content, name):
             if not times:
                 height, width = frame.height, frame.width
                 self.size = (width, height) if frame.rotation % 180 else (height, width)
-            times.append(frame.time if frame.time is not None else float(len(times)))
+            times.append(frame.time)
             check_form((frame.height, frame.width), len(times), name)
             size += sum(plane.buffer_size for plane in frame.planes)
             if size <= HELD:
@@ -65,10 +65,11 @@ class Video(Clip):
             else:
                 self.held = None
                 held.clear()
-        self.times = np.array(times) - times[0]
+        self.count, known = len(times), [time for time in times if time is not None]
+        self.times = np.array(known) - known[0] if len(known) == len(times) else ()
 
     def __len__(self) -> int:
-        return len(self.times)
+        return self.count
 
     def frames(self, numbers: Sequence[int]) -> Iterator[np.ndarray]:
         """(H, W, 3) uint8 each. Raises DataError."""

@@ -1,16 +1,23 @@
-"""Images listed in a CSV file: `path[,label][,split][,group]` in a header, then one image a row.
+"""Images or clips listed in a CSV file: `path[,label][,split][,group][,start][,end]` in a header, then one a row.
 
     path,label,split,group
     birds/1.jpg,duck|water,train,video 7
 
 A cell of labels has one, or several with `|` between them, or none. Paths are relative to the file's own folder. Images
 of one group (a patient, a scene, a video) are never drawn apart.
+
+    path,label,start,end
+    films/1.mp4,jump,2.5,4
+
+Files that are all clips, and folders of frames, are video data. `start` and `end`, seconds, cut a part out of one; an
+empty cell is the clip's own start or end. Without groups, parts of one file are never drawn apart.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,22 +27,35 @@ import numpy as np
 
 from vitreous.data.decoding.decode import read_regular
 from vitreous.data.layouts.classes import WORDS, class_order, label_array, one_class_note, too_few_classes
+from vitreous.data.layouts.video import ClipFiles, are_clip_files, clips_note
 from vitreous.data.split import Data, Files, Split, no_labels, with_val
 from vitreous.errors import DataError, first_lines, nearest, printable
 
-COLUMNS = ("path", "label", "split", "group")
-EXPECTED = "expected a header path,label[,split][,group] and one image a row; several labels as a|b"
+COLUMNS = ("path", "label", "split", "group", "start", "end")
+EXPECTED = "expected a header path,label[,split][,group][,start,end] and one image or clip a row; several labels as a|b"
 
 
 class Row(NamedTuple):
     """One image: its path as the file has it, its labels (None where there is no such column), its split and group (""
-    where there is no such column), its line from 1."""
+    where there is no such column), its line from 1, and the seconds from which to which a clip is cut out."""
 
     path: str
     labels: tuple[str, ...] | None
     split: str
     group: str
     line: int
+    start: float = 0.0
+    end: float = math.inf
+
+    @property
+    def sample(self) -> tuple[str, float, float]:
+        """What the row names: a file, or a part of it."""
+        return os.path.normpath(self.path), self.start, self.end
+
+    @property
+    def is_part(self) -> bool:
+        """Whether it names a part of a file."""
+        return (self.start, self.end) != (0.0, math.inf)
 
 
 def table(source: Path, split_seed: int = 0) -> Data:
@@ -70,16 +90,37 @@ def table(source: Path, split_seed: int = 0) -> Data:
         classes = []
     elif multilabel:
         notes.append(f"multi-label: {multiple} of {len(rows)} images have several labels, {none} have none")
+    clips = of_clips(rows, home, name)
     splits: dict[str, Split] = {
-        split: Files(
-            [home / row.path for row in part],
-            no_labels(len(part)) if unlabelled else labels_of(part, split, classes, multilabel, name),
+        split: files_of(
+            part, home, no_labels(len(part)) if unlabelled else labels_of(part, split, classes, multilabel, name), clips
         )
         for split, part in parts.items()
     }
+    notes[:0] = [clips_note(len(rows))] if clips else []
     groups = read_groups(parts, notes)
     splits, whole = with_val(splits, split_seed, notes, groups)
     return Data(name, tuple(classes), splits, notes, unsplit, whole, groups=groups, unlabelled=unlabelled)
+
+
+def of_clips(rows: list[Row], home: Path, name: str) -> bool:
+    """Whether the files of rows are clips. Raises DataError, with the line, for a part of a file that is none."""
+    paths = list(dict.fromkeys(os.path.join(home, row.path) for row in rows))
+    if are_clip_files(paths):
+        return True
+    if cut := [row for row in rows if row.is_part]:
+        problem = f"{name}, line {cut[0].line}: start and end cut clips, and not all files are clips"
+        raise DataError(problem, "take the columns out, or list clips alone")
+    return False
+
+
+def files_of(rows: list[Row], home: Path, labels: np.ndarray, clips: bool) -> Files:
+    """The files of n rows, with labels (n,) int64 or (n, K) float32, as pictures or as `clips`."""
+    paths = [home / row.path for row in rows]
+    if not clips:
+        return Files(paths, labels)
+    parts = np.array([(row.start, row.end) for row in rows], np.float64).reshape(-1, 2)
+    return ClipFiles(paths, labels, parts if any(row.is_part for row in rows) else None)
 
 
 def why_unlabelled(name: str, rows: list[Row], classes: list[str], multilabel: bool) -> DataError | None:
@@ -90,17 +131,18 @@ def why_unlabelled(name: str, rows: list[Row], classes: list[str], multilabel: b
 
 
 def read_groups(parts: dict[str, list[Row]], notes: list[str]) -> np.ndarray | None:
-    """The groups of the training images, (n,) int64 or None; notes those that the file's own splits part."""
-    if not parts["train"][0].group:
+    """The groups of the training images, (n,) int64 or None; notes those that the file's own splits part. Parts of one
+    file are a group where there is no such column."""
+    if not parts["train"][0].group and not any(row.is_part for rows in parts.values() for row in rows):
         return None
     homes: dict[str, set[str]] = {}
     for split, rows in parts.items():
         for row in rows:
-            homes.setdefault(row.group, set()).add(split)
+            homes.setdefault(row.group or row.sample[0], set()).add(split)
     if parted := [group for group, splits in homes.items() if len(splits) > 1]:
         notes.append(f"{len(parted)} groups are in more than one split; the first is {printable(min(parted))}")
     place = {group: index for index, group in enumerate(sorted(homes))}
-    return np.array([place[row.group] for row in parts["train"]], dtype=np.int64)
+    return np.array([place[row.group or row.sample[0]] for row in parts["train"]], dtype=np.int64)
 
 
 def read(source: Path, name: str) -> Iterator[Row]:
@@ -164,7 +206,23 @@ def row_of(cells: list[str], columns: list[str], name: str, line: int) -> Row:
     if "group" in row and not group:
         raise DataError(f"{where}: no group", "give an image that belongs to no other a name of its own")
     named = tuple(dict.fromkeys(labels)) if "label" in row else None
-    return Row(row["path"], named, WORDS.get(word, ""), group, line)
+    start, end = (
+        second(row.get(column, ""), column, usual, where) for column, usual in (("start", 0.0), ("end", math.inf))
+    )
+    if end <= start:
+        raise DataError(f"{where}: the end, {end:g} s, is not after the start, {start:g} s", "mend them")
+    return Row(row["path"], named, WORDS.get(word, ""), group, line, start, end)
+
+
+def second(cell: str, column: str, usual: float, where: str) -> float:
+    """The seconds in a cell; the usual ones where it is empty. Raises DataError for anything else."""
+    try:
+        value = float(cell) if cell.strip() else usual
+    except ValueError:
+        value = math.nan
+    if not value >= 0 or (cell.strip() and not math.isfinite(value)):
+        raise DataError(f"{where}: {column} is {printable(cell)}, not seconds from 0 on", "write it as 2.5")
+    return value
 
 
 def distinct(rows: list[Row], name: str) -> tuple[list[Row], list[str]]:
@@ -173,20 +231,19 @@ def distinct(rows: list[Row], name: str) -> tuple[list[Row], list[str]]:
     An image in two splits stays in both, with a note. Raises DataError for an image with two different answers or
     groups.
     """
-    first: dict[str, Row] = {}
-    unique: dict[tuple[str, str], Row] = {}
+    first: dict[tuple[str, float, float], Row] = {}
+    unique: dict[tuple[tuple[str, float, float], str], Row] = {}
     contrary: dict[str, list[Row]] = {"labels": [], "groups": []}
     shared = set()
     for row in rows:
-        path = os.path.normpath(row.path)
-        known = first.setdefault(path, row)
+        known = first.setdefault(row.sample, row)
         if set(known.labels or ()) != set(row.labels or ()):
             contrary["labels"].append(row)
         if known.group != row.group:
             contrary["groups"].append(row)
         if known.split != row.split:
-            shared.add(path)
-        unique.setdefault((path, row.split), row)
+            shared.add(row.sample[0])
+        unique.setdefault((row.sample, row.split), row)
     for field, faults in contrary.items():
         if faults:
             problem = f"{len(faults)} rows give an image other {field} than an earlier row:{listing(faults)}"

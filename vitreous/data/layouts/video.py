@@ -7,15 +7,16 @@ and of one size: classes may hold numbered pictures in folders of their own, and
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
-from vitreous.data.decoding.clip import Clip
+from vitreous.data.decoding.clip import Clip, Part
 from vitreous.data.decoding.clips import GIF, VIDEOS, is_animated, open_clip, pictures_in
 from vitreous.data.decoding.decode import SUFFIXES, read_regular, upright_size
 from vitreous.data.layouts.classes import natural
@@ -29,14 +30,40 @@ PROBED = 16  # folders of frames, and GIFs, that are looked into: they stand for
 
 @dataclass(frozen=True)
 class ClipFiles(Files):
-    """Clips with labels (n,) int64 or (n, K) float32; `paths` are those of files, and of folders of frames."""
+    """Clips with labels (n,) int64 or (n, K) float32; `paths` are those of files, and of folders of frames. `parts`,
+    (n, 2) float64: from which second to which each is cut out, 0 and infinity for all of it; None: all are whole."""
 
     axes: ClassVar[int] = 3
     kind: ClassVar[str] = "clips"
+    parts: np.ndarray | None = None
+
+    def part(self, sample: int) -> tuple[float, float] | None:
+        """From which second to which a clip is cut out of its file; None for all of it."""
+        start, end = (0.0, math.inf) if self.parts is None else self.parts[sample].tolist()
+        return None if (start, end) == (0.0, math.inf) else (start, end)
 
     def clip(self, sample: int) -> Clip:
         """A clip, opened. Raises DataError."""
-        return open_clip(self.path(sample), self.name(sample))
+        return self.cut(sample, open_clip(self.path(sample), self.name(sample)))
+
+    def cut(self, sample: int, whole: Clip) -> Clip:
+        """The part of a file, opened, that is a sample. Raises DataError."""
+        part = self.part(sample)
+        return whole if part is None else Part(whole, *part)
+
+    def name(self, sample: int) -> str:
+        part = self.part(sample)
+        if part is None:
+            return super().name(sample)
+        return f"{super().name(sample)} from {part[0]:g} s" + (f" to {part[1]:g} s" if math.isfinite(part[1]) else "")
+
+    def take(self, rows: np.ndarray, labels: np.ndarray | None = None) -> ClipFiles:
+        return replace(super().take(rows, labels), parts=None if self.parts is None else self.parts[rows])
+
+    def update(self, digest: Any) -> None:
+        super().update(digest)
+        if self.parts is not None:
+            digest.update(self.parts.tobytes())
 
     def raw(self, sample: int) -> bytes | np.ndarray:
         """The bytes of a file, or the frames of a folder, (T, H, W, 3) uint8. Raises DataError."""
@@ -55,11 +82,20 @@ def are_clips(root: Path) -> bool:
         if own is None:
             return False
         clips = (clips or []) + own
-    if not clips:
-        return False
-    places = np.linspace(0, len(clips) - 1, min(PROBED, len(clips))).astype(int)
-    return any(not path.lower().endswith(GIF) for path in clips) or all(
-        is_animated(read_regular(clips[place])) for place in places
+    return bool(clips) and are_moving(clips)
+
+
+def are_clip_files(paths: list[str]) -> bool:
+    """Whether files, one at least, are all videos, GIFs and folders; where these are GIFs alone, animated ones."""
+    endings = {os.path.splitext(path)[1].lower() for path in paths if not os.path.isdir(path)}
+    return bool(paths) and endings <= VIDEOS | {GIF} and are_moving(paths)
+
+
+def are_moving(paths: list[str]) -> bool:
+    """Whether there are others than GIFs among clips, or these are animated."""
+    places = np.linspace(0, len(paths) - 1, min(PROBED, len(paths))).astype(int)
+    return any(not path.lower().endswith(GIF) for path in paths) or all(
+        is_animated(read_regular(paths[place])) for place in places
     )
 
 
@@ -123,9 +159,13 @@ def videos(root: Path, split_seed: int = 0) -> Data:
     listed = {name: list_classes(home) for name, home in homes.items()}
     data = classified(root, homes, listed, split_seed, walk_clips)
     splits: dict[str, Split] = {name: clips_of(split) for name, split in data.splits.items()}
-    count = sum(map(len, splits.values()))
-    note = f"the data are {count:,} clips; `--frames` and `--stride` say which frames of them are read"
-    return replace(data, splits=splits, notes=[note, *data.notes], whole=data.whole and clips_of(data.whole))
+    notes = [clips_note(sum(map(len, splits.values()))), *data.notes]
+    return replace(data, splits=splits, notes=notes, whole=data.whole and clips_of(data.whole))
+
+
+def clips_note(count: int) -> str:
+    """What is noted of data that are taken for clips."""
+    return f"the data are {count:,} clips; `--frames` and `--stride` say which frames of them are read"
 
 
 def list_classes(home: Path) -> dict[str, Paths]:

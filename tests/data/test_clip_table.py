@@ -1,0 +1,161 @@
+"""Tables of clips: whole files, parts of them by start and end, and groups that are never drawn apart."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitreous
+from tests.data.films import encode, greys, moving, write_clip
+from tests.data.test_check_clips import film
+from tests.objectives.test_clips import OPTIONS, Notes
+from vitreous.data.check.check import check
+from vitreous.data.decoding.clip import Part
+from vitreous.data.decoding.clips import open_clip
+from vitreous.data.layouts.video import ClipFiles
+from vitreous.data.sources import open_data
+from vitreous.data.split import Files
+from vitreous.errors import DataError
+from vitreous.weights.bundle import load_bundle
+
+
+def write_table(place: Path, *rows: str) -> Path:
+    """A CSV file of these rows."""
+    place.write_text("\n".join(rows) + "\n")
+    return place
+
+
+def split_of(data, name="train") -> ClipFiles:
+    """A split, which is of clips."""
+    split = data.split(name)
+    assert isinstance(split, ClipFiles)
+    return split
+
+
+def write_greys(place: Path, pixels: np.ndarray) -> None:
+    """A GIF of 10 frames a second with exactly the greys of (T, H, W) uint8."""
+    first, *others = map(Image.fromarray, pixels)
+    first.save(place, save_all=True, append_images=others, duration=100)
+
+
+def test_a_table_of_clips_is_video_data(tmp_path):
+    for name in ("1.mp4", "2.gif", "frames"):
+        write_clip(tmp_path / name, greys(10))
+    data = open_data(write_table(tmp_path / "a.csv", "path,label", "1.mp4,a", "2.gif,b", "frames,a"))
+    whole = data.whole or data.split("train")
+    assert isinstance(whole, ClipFiles) and whole.parts is None and data.groups is None
+    assert data.notes[0].startswith("the data are 3 clips; `--frames`") and len(whole.clip(2)) == 10
+    assert [os.path.basename(whole.name(row)) for row in range(3)] == ["1.mp4", "2.gif", "frames"]
+    Image.new("RGB", (8, 8)).save(tmp_path / "photo.png")
+    pictures = open_data(write_table(tmp_path / "b.csv", "path,label", "2.gif,b", "photo.png,a"))
+    assert type(pictures.whole or pictures.split("train")) is Files
+
+
+def test_start_and_end_cut_a_clip(tmp_path):
+    write_clip(tmp_path / "1.gif", greys(10))
+    (tmp_path / "2.mkv").write_bytes(encode(greys(10), "mkv", moments=[0, 1, 2, 7, 8, 9, 20, 21, 30, 45]))
+    rows = "path,label,start,end", "1.gif,a,,0.5", "1.gif,b,0.5,", "1.gif,a,,", "2.mkv,b,0.7,2.05", "1.gif,a,,0.50"
+    data = open_data(write_table(tmp_path / "a.csv", *rows)).holding_out(0.0, 0)
+    split = split_of(data)
+    assert [split.clip(row).read(np.arange(len(split.clip(row))))[:, 0, 0, 0].round(-1).tolist() for row in range(4)] == [
+        [0, 20, 40, 60, 80], [100, 120, 140, 160, 180], list(range(0, 200, 20)), [60, 80, 100, 120],
+    ]  # fmt: skip
+    assert split.clip(3).times == pytest.approx([0, 0.1, 0.2, 1.3], abs=0.002)
+    names = [split.name(row).removeprefix(f"{tmp_path}/") for row in range(4)]
+    assert names == ["1.gif from 0 s to 0.5 s", "1.gif from 0.5 s", "1.gif", "2.mkv from 0.7 s to 2.05 s"]
+    assert any("1 rows repeat another" in note for note in open_data(tmp_path / "a.csv").notes)
+    assert split.take(np.array([3, 0])).part(0) == (0.7, 2.05) and split.part(2) is None
+    other = open_data(write_table(tmp_path / "b.csv", rows[0], "1.gif,a,,0.6", *rows[2:5])).holding_out(0.0, 0)
+    assert other.fingerprint() != data.fingerprint()
+
+
+def test_parts_of_one_file_and_patients_are_never_drawn_apart(tmp_path):
+    rows, patients = ["path,label,start,end"], ["path,label,group,end"]
+    for number in range(20):
+        write_greys(tmp_path / f"{number}.gif", moving(number, True, 6)[..., 0])
+        rows += [f"{number}.gif,a,0,0.3", f"{number}.gif,b,0.3,0.6"]
+        patients.append(f"{number}.gif,{'ab'[number % 2]},p{number // 4},0.5")
+    data = open_data(write_table(tmp_path / "a.csv", *rows))
+    files = {name: {split.path(row) for row in range(len(split))} for name in ("train", "val") for split in (split_of(data, name),)}  # fmt: skip
+    assert files["val"] and not files["train"] & files["val"]
+    data = open_data(write_table(tmp_path / "b.csv", *patients), group_by="group")
+    numbers = {name: {int(Path(split.path(row)).stem) // 4 for row in range(len(split))} for name in ("train", "val") for split in (split_of(data, name),)}  # fmt: skip
+    assert numbers["val"] and not numbers["train"] & numbers["val"]
+    parted = write_table(
+        tmp_path / "c.csv", "path,label,split,end", "0.gif,a,train,0.2", "1.gif,b,train,", "0.gif,a,test,"
+    )
+    assert any("1 groups are in more than one split" in note for note in open_data(parted).notes)
+    with pytest.raises(DataError, match="1 groups are in more than one split"):
+        open_data(parted, group_by="group")
+
+
+@pytest.mark.parametrize(("rows", "problem"), [
+    (["1.gif,a,x,"], r"line 2: start is x, not seconds from 0 on"), (["1.gif,a,-1,"], "start is -1, not seconds"),
+    (["1.gif,a,,nan"], "end is nan, not seconds"), (["1.gif,a,,inf"], "end is inf, not seconds"),
+    (["1.gif,a,2,1.5"], r"line 2: the end, 1.5 s, is not after the start, 2 s"),
+    (["1.gif,a,0,1", "photo.png,b,,"], "line 2: start and end cut clips, and not all files are clips"),
+    (["1.gif,a,0,1", "1.gif,b,,1.0"], "1 rows give an image other labels"),
+])  # fmt: skip
+def test_rows_that_cannot_be_are_named(tmp_path, rows, problem):
+    write_clip(tmp_path / "1.gif", greys(10))
+    Image.new("RGB", (8, 8)).save(tmp_path / "photo.png")
+    with pytest.raises(DataError, match=problem):
+        open_data(write_table(tmp_path / "a.csv", "path,label,start,end", *rows, "1.gif,b,3,4"))
+
+
+def test_parts_that_are_not_there_are_named(tmp_path):
+    write_clip(tmp_path / "frames", greys(10))
+    write_clip(tmp_path / "1.gif", greys(10))
+    rows = "path,label,start,end", "frames,a,0,1", "1.gif,b,0.95,2", "1.gif,b,0.9,2"
+    split = split_of(open_data(write_table(tmp_path / "a.csv", *rows)).holding_out(0.0, 0))
+    with pytest.raises(DataError, match=r"frames from 0 s to 1 s: nothing says when its frames are shown"):
+        split.clip(0)
+    with pytest.raises(
+        DataError, match=r"1\.gif from 0\.95 s to 2 s: no frame is shown then; the last of 10 is at 0\.9 s"
+    ):
+        split.clip(1)
+    assert len(split.clip(2)) == 1
+    with pytest.raises(DataError, match="nothing says when"):
+        Part(open_clip(greys(3)), 0, math.inf)
+
+
+def test_a_check_looks_at_parts(tmp_path):
+    write_clip(tmp_path / "1.gif", np.concatenate([film(0, 10), film(1, 10)]))
+    rows = "path,label,split,start,end", "1.gif,a,train,,1", "1.gif,b,train,1,", "1.gif,a,test,,1", "1.gif,b,test,7,"
+    document, _ = check(write_table(tmp_path / "a.csv", *rows), workers=0)
+    assert document["clips"]["frames"] == {"min": 10, "median": 10, "max": 10}
+    assert document["clips"]["seconds"]["max"] == pytest.approx(1)
+    assert document["copies"]["across"] == {"train/test": 1} and document["near_copies"]["groups"] == 0
+    assert [row["reason"] for row in document["unreadable"]] == ["no frame is shown then; the last of 20 is at 1.9 s"]
+
+
+def test_a_run_on_parts_resumes_and_judges_them_as_files_of_these_frames(tmp_path):
+    header = "path,label,split,start,end"
+    parts, files = [header], ["path,label,split"]
+    for number in range(12):
+        split = ("train", "val", "test")[max(number - 9, 0)]
+        left, right = moving(2 * number, False, 8)[..., 0], moving(2 * number + 1, True, 8)[..., 0]
+        write_greys(tmp_path / f"{number}.gif", np.concatenate([left, right]))
+        for label, pixels, ends in (("left", left, ",0.8"), ("right", right, "0.8,")):
+            write_clip(tmp_path / f"{number}{label}", np.repeat(pixels[..., None], 3, -1))
+            parts.append(f"{number}.gif,{label},{split},{ends}")
+            files.append(f"{number}{label},{label},{split}")
+    cut, whole = write_table(tmp_path / "parts.csv", *parts), write_table(tmp_path / "files.csv", *files)
+    options = {**OPTIONS, "model": "ViViT-32x2/8x2", "steps": 4, "save_every": 2, "frames": 4}
+    vitreous.train(str(cut), out=str(tmp_path / "parts"), **options)
+    with pytest.raises(KeyError):
+        vitreous.train(str(cut), out=str(tmp_path / "stopped"), listener=Notes(36), log_every=1, **options)
+    vitreous.train(out=str(tmp_path / "stopped"), resume=True)
+    states = [load_bundle(tmp_path / run / "model").model.state_dict() for run in ("parts", "stopped")]
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    judged = [
+        vitreous.evaluate(str(tmp_path / "parts"), data, device="cpu", precision="fp32", split="test")
+        for data in (None, str(whole))
+    ]
+    assert judged[0]["test"]["nll"] == judged[1]["test"]["nll"] and judged[0]["test"]["images"] == 2
