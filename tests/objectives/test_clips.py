@@ -89,7 +89,7 @@ def test_weights_of_pictures_and_of_clips_start_a_run(home, run, tmp_path):
 
 
 @pytest.mark.parametrize(("change", "problem"), [
-    ({"recipe": "mae"}, "takes pictures"), ({"model": "ViT-32x2/4"}, "is for pictures, and the data are clips"),
+    ({"recipe": "dino"}, "takes pictures"), ({"model": "ViT-32x2/4"}, "is for pictures, and the data are clips"),
     ({"frames": 5}, "5"), ({"stride": -1}, "a stride of -1 frames"), ({"init": "SOLID"}, "are for volumes"),
     ({"data": "digits"}, "--frames and --stride are for clips"),
 ])  # fmt: skip

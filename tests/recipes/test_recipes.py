@@ -14,10 +14,12 @@ import numpy as np
 import pytest
 
 from tests.conftest import make_folder
+from tests.data.films import write_clip
 from vitreous.cli.main import command
 from vitreous.config import to_plain
 from vitreous.data.annotations.target import Target, no_objects
 from vitreous.data.augmentation.augment import Augment
+from vitreous.data.layouts.video import ClipFiles
 from vitreous.data.preprocess import IMAGENET as NORM
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Arrays, Data
@@ -410,11 +412,11 @@ def test_every_recipe_says_where_it_is_from_and_its_command(name):
         assert name_of(example(name, model).model) == model
 
 
-def synthetic(images=48, size=32):
-    """Pictures of three tints under noise, and their labels."""
+def synthetic(images=48, size=32, frames=()):
+    """Pictures, or clips of so many frames, of three tints under noise, and their labels."""
     generator = np.random.default_rng(0)
     labels = np.arange(images) % 3
-    pixels = generator.integers(0, 128, (images, size, size, 3), dtype=np.uint8)
+    pixels = generator.integers(0, 128, (images, *frames, size, size, 3), dtype=np.uint8)
     for row, label in enumerate(labels):
         pixels[row, ..., label] += 100
     return Arrays(pixels, labels.astype(np.int64))
@@ -461,8 +463,9 @@ def reduced(name, steps):
             shape["depth"] = 4
         if name.startswith("vitdet"):
             shape |= {"global_blocks": (1,), "window": 2, "position_grid": (4, 4)}
-        model = replace(kind, image=(32, 32), patch=(8, 8), **shape)
-    run = recipe.make(model, DatasetInfo(48, (32, 32), 3), TrainOptions("synthetic"))
+        frames = (2,) if recipe.clips else ()
+        model = replace(kind, image=(*frames, 32, 32), patch=(*frames, 8, 8), **shape)
+    run = recipe.make(model, DatasetInfo(48, model.image, 3), TrainOptions("synthetic"))
     data = replace(run.data, source="synthetic", classes=("a", "b", "c"))
     return replace(
         run,
@@ -478,10 +481,13 @@ def reduced(name, steps):
 
 def losses(run: Run, home: Path):
     """The loss of every step, and whether the weights moved."""
-    split, found = synthetic(), []
+    split, found = synthetic(frames=run.model.image[:-2]), []
     if run.objective.annotated:
         kind = {"classes": Mapped, "objects": Boxed}[run.objective.annotated]
         split = kind(split.pixels, split.labels)
+    if run.preprocess.of_clips:
+        paths = [write_clip(home / "clips" / f"{row}.gif", pixels) for row, pixels in enumerate(split.pixels)]
+        split = ClipFiles(paths, split.labels)
 
     def tick(state):
         found.append(state.losses)
@@ -503,7 +509,7 @@ def test_every_recipe_trains_two_steps(name, tmp_path, monkeypatch):
         run = replace(run, objective=replace(run.objective, teacher="runs/teacher"))
     curve, moved = losses(run, tmp_path)
     assert len(curve) == 2 and all(map(math.isfinite, curve)) and moved
-    usual = RECIPES[name].make(run.model, DatasetInfo(48, (32, 32), 3), TrainOptions("synthetic"))
+    usual = RECIPES[name].make(run.model, DatasetInfo(48, run.model.image, 3), TrainOptions("synthetic"))
     assert (run.optimizer, run.views, type(run.objective)) == (usual.optimizer, usual.views, type(usual.objective))
     assert name == "distil" or run.objective == with_small_head(usual.objective)
 

@@ -65,6 +65,7 @@ class ObjectiveConfig:
     # `masks` that says so
     annotated: ClassVar[Literal["", "classes", "objects"]] = ""
     generates: ClassVar[bool] = False  # makes images, of the classes that the data have, if any
+    takes_clips: ClassVar[bool] = False  # learns from clips as from pictures
     splittable: ClassVar[bool] = (
         True  # the loss is a mean over samples that do not see each other, drawn without chance
     )

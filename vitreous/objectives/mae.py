@@ -1,21 +1,22 @@
-"""Masked autoencoding (arXiv:2111.06377): encode a quarter of the patches, predict the pixels of the others.
+"""Masked autoencoding (arXiv:2111.06377): encode a quarter of the patches, predict the pixels of the others. Of clips
+VideoMAE (arXiv:2203.12602): hide the same places at all times.
 
 B images, N patches of which K are visible and M = N - K masked, P prefix tokens, D width of the encoder, d of the
-decoder, V values in a patch: channels times pixels. Any number of axes.
+decoder, V values in a patch: C channels times pixels. Any number of axes.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from vitreous.data.augmentation.augment import Augment
-from vitreous.data.augmentation.masks import random_masks
+from vitreous.data.augmentation.masks import random_masks, tube_masks
 from vitreous.data.batch import Batch
 from vitreous.data.keys import key
 from vitreous.errors import UsageError
@@ -24,11 +25,11 @@ from vitreous.models.cost import block_macs, computed
 from vitreous.models.initial import xavier
 from vitreous.models.vit import ViT
 from vitreous.models.zoo import Model
-from vitreous.nn.attention import Attention
+from vitreous.nn.attention import Attention, QueryValueBias
 from vitreous.nn.block import Block, Mlp
 from vitreous.nn.encoder import Encoder, stack
 from vitreous.nn.grid import patchify, take, unpatchify
-from vitreous.nn.position import sincos
+from vitreous.nn.position import SinusoidPosition, sincos
 from vitreous.objectives.base import ObjectiveConfig, Progress, Reconstruction, Setting
 from vitreous.objectives.unlabelled import Unlabelled, check_takes_patches, check_views, hide_patches
 
@@ -39,17 +40,22 @@ _MASK = 0x6D6165  # sets the draws of masks apart from those of augmentation
 class MAEConfig(ObjectiveConfig):
     """Masked autoencoding; the defaults are the paper's (section 4, appendix A.1).
 
-    `mask`: the share of the patches that the encoder does not see. The decoder has `decoder_depth` blocks of
-    `decoder_width` with `decoder_heads` heads. `normalise`: targets have mean 0 and variance 1 within a patch.
-    Raises UsageError for numbers that cannot be.
+    `mask`: the share of the patches that the encoder does not see; with `tubes` the share of the places of a clip, each
+    hidden in all time slots (VideoMAE). The decoder has `decoder_depth` blocks of `decoder_width` with `decoder_heads`
+    heads. `normalise`: targets have mean 0 and variance 1 within a patch, or, with `normalise_channels`, within each
+    channel of it (VideoMAE). Raises UsageError for numbers that cannot be.
     """
+
+    takes_clips: ClassVar[bool] = True
 
     name: Literal["mae"] = "mae"
     mask: float = 0.75
+    tubes: bool = False
     decoder_width: int = 512
     decoder_depth: int = 8
     decoder_heads: int = 16
     normalise: bool = True
+    normalise_channels: bool = False
 
     def __post_init__(self) -> None:
         width, heads = self.decoder_width, self.decoder_heads
@@ -58,13 +64,28 @@ class MAEConfig(ObjectiveConfig):
                 f"a decoder of {self.decoder_depth} blocks of width {width} with {heads} heads cannot be",
                 "the width is a multiple of 4 and of the heads",
             )
+        if self.normalise_channels and not self.normalise:
+            raise UsageError("--objective.normalise-channels goes with --objective.normalise true")
+
+    def visible(self, grid: tuple[int, ...]) -> int:
+        """How many patches of a grid the encoder sees."""
+        if not self.tubes:
+            return int(math.prod(grid) * (1 - self.mask))
+        places = math.prod(grid[1:])
+        return grid[0] * (places - int(places * self.mask))
 
     def check(self, model: ModelConfig, classes: tuple[str, ...], views: Any) -> None:
-        """Raise UsageError for a model that needs every patch, several views, or a mask that leaves nothing."""
+        """Raise UsageError for a model that needs every patch, several views, tubes of pictures, or a mask that leaves
+        nothing."""
         check_views(views, Augment, self.name)
         check_takes_patches(model, self.name)
+        if self.tubes and len(model.grid) != 3:
+            raise UsageError(
+                "--objective.tubes hides the same places at all times, and pictures have no time",
+                "use --objective.tubes false",
+            )
         length = math.prod(model.grid)
-        if not 0 < int(length * (1 - self.mask)) < length:
+        if not 0 < self.visible(model.grid) < length:
             raise UsageError(
                 f"--objective.mask {self.mask} of {length} patches leaves none to see, or none to restore",
                 "use a share like 0.75, and smaller patches where there are few",
@@ -75,8 +96,9 @@ class MAEConfig(ObjectiveConfig):
         text = f"{self.mask:.0%} of the patches (grey) are hidden from the encoder, and restored by the decoder."
         if not self.normalise:
             return text
+        where = "each channel of a patch" if self.normalise_channels else "a patch"
         return text + (
-            " It learned pixels that have mean 0 and deviation 1 within a patch: each restored patch is shown with the"
+            f" It learned pixels that have mean 0 and deviation 1 within {where}: each restored patch is shown with the"
             " mean and the deviation that it has in the image, which the model did not have to know."
         )
 
@@ -92,20 +114,27 @@ class MAEConfig(ObjectiveConfig):
 class Decoder(nn.Module):
     """A narrow ViT that sees the encoded tokens, and a mask token in each other place.
 
-    Attention does not know the order of tokens, so the masked ones come first: what is read is a slice.
+    An encoder with VideoMAE's positions has VideoMAE's decoder: with the same positions, without a bias of keys and of
+    its first layer. Attention does not know the order of tokens, so the masked ones come first: what is read is a
+    slice.
     """
 
     position: Tensor
 
-    def __init__(self, width: int, grid: tuple[int, ...], config: MAEConfig, values: int) -> None:
+    def __init__(self, shape: ModelConfig, config: MAEConfig) -> None:
         super().__init__()
-        own, heads = config.decoder_width, config.decoder_heads
-        self.embed = nn.Linear(width, own)
+        own, heads, grid = config.decoder_width, config.decoder_heads, shape.grid
+        videomae = getattr(shape, "position", "") == "sinusoid"
+        self.embed = nn.Linear(shape.width, own, bias=not videomae)
         self.mask_token = nn.Parameter(torch.empty(own).normal_(std=0.02))
-        self.register_buffer("position", sincos(grid, own).flatten(0, -2), persistent=False)
+        position = SinusoidPosition(own).read(grid) if videomae else sincos(grid, own)
+        self.register_buffer("position", position.flatten(0, -2), persistent=False)
         blocks = stack(config.decoder_depth, lambda i, rate: Block(own, Attention(own, heads), Mlp(own, 4 * own)))
+        if videomae:
+            for block in blocks:
+                block.attention.part.qkv = QueryValueBias(own)  # type: ignore[union-attr]
         self.encoder = Encoder(own, blocks)
-        self.head = nn.Linear(own, values)
+        self.head = nn.Linear(own, shape.channels * math.prod(shape.patch))
         xavier(self)
 
     def forward(self, tokens: Tensor, visible: Tensor, masked: Tensor) -> Tensor:
@@ -125,10 +154,9 @@ class MAE(Unlabelled):
 
     def __init__(self, model: Model, config: MAEConfig = MAEConfig(), setting: Setting = Setting()) -> None:  # noqa: B008
         super().__init__()
-        shape = model.config
         self.model = cast(ViT, model)
         self.config, self.setting = config, setting
-        self.decoder = Decoder(shape.width, shape.grid, config, shape.channels * math.prod(shape.patch))
+        self.decoder = Decoder(model.config, config)
 
     def prepare(self, batch: Batch, progress: Progress) -> Batch:
         """Draw the masks, and take the masked patches of the images as targets."""
@@ -145,18 +173,29 @@ class MAE(Unlabelled):
 
     def draw(self, keys: np.ndarray, device: torch.device) -> tuple[Tensor, Tensor]:
         """(B,) keys -> (B, K) and (B, M) int64: the visible patches and the masked ones."""
-        masks = random_masks(keys, self.model.config.grid, self.config.mask)
+        masks = (tube_masks if self.config.tubes else random_masks)(keys, self.model.config.grid, self.config.mask)
         masked = masks.mask.reshape(len(keys), -1).nonzero()[1].reshape(len(keys), -1)
         return torch.from_numpy(masks.keep).to(device), torch.from_numpy(masked).to(device)
 
     def targets(self, images: Tensor, masked: Tensor) -> Tensor:
         """(B, C, *image), (B, M) int64 -> (B, M, V) float32: the pixels of these patches, normalised where the config
-        says so: (x - mean) / sqrt(var + 1e-6), by the patch's unbiased variance."""
+        says so."""
         patches = take(patchify(images.float(), self.model.config.patch).flatten(1, -2), masked)
         if not self.config.normalise:
             return patches
-        variance, mean = torch.var_mean(patches, -1, keepdim=True)
-        return (patches - mean) / (variance + 1e-6).sqrt()
+        parts = self.parts(patches)
+        mean, deviation = self.moments(parts)
+        return ((parts - mean) / deviation).flatten(-2)
+
+    def parts(self, patches: Tensor) -> Tensor:
+        """(B, M, V) -> (B, M, G, V / G): what is normalised by itself, the patch (G = 1) or each of its C channels."""
+        return patches.unflatten(-1, (self.model.config.channels if self.config.normalise_channels else 1, -1))
+
+    def moments(self, parts: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, M, G, V / G) -> mean and deviation, (B, M, G, 1): by the unbiased variance sqrt(var + 1e-6), of channels
+        sqrt(var) + 1e-6, as the codes of MAE and of VideoMAE have it."""
+        variance, mean = torch.var_mean(parts, -1, keepdim=True)
+        return mean, variance.sqrt() + 1e-6 if self.config.normalise_channels else (variance + 1e-6).sqrt()
 
     def hidden(self, masked: Tensor) -> Tensor:
         """(B, M) int64 -> (B, N) bool: whether a patch is masked."""
@@ -183,8 +222,8 @@ class MAE(Unlabelled):
         predicted = self.predict(images, visible, masked).float()
         whole = patchify(images.float(), patch).flatten(1, -2)
         if self.config.normalise:
-            variance, mean = torch.var_mean(take(whole, masked), -1, keepdim=True)
-            predicted = predicted * (variance + 1e-6).sqrt() + mean
+            mean, deviation = self.moments(self.parts(take(whole, masked)))
+            predicted = (self.parts(predicted) * deviation + mean).flatten(-2)
         places = masked[..., None].expand_as(predicted)
         shown = (whole.scatter(1, places, torch.zeros_like(predicted)), whole.scatter(1, places, predicted))
         seen, restored = (unpatchify(patches.unflatten(1, grid), patch) for patches in shown)
@@ -194,7 +233,7 @@ class MAE(Unlabelled):
         """Three passes: the encoder over the visible patches, the decoder over all."""
         shape, config = self.model.config, self.config
         patches = math.prod(shape.grid)
-        visible = int(patches * (1 - config.mask))
+        visible = config.visible(shape.grid)
         width, tokens = config.decoder_width, patches + shape.prefix
         embed = (visible + shape.prefix) * shape.width * width
         head = (patches - visible) * width * shape.channels * math.prod(shape.patch)

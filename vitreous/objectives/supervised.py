@@ -36,6 +36,7 @@ class SupervisedConfig(Thinning, ObjectiveConfig):
     """
 
     labelled: ClassVar[bool] = True
+    takes_clips: ClassVar[bool] = True
 
     name: Literal["supervised"] = "supervised"
     loss: Loss = "softmax"

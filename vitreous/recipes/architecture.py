@@ -34,7 +34,10 @@ def architecture(
     what has none of its own.
     """
     if len(facts.size) == 3 and facts.numbers == "colours":
-        model = for_clips(options, facts, classes, start)
+        model = for_clips(options, facts, classes, start, recipe)
+    elif recipe is not None and recipe.clips:
+        kind = "pictures" if len(facts.size) == 2 else "volumes"
+        raise UsageError(f"{recipe.name} is for clips, and the data are {kind}", "use --recipe mae, or name clips")
     elif len(facts.size) == 3:
         model = for_volumes(options, facts, classes, start, recipe)
     else:
@@ -97,15 +100,20 @@ def for_volumes(
     return replace_fields(model, changes | {"pool": "mean", "class_token": False, "head_bias": True})
 
 
-def for_clips(options: TrainOptions, facts: DatasetInfo, classes: int, start: ModelConfig | None = None) -> ModelConfig:
-    """The model to train on clips: a video model, on frames of the size of the first clip, or, where that is above
-    SMALL, of LARGE_IMAGE. Weights of pictures start that of --model, or else their own with a time axis, tubelets of
-    two frames and joint attention. Raises UsageError for a model that is for pictures."""
+def for_clips(
+    options: TrainOptions, facts: DatasetInfo, classes: int, start: ModelConfig | None, recipe: Recipe | None
+) -> ModelConfig:
+    """The model to train on clips: a video model, the recipe's if that is for clips, on frames of the size of the first
+    clip, or, where that is above SMALL, of LARGE_IMAGE. Weights of pictures start that of --model, or else their own
+    with a time axis, tubelets of two frames and joint attention. Raises UsageError for a model that is for
+    pictures."""
     if start is not None and len(start.image) == 3:
         model = started(options, classes, start)
         return replace_fields(model, {"image": (options.frames or start.image[0], *model.image[1:])})
     native = facts.size[1:] if max(facts.size[1:]) <= SMALL else LARGE_IMAGE
     usual = next(name for side, name in CLIPS if max(facts.size[1:]) <= side)
+    if recipe is not None and recipe.clips:
+        usual = recipe.models[0] if native is LARGE_IMAGE else recipe.small or usual
     changes: dict[str, Any] = {"pool": "mean", "class_token": False} if native is not LARGE_IMAGE else {}
     if start is not None:
         native, changes = start.image, {"representation": None}
@@ -121,7 +129,8 @@ def for_clips(options: TrainOptions, facts: DatasetInfo, classes: int, start: Mo
         raise UsageError(f"{name_of(model)} is for pictures, and the data are clips", f"use --model {usual}")
     patch = (model.patch[0], *(options.patch_size,) * 2) if options.patch_size else model.patch
     sides = (options.image_size,) * 2 if options.image_size else nearby(native, patch[1:])
-    frames = options.frames or nearby((FRAMES,), patch[:1])[0]
+    own = recipe is not None and recipe.clips and start is None and native is LARGE_IMAGE
+    frames = options.frames or (model.image[0] if own else nearby((FRAMES,), patch[:1])[0])
     changes |= {"image": (frames, *sides), "patch": patch, "classes": classes, "head_bias": True}
     return replace_fields(model, changes | {"channels": start.channels if start else facts.channels})
 

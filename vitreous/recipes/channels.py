@@ -16,7 +16,6 @@ from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Arrays, Data, Split
 from vitreous.data.statistics import statistics
 from vitreous.errors import DataError, UsageError
-from vitreous.objectives.supervised import SupervisedConfig
 from vitreous.recipes.derive import Note, objective_of
 from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.recipe import DatasetInfo
@@ -49,8 +48,8 @@ def detect_info(opened: Data, options: TrainOptions, start: Start | None = None)
 
 def check_kind(opened: Data, options: TrainOptions, start: Start | None) -> None:
     """Raise UsageError for weights of another kind of images than the data, for volumes where the objective does not
-    learn a class for each voxel, for clips where it learns anything but their classes, and for options of clips where
-    there are none. Weights of pictures start a model of clips."""
+    learn a class for each voxel, for clips where it compares crops or patches of pictures, and for options of clips
+    where there are none. Weights of pictures start a model of clips."""
     kind, objective = kind_of(opened.split("train")), objective_of(options)
     if start is not None:
         config = start.config
@@ -62,8 +61,8 @@ def check_kind(opened: Data, options: TrainOptions, start: Start | None) -> None
     if kind == "volumes" and not objective.annotated:
         hint = "learn a class for each voxel: --recipe segment"
         raise UsageError(f"{opened.name} has volumes, and {objective.name} takes pictures", hint)
-    if kind == "clips" and not issubclass(objective, SupervisedConfig):
-        hint = "learn their classes: leave --recipe out"
+    if kind == "clips" and not objective.takes_clips:
+        hint = "learn their classes: leave --recipe out; or learn without labels: --recipe videomae"
         raise UsageError(f"{opened.name} has clips, and {objective.name} takes pictures", hint)
     if kind != "clips" and (options.frames is not None or options.stride is not None):
         raise UsageError(f"--frames and --stride are for clips, and {opened.name} has {kind}", "leave them out")

@@ -79,9 +79,10 @@ def derive(
 
 
 def for_clips(run: Run, options: TrainOptions, start: Start | None, note: Note) -> Run:
-    """The run with the stride that was asked for, or that of the weights, and without mirrored clips: left and right
-    may be what tells classes apart."""
-    own = start.preprocess.stride if start is not None and start.preprocess is not None else 0
+    """The run with the stride that was asked for, or that of the weights or the recipe, and without mirrored clips:
+    left and right may be what tells classes apart."""
+    known = start.preprocess if start is not None else None
+    own = known.stride if known is not None and known.of_clips else run.preprocess.stride
     stride = own if options.stride is None else options.stride
     if getattr(run.views, "flip", 0.0) and "views.flip" not in options.settings:
         run = replace(run, views=replace(run.views, flip=0.0))  # type: ignore[type-var]

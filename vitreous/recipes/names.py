@@ -33,7 +33,17 @@ NAMES = (
     *(f"augreg-finetune-{data}{length}" for data in ("pets", "cifar", "vtab") for length in ("", "-long")),
     *("plain-vit", "plain-vit-300", "deit", "distil", "deit-384", "deit3", "deit3-finish"),
     *("swin", "swin-imagenet21k", "swin-finetune", "swin-384"),
-    *("masked-patches", "mae", "dino", "dinov2", "dinov2-large", "mae-finetune", "dino-finetune", "segment"),
+    *(
+        "masked-patches",
+        "mae",
+        "dino",
+        "dinov2",
+        "dinov2-large",
+        "videomae",
+        "mae-finetune",
+        "dino-finetune",
+        "segment",
+    ),
     *("swin-upernet", "adapter-upernet", "dinov2-segment"),
     *("detect", "vitdet", "vitdet-lvis", "swin-mask-rcnn", "adapter-mask-rcnn", "dit", "sit"),
 )

@@ -57,6 +57,7 @@ SETS = {
     "ADE20K": (DatasetInfo(20_210, (512, 683), 3), 150),
     "COCO": (DatasetInfo(118_287, (480, 640), 3, masks=True), 80),
     "LVIS": (DatasetInfo(100_170, (480, 640), 3, masks=True), 1203),
+    "Kinetics-400": (DatasetInfo(240_436, (300, 256, 340), 3), 400),
     "photographs": (DatasetInfo(10_000, (375, 500), 3), 10),
 }
 
@@ -94,7 +95,8 @@ class Recipe:
     the default; `image` their side in pixels, of the model's name and the data (None: whatever the data or the
     weights have). `by_steps`: its length is counted in steps, not epochs; `warmup_in_epochs`: so is its warm-up.
     `small`: the model that it trains on images up to 64 pixels, which it takes as they are, if it has numbers for
-    such; `solid`: the one for volumes, if it takes any. `lengths`: where the number of images decides the epochs, how,
+    such; `solid`: the one for volumes, if it takes any; `clips`: its models are of clips, and it takes nothing else.
+    `lengths`: where the number of images decides the epochs, how,
     for each kind of model; the first is that of the first model. `grid` holds the learning rates to choose from, and
     `hold_out` the share of the training images to choose on, if its table has one.
     """
@@ -109,6 +111,7 @@ class Recipe:
     models: tuple[str, ...] = ()
     small: str | None = None
     solid: str | None = None
+    clips: bool = False
     image: Callable[[str, DatasetInfo], int] | None = None
     objective: type[ObjectiveConfig] = SupervisedConfig
     family: Literal["vit", "bit", "swin", "any"] = "any"

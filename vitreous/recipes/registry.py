@@ -5,7 +5,20 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from vitreous.recipes import augreg, deit, dense, detect, encoder, finetune, generate, ours, pretrain, swin, unlabelled
+from vitreous.recipes import (
+    augreg,
+    deit,
+    dense,
+    detect,
+    encoder,
+    finetune,
+    generate,
+    ours,
+    pretrain,
+    swin,
+    unlabelled,
+    video,
+)
 from vitreous.recipes.architecture import architecture
 from vitreous.recipes.names import OWN, known
 from vitreous.recipes.options import TrainOptions
@@ -25,6 +38,7 @@ RECIPES: dict[str, Recipe] = {
         deit.DEITS,
         swin.SWINS,
         unlabelled.UNLABELLED,
+        (video.VIDEOMAE,),
         encoder.ENCODERS[1:],
         dense.DENSE,
         detect.DETECT,

@@ -26,7 +26,7 @@ CROP = Augment(crop=(0.2, 1.0), crop_filter="bicubic", flip=0.5)
 
 def small(model: ModelConfig) -> bool:
     """Whether a recipe takes the numbers that are tuned here for small images."""
-    return max(model.image) <= SMALL
+    return max(model.image[-2:]) <= SMALL
 
 
 def normalised(model: ModelConfig, facts: DatasetInfo) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Patch masks for self-supervised training: MAE, ViT's masked patch prediction, BEiT, iBOT and DINOv2.
+"""Patch masks for self-supervised training: MAE, VideoMAE, ViT's masked patch prediction, BEiT, iBOT and DINOv2.
 
 Each image's mask is a function of its key, (seed, epoch, sample, view), alone: not of its batch, nor of what
 augmentation draws from the same key. Integers decide, so a mask is the same on every machine.
@@ -53,6 +53,24 @@ def random_masks(keys: np.ndarray, grid: tuple[int, ...], mask_ratio: float = 0.
     mask = np.ones((len(keys), length), dtype=bool)
     np.put_along_axis(mask, order[:, :visible], False, 1)
     return Hidden(order[:, :visible], mask.reshape(-1, *grid))
+
+
+def tube_masks(keys: np.ndarray, grid: tuple[int, ...], mask_ratio: float = 0.9) -> Hidden:
+    """Mask the same int(h w mask_ratio) places in each of t time slots, uniformly without replacement (VideoMAE,
+    arXiv:2203.12602, section 3.3, rounded as its code does).
+
+    Takes (B,) keys and the grid (t, h, w); `keep` is (B, k), `mask` (B, t, h, w). Raises UsageError for a ratio that
+    leaves no visible or no masked place.
+    """
+    slots, places = grid[0], math.prod(grid[1:])
+    masked = int(places * mask_ratio)
+    if not 0 < masked < places:
+        problem = f"hiding {mask_ratio} of {places} places leaves {max(places - masked, 0)} to see"
+        raise UsageError(problem, "use a share between 0 and 1, or smaller patches")
+    mask = np.zeros((len(keys), places), dtype=bool)
+    np.put_along_axis(mask, shuffled(keys, places)[:, :masked], True, 1)
+    mask = np.tile(mask, slots)  # (B, t h w)
+    return Hidden(np.nonzero(~mask)[1].reshape(len(keys), -1), mask.reshape(-1, *grid))
 
 
 def corruptions(

@@ -24,7 +24,8 @@ HEADS = ("image", "what is seen", "restored")
 
 
 class Restored(NamedTuple):
-    """An image as the encoder sees it and as it is restored, RGB; (h, w) bool: the patches to restore."""
+    """An image as the encoder sees it and as it is restored, RGB, of a clip four frames; (*grid) bool: the patches to
+    restore."""
 
     seen: Image.Image
     restored: Image.Image
@@ -66,23 +67,23 @@ def restore(objective: Objective, preprocess: Preprocess, pictures: Sequence[Pic
         images = preprocess.normalise(picture.pixels[None].to(device)).float()
         with torch.no_grad():
             result = objective.reconstruct(images, key(seed, np.array([number])))
-        hidden = enlarge(result.hidden[0], picture.pixels.shape[1:])
+        hidden = rgb_image(enlarge(result.hidden[0], picture.pixels.shape[1:]).to(torch.uint8)[None])
         seen, restored = (pixels_of(part[0], preprocess, picture) for part in (result.seen, result.restored))
-        shown = np.where(hidden[..., None], np.uint8(GREY), np.asarray(seen))
+        shown = np.where(np.asarray(hidden) > 0, np.uint8(GREY), np.asarray(seen))
         images_restored.append(Restored(Image.fromarray(shown), restored, result.predicted[0].cpu().numpy()))
     return images_restored
 
 
-def enlarge(patches: Tensor, image: Sequence[int]) -> np.ndarray:
-    """(h, w) bool, of patches -> (H, W) bool, of the pixels of an image."""
-    result = patches.cpu().numpy()
+def enlarge(patches: Tensor, image: Sequence[int]) -> Tensor:
+    """(h, w) or (t, h, w) bool, of patches -> (H, W) or (T, H, W) bool, of the pixels of an image."""
+    result = patches.cpu()
     for axis, (length, count) in enumerate(zip(image, patches.shape, strict=True)):
-        result = result.repeat(length // count, axis)
+        result = result.repeat_interleave(length // count, axis)
     return result
 
 
 def pixels_of(image: Tensor, preprocess: Preprocess, picture: Picture) -> Image.Image:
-    """(C, h, w) normalised -> RGB, with colours as the picture is shown in."""
+    """(C, *image) normalised -> RGB, with colours as the picture is shown in."""
     values = preprocess.denormalise(image[None].cpu())[0]
     if picture.pixels.dtype == torch.uint8:
         return rgb_image(values.round().clamp(0, 255).to(torch.uint8))

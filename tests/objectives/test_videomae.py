@@ -1,0 +1,185 @@
+"""VideoMAE: tube masks, targets of each channel, parameters as published, and runs on clips."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import vitreous
+from tests.data.films import moving, write_clip, write_moves
+from tests.objectives.test_clips import OPTIONS, Notes
+from vitreous.data.augmentation.augment import Augment
+from vitreous.data.augmentation.masks import tube_masks
+from vitreous.data.keys import key
+from vitreous.errors import UsageError
+from vitreous.models.config import ViTConfig
+from vitreous.models.names import configure, name_of
+from vitreous.models.zoo import build
+from vitreous.objectives.base import Progress, Setting
+from vitreous.objectives.mae import MAE, MAEConfig
+from vitreous.recipes.registry import example
+from vitreous.training.folder import Folder
+from vitreous.weights.bundle import load_bundle
+
+TINY = MAEConfig(
+    mask=0.75, tubes=True, decoder_width=24, decoder_depth=1, decoder_heads=2, normalise_channels=True
+)  # fmt: skip
+SETTINGS = {"objective.decoder_width": ["24"], "objective.decoder_depth": ["1"], "objective.decoder_heads": ["2"]}
+
+
+def tiny(**fields):
+    """VideoMAE's encoder for clips of 4 frames of 16 pixels."""
+    shape = {"image": (4, 16, 16), "classes": 0, "norm": "tokens", **fields}
+    return replace(configure("VideoMAE-32x2/4x2"), **shape)  # type: ignore[arg-type]
+
+
+def batch_of(clips):
+    """A batch as the loader gives it."""
+    return {"images": clips, "positions": torch.arange(len(clips)), "samples": torch.arange(len(clips))}
+
+
+def test_a_tube_hides_the_same_places_at_all_times():
+    keep, mask = tube_masks(key(np.arange(64)), (8, 14, 14), 0.9)
+    assert keep.shape == (64, 160) and mask.shape == (64, 8, 14, 14)
+    assert (mask == mask[:, :1]).all() and (mask[:, 0].sum((1, 2)) == 176).all()
+    seen = ~mask.reshape(64, -1)
+    assert all((np.flatnonzero(row) == places).all() for row, places in zip(seen, keep, strict=True))
+    assert len({row.tobytes() for row in mask}) == 64
+    assert (np.abs(mask[:, 0].mean(0) - 176 / 196) < 0.2).all()  # no place is preferred
+    for share in (0.0, 1.0):
+        with pytest.raises(UsageError, match="to see"):
+            tube_masks(np.arange(2), (8, 14, 14), share)
+
+
+def test_targets_are_normalised_in_each_channel_of_a_tubelet():
+    objective = MAE(build(tiny()), TINY)
+    clips = torch.randn(2, 3, 4, 16, 16) * torch.tensor([1.0, 3.0, 0.1])[:, None, None, None] + 2
+    batch = objective.prepare(batch_of(clips), Progress())
+    assert batch["masked"].shape == (2, 24) and batch["visible"].shape == (2, 8)
+    for sample in range(2):
+        for place, target in zip(batch["masked"][sample].tolist(), batch["targets"][sample], strict=True):
+            t, i, j = place // 16, place % 16 // 4, place % 4
+            for channel, values in enumerate(target.view(3, -1)):
+                pixels = clips[sample, channel, 2 * t : 2 * t + 2, 4 * i : 4 * i + 4, 4 * j : 4 * j + 4].flatten()
+                mean = pixels.sum() / 32
+                variance = ((pixels - mean) ** 2).sum() / 31
+                assert torch.allclose(values, (pixels - mean) / (variance**0.5 + 1e-6), atol=1e-5)
+
+
+def test_the_parameters_are_those_of_the_published_pre_training():
+    run = example("videomae")
+    with torch.device("meta"):
+        objective = run.objective.build(build(run.model), Setting())
+    counts = [sum(p.numel() for p in part.parameters()) for part in (objective, objective.model, objective.decoder)]
+    between = 768 * 384 + 384  # the decoder's first layer, and the mask token
+    assert counts == [94_210_944, 86_227_200, 7_688_448 + between]
+    assert run.objective.visible(run.model.grid) == 160 and run.preprocess.stride == 4
+    sizes = {size: example("videomae", f"VideoMAE-{size}/16x2").objective for size in "SLH"}
+    assert [(c.decoder_width, c.decoder_heads) for c in sizes.values()] == [(192, 3), (512, 8), (640, 8)]
+
+
+def test_few_clips_are_learned_by_heart():
+    torch.manual_seed(0)
+    objective = MAE(build(tiny()), TINY)
+    objective.config.initialise(objective.model)
+    clips = torch.stack([torch.from_numpy(moving(seed, seed % 2 == 0, 4)) for seed in range(2)])
+    batch = objective.prepare(batch_of(clips.permute(0, 4, 1, 2, 3).float() / 127.5 - 1), Progress())
+    optimiser = torch.optim.AdamW(objective.parameters(), lr=5e-3)
+    losses = []
+    for _ in range(120):
+        optimiser.zero_grad()
+        loss = objective(batch)["loss"]
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.3 * losses[0], (losses[0], losses[-1])
+
+
+def test_the_encoder_sees_no_hidden_pixel_and_a_reconstruction_keeps_the_rest():
+    objective = MAE(build(tiny()), TINY).eval()
+    clips, keys = torch.randn(2, 3, 4, 16, 16), key(np.arange(2))
+    seen, restored, hidden, _ = objective.reconstruct(clips, keys)
+    assert (hidden == hidden[:, :1]).all() and hidden.shape == (2, 2, 4, 4)
+    shown = ~hidden.repeat_interleave(2, 1).repeat_interleave(4, 2).repeat_interleave(4, 3)[:, None].expand_as(clips)
+    assert torch.equal(restored[shown], clips[shown]) and not seen[~shown].any() and torch.isfinite(restored).all()
+    visible, masked = objective.draw(keys, clips.device)
+    other = torch.where(shown, clips, torch.full_like(clips, 7.0))
+    with torch.no_grad():
+        assert torch.equal(objective.predict(clips, visible, masked), objective.predict(other, visible, masked))
+
+
+@pytest.mark.parametrize(("config", "model", "problem"), [
+    (TINY, ViTConfig(image=(32, 32), patch=(8, 8), classes=0), "pictures have no time"),
+    (replace(TINY, mask=0.01), tiny(), "leaves none"), (replace(TINY, mask=0.99, tubes=False), tiny(), "leaves none"),
+    (TINY, replace(tiny(), position="learned", no_key_bias=False, arrangement="factorised-attention"), "see every"),
+])  # fmt: skip
+def test_what_cannot_be_hidden_is_refused(config, model, problem):
+    with pytest.raises(UsageError, match=problem):
+        config.check(model, (), Augment())
+    with pytest.raises(UsageError, match="normalise true"):
+        replace(TINY, normalise=False)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """Squares that move left or right."""
+    return write_moves(tmp_path_factory.mktemp("clips"), 12, (".gif", ""))
+
+
+@pytest.fixture(scope="module")
+def run(home, tmp_path_factory):
+    """A run of `videomae` on them."""
+    out = tmp_path_factory.mktemp("runs") / "run"
+    options = {**OPTIONS, "model": "VideoMAE-32x2/4x2", "steps": 6, "save_every": 2, "frames": 4, "evaluate_every": 3}
+    vitreous.train(str(home), out=str(out), recipe="videomae", settings=SETTINGS, **options)
+    return out, options
+
+
+def test_a_run_ships_an_encoder_of_clips_that_starts_a_classifier(home, run, tmp_path):
+    out, _ = run
+    bundle = load_bundle(out / "model")
+    assert name_of(bundle.model.config) == "VideoMAE-32x2/4x2" and bundle.model.config.norm == "tokens"
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").open()]
+    losses = [line["train/loss"] for line in lines if "train/loss" in line]
+    assert len(losses) == 6 and np.isfinite(losses).all() and any("val/knn_top1" in line for line in lines)
+    learned = json.loads((out / "learned.json").read_text())
+    assert learned["restored"]["rows"] and "each channel" in learned["restored"]["caption"]
+    document = vitreous.train(str(home), out=str(tmp_path / "classes"), init=str(out), steps=2, **OPTIONS)
+    model = load_bundle(tmp_path / "classes" / "model").model
+    assert document["val"]["images"] == 2 and model.config.classes == 2 and model.config.image == (4, 16, 16)
+
+
+def test_a_stopped_run_ends_in_the_same_bits(home, run, tmp_path):
+    out, options = run
+    with pytest.raises(KeyError):
+        vitreous.train(
+            str(home), out=str(tmp_path / "run"), recipe="videomae", settings=SETTINGS, listener=Notes(36), log_every=1,
+            **{**options, "workers": 2},
+        )  # fmt: skip
+    vitreous.train(out=str(tmp_path / "run"), resume=True)
+    for name in ("weights.safetensors", "objective.safetensors"):
+        assert (tmp_path / "run" / "model" / name).read_bytes() == (out / "model" / name).read_bytes()
+
+
+def test_clips_without_labels_directly_in_a_folder_are_learned_from(tmp_path):
+    for seed in range(8):
+        write_clip(tmp_path / "clips" / f"{seed}.gif", moving(seed, True))
+    options = {**OPTIONS, "batch_size": 4, "steps": 2, "frames": 4}
+    for recipe, name in (("videomae", "VideoMAE-64x6/4x2"), ("mae", "ViViT-64x6/4x2")):
+        document = vitreous.train(str(tmp_path / "clips"), out=str(tmp_path / recipe), recipe=recipe, **options)
+        stored = Folder(tmp_path / recipe).run()
+        assert document["steps"] == 2 and "knn_top1" not in document["val"] and name_of(stored.model) == name
+        assert stored.objective.tubes is (recipe == "videomae")
+
+
+@pytest.mark.parametrize(("recipe", "data", "problem"), [
+    ("videomae", "digits", "is for clips, and the data are pictures"), ("dino", "CLIPS", "takes pictures"),
+])  # fmt: skip
+def test_recipes_and_data_that_do_not_go_together_are_refused(home, tmp_path, recipe, data, problem):
+    data = str(home) if data == "CLIPS" else data
+    with pytest.raises(UsageError, match=problem):
+        vitreous.train(data, out=str(tmp_path / "run"), recipe=recipe, steps=1)
