@@ -26,7 +26,8 @@ class Options(WeightsOptions):
     """bundle, huggingface, timm, google-npz, linen-npz, big-vision-npz, bit-npz, torchvision, dinov2, clip, sam,
     swin or videomae.
 
-    With what pre-training needs to go on: bundle, mae, huggingface-mae, dino or dinov2-teacher.
+    With what pre-training needs to go on: bundle, mae, huggingface-mae, videomae-pretraining, huggingface-videomae,
+    dino or dinov2-teacher.
     """
     image_size: Annotated[tuple[int, ...] | None, arg(metavar="PIXELS...")] = None
     """Another resolution: one side, height and width, or frames before them; positions are resized."""

@@ -30,6 +30,7 @@ from vitreous.weights.parts import ObjectiveParts
 from vitreous.weights.pretraining_files import (
     PRETRAINING,
     PretrainingFormat,
+    able_to_hold,
     pretraining_format,
     verify_pretraining,
     write_pretraining,
@@ -56,11 +57,11 @@ def convert(
     """Read weights, change what is asked for, write them as `to` at `out`, and read them back: bit for bit, or nothing
     is there.
 
-    `to`: `bundle`, `huggingface` (folders), `timm`, `google-npz` and others (files); `mae`, `huggingface-mae`, `dino`
-    and `dinov2-teacher` hold what pre-training needs to go on as well, as a bundle does. `image_size` (pixels),
-    `num_classes` and `channels` give the model another resolution, a new head of zeros, another first layer;
-    `class_map` is a file of the rows of the head that are kept, one a line, in the order of the new classes.
-    Of a model that says what is where, formats other than `bundle` hold the backbone.
+    `to`: `bundle`, `huggingface` (folders), `timm`, `google-npz` and others (files); `mae`, `huggingface-mae`,
+    `videomae-pretraining`, `huggingface-videomae`, `dino` and `dinov2-teacher` hold what pre-training needs to go on as
+    well, as a bundle does. `image_size` (pixels), `num_classes` and `channels` give the model another resolution, a new
+    head of zeros, another first layer; `class_map` is a file of the rows of the head that are kept, one a line, in the
+    order of the new classes. Of a model that says what is where, formats other than `bundle` hold the backbone.
     `settings`: fields of the model's config that the files do not tell. `tell` receives messages. Returns a document.
     Raises WeightsError, UsageError for what the format cannot hold or a place that is taken, ResourceError where it
     cannot be written.
@@ -92,7 +93,7 @@ def convert(
     else:
         bundle.parts = parts if to == BUNDLE else None
         place, written = write_verified(bundle, form, place, state)
-    if parts and (left := left_out(parts, to, whole)):
+    if parts and (left := left_out(parts, config, to, whole)):
         tell(left)
     if differs := assumed(form, stored, state) if form else []:
         tell(f"who reads {to} takes it for another: {', '.join(differs)}; answers differ a little{remedy(differs)}")
@@ -140,7 +141,7 @@ def tabulated(bundle: Bundle, stored: ModelConfig) -> Bundle:
     return replace(bundle, model=model.eval())
 
 
-def left_out(parts: ObjectiveParts, to: str, whole: PretrainingFormat | None) -> str:
+def left_out(parts: ObjectiveParts, config: ModelConfig, to: str, whole: PretrainingFormat | None) -> str:
     """A sentence on the parts of an objective that are not in what was written; "" where all are."""
     name = parts.config["name"]
     if whole:
@@ -150,7 +151,7 @@ def left_out(parts: ObjectiveParts, to: str, whole: PretrainingFormat | None) ->
             if whole.leaves and groups
             else ""
         )
-    able = [other for other, form in PRETRAINING.items() if form.objective == name]
+    able = able_to_hold(name, config)
     if to == BUNDLE:
         return ""
     return f"the encoder alone was written; what {name} needs to go on: --to {' or '.join([*able, 'bundle'])}"

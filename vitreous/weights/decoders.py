@@ -1,4 +1,5 @@
-"""MAE's decoder in others' files: the original's `*_full.pth`, and transformers' ViTMAEForPreTraining.
+"""The decoder of MAE and of VideoMAE in others' files: their authors', and transformers' ViTMAEForPreTraining and
+VideoMAEForPreTraining.
 
 d width of the decoder, p and q a patch's sides in pixels, C channels.
 """
@@ -15,8 +16,13 @@ from torch import Tensor
 from vitreous.models.config import ViTConfig
 from vitreous.nn.position import sincos
 from vitreous.weights.table import Row, Shapes, Tensors, TensorTransform, blocks, map_each, row, table
+from vitreous.weights.transformers import OUT, QKV
+from vitreous.weights.video import KEYS
 
-HEAD_WIDTH = 32  # channels of a decoder's head of attention, as published: 512 of 16
+HEAD_WIDTH = 32  # channels of a head of attention of MAE's decoder, as published: 512 of 16
+#: the fields of MAE's config that make it VideoMAE's
+VIDEOMAE: dict[str, Any] = {"mask": 0.9, "tubes": True, "normalise": True, "normalise_channels": True}
+MLP = "intermediate.dense", "output.dense"  # of a block in transformers' files
 #: fields of MAE's config -> those of transformers' config.json
 SETTINGS = {"decoder_heads": "decoder_num_attention_heads", "normalise": "norm_pix_loss", "mask": "mask_ratio"}
 
@@ -41,27 +47,24 @@ PIXELS = TensorTransform(lambda theirs, c: [channels_first(theirs[0], c)], lambd
 
 @dataclass(frozen=True)
 class DecoderLayout:
-    """The names of a decoder's tensors: `rows` of ours, without "decoder.", and theirs. All of theirs but the mask
-    token begin with `prefix`; those of a block begin with `block`."""
+    """The names of a decoder's tensors: `rows` of ours, without "decoder.", and theirs. All of theirs but the `mask`
+    token begin with one of `starts`; those of a block begin with `block`.
 
-    prefix: str
+    `sign`: a name that no other file has. `positions`: the fixed ones, which are computed, not read; "" where files
+    have none. `video`: it is VideoMAE's, whose keys have no bias, and whose heads are as wide as the encoder's.
+    """
+
+    sign: str
+    starts: tuple[str, ...]
     block: str
     mask: str
     rows: tuple[Row, ...]
-
-    @property
-    def sign(self) -> str:
-        """A name that no other file has."""
-        return f"{self.prefix}decoder_embed.weight"
-
-    @property
-    def positions(self) -> str:
-        """The fixed positions, which are computed, not read."""
-        return f"{self.prefix}decoder_pos_embed"
+    positions: str = ""
+    video: bool = False
 
     def owns(self, name: str) -> bool:
         """Whether a tensor of a file belongs to the decoder."""
-        return name == self.mask or name.startswith((f"{self.prefix}decoder_", f"{self.block}."))
+        return name == self.mask or name.startswith(self.starts)
 
     def depth(self, names: set[str]) -> int:
         """The number of blocks."""
@@ -77,14 +80,16 @@ class DecoderLayout:
                 for x in ("weight", "bias") if "{x}" in names[0] else [""]:
                     holes = {"i": i, "x": x}
                     ours, theirs = ([name.format(**holes) for name in group] for group in (one.ours, names))
-                    groups.append((ours, theirs, one.fold))
+                    if not (self.video and ours[0].endswith("qkv.bias")):
+                        groups.append((ours, theirs, one.fold))
         return groups
 
-    def configure(self, shapes: Shapes) -> dict[str, Any]:
-        """The config of MAE with the decoder of these shapes; heads as published."""
-        width = shapes[self.sign][0]
-        fields = {"decoder_width": width, "decoder_depth": self.depth(set(shapes))}
-        return {"name": "mae", **fields, "decoder_heads": max(1, width // HEAD_WIDTH)}
+    def configure(self, shapes: Shapes, config: ViTConfig) -> dict[str, Any]:
+        """The config of MAE with the decoder of these shapes beside an encoder of this config; heads as published."""
+        width = shapes[self.mask][-1]
+        heads = max(1, width // (config.width // config.heads if self.video else HEAD_WIDTH))
+        sizes = {"decoder_width": width, "decoder_depth": self.depth(set(shapes)), "decoder_heads": heads}
+        return {"name": "mae", **sizes, **(VIDEOMAE if self.video else {})}
 
     def read(self, config: ViTConfig, tensors: Tensors) -> Tensors:
         """Their tensors, without positions, as ours."""
@@ -95,38 +100,52 @@ class DecoderLayout:
         return state
 
     def write(self, config: ViTConfig, state: Tensors) -> Tensors:
-        """Our tensors as theirs, with positions (1, 1 + N, d), zero for the class token."""
+        """Our tensors as theirs, with positions (1, 1 + N, d) where files have them, zero for the class token."""
         depth = len({name.split(".")[3] for name in state if name.startswith("decoder.encoder.blocks.")})
         tensors: Tensors = {}
         for ours, theirs, fold in self.groups(config, depth):
             parts = fold.out([state[f"decoder.{name}"] for name in ours], config)
             tensors |= zip(theirs, (part.contiguous() for part in parts), strict=True)
+        if not self.positions:
+            return tensors
         fixed = sincos(config.grid, len(state["decoder.mask_token"])).flatten(0, -2)
         return tensors | {self.positions: torch.cat([torch.zeros_like(fixed[:1]), fixed])[None]}
 
 
 def layout(prefix: str, block: str, mask: str, layers: tuple[Row, ...]) -> DecoderLayout:
-    """The layout of a decoder with these names."""
+    """The layout of MAE's decoder with these names."""
     rows = (
         row("mask_token", mask, MASK_TOKEN),
         row("head.{x}", f"{prefix}decoder_pred.{{x}}", PIXELS),
         *table(f"embed.{{x}} = {prefix}decoder_embed.{{x}}", f"encoder.norm.{{x}} = {prefix}decoder_norm.{{x}}"),
         *layers,
     )
-    return DecoderLayout(prefix, block, mask, rows)
+    sign, positions = f"{prefix}decoder_embed.weight", f"{prefix}decoder_pos_embed"
+    return DecoderLayout(sign, (f"{prefix}decoder_",), block, mask, rows, positions)
+
+
+def video_layout(block: str, query: str, value: str, layers: tuple[Row, ...]) -> DecoderLayout:
+    """The layout of VideoMAE's decoder whose blocks have these names, and these of the biases of queries and values."""
+    rows = (
+        row("mask_token", "mask_token", MASK_TOKEN),
+        row("head.{x}", "decoder.head.{x}", PIXELS),
+        *table(
+            "embed.weight = encoder_to_decoder.weight",
+            "encoder.norm.{x} = decoder.norm.{x}",
+            f"{KEYS}.query_bias = {block}.{{i}}.{query}",
+            f"{KEYS}.value_bias = {block}.{{i}}.{value}",
+        ),
+        *layers,
+    )
+    starts = ("decoder.", "encoder_to_decoder.")
+    return DecoderLayout(f"{block}.0.{query}", starts, block, "mask_token", rows, video=True)
 
 
 TRANSFORMERS = layout(
     "decoder.",
     "decoder.decoder_layers",
     "decoder.mask_token",
-    blocks(
-        "decoder.decoder_layers.{i}",
-        ("layernorm_before", "layernorm_after"),
-        " ".join(f"attention.attention.{name}" for name in ("query", "key", "value")),
-        "attention.output.dense",
-        ("intermediate.dense", "output.dense"),
-    ),
+    blocks("decoder.decoder_layers.{i}", ("layernorm_before", "layernorm_after"), QKV, OUT, MLP),
 )
 ORIGINAL = layout(
     "",
@@ -134,17 +153,32 @@ ORIGINAL = layout(
     "mask_token",
     blocks("decoder_blocks.{i}", ("norm1", "norm2"), "attn.qkv", "attn.proj", ("mlp.fc1", "mlp.fc2")),
 )
-LAYOUTS = (TRANSFORMERS, ORIGINAL)
+VIDEOMAE_TRANSFORMERS = video_layout(
+    "decoder.decoder_layers",
+    "attention.attention.q_bias",
+    "attention.attention.v_bias",
+    blocks("decoder.decoder_layers.{i}", ("layernorm_before", "layernorm_after"), QKV, OUT, MLP),
+)
+VIDEOMAE_ORIGINAL = video_layout(
+    "decoder.blocks",
+    "attn.q_bias",
+    "attn.v_bias",
+    blocks("decoder.blocks.{i}", ("norm1", "norm2"), "attn.qkv", "attn.proj", ("mlp.fc1", "mlp.fc2")),
+)
+LAYOUTS = (TRANSFORMERS, ORIGINAL, VIDEOMAE_TRANSFORMERS, VIDEOMAE_ORIGINAL)
 
 
 def describe(config: dict[str, Any], encoder: dict[str, Any]) -> dict[str, Any]:
-    """The config.json of ViTMAEForPreTraining: `encoder` is that of the encoder, `config` MAE's."""
+    """The config.json of ViTMAEForPreTraining or VideoMAEForPreTraining: `encoder` is that of the encoder, `config`
+    MAE's."""
+    kind = {"architectures": ["ViTMAEForPreTraining"], "model_type": "vit_mae"}
+    if encoder["model_type"] == "videomae":
+        kind = {"architectures": ["VideoMAEForPreTraining"], "model_type": "videomae"}
     width = config["decoder_width"]
     sizes = {"hidden_size": width, "num_hidden_layers": config["decoder_depth"], "intermediate_size": 4 * width}
     return {
         **{name: value for name, value in encoder.items() if name not in ("id2label", "label2id")},
-        "architectures": ["ViTMAEForPreTraining"],
-        "model_type": "vit_mae",
+        **kind,
         **{f"decoder_{name}": value for name, value in sizes.items()},
         **{theirs: config[ours] for ours, theirs in SETTINGS.items() if ours in config},
     }

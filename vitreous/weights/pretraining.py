@@ -1,9 +1,12 @@
-"""What others' files of pre-training hold beside the encoder: MAE's decoder, DINO's and DINOv2's heads, a student.
+"""What others' files of pre-training hold beside the encoder: the decoder of MAE and VideoMAE, DINO's and DINOv2's
+heads, a student.
 
 | file | sign | what is read beside the encoder |
 |---|---|---|
 | MAE, `*_full.pth` | `decoder_embed.weight` | the decoder; its positions are fixed, and computed anew |
 | transformers' ViTMAEForPreTraining | `decoder.decoder_embed.weight` | the same |
+| VideoMAE, pre-trained | `decoder.blocks.0.attn.q_bias` | the decoder |
+| transformers' VideoMAEForPreTraining | `decoder.decoder_layers.0.attention.attention.q_bias` | the same |
 | DINO, the training file | `head.last_layer.weight_v` | the teacher's head, the student with its head, the centre |
 | DINOv2, `teacher_checkpoint.pth` | `dino_head.last_layer.weight_v` | heads of images and patches, the mask token |
 
@@ -91,16 +94,19 @@ def parts_beside(
 
 
 def read_decoder(layout: DecoderLayout, places: Places, beside: dict[str, Any], config: Any) -> ObjectiveParts:
-    """MAE's decoder beside an encoder of this config."""
+    """The decoder of MAE or VideoMAE beside an encoder of this config. Raises WeightsError for tensors that are missing
+    or unknown, and for VideoMAE's of pixels that are not normalised: they are in 0 .. 1, which MAE's are not."""
     owned = {name: place for name, place in places.items() if layout.owns(name) and name != layout.positions}
     expected = {name for _, theirs, _ in layout.groups(config, layout.depth(set(owned))) for name in theirs}
     lines = [f"missing {name}" for name in expected - set(owned)]
     lines += [f"unknown {shown(name)}" for name in set(owned) - expected]
+    settings = {ours: beside[theirs] for ours, theirs in SETTINGS.items() if theirs in beside}
+    if layout.video and not settings.get("normalise", True):
+        lines.append("it predicts pixels in 0 .. 1 (norm_pix_loss false)")
     if lines:
         refuse(places[layout.sign][0].path, "a decoder", lines)
-    settings = {ours: beside[theirs] for ours, theirs in SETTINGS.items() if theirs in beside}
     state = layout.read(config, read_tensors(owned))
-    return ObjectiveParts(layout.configure(shapes_of(owned)) | settings, state)
+    return ObjectiveParts(layout.configure(shapes_of(owned), config) | settings, state)
 
 
 def read_heads(

@@ -38,6 +38,17 @@ def vit_mae(form: Format, config: ViTConfig, encoder: Tensors, state: Tensors) -
     return {"": named | decoders.TRANSFORMERS.write(config, state)}
 
 
+def videomae(form: Format, config: ViTConfig, encoder: Tensors, state: Tensors) -> Sections:
+    """The pre-training file of VideoMAE's authors."""
+    return {"model": encoder | decoders.VIDEOMAE_ORIGINAL.write(config, state)}
+
+
+def videomae_transformers(form: Format, config: ViTConfig, encoder: Tensors, state: Tensors) -> Sections:
+    """transformers' VideoMAEForPreTraining."""
+    named = {f"videomae.{name}": tensor for name, tensor in encoder.items()}
+    return {"": named | decoders.VIDEOMAE_TRANSFORMERS.write(config, state)}
+
+
 def dino(form: Format, config: ViTConfig, encoder: Tensors, state: Tensors) -> Sections:
     """DINO's `checkpoint.pth`, without what its optimiser needs."""
     student = form.file(config, within(state, "model."))
@@ -68,7 +79,7 @@ class PretrainingFormat:
 
     `objective`: whose parts it holds; `encoder`: the format that its encoder has; `sections`: its state dicts, from
     that format, the model's config, the encoder's tensors under their names, and the parts' under ours. `leaves`: how
-    the names of parts begin that it has no place for.
+    the names of parts begin that it has no place for. `video`: it is VideoMAE's.
     """
 
     objective: str
@@ -76,16 +87,25 @@ class PretrainingFormat:
     sections: Callable[[Format, ViTConfig, Tensors, Tensors], Sections]
     suffix: str = ".pth"
     leaves: tuple[str, ...] = ()
+    video: bool = False
 
 
 PRETRAINING = {
     "mae": PretrainingFormat("mae", "timm", mae),
     "huggingface-mae": PretrainingFormat("mae", "huggingface", vit_mae, ""),
+    "videomae-pretraining": PretrainingFormat("mae", "videomae", videomae, video=True),
+    "huggingface-videomae": PretrainingFormat("mae", "huggingface", videomae_transformers, "", video=True),
     "dino": PretrainingFormat("dino", "timm", dino),
     "dinov2-teacher": PretrainingFormat(
         "dinov2", "dinov2", dinov2, leaves=("model.", "head.", "patch_head.", "centre", "patch_centre")
     ),
 }
+
+
+def able_to_hold(objective: str, config: Any) -> list[str]:
+    """The names of formats that hold the parts of this objective beside an encoder of pictures, or of clips."""
+    video = getattr(config, "family", "") == "video"
+    return [name for name, form in PRETRAINING.items() if form.objective == objective and form.video == video]
 
 
 def pretraining_format(to: str, config: Any, parts: ObjectiveParts | None, source: str) -> PretrainingFormat:
@@ -94,12 +114,22 @@ def pretraining_format(to: str, config: Any, parts: ObjectiveParts | None, sourc
     form, own = PRETRAINING[to], parts.config["name"] if parts else ""
     if parts is None or own != form.objective:
         has = f"those of {own}" if own else "none"
-        able = [name for name, other in PRETRAINING.items() if other.objective == own]
+        able = able_to_hold(own, config)
         hint = f"use {' or '.join(able)}" if able else f"use {form.encoder}, which holds the encoder alone"
         raise UsageError(f"--to {to} needs the parts of {form.objective}, and {source} has {has}", hint)
+    if form.video != (getattr(config, "family", "") == "video"):
+        kind = "clips" if form.video else "pictures"
+        raise UsageError(
+            f"{to} is for encoders of {kind}", f"use {' or '.join([*able_to_hold(own, config), 'bundle'])}"
+        )
     writer(form.encoder, config)
     if parts.config.get("batch_norm"):
         raise UsageError(f"{to} has no place for heads with a batch norm", f"use a bundle, or {form.encoder}")
+    if form.video:
+        if config.norm != "tokens" or not parts.config.get("normalise_channels"):
+            problem = f"{to} has tokens that are normed, and pixels that are normalised channel by channel"
+            raise UsageError(f"{problem}: those of --recipe videomae", "use a bundle")
+        return form
     if form.objective == "mae" and config.prefix != 1:
         raise UsageError(f"{to} has a class token and no other, and the encoder has {config.prefix}", "use a bundle")
     return form

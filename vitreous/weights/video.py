@@ -1,7 +1,7 @@
 """VideoMAE (arXiv:2203.12602) in the files of its authors and of transformers.
 
 The encoder of both has no prefix token, fixed positions that no file stores, and attention without a bias of its keys.
-The decoder of pre-training is left alone.
+The decoder of pre-training is read and written by `decoders`.
 
 | file | norm | read as |
 |---|---|---|

@@ -1,0 +1,112 @@
+"""VideoMAE's decoder in files of pre-training, of its authors and of transformers: the same loss, read and written."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.weights.peers import randomise
+from tests.weights.test_video import VIDEOMAE, authors, theirs
+from vitreous.config import to_plain
+from vitreous.data.preprocess import IMAGENET, Preprocess
+from vitreous.errors import UsageError, WeightsError
+from vitreous.objectives.base import Progress
+from vitreous.reports.restored import load_objective
+from vitreous.weights.adopt import parts_of
+from vitreous.weights.bundle import Bundle
+from vitreous.weights.convert import convert
+from vitreous.weights.parts import ObjectiveParts
+from vitreous.weights.pretraining_files import pretraining_format
+from vitreous.weights.tasks import Features
+
+transformers = pytest.importorskip("transformers")
+
+SIZES = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 96}
+OPTIONS = VIDEOMAE | {f"decoder_{name}": size for name, size in SIZES.items()} | {"use_mean_pooling": False}
+
+
+def agree(model, objective):
+    """The same loss and predictions, with the mask that is drawn here."""
+    clips = torch.randn(3, 3, 4, 16, 24)
+    batch = objective.prepare({"images": clips, "positions": torch.arange(3), "samples": torch.arange(3)}, Progress())
+    assert batch["visible"].shape == (3, 2) and batch["masked"].shape == (3, 10)
+    hidden = objective.hidden(batch["masked"])
+    with torch.no_grad():
+        expected, loss = model(clips.transpose(1, 2), bool_masked_pos=hidden), objective(batch)["loss"]
+        predicted = objective.predict(clips, batch["visible"], batch["masked"])
+    assert loss.item() == pytest.approx(expected.loss.item(), rel=1e-5)
+    pixels = torch.arange(3 * 128).view(3, 2, 8, 8).permute(1, 2, 3, 0).flatten()  # theirs have channels last
+    assert torch.allclose(predicted[..., pixels], expected.logits, atol=1e-4)
+
+
+def original(model, place):
+    """Save transformers' model as the authors' code does; returns the tensors."""
+    named = model.state_dict()
+    layers = "decoder.decoder_layers."
+    encoder = {name: tensor for name, tensor in named.items() if name.startswith("videomae.")}
+    decoder = {name.replace(layers, "encoder.layer."): t for name, t in named.items() if name.startswith(layers)}
+    rest = {name: tensor for name, tensor in named.items() if not name.startswith(("videomae.", layers))}
+    state = authors(encoder, "encoder.") | authors(decoder, "decoder.") | rest
+    torch.save({"model": state}, place)
+    return state
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """transformers' VideoMAE with random weights, as a folder, and as the authors' file."""
+    home = tmp_path_factory.mktemp("videomae")
+    model = randomise(theirs("VideoMAEForPreTraining", OPTIONS))
+    model.save_pretrained(home / "hf")
+    original(model, home / "checkpoint.pth")
+    return home, model
+
+
+def test_the_loss_is_that_of_transformers(home):
+    objective = load_objective(home[0] / "hf")
+    assert (objective.config.tubes, objective.config.decoder_heads, objective.config.mask) == (True, 2, 0.9)
+    agree(home[1], objective)
+
+
+def test_the_authors_file_has_the_same_decoder(home):
+    parts, others = parts_of(home[0] / "checkpoint.pth"), parts_of(home[0] / "hf")
+    assert parts.state.keys() == others.state.keys() and len(parts.state) == 6 + 2 * 13
+    assert all(torch.equal(tensor, others.state[name]) for name, tensor in parts.state.items())
+    assert {**parts.config, "decoder_heads": 2} == others.config  # whose heads are narrower than the encoder's
+
+
+def test_what_is_written_is_read_by_others_and_by_us(home, tmp_path):
+    objective = load_objective(home[0] / "hf")
+    randomise(objective, 7)
+    state = {name: tensor for name, tensor in objective.state_dict().items() if name.startswith("decoder.")}
+    parts = ObjectiveParts(to_plain(objective.config), state)
+    seen = Preprocess((4, 16, 24), 3, *IMAGENET)
+    Bundle(objective.model, Features(), seen, parts=parts).save(tmp_path / "bundle")
+    convert(tmp_path / "bundle", tmp_path / "hf", "huggingface-videomae")
+    model, info = transformers.VideoMAEForPreTraining.from_pretrained(tmp_path / "hf", output_loading_info=True)
+    assert not any(info[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    agree(model.eval(), objective)
+    made = convert(tmp_path / "bundle", tmp_path / "checkpoint", "videomae-pretraining")
+    written, expected = torch.load(made["out"], weights_only=True)["model"], original(model, tmp_path / "x.pth")
+    assert written.keys() == expected.keys()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in written.items())
+
+
+@pytest.mark.parametrize(("to", "changes", "problem"), [
+    ("mae", {}, "is for encoders of pictures.*use videomae-pretraining or huggingface-videomae or bundle"),
+    ("videomae-pretraining", {"normalise_channels": False}, "channel by channel"),
+    ("huggingface-videomae", {"norm": "none"}, "tokens that are normed"),
+])  # fmt: skip
+def test_what_a_format_cannot_hold_is_refused(home, to, changes, problem):
+    parts, config = parts_of(home[0] / "hf"), load_objective(home[0] / "hf").model.config
+    config = replace(config, **{name: value for name, value in changes.items() if name == "norm"})
+    parts = replace(parts, config=parts.config | changes)
+    with pytest.raises(UsageError, match=f"(?s){problem}"):
+        pretraining_format(to, config, parts, "it")
+
+
+def test_a_decoder_of_pixels_that_are_not_normalised_is_refused(home, tmp_path):
+    theirs("VideoMAEForPreTraining", OPTIONS | {"norm_pix_loss": False}).save_pretrained(tmp_path / "hf")
+    with pytest.raises(WeightsError, match=r"pixels in 0 \.\. 1"):
+        parts_of(tmp_path / "hf")
