@@ -50,8 +50,9 @@ STUDENTS = {"soft": "Swin-32x1-2/2-window2", "diffusion": "DiT-32x2/4", "flow": 
 #: a run of more than an epoch: four steps of 8 images, and a last one of 2 or 3, in which some of 4 processes have none
 OPTIONS = {**SMALL, "workers": 0, "epochs": 1.2, "evaluate_every": 100, "drop_path": 0.0}
 WAYS = {"one": 1, "two": 2, "four": 4, "fsdp": 2}
-#: every objective in each way; what differs in the target or the head alone by one process and two, else in slow tests
-MANY = ("mae", "dino", "dinov2", "dinov2-sinkhorn", "hard", "soft", "segment", "detect", "diffusion")
+#: every objective by one process and two; by four and under FSDP2 those whose statistics or gradients are put together
+#: in a way of their own, the others in slow tests
+MANY = ("mae", "dino", "dinov2-sinkhorn", "hard", "detect")
 TWO = [("two", name) for name in VARIANTS]
 ORDINARY = [*TWO, *((way, name) for way in ("four", "fsdp") for name in MANY)]
 SLOW = [(way, name) for way in ("four", "fsdp") for name in VARIANTS if name not in MANY and "tiny" not in name]

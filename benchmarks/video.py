@@ -1,0 +1,119 @@
+"""What frames cost: ViViT's arrangements beside transformers' VideoMAE on the same clips, from 8 to 32 frames.
+
+    python benchmarks/video.py --out benchmarks/DATE-video-HARDWARE.md
+
+Inference of one clip at a time, ViT-S blocks on patches of 2 x 16 x 16, random weights, the contenders in turn within a
+length, each in a process of its own, as `vitreous bench` has them. Time is that of a clip; memory is the highest
+resident set of the process, its imports included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from vitreous.bench.race import Lane, race
+from vitreous.bench.work import Contender, Turn, Work
+from vitreous.data.preprocess import Preprocess
+from vitreous.evaluation.engine import InferenceOptions, make_engine
+from vitreous.machine import has_bf16, processor
+from vitreous.models.zoo import create
+
+CLASSES, SIDE = 400, 224
+ARRANGEMENTS = ("joint", "factorised-encoder", "factorised-attention", "factorised-dot-product")
+
+
+def ours(work: Work, arrangement: str, precision: str = "auto") -> Turn:
+    """A model of ours by the engine that `predict` takes; `image_size` is the number of frames."""
+    torch.manual_seed(0)
+    clip = (work.image_size, SIDE, SIDE)
+    model = create("ViViT-S/16x2", clip, CLASSES, arrangement=arrangement)
+    engine = make_engine(model, Preprocess(clip), InferenceOptions(precision=precision))  # type: ignore[arg-type]
+    pixels = torch.randint(0, 256, (1, 3, *clip), dtype=torch.uint8)
+
+    def turn() -> float:
+        engine(pixels)
+        return 1
+
+    return turn
+
+
+def videomae(work: Work, bf16: bool = False) -> Turn:
+    """transformers' VideoMAE of the same width and depth, which is joint."""
+    from transformers import VideoMAEConfig, VideoMAEForVideoClassification
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536, "num_hidden_layers": 12}
+    config = VideoMAEConfig(image_size=SIDE, num_frames=work.image_size, num_labels=CLASSES, **sizes)
+    model = VideoMAEForVideoClassification(config).eval().requires_grad_(False)
+    clips = torch.randn(1, work.image_size, 3, SIDE, SIDE)
+
+    @torch.inference_mode()
+    def turn() -> float:
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            model(clips)
+        return 1
+
+    return turn
+
+
+def contenders() -> list[Contender]:
+    """Who takes part."""
+    table = [Contender("vitreous", name, partial(ours, arrangement=name), ours=True) for name in ARRANGEMENTS]
+    table += [Contender("vitreous", "joint, fp32", partial(ours, arrangement="joint", precision="fp32"), ours=True)]
+    table += [Contender("transformers", "VideoMAE, default (fp32)", videomae, "transformers")]
+    fast = Contender("transformers", "VideoMAE, bf16 autocast", partial(videomae, bf16=True), "transformers")
+    return table + [fast] * has_bf16("cpu")
+
+
+def page(found: dict[int, list[Lane]]) -> str:
+    """The table: milliseconds and MiB for each length."""
+    lengths = list(found)
+    lines = [
+        f"# Frames of clips, {time.strftime('%Y-%m-%d')}",
+        "",
+        f"{processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}. ViT-S, patches of 2 x 16 x 16, clips of",
+        f"{SIDE} x {SIDE} pixels, one at a time: milliseconds a clip, and the memory of the process in MiB.",
+        "",
+        "    python benchmarks/video.py",
+        "",
+        "| contender | " + " | ".join(f"{frames} frames, ms | MiB" for frames in lengths) + " |",
+        "|---" * (1 + 2 * len(lengths)) + "|",
+    ]
+    for number, first in enumerate(found[lengths[0]]):
+        cells = [first.contender.label]
+        for frames in lengths:
+            lane = found[frames][number]
+            if lane.failure or not lane.rates:
+                cells += [lane.failure or "nothing", ""]
+            else:
+                cells += [f"{1000 / lane.median:.0f}", f"{lane.memory / 2**20:.0f}"]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Race at every length, and print the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--frames", type=int, nargs="+", default=[8, 16, 32])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=1.0, help="of a round, and at least one clip")
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    found = {}
+    for frames in given.frames:
+        found[frames] = race(Work("inference", "", frames, 1), contenders(), given.rounds, given.seconds)
+        times = [(lane.contender.label, lane.failure or f"{1000 / lane.median:.0f} ms") for lane in found[frames]]
+        print(frames, times, flush=True)
+    text = page(found)
+    print(text)
+    if given.out:
+        given.out.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
