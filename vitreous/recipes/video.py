@@ -1,4 +1,4 @@
-"""Learning from clips without labels: VideoMAE as published, and for small or few clips as tuned here."""
+"""Learning from clips without labels: VideoMAE as published, and for small or few clips with numbers of our own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STRIDE = 4  # frames, on Kinetics; 2 on Something-Something V2
 
 def videomae(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     """VideoMAE: arXiv:2203.12602, and the scripts of MCG-NJU/VideoMAE. Clips of up to 64 pixels, and fewer than 10,000:
-    tuned here.
+    numbers of our own, near those of `mae` for such pictures.
 
     vitreous train CLIPS --recipe NAME --model VideoMAE-B/16x2
 
