@@ -463,7 +463,7 @@ def reduced(name, steps):
             shape["depth"] = 4
         if name.startswith("vitdet"):
             shape |= {"global_blocks": (1,), "window": 2, "position_grid": (4, 4)}
-        frames = (2,) if recipe.clips else ()
+        frames = (2,) if recipe.of_clips else ()
         model = replace(kind, image=(*frames, 32, 32), patch=(*frames, 8, 8), **shape)
     run = recipe.make(model, DatasetInfo(48, model.image, 3), TrainOptions("synthetic"))
     data = replace(run.data, source="synthetic", classes=("a", "b", "c"))

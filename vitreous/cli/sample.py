@@ -13,7 +13,7 @@ from vitreous.weights.options import WeightsOptions
 
 @dataclass(frozen=True)
 class Options(WeightsOptions):
-    """Images of a model that makes them.
+    """Images, or clips, of a model that makes them.
 
     Example: vitreous sample runs/pets --class cat --count 16 --guidance 2 --out cats.png
     """
@@ -21,8 +21,8 @@ class Options(WeightsOptions):
     run: Annotated[Positional[str], arg(metavar="RUN")]
     """A run folder, a bundle, or weights in another library's format."""
     out: Annotated[str, arg(metavar="PLACE")]
-    """A .png file for a grid, a row for each class; or a folder for CLASS-00000.png and so on, where images that are
-    there are not made again."""
+    """A .png file for a grid, a row for each class; of clips a .gif or .mp4 file, or a .png with the frames of each in
+    a row. Or a folder for CLASS-00000.png, or .gif, and so on, where what is there is not made again."""
     classes: Annotated[tuple[str, ...], arg(name="class", metavar="NAME...")] = ()
     """What to make images of (default: each class of the model)."""
     count: int = 1
@@ -37,6 +37,8 @@ class Options(WeightsOptions):
     """How noise is taken away (default: ddim for a diffusion, heun for a flow; dpm-solver needs the extra `gen`)."""
     steps: int | None = None
     """In how many steps (default: 50 of ddim, 250 of ddpm, 25 of heun)."""
+    frames: int | None = None
+    """Of each clip (default: as many as the model learned from)."""
     seed: int = 0
     """What noise is drawn from: an image is a function of it, of its class and of its number."""
     to_seed: int | None = None
@@ -64,7 +66,9 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     files, (name, steps) = document["files"], document["sampler"]
     rate = f"{document['seconds']:.1f} s, {name} in {steps} steps, {document['precision']}"
     count = max(1, len(document["classes"])) * options.count
-    console.say(f"{options.out}: {count:,} image{'s' * (count > 1)} in {rate}")
+    noun = ("image" if document["frames"] is None else "clip") + "s" * (count > 1)
+    length = "" if document["frames"] is None else f" of {document['frames']} frames"
+    console.say(f"{options.out}: {count:,} {noun}{length} in {rate}")
     if len(files) > 1:
         console.say(f"{files[0]} … {files[-1]}")
     return document

@@ -67,11 +67,15 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
 def next_command(run: str, headless: bool) -> str:
     """The command that puts a trained model to use, by what it answers."""
+    from pathlib import Path
+
     from vitreous.reports.scenes import task_name
+    from vitreous.training.folder import Folder
 
     name = task_name(run)
     if name == "generation":
-        return f"vitreous sample {run} --count 8 --out samples.png"
+        clips = Folder(Path(run)).run().preprocess.of_clips
+        return f"vitreous sample {run} --count 8 --out samples.{'gif' if clips else 'png'}"
     verb = "embed" if headless else "predict"
     return f"vitreous {verb} {run} IMAGE …" + " --out FOLDER" * (name == "segmentation")
 

@@ -23,6 +23,7 @@ from vitreous.generation.samplers import SAMPLERS, State, leave
 from vitreous.generation.settings import SamplingOptions
 from vitreous.machine import DTYPES, packs, pick_device, pick_precision, settle_process, thread_pool
 from vitreous.nn.frozen import frozen
+from vitreous.nn.sizes import grid_of
 
 START = 0x7374617274  # sets the noise that images start from apart from that of steps
 
@@ -60,12 +61,13 @@ class ImageSampler:
         self.model: Any = frozen(model.to(self.device), self.dtype, packs(self.device))
         self.decode: Callable[[Tensor], Tensor] | None = None  # from latents, scaled and shifted, to pixels
         self.stride = 1  # pixels of an image to a place of what the model makes
+        self.image = tuple(model.config.image)  # of what it makes: the frames of clips can be others
         settle_process()
 
     def noise(self, labels: Tensor, numbers: Tensor, seed: int) -> Tensor:
         """(n,) and (n,) int64 -> (n, C, *image) float32: what images of these classes and numbers start from."""
         keys = key(seed, START, labels.numpy(), numbers.numpy())
-        return torch.from_numpy(normal(keys, (self.config.channels, *self.config.image)))
+        return torch.from_numpy(normal(keys, (self.config.channels, *self.image)))
 
     def sample(
         self,
@@ -87,7 +89,9 @@ class ImageSampler:
         _, steps = options.sampler_of(self.process)
         start = self.noise(labels, numbers, options.seed) if noise is None else noise
         keys = torch.from_numpy(key(options.seed, labels.numpy(), numbers.numpy()).view(np.int64))
-        tokens = math.prod(self.config.grid) * (2 if self.classes and options.guidance != 1 else 1)
+        tokens = math.prod(grid_of(self.image, self.config.patch)) * (
+            2 if self.classes and options.guidance != 1 else 1
+        )
         threads = torch.get_num_threads() if self.device == "cpu" else 1
         most = max(1, round(TOKENS / tokens)) if self.device == "cpu" else 64
         size, together = cut(len(start), most, threads) if threads > 1 else (most, True)

@@ -35,7 +35,7 @@ def architecture(
     """
     if len(facts.size) == 3 and facts.numbers == "colours":
         model = for_clips(options, facts, classes, start, recipe)
-    elif recipe is not None and recipe.clips:
+    elif recipe is not None and recipe.of_clips:
         kind = "pictures" if len(facts.size) == 2 else "volumes"
         raise UsageError(f"{recipe.name} is for clips, and the data are {kind}", "use --recipe mae, or name clips")
     elif len(facts.size) == 3:
@@ -103,34 +103,42 @@ def for_volumes(
 def for_clips(
     options: TrainOptions, facts: DatasetInfo, classes: int, start: ModelConfig | None, recipe: Recipe | None
 ) -> ModelConfig:
-    """The model to train on clips: a video model, the recipe's if that is for clips, on frames of the size of the first
-    clip, or, where that is above SMALL, of LARGE_IMAGE. Weights of pictures start that of --model, or else their own
-    with a time axis, tubelets of two frames and joint attention. Raises UsageError for a model that is for
-    pictures."""
+    """The model to train on clips: the recipe's, or a video model, on frames of the size of the first clip, or, where
+    that is above SMALL, of LARGE_IMAGE, or of SMALL for a recipe that has none for larger ones. Weights of pictures
+    start that of --model, or else their own with a time axis, tubelets of two frames and joint attention. Raises
+    UsageError for a model that is not of the usual one's family, and for one that is for pictures."""
     if start is not None and len(start.image) == 3:
         model = started(options, classes, start)
         return replace_fields(model, {"image": (options.frames or start.image[0], *model.image[1:])})
-    native = facts.size[1:] if max(facts.size[1:]) <= SMALL else LARGE_IMAGE
-    usual = next(name for side, name in CLIPS if max(facts.size[1:]) <= side)
-    if recipe is not None and recipe.clips:
-        usual = recipe.models[0] if native is LARGE_IMAGE else recipe.small or usual
+    named = recipe.clips if recipe else None
+    own = recipe is not None and recipe.of_clips
+    if max(facts.size[1:]) <= SMALL:
+        native = facts.size[1:]
+    else:
+        native = (SMALL, SMALL) if named and not own else LARGE_IMAGE
+    usual = named or next(name for side, name in CLIPS if max(facts.size[1:]) <= side)
+    if recipe is not None and own and native is LARGE_IMAGE:
+        usual = recipe.models[0]
     changes: dict[str, Any] = {"pool": "mean", "class_token": False} if native is not LARGE_IMAGE else {}
     if start is not None:
         native, changes = start.image, {"representation": None}
     if start is None or options.model:
         model = configure(options.model or usual)
     elif getattr(start, "family", "") == "vit":
-        own = {field.name: getattr(start, field.name) for field in fields(start)}
+        picture = {field.name: getattr(start, field.name) for field in fields(start)}
         clip = {"family": "video", "image": (2, *start.image), "patch": (2, *start.patch)}
-        model = VideoConfig(**own | clip)
+        model = VideoConfig(**picture | clip)
     else:
         raise UsageError(f"{name_of(start)} has no model of clips", "name one with --model, or other weights")
-    if getattr(model, "family", "") != "video":
+    if len(model.image) != 3:
         raise UsageError(f"{name_of(model)} is for pictures, and the data are clips", f"use --model {usual}")
+    if getattr(configure(usual), "family", "") != getattr(model, "family", ""):
+        purpose = f"the recipe {recipe.name}" if recipe else "learning classes of clips"
+        raise UsageError(f"{name_of(model)} is no model for {purpose}", f"use --model {usual}")
     patch = (model.patch[0], *(options.patch_size,) * 2) if options.patch_size else model.patch
     sides = (options.image_size,) * 2 if options.image_size else nearby(native, patch[1:])
-    own = recipe is not None and recipe.clips and start is None and native is LARGE_IMAGE
-    frames = options.frames or (model.image[0] if own else nearby((FRAMES,), patch[:1])[0])
+    published = own and start is None and native is LARGE_IMAGE
+    frames = options.frames or (model.image[0] if published else nearby((FRAMES,), patch[:1])[0])
     changes |= {"image": (frames, *sides), "patch": patch, "classes": classes, "head_bias": True}
     return replace_fields(model, changes | {"channels": start.channels if start else facts.channels})
 

@@ -53,7 +53,7 @@ def check_kind(opened: Data, options: TrainOptions, start: Start | None) -> None
     kind, objective = kind_of(opened.split("train")), objective_of(options)
     if start is not None:
         config = start.config
-        solid = "clips" if getattr(config, "family", "") == "video" else "volumes"
+        solid = "clips" if getattr(config, "family", "") in ("video", "dit") else "volumes"
         own = "pictures" if len(config.image) == 2 else solid
         if own != kind and (own, kind) != ("pictures", "clips"):
             problem = f"the weights of --init {options.init} are for {own}, the data are {kind}"
@@ -61,8 +61,8 @@ def check_kind(opened: Data, options: TrainOptions, start: Start | None) -> None
     if kind == "volumes" and not objective.annotated:
         hint = "learn a class for each voxel: --recipe segment"
         raise UsageError(f"{opened.name} has volumes, and {objective.name} takes pictures", hint)
-    if kind == "clips" and not objective.takes_clips:
-        hint = "learn their classes: leave --recipe out; or learn without labels: --recipe videomae"
+    if kind == "clips" and not (objective.takes_clips or objective.generates):
+        hint = "learn their classes: leave --recipe out; without labels: --recipe videomae; to make clips: --recipe sit"
         raise UsageError(f"{opened.name} has clips, and {objective.name} takes pictures", hint)
     if kind != "clips" and (options.frames is not None or options.stride is not None):
         raise UsageError(f"--frames and --stride are for clips, and {opened.name} has {kind}", "leave them out")

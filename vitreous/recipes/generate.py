@@ -1,4 +1,4 @@
-"""Making images: diffusion as published for DiT, flows as for SiT, and for small images as tuned here."""
+"""Making images and clips: diffusion as published for DiT, flows as for SiT, and for small ones as tuned here."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from vitreous.recipes.recipe import DatasetInfo, Length, Recipe, common
 from vitreous.training.run import Optimizer, Run, Schedule
 
 SHOWN = Length(5e5, 12, 140)  # small images
+CLIPS_SHOWN = Length(1e5, 12, 140)  # small clips
+BATCH, CLIPS_BATCH = 128, 32
 
 
 def dit(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
@@ -70,12 +72,16 @@ def published(model: ModelConfig, facts: DatasetInfo, objective: GeneratorConfig
 
 
 def small(model: ModelConfig, facts: DatasetInfo, objective: GeneratorConfig) -> Run:
-    """A run of a small model, on a processor: grey images are not flipped, for letters and digits are grey."""
-    batch = max(1, min(128, facts.images // 4))
-    epochs = SHOWN.epochs(facts.images)
+    """A run of a small model, on a processor: grey images are not flipped, for letters and digits are grey, nor are
+    clips. These cost more, and are fewer a step and in all."""
+    clips = len(facts.size) == 3
+    batch = max(1, min(CLIPS_BATCH if clips else BATCH, facts.images // 4))
+    epochs = (CLIPS_SHOWN if clips else SHOWN).epochs(facts.images)
     steps = max(1, round(epochs * facts.images / batch))
     return Run(
-        **shared(replace_fields(model, {"learned_variance": False}), facts, objective, flip=facts.channels > 1),
+        **shared(
+            replace_fields(model, {"learned_variance": False}), facts, objective, flip=facts.channels > 1 and not clips
+        ),
         optimizer=Optimizer("muon", lr=2e-3, matrix_lr=0.02, betas=(0.9, 0.95), weight_decay=0.01),
         schedule=Schedule(round(0.02 * steps)),
         batch_size=batch,
@@ -92,6 +98,7 @@ def side(name: str, facts: DatasetInfo) -> int:
 GENERATORS: dict[str, Any] = {
     "models": ("DiT-256x8/4", *(f"DiT-{size}/2" for size in ("XL", "L", "B", "S"))),
     "small": "DiT-128x6/2",
+    "clips": "DiT-144x6/2x4x4-alternating",
     "image": side,
     "rule": "fixed",
     "by_steps": True,

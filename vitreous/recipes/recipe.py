@@ -12,6 +12,7 @@ from vitreous.data.augmentation.augment import Augment
 from vitreous.data.latents import Latents
 from vitreous.data.preprocess import HALF, Preprocess
 from vitreous.models.config import ModelConfig, replace_fields
+from vitreous.models.names import configure
 from vitreous.objectives.base import ObjectiveConfig
 from vitreous.objectives.supervised import SupervisedConfig
 from vitreous.recipes.options import TrainOptions
@@ -95,10 +96,10 @@ class Recipe:
     the default; `image` their side in pixels, of the model's name and the data (None: whatever the data or the
     weights have). `by_steps`: its length is counted in steps, not epochs; `warmup_in_epochs`: so is its warm-up.
     `small`: the model that it trains on images up to 64 pixels, which it takes as they are, if it has numbers for
-    such; `solid`: the one for volumes, if it takes any; `clips`: its models are of clips, and it takes nothing else.
-    `lengths`: where the number of images decides the epochs, how,
-    for each kind of model; the first is that of the first model. `grid` holds the learning rates to choose from, and
-    `hold_out` the share of the training images to choose on, if its table has one.
+    such; `solid`: the one for volumes, if it takes any; `clips`: the one for clips up to 64 pixels, where that is no
+    classifier. `lengths`: where the number of images decides the epochs, how, for each kind of model; the first is that
+    of the first model. `grid` holds the learning rates to choose from, and `hold_out` the share of the training images
+    to choose on, if its table has one.
     """
 
     name: str
@@ -111,7 +112,7 @@ class Recipe:
     models: tuple[str, ...] = ()
     small: str | None = None
     solid: str | None = None
-    clips: bool = False
+    clips: str | None = None
     image: Callable[[str, DatasetInfo], int] | None = None
     objective: type[ObjectiveConfig] = SupervisedConfig
     family: Literal["vit", "bit", "swin", "any"] = "any"
@@ -127,6 +128,11 @@ class Recipe:
     def text(self) -> str:
         """What the recipe is, what vitreous does otherwise, and the command."""
         return (getdoc(self.make) or "").replace("NAME", self.name)
+
+    @property
+    def of_clips(self) -> bool:
+        """Whether its table names models of clips, and it takes nothing else."""
+        return bool(self.models) and len(configure(self.models[0]).image) == 3
 
 
 def fixed_side(pixels: int) -> Callable[[str, DatasetInfo], int]:

@@ -78,8 +78,7 @@ VIDEOMAE = Recipe(
     ),
     data="Kinetics-400",
     models=("VideoMAE-B/16x2", "VideoMAE-S/16x2", "VideoMAE-L/16x2", "VideoMAE-H/16x2"),
-    small="VideoMAE-64x6/4x2",
-    clips=True,
+    clips="VideoMAE-64x6/4x2",
     objective=MAEConfig,
     warmup_in_epochs=True,
 )

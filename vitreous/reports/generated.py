@@ -33,7 +33,7 @@ from vitreous.generation.settings import SamplingOptions, in_turn
 from vitreous.progress import Listener
 from vitreous.reports.answers import Computing, progress_counter
 from vitreous.reports.opening import choose_split, data_for, open_generator
-from vitreous.reports.pages.picture_grid import SAMPLES_FILE, grid_of, picture_of
+from vitreous.reports.pages.picture_grid import SAMPLES_FILE, frames_of, grid_of
 from vitreous.reports.readings import record
 from vitreous.reports.reference import read_reference
 from vitreous.reports.spaces import INCEPTION, LATENTS, PIXELS, Features, Space, open_space
@@ -268,15 +268,17 @@ def join(parts: Iterable[Features]) -> Features:
 
 
 def write_samples(folder: Folder, listener: Listener) -> None:
-    """Write `SHOWN` images of each of as many classes of a run that has ended to its samples.png, a row for each class.
-    A failure is noted and raises nothing."""
+    """Write `SHOWN` images of each of as many classes of a run that has ended to its samples.png, a row for each class;
+    of clips `SHOWN` in all, the frames of each in a row. A failure is noted and raises nothing."""
     try:
         bundle = open_generator(folder.path)
         last = max(0, len(bundle.generated_classes) - 1)
         classes = np.unique(np.linspace(0, last, SHOWN).astype(np.int64))
-        labels, numbers = torch.from_numpy(classes).repeat_interleave(SHOWN), torch.arange(SHOWN).repeat(len(classes))
+        clips = bundle.preprocess.of_clips
+        count, columns = (SHOWN // len(classes), bundle.preprocess.image[0]) if clips else (SHOWN, SHOWN)
+        labels, numbers = torch.from_numpy(classes).repeat_interleave(count), torch.arange(count).repeat(len(classes))
         images = sampler_of(bundle).sample(labels, numbers, SamplingOptions(guidance=GUIDANCE)).movedim(1, -1).numpy()
-        grid = grid_of([picture_of(image) for image in images], SHOWN)
+        grid = grid_of([frame for image in images for frame in frames_of(image)], columns)
         with atomic_path(folder.path / SAMPLES_FILE) as temporary:
             grid.save(temporary, "PNG")
     except (OSError, VitreousError) as error:

@@ -1,6 +1,6 @@
 """Feature spaces in which generated images are compared with real ones.
 
-n images, (n, H, W, C) uint8 or, of latents, float32.
+n images, (n, H, W, C) uint8 or, of latents, float32; clips are (n, T, H, W, C).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class PixelSpace:
         self.name, self.peak = name, 255 if name == PIXELS else 1
 
     def features(self, images: np.ndarray, labels: np.ndarray | None = None) -> Features:
-        """Images -> rows (n, H W C)."""
+        """Images -> rows (n, H W C), of clips (n, T H W C)."""
         return {"rows": images.reshape(len(images), -1).astype(np.float32) / self.peak}
 
 
@@ -62,7 +62,9 @@ class InceptionSpace:
 
     def features(self, images: np.ndarray, labels: np.ndarray | None = None) -> Features:
         """Images of 1 or 3 channels -> rows (n, 2048), spatial (n, 2023), logits (n, 1008). Raises UsageError for
-        other channels."""
+        other channels, and for clips."""
+        if images.ndim != 4:
+            raise UsageError("Inception reads pictures, not clips", "leave --features out, or name a model of clips")
         if images.dtype != np.uint8 or images.shape[-1] not in (1, 3):
             raise UsageError(f"Inception reads pictures, not images of {images.shape[-1]} channels")
         return self.network.features(images)
@@ -79,8 +81,14 @@ class ModelSpace:
         self.rows = partial(features_of, bundle.model, bundle.preprocess, how=computing.how, workers=0, keep=False)
 
     def features(self, images: np.ndarray, labels: np.ndarray | None = None) -> Features:
-        """Images -> rows (n, d), and where classes are given and known, recognised (n,) bool."""
+        """Images -> rows (n, d), and where classes are given and known, recognised (n,) bool. Raises UsageError for
+        clips where the model reads pictures, and for pictures where it reads clips."""
         split, bundle = as_split(images), self.bundle
+        if (clips := images.ndim == 5) != bundle.preprocess.of_clips:
+            own, other = ("pictures", "clips") if clips else ("clips", "pictures")
+            raise UsageError(
+                f"{self.name} reads {own}, not {other}", f"name a model of {other}, or leave --features out"
+            )
         features = {"rows": np.array(self.rows(split).rows)}
         if labels is not None and self.order:
             engine = make_engine(bundle.model, bundle.preprocess, self.computing.how)
@@ -111,6 +119,6 @@ def open_space(features: str, classes: tuple[str, ...], computing: Computing, de
 
 
 def as_split(images: np.ndarray) -> Arrays:
-    """Images (n, H, W, C) uint8 as a split without labels."""
-    pixels: Any = images[..., 0] if images.shape[-1] == 1 else images
+    """Images (n, H, W, C) or clips (n, T, H, W, C) uint8 as a split without labels."""
+    pixels: Any = images[..., 0] if images.ndim == 4 and images.shape[-1] == 1 else images
     return Arrays(pixels, np.zeros((len(images), 0), np.float32))

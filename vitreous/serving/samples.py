@@ -1,4 +1,4 @@
-"""`sample`: images of a model that makes them, as files, a grid, or in memory."""
+"""`sample`: images and clips of a model that makes them, as files, a grid, or in memory."""
 
 from __future__ import annotations
 
@@ -23,16 +23,21 @@ from vitreous.errors import DataError, UsageError, nearest
 from vitreous.evaluation.sampling import Canvas
 from vitreous.generation.samplers import State
 from vitreous.generation.settings import SamplingOptions
+from vitreous.nn.sizes import nearby
 from vitreous.progress import Display, Listener, NullListener
 from vitreous.reports.generated import sampler_of
 from vitreous.reports.opening import open_generator
 from vitreous.reports.pages.picture_grid import columns_of as columns_of
+from vitreous.reports.pages.picture_grid import frames_of
 from vitreous.reports.pages.picture_grid import grid_of as grid_of
 from vitreous.reports.pages.picture_grid import picture_of as picture_of
+from vitreous.serving.clip_files import GIF, MP4, moving_grid, require_encoder, write_clip
 from vitreous.weights.bundle import Bundle
 
 CHUNK = 64  # images that are made, and written, at a time
 MOST = 1_000_000  # images of one call
+GRIDS = (".png", GIF, MP4)  # files of all images, where other names are folders
+MOST_FRAMES = 4096  # of a clip
 SETTINGS = "samples.json"  # in a folder of images: what they depend on
 
 
@@ -43,8 +48,8 @@ class SampleOptions(SamplingOptions):
     `classes`: names, or numbers of models whose classes have no names; none: each class of the model in turn. `count`:
     images of each class. `to_seed`: images go from those of `seed` to those of this seed in `count` steps. `inpaint`: a
     file whose image is kept but where the image in the file `mask` is white. `vae`: an autoencoder's folder or `hf:`
-    name, which decodes latents. `device` and `precision` are those of `predict`. Raises UsageError for values out of
-    their range.
+    name, which decodes latents. `frames`: of each clip; None: as many as the model learned from. `device` and
+    `precision` are those of `predict`. Raises UsageError for values out of their range.
     """
 
     classes: tuple[str, ...] = ()
@@ -53,6 +58,7 @@ class SampleOptions(SamplingOptions):
     inpaint: str | None = None
     mask: str | None = None
     vae: str | None = None
+    frames: int | None = None
     device: str = "auto"
     precision: str = "auto"
 
@@ -60,6 +66,8 @@ class SampleOptions(SamplingOptions):
         super().__post_init__()
         if not 1 <= self.count <= MOST:
             raise UsageError(f"--count must be 1 to {MOST:,}, not {self.count}")
+        if self.frames is not None and not 1 <= self.frames <= MOST_FRAMES:
+            raise UsageError(f"--frames must be 1 to {MOST_FRAMES:,}, not {self.frames}")
         if bool(self.inpaint) != bool(self.mask):
             raise UsageError(
                 "--inpaint and --mask belong together", "name an image, and a mask that is white where it is made anew"
@@ -70,7 +78,8 @@ class SampleOptions(SamplingOptions):
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """One image, (H, W, C) uint8, and what it was made of: the name of its class, "" for none, and its number."""
+    """One image, (H, W, C) uint8, or clip, (T, H, W, C), and what it was made of: the name of its class, "" for none,
+    and its number."""
 
     image: np.ndarray
     name: str
@@ -81,15 +90,33 @@ class Sample:
         """The image as Pillow has it. Raises UsageError for channels that are no colours."""
         return picture_of(self.image)
 
+    @property
+    def frames(self) -> list[Image.Image]:
+        """The T frames of a clip, or the image alone. Raises UsageError as `picture`."""
+        return frames_of(self.image)
+
 
 class Generator:
-    """A model ready to make images; `vae` takes the place of the autoencoder that its run names. Raises as
-    `sampler_of`."""
+    """A model ready to make images, or clips of `frames` (None: as many as it learned from); `vae` takes the place of
+    the autoencoder that its run names. Raises UsageError for frames that the patch does not divide, and for those of a
+    model that makes no clips, and raises as `sampler_of`."""
 
-    def __init__(self, bundle: Bundle, device: str = "auto", precision: str = "auto", vae: str | None = None) -> None:
+    def __init__(
+        self,
+        bundle: Bundle,
+        device: str = "auto",
+        precision: str = "auto",
+        vae: str | None = None,
+        frames: int | None = None,
+    ) -> None:
         self.bundle, self.classes = bundle, bundle.generated_classes
+        self.clips = bundle.preprocess.of_clips
+        if frames is not None:
+            check_frames(bundle, frames)
         self.sampler = sampler_of(bundle, device, precision, vae)
         self.process = self.sampler.process
+        if frames is not None:
+            self.sampler.image = (frames, *self.sampler.image[1:])
 
     def labels_of(self, names: Sequence[str]) -> list[int]:
         """The numbers of classes by name, of all where none is named. Raises UsageError for an unknown one, and for any
@@ -130,6 +157,8 @@ class Generator:
         if not options.inpaint or not options.mask:
             return None
         preprocess = self.bundle.preprocess
+        if self.clips:
+            raise UsageError("--inpaint is for models of pictures, not of clips", "leave it out")
         if self.sampler.decode is not None:
             raise UsageError("--inpaint is for models of pixels, not of latents", "leave it out")
         picture, mask = preprocess.decoded(options.inpaint), Preprocess(preprocess.image, 1).decoded(options.mask)
@@ -141,6 +170,16 @@ class Generator:
         image = preprocess.normalise(preprocess.pixels(picture)[None])
         given = torch.from_numpy(preprocess.array(mask))[None] < 128
         return Canvas(image.expand(count, -1, -1, -1), given.expand(count, -1, -1, -1))
+
+
+def check_frames(bundle: Bundle, frames: int) -> None:
+    """Raise UsageError for a model that makes no clips, and for frames that its patch does not divide."""
+    config: Any = bundle.model.config
+    if not bundle.preprocess.of_clips:
+        raise UsageError("--frames is for models of clips, and this one makes pictures", "leave it out")
+    if frames % config.patch[0]:
+        problem = f"--frames {frames} is not a multiple of the {config.patch[0]} frames of a patch"
+        raise UsageError(problem, f"use --frames {nearby((frames,), config.patch[:1])[0]}")
 
 
 def slerp(first: Tensor, last: Tensor, share: Tensor) -> Tensor:
@@ -164,22 +203,22 @@ def sample(
     """Make images, write them, and return the document of `vitreous sample --json`; `options` are the fields of
     `SampleOptions`.
 
-    `out`: a .png file gets a grid, a row for each class; any other name is a folder, in which each image is
-    CLASS-NUMBER.png, and images that are there are not made again. Raises UsageError, WeightsError, DataError and
-    ResourceError, each with its way out.
+    `out`: a .png file gets a grid, a row for each class, or, of clips, the frames of each in a row; a .gif or .mp4 file
+    gets a grid of clips that move. Any other name is a folder, in which each image is CLASS-NUMBER.png, each clip
+    CLASS-NUMBER.gif, and what is there is not made again. Raises UsageError, WeightsError, DataError and ResourceError,
+    each with its way out.
     """
     (asked,) = apply_options("sample", options, SampleOptions(), known=("run", "out", "listener", "progress"))
     display = listener or (Display() if progress else NullListener())
     began, place = time.monotonic(), Path(out)
     bundle = open_generator(run, display.note)
-    generator = Generator(bundle, asked.device, asked.precision, asked.vae)
+    suffix = place.suffix.lower()
+    check_place(place, bundle.preprocess.of_clips)
+    generator = Generator(bundle, asked.device, asked.precision, asked.vae, asked.frames)
     labels = generator.labels_of(asked.classes)
     asked.sampler_of(generator.process)
     wanted = [(label, number) for label in labels for number in range(asked.count)]
-    grid = place.suffix.lower() == ".png"
-    if not grid and place.is_file():
-        raise UsageError(f"{place} is a file", "name a folder, or a file that ends in .png for a grid")
-    write = write_grid if grid else write_folder
+    write = write_grid if suffix in GRIDS else write_folder
     try:
         files = write(place, generator, wanted, asked, display)
     except OSError as error:
@@ -192,12 +231,25 @@ def sample(
         "files": files,
         "classes": [generator.classes[label] for label in labels] if generator.classes else [],
         "count": asked.count,
+        "frames": generator.sampler.image[0] if generator.clips else None,
         "seeds": [asked.seed] + ([] if asked.to_seed is None else [asked.to_seed]),
         "guidance": asked.guidance,
         "sampler": asked.sampler_of(generator.process),
         "precision": generator.sampler.precision,
         "seconds": time.monotonic() - began,
     }
+
+
+def check_place(place: Path, clips: bool) -> None:
+    """Raise UsageError for a file that no images can be written to, and for a moving one of pictures; ResourceError for
+    one whose encoder is not installed."""
+    suffix = place.suffix.lower()
+    if suffix in (GIF, MP4) and not clips:
+        raise UsageError(f"{place} is for clips, and the model makes pictures", "name a .png file, or a folder")
+    if suffix not in GRIDS and place.is_file():
+        kinds = ".png, .gif or .mp4" if clips else ".png"
+        raise UsageError(f"{place} is a file", f"name a folder, or a file that ends in {kinds} for a grid")
+    require_encoder(suffix)
 
 
 def generate(
@@ -211,43 +263,54 @@ def generate(
         done += images
         listener.progress("sample", min(int(done), len(wanted)), len(wanted))
 
-    for low in range(0, len(wanted), CHUNK):
-        yield from generator.make(wanted[low : low + CHUNK], asked, count)
+    chunk = max(1, CHUNK // generator.sampler.image[0]) if generator.clips else CHUNK
+    for low in range(0, len(wanted), chunk):
+        yield from generator.make(wanted[low : low + chunk], asked, count)
 
 
 def write_grid(
     place: Path, generator: Generator, wanted: Sequence[tuple[int, int]], asked: SampleOptions, listener: Listener
 ) -> list[str]:
-    """Write one picture, a row for each class, of one class as near a square as can be. Raises OSError."""
-    images = [one.picture for one in generate(generator, wanted, asked, listener)]
-    columns = asked.count if len(images) > asked.count else columns_of(len(images))
+    """Write one picture or clip, a row for each class, of one class as near a square as can be; a picture of clips has
+    the frames of each in a row. Raises OSError."""
+    images = [one.frames for one in generate(generator, wanted, asked, listener)]
+    columns, suffix = asked.count if len(images) > asked.count else columns_of(len(images)), place.suffix.lower()
     place.parent.mkdir(parents=True, exist_ok=True)
     with atomic_path(place) as temporary:
-        grid_of(images, columns).save(temporary, "PNG")
+        if suffix in (GIF, MP4):
+            write_clip(temporary, suffix, moving_grid(images, columns))
+        else:
+            pictures = [frame for frames in images for frame in frames]
+            grid_of(pictures, len(images[0]) if generator.clips else columns).save(temporary, "PNG")
     return [os.fspath(place)]
 
 
 def write_folder(
     place: Path, generator: Generator, wanted: Sequence[tuple[int, int]], asked: SampleOptions, listener: Listener
 ) -> list[str]:
-    """Write a picture for each image that is not there yet. Raises OSError, and UsageError for a folder of images that
-    were made otherwise."""
+    """Write a picture for each image, or a GIF for each clip, that is not there yet. Raises OSError, and UsageError for
+    a folder of images that were made otherwise."""
     place.mkdir(parents=True, exist_ok=True)
-    settings = {name: value for name, value in asdict(asked).items() if name not in ("classes", "count")}
+    settings = {name: value for name, value in asdict(asked).items() if name not in ("classes", "count", "frames")}
     settings |= {"count": asked.count} if asked.to_seed is not None else {}
+    settings |= {"frames": generator.sampler.image[0]} if generator.clips else {}
     settings = json.loads(json.dumps(settings | {"model": digest(generator.bundle)}))
     note = place / SETTINGS
     if note.is_file() and json.loads(note.read_text("utf-8")) != settings:
         raise UsageError(f"{place} has images that were made with other settings ({note})", "name another folder")
     write_text(note, json.dumps(settings, indent=2) + "\n")
     stems = file_stems(generator.classes)
-    paths = {(label, number): place / f"{stems[label]}-{number:05d}.png" for label, number in wanted}
+    suffix, noun = (GIF, "clips") if generator.clips else (".png", "images")
+    paths = {(label, number): place / f"{stems[label]}-{number:05d}{suffix}" for label, number in wanted}
     lacking = [pair for pair in wanted if not paths[pair].is_file()]
     if len(lacking) < len(wanted):
-        listener.note(f"{len(wanted) - len(lacking):,} of {len(wanted):,} images are there already")
+        listener.note(f"{len(wanted) - len(lacking):,} of {len(wanted):,} {noun} are there already")
     for pair, one in zip(lacking, generate(generator, lacking, asked, listener), strict=True):
         with atomic_path(paths[pair]) as temporary:
-            one.picture.save(temporary, "PNG")
+            if generator.clips:
+                write_clip(temporary, suffix, one.frames)
+            else:
+                one.picture.save(temporary, "PNG")
     return [os.fspath(path) for path in paths.values()]
 
 

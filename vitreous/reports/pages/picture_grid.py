@@ -20,6 +20,11 @@ def picture_of(image: np.ndarray) -> Image.Image:
     return Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image)
 
 
+def frames_of(image: np.ndarray) -> list[Image.Image]:
+    """(T, H, W, C) uint8 -> T pictures, or (H, W, C) -> one. Raises UsageError for channels that are no colours."""
+    return [picture_of(frame) for frame in (image if image.ndim == 4 else image[None])]
+
+
 def columns_of(count: int) -> int:
     """Columns of a grid of so many images that is about as wide as high."""
     return next(columns for columns in range(1, count + 1) if columns * columns >= count)

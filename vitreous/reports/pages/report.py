@@ -80,7 +80,7 @@ def trained(folder: Folder) -> dict[str, Any]:
         "trained": {"run": run, "summary": summary, "curves": drawn},
         "unlabelled": unlabelled,
         "learned": read_learned(folder.path) if unlabelled else {},
-        "samples": samples_of(folder) if run.objective.generates else None,
+        "samples": samples_of(folder, run) if run.objective.generates else None,
         "alarms": alarms(folder),
         "classes_of": data_facts(folder, run),
         "readings": [reading(line) for line in read_lines(folder.path / "evaluations.jsonl")[-READ:]],
@@ -90,15 +90,16 @@ def trained(folder: Folder) -> dict[str, Any]:
     }
 
 
-def samples_of(folder: Folder) -> dict[str, Any]:
-    """Return the images that a generator made when its run ended, the classes of the rows, and the error of the last
-    evaluation."""
+def samples_of(folder: Folder, run: Run) -> dict[str, Any]:
+    """Return the images that a generator made when its run ended, the classes of the rows, the frames of clips, 0 of
+    images, and the error of the last evaluation."""
     path, classes = folder.path / SAMPLES_FILE, document(folder.path / "data.json").get("classes", [])
     picture = base64.b64encode(path.read_bytes()).decode() if path.is_file() else None
     val = document(folder.summary).get("val") or {}
     return {
         "picture": picture,
         "classes": len(classes),
+        "frames": run.preprocess.image[0] if run.preprocess.of_clips else 0,
         "error": val.get("denoising_error"),
         "images": val.get("images"),
     }
@@ -246,7 +247,7 @@ def commands(folder: Folder, run: Run, table: dict[str, Any]) -> list[str]:
     if run.objective.generates:
         return [
             *lines,
-            f"vitreous sample {shlex.quote(place)} --out samples.png",
+            f"vitreous sample {shlex.quote(place)} --out samples.{'gif' if run.preprocess.of_clips else 'png'}",
             f"vitreous evaluate {shlex.quote(place)}",
         ]
     if run.objective.labelled or run.objective.annotated:
