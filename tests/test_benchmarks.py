@@ -233,3 +233,27 @@ def test_a_peer_of_dense_models_learns_the_maps_that_ours_do(tmp_path, monkeypat
     facts = dense.theirs(plan, 0)
     assert facts["dice_nuclei"] == 0.5 and facts["images"] >= 8
     assert seen and all(set(np.unique(one)) == {0, 1} for one in seen)
+
+
+def test_moving_digits_have_the_speeds_that_are_drawn_and_are_read_where_they_are(monkeypatch):
+    monkeypatch.syspath_prepend(str(HOME))
+    moving = script("moving_digits")
+    rng, room = np.random.default_rng(0), moving.SIDE - moving.DIGIT
+    paths = np.stack([moving.path_of(rng, 16) for _ in range(200)])
+    assert paths.min() >= 0 and paths.max() <= room
+    speeds = np.median(np.hypot(*np.moveaxis(np.diff(paths, axis=1), -1, 0)), axis=1)  # bounces are few
+    assert speeds.min() > 0.45 and speeds.max() < 2.55 and abs(speeds.mean() - 1.5) < 0.15
+    dot = np.zeros((1, 3, moving.SIDE, moving.SIDE), np.uint8)
+    dot[0, range(3), (2, 5, 8), (2, 6, 10)] = 255
+    assert moving.motion_of(dot) == pytest.approx(np.full((1, 2), 5.0))
+    stamps = np.zeros((3, moving.DIGIT, moving.DIGIT), np.uint8)
+    stamps[0, 4:8], stamps[1, :, 4:8], stamps[2, ::11], stamps[2, :, ::11] = 255, 255, 255, 255  # two bars, and a frame
+    labels = np.arange(24) % 3
+    clips = np.stack([moving.moving_digits(rng, stamps[[label, label]]) for label in labels])
+    reader = moving.Reader(clips[:16], labels[:16])
+    judged = moving.figures_of(clips[16:], labels[16:], reader, moving.motion_of(clips[16:]))
+    assert judged["recognised"] > 0.8 and judged["distance"] == 0 and judged["low"] <= judged["median"]
+    assert reader.read(clips[16:]).shape == (8, 16)
+    real = [{"clips": "test clips", "number": 8} | judged]
+    own = {"clips": "M", "number": 8, "guidance": 2.0, "minutes": 1, "epochs": 3.0, "recipe": "sit", "seconds": 4.0}
+    assert "| M | 3.0 | 2 | " in moving.page(real, [own | judged]) and "| 0.50 |" in moving.page(real, [own | judged])
