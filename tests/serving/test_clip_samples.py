@@ -70,6 +70,15 @@ def test_a_stopped_run_of_clips_ends_in_the_same_bits(home, tmp_path):
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
+def test_a_generator_of_clips_goes_on_from_its_weights_and_not_on_pictures(home, run, tmp_path):
+    notes, ways = Notes(), {name: value for name, value in WAYS.items() if name not in ("model", "frames")}
+    vitreous.train(home, out=tmp_path / "more", recipe="sit", init=str(run[0]), steps=1, listener=notes, **ways)
+    assert open_generator(tmp_path / "more").model.config == open_generator(run[0]).model.config
+    assert any("new 0, unused 0" in note for note in notes.notes)
+    with pytest.raises(UsageError, match="are for clips, the data are pictures"):
+        vitreous.train("digits", out=tmp_path / "run", recipe="sit", init=str(run[0]), progress=False)
+
+
 def test_a_clip_is_the_same_alone_and_among_others_and_moves(run):
     generator = Generator(open_generator(run[0]), "cpu", "fp32")
     options = SampleOptions(steps=2, seed=5, guidance=2.0)
