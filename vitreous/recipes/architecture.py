@@ -112,10 +112,8 @@ def for_clips(
         return replace_fields(model, {"image": (options.frames or start.image[0], *model.image[1:])})
     named = recipe.clips if recipe else None
     own = recipe is not None and recipe.of_clips
-    if max(facts.size[1:]) <= SMALL:
-        native = facts.size[1:]
-    else:
-        native = (SMALL, SMALL) if named and not own else LARGE_IMAGE
+    larger = (SMALL, SMALL) if named and not own else LARGE_IMAGE
+    native = facts.size[1:] if max(facts.size[1:]) <= SMALL else larger
     usual = named or next(name for side, name in CLIPS if max(facts.size[1:]) <= side)
     if recipe is not None and own and native is LARGE_IMAGE:
         usual = recipe.models[0]

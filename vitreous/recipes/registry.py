@@ -66,8 +66,10 @@ def hold_out_of(run: Run | str) -> float | None:
 
 
 def own_length(recipe: Recipe, base: Run) -> int:
-    """Steps of the recipe on the data that it was written for; `base` is its run on any."""
-    return base.steps if recipe.by_steps else math.ceil(base.epochs * SETS[recipe.data][0].images / base.step_size)
+    """Steps of the recipe on the data that it was written for, or, where the number of images decides its epochs, on
+    these; `base` is its run on any."""
+    decided = recipe.by_steps or base.epochs != example(recipe.name).epochs
+    return base.steps if decided else math.ceil(base.epochs * SETS[recipe.data][0].images / base.step_size)
 
 
 def example(name: str, model: str | None = None) -> Run:
