@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from vitreous.data.augmentation.augment import Augment
+from vitreous.data.split import Arrays
 from vitreous.errors import UsageError
 from vitreous.models.config import ViTConfig
 from vitreous.models.names import configure
@@ -211,3 +212,10 @@ def test_parameters_of_the_published_models_without_fixed_positions(name, decode
     assert sum(p.numel() for p in own.parameters() if p.requires_grad) == count
     if decoder:
         assert sum(p.numel() for p in own.decoder.parameters()) == decoder
+
+
+@pytest.mark.parametrize(("classes", "name"), [((), "rankme"), (("cell",), "rankme"), (("cat", "dog"), "knn_top1")])
+def test_neighbours_judge_where_there_are_classes_to_tell_apart(classes, name):
+    objective = MAE(build(SMALL), DECODER, Setting(classes=classes))
+    train = Arrays(np.zeros((4, 8, 8), np.uint8), np.zeros(4, np.int64))
+    assert [one.name for one in objective.evaluators(train)] == [name]

@@ -46,12 +46,12 @@ class Unlabelled(Objective):
         return Features()
 
     def evaluators(self, train: Split) -> list[Evaluator]:
-        """The rank of the features and, where images have labels, their nearest neighbours among `NEIGHBOURS` training
-        images."""
+        """The rank of the features and, where images have labels of several classes, their nearest neighbours among
+        `NEIGHBOURS` training images."""
         classes, multilabel = self.setting.classes, self.setting.multilabel
         if classes and len(train) > NEIGHBOURS:
             train = train.take(np.sort(permutation(len(train), self.setting.seed, 0)[:NEIGHBOURS]))
-        return [FeatureEvaluator(KNNEvaluator(classes, train, multilabel) if classes else None)]
+        return [FeatureEvaluator(KNNEvaluator(classes, train, multilabel) if len(classes) > 1 else None)]
 
     def warnings(self, scalars: Mapping[str, float], progress: Progress) -> Iterator[tuple[str, str]]:
         """Features that collapse: all alike, along one direction, or along few of those that there were."""
