@@ -5,12 +5,15 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.data.films import write_moves
+from tests.data.films import greys, write_clip, write_moves
 from tests.serving.test_clips import save_video_model
 from vitreous.data.preprocess import Preprocess
+from vitreous.data.sources import open_data
 from vitreous.errors import DataError, UsageError
 from vitreous.inspection.rollout import rollout
+from vitreous.progress import NullListener
 from vitreous.reports.inspect import inspect
+from vitreous.reports.scene import InspectOptions, Scene
 from vitreous.weights.bundle import load_bundle
 
 ARRANGEMENTS = ["", "-factorised-encoder", "-factorised-attention", "-factorised-dot-product"]
@@ -61,3 +64,14 @@ def test_a_larger_size_is_of_frames(tmp_path):
     assert inspect(run, clips, tmp_path / "out", **options)["image_size"] == [4, 24, 24]
     assert load_bundle(run).preprocess == Preprocess((4, 16, 16))
     assert np.load(tmp_path / "out/clips.npz")["maps"].shape == (2, 2, 6, 6)
+
+
+def test_a_part_of_a_film_is_shown_without_the_rest(tmp_path):
+    write_clip(tmp_path / "film.gif", np.concatenate([greys(5), greys(5) + 100]))  # ten frames a second
+    rows = ["path,label,split,start,end", "film.gif,dark,train,,0.5", "film.gif,light,train,0.5,"]
+    (tmp_path / "parts.csv").write_text("\n".join([*rows, *(row.replace("train", "val") for row in rows[1:])]) + "\n")
+    bundle = load_bundle(save_video_model(tmp_path / "model", "ViViT-32x2/4x2"))
+    scene = Scene("", bundle, InspectOptions(), bundle.preprocess, "cpu", (), NullListener())
+    shown = dict(scene.readable(open_data(tmp_path / "parts.csv").split("train")))
+    assert len(shown) == 2 and all(one.pixels.shape == (3, 4, 16, 16) for one in shown.values())
+    assert shown[0].pixels.max() < 100 <= shown[1].pixels.min()

@@ -21,9 +21,10 @@ from vitreous.data.augmentation.augment import Augment, Views
 from vitreous.data.augmentation.scenes import Scenes
 from vitreous.data.augmentation.volumes import VolumeScenes
 from vitreous.data.batch import Batch
+from vitreous.data.decoding.clip import Clip
 from vitreous.data.decoding.regions import open_picture
 from vitreous.data.keys import key, one_key
-from vitreous.data.layouts.video import ClipFiles
+from vitreous.data.layouts.video import open_sample
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.sampling import Order, repeat_factors, stream
 from vitreous.data.split import Split, is_labelled
@@ -123,10 +124,10 @@ class TrainLoader:
         preprocess, own = self.preprocess, one_key(self.seed, epoch, sample, view)
         if isinstance(self.views, Scenes | VolumeScenes):
             return self.views.scene(*self.scenes.read(sample), preprocess, own)
-        if isinstance(self.split, ClipFiles):
+        raw, name = open_sample(self.split, sample), self.split.name(sample)
+        if isinstance(raw, Clip):
             assert isinstance(self.views, Augment), "objectives of other views refuse clips"
-            return self.views.picture(self.split.clip(sample), preprocess, own)
-        raw, name = self.split.raw(sample), self.split.name(sample)
+            return self.views.picture(raw, preprocess, own)
         if preprocess.numbers == "colours" and self.views.takes_regions:
             return self.views.picture(open_picture(raw, preprocess.channels, name, self.exact), preprocess, own)
         return self.views.picture(preprocess.decoded(raw, name), preprocess, own)
@@ -150,8 +151,7 @@ class EvalLoader:
     def one(self, sample: int) -> Tensor:
         """One decoded image, or the frames that are read of a clip, (C, *image) uint8."""
         split = self.split
-        raw = split.clip(sample) if isinstance(split, ClipFiles) else split.raw(sample)
-        return self.preprocess.pixels(self.preprocess.decoded(raw, split.name(sample)))
+        return self.preprocess.pixels(self.preprocess.decoded(open_sample(split, sample), split.name(sample)))
 
 
 class Decoding(Dataset):

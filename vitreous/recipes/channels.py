@@ -8,10 +8,11 @@ from dataclasses import replace
 from vitreous.config import set_paths
 from vitreous.data.annotations.target import axes_of, kind_of
 from vitreous.data.augmentation.augment import Augment
+from vitreous.data.decoding.clip import Clip
 from vitreous.data.decoding.decode import decode
 from vitreous.data.decoding.spectral import channel_form, read_bands, read_channels
 from vitreous.data.decoding.volumes import volume_form
-from vitreous.data.layouts.video import ClipFiles
+from vitreous.data.layouts.video import open_sample
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Arrays, Data, Split
 from vitreous.data.statistics import statistics
@@ -79,10 +80,9 @@ def requested_numbers(options: TrainOptions, start: Start | None) -> str | None:
 def read_info(split: Split, sample: int, numbers: str | None, channels: int | None) -> DatasetInfo:
     """The facts that one image tells; `channels` are those of the weights. Raises DataError where it cannot be read,
     UsageError where it has other channels than the weights take."""
-    raw, name = split.raw(sample), split.name(sample)
-    if isinstance(split, ClipFiles):
-        clip = split.clip(sample)
-        return DatasetInfo(len(split), (len(clip), *clip.size), channels or 3)
+    raw, name = open_sample(split, sample), split.name(sample)
+    if isinstance(raw, Clip):
+        return DatasetInfo(len(split), (len(raw), *raw.size), channels or 3)
     if axes_of(split) == 3:
         count, size = volume_form(raw, name)
         check_channels(count, channels)

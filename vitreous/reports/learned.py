@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from vitreous.data.layouts.video import open_sample
 from vitreous.data.split import is_labelled
 from vitreous.disk import write_text
 from vitreous.errors import DataError, UsageError, VitreousError
@@ -111,7 +112,7 @@ def nearest_images(scene: Scene) -> dict[str, Any]:
     cosines, places = neighbours(known.numpy(), features.numpy(), min(NEAR, len(known)))
     rows = []
     for (sample, query), values, near in zip(chosen, cosines.tolist(), np.array(samples)[places].tolist(), strict=True):
-        images = [see_picture(train.raw(one), train.name(one), scene.preprocess) for one in near]
+        images = [see_picture(open_sample(train, one), train.name(one), scene.preprocess) for one in near]
         labels = [class_of(data, train, one) if labelled else "" for one in near]
         shown = [
             {"picture": uri(image.shown), "cosine": value, "label": label, "name": short(image)}

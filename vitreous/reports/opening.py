@@ -13,6 +13,7 @@ from torch import Tensor
 
 from vitreous.data.keys import permutation
 from vitreous.data.layouts.imagenet import is_ilsvrc2012
+from vitreous.data.layouts.video import open_sample
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.sources import open_data, open_data_of_run
 from vitreous.data.split import Data, Split, require_labels
@@ -129,7 +130,7 @@ def examples(data: Data, preprocess: Preprocess) -> Iterator[Tensor]:
     split = data.splits.get("train") or next(iter(data.splits.values()))
     for sample in permutation(len(split), 0, 0):
         try:
-            yield preprocess.pixels(preprocess.decoded(split.raw(int(sample)), split.name(int(sample))))
+            yield preprocess.pixels(preprocess.decoded(open_sample(split, int(sample)), split.name(int(sample))))
         except DataError:
             continue
 

@@ -15,10 +15,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from vitreous.data.decoding.clip import Clip
 from vitreous.data.decoding.decode import is_image
 from vitreous.data.keys import permutation
 from vitreous.data.layouts.folder import list_images
-from vitreous.data.layouts.video import clips_below
+from vitreous.data.layouts.video import clips_below, open_sample
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Data, Split
 from vitreous.errors import DataError, UsageError, printable
@@ -67,7 +68,7 @@ class Picture:
     name: str
     shown: Image.Image
     pixels: Tensor
-    raw: bytes | np.ndarray | Path = b""
+    raw: bytes | np.ndarray | Path | Clip = b""
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,7 @@ class Scene:
         """Yield the readable samples of a split with their indices, in an order drawn by the seed."""
         for sample in permutation(len(split), self.options.seed, 0).tolist():
             try:
-                yield sample, see_picture(split.raw(sample), split.name(sample), self.preprocess)
+                yield sample, see_picture(open_sample(split, sample), split.name(sample), self.preprocess)
             except DataError:
                 continue
 
@@ -181,7 +182,7 @@ def open_pictures(images: Sequence[str | os.PathLike[str]], preprocess: Preproce
             yield see_picture(path, printable(path), preprocess)
 
 
-def see_picture(raw: bytes | np.ndarray | Path, name: str, preprocess: Preprocess) -> Picture:
-    """Decode stored bytes, (H, W, C) pixels or a file as the model sees it. Raises DataError if it cannot."""
+def see_picture(raw: bytes | np.ndarray | Path | Clip, name: str, preprocess: Preprocess) -> Picture:
+    """Decode stored bytes, (H, W, C) pixels, a file or a clip as the model sees it. Raises DataError if it cannot."""
     pixels = preprocess.pixels(preprocess.decoded(raw, name))
     return Picture(name, rgb_image(pixels), pixels, raw)

@@ -14,6 +14,7 @@ import numpy as np
 from vitreous.data.annotations.painted import Painted
 from vitreous.data.copies.listing import staying
 from vitreous.data.layouts.packed import Pixels
+from vitreous.data.layouts.video import ClipFiles
 from vitreous.data.sources import open_data
 from vitreous.data.split import Arrays, Files, Split, Stored
 from vitreous.data.stores.tarindex import Index
@@ -133,7 +134,8 @@ def identities(split: Split, source: str) -> list[bytes]:
             home, _, name = os.fsencode(split.path(sample)).rpartition(b"/")
             if home not in real:  # links are mostly to folders, and to look up each file takes seconds
                 real[home] = os.path.realpath(home or b".")
-            names.append(real[home] + b"/" + name)
+            part = split.part(sample) if isinstance(split, ClipFiles) else None
+            names.append(real[home] + b"/" + name + (repr(part).encode() if part else b""))
         return names
     if isinstance(split, Arrays):
         return [hashlib.sha1(np.ascontiguousarray(split.raw(s)).tobytes()).digest() for s in range(len(split))]

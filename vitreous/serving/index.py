@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vitreous.cores import default_workers
+from vitreous.data.layouts.video import open_sample
 from vitreous.disk import atomic
 from vitreous.errors import DataError, UsageError, WeightsError
 
@@ -206,7 +207,7 @@ def thumbnails(split: Split, rows: np.ndarray, preprocess: Preprocess) -> Iterat
     from vitreous.reports.pages.thumbnails import rgb_image
 
     def small(row: int) -> bytes:
-        array = preprocess.array(preprocess.decoded(split.raw(row), split.name(row)))
+        array = preprocess.array(preprocess.decoded(open_sample(split, row), split.name(row)))
         picture = rgb_image(torch.from_numpy(array))
         picture.thumbnail((THUMBNAIL, THUMBNAIL))
         buffer = io.BytesIO()

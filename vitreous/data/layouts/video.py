@@ -73,6 +73,11 @@ class ClipFiles(Files):
         return clip.read(np.arange(len(clip)))
 
 
+def open_sample(split: Split, sample: int) -> bytes | np.ndarray | Clip:
+    """What a sample is decoded from: the opened clip of clips, else what is stored. Raises DataError."""
+    return split.clip(sample) if isinstance(split, ClipFiles) else split.raw(sample)
+
+
 def are_clips(root: Path) -> bool:
     """Whether all that a folder, its splits and their classes hold is clips; where these are GIFs alone, animated
     ones."""

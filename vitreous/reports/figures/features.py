@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitreous.data.layouts.video import open_sample
 from vitreous.data.split import Data, Split
 from vitreous.errors import UsageError
 from vitreous.evaluation.knn import neighbours
@@ -127,7 +128,7 @@ def make_nearest(scene: Scene) -> list[FigureResult]:
         for rank, (sample, value) in enumerate(zip(line, similar, strict=True), 1):
             name, label = train.name(sample), class_of(data, train, sample)
             table.append([query.name, rank, f"{value:.5f}", name, label])
-            rows[-1].append((see_picture(train.raw(sample), name, scene.preprocess), f"{value:.2f} {label}"))
+            rows[-1].append((see_picture(open_sample(train, sample), name, scene.preprocess), f"{value:.2f} {label}"))
     caption = (
         f"Pictures (first column), each with the most similar of {len(samples)} training images of {data.name}, drawn "
         "at random: cosine similarity of the pooled features before the head, and the class."

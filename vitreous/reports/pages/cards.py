@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitreous.data.layouts.video import open_sample
 from vitreous.data.split import Split
 from vitreous.errors import DataError, UsageError
 from vitreous.evaluation.calibration import losses, probabilities
@@ -56,7 +57,8 @@ def pictures(bundle: Bundle, split: Split, samples: list[int]) -> dict[int, dict
     pixels: dict[int, Tensor] = {}
     for sample in samples:
         try:
-            pixels[sample] = bundle.preprocess.pixels(bundle.preprocess.decoded(split.raw(sample), split.name(sample)))
+            picture = bundle.preprocess.decoded(open_sample(split, sample), split.name(sample))
+            pixels[sample] = bundle.preprocess.pixels(picture)
         except DataError:  # gone since it was judged
             continue
     if not pixels:

@@ -15,6 +15,7 @@ import numpy as np
 
 from vitreous.cores import default_workers
 from vitreous.data.keys import permutation
+from vitreous.data.layouts.video import open_sample
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Data
 from vitreous.errors import DataError, UsageError
@@ -218,7 +219,7 @@ def of_data(run: str | os.PathLike[str], bundle: Bundle, data: str | os.PathLike
     p, pixels, rows = bundle.preprocess, [], []
     for row in permutation(len(split), 0, 0)[: 4 * MOST].tolist():
         try:
-            picture = p.decoded(split.raw(row), split.name(row))
+            picture = p.decoded(open_sample(split, row), split.name(row))
             pixels.append(fit_image(native_pixels(picture), p)[0] if bundle.object_classes else p.array(picture))
             rows.append(row)
         except DataError:
