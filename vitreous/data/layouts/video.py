@@ -74,7 +74,8 @@ class ClipFiles(Files):
 
 
 def open_sample(split: Split, sample: int) -> bytes | np.ndarray | Clip:
-    """What a sample is decoded from: the opened clip of clips, else what is stored. Raises DataError."""
+    """What a sample is decoded from: of clips the opened clip, else the stored bytes or pixels (H, W[, C]). Raises
+    DataError."""
     return split.clip(sample) if isinstance(split, ClipFiles) else split.raw(sample)
 
 
