@@ -13,33 +13,24 @@ import argparse
 import time
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import torch
+from windows import engine_turn
 
 from vitreous.bench.race import Lane, race
 from vitreous.bench.work import Contender, Turn, Work
-from vitreous.data.preprocess import Preprocess
-from vitreous.evaluation.engine import InferenceOptions, make_engine
+from vitreous.evaluation.engine import InferenceOptions
 from vitreous.machine import has_bf16, processor
-from vitreous.models.zoo import create
 
 CLASSES, SIDE = 400, 224
 ARRANGEMENTS = ("joint", "factorised-encoder", "factorised-attention", "factorised-dot-product")
 
 
-def ours(work: Work, arrangement: str, precision: str = "auto") -> Turn:
+def ours(work: Work, arrangement: str, precision: Literal["auto", "fp32"] = "auto") -> Turn:
     """A model of ours by the engine that `predict` takes; `image_size` is the number of frames."""
-    torch.manual_seed(0)
     clip = (work.image_size, SIDE, SIDE)
-    model = create("ViViT-S/16x2", clip, CLASSES, arrangement=arrangement)
-    engine = make_engine(model, Preprocess(clip), InferenceOptions(precision=precision))  # type: ignore[arg-type]
-    pixels = torch.randint(0, 256, (1, 3, *clip), dtype=torch.uint8)
-
-    def turn() -> float:
-        engine(pixels)
-        return 1
-
-    return turn
+    return engine_turn("ViViT-S/16x2", clip, CLASSES, InferenceOptions(precision=precision), arrangement=arrangement)
 
 
 def videomae(work: Work, bf16: bool = False) -> Turn:
@@ -47,8 +38,9 @@ def videomae(work: Work, bf16: bool = False) -> Turn:
     from transformers import VideoMAEConfig, VideoMAEForVideoClassification
 
     torch.manual_seed(0)
-    sizes = {"hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536, "num_hidden_layers": 12}
-    config = VideoMAEConfig(image_size=SIDE, num_frames=work.image_size, num_labels=CLASSES, **sizes)
+    sizes: dict[str, int] = {"hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536}
+    sizes |= {"num_hidden_layers": 12, "image_size": SIDE, "num_frames": work.image_size, "num_labels": CLASSES}
+    config = VideoMAEConfig(**sizes)  # type: ignore[arg-type]
     model = VideoMAEForVideoClassification(config).eval().requires_grad_(False)
     clips = torch.randn(1, work.image_size, 3, SIDE, SIDE)
 
@@ -70,9 +62,9 @@ def contenders() -> list[Contender]:
     return table + [fast] * has_bf16("cpu")
 
 
-def page(found: dict[int, list[Lane]]) -> str:
+def page(lanes: dict[int, list[Lane]]) -> str:
     """The table: milliseconds and MiB for each length."""
-    lengths = list(found)
+    lengths = list(lanes)
     lines = [
         f"# Frames of clips, {time.strftime('%Y-%m-%d')}",
         "",
@@ -84,10 +76,10 @@ def page(found: dict[int, list[Lane]]) -> str:
         "| contender | " + " | ".join(f"{frames} frames, ms | MiB" for frames in lengths) + " |",
         "|---" * (1 + 2 * len(lengths)) + "|",
     ]
-    for number, first in enumerate(found[lengths[0]]):
+    for number, first in enumerate(lanes[lengths[0]]):
         cells = [first.contender.label]
         for frames in lengths:
-            lane = found[frames][number]
+            lane = lanes[frames][number]
             if lane.failure or not lane.rates:
                 cells += [lane.failure or "nothing", ""]
             else:
@@ -104,12 +96,12 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.0, help="of a round, and at least one clip")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    found = {}
+    lanes = {}
     for frames in given.frames:
-        found[frames] = race(Work("inference", "", frames, 1), contenders(), given.rounds, given.seconds)
-        times = [(lane.contender.label, lane.failure or f"{1000 / lane.median:.0f} ms") for lane in found[frames]]
+        lanes[frames] = race(Work("inference", "", frames, 1), contenders(), given.rounds, given.seconds)
+        times = [(lane.contender.label, lane.failure or f"{1000 / lane.median:.0f} ms") for lane in lanes[frames]]
         print(frames, times, flush=True)
-    text = page(found)
+    text = page(lanes)
     print(text)
     if given.out:
         given.out.write_text(text)

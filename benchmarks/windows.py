@@ -32,9 +32,15 @@ WINDOWS: dict[str, Any] = {"window": 14, "global_blocks": (2, 5, 8, 11)}  # ViTD
 
 def ours(work: Work, model: str, **settings: Any) -> Turn:
     """A model of ours by the engine that `predict` takes."""
+    return engine_turn(model, (work.image_size,) * 2, CLASSES, **settings)
+
+
+def engine_turn(
+    model: str, size: tuple[int, ...], classes: int, options: InferenceOptions | None = None, **settings: Any
+) -> Turn:
+    """One image or clip of a size by the engine that `predict` takes."""
     torch.manual_seed(0)
-    size = (work.image_size,) * 2
-    engine = make_engine(create(model, work.image_size, CLASSES, **settings), Preprocess(size), InferenceOptions())
+    engine = make_engine(create(model, size, classes, **settings), Preprocess(size), options or InferenceOptions())
     pixels = torch.randint(0, 256, (1, 3, *size), dtype=torch.uint8)
 
     def turn() -> float:

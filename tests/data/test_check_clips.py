@@ -121,14 +121,14 @@ def test_copies_within_and_between_splits_and_classes(checked):
     assert document["copies"]["across"] == {"train/test": 2} and document["copies"]["contrary"] == 1
     alike = {tuple(names(group)) for group in document["near_copies"]["listed"]}
     assert alike == {("1.mp4", "mirrored.mp4"), ("1.mp4", "recoded.webm")}
-    found = whats(document)
-    assert {word for word, finding in found.items() if finding["level"] == "fails"} == {
+    findings = whats(document)
+    assert {word for word, finding in findings.items() if finding["level"] == "fails"} == {
         "unreadable",
         "leak",
         "contrary",
     }
-    assert found["near_leak"]["text"] == "2 clips of test look like one of train"
-    assert not any("data dedup" in finding["way"] or "image" in finding["text"] for finding in found.values())
+    assert findings["near_leak"]["text"] == "2 clips of test look like one of train"
+    assert not any("data dedup" in finding["way"] or "image" in finding["text"] for finding in findings.values())
 
 
 def test_before_one_camera_only_clips_that_move_alike_are_copies(tmp_path):

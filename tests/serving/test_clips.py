@@ -149,8 +149,8 @@ def test_http_answers_about_clips_as_python_does(home, predictor, site):
 )
 def test_http_refuses_with_one_message(home, site, path, content, status, message):
     content = (home / "clips/left/clip1.gif").read_bytes() if content is None else content
-    found, document, _ = site.ask("POST", path, *form(("clip", content)))
-    assert found == status and message in document["error"]["message"]
+    answered, document, _ = site.ask("POST", path, *form(("clip", content)))
+    assert answered == status and message in document["error"]["message"]
 
 
 def test_limits_count_the_pixels_of_a_frame_and_factorised_models_show_no_attention(home):

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from PIL import Image
 
 from vitreous.errors import ResourceError
-from vitreous.reports.pages.picture_grid import grid_of
+from vitreous.reports.pages.picture_grid import grid_of, write_gif
 
 FRAME_TIME = 100  # milliseconds that a frame is shown
 QUALITY = "17"  # of x264, constant rate factor: the difference is hardly seen
@@ -36,14 +36,10 @@ def moving_grid(clips: Sequence[Sequence[Image.Image]], columns: int) -> list[Im
 def write_clip(path: str | os.PathLike[str], suffix: str, frames: Sequence[Image.Image]) -> None:
     """Write T frames of one size as a clip of the format that the suffix names, whatever the name of the file. Raises
     OSError."""
-    (write_mp4 if suffix == MP4 else write_gif)(path, frames)
-
-
-def write_gif(path: str | os.PathLike[str], frames: Sequence[Image.Image]) -> None:
-    """Write an animated GIF that starts over at its end; frames that are the same in a row become one that is shown as
-    long as all of them. Raises OSError."""
-    first, *others = frames
-    first.save(path, "GIF", save_all=True, append_images=others, duration=FRAME_TIME, loop=0)
+    if suffix == MP4:
+        write_mp4(path, frames)
+    else:
+        write_gif(path, frames, FRAME_TIME)
 
 
 def write_mp4(path: str | os.PathLike[str], frames: Sequence[Image.Image]) -> None:

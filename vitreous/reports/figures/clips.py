@@ -14,7 +14,8 @@ from vitreous.inspection.hooks import AttentionCall, watch
 from vitreous.inspection.rollout import Mixing, rollout
 from vitreous.reports.figures.attention import reader
 from vitreous.reports.figures.drawing import PICTURES, depth_of, heat, label_panel, panels, scale
-from vitreous.reports.pages.thumbnails import enlarge, gif_of, heat_map, rgb_frames, tile
+from vitreous.reports.pages.picture_grid import grid_of
+from vitreous.reports.pages.thumbnails import enlarge, gif_of, heat_map, rgb_frames
 from vitreous.reports.scene import FigureResult, Picture, Scene
 
 SLOTS = 8  # shown side by side
@@ -92,5 +93,5 @@ def animate(frames: list[list], weights: np.ndarray) -> bytes:
         for own, values in zip(frames, whole, strict=True):
             frame = enlarge(own[moment], SIDE)
             shown += [frame, heat_map(frame, values[moment * slots // len(own)])]
-        moments.append(tile(shown, 2))
+        moments.append(grid_of(shown, 2))
     return gif_of(moments)

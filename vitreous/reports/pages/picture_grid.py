@@ -1,8 +1,10 @@
-"""Pictures of one size as one picture."""
+"""Pictures of one size as one picture, side by side or one after the other."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from typing import IO
 
 import numpy as np
 from PIL import Image
@@ -38,3 +40,10 @@ def grid_of(images: Sequence[Image.Image], columns: int) -> Image.Image:
     for number, image in enumerate(images):
         whole.paste(image, (number % columns * (width + GAP), number // columns * (height + GAP)))
     return whole
+
+
+def write_gif(place: str | os.PathLike[str] | IO[bytes], frames: Sequence[Image.Image], milliseconds: int) -> None:
+    """Write T frames of one size as an animated GIF that starts over at its end, each shown for so long; frames that
+    are the same in a row become one that is shown as long as all of them. Raises OSError."""
+    first, *others = frames
+    first.save(place, "GIF", save_all=True, append_images=others, duration=milliseconds, loop=0)

@@ -12,8 +12,10 @@ from PIL import Image
 from torch import Tensor
 
 from vitreous.data.decoding.clip import evenly
+from vitreous.reports.pages.picture_grid import write_gif
 
 SIDE = 224  # pixels of an image on a page, at most
+FRAME_TIME = 150  # milliseconds that a frame of a map over time is shown
 SMALL = 64  # below which an image is shown with its pixels as squares
 
 
@@ -40,20 +42,9 @@ def enlarge(image: Image.Image, side: int) -> Image.Image:
     return image.resize((image.width * times, image.height * times), Image.Resampling.NEAREST)
 
 
-def tile(images: Sequence[Image.Image], columns: int) -> Image.Image:
-    """Images of one size in rows of so many, two pixels apart on white."""
-    width, height = (length + 2 for length in images[0].size)
-    whole = Image.new("RGB", (columns * width - 2, -(-len(images) // columns) * height - 2), "white")
-    for number, image in enumerate(images):
-        whole.paste(image, (number % columns * width, number // columns * height))
-    return whole
-
-
-def gif_of(frames: Sequence[Image.Image], milliseconds: int = 150) -> bytes:
-    """Images of one size as an animated GIF that goes on without end, each shown for so long."""
-    frames[0].save(
-        buffer := io.BytesIO(), "GIF", save_all=True, append_images=frames[1:], duration=milliseconds, loop=0
-    )
+def gif_of(frames: Sequence[Image.Image]) -> bytes:
+    """Images of one size as an animated GIF that goes on without end."""
+    write_gif(buffer := io.BytesIO(), frames, FRAME_TIME)
     return buffer.getvalue()
 
 
