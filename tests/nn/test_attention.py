@@ -1,7 +1,9 @@
 import pytest
 import torch
 
-from vitreous.nn.attention import Attention, KeptAttention, attend
+from vitreous.machine import FEATURES
+from vitreous.nn import attention as attention_module
+from vitreous.nn.attention import Attention, KeptAttention, attend, attend_in_parts, prefers_parts, products_pay
 from vitreous.nn.pool import AttentionPool
 
 
@@ -60,6 +62,39 @@ def test_training_in_bfloat16_on_a_cpu_agrees_with_the_fused_kernel(biased):
     ours, theirs = (torch.autograd.grad(y, (q, k, v), gradient) for y in (kept, fused))
     for a, b in zip(ours, theirs, strict=True):
         assert torch.allclose(a, b, atol=5e-2)
+
+
+@pytest.mark.processor
+@pytest.mark.parametrize("asked", [1, 17])
+@pytest.mark.parametrize("logits", [1, 1800, 1 << 20])
+def test_attention_in_parts_is_that_of_each_image_by_itself(logits, asked, monkeypatch):
+    """Parts of one image, of two with one left over (3 heads x 17 x 17 logits each), and of all five."""
+    monkeypatch.setattr(attention_module, "CACHED_LOGITS", logits)
+    torch.manual_seed(0)
+    q, k, v = (2 * torch.randn(5, 17, 3, 3, 8).bfloat16()).permute(2, 0, 3, 1, 4)
+    y = attend_in_parts(q[..., :asked, :], k, v)
+    exact = torch.nn.functional.scaled_dot_product_attention(*(x.double() for x in (q[..., :asked, :], k, v)))
+    assert y.dtype == q.dtype and y.shape == exact.shape and torch.allclose(y.double(), exact, atol=0.05)
+    assert (y.double() - exact).norm() < 0.01 * exact.norm()
+    alone = torch.cat([attend_in_parts(*(x[i : i + 1] for x in (q[..., :asked, :], k, v))) for i in range(5)])
+    assert torch.allclose(alone, y, atol=0.02)
+
+
+@pytest.mark.parametrize(
+    "best, wanted", [("avx2", False), ("avx512_f", False), ("avx512_bf16", True), ("amx_bf16", False)]
+)
+def test_attention_is_by_products_where_they_were_measured_faster(best, wanted, monkeypatch):
+    features = FEATURES[: FEATURES.index(best) + 1]
+    monkeypatch.setattr(attention_module, "capabilities", lambda: dict.fromkeys(features, True))
+    products_pay.cache_clear()
+    q = torch.zeros(2, 3, 17, 8, dtype=torch.bfloat16)
+    try:
+        assert prefers_parts(q, q) == wanted
+        assert not any(prefers_parts(x, x) for x in (q.float(), q[0], q.clone().requires_grad_(), q.to("meta")))
+        monkeypatch.setattr(attention_module, "MOST_LOGITS", 3 * 17 * 17 - 1)
+        assert not prefers_parts(q, q)
+    finally:
+        products_pay.cache_clear()
 
 
 def test_each_of_the_three_matrices_has_xavier_limits():
