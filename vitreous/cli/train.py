@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitreous.cli.console import Console
 from vitreous.cli.figures import FORMATS, figures
-from vitreous.errors import printable
+from vitreous.errors import UsageError, printable
 from vitreous.recipes.options import TrainOptions as Options
 
 if TYPE_CHECKING:
@@ -19,7 +19,8 @@ SHOWN = 10  # classes that the header names
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:
-    """Train, or print the plan with --dry-run; returns the document."""
+    """Train, or print the plan with --dry-run; returns the document. Raises UsageError for options of a plan without
+    one."""
     from pathlib import Path
 
     from vitreous.config import read_yaml
@@ -28,6 +29,10 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     from vitreous.weights.files import open_weights
 
     options.check_data()
+    if not options.dry_run and (options.world, options.images) != (None, None):
+        raise UsageError(
+            "--world and --images plan a run, and train none", "add --dry-run; torchrun starts several processes"
+        )
     if options.model:
         configure(options.model)  # what cannot be is refused before PyTorch is imported
     if options.recipe:
@@ -122,14 +127,18 @@ def selection(summary: dict[str, Any]) -> Iterator[str]:
 
 
 def plan(options: Options, console: Console) -> dict[str, Any]:
-    """The plan: model, resolution, parameters, cost, memory, time from a few timed steps. Writes nothing."""
+    """The plan: model, resolution, parameters, cost, memory, time from a few timed steps; or of many devices, from
+    counts alone. Writes nothing."""
     from vitreous.cli.console import readable_bytes
     from vitreous.config import to_plain
-    from vitreous.jobs.preview import preview
 
-    run, document = preview(options, console)
+    if options.world is None:
+        from vitreous.jobs.preview import preview as look
+    else:
+        from vitreous.jobs.scaled import preview_scaled as look
+    run, document = look(options, console)
     shown = {
-        name.removesuffix("_bytes"): readable_bytes(value) if name.endswith("_bytes") else value
+        name.removesuffix("_bytes"): readable_bytes(value) if name.endswith("_bytes") and value is not None else value
         for name, value in document.items()
     }
     console.table(

@@ -86,6 +86,7 @@ def derive_run(opened: Data, options: TrainOptions, split_settings: dict[str, An
     for note in start.notes if start else ():
         listener.note(note)
     info = replace(detect_info(opened, options, start), masks=has_masks(opened))
+    info = replace(info, images=options.images or info.images)
     run = derive(options, opened, info, start, listener.note)
     run = replace(run, objective=run.objective.located(run.model, run.data.classes))
     if warning := advise_weights(run):

@@ -43,6 +43,11 @@ class TrainOptions(WeightsOptions):
     """A config.yaml to take every value from; options given beside it win."""
     dry_run: bool = False
     """Print the plan (model, memory, time) and train nothing."""
+    world: int | None = None
+    """With --dry-run: plan for so many devices of the kind --device (a100, h100, h200, b200, mi300x), by count and by
+    data sheets."""
+    images: int | None = None
+    """With --world: training images that the data stand for."""
     image_size: int | None = None
     """Side of the model's input, pixels (default: from the recipe, the weights or the model's name)."""
     patch_size: int | None = None

@@ -1,0 +1,163 @@
+"""What a run holds and sends, by the plan of `train --dry-run --world` and as it was counted, for 1, 2 and 4 processes.
+
+    python benchmarks/scaling.py --out benchmarks/DATE-scaling-HARDWARE.md
+
+Each process trains three steps of `digits` in float32 on a processor, by gloo. Memory: the most bytes that PyTorch had
+given out at a time, by its own profiler, which sees every tensor from the first on. Network: what the loopback device
+sent while the third step ran, so nothing else may use it; gloo's reduce-scatter is an all-reduce, twice the bytes of a
+ring, and is planned as such here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from vitreous.jobs.plan import plan
+from vitreous.machine import processor
+from vitreous.progress import NullListener
+from vitreous.recipes.options import TrainOptions
+from vitreous.training.folder import Folder
+from vitreous.training.loop import fit
+from vitreous.training.ranks import ALONE, together
+from vitreous.training.scale import count_memory, count_traffic, measure_sizes
+from vitreous.training.session import Session
+
+#: model, side of the image, images of a batch
+CASES = {
+    "wide": ("ViT-384x4/4", 32, 32),
+    "deep": ("ViT-128x16/4", 32, 32),
+    "fine": ("ViT-128x4/2", 32, 16),
+    "large": ("ViT-512x6/8", 32, 64),
+}
+STEPS = 3
+
+
+def sent() -> int:
+    """Bytes that the loopback device has sent."""
+    line = next(line for line in Path("/proc/net/dev").read_text().splitlines() if line.strip().startswith("lo:"))
+    return int(line.split(":")[1].split()[8])
+
+
+def peak_of(trace: Path) -> int:
+    """The most bytes that were given out at a time, of a profile's own list of what was given and taken back."""
+    events = json.loads(trace.read_text())["traceEvents"]
+    held = most = 0
+    for event in sorted((e for e in events if e.get("name") == "[memory]"), key=lambda e: e["ts"]):
+        held += event["args"]["Bytes"]
+        most = max(most, held)
+    return most
+
+
+def work(case: str, parallel: str, out: Path) -> None:
+    """One process: train, and write down what was planned and what was counted."""
+    model, side, batch = CASES[case]
+    options = TrainOptions(data="digits", out=str(out), model=model, image_size=side, batch_size=batch, precision="fp32", optimizer="adamw", ema=0.99, workers=0, shards=1, device="cpu", accumulate=1, parallel=parallel, settings={"objective.progressive": ["1.0"], "objective.patch_dropout": ["0.0"]})  # fmt: skip
+    _, run, inputs, _ = plan(options, NullListener())
+    with together("cpu", 120) as ranks, profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        session = Session(run, inputs, Folder(out), NullListener(), ranks)
+        state, at = session.build(), []
+
+        def tick(state: Any) -> None:
+            ranks.wait()
+            at.append(sent())
+            state.halt = state.step == STEPS
+
+        fit(state, session.batches(state), [(1, tick)])
+    trace = out.with_suffix(f".{ranks.rank}.json")
+    profiler.export_chrome_trace(str(trace))
+    if ranks is not ALONE and ranks.rank:
+        return
+    sizes = measure_sizes(state.objective)
+    world = ranks.world
+    planned = count_memory(run, sizes, world, "cpu")
+    if parallel == "fsdp":
+        planned["peak_bytes"] += 4 * sizes.moving  # the copy that is judged, which lies on the processor
+    traffic = count_traffic(run, sizes, world)
+    if parallel == "fsdp":
+        traffic += round(4 * sizes.moving * (world - 1) / world)
+    row = {"case": case, "model": model, "parallel": parallel, "world": world, "parameters": sizes.moving}
+    row |= {"planned_bytes": planned["peak_bytes"], "counted_bytes": peak_of(trace), "terms": planned}
+    row |= {"planned_sent": traffic, "counted_sent": (at[-1] - at[-2]) // world}
+    out.with_suffix(".row").write_text(json.dumps(row))
+
+
+def measure(case: str, parallel: str, world: int, home: Path) -> dict[str, Any]:
+    """Start the processes of a case, and read what the first wrote."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    out = home / f"{case}-{parallel}-{world}"
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(world), "OMP_NUM_THREADS": "1"}
+    words = [sys.executable, __file__, "--worker", case, parallel, str(out)]
+    several = world > 1 or parallel == "fsdp"
+    started = [
+        subprocess.Popen(words, env=os.environ | (shared | {"RANK": str(n), "LOCAL_RANK": str(n)} if several else {}))
+        for n in range(world)
+    ]
+    if codes := [code for code in [process.wait() for process in started] if code]:
+        raise SystemExit(f"{case}, {parallel}, {world} processes: exit {codes}")
+    return json.loads(out.with_suffix(".row").read_text())
+
+
+def page(rows: list[dict[str, Any]]) -> str:
+    """The table."""
+    lines = [
+        f"# What a run holds and sends: planned and counted, {time.strftime('%Y-%m-%d')}",
+        "",
+        f"{processor()}, torch {torch.__version__}, gloo. Three steps of digits, float32, AdamW, an average; the most that a process holds, and what it",
+        "sends in a step.",
+        "",
+        "    python benchmarks/scaling.py",
+        "",
+        "| model | | processes | memory planned, MiB | counted | off | sent in a step planned, MiB | counted | off |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        cells = [row["model"], row["parallel"], str(row["world"])]
+        for kind in ("bytes", "sent"):
+            planned, counted = row[f"planned_{kind}"], row[f"counted_{kind}"]
+            shown = f"{planned / counted - 1:+.1%}" if planned else ""
+            cells += [f"{planned / 2**20:.1f}", f"{counted / 2**20:.1f}", shown]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Measure every case, and print the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
+    parser.add_argument("--worlds", nargs="+", type=int, default=[1, 2, 4])
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--rows", type=Path)
+    parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.worker:
+        return work(given.worker[0], given.worker[1], Path(given.worker[2]))
+    with tempfile.TemporaryDirectory() as home:
+        rows = [
+            measure(case, parallel, world, Path(home))
+            for case in given.cases
+            for parallel in ("ddp", "fsdp")
+            for world in given.worlds
+        ]
+    if given.rows:
+        given.rows.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    print(page(rows))
+    if given.out:
+        given.out.write_text(page(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""The plan of a run on many devices: what follows from counts alone."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.objectives.test_processes import HEADS
+from vitreous.cli.main import main
+from vitreous.jobs.plan import plan
+from vitreous.jobs.scaled import on_no_device, preview_scaled
+from vitreous.machine import DTYPES
+from vitreous.progress import NullListener
+from vitreous.recipes.options import TrainOptions
+from vitreous.training.folder import Folder
+from vitreous.training.parts import parts
+from vitreous.training.ranks import Ranks
+from vitreous.training.scale import (
+    ACCELERATORS,
+    count_memory,
+    count_traffic,
+    device_images,
+    forecast_step,
+    measure_sizes,
+)
+from vitreous.training.session import Session
+
+SMALL = {
+    "data": "digits",
+    "model": "ViT-32x3/2",
+    "batch_size": 64,
+    "workers": 0,
+    "shards": 1,
+    "device": "cpu",
+    "epochs": 1.0,
+    "recipe": "digits",
+}
+
+
+def planned(**changes):
+    """A run and its inputs."""
+    _, run, inputs, _ = plan(TrainOptions(**{**SMALL, "precision": "bf16", **changes}), NullListener())
+    return run, inputs
+
+
+def bytes_of(tensors):
+    """Bytes of the memory that tensors lie in, each part counted once."""
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors if t.numel()}
+    return sum(storages.values())
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon", "sgd"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_state_that_is_planned_is_the_state_that_is_held(optimizer, precision, tmp_path):
+    run, inputs = planned(precision=precision, optimizer=optimizer, ema=0.99 if optimizer == "adamw" else None)
+    state = Session(run, inputs, Folder(tmp_path)).build()
+    flat = state.flat
+    terms = count_memory(run, measure_sizes(state.objective), 1, "cpu")
+    held = {
+        "masters_bytes": bytes_of([flat.master]),
+        "working_copy_bytes": bytes_of([flat.work]) if flat.work is not flat.master else 0,
+        "average_bytes": bytes_of([flat.average]) if run.ema else 0,
+        "moments_bytes": bytes_of([vector for _, vector in state.optimizers.moments.values()]),
+        "gradients_bytes": bytes_of(flat.grads),
+        "gradient_sum_bytes": bytes_of([flat.master_grad]) if flat.master_grad is not flat.grad else 0,
+    }
+    for name, size in held.items():
+        assert terms[name] == pytest.approx(size, rel=0.05), name  # places of parameters are multiples of 64
+
+
+def test_activations_that_are_planned_are_those_that_autograd_keeps(tmp_path):
+    run, inputs = planned(
+        precision="fp32",
+        model="ViT-64x6/2",
+        image_size=16,
+        settings={"objective.patch_dropout": ["0"], "objective.progressive": ["1"]},
+    )
+    session = Session(run, inputs, Folder(tmp_path))
+    state = session.build()
+    own, seen = {p.untyped_storage().data_ptr() for p in state.objective.parameters()}, {}
+
+    def keep(tensor):
+        if tensor.untyped_storage().data_ptr() not in own:
+            seen[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes(), tensor
+        return tensor
+
+    state.objective.train()
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        state.objective(next(session.batches(state)))
+    counted = sum(size for size, _ in seen.values())
+    terms = count_memory(run, measure_sizes(state.objective), 1, "cpu")
+    assert terms["activations_bytes"] == pytest.approx(counted, rel=0.1)
+
+
+def test_an_objective_without_memory_counts_as_one_with(tmp_path):
+    heads = {f"objective.{name}": [str(size)] for name, size in HEADS.items()}
+    dino = {"recipe": "dino", "model": "ViT-32x2/4", "image_size": 16, "batch_size": 16, "settings": heads}
+    for options in ({}, dino):
+        run, inputs = planned(**options)
+        objective = Session(run, inputs, Folder(tmp_path)).build().objective
+        empty = on_no_device(run)
+        assert {tensor.device.type for tensor in empty.parameters()} == {"meta"}
+        with_copies, without = measure_sizes(objective), measure_sizes(empty)
+        assert with_copies._replace(held_bytes=0) == without._replace(held_bytes=0)
+
+
+def test_shares_and_rings():
+    run, _ = planned()
+    sizes, b = measure_sizes(on_no_device(run)), DTYPES[run.precision].itemsize
+    assert sizes.moving == sum(sizes.blocks) + sizes.root and len(sizes.blocks) == 3
+    n = sizes.moving
+    for world in (2, 8, 64):
+        assert count_traffic(run, sizes, world) == round(2 * b * n * (world - 1) / world)
+        assert count_traffic(replace(run, accumulate=2), sizes, world) == round(2 * 4 * n * (world - 1) / world)
+        fsdp = replace(run, parallel="fsdp")
+        once = b * (2 * sum(sizes.blocks) + sizes.root)
+        assert count_traffic(fsdp, sizes, world) == round((once + b * n) * (world - 1) / world)
+        whole, share = count_memory(run, sizes, world), count_memory(fsdp, sizes, world)
+        for name in ("masters_bytes", "average_bytes", "moments_bytes"):
+            assert share[name] == pytest.approx(whole[name] / world, rel=0.01)
+    assert count_traffic(run, sizes, 1) == 0
+
+
+def test_a_device_computes_what_the_run_gives_it():
+    for changes in ({}, {"micro_batch": 5}):
+        run = replace(planned()[0], **changes)
+        for world in (1, 2, 3, 7):
+            most = max(p.stop - p.start for rank in range(world) for p in parts(run, Ranks(rank, world), 0))
+            assert device_images(run, world) == min(most, changes.get("micro_batch", most))
+
+
+def test_time_is_compute_and_what_it_does_not_hide():
+    run, _ = planned()
+    sizes, device = measure_sizes(on_no_device(run)), ACCELERATORS["h100"]
+    one, many = (forecast_step(run, sizes, world, device, 1e9) for world in (1, 64))
+    assert one["compute"] == pytest.approx(64 * many["compute"]) and one["exchange"] == one["exchange_whole"] == 0
+    assert many["exchange"] == pytest.approx(max(0, many["exchange_whole"] - many["compute"] * 2 / 3))
+    slow = replace(device, network=1e6)
+    assert forecast_step(run, sizes, 64, slow, 1e9)["exchange"] > many["exchange_whole"]
+    assert forecast_step(run, sizes, 8, slow, 1e9) == forecast_step(run, sizes, 8, device, 1e9)  # one machine
+
+
+def test_the_plan_is_of_as_many_images_as_it_is_told():
+    options = TrainOptions(
+        **{
+            **SMALL,
+            "device": "h100",
+            "world": 16,
+            "images": 1_000_000,
+            "dry_run": True,
+            "parallel": "fsdp",
+            "optimizer": "adamw",
+        }
+    )
+    run, document = preview_scaled(options, NullListener())
+    assert document["images"] == 1_000_000 and document["steps"] == run.steps == math.ceil(1_000_000 / 64)
+    assert document["images_at_a_time"] == 4 and document["devices"] == "16 x h100, 2 machines"
+    assert document["exaflops"] == pytest.approx(
+        on_no_device(run).flops(type("P", (), {"samples": 0, "total": 1})()) * 1e6 / 1e18, rel=0.01
+    )
+    assert document["hours"] == pytest.approx(document["seconds_per_step"] * run.steps / 3600, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--dry-run", "--world", "8"], "--device is not given"),
+        (["--dry-run", "--world", "8", "--device", "h101"], "--device is h101"),
+        (["--dry-run", "--world", "0", "--device", "h100"], "must be at least 1"),
+        (["--world", "8"], "plan a run, and train none"),
+        (
+            ["--dry-run", "--world", "4096", "--device", "h100", "--recipe", "digits"],
+            "fewer images than there are processes",
+        ),
+    ],
+)
+def test_what_cannot_be_planned_is_said_in_one_message(words, message, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "digits", *words])
+    assert ended.value.code == 2 and message in capsys.readouterr().err

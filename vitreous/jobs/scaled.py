@@ -1,0 +1,93 @@
+"""A run on many devices, planned without them: what `train DATA --dry-run --world 512 --device h100` prints."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from vitreous.data.loader import TrainLoader
+from vitreous.data.pace import TRIED, decode_seconds
+from vitreous.data.split import Split
+from vitreous.errors import DataError, UsageError
+from vitreous.jobs.plan import plan, with_data
+from vitreous.machine import DTYPES
+from vitreous.models.cost import macs
+from vitreous.models.names import name_of
+from vitreous.models.skip_init import NoInitMode
+from vitreous.models.zoo import build
+from vitreous.objectives.base import Objective, Setting
+from vitreous.progress import Listener
+from vitreous.recipes.options import TrainOptions
+from vitreous.training.parts import check
+from vitreous.training.ranks import Ranks
+from vitreous.training.run import Run
+from vitreous.training.scale import ACCELERATORS, forecast_run
+from vitreous.training.tune import prepare
+
+
+def preview_scaled(options: TrainOptions, listener: Listener) -> tuple[Run, dict[str, Any]]:
+    """The run that the options give, and its plan on `options.world` devices of the kind `options.device`.
+
+    The data are read, but no step is made: `options.images` may stand for more images than there are. Raises
+    UsageError for a kind of device that no figures are known of, and for numbers that cannot be.
+    """
+    name, world = (options.device or "").lower(), options.world or 0
+    if name not in ACCELERATORS:
+        problem = f"--world plans for devices by their data sheets, and --device is {options.device or 'not given'}"
+        raise UsageError(problem, f"give one of {', '.join(ACCELERATORS)}")
+    if world < 1 or (options.images is not None and options.images < 1):
+        raise UsageError("--world and --images must be at least 1")
+    precision = options.precision if options.precision not in (None, "auto") else "bf16"
+    here = replace(with_data(options), device="cpu", precision=precision, shards=1, compile=False)
+    _, run, inputs, _ = plan(here, listener)
+    if options.images:
+        run = replace(run, data=replace(run.data, images=options.images))
+    check(run, Ranks(0, world, 0, joined=True))
+    loader, length = (
+        TrainLoader(inputs.train, run.preprocess, run.views, 0, exact=run.data.exact),
+        file_bytes(inputs.train),
+    )
+    seconds = decode_seconds(loader) if length else 0.0
+    forecast = forecast_run(run, on_no_device(run), world, name, length)
+    cores = float(str(forecast["images_per_second_a_machine"])) * seconds
+    document = {
+        "model": name_of(run.model),
+        "recipe": run.recipe,
+        "parameters": forecast.pop("parameters"),
+        "gflops_per_image": round(2 * macs(run.model) / 1e9, 4),
+        "precision": run.precision,
+        "images": run.data.images,
+        "batch_size": run.batch_size,
+        "steps": run.steps,
+        "epochs": run.epochs,
+        **forecast,
+        "decoding_cores_a_machine": None if length is None else math.ceil(cores),
+    }
+    return run, document
+
+
+def on_no_device(run: Run) -> Objective:
+    """The objective of a run, whose tensors have shapes and no memory."""
+    classes = run.data.classes
+    with torch.device("meta"), NoInitMode():
+        model = build(run.model)
+        prepare(model, run.tune)
+        normalisation = (run.preprocess.mean, run.preprocess.std)
+        dtype = DTYPES[run.precision]
+        return run.objective.build(model, Setting(run.seed, classes, False, run.views, 1, dtype, normalisation))
+
+
+def file_bytes(split: Split) -> float | None:
+    """The mean length of a few files, evenly spread over a split; None where it has pixels and no files."""
+    lengths = []
+    for sample in np.linspace(0, len(split) - 1, min(TRIED, len(split))).astype(int).tolist():
+        try:
+            stored = split.raw(sample)
+        except DataError:
+            continue
+        lengths += [len(stored)] if isinstance(stored, bytes) else []
+    return float(np.mean(lengths)) if lengths else None

@@ -1,0 +1,217 @@
+"""A run on many devices, by count: what each holds, what it sends in a step, and how long a step takes.
+
+n numbers that move, b bytes of one in the run's precision, W devices. Nothing is run. Bytes of memory and of the
+network follow from what `training.flat`, `training.sharded` and `training.compute` do, and `benchmarks/scaling.py`
+counts them; seconds follow from published figures of the devices and an assumed share of their peak.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from vitreous.machine import DTYPES
+from vitreous.models.cost import activations
+from vitreous.objectives.base import Objective, Progress
+from vitreous.training.flat import kind_of
+from vitreous.training.run import Run
+from vitreous.training.sharded import learns
+
+UTILISATION = 0.45  # share of the peak that products reach in training, where nobody measured it
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """A device, by its maker's data sheet: dense bfloat16 FLOP/s, bytes of memory, bytes/s from it; bytes/s that it
+    sends to others of its machine, and to other machines; and how many a machine has."""
+
+    flops: float
+    memory: float
+    bandwidth: float
+    link: float
+    network: float
+    together: int = 8
+
+
+#: `network` is that of the maker's own servers: one port of 200 or 400 Gbit/s for each device
+ACCELERATORS = {
+    "a100": Accelerator(312e12, 80e9, 2.039e12, 300e9, 25e9),
+    "h100": Accelerator(989e12, 80e9, 3.35e12, 450e9, 50e9),
+    "h200": Accelerator(989e12, 141e9, 4.8e12, 450e9, 50e9),
+    "b200": Accelerator(2250e12, 180e9, 8e12, 900e9, 50e9),
+    "mi300x": Accelerator(1307e12, 192e9, 5.3e12, 448e9, 50e9),
+}
+
+
+class Sizes(NamedTuple):
+    """Numbers of an objective: that move, of these in matrices of blocks, of the model that do not move, bytes of all
+    other state (a teacher, buffers), numbers of what is shipped that do not move; and what FSDP gathers at a time: the
+    numbers of each block, and of all outside of blocks."""
+
+    moving: int
+    matrices: int
+    frozen: int
+    held_bytes: int
+    shipped: int
+    blocks: tuple[int, ...]
+    root: int
+
+
+def measure_sizes(objective: Objective) -> Sizes:
+    """Count an objective on any device, `meta` too."""
+    parameters = dict(objective.named_parameters())
+    moving = {name: p.numel() for name, p in parameters.items() if p.requires_grad}
+    static = {id(p) for p in objective.frozen_parameters()}
+    tensors = [*parameters.values(), *objective.buffers()]
+    held = sum(t.numel() * t.element_size() for t in tensors if not t.requires_grad and id(t) not in static)
+    deployed = objective.deployed()
+    still = [t for t in (*deployed.parameters(), *deployed.buffers()) if not t.requires_grad]
+    blocks = []
+    for name, part in objective.named_modules():
+        if name.endswith("blocks") and isinstance(part, nn.ModuleList) and learns(part):
+            blocks += [sum(p.numel() for p in block.parameters() if p.requires_grad) for block in part]
+    return Sizes(
+        moving=sum(moving.values()),
+        matrices=sum(size for name, size in moving.items() if kind_of(name, parameters[name]) == "matrix"),
+        frozen=sum(p.numel() for p in parameters.values() if id(p) in static),
+        held_bytes=held,
+        shipped=sum(t.numel() for t in still),
+        blocks=tuple(blocks),
+        root=sum(moving.values()) - sum(blocks),
+    )
+
+
+def device_images(run: Run, world: int) -> int:
+    """Images that a device computes at a time."""
+    whole = -(-run.batch_size // world)
+    return min(whole, run.micro_batch or whole)
+
+
+def count_memory(run: Run, sizes: Sizes, world: int, device: str = "cuda") -> dict[str, int | None]:
+    """Bytes that each device holds, by what for; `peak_bytes` is the most at a time.
+
+    Activations are there until the backward pass is over; the gradients' float32 sum from then on. None where the
+    model's activations have no formula (`models.cost.activations`).
+    """
+    fsdp, b, n = run.parallel == "fsdp", DTYPES[run.precision].itemsize, sizes.moving
+    share = -(-n // world) if fsdp else n
+    several = world > 1 or fsdp
+    moments = {"sgd": 4 * n, "lars": 4 * n, "muon": 4 * sizes.matrices + 8 * (n - sizes.matrices)}
+    overlapped = several and not fsdp and run.accumulate == 1 and run.micro_batch is None and not run.reproducible
+    largest = max(sizes.blocks, default=0)
+    counted: dict[str, int | None] = {
+        "masters_bytes": 4 * share,
+        "working_copy_bytes": (b * share if fsdp or b < 4 else 0) + (b + 4 * (b < 4)) * sizes.frozen,
+        "average_bytes": 4 * share if run.ema is not None else 0,
+        "moments_bytes": moments.get(run.optimizer.name, 8 * n) * share // n,
+        "other_state_bytes": sizes.held_bytes + 4 * max(0, sizes.shipped - sizes.frozen),
+        # DDP copies gradients into buckets; FSDP keeps a share
+        "gradients_bytes": b * (share if fsdp else n * (2 if overlapped else 1)),
+        "gradient_sum_bytes": 4 * share if fsdp or b < 4 else 0,
+        # two blocks at a time, the rest throughout, and gradients of two blocks on their way
+        "gathered_bytes": b * (sizes.root + 4 * largest) if fsdp else 0,
+        "activations_bytes": count_activations(run, device_images(run, world), device),
+    }
+    resident = sum(value or 0 for name, value in counted.items() if name not in PASSING)
+    passing = {name: counted[name] or 0 for name in PASSING}
+    backward = passing["activations_bytes"] + passing["gathered_bytes"]
+    known = counted["activations_bytes"] is not None
+    return counted | {"peak_bytes": resident + max(backward, passing["gradient_sum_bytes"]) if known else None}
+
+
+#: what is not there all the time
+PASSING = ("activations_bytes", "gradient_sum_bytes", "gathered_bytes")
+
+
+def count_activations(run: Run, images: int, device: str) -> int | None:
+    """Bytes that so many images leave for the backward pass; None where no formula is known."""
+    numbers = activations(run.model, device=device)
+    if numbers is None:
+        return None
+    if run.recompute:  # the blocks' inputs, and what one block keeps
+        depth = run.model.depth
+        tokens = run.model.prefix + torch.Size(run.model.grid).numel()
+        numbers = numbers // depth + depth * tokens * run.model.width  # type: ignore[union-attr]
+    return images * numbers * DTYPES[run.precision].itemsize
+
+
+def count_traffic(run: Run, sizes: Sizes, world: int) -> int:
+    """Bytes that a device sends in an optimiser step, by rings: 2 (W - 1) / W of what is added up, (W - 1) / W of what
+    is gathered or scattered.
+
+    DDP adds up gradients once a step: in the run's precision where that overlaps with the one backward pass, else in
+    float32. FSDP gathers the weights for the forward and again for the backward pass, those outside of blocks once,
+    for each micro-batch, and scatters the gradients once.
+    """
+    b, n = DTYPES[run.precision].itemsize, sizes.moving
+    passes = run.accumulate * math.ceil(math.ceil(run.batch_size / world) / device_images(run, world))
+    if run.parallel == "fsdp":
+        gathered = passes * b * (2 * sum(sizes.blocks) + sizes.root)
+        return round((gathered + b * n) * (world - 1) / world)
+    overlapped = run.accumulate == 1 and run.micro_batch is None and not run.reproducible
+    return round(2 * (b if overlapped else 4) * n * (world - 1) / world)
+
+
+def forecast_step(
+    run: Run, sizes: Sizes, world: int, device: Accelerator, flops: float, utilisation: float = UTILISATION
+) -> dict[str, float]:
+    """Seconds of an optimiser step on so many devices: of `compute`, of the `exchange` that it does not hide, of the
+    `update`; and of the whole exchange.
+
+    `flops` are those of an image's training step. Between machines all devices of one send at once, so that a ring is
+    as fast as their ports together, or as the links within. DDP exchanges during the backward pass, two thirds of the
+    compute; FSDP during all of it.
+    """
+    images = run.step_size / world
+    compute = images * flops * (4 / 3 if run.recompute else 1) / (utilisation * device.flops)
+    speed = device.link if world <= device.together else min(device.link, device.network * device.together)
+    exchange = count_traffic(run, sizes, world) / speed if world > 1 else 0.0
+    hidden = compute * (1.0 if run.parallel == "fsdp" else 2 / 3)
+    share = sizes.moving / (world if run.parallel == "fsdp" else 1)
+    update = share * (4 + 8 + 16 + DTYPES[run.precision].itemsize + 8 * (run.ema is not None)) / device.bandwidth
+    return {"compute": compute, "exchange": max(0.0, exchange - hidden), "update": update, "exchange_whole": exchange}
+
+
+def forecast_run(
+    run: Run, objective: Objective, world: int, name: str, image_bytes: float | None = None
+) -> dict[str, object]:
+    """The plan of a run on `world` devices of ACCELERATORS: memory, bytes of a step, images a second, hours, and what
+    takes longest. `image_bytes`: a file's mean length."""
+    device, sizes = ACCELERATORS[name], measure_sizes(objective)
+    flops = objective.flops(Progress(0, 0, run.total))
+    memory, seconds = count_memory(run, sizes, world), forecast_step(run, sizes, world, device, flops)
+    step = seconds["compute"] + seconds["exchange"] + seconds["update"]
+    rate, machines = run.step_size / step, -(-world // device.together)
+    peak = memory["peak_bytes"]
+    longest = max(("compute", "exchange", "update"), key=lambda part: seconds[part])
+    if peak is not None and peak > device.memory:
+        longest = f"memory: {peak / 1e9:.0f} of {device.memory / 1e9:.0f} GB"
+    return {
+        "parameters": sizes.moving + sizes.frozen,
+        "devices": f"{world:,} x {name}, {machines:,} machines" if machines > 1 else f"{world} x {name}",
+        "parallel": run.parallel,
+        "images_at_a_time": device_images(run, world),
+        **memory,
+        "sent_per_step_bytes": count_traffic(run, sizes, world),
+        "seconds_per_step": digits(step),
+        "seconds_of_compute": digits(seconds["compute"]),
+        "seconds_of_exchange": digits(seconds["exchange_whole"]),
+        "seconds_of_exchange_not_hidden": digits(seconds["exchange"]),
+        "seconds_of_update": digits(seconds["update"]),
+        "images_per_second": round(rate),
+        "images_per_second_a_machine": round(rate / machines),
+        "read_per_second_a_machine_bytes": None if image_bytes is None else round(rate / machines * image_bytes),
+        "hours": digits(step * run.steps / 3600),
+        "exaflops": digits(flops * run.total / 1e18),
+        "assumed_share_of_peak": UTILISATION,
+        "bottleneck": longest,
+    }
+
+
+def digits(value: float) -> float:
+    """A number of three digits that count."""
+    return float(f"{value:.3g}")
