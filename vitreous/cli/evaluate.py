@@ -17,6 +17,7 @@ from vitreous.evaluation.figure_names import ERRORS as OBJECT_ERRORS
 #: options of --protocol top1 for one run
 OF_THE_HEAD = ("calibrate", "abstain", "outliers", "against", "suspects", "boundary", "tiles")
 OF_GENERATORS = ("samples", "features", "reference", "guidance", "guided_channels", "interval", "sampler", "vae")
+OF_GENERATORS += ("size", "frames")
 SHOWN = 20  # classes of a table
 SHOWN_HEADS = 5  # of a grid
 NAMES = {"map": "mAP", "macro_f1": "macro F1", "top1": "top-1", "top5": "top-5"}
@@ -106,6 +107,10 @@ class Options(ProtocolArguments):
     """How noise is taken away of them, in --steps steps (default: as `vitreous sample`)."""
     vae: str | None = None
     """Of a model of latents: the autoencoder that decodes them (default: that which its run names)."""
+    size: Annotated[str | None, arg(metavar="HEIGHTxWIDTH")] = None
+    """At what size they are made and compared, of those that the model learned at (default: its own)."""
+    frames: int | None = None
+    """The same of clips."""
     report: str | None = None
     """Where the page with all of it goes (default: report.html in the run's folder)."""
     batch_size: int = 64

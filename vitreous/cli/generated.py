@@ -31,7 +31,7 @@ def evaluate_generator(options: Any, console: Console) -> dict[str, Any]:
     compared = f"{judged['images']:,} {document['split']} images" if judged["images"] else document["data"]
     where = f"{compared} by {judged['features']} ({judged['dimensions']} numbers)"
     manner = f"{document['sampler']} in {document['steps']} steps, guidance {document['guidance']:g}"
-    console.say(f"{judged['samples']:,} samples ({manner}) beside {where}")
+    console.say(f"{judged['samples']:,} samples of {judged['size']} ({manner}) beside {where}")
     train = judged["frechet_distance_of_train"]
     beside = "" if train is None else f" (training images {train:.4g}: {judged['frechet_distance'] / train:.2f} times)"
     console.say(f"Fréchet distance {judged['frechet_distance']:.4g}{beside}")

@@ -37,6 +37,8 @@ class Options(WeightsOptions):
     """How noise is taken away (default: ddim for a diffusion, heun for a flow; dpm-solver needs the extra `gen`)."""
     steps: int | None = None
     """In how many steps (default: 50 of ddim, 250 of ddpm, 25 of heun)."""
+    size: Annotated[str | None, arg(metavar="HEIGHTxWIDTH")] = None
+    """In pixels, as in 64x48 (default: that which the model learned from, or most of it)."""
     frames: int | None = None
     """Of each clip (default: as many as the model learned from)."""
     seed: int = 0
@@ -66,8 +68,10 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     files, (name, steps) = document["files"], document["sampler"]
     rate = f"{document['seconds']:.1f} s, {name} in {steps} steps, {document['precision']}"
     count = max(1, len(document["classes"])) * options.count
-    noun = ("image" if document["frames"] is None else "clip") + "s" * (count > 1)
-    length = "" if document["frames"] is None else f" of {document['frames']} frames"
+    still = document["frames"] in (None, 1)
+    noun = ("image" if still else "clip") + "s" * (count > 1)
+    length = "" if still else f" of {document['frames']} frames"
+    length += f" at {'x'.join(document['size'].split('x')[-2:])} pixels"
     console.say(f"{options.out}: {count:,} {noun}{length} in {rate}")
     if len(files) > 1:
         console.say(f"{files[0]} … {files[-1]}")

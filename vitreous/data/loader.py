@@ -6,11 +6,12 @@ import math
 import os
 import signal
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
@@ -44,7 +45,9 @@ class TrainLoader:
     every class as often as any other, `repeat-factor` images of classes that less than the share `repeat_threshold` of
     the images has more often; `repeats` is how often an image is shown in an epoch, in so many views (`Order`
     has both). `exact` never decodes a photograph at a lower resolution for a crop that shrinks it; `pin` returns pinned
-    memory. Raises UsageError for balanced sampling without exactly one class per image.
+    memory. `buckets`, (n,) int64: which of the sizes `preprocess.buckets` a sample is read at; images of one stand
+    together in the batches of `batch` that the stream is cut to, and a span that is asked for has images of one. Raises
+    UsageError for balanced sampling without exactly one class per image.
     """
 
     split: Split
@@ -58,6 +61,8 @@ class TrainLoader:
     repeat_threshold: float = 0.001
     exact: bool = False
     pin: bool = False
+    buckets: np.ndarray | None = None
+    batch_size: int = 1
 
     def __post_init__(self) -> None:
         _ = self.order
@@ -68,7 +73,12 @@ class TrainLoader:
         labels = self.split.labels if self.sampling != "even" else None
         if labels is not None and self.sampling == "repeat-factor":
             return Order(len(self.split), self.seed, None, self.repeats, repeat_factors(labels, self.repeat_threshold))
-        return Order(len(self.split), self.seed, labels, self.repeats)
+        return Order(len(self.split), self.seed, labels, self.repeats, None, self.buckets, self.batch_size)
+
+    @cached_property
+    def sizes(self) -> list[Preprocess]:
+        """How an image of each bucket is read."""
+        return [replace(self.preprocess, image=size) for size in self.preprocess.buckets]
 
     @cached_property
     def scenes(self) -> SceneReader:
@@ -121,7 +131,8 @@ class TrainLoader:
 
     def one(self, sample: int, epoch: int, view: int) -> Tensor | dict[str, Tensor]:
         """One decoded and augmented image, (C, *image) uint8; of `Scenes` with what is known of its places."""
-        preprocess, own = self.preprocess, one_key(self.seed, epoch, sample, view)
+        preprocess = self.preprocess if self.buckets is None else self.sizes[self.buckets[sample]]
+        own = one_key(self.seed, epoch, sample, view)
         if isinstance(self.views, Scenes | VolumeScenes):
             return self.views.scene(*self.scenes.read(sample), preprocess, own)
         raw, name = open_sample(self.split, sample), self.split.name(sample)

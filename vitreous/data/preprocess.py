@@ -15,6 +15,7 @@ from vitreous.data.decoding.decode import MODES, decode
 from vitreous.data.decoding.spectral import Picture, read_bands
 from vitreous.data.decoding.volumes import read_volume
 from vitreous.errors import UsageError
+from vitreous.nn.sizes import format_size
 
 # a process that only decodes images starts in a tenth of a second without torch, and in seconds with it
 if TYPE_CHECKING:
@@ -37,6 +38,9 @@ class Preprocess:
     centre cut out; `squash`: the whole image is scaled to the target, as the paper's code does at test time. `mean` and
     `std` are per channel, for pixels in [0, 1].
 
+    `buckets`: sizes, of which each image is trained at the nearest (`data.buckets`); `image` is one of them, at which
+    images are judged. () where all are trained at `image`.
+
     `numbers`: `colours` are RGB or grey at 8 bits, however they are stored; else each channel is taken for itself, its
     numbers of that type as they are in the file, and `mean` and `std` are in units of `peak`. `voxels` are volumes of
     any type, each channel of each standardised for itself (`standardised`); one of another size than `image` is cut or
@@ -52,11 +56,14 @@ class Preprocess:
     filter: Literal["bilinear", "bicubic"] = "bicubic"
     numbers: Literal["colours", "uint8", "uint16", "int16", "float32", "voxels"] = "colours"
     stride: int = 0
+    buckets: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
         if self.stride < 0 or (self.stride and not self.of_clips):
             problem = f"a stride of {self.stride} frames" + ("" if self.of_clips else ", and the images are no clips")
             raise UsageError(problem, "a stride of clips is 1 or more, or 0 for frames spread evenly")
+        if any(len(size) != len(self.image) for size in self.buckets):
+            raise UsageError(f"buckets are sizes of {len(self.image)} axes, as {format_size(self.image)} is")
 
     @property
     def of_clips(self) -> bool:

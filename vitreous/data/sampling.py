@@ -29,6 +29,7 @@ class Order:
     a new order and as another view. `repeats` r > 1 is repeated augmentation (arXiv:1902.05509, arXiv:2012.12877): the
     epoch is cut after ceil(samples / r) images, and each of them stands r times in a row, as r views. `factors`,
     (samples,) float64 of at least 1: how much more often an image is shown than one of factor 1, as `repeated` has it.
+    `buckets`, (samples,) int64: images of one bucket stand together in batches of `batch`, as `bucketed` has it.
     Raises UsageError for labels that are not one class to an image, or fewer than one repeat.
     """
 
@@ -37,6 +38,8 @@ class Order:
     labels: np.ndarray | None = None
     repeats: int = 1
     factors: np.ndarray | None = None
+    buckets: np.ndarray | None = None
+    batch: int = 1
 
     def __post_init__(self) -> None:
         if self.labels is not None and self.labels.ndim != 1:
@@ -49,6 +52,9 @@ class Order:
         distinct = -(-self.samples // self.repeats)
         if self.factors is not None:
             order, views = repeated(self.factors, self.seed, number, distinct)
+        elif self.buckets is not None:
+            order = bucketed(self.buckets, self.batch, self.seed, number)
+            views = np.zeros_like(order)
         elif self.labels is None:
             order = permutation(self.samples, self.seed, number)[:distinct]
             views = np.zeros_like(order)
@@ -72,6 +78,35 @@ def stream(order: Order, start: int, stop: int) -> tuple[np.ndarray, np.ndarray,
         parts.append([part[max(start - first, 0) : stop - first] for part in _epoch(order, epoch)])
     samples, views = (np.concatenate(part) for part in zip(*parts, strict=True)) if parts else (epochs, epochs)
     return samples, epochs, views
+
+
+def cuts(order: Order, start: int, stop: int) -> list[int]:
+    """Where parts of one bucket of the positions [start, stop) begin and end."""
+    if order.buckets is None:
+        return [start, stop]
+    own = order.buckets[stream(order, start, stop)[0]]
+    return [start, *(start + 1 + np.flatnonzero(np.diff(own))).tolist(), stop]
+
+
+def bucketed(buckets: np.ndarray, batch: int, seed: int, epoch: int) -> np.ndarray:
+    """Buckets (n,) -> samples (n,), each once, such that most batches, [k batch, (k + 1) batch) of the stream, have
+    samples of one bucket. Of one bucket alone that is the order without buckets.
+
+        sort the order of the epoch by bucket, buckets by their first sample
+        lead = the first (-epoch n) % batch samples, which end the batch that the epoch before has begun
+        cut what is left of each bucket to blocks of `batch`, the last one shorter
+        lead, then whole blocks, then shorter ones, both by the place of their first sample in the order
+    """
+    order = permutation(len(buckets), seed, epoch)
+    own = buckets[order]
+    first = np.full(own.max(initial=0) + 1, len(order))
+    np.minimum.at(first, own, np.arange(len(order)))
+    places = np.argsort(first[own], kind="stable")
+    lead, places = np.split(places, [(-epoch * len(order)) % batch])
+    runs = np.split(places, 1 + np.flatnonzero(np.diff(own[places])))
+    blocks = [run[low : low + batch] for run in runs for low in range(0, len(run), batch)]
+    blocks.sort(key=lambda block: (len(block) < batch, int(block[0])))
+    return order[np.concatenate([lead, *blocks])]
 
 
 def balanced(labels: np.ndarray, seed: int, epoch: int, length: int) -> tuple[np.ndarray, np.ndarray]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 
 from vitreous.data.annotations.box_table import box_table, is_box_table
@@ -23,7 +24,7 @@ from vitreous.data.layouts.named import named
 from vitreous.data.layouts.packed import is_pack, packed
 from vitreous.data.layouts.table import table
 from vitreous.data.layouts.tars import COMPRESSED, are_tars, tars
-from vitreous.data.layouts.video import are_clips, videos
+from vitreous.data.layouts.video import are_clips, hold_clips, videos
 from vitreous.data.split import Data, Files, no_labels
 from vitreous.errors import DataError, UsageError, nearest, printable
 
@@ -36,18 +37,21 @@ MASKS = ((are_volumes, volumes), (are_masks, masks))
 OBJECTS = ((is_voc, voc), (is_yolo, yolo), (is_labelme, labelme))
 
 
-def open_data(source: str | os.PathLike[str], split_seed: int = 0, group_by: str | None = None) -> Data:
+def open_data(
+    source: str | os.PathLike[str], split_seed: int = 0, group_by: str | None = None, stills: bool = False
+) -> Data:
     """Open a data set: `digits`, a folder with splits, a folder with classes, a folder of images, a CSV file,
     WebDataset archives (a folder, a file, or a pattern such as `x-{000..127}.tar`), what `vitreous data pack` has made,
     Parquet files, `hf:org/name`, `torchvision:CIFAR10`, a folder of ImageNet or one with lists as VTAB-1k's copies have
     them.
 
     `split_seed` chooses the held-out tenth(s) where the source has no split of its own; `group_by` names what is never
-    drawn apart, as `vitreous.data.grouping` has it. Images without labels, or of one class, are data too, with no
-    classes (`require_labels` refuses them). Raises DataError for a missing or empty folder, or a class that only a
-    held-out split has; UsageError for an unknown name.
+    drawn apart, as `vitreous.data.grouping` has it. With `stills` a folder of clips and pictures is one of clips, of
+    which the pictures have one frame; else it is one of pictures. Images without labels, or of one class, are data too,
+    with no classes (`require_labels` refuses them). Raises DataError for a missing or empty folder, or a class that
+    only a held-out split has; UsageError for an unknown name.
     """
-    data = detect_layout(os.fspath(source), split_seed)
+    data = detect_layout(os.fspath(source), split_seed, stills)
     return data if group_by is None else grouped(data, group_by, source, split_seed)
 
 
@@ -69,12 +73,12 @@ def public_name(source: str) -> str:
 
 
 def open_data_of_run(
-    run: str | os.PathLike[str], source: str, split_seed: int = 0, group_by: str | None = None
+    run: str | os.PathLike[str], source: str, split_seed: int = 0, group_by: str | None = None, stills: bool = False
 ) -> Data:
     """Open the data set that a run was trained on, `source` in its config.yaml. Raises as `open_data`, and DataError
     where it is gone."""
     try:
-        return open_data(source, split_seed, group_by)
+        return open_data(source, split_seed, group_by, stills)
     except DataError as error:
         if not is_on_disk(source) or os.path.lexists(source):
             raise
@@ -102,7 +106,7 @@ def open_images(source: str | os.PathLike[str]) -> Data | Files:
     return whole if data.unsplit and not data.labelled and isinstance(whole, Files) else data
 
 
-def detect_layout(name: str, split_seed: int) -> Data:
+def detect_layout(name: str, split_seed: int, stills: bool = False) -> Data:
     """Open the data set of that name, in the layout that it has. Raises DataError and UsageError as `open_data`."""
     if name == "digits":
         return digits(split_seed)
@@ -115,7 +119,8 @@ def detect_layout(name: str, split_seed: int) -> Data:
         return parquet(name, split_seed)
     if path.is_dir():
         listed = () if has_config(path) else ((are_lists, lists),)
-        kinds = ((are_tars, tars), *listed, (is_imagenet, imagenet), *COCO, *MASKS, *OBJECTS, (are_clips, videos))
+        moving = (hold_clips, partial(videos, stills=True)) if stills else (are_clips, videos)
+        kinds = ((are_tars, tars), *listed, (is_imagenet, imagenet), *COCO, *MASKS, *OBJECTS, moving)
         return next((read for fits, read in kinds if fits(path)), folder)(path, split_seed)
     if path.name.lower().endswith((".tar", *COMPRESSED)) and (os.path.lexists(path) or "{" in name):
         return tars(path, split_seed)

@@ -6,9 +6,12 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from vitreous.config import set_paths
 from vitreous.cores import default_workers
 from vitreous.data.annotations.painted import find_objects, has_masks, paint_classes, with_masks
+from vitreous.data.buckets import assign, measure_forms
 from vitreous.data.copies.listing import excluded as names_in
 from vitreous.data.copies.listing import staying
 from vitreous.data.pace import workers_for
@@ -16,6 +19,7 @@ from vitreous.data.screen import fits_in_memory, readable, refuse, screen
 from vitreous.data.sources import open_data, open_data_of_run, resolve_source
 from vitreous.data.split import Arrays, Data, Split, require_labels
 from vitreous.errors import DataError, UsageError, printable
+from vitreous.jobs.buckets import check_buckets, judged_at, with_buckets
 from vitreous.machine import pick_device
 from vitreous.models.cost import macs
 from vitreous.progress import Listener
@@ -46,7 +50,9 @@ def prepare_data(
         raise UsageError(message, "leave them out")
     seed, share, group_by = split_options(base, options)
     exclude = options.exclude or (base.data.exclude if base else None)
-    opened = open_data_of_run(folder.path, source, seed, group_by) if folder else open_data(source, seed, group_by)
+    in_buckets = options.buckets is not None or bool(base and base.preprocess.buckets)
+    how = (source, seed, group_by, in_buckets)
+    opened = open_data_of_run(folder.path, *how) if folder else open_data(*how)
     objective = base.objective if base else objective_of(options)
     if objective.labelled:
         require_labels(opened)
@@ -59,8 +65,12 @@ def prepare_data(
         listed = json.loads((folder.path / "excluded.json").read_text("utf-8")) if folder else names_in(exclude)
         opened = exclude_images(opened, frozenset(listed), exclude, listener)
     split = {"split_seed": seed, "hold_out": share, "group_by": group_by, "exclude": exclude}
+    workers = first_workers(opened, options)
+    if base is None and in_buckets:
+        check_buckets(options, opened)
+    forms = measure_forms(opened.split("train"), workers) if in_buckets else None
     if base is None:
-        run = derive_run(opened, options, split, listener)
+        run = derive_run(opened, options, split, listener, forms)
     else:
         run = apply(base, options)
         if folder is None:
@@ -70,7 +80,7 @@ def prepare_data(
             run = replace(run, data=data)
     if run.objective.annotated == "objects":
         opened = with_masks(opened, getattr(run.objective, "masks", False))
-    return opened, *screen_inputs(opened, run, first_workers(opened, options), listener)
+    return opened, *screen_inputs(opened, run, workers, listener, forms)
 
 
 def first_workers(opened: Data, options: TrainOptions) -> int:
@@ -79,8 +89,11 @@ def first_workers(opened: Data, options: TrainOptions) -> int:
     return options.workers if options.workers is not None else 0 if few else default_workers()
 
 
-def derive_run(opened: Data, options: TrainOptions, split_settings: dict[str, Any], listener: Listener) -> Run:
-    """The run of a model or of weights on the training split, by the recipe and the options."""
+def derive_run(
+    opened: Data, options: TrainOptions, split_settings: dict[str, Any], listener: Listener, forms: np.ndarray | None
+) -> Run:
+    """The run of a model or of weights on the training split, by the recipe and the options; in buckets, where the
+    forms of the samples are given."""
     split = opened.split("train")
     start = starting_point(options.source(options.init)) if options.init else None
     for note in start.notes if start else ():
@@ -89,6 +102,8 @@ def derive_run(opened: Data, options: TrainOptions, split_settings: dict[str, An
     info = replace(info, images=options.images or info.images)
     run = derive(options, opened, info, start, listener.note)
     run = replace(run, objective=run.objective.located(run.model, run.data.classes))
+    if forms is not None:
+        run = with_buckets(run, options, forms, listener.note)
     if warning := advise_weights(run):
         listener.note(warning)
     run = measure_channels(run, info, split, start, options, first_workers(opened, options), listener.note)
@@ -102,13 +117,17 @@ def derive_run(opened: Data, options: TrainOptions, split_settings: dict[str, An
 
 def can_cache(split: Split, run: Run) -> bool:
     """Whether the training images stay in memory: small ones, whose views need nothing but their pixels."""
-    return not run.objective.annotated and fits_in_memory(split, run.preprocess)
+    return not (run.objective.annotated or run.preprocess.buckets) and fits_in_memory(split, run.preprocess)
 
 
-def screen_inputs(opened: Data, run: Run, workers: int, listener: Listener) -> tuple[Run, Inputs]:
-    """Leave out, or refuse, training images that cannot be read, where all are decoded once; cache those that fit."""
+def screen_inputs(
+    opened: Data, run: Run, workers: int, listener: Listener, forms: np.ndarray | None = None
+) -> tuple[Run, Inputs]:
+    """Leave out, or refuse, training images that cannot be read, where all are decoded once; cache those that fit. With
+    the forms (n, 3) of the images of a run in buckets, each gets one, and validation images of another size than the
+    judged one are left out."""
     split = opened.split("train")
-    cached, bad, rows = None, {}, None
+    cached, bad, rows, val = None, {}, None, opened.splits.get("val")
     if run.data.cache or run.data.bad_images == "skip" or (len(split) <= SCREENED and not isinstance(split, Arrays)):
         cached, bad = screen(split, run.preprocess, workers, keep=run.data.cache)
     if bad:
@@ -118,7 +137,10 @@ def screen_inputs(opened: Data, run: Run, workers: int, listener: Listener) -> t
         rows = readable(split, bad)
         split, cached = split.take(rows), cached[rows] if cached is not None else None
         run = replace(run, data=replace(run.data, images=len(split)))
-    return run, Inputs(split, opened.splits.get("val"), cached, rows)
+    if forms is None:
+        return run, Inputs(split, val, cached, rows)
+    buckets = assign(forms if rows is None else forms[rows], run.preprocess.buckets, run.preprocess.stride)
+    return run, Inputs(split, val and judged_at(val, run.preprocess, workers), cached, rows, buckets)
 
 
 def exclude_images(opened: Data, names: frozenset[str], exclude: str, listener: Listener) -> Data:

@@ -123,6 +123,7 @@ def contradictions(run: Run, options: TrainOptions) -> list[str]:
         "frames": run.model.image[0] if run.preprocess.of_clips else 1,
         "stride": run.preprocess.stride,
         "recipe": run.recipe,
+        "buckets": tuple("x".join(map(str, size)) for size in run.preprocess.buckets),
     }
     named = {
         "model": options.model and name_of(configure(options.model)),
@@ -131,6 +132,7 @@ def contradictions(run: Run, options: TrainOptions) -> list[str]:
         "frames": options.frames,
         "stride": options.stride,
         "recipe": options.recipe,
+        "buckets": options.buckets or (own["buckets"] or ("chosen",) if options.buckets is not None else None),
     }
     return [f"{name}: {own[name]} -> {named[name]}" for name in own if named[name] not in (None, own[name])]
 

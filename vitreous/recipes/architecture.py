@@ -110,7 +110,7 @@ def for_clips(
     if start is not None and len(start.image) == 3:
         model = started(options, classes, start)
         return replace_fields(model, {"image": (options.frames or start.image[0], *model.image[1:])})
-    named = recipe.clips if recipe else None
+    named = (recipe.mixed if facts.stills else recipe.clips) if recipe else None
     own = recipe is not None and recipe.of_clips
     larger = (SMALL, SMALL) if named and not own else LARGE_IMAGE
     native = facts.size[1:] if max(facts.size[1:]) <= SMALL else larger

@@ -12,7 +12,7 @@ from vitreous.data.decoding.clip import Clip
 from vitreous.data.decoding.decode import decode
 from vitreous.data.decoding.spectral import channel_form, read_bands, read_channels
 from vitreous.data.decoding.volumes import volume_form
-from vitreous.data.layouts.video import open_sample
+from vitreous.data.layouts.video import ClipFiles, open_sample
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Arrays, Data, Split
 from vitreous.data.statistics import statistics
@@ -40,7 +40,8 @@ def detect_info(opened: Data, options: TrainOptions, start: Start | None = None)
         try:
             channels = start.config.channels if start else None
             info = read_info(split, sample, requested_numbers(options, start), channels)
-            return replace(info, latents=opened.latents)
+            stills = isinstance(split, ClipFiles) and split.stills > 0
+            return replace(info, latents=opened.latents, stills=stills)
         except DataError as error:
             first = first or error
     why, hint = (f"; {first.message}", first.hint) if first else ("", "")

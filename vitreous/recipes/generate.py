@@ -99,6 +99,7 @@ GENERATORS: dict[str, Any] = {
     "models": ("DiT-256x8/4", *(f"DiT-{size}/2" for size in ("XL", "L", "B", "S"))),
     "small": "DiT-128x6/2",
     "clips": "DiT-144x6/2x4x4-alternating",
+    "mixed": "DiT-144x6/1x4x4-alternating",
     "image": side,
     "rule": "fixed",
     "by_steps": True,

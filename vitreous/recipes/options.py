@@ -57,6 +57,9 @@ class TrainOptions(WeightsOptions):
     stride: int | None = None
     """Frames of a clip from one that is seen to the next; 0: they are spread over the whole clip (default: from the
     weights, else 0)."""
+    buckets: Annotated[tuple[str, ...] | None, arg(metavar="[SIZE...]")] = None
+    """Train a model that makes images at several sizes, each image at the nearest: 64x48, of clips 8x64x48; alone:
+    sizes that suit the data. A folder may hold clips and pictures (default: one size)."""
     epochs: float | None = None
     """Passes over the training images (default: from the recipe)."""
     steps: int | None = None

@@ -34,8 +34,8 @@ JUDGED = 224 / 256  # of the short side: the centre that a pre-trained model is 
 @dataclass(frozen=True)
 class DatasetInfo:
     """What the data say: how many training images, their size (height, width), of volumes (depth, height, width), of
-    clips (frames, height, width), channels and numbers (`Preprocess`), whether they have masks of objects, and of what
-    they are latents, if any."""
+    clips (frames, height, width), channels and numbers (`Preprocess`), whether they have masks of objects, of what
+    they are latents, if any, and whether some of the clips are pictures, of one frame."""
 
     images: int
     size: tuple[int, ...]
@@ -43,6 +43,7 @@ class DatasetInfo:
     numbers: Literal["colours", "uint8", "uint16", "int16", "float32", "voxels"] = "colours"
     masks: bool = False
     latents: Latents | None = None
+    stills: bool = False
 
 
 #: data set -> what it is, and its classes; the sizes of photographs are examples
@@ -97,9 +98,9 @@ class Recipe:
     weights have). `by_steps`: its length is counted in steps, not epochs; `warmup_in_epochs`: so is its warm-up.
     `small`: the model that it trains on images up to 64 pixels, which it takes as they are, if it has numbers for
     such; `solid`: the one for volumes, if it takes any; `clips`: the one for clips up to 64 pixels, where that is no
-    classifier. `lengths`: where the number of images decides the epochs, how, for each kind of model; the first is that
-    of the first model. `grid` holds the learning rates to choose from, and `hold_out` the share of the training images
-    to choose on, if its table has one.
+    classifier; `mixed`: the one for such clips and pictures together. `lengths`: where the number of images decides the
+    epochs, how, for each kind of model; the first is that of the first model. `grid` holds the learning rates to choose
+    from, and `hold_out` the share of the training images to choose on, if its table has one.
     """
 
     name: str
@@ -113,6 +114,7 @@ class Recipe:
     small: str | None = None
     solid: str | None = None
     clips: str | None = None
+    mixed: str | None = None
     image: Callable[[str, DatasetInfo], int] | None = None
     objective: type[ObjectiveConfig] = SupervisedConfig
     family: Literal["vit", "bit", "swin", "any"] = "any"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from vitreous.cores import default_workers
+from vitreous.data.buckets import assign, measure_forms
 from vitreous.data.loader import EvalLoader
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Data, Split
@@ -36,6 +37,7 @@ from vitreous.reports.opening import choose_split, data_for, open_generator
 from vitreous.reports.pages.picture_grid import SAMPLES_FILE, frames_of, grid_of
 from vitreous.reports.readings import record
 from vitreous.reports.reference import read_reference
+from vitreous.reports.sizes import size_to_make, written
 from vitreous.reports.spaces import INCEPTION, LATENTS, PIXELS, Features, Space, open_space
 from vitreous.training.folder import Folder
 from vitreous.weights.autoencoder import Autoencoder
@@ -54,13 +56,16 @@ class GenerationOptions(SamplingOptions):
     run, a bundle or weights, or Inception's, of a file of its weights.
 
     `reference`: an .npz file of real images or of their moments, in the place of data. `vae`: an autoencoder in the
-    place of that which the run names. Raises UsageError for too few samples.
+    place of that which the run names. `size`, as in 64x48, and `frames`: what is made and compared, of a model that
+    learned at several sizes with the real images that are nearest to it. Raises UsageError for too few samples.
     """
 
     samples: int = SAMPLES
     features: str = PIXELS
     reference: str | None = None
     vae: str | None = None
+    size: str | None = None
+    frames: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -97,22 +102,25 @@ def judge_generator(
     """Make images and compare them with those of a split, of `data` or of the run's own, or of a reference file;
     returns the document of `evaluate --json`.
 
-    `frechet_distance_of_train` is that of the split to as many training images, by which the distance is to be read.
-    `recognised`: the share of images whose class the model of the features names, where it knows the classes. In
-    Inception's space `fid`, `sfid` and `inception_score` are told besides. Raises UsageError, DataError and
-    WeightsError as `evaluate`.
+    Of a model that learned at several sizes one is judged, `size` in the document: that asked for, or its own, and
+    the real images are those that are nearest to it. `frechet_distance_of_train` is that of the split to as many
+    training images, by which the distance is to be read. `recognised`: the share of images whose class the model of the
+    features names, where it knows the classes. In Inception's space `fid`, `sfid` and `inception_score` are told
+    besides. Raises UsageError, DataError and WeightsError as `evaluate`.
     """
     began, listener = time.perf_counter(), computing.listener
     bundle = open_generator(run, listener.note)
     if options.reference is not None and (data is not None or split is not None):
         raise UsageError("--reference takes the place of data", "leave DATA and --split out")
-    opened = None if options.reference is not None else data_for(run, data, split, labelled=False)
+    stills = bool(bundle.preprocess.buckets)
+    opened = None if options.reference is not None else data_for(run, data, split, labelled=False, stills=stills)
     sampler, shown, features = open_sampler(bundle, opened[1] if opened else None, options, computing)
     space = open_space(features, bundle.generated_classes, computing, sampler.device)
     if opened is None:
         real = real_of_reference(str(options.reference), space)
     else:
         name = choose_split(opened[1], split, listener.note)
+        opened = opened[0], of_size(opened[1], name, shown, computing)
         real = real_of_split(*opened, name, shown, space, computing)
     batches = make_images(sampler, len(bundle.generated_classes), options, computing)
     ours = join([space.features(images, labels) for labels, images in batches])
@@ -120,6 +128,7 @@ def judge_generator(
     ways = {"guidance": options.guidance, "sampler": name_of_sampler, "steps": steps, "seed": options.seed}
     judged = figures(real, ours) | {"images": real.images, "samples": len(ours["rows"]), "features": space.name}
     judged |= {"dimensions": ours["rows"].shape[1], "leading": "frechet_distance", "better": "lower"}
+    judged["size"] = written(sampler.image, sampler.stride)
     if (Path(run) / "config.yaml").is_file():
         record(Path(run), real.source, real.split, judged | ways)
     document = {"run": os.fspath(run), "data": real.source, "split": real.split, real.split: judged, **ways}
@@ -143,6 +152,21 @@ def figures(real: Real, ours: Features) -> dict[str, float | None]:
         judged["fid"], judged["sfid"] = judged["frechet_distance"], real.distance("spatial", ours["spatial"])
         judged["inception_score"] = inception_score(ours["logits"])
     return judged
+
+
+def of_size(data: Data, name: str, preprocess: Preprocess, computing: Computing) -> Data:
+    """The data with those images alone, in the split of that name and in `train`, that a model which learned at several
+    sizes is shown at the one that is judged. Raises DataError for a size at which it is shown none."""
+    if not preprocess.buckets:
+        return data
+    workers, splits = default_workers() if computing.workers is None else computing.workers, dict(data.splits)
+    own = preprocess.buckets.index(preprocess.image)
+    for one in {name, "train"} & data.splits.keys():
+        buckets = assign(measure_forms(data.splits[one], workers), preprocess.buckets, preprocess.stride)
+        splits[one] = data.splits[one].take(np.flatnonzero(buckets == own))
+    what = f"{len(splits[name]):,} of {len(data.splits[name]):,} {name} images"
+    computing.listener.note(f"judged at {written(preprocess.image)}, beside {what}, which are nearest to that size")
+    return replace(data, splits=splits)
 
 
 def real_of_split(
@@ -203,18 +227,21 @@ def open_sampler(
 
     Raises UsageError for features of latents, and as `sampler_of`.
     """
-    device, precision = computing.how.device, computing.how.precision
+    device, precision, note = computing.how.device, computing.how.precision, computing.listener.note
     if opened is None or opened.latents is None:
-        sampler, shown = sampler_of(bundle, device, precision, options.vae), bundle.preprocess
+        sampler = sampler_of(bundle, device, precision, options.vae)
+        sampler.image = size_to_make(bundle, options.size, options.frames, sampler.stride, note)
         if sampler.decode is not None:
-            shown = Preprocess(
-                (bundle.preprocess.image[0] * sampler.stride, bundle.preprocess.image[1] * sampler.stride)
-            )
-        return sampler, shown, options.features
+            return sampler, Preprocess(tuple(side * sampler.stride for side in sampler.image)), options.features
+        buckets = bundle.preprocess.buckets if sampler.image in bundle.preprocess.buckets else ()
+        return sampler, replace(bundle.preprocess, image=sampler.image, buckets=buckets), options.features
     if options.features != PIXELS:
         problem = f"{opened.name} has latents, and --features reads pictures"
         raise UsageError(problem, f"name the pictures: vitreous evaluate RUN PICTURES --features {options.features}")
     sampler = sampler_of(bundle, device, precision, decoded=False)
+    sampler.image = size_to_make(bundle, options.size, options.frames, note=note)
+    if sampler.image != tuple(bundle.model.config.image):
+        raise UsageError(f"{opened.name} has latents of one size", "leave --size out")
     sampler.decode = sampler.preprocess.denormalise
     return sampler, bundle.preprocess, LATENTS
 

@@ -87,9 +87,14 @@ def answering(
 
 
 def data_for(
-    run: str | os.PathLike[str], data: str | os.PathLike[str] | None, split: str | None, labelled: bool = True
+    run: str | os.PathLike[str],
+    data: str | os.PathLike[str] | None,
+    split: str | None,
+    labelled: bool = True,
+    stills: bool = False,
 ) -> tuple[str, Data]:
-    """Return name and data set to judge a run on: the run's own, split as the run split it, or `data`.
+    """Return name and data set to judge a run on: the run's own, split as the run split it, or `data`; with `stills`
+    as `open_data` has it.
 
     A folder of classes that is named is judged whole, as its test split, unless `split` is another one. Raises
     UsageError for a bundle without data, and, if `labelled`, DataError for data without labels.
@@ -103,9 +108,8 @@ def data_for(
     if source is None:
         problem = f"{run} is a bundle without a run: there are no data to judge it on"
         raise UsageError(problem, "name a data set after it")
-    opened = (
-        open_data_of_run(run, source, split_seed, group_by) if data is None else open_data(source, split_seed, group_by)
-    )
+    how = (source, split_seed, group_by, stills)
+    opened = open_data_of_run(run, *how) if data is None else open_data(*how)
     if labelled:
         require_labels(opened)
     opened = opened.holding_out(share, split_seed)

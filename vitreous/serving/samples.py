@@ -7,7 +7,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from vitreous.errors import DataError, UsageError, nearest
 from vitreous.evaluation.sampling import Canvas
 from vitreous.generation.samplers import State
 from vitreous.generation.settings import SamplingOptions
-from vitreous.nn.sizes import nearby
 from vitreous.progress import Display, Listener, NullListener
 from vitreous.reports.generated import sampler_of
 from vitreous.reports.opening import open_generator
@@ -31,13 +30,13 @@ from vitreous.reports.pages.picture_grid import columns_of as columns_of
 from vitreous.reports.pages.picture_grid import frames_of
 from vitreous.reports.pages.picture_grid import grid_of as grid_of
 from vitreous.reports.pages.picture_grid import picture_of as picture_of
+from vitreous.reports.sizes import MOST_FRAMES, size_to_make, written
 from vitreous.serving.clip_files import GIF, MP4, moving_grid, require_encoder, write_clip
 from vitreous.weights.bundle import Bundle
 
 CHUNK = 64  # images that are made, and written, at a time
 MOST = 1_000_000  # images of one call
 GRIDS = (".png", GIF, MP4)  # files of all images, where other names are folders
-MOST_FRAMES = 4096  # of a clip
 SETTINGS = "samples.json"  # in a folder of images: what they depend on
 
 
@@ -48,8 +47,9 @@ class SampleOptions(SamplingOptions):
     `classes`: names, or numbers of models whose classes have no names; none: each class of the model in turn. `count`:
     images of each class. `to_seed`: images go from those of `seed` to those of this seed in `count` steps. `inpaint`: a
     file whose image is kept but where the image in the file `mask` is white. `vae`: an autoencoder's folder or `hf:`
-    name, which decodes latents. `frames`: of each clip; None: as many as the model learned from. `device` and
-    `precision` are those of `predict`. Raises UsageError for values out of their range.
+    name, which decodes latents. `size`, as in 64x48, height and width in pixels, and `frames` of each clip; None: as
+    the model learned from. `device` and `precision` are those of `predict`. Raises UsageError for values out of their
+    range.
     """
 
     classes: tuple[str, ...] = ()
@@ -58,6 +58,7 @@ class SampleOptions(SamplingOptions):
     inpaint: str | None = None
     mask: str | None = None
     vae: str | None = None
+    size: str | None = None
     frames: int | None = None
     device: str = "auto"
     precision: str = "auto"
@@ -97,9 +98,9 @@ class Sample:
 
 
 class Generator:
-    """A model ready to make images, or clips of `frames` (None: as many as it learned from); `vae` takes the place of
-    the autoencoder that its run names. Raises UsageError for frames that the patch does not divide, and for those of a
-    model that makes no clips, and raises as `sampler_of`."""
+    """A model ready to make images of `size` pixels, as in 64x48, or clips of `frames` (None: as it learned from);
+    `vae` takes the place of the autoencoder that its run names. `note` hears that it did not learn from such a size.
+    Raises UsageError as `size_to_make`, and raises as `sampler_of`."""
 
     def __init__(
         self,
@@ -108,15 +109,20 @@ class Generator:
         precision: str = "auto",
         vae: str | None = None,
         frames: int | None = None,
+        size: str | None = None,
+        note: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.bundle, self.classes = bundle, bundle.generated_classes
         self.clips = bundle.preprocess.of_clips
-        if frames is not None:
-            check_frames(bundle, frames)
         self.sampler = sampler_of(bundle, device, precision, vae)
         self.process = self.sampler.process
-        if frames is not None:
-            self.sampler.image = (frames, *self.sampler.image[1:])
+        self.sampler.image = size_to_make(bundle, size, frames, self.sampler.stride, note)
+        self.moving = self.clips and self.sampler.image[0] > 1
+
+    @property
+    def size(self) -> str:
+        """What is made, in pixels: `64x48`, of clips `8x64x48`."""
+        return written(self.sampler.image, self.sampler.stride)
 
     def labels_of(self, names: Sequence[str]) -> list[int]:
         """The numbers of classes by name, of all where none is named. Raises UsageError for an unknown one, and for any
@@ -156,7 +162,7 @@ class Generator:
         UsageError for a mask of another size."""
         if not options.inpaint or not options.mask:
             return None
-        preprocess = self.bundle.preprocess
+        preprocess = replace(self.bundle.preprocess, image=self.sampler.image)
         if self.clips:
             raise UsageError("--inpaint is for models of pictures, not of clips", "leave it out")
         if self.sampler.decode is not None:
@@ -170,16 +176,6 @@ class Generator:
         image = preprocess.normalise(preprocess.pixels(picture)[None])
         given = torch.from_numpy(preprocess.array(mask))[None] < 128
         return Canvas(image.expand(count, -1, -1, -1), given.expand(count, -1, -1, -1))
-
-
-def check_frames(bundle: Bundle, frames: int) -> None:
-    """Raise UsageError for a model that makes no clips, and for frames that its patch does not divide."""
-    config: Any = bundle.model.config
-    if not bundle.preprocess.of_clips:
-        raise UsageError("--frames is for models of clips, and this one makes pictures", "leave it out")
-    if frames % config.patch[0]:
-        problem = f"--frames {frames} is not a multiple of the {config.patch[0]} frames of a patch"
-        raise UsageError(problem, f"use --frames {nearby((frames,), config.patch[:1])[0]}")
 
 
 def slerp(first: Tensor, last: Tensor, share: Tensor) -> Tensor:
@@ -214,7 +210,8 @@ def sample(
     bundle = open_generator(run, display.note)
     suffix = place.suffix.lower()
     check_place(place, bundle.preprocess.of_clips)
-    generator = Generator(bundle, asked.device, asked.precision, asked.vae, asked.frames)
+    ways = (asked.device, asked.precision, asked.vae, asked.frames, asked.size)
+    generator = Generator(bundle, *ways, note=display.note)
     labels = generator.labels_of(asked.classes)
     asked.sampler_of(generator.process)
     wanted = [(label, number) for label in labels for number in range(asked.count)]
@@ -231,6 +228,7 @@ def sample(
         "files": files,
         "classes": [generator.classes[label] for label in labels] if generator.classes else [],
         "count": asked.count,
+        "size": generator.size,
         "frames": generator.sampler.image[0] if generator.clips else None,
         "seeds": [asked.seed] + ([] if asked.to_seed is None else [asked.to_seed]),
         "guidance": asked.guidance,
@@ -281,36 +279,39 @@ def write_grid(
             write_clip(temporary, suffix, moving_grid(images, columns))
         else:
             pictures = [frame for frames in images for frame in frames]
-            grid_of(pictures, len(images[0]) if generator.clips else columns).save(temporary, "PNG")
+            grid_of(pictures, len(images[0]) if generator.moving else columns).save(temporary, "PNG")
     return [os.fspath(place)]
 
 
 def write_folder(
     place: Path, generator: Generator, wanted: Sequence[tuple[int, int]], asked: SampleOptions, listener: Listener
 ) -> list[str]:
-    """Write a picture for each image, or a GIF for each clip, that is not there yet. Raises OSError, and UsageError for
-    a folder of images that were made otherwise."""
+    """Write a picture for each image, or clip of one frame, or a GIF for each clip, that is not there yet. Raises
+    OSError, and UsageError for a folder of images that were made otherwise."""
     place.mkdir(parents=True, exist_ok=True)
-    settings = {name: value for name, value in asdict(asked).items() if name not in ("classes", "count", "frames")}
+    apart = ("classes", "count", "size", "frames")
+    settings = {name: value for name, value in asdict(asked).items() if name not in apart}
     settings |= {"count": asked.count} if asked.to_seed is not None else {}
     settings |= {"frames": generator.sampler.image[0]} if generator.clips else {}
+    other = generator.sampler.image[-2:] != tuple(generator.bundle.model.config.image[-2:])
+    settings |= {"size": generator.size} if other else {}
     settings = json.loads(json.dumps(settings | {"model": digest(generator.bundle)}))
     note = place / SETTINGS
     if note.is_file() and json.loads(note.read_text("utf-8")) != settings:
         raise UsageError(f"{place} has images that were made with other settings ({note})", "name another folder")
     write_text(note, json.dumps(settings, indent=2) + "\n")
     stems = file_stems(generator.classes)
-    suffix, noun = (GIF, "clips") if generator.clips else (".png", "images")
+    suffix, noun = (GIF, "clips") if generator.moving else (".png", "images")
     paths = {(label, number): place / f"{stems[label]}-{number:05d}{suffix}" for label, number in wanted}
     lacking = [pair for pair in wanted if not paths[pair].is_file()]
     if len(lacking) < len(wanted):
         listener.note(f"{len(wanted) - len(lacking):,} of {len(wanted):,} {noun} are there already")
     for pair, one in zip(lacking, generate(generator, lacking, asked, listener), strict=True):
         with atomic_path(paths[pair]) as temporary:
-            if generator.clips:
+            if generator.moving:
                 write_clip(temporary, suffix, one.frames)
             else:
-                one.picture.save(temporary, "PNG")
+                one.frames[0].save(temporary, "PNG")
     return [os.fspath(path) for path in paths.values()]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from vitreous.data.loader import TrainLoader
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Split
 from vitreous.machine import DTYPES
+from vitreous.models.cost import macs
 from vitreous.objectives.base import Objective
 from vitreous.training.loop import progress_at
 from vitreous.training.run import Run
@@ -26,18 +27,36 @@ PIXELS = {"images", "local"}  # entries of a batch that are views of images
 class Inputs:
     """The images of a run; `cached` holds those of `train` as (n, C, *image) uint8 if they stay in memory.
 
-    `rows`: which of the data's training images `train` has, where some could not be read; None: all.
+    `rows`: which of the data's training images `train` has, where some could not be read; None: all. `buckets`, (n,)
+    int64: at which of the sizes `preprocess.buckets` each of `train` is read; None: all at one size.
     """
 
     train: Split
     val: Split | None = None
     cached: Tensor | None = None
     rows: np.ndarray | None = None
+    buckets: np.ndarray | None = None
+
+
+def train_loader(run: Run, inputs: Inputs, device: str) -> TrainLoader:
+    """What reads the batches of a run."""
+    data = run.data
+    order = (run.views, run.seed, data.workers, inputs.cached, data.sampling, data.repeats, data.repeat_threshold)
+    pin = device.startswith("cuda")
+    return TrainLoader(inputs.train, run.preprocess, *order, data.exact, pin, inputs.buckets, run.batch_size)
+
+
+def mean_work(run: Run, inputs: Inputs) -> float:
+    """What a sample costs on average, in samples of the model's own size: 1 but where there are buckets."""
+    if inputs.buckets is None:
+        return 1.0
+    costs = [macs(replace(run.model, image=size)) for size in run.preprocess.buckets]  # type: ignore[arg-type]
+    return float(np.array(costs, np.float64)[inputs.buckets].mean()) / macs(run.model)
 
 
 def prepared_batches(
     run: Run,
-    inputs: Inputs,
+    loader: TrainLoader,
     objective: Objective,
     device: str,
     places: Iterable[tuple[int, int]],
@@ -48,9 +67,6 @@ def prepared_batches(
 
     `objective.prepare` is given "positions" (B,) int64 beside what the loader has.
     """
-    data = run.data
-    order = (run.views, run.seed, data.workers, inputs.cached, data.sampling, data.repeats, data.repeat_threshold)
-    loader = TrainLoader(inputs.train, run.preprocess, *order, data.exact, device.startswith("cuda"))
     dtype = DTYPES[run.precision]
     for (start, stop), loaded in zip(places, loader.spans(ahead), strict=False):
         batch: Batch = {name: e if name == "samples" else to_device(e, device) for name, e in loaded.items()}

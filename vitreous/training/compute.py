@@ -30,7 +30,7 @@ class Compute:
 
     def __init__(self, objective: Objective, flat: Flat, run: Run, ranks: Ranks) -> None:
         self.objective, self.flat, self.run, self.ranks = objective, flat, run, ranks
-        one_pass = run.accumulate == 1 and run.micro_batch is None and not run.reproducible
+        one_pass = run.accumulate == 1 and run.micro_batch is None and not (run.reproducible or run.preprocess.buckets)
         self.sharded = ranks.joined and run.parallel == "fsdp"
         self.overlapped = ranks.joined and not self.sharded and one_pass
         self.mean = ranks.world if self.overlapped or self.sharded else 1  # they take the mean over processes
@@ -68,12 +68,13 @@ class Compute:
         """Add a part's gradient, in micro-batches.
 
         All processes make as many passes: one that has fewer rows than passes computes its first row again, for
-        nothing.
+        nothing. Parts of buckets are of any sizes, and are not waited for.
         """
         size, passes = batch_size(batch), 1
         if self.run.micro_batch:
             first = part.start - part.start % self.run.batch_size  # of the whole batch, which all processes share
             most = -(-min(self.run.batch_size, self.run.total - first) // self.ranks.world)
+            most = 0 if self.run.preprocess.buckets else most
             passes = -(-max(most, size) // self.run.micro_batch)
         scalars = []
         for number, (a, b) in enumerate(pairwise(ends(0, size, passes))):

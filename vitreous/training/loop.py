@@ -17,7 +17,7 @@ from vitreous.objectives.base import Objective, Progress
 from vitreous.training.compute import Compute
 from vitreous.training.flat import Flat
 from vitreous.training.optimizer import Optimizers
-from vitreous.training.parts import parts
+from vitreous.training.parts import Cut, parts, uncut
 from vitreous.training.ranks import ALONE, Ranks
 from vitreous.training.run import Run
 from vitreous.training.schedule import factor, ramp
@@ -50,6 +50,8 @@ class State(Counters):
     flat: Flat = field(kw_only=True)
     optimizers: Optimizers = field(kw_only=True)
     ranks: Ranks = field(default=ALONE, kw_only=True)
+    cut: Cut = field(default=uncut, kw_only=True)  # what of a step is computed together
+    work: float = field(default=1.0, kw_only=True)  # of a sample, in those of the model's own size
     norm: float = math.nan  # of the last gradient
     rate: float = 0.0  # the last learning rate
     waited: float = 0.0  # seconds that the loop waited for data
@@ -89,14 +91,15 @@ def fit(state: State, batches: Iterator[Batch], hooks: Sequence[tuple[int, Hook]
     while not state.done and not state.halt:
         state.flat.zero()
         compute.shards.scale = state.scale
-        scalars, samples = compute.step(parts(run, state.ranks, state.images), batches, state.step, state.images)
+        own = parts(run, state.ranks, state.images, state.cut)
+        scalars, samples = compute.step(own, batches, state.step, state.images)
         scalars = all_scalars(state, scalars)
         rate = factor(run.schedule, state.step, run.steps)
         compute.finish(partial(move, state, scalars, rate))
         if not math.isfinite(scalars["loss"] + state.norm):
             skip(state, scalars["loss"], samples)
         size = min(run.step_size, run.total - state.images)
-        state.flops += state.objective.flops(state.progress) * size
+        state.flops += state.objective.flops(state.progress) * state.work * size
         state.step, state.images, state.rate = state.step + 1, state.images + size, run.optimizer.lr * rate
         for period, hook in hooks:
             if state.step % period == 0 or state.done:

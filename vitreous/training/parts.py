@@ -7,7 +7,7 @@ its row.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -15,6 +15,14 @@ from vitreous.errors import UsageError
 from vitreous.training import tune
 from vitreous.training.ranks import Ranks
 from vitreous.training.run import Run
+
+#: start, stop -> where parts of [start, stop) that can be computed together begin and end
+Cut = Callable[[int, int], list[int]]
+
+
+def uncut(start: int, stop: int) -> list[int]:
+    """All of it together."""
+    return [start, stop]
 
 
 @dataclass(frozen=True)
@@ -31,8 +39,9 @@ def ends(start: int, count: int, parts: int) -> list[int]:
     return [start + count * i // parts for i in range(parts + 1)]
 
 
-def parts(run: Run, ranks: Ranks, start: int) -> list[Part]:
-    """What this process computes of the step that begins at position `start`.
+def parts(run: Run, ranks: Ranks, start: int, cut: Cut = uncut) -> list[Part]:
+    """What this process computes of the step that begins at position `start`; each batch is cut further by `cut`, as
+    images of different sizes have to be.
 
     Where a last short batch has fewer pictures than there are processes, those without one compute the batch's first
     for nothing: all have to be there when gradients are added up. A reproducible part may be empty instead.
@@ -47,15 +56,18 @@ def parts(run: Run, ranks: Ranks, start: int) -> list[Part]:
     for low in range(start, stop, run.batch_size):
         count = min(run.batch_size, stop - low)
         a, b = ends(low, count, ranks.world)[ranks.rank : ranks.rank + 2]
-        computed.append(Part(a, b, (b - a) / size) if b > a else Part(low, low + 1, 0.0))
+        if b > a:
+            computed += [Part(c, d, (d - c) / size) for c, d in pairwise(cut(a, b))]
+        else:
+            computed.append(Part(low, low + 1, 0.0))
     return computed
 
 
-def spans(run: Run, ranks: Ranks, start: int) -> Iterator[tuple[int, int]]:
+def spans(run: Run, ranks: Ranks, start: int, cut: Cut = uncut) -> Iterator[tuple[int, int]]:
     """The positions of every part of this process, from the step at `start` to the end of the run; empty parts left
     out."""
     while start < run.total:
-        yield from ((part.start, part.stop) for part in parts(run, ranks, start) if part.stop > part.start)
+        yield from ((part.start, part.stop) for part in parts(run, ranks, start, cut) if part.stop > part.start)
         start += run.step_size
 
 
@@ -79,3 +91,7 @@ def check(run: Run, ranks: Ranks) -> None:
         )
     if run.parallel == "fsdp" and (run.reproducible or run.optimizer.name == "muon" or run.tune.lora_rank):
         raise UsageError("--parallel fsdp goes with neither --reproducible, Muon nor LoRA", "use --parallel ddp")
+    if run.parallel == "fsdp" and run.preprocess.buckets:
+        raise UsageError(
+            "--parallel fsdp makes equal passes in all processes, and buckets differ", "use --parallel ddp"
+        )

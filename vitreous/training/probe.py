@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from vitreous.data.batch import Batch
-from vitreous.errors import ResourceError, out_of_memory
+from vitreous.errors import ResourceError, UsageError, out_of_memory
 from vitreous.machine import DTYPES, free_memory
 from vitreous.models.cost import activations
 from vitreous.training.batches import Inputs, prepared_batches
@@ -29,8 +29,11 @@ def fitted(run: Run, inputs: Inputs, folder: Folder, ranks: Ranks, tell: Callabl
 
     Batch, accumulation, schedule and augmentation stay: a micro-batch changes the last bits alone. A CPU, which would
     not say that it has too little memory, is asked for no more than an estimate of the activations allows. Raises
-    ResourceError where a single image does not fit.
+    ResourceError where a single image does not fit, UsageError for images of several sizes.
     """
+    if run.preprocess.buckets:
+        problem = "--micro-batch auto tries images of one size, and buckets have several"
+        raise UsageError(problem, "give a number of images")
     whole = -(-run.batch_size // ranks.world)
     size, most = whole, estimate(run)
     while size > most:
@@ -70,7 +73,7 @@ def fits(session: Session, state: State, shards: Shards, size: int) -> bool:
 def first_batch(session: Session, state: State, size: int) -> Batch:
     """The first `size` samples of the stream, as a step has them."""
     place = [(0, size)]
-    return next(prepared_batches(session.run, session.inputs, state.objective, session.device, place, place))
+    return next(prepared_batches(session.run, session.loader, state.objective, session.device, place, place))
 
 
 def estimate(run: Run) -> float:

@@ -11,6 +11,7 @@ from vitreous.data.augmentation.views import VIEWS
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import UsageError
 from vitreous.models.config import ModelConfig
+from vitreous.nn.sizes import format_size, nearby
 from vitreous.objectives.base import ObjectiveConfig
 from vitreous.objectives.supervised import SupervisedConfig
 from vitreous.objectives.table import OBJECTIVES
@@ -223,12 +224,31 @@ class Run:
                 "use --recipe dit or sit, or another --model or --init",
             )
         self.objective.check(self.model, self.data.classes, self.views)
+        if self.preprocess.buckets:
+            self.check_buckets()
         batches = -(-self.data.images // self.batch_size)
         if self.accumulate > batches:
             raise UsageError(
                 f"--accumulate {self.accumulate} with {batches} batches an epoch gives no optimiser step",
                 f"use --accumulate {batches} or a smaller --batch-size",
             )
+
+    def check_buckets(self) -> None:
+        """Raise UsageError for what images of several sizes do not go together with."""
+        if not self.objective.generates:
+            raise UsageError(
+                f"buckets are for models that make images, and {self.objective.name} trains others",
+                "leave --buckets out, or use --recipe sit or dit",
+            )
+        if self.reproducible or self.data.sampling != "even" or self.data.repeats > 1:
+            word = "--reproducible" if self.reproducible else "another --sampling than even"
+            raise UsageError(f"{word} does not go with buckets", "leave one of them out")
+        for size in self.preprocess.buckets:
+            if any(side % patch for side, patch in zip(size, self.model.patch, strict=True)):
+                raise UsageError(
+                    f"a bucket of {format_size(size)} is no whole number of patches of {format_size(self.model.patch)}",
+                    f"use {'x'.join(map(str, nearby(size, self.model.patch)))}",
+                )
 
     @property
     def draws_in_forward(self) -> bool:

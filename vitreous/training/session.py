@@ -16,6 +16,7 @@ import torch
 from vitreous.config import to_plain
 from vitreous.data.batch import Batch
 from vitreous.data.keys import key
+from vitreous.data.sampling import cuts
 from vitreous.data.sources import public_name
 from vitreous.errors import Interrupted, ResourceError
 from vitreous.evaluation.engine import TorchEngine
@@ -27,7 +28,7 @@ from vitreous.nn.encoder import Encoder
 from vitreous.objectives.base import Setting
 from vitreous.progress import Listener, NullListener
 from vitreous.training import best
-from vitreous.training.batches import Inputs, prepared_batches
+from vitreous.training.batches import Inputs, mean_work, prepared_batches, train_loader
 from vitreous.training.compute import count_gradients
 from vitreous.training.flat import Flat
 from vitreous.training.folder import Folder, read_lines
@@ -61,6 +62,7 @@ class Session:
         self.run, self.inputs, self.folder, self.ranks = run, inputs, folder, ranks
         self.listener = listener or NullListener()
         self.device = ranks.device(run.device)
+        self.loader = train_loader(run, inputs, self.device)
         self.signals = Signals()
         self.checkpointer = Checkpointer(folder.store(run.keep), self.tell)
         self.health = Health(self.tell, self.keep_warning)
@@ -147,13 +149,15 @@ class Session:
             flat=flat,
             optimizers=Optimizers(run.optimizer, flat),
             ranks=self.ranks,
+            cut=partial(cuts, self.loader.order),
+            work=mean_work(run, self.inputs),
             scale=scale,
         )
 
     def batches(self, state: State) -> Iterator[Batch]:
         """This process's parts of the steps from the state's position on, as `prepared_batches` makes them."""
-        places, ahead = (spans(self.run, self.ranks, state.images) for _ in range(2))
-        return prepared_batches(self.run, self.inputs, state.objective, self.device, places, ahead)
+        places, ahead = (spans(self.run, self.ranks, state.images, state.cut) for _ in range(2))
+        return prepared_batches(self.run, self.loader, state.objective, self.device, places, ahead)
 
     def watch(self, state: State) -> None:
         """After every step: what was written in the background, and what looks wrong."""

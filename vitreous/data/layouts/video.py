@@ -10,14 +10,16 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
 from vitreous.data.decoding.clip import Clip, Part
-from vitreous.data.decoding.clips import GIF, VIDEOS, is_animated, open_clip, pictures_in
+from vitreous.data.decoding.clips import GIF, VIDEOS, Pictures, is_animated, open_clip, pictures_in
 from vitreous.data.decoding.decode import SUFFIXES, read_regular, upright_size
 from vitreous.data.layouts.classes import natural
 from vitreous.data.layouts.folder import classified, entries, is_folder, split_folders
@@ -43,8 +45,15 @@ class ClipFiles(Files):
         return None if (start, end) == (0.0, math.inf) else (start, end)
 
     def clip(self, sample: int) -> Clip:
-        """A clip, opened. Raises DataError."""
+        """A clip, opened; of a picture, a clip of one frame. Raises DataError."""
+        if is_still(self.path(sample)):
+            return Pictures([self.path(sample)], self.name(sample))
         return self.cut(sample, open_clip(self.path(sample), self.name(sample)))
+
+    @property
+    def stills(self) -> int:
+        """How many samples are pictures."""
+        return sum(is_still(self.path(sample)) for sample in range(len(self)))
 
     def cut(self, sample: int, whole: Clip) -> Clip:
         """The part of a file, opened, that is a sample. Raises DataError."""
@@ -71,6 +80,12 @@ class ClipFiles(Files):
             return super().raw(sample)
         clip = self.clip(sample)
         return clip.read(np.arange(len(clip)))
+
+
+def is_still(path: str) -> bool:
+    """Whether a path is that of a picture file by its name, rather than of a clip."""
+    suffix = os.path.splitext(path)[1].lower()
+    return suffix in SUFFIXES and suffix != GIF and not os.path.isdir(path)
 
 
 def open_sample(split: Split, sample: int) -> bytes | np.ndarray | Clip:
@@ -105,9 +120,18 @@ def are_moving(paths: list[str]) -> bool:
     )
 
 
-def clips_below(home: str, depth: int = 2) -> list[str] | None:
+def hold_clips(root: Path) -> bool:
+    """Whether there are clips below a folder, whatever else there is: files of them, animated GIFs, folders of
+    frames."""
+    homes = split_folders(root).values() if (root / "train").is_dir() else (root,)
+    clips = [path for home in homes for path in clips_below(os.fspath(home), stills=True) or [] if not is_still(path)]
+    return bool(clips) and (are_moving(clips) or any(is_animated(read_regular(path)) for path in clips[:PROBED]))
+
+
+def clips_below(home: str, depth: int = 2, stills: bool = False) -> list[str] | None:
     """The video files, GIFs and folders of frames below a folder, in natural order; None where there are pictures
-    that are no frames, which lie at least `depth` folders down. A folder linked twice is visited once."""
+    that are no frames, which lie at least `depth` folders down, or with `stills` these pictures too. A folder linked
+    twice is visited once."""
     clips, seen, waiting, looks = list[str](), set[str](), [(home, 0)], PROBED
     while waiting:
         place, level = waiting.pop()
@@ -124,13 +148,16 @@ def clips_below(home: str, depth: int = 2) -> list[str] | None:
                 clips.append(entry.path.removeprefix("./"))
             elif suffix in SUFFIXES:
                 pictures.append(entry.name)
-                if level < depth or not NUMBERED.fullmatch(entry.name):
+                if not stills and (level < depth or not NUMBERED.fullmatch(entry.name)):
                     return None
         if pictures:
-            if not are_frames(pictures) or (looks > 0 and not of_one_size(place)):
+            if level >= depth and are_frames(pictures) and (looks <= 0 or of_one_size(place)):
+                looks -= 1
+                clips.append(place.removeprefix("./"))
+            elif stills:
+                clips += [os.path.join(place, name).removeprefix("./") for name in pictures]
+            else:
                 return None
-            looks -= 1
-            clips.append(place.removeprefix("./"))
     return sorted(clips, key=natural)
 
 
@@ -155,34 +182,37 @@ def of_one_size(folder: str) -> bool:
         return True  # reading it says what is wrong
 
 
-def videos(root: Path, split_seed: int = 0) -> Data:
+def videos(root: Path, split_seed: int = 0, stills: bool = False) -> Data:
     """Open a folder of classes of clips, with or without folders of splits around them, as `folder` opens pictures; a
-    tenth of the clips is `val` where there is none.
+    tenth of the clips is `val` where there is none. With `stills` pictures among them are clips of one frame.
 
     Raises DataError as `folder` does.
     """
     homes = split_folders(root)
-    listed = {name: list_classes(home) for name, home in homes.items()}
-    data = classified(root, homes, listed, split_seed, walk_clips)
+    walk = partial(walk_clips, stills=stills)
+    listed = {name: list_classes(home, walk) for name, home in homes.items()}
+    data = classified(root, homes, listed, split_seed, walk)
     splits: dict[str, Split] = {name: clips_of(split) for name, split in data.splits.items()}
-    notes = [clips_note(sum(map(len, splits.values()))), *data.notes]
+    pictures = sum(clips_of(split).stills for split in splits.values())
+    notes = [clips_note(sum(map(len, splits.values())), pictures), *data.notes]
     return replace(data, splits=splits, notes=notes, whole=data.whole and clips_of(data.whole))
 
 
-def clips_note(count: int) -> str:
-    """What is noted of data that are taken for clips."""
-    return f"the data are {count:,} clips; `--frames` and `--stride` say which frames of them are read"
+def clips_note(count: int, pictures: int = 0) -> str:
+    """What is noted of data that are taken for clips, of which some may be pictures."""
+    others = f", {pictures:,} of them pictures, of one frame" if pictures else ""
+    return f"the data are {count:,} clips{others}; `--frames` and `--stride` say which frames of them are read"
 
 
-def list_classes(home: Path) -> dict[str, Paths]:
+def list_classes(home: Path, walk: Callable[[str], list[str]]) -> dict[str, Paths]:
     """Class name -> its clips at any depth, sorted."""
     folders = sorted((entry for entry in entries(os.fspath(home)) if is_folder(entry)), key=lambda entry: entry.name)
-    return {entry.name: Paths(paths) for entry in folders if (paths := walk_clips(entry.path))}
+    return {entry.name: Paths(paths) for entry in folders if (paths := walk(entry.path))}
 
 
-def walk_clips(home: str) -> list[str]:
-    """The clips below a folder."""
-    return clips_below(home, 1) or []
+def walk_clips(home: str, stills: bool = False) -> list[str]:
+    """The clips below a folder, and with `stills` the pictures."""
+    return clips_below(home, 1, stills) or []
 
 
 def clips_of(split: Split) -> ClipFiles:

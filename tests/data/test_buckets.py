@@ -1,0 +1,183 @@
+"""Buckets: each image at the nearest size, each batch of one size, each image once an epoch."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from tests.data.films import moving, write_clip
+from vitreous.data.augmentation.augment import Augment
+from vitreous.data.buckets import RATIOS, assign, choose_buckets, lengths, measure_forms, parse_buckets
+from vitreous.data.keys import permutation
+from vitreous.data.loader import TrainLoader
+from vitreous.data.preprocess import Preprocess
+from vitreous.data.sampling import Order, cuts, stream
+from vitreous.data.sources import open_data
+from vitreous.data.split import Files
+from vitreous.errors import UsageError
+
+CLIPS = ((8, 32, 32), (4, 32, 32), (1, 32, 32), (8, 24, 40), (1, 24, 40), (1, 64, 64), (4, 40, 24))
+chance = np.random.default_rng(0)
+FORMS = np.stack([chance.integers(1, 14, 400), chance.integers(8, 200, 400), chance.integers(8, 200, 400)], 1)
+
+
+def naive(form, buckets, stride):
+    """The loop of `assign`'s docstring."""
+    frames, height, width = map(int, form)
+    sizes = [(1, *bucket) if len(bucket) == 2 else bucket for bucket in buckets]
+    fill = 1 + (frames - 1) // stride if stride else frames
+    length = max((t for t, _, _ in sizes if t <= fill), default=min(t for t, _, _ in sizes))
+    best, chosen = (math.inf, math.inf), -1
+    for number, (t, h, w) in enumerate(sizes):
+        far = round(abs(math.log(width / height) - math.log(w / h)), 9), abs(math.log(height * width / (h * w)))
+        if t == length and far < best:
+            best, chosen = far, number
+    return chosen
+
+
+@pytest.mark.parametrize("stride", [0, 1, 3])
+@pytest.mark.parametrize("buckets", [CLIPS, tuple(size[1:] for size in CLIPS[2:])])
+def test_each_form_gets_the_bucket_of_the_naive_loop(buckets, stride):
+    assert assign(FORMS, buckets, stride).tolist() == [naive(form, buckets, stride) for form in FORMS]
+
+
+def test_what_stands_in_a_bucket_is_as_people_would_say():
+    def of(*form):
+        return CLIPS[int(assign(np.array([form]), CLIPS)[0])]
+
+    assert of(1, 480, 640) == (1, 24, 40) and of(1, 1000, 1000) == (1, 64, 64) and of(1, 30, 30) == (1, 32, 32)
+    assert of(100, 480, 480) == (8, 32, 32) and of(7, 480, 480) == (4, 32, 32) and of(3, 9, 16) == (1, 24, 40)
+    assert int(assign(np.array([[22, 32, 32]]), CLIPS, 3)[0]) == 0  # eight frames three apart take 22
+    assert int(assign(np.array([[21, 32, 32]]), CLIPS, 3)[0]) == 1
+
+
+def test_chosen_buckets_suit_the_data():
+    photographs = np.array([(1, 480, 640)] * 60 + [(1, 640, 480)] * 25 + [(1, 500, 500)] * 14 + [(1, 50, 900)])
+    buckets = choose_buckets(photographs, (64, 64), (4, 4))
+    assert buckets == ((56, 76), (76, 56), (64, 64))  # the panorama goes to the widest that there are
+    assert all(abs(math.log(h * w / 64**2)) < 0.05 for h, w in buckets)
+    films = np.array([(30, 90, 160)] * 8 + [(1, 90, 160)] * 3 + [(3, 90, 160)] * 2)
+    assert choose_buckets(films, (8, 32, 32), (1, 4, 4)) == ((8, 24, 44), (1, 24, 44), (2, 24, 44))
+    assert choose_buckets(np.zeros((0, 3), np.int64), (64, 64), (4, 4)) and len(RATIOS) == 13
+    assert lengths(16, 2) == [16, 8, 4, 2] and lengths(6, 2) == [6, 2] and lengths(1, 1) == [1]
+
+
+def test_named_buckets_are_sizes_of_the_data():
+    assert parse_buckets(("64x48", "48X64", "64x48"), 2) == ((64, 48), (48, 64))
+    for word, axes in (("64", 2), ("64x48", 3), ("8x64x48", 2), ("0x64", 2), ("axb", 2), ("", 2), ("6.5x4", 2)):
+        with pytest.raises(UsageError, match=f"--buckets cannot be {word}"):
+            parse_buckets((word,), axes)
+    with pytest.raises(UsageError, match="65 buckets are too many"):
+        parse_buckets(tuple(f"4x{side}" for side in range(1, 66)), 2)
+
+
+@given(
+    st.lists(st.integers(0, 4), min_size=1, max_size=70), st.integers(1, 9), st.integers(0, 5), st.integers(0, 2**20)
+)
+def test_every_image_is_shown_once_an_epoch_and_batches_are_cut_to_parts_of_one_bucket(buckets, batch, epochs, seed):
+    own = np.array(buckets)
+    order, n = Order(len(own), seed, None, 1, None, own, batch), len(own)
+    samples, _, views = stream(order, 0, (epochs + 1) * n)
+    assert not views.any()
+    assert all(sorted(samples[low : low + n]) == list(range(n)) for low in range(0, len(samples), n))
+    for low in range(0, len(samples), batch):
+        ends = cuts(order, low, min(low + batch, len(samples)))
+        assert ends[0] == low and ends[-1] == min(low + batch, len(samples)) and ends == sorted(set(ends))
+        parts = [own[samples[a:b]] for a, b in itertools.pairwise(ends)]
+        assert all(len(set(part.tolist())) == 1 for part in parts)
+        assert all(before[-1] != after[0] for before, after in itertools.pairwise(parts))
+
+
+def test_most_batches_have_one_bucket_and_epochs_differ():
+    own = chance.integers(0, 4, 1000)
+    order = Order(1000, 3, None, 1, None, own, 16)
+    samples = stream(order, 0, 5000)[0]
+    mixed = [len(cuts(order, low, low + 16)) > 2 for low in range(0, 4992, 16)]
+    assert sum(mixed) < 5 * 4  # an epoch ends with what is left of each of four buckets
+    assert not np.array_equal(samples[:1000], samples[1000:2000])
+
+
+def test_one_bucket_has_the_order_of_a_run_without_buckets():
+    order = Order(50, 7, None, 1, None, np.zeros(50, np.int64), 8)
+    assert np.array_equal(stream(order, 0, 150)[0], np.concatenate([permutation(50, 7, epoch) for epoch in range(3)]))
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory):
+    """A folder of two classes with GIFs, video files, folders of frames and pictures of several sizes."""
+    home = tmp_path_factory.mktemp("mixed")
+    for right, name in enumerate(("left", "right")):
+        for number, suffix in enumerate((".gif", ".mp4", "", ".gif")):
+            write_clip(home / name / f"clip{number}{suffix}", moving(number, bool(right), 8 if number < 3 else 3))
+        for number, (height, width) in enumerate([(16, 16), (16, 16), (12, 24), (24, 12), (16, 32)]):
+            pixels = np.random.default_rng(number).integers(0, 255, (height, width, 3)).astype(np.uint8)
+            Image.fromarray(pixels).save(home / name / f"{number:04}.png")
+    return home
+
+
+def test_clips_and_pictures_lie_in_one_folder_where_buckets_are_asked_for(mixed, tmp_path):
+    data = open_data(mixed, stills=True)
+    train = data.whole
+    assert train is not None and len(train) == 18 and data.classes == ("left", "right")
+    assert any("18 clips, 10 of them pictures, of one frame" in note for note in data.notes)
+    forms = {
+        name.split("/")[-1]: form
+        for name, form in zip(map(train.name, range(18)), measure_forms(train).tolist(), strict=True)
+    }
+    assert forms["clip0.gif"] == forms["clip1.mp4"] == forms["clip2"] == [8, 16, 16]
+    assert forms["clip3.gif"] == [3, 16, 16] and forms["0002.png"] == [1, 12, 24]
+    # without, a photograph among clips makes pictures of all of them, as ever
+    assert type(open_data(mixed).split("train")) is Files
+    # a folder of pictures alone is one of pictures, numbered ones too, in classes of splits as well
+    for split in ("train", "val"):
+        for name in ("a", "b"):
+            for number in range(3):
+                place = tmp_path / split / name / f"{number:03}.png"
+                place.parent.mkdir(parents=True, exist_ok=True)
+                Image.new("RGB", (16, 16), (number, 0, 0)).save(place)
+    assert type(open_data(tmp_path, stills=True).split("train")) is Files
+
+
+def test_a_bad_file_has_no_form_and_the_others_have(mixed, tmp_path):
+    (tmp_path / "a").mkdir()
+    for name, content in (("bad.png", b"no picture"), ("empty.png", b"")):
+        (tmp_path / "a" / name).write_bytes(content)
+    Image.new("RGB", (20, 10)).save(tmp_path / "a" / "good.png")
+    split = Files(
+        [tmp_path / "a" / name for name in ("bad.png", "empty.png", "good.png")], np.zeros((3, 0), np.float32)
+    )
+    assert measure_forms(split).tolist() == [[0, 0, 0], [0, 0, 0], [1, 10, 20]]
+
+
+def test_a_sample_of_a_bucket_is_that_of_a_run_at_its_size_alone(mixed):
+    split = open_data(mixed, stills=True).whole
+    assert split is not None
+    sizes = ((8, 16, 16), (1, 16, 16), (1, 12, 24), (1, 24, 12))
+    own = assign(measure_forms(split), sizes)
+    plain = Preprocess((8, 16, 16), buckets=sizes)
+    loader = TrainLoader(split, plain, Augment(flip=0.5), 5, buckets=own, batch_size=4)
+    spans = [
+        (a, b)
+        for low in range(0, 36, 4)
+        for ends in [cuts(loader.order, low, low + 4)]
+        for a, b in itertools.pairwise(ends)
+    ]
+    seen = []
+    for batch in loader.spans(spans):
+        (bucket,) = set(own[batch["samples"].numpy()].tolist())
+        assert batch["images"].shape[1:] == (3, *sizes[bucket])
+        seen += batch["samples"].tolist()
+        alone = TrainLoader(split, Preprocess(sizes[bucket]), Augment(flip=0.5), 5)
+        epoch = (len(seen) - 1) // 18
+        if (len(seen) - len(batch["samples"])) // 18 == epoch:
+            images: list[Any] = [alone.one(sample, epoch, 0) for sample in batch["samples"].tolist()]
+            assert torch.equal(batch["images"], torch.stack(images))
+    assert sorted(seen) == sorted([*range(18)] * 2)

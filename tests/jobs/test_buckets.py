@@ -1,0 +1,201 @@
+"""Generators that learn at several sizes in one run: trained, stopped and resumed, sampled and judged at each."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitreous
+from tests.conftest import say
+from tests.data.films import moving, write_clip
+from tests.objectives.test_clips import Notes
+from vitreous.data.decoding.clips import open_clip
+from vitreous.errors import UsageError
+from vitreous.jobs.plan import plan
+from vitreous.models.cost import macs
+from vitreous.progress import NullListener
+from vitreous.recipes.options import TrainOptions
+from vitreous.reports.opening import open_generator
+from vitreous.training.batches import mean_work
+from vitreous.training.folder import Folder, read_lines
+from vitreous.training.parts import parts
+from vitreous.training.ranks import Ranks
+from vitreous.weights.bundle import load_bundle
+
+BUCKETS = ("4x16x16", "1x16x16", "1x12x24", "1x24x12")
+WAYS: dict[str, Any] = {"workers": 0, "device": "cpu", "precision": "fp32", "batch_size": 6, "recipe": "sit"}
+CLIPS = WAYS | {"model": "DiT-48x2/1x4x4-alternating", "buckets": BUCKETS}
+SAMPLED: dict[str, Any] = {"progress": False, "steps": 2, "device": "cpu", "precision": "fp32"}
+
+
+def write_pictures(home, count, first=0):
+    """Noise of three aspect ratios in turn."""
+    for number in range(count):
+        height, width = ((16, 16), (12, 24), (24, 12))[number % 3]
+        pixels = np.random.default_rng(first + number).integers(0, 255, (height, width, 3)).astype(np.uint8)
+        home.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(home / f"picture{number}.png")
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """Clips and pictures of two classes, in two splits."""
+    home = tmp_path_factory.mktemp("mixed")
+    for place, (split, count) in enumerate((("train", 5), ("test", 6))):
+        for right, name in enumerate(("left", "right")):
+            for number in range(count):
+                write_clip(home / split / name / f"{number}.gif", moving(100 * place + 2 * number + right, bool(right)))
+            write_pictures(home / split / name, 9, 100 * place + right)
+    return home
+
+
+@pytest.fixture(scope="module")
+def run(home, tmp_path_factory):
+    """A run of clips and pictures in named buckets, and what it noted."""
+    out, notes = tmp_path_factory.mktemp("runs") / "run", Notes()
+    vitreous.train(home, out=out, steps=8, listener=notes, **CLIPS)
+    return out, notes.notes
+
+
+def test_a_run_in_buckets_tells_them_and_keeps_them_with_the_model(run):
+    out, notes = run
+    assert [note for note in notes if "4x16x16 9, 1x16x16 6, 1x12x24 5, 1x24x12 6; 4x16x16 is what is judged" in note]
+    preprocess = open_generator(out).preprocess
+    assert preprocess.image == (4, 16, 16) and preprocess.buckets == (
+        (4, 16, 16),
+        (1, 16, 16),
+        (1, 12, 24),
+        (1, 24, 12),
+    )
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["val"]["images"] == 1 and summary["val"]["denoising_error"] > 0  # one of the two is a picture
+    assert Folder(out).run().preprocess == preprocess
+
+
+def test_each_bucket_is_sampled_at_its_size_and_others_with_a_note(run, tmp_path):
+    for size, frames, shape in (("16x16", 4, (4, 16, 16)), ("24x12", 1, (1, 24, 12)), ("12x24", None, (1, 12, 24))):
+        place = tmp_path / f"{size}-{frames}"
+        document = vitreous.sample(run[0], place, size=size, frames=frames, **SAMPLED)
+        assert document["size"] == "x".join(map(str, shape)) and document["frames"] == shape[0]
+        suffix = "gif" if shape[0] > 1 else "png"
+        made = sorted(path.suffix for path in place.iterdir() if path.name != "samples.json")
+        assert made == [f".{suffix}"] * 2
+        if suffix == "gif":
+            clip = open_clip(place / "left-00000.gif")
+            assert (len(clip), *clip.size) == shape
+        else:
+            assert Image.open(place / "right-00000.png").size == shape[:0:-1]
+    assert vitreous.sample(run[0], tmp_path / "own.gif", **SAMPLED)["size"] == "4x16x16"
+    assert vitreous.sample(run[0], tmp_path / "one.png", frames=1, count=4, **SAMPLED)["size"] == "1x16x16"
+    assert Image.open(tmp_path / "one.png").size == (4 * 18 - 2, 2 * 18 - 2)
+    notes = Notes()
+    document = vitreous.sample(run[0], tmp_path / "x.gif", listener=notes, **SAMPLED | {"size": "20", "frames": 6})
+    assert document["size"] == "6x20x20" and open_clip(tmp_path / "x.gif").size[1] == 20
+    assert any("did not learn at 6x20x20, but at 4x16x16, 1x16x16" in note for note in notes.notes)
+    with pytest.raises(UsageError, match="made with other settings"):
+        vitreous.sample(run[0], tmp_path / "24x12-1", size="12x24", **SAMPLED)
+
+
+def test_one_size_is_judged_beside_the_images_that_are_nearest_to_it(run):
+    made: dict[str, Any] = {"samples": 10, "steps": 2, "device": "cpu", "split": "test"}
+    judged = vitreous.evaluate(run[0], **made)["test"]
+    assert judged["size"] == "4x16x16" and judged["images"] == 12 and judged["dimensions"] == 4 * 16 * 16 * 3
+    notes = Notes()
+    with pytest.raises(vitreous.errors.DataError, match="6 images are too few to compare with"):
+        vitreous.evaluate(run[0], size="12x24", listener=notes, **made)
+    assert any("judged at 1x12x24, beside 6 of 30 test images" in note for note in notes.notes)
+
+
+def test_a_stopped_run_in_buckets_ends_in_the_same_bits_with_workers(home, tmp_path):
+    ways: dict[str, Any] = CLIPS | {"steps": 8, "save_every": 2, "log_every": 1}
+    vitreous.train(home, out=tmp_path / "whole", progress=False, **ways)
+    with pytest.raises(KeyError):
+        vitreous.train(home, out=tmp_path / "stopped", listener=Notes(24), **dict(ways, workers=2))
+    vitreous.train(out=tmp_path / "stopped", resume=True, progress=False)
+    first, second = (load_bundle(tmp_path / name / "model").model.state_dict() for name in ("whole", "stopped"))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    vitreous.train(home, out=tmp_path / "stopped", resume=True, progress=False, buckets=BUCKETS)
+    with pytest.raises(UsageError, match="buckets: "):
+        vitreous.train(out=tmp_path / "stopped", resume=True, progress=False, buckets=("4x16x16",))
+
+
+def test_a_single_bucket_learns_as_a_run_without_buckets(tmp_path):
+    ways: dict[str, Any] = CLIPS | {"steps": 5, "log_every": 1, "frames": 4, "buckets": None}
+    clips = tmp_path / "clips"
+    for right, name in enumerate(("left", "right")):
+        for number in range(5):
+            write_clip(clips / name / f"{number}.gif", moving(2 * number + right, bool(right)))
+    losses = []
+    for name, buckets in (("plain", None), ("one", ("4x16x16",))):
+        vitreous.train(clips, out=tmp_path / name, progress=False, **dict(ways, buckets=buckets))
+        losses.append(
+            [line["train/loss"] for line in read_lines(Folder(tmp_path / name).metrics) if "train/loss" in line]
+        )
+    assert len(losses[0]) == 5 and losses[0] == losses[1]
+
+
+def test_pictures_alone_are_learned_at_their_aspect_ratios(tmp_path):
+    write_pictures(tmp_path / "flat", 30)
+    notes, ways = Notes(), WAYS | {"model": "DiT-48x1/4", "steps": 4, "buckets": (), "micro_batch": "2"}
+    vitreous.train(tmp_path / "flat", out=tmp_path / "run", listener=notes, **ways)
+    assert any(
+        note.startswith("buckets, and training images in each: 12x24 9, 16x16 9, 24x12 9;") for note in notes.notes
+    )
+    assert vitreous.sample(tmp_path / "run", tmp_path / "x.png", size="24x12", **SAMPLED)["size"] == "24x12"
+    assert Image.open(tmp_path / "x.png").size == (12, 24)
+
+
+def test_processes_share_batches_that_are_cut_by_size(home, tmp_path):
+    options = TrainOptions(str(home), steps=8, out=str(tmp_path / "x"), **CLIPS)
+    _, run, inputs, _ = plan(options, NullListener())
+    assert inputs.buckets is not None
+    buckets = inputs.buckets
+
+    def cut(start, stop):
+        own = buckets[np.arange(start, stop) % len(buckets)]
+        return [start, *(start + 1 + np.flatnonzero(np.diff(own))).tolist(), stop]
+
+    for start in range(0, run.total, run.step_size):
+        for world in (1, 2, 4):
+            found = [part for rank in range(world) for part in parts(run, Ranks(rank, world), start, cut)]
+            assert sum(part.share for part in found) == pytest.approx(1)
+            seen = [place for part in found if part.share for place in range(part.start, part.stop)]
+            assert sorted(seen) == list(range(start, min(start + run.step_size, run.total)))
+            assert all(len({*buckets[np.arange(p.start, p.stop) % len(buckets)]}) == 1 for p in found)
+    costs = {
+        size: macs(run.model.__class__(**{**run.model.__dict__, "image": size})) for size in run.preprocess.buckets
+    }
+    mean = np.mean([costs[run.preprocess.buckets[bucket]] for bucket in buckets])
+    assert mean_work(run, inputs) == pytest.approx(mean / costs[run.model.image])
+
+
+@pytest.mark.parametrize(("change", "problem"), [
+    ({"recipe": None, "model": None}, "--buckets is for models that make images"),
+    ({"buckets": ("16x16",)}, "--buckets cannot be 16x16"), ({"buckets": ("4x18x16",)}, "no whole number of patches"),
+    ({"reproducible": True}, "--reproducible does not go with buckets"), ({"parallel": "fsdp"}, "fsdp"),
+    ({"sampling": "balanced"}, "another --sampling than even does not go with buckets"),
+    ({"micro_batch": "auto"}, "--micro-batch auto tries images of one size"),
+])  # fmt: skip
+def test_what_does_not_go_with_buckets_is_refused(home, tmp_path, change, problem):
+    with pytest.raises(UsageError, match=problem):
+        vitreous.train(home, out=tmp_path / "run", steps=1, progress=False, **CLIPS | change)
+
+
+@pytest.mark.parametrize(("size", "problem"), [
+    ("big", "--size cannot be big"), ("18x16", "--size 18x16 is no whole number"), ("16x16x16", "--size cannot be"),
+    ("0", "--size cannot be 0"),
+])  # fmt: skip
+def test_sizes_that_cannot_be_are_refused(run, tmp_path, size, problem):
+    with pytest.raises(UsageError, match=problem):
+        vitreous.sample(run[0], tmp_path / "x.png", size=size, **SAMPLED)
+
+
+def test_the_command_takes_sizes(run, tmp_path):
+    words = ["sample", run[0], "--class", "left", "--size", "12x24", "--steps", "2", "--device", "cpu"]
+    done = say(*map(str, words), "--out", str(tmp_path / "x.png"))
+    assert done.returncode == 0 and "1 image at 12x24 pixels" in done.stdout, done.stderr

@@ -1,0 +1,125 @@
+"""Buckets: the few sizes that samples of many sizes are read at, so that a batch has one size and little is cut off.
+
+A size is (height, width), of clips (frames, height, width). The form of a sample is what its file has: frames, height
+and width, and a picture has one frame. n samples, K buckets.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+from typing import Any
+
+import numpy as np
+from torch.utils.data import Dataset
+
+from vitreous.data.decoding.clip import Clip
+from vitreous.data.decoding.decode import decode, upright_size
+from vitreous.data.layouts.video import open_sample
+from vitreous.data.loader import in_workers
+from vitreous.data.split import Split
+from vitreous.errors import DataError, UsageError
+from vitreous.nn.sizes import nearby
+
+RATIOS = [2 ** (step / 4) for step in range(-6, 7)]  # width / height of the buckets that are chosen: 0.35 to 2.83
+LEAST_SHARE = 0.03  # of the samples that a chosen bucket has; those of a rarer one go to the nearest other
+MOST = 64  # buckets of a run
+TOGETHER = 64  # samples that a worker measures at a time
+
+
+def assign(forms: np.ndarray, buckets: tuple[tuple[int, ...], ...], stride: int = 0) -> np.ndarray:
+    """Forms (n, 3) int64 -> the bucket of each, (n,) int64: the longest ones that the clip fills, or the shortest, of
+    these the nearest aspect ratio, of these the nearest area.
+
+        for sample in range(n):
+            frames, height, width = forms[sample]
+            fill = frames, or with a stride 1 + (frames - 1) // stride
+            length = max(T for T, H, W in buckets if T <= fill), or min(T for T, H, W in buckets)
+            bucket = the first of those with T = length that has the least
+                (|log(width / height) - log(W / H)|, |log(width height) - log(W H)|)
+    """
+    sizes = np.array([(1, *bucket) if len(bucket) == 2 else bucket for bucket in buckets], np.float64)
+    own = np.maximum(forms, 1).astype(np.float64)
+    fill = 1 + (own[:, 0] - 1) // stride if stride else own[:, 0]
+    fits = sizes[:, 0] <= fill[:, None]
+    length = np.where(fits.any(1), np.where(fits, sizes[:, 0], 0).max(1), sizes[:, 0].min())
+    aspect = np.abs(np.log(own[:, 2] / own[:, 1])[:, None] - np.log(sizes[:, 2] / sizes[:, 1]))
+    area = np.abs(np.log(own[:, 1] * own[:, 2])[:, None] - np.log(sizes[:, 1] * sizes[:, 2]))
+    aspect = np.where(sizes[:, 0] == length[:, None], aspect.round(9), np.inf)
+    nearest = aspect == aspect.min(1, keepdims=True)
+    return np.where(nearest, area, np.inf).argmin(1)
+
+
+def choose_buckets(
+    forms: np.ndarray, image: tuple[int, ...], patch: tuple[int, ...], stride: int = 0
+) -> tuple[tuple[int, ...], ...]:
+    """Forms (n, 3) int64 -> buckets, the one with most samples first: of about the area of `image`, in the aspect
+    ratios of `RATIOS`, and of clips as long as it, half as long and so on. Each has `LEAST_SHARE` of the samples, if
+    any has."""
+    area, cell = math.prod(image[-2:]), patch[-2:]
+    planes = [nearby((round(math.sqrt(area / ratio)), round(math.sqrt(area * ratio))), cell) for ratio in RATIOS]
+    times = [(length,) for length in lengths(image[0], patch[0])] if len(image) == 3 else [()]
+    buckets = list(dict.fromkeys((*length, *plane) for length, plane in product(times, planes)))
+    kinds, counts = np.unique(forms, axis=0, return_counts=True)
+    while True:
+        shown = np.bincount(assign(kinds, tuple(buckets), stride), counts, len(buckets))
+        rarest = int(shown.argmin())
+        if shown[rarest] >= LEAST_SHARE * len(forms) or len(buckets) == 1:
+            order = sorted(range(len(buckets)), key=lambda one: (-shown[one], buckets[one]))
+            return tuple(buckets[one] for one in order)
+        del buckets[rarest]
+
+
+def lengths(frames: int, patch: int) -> list[int]:
+    """Lengths of clips: `frames`, half of them and so on, down to one patch."""
+    halves = [frames]
+    while halves[-1] > patch:
+        halves.append(max(1, halves[-1] // 2 // patch) * patch)
+    return halves
+
+
+def parse_buckets(words: tuple[str, ...], axes: int) -> tuple[tuple[int, ...], ...]:
+    """Words such as `64x48`, or `8x64x48` where a size has 3 axes -> sizes, each once. Raises UsageError for others."""
+    form = "FRAMESxHEIGHTxWIDTH, as in 8x64x48" if axes == 3 else "HEIGHTxWIDTH, as in 64x48"
+    sizes = []
+    for word in words:
+        parts = word.lower().split("x")
+        if len(parts) != axes or not all(part.isdecimal() and 0 < int(part) < 1 << 20 for part in parts):
+            raise UsageError(f"--buckets cannot be {word}", f"a bucket of these data is {form}")
+        sizes.append(tuple(map(int, parts)))
+    if len(set(sizes)) > MOST:
+        raise UsageError(f"{len(set(sizes))} buckets are too many", f"name at most {MOST}")
+    return tuple(dict.fromkeys(sizes))
+
+
+def measure_forms(split: Split, workers: int = 0) -> np.ndarray:
+    """The form of each sample, (n, 3) int64, of files by their headers where these say it; 0 where it cannot be
+    read."""
+    places = [list(range(low, min(low + TOGETHER, len(split)))) for low in range(0, len(split), TOGETHER)]
+    measured = in_workers(Forms(split), places, workers, np.array, 2 if workers else None)
+    return np.concatenate([np.zeros((0, 3), np.int64), *measured])
+
+
+class Forms(Dataset):
+    """A sample -> its form; zeros where it cannot be read."""
+
+    def __init__(self, split: Split) -> None:
+        self.split = split
+
+    def __getitem__(self, sample: int) -> tuple[int, int, int]:
+        try:
+            return form_of(open_sample(self.split, sample), self.split.name(sample))
+        except DataError:
+            return 0, 0, 0
+
+
+def form_of(raw: Any, name: str) -> tuple[int, int, int]:
+    """The form of an opened clip, a file's bytes, or pixels (H, W[, C]). Raises DataError."""
+    if isinstance(raw, Clip):
+        return len(raw), *raw.size
+    if isinstance(raw, np.ndarray):
+        return 1, raw.shape[0], raw.shape[1]
+    width, height = upright_size(raw, name)
+    if not width:
+        width, height = decode(raw, 3, name).size
+    return 1, height, width
