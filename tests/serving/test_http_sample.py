@@ -68,7 +68,7 @@ def test_images_are_those_of_sample(site, place, tmp_path):
         assert (one["class"], one["number"]) == ("cat", number)
         assert np.abs(pixels(one["image"]) - expected[number]).max() <= 1
     assert np.abs(expected[0] - expected[1]).max() > 10
-    assert answer["settings"].pop("precision") == "fp32" and answer["settings"] == settings
+    assert answer["settings"].pop("precision") == "fp32" and answer["settings"] == settings | {"to_seed": None}
     assert answer["size"] == [8, 8] and answer["seconds"] > 0 and answer["columns"] == 2
     status, png, headers = ask(site, settings, JSON | {"Accept": "text/html, image/png;q=0.9"})
     sample(place, tmp_path / "cats.png", progress=False, **options)
@@ -89,6 +89,89 @@ def test_without_a_class_images_are_of_the_classes_in_turn(site):
     assert ask(site, {})[1]["settings"]["steps"] == 50
     for sampler in ("ddim", "ddpm"):
         assert ask(site, {"steps": 1, "sampler": sampler})[0] == 200
+
+
+def test_images_go_from_one_seed_to_another_as_those_of_sample(site, place, tmp_path):
+    asked = {"class": "cat", "count": 4, "steps": 4, "seed": 1, "to_seed": 2}
+    status, answer, _ = ask(site, asked)
+    assert status == 200 and answer["settings"]["to_seed"] == 2
+    options = {"classes": ("cat",), "count": 4, "steps": 4, "seed": 1, "to_seed": 2, "precision": "fp32"}
+    sample(place, tmp_path / "way", progress=False, **options)
+    for number, one in enumerate(answer["images"]):
+        expected = np.asarray(Image.open(tmp_path / "way" / f"cat-0000{number}.png")).astype(int)
+        assert np.abs(pixels(one["image"]) - expected).max() <= 1
+    ends = [ask(site, {"class": "cat", "steps": 4, "seed": seed})[1]["images"][0]["image"] for seed in (1, 2)]
+    for end, number in zip(ends, (0, 3), strict=True):
+        assert np.abs(pixels(end) - pixels(answer["images"][number]["image"])).max() <= 1
+
+
+def form(**parts) -> tuple[bytes, dict[str, str]]:
+    """A form of files, and of text where a part is text; a list is a part that is there several times."""
+    body = b""
+    for name, values in parts.items():
+        for value in values if isinstance(values, list) else [values]:
+            file_name = "" if isinstance(value, str) else f'; filename="{name}.png"'
+            content = value.encode() if isinstance(value, str) else value
+            body += (
+                f'--x\r\nContent-Disposition: form-data; name="{name}"{file_name}\r\n\r\n'.encode() + content + b"\r\n"
+            )
+    return body + b"--x--\r\n", {"Content-Type": "multipart/form-data; boundary=x"}
+
+
+def png(picture: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(picture).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+PHOTO = np.random.default_rng(0).integers(0, 256, (8, 8, 3)).astype(np.uint8)
+MASK = np.where(np.arange(8) < 4, 0, 255).astype(np.uint8)[None].repeat(8, 0)
+
+
+def test_a_part_of_an_image_is_made_anew_as_by_sample(site, place, tmp_path):
+    settings = {"class": CLASSES[0], "count": 2, "steps": 5, "seed": 4}
+    status, answer, _ = ask(site, *form(image=png(PHOTO), mask=png(MASK), settings=json.dumps(settings)))
+    assert status == 200 and len(answer["images"]) == 2, answer
+    (tmp_path / "photo.png").write_bytes(png(PHOTO))
+    (tmp_path / "mask.png").write_bytes(png(MASK))
+    options = {"inpaint": str(tmp_path / "photo.png"), "mask": str(tmp_path / "mask.png"), "precision": "fp32"}
+    ways = {"classes": (settings["class"],), "count": 2, "steps": 5, "seed": 4}
+    files = sample(place, tmp_path / "out", progress=False, **options, **ways)["files"]
+    for one, path in zip(answer["images"], files, strict=True):
+        made = pixels(one["image"])
+        assert np.abs(made[:, :4] - PHOTO[:, :4]).max() <= 1 and np.abs(made[:, 4:] - PHOTO[:, 4:]).max() > 10
+        assert np.abs(made - np.asarray(Image.open(path)).astype(int)).max() <= 1
+    body, headers = form(image=png(PHOTO), mask=png(MASK))
+    status, lines, _ = ask(site, body, headers | {"Accept": "application/x-ndjson"})
+    assert status == 200 and json.loads(lines.splitlines()[-1])["event"] == "result"
+    status, grid, _ = ask(site, body, headers | {"Accept": "image/png"})
+    assert (
+        status == 200 and np.abs(np.asarray(Image.open(io.BytesIO(grid))).astype(int)[:, :4] - PHOTO[:, :4]).max() <= 1
+    )
+    assert site.ask("GET", "/v1/model")[1]["sampling"]["inpaint"] is True
+
+
+@pytest.mark.parametrize(
+    ("parts", "status", "words"),
+    [
+        ({"image": png(PHOTO)}, 400, "an image and a mask"),
+        ({"settings": "{}"}, 400, "an image and a mask"),
+        ({"image": png(PHOTO), "mask": "black"}, 400, "an image and a mask"),
+        ({"image": [png(PHOTO)] * 2, "mask": png(MASK)}, 400, "image is given twice"),
+        ({"image": png(PHOTO), "mask": png(MASK), "other": "1"}, 400, "unknown part other"),
+        ({"image": png(PHOTO), "mask": png(MASK[:, :6])}, 422, "the image has 8 x 8 pixels, its mask 6 x 8"),
+        ({"image": b"no image", "mask": png(MASK)}, 422, "image"),
+        ({"image": png(PHOTO), "mask": b"GIF8"}, 422, "image"),
+        ({"image": png(PHOTO), "mask": png(MASK), "settings": "{"}, 400, "no JSON"),
+        ({"image": png(PHOTO), "mask": png(MASK), "settings": '{"count": 65}'}, 422, "count=65"),
+        ({"image": png(PHOTO), "mask": png(MASK), "settings": " " * 2**15}, 413, "the body is too large"),
+    ],
+)  # fmt: skip
+def test_each_mistake_of_a_form_gets_one_message(site, parts, status, words):
+    got, answer, _ = ask(site, *form(**parts))
+    error = answer["error"]
+    assert got == status and words in f"{error['message']}; {error['hint']}" and len(json.dumps(error)) < 400
+    assert site.metric("vitreous_queue_images") == 0
 
 
 @pytest.mark.parametrize(
@@ -115,6 +198,10 @@ def test_without_a_class_images_are_of_the_classes_in_turn(site):
         ({"sampler": "heun"}, 422, "a diffusion has no sampler heun"),
         ({"sampler": {}}, 422, "no sampler"),
         ({"number": 3}, 422, "unknown key number"),
+        ({"class": "cat", "count": 2, "to_seed": -1}, 422, "to_seed is a whole number from 0 to"),
+        ({"class": "cat", "count": 2, "to_seed": "1"}, 422, 'to_seed="1"'),
+        ({"class": "cat", "to_seed": 1}, 422, "use a count of 2 or more"),
+        ({"count": 2, "to_seed": 1}, 422, "name the class"),
         (b'{"count": 1, "count": 2}', 422, "count is given twice"),
         ({"count": 64, "steps": 251}, 413, "at most 63 in so many steps, or 250 steps"),
         (b'{"class": "' + b"x" * 2**14 + b'"}', 413, "the body is too large"),
@@ -133,7 +220,8 @@ def test_each_mistake_gets_one_message(site, document, status, words):
 
 
 def test_other_bodies_and_methods_are_refused(site):
-    for kind in ("image/png", "multipart/form-data; boundary=x", ""):
+    assert ask(site, {}, {"Content-Type": "multipart/form-data; boundary=x"})[1]["error"]["code"] == "bad_multipart"
+    for kind in ("image/png", "text/plain", ""):
         status, answer, _ = ask(site, {}, {"Content-Type": kind})
         assert status == 415 and "application/json" in answer["error"]["hint"]
     assert ask(site, {"steps": 2}, {"Content-Type": "application/json; charset=utf-8"})[0] == 200
@@ -173,7 +261,8 @@ def test_the_model_tells_what_can_be_asked(site):
     _, document, _ = site.ask("GET", "/openapi.json")
     post = document["paths"]["/v1/sample"]["post"]
     schema = post["requestBody"]["content"]["application/json"]["schema"]
-    assert set(schema["properties"]) == {"class", "count", "guidance", "steps", "seed", "sampler"}
+    assert set(schema["properties"]) == {"class", "count", "guidance", "steps", "seed", "to_seed", "sampler"}
+    assert set(post["requestBody"]["content"]) == {"application/json", "multipart/form-data"}
     assert set(post["responses"]["200"]["content"]) == {"application/json", "image/png", "application/x-ndjson"}
     assert document["components"]["schemas"]["Samples"]["properties"]["settings"]["$ref"].endswith("/Settings")
 
@@ -297,6 +386,9 @@ def test_a_model_of_latents_serves_what_they_are_decoded_to(tmp_path):
     served = open_served(save_generator(tmp_path / "model", channels=4), vae=str(tmp_path / "vae"))
     with running(served) as server:
         status, body, _ = ask(Site(server.address), {"class": "cat", "steps": 2}, LINES)
+        refused, answer, _ = ask(Site(server.address), *form(image=png(PHOTO), mask=png(MASK)))
+        assert refused == 422 and "latents" in answer["error"]["message"]
+        assert Site(server.address).ask("GET", "/v1/model")[1]["sampling"]["inpaint"] is False
     last = json.loads(body.splitlines()[-1])
     assert status == 200 and pixels(last["images"][0]["image"]).shape == (16, 16, 3)
     with pytest.raises(UsageError, match="--vae is for models that make images"):

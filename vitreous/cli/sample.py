@@ -68,9 +68,9 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     files, (name, steps) = document["files"], document["sampler"]
     rate = f"{document['seconds']:.1f} s, {name} in {steps} steps, {document['precision']}"
     count = max(1, len(document["classes"])) * options.count
-    still = document["frames"] in (None, 1)
-    noun = ("image" if still else "clip") + "s" * (count > 1)
-    length = "" if still else f" of {document['frames']} frames"
+    is_picture = document["frames"] in (None, 1)
+    noun = ("image" if is_picture else "clip") + "s" * (count > 1)
+    length = "" if is_picture else f" of {document['frames']} frames"
     length += f" at {'x'.join(document['size'].split('x')[-2:])} pixels"
     console.say(f"{options.out}: {count:,} {noun}{length} in {rate}")
     if len(files) > 1:

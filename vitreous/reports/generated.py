@@ -164,8 +164,8 @@ def of_size(data: Data, name: str, preprocess: Preprocess, computing: Computing)
     for one in {name, "train"} & data.splits.keys():
         buckets = assign(measure_forms(data.splits[one], workers), preprocess.buckets, preprocess.stride)
         splits[one] = data.splits[one].take(np.flatnonzero(buckets == own))
-    what = f"{len(splits[name]):,} of {len(data.splits[name]):,} {name} images"
-    computing.listener.note(f"judged at {written(preprocess.image)}, beside {what}, which are nearest to that size")
+    count = f"{len(splits[name]):,} of {len(data.splits[name]):,} {name} images"
+    computing.listener.note(f"judged at {written(preprocess.image)}, beside {count}, which are nearest to that size")
     return replace(data, splits=splits)
 
 

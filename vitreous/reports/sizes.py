@@ -40,11 +40,13 @@ def size_to_make(
     fitting = [one for one in learned if plane in (None, one[-2:]) and frames in (None, one[0])]
     if fitting:
         return fitting[0]
-    made = (*learned[0][:-2], *(plane or learned[0][-2:]))
-    made = made if frames is None else (frames, *made[1:])
+    chosen = (*learned[0][:-2], *(plane or learned[0][-2:]))
+    chosen = chosen if frames is None else (frames, *chosen[1:])
     listed = ", ".join(written(one, stride) for one in learned[:SHOWN]) + ", …" * (len(learned) > SHOWN)
-    note(f"the model did not learn at {written(made, stride)}, but at {listed}: how good others are, nothing promises")
-    return made
+    note(
+        f"the model did not learn at {written(chosen, stride)}, but at {listed}: how good others are, nothing promises"
+    )
+    return chosen
 
 
 def check_frames(bundle: Bundle, frames: int) -> None:

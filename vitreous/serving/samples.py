@@ -141,10 +141,12 @@ class Generator:
         options: SampleOptions,
         on_images: Callable[[float], None] = lambda images: None,
         on_step: Callable[[slice, State], None] = lambda rows, state: None,
+        canvas: Canvas | None = None,
     ) -> Iterator[Sample]:
-        """The images of (class, number) pairs, in order; the callbacks are those of `ImageSampler.sample`."""
+        """The images of (class, number) pairs, in order; the callbacks are those of `ImageSampler.sample`, and `canvas`
+        takes the place of that which the options name."""
         labels, numbers = torch.tensor(wanted, dtype=torch.int64).reshape(-1, 2).unbind(1)
-        canvas = self.canvas(options, len(wanted))
+        canvas = canvas or self.canvas(options, len(wanted))
         noise = None if options.to_seed is None else self.between(labels, numbers, options)
         images = self.sampler.sample(labels, numbers, options, on_images, noise, canvas, on_step)
         for (label, number), image in zip(wanted, images.movedim(1, -1).numpy(), strict=True):
@@ -173,8 +175,13 @@ class Generator:
         if picture.size != mask.size:
             sizes = [" x ".join(map(str, one.size)) for one in (picture, mask)]
             raise UsageError(f"the image has {sizes[0]} pixels, and its mask {sizes[1]}", "make them equal")
-        image = preprocess.normalise(preprocess.pixels(picture)[None])
-        given = torch.from_numpy(preprocess.array(mask))[None] < 128
+        return self.canvas_of(preprocess.array(picture), preprocess.array(mask), count)
+
+    def canvas_of(self, picture: np.ndarray, mask: np.ndarray, count: int) -> Canvas:
+        """(C, H, W) and (1, H, W) uint8 at the size that is made -> the same for so many images: what is black in the
+        mask stays as it is."""
+        image = self.bundle.preprocess.normalise(torch.from_numpy(picture)[None])
+        given = torch.from_numpy(mask)[None] < 128
         return Canvas(image.expand(count, -1, -1, -1), given.expand(count, -1, -1, -1))
 
 

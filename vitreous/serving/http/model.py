@@ -202,7 +202,8 @@ def prepare_generator(predictor: Predictor, generator: Generator, limits: Limits
     usual = forward_passes(*SampleOptions().sampler_of(generator.process))
     plain, sized, tiles = (settings_of(card.preprocess, limits, False, **wish) for wish in WISHES)
     rate = count / (full / passes * usual)
-    asked = sample_limits(generator.classes, generator.process, card.preprocess.plane, limits.pixels)
+    inpaint = generator.sampler.decode is None
+    asked = sample_limits(generator.classes, generator.process, card.preprocess.plane, limits.pixels, inpaint)
     pause = seconds / passes
     return Served(predictor, plain, sized, tiles, rate, 1, False, None, "", generator, asked, pause)
 

@@ -63,6 +63,10 @@ SAMPLE: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "steps": ({"type": ["integer", "null"], "minimum": 1}, "of the sampler; GET /v1/model has their number and limit"),
     "seed": ({"type": ["integer", "null"], "minimum": 0, "maximum": SEED}, "what noise is drawn from, 0 if left out"),
+    "to_seed": (
+        {"type": ["integer", "null"], "minimum": 0, "maximum": SEED},
+        "go from the image of `seed` to that of this one in `count` images of a class",
+    ),
     "sampler": ({"type": ["string", "null"]}, "one of those of GET /v1/model"),
 }
 #: addresses that take nothing: summary, and schema or content type of the answer
@@ -101,14 +105,15 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     | {"images": [{"class": ("string", None), "number": "integer", "image": "string"}], "size": ["integer"]}
     | {"columns": "integer", "settings": "Settings", "seconds": "number"},
     "Settings": {"class": ("string", None), "sampler": "string", "precision": "string", "guidance": "number"}
-    | dict.fromkeys(("count", "steps", "seed"), "integer"),
+    | dict.fromkeys(("count", "steps", "seed"), "integer")
+    | {"to_seed": ("integer", None)},
     "Neighbours": COMMON
     | {"neighbours": [{"label": "string", "name": "string", "similarity": "number", "thumbnail": ("string", None)}]},
     "Positions": {"grid": ["integer"], "kind": "string", "range": ["number"], "similarity": [["number"]]},
     "Model": {"name": "string", "version": "string", "classes": ["string"], "image": ["integer"], "channels": "integer"}
     | dict.fromkeys(("layers", "heads", "prefix"), ("integer", None))
     | {"pool": ("string", None), "sampling": ("Sampling", None), "limits": "Limits"},
-    "Sampling": {"process": "string", "samplers": {"type": "object"}}
+    "Sampling": {"process": "string", "samplers": {"type": "object"}, "inpaint": "boolean"}
     | {"defaults": {"type": "object"}, "limits": {"type": "object"}},
     "Limits": dict.fromkeys(("bytes", "pixels", "images", "queue", "flight"), "integer"),
 }
@@ -188,6 +193,8 @@ def describe_sample() -> dict[str, Any]:
     """The address that makes images."""
     properties = {name: {**schema, "description": text} for name, (schema, text) in SAMPLE.items()}
     body = {"type": "object", "properties": properties, "additionalProperties": False}
+    form = {"type": "object", "properties": {"image": PICTURE, "mask": PICTURE, "settings": body}}
+    form |= {"required": ["image", "mask"], "additionalProperties": False}
     answers = responses("Samples")
     answers["200"]["content"] |= {
         "image/png": {"schema": PICTURE},
@@ -196,7 +203,11 @@ def describe_sample() -> dict[str, Any]:
     return {
         "summary": "Images of a model that makes them: documents, one grid, or lines with previews, as Accept asks",
         "parameters": [describe_parameter(*DEADLINE)],
-        "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
+        "requestBody": {
+            "required": True,
+            "description": "settings; or a form of an image that stays as it is where its mask is black, and settings",
+            "content": {"application/json": {"schema": body}, "multipart/form-data": {"schema": form}},
+        },
         "responses": answers,
     }
 

@@ -38,11 +38,19 @@ class Stopped(Exception):
 class SampleJob:
     """Images that are being made. `stop`, or the deadline, ends it after the step that is being computed.
 
-    `document` and `grid` are work for the batcher: they are given one input, what `begin` returned.
+    `document` and `grid` are work for the batcher: they are given one input, what `begin` returned. `given`: an image
+    (C, H, W) that stays as it is, but where its mask (1, H, W) is white.
     """
 
-    def __init__(self, served: Served, generator: Generator, asked: SampleRequest, beat: Callable[[], None]) -> None:
-        self.served, self.generator, self.asked, self.beat = served, generator, asked, beat
+    def __init__(
+        self,
+        served: Served,
+        generator: Generator,
+        asked: SampleRequest,
+        beat: Callable[[], None],
+        given: tuple[np.ndarray, np.ndarray] | None = None,
+    ) -> None:
+        self.served, self.generator, self.asked, self.beat, self.given = served, generator, asked, beat, given
         self.pairs = asked.pairs(generator.classes)
         self.stop, self.lock, self.changed = threading.Event(), threading.Lock(), asyncio.Event()
         self.loop = asyncio.get_running_loop()
@@ -70,9 +78,10 @@ class SampleJob:
 
     def compute(self) -> list[Sample]:
         """The images, in order. Raises Refusal, 504, where nobody waits for them any more."""
-        options = SampleOptions(**asdict(self.asked.options), count=self.asked.count)
+        options = SampleOptions(**asdict(self.asked.options), count=self.asked.count, to_seed=self.asked.to_seed)
+        canvas = None if self.given is None else self.generator.canvas_of(*self.given, len(self.pairs))
         try:
-            return list(self.generator.make(self.pairs, options, on_step=self.after_step))
+            return list(self.generator.make(self.pairs, options, on_step=self.after_step, canvas=canvas))
         except Stopped:
             raise Refusal(504, "deadline", "not answered before the deadline", "ask again, with a longer one") from None
 

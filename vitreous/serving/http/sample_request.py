@@ -18,19 +18,20 @@ IMAGES = 64  # of one request
 STEPS = 250  # of so many images; fewer images may have more
 BODY = 2**14  # bytes of a request
 SEED = 2**53 - 1  # what every reader of JSON takes for a whole number
-FIELDS = ("class", "count", "guidance", "steps", "seed", "sampler")
+FIELDS = ("class", "count", "guidance", "steps", "seed", "to_seed", "sampler")
 
 
 @dataclass(frozen=True)
 class SampleLimits:
     """What may be asked for: `classes` by name; at most `images`, by a sampler of `samplers`, {name: its usual steps},
-    the default first, in at most `steps`."""
+    the default first, in at most `steps`; `inpaint`: whether a part of an image may be given."""
 
     classes: tuple[str, ...]
     process: str
     samplers: dict[str, int]
     steps: int
     images: int
+    inpaint: bool = True
 
     def describe(self) -> dict[str, Any]:
         """Limits and defaults, for GET /v1/model."""
@@ -38,7 +39,8 @@ class SampleLimits:
         guidance = GUIDANCE if self.classes else 1.0
         limits = {"count": self.images, "steps": self.steps, "image_steps": self.image_steps}
         limits |= {"seed": SEED, "guidance": guidance}
-        return {"process": self.process, "samplers": self.samplers, "defaults": defaults, "limits": limits}
+        own = {"process": self.process, "samplers": self.samplers, "inpaint": self.inpaint}
+        return own | {"defaults": defaults, "limits": limits}
 
     @property
     def image_steps(self) -> int:
@@ -46,25 +48,29 @@ class SampleLimits:
         return max(self.images * STEPS, self.steps)
 
 
-def sample_limits(classes: Sequence[str], process: Process, image: tuple[int, int], pixels: int) -> SampleLimits:
+def sample_limits(
+    classes: Sequence[str], process: Process, image: tuple[int, int], pixels: int, inpaint: bool = True
+) -> SampleLimits:
     """The limits of a model of `image` (H, W) where an answer may have so many pixels."""
     steps = most_steps(process)
     samplers = {name: min(usual, steps) for name, usual in USUAL_STEPS[type(process)].items()}
     if find_spec("diffusers") is None:
         samplers.pop("dpm-solver", None)
     images = max(1, min(IMAGES, pixels // math.prod(image)))
-    return SampleLimits(tuple(classes), process.name, samplers, steps, images)
+    return SampleLimits(tuple(classes), process.name, samplers, steps, images, inpaint)
 
 
 @dataclass(frozen=True)
 class SampleRequest:
-    """Images that are asked for: `count` of `name`, or, without one, of the classes in turn; each way of `options`."""
+    """Images that are asked for: `count` of `name`, or, without one, of the classes in turn; each way of `options`.
+    With `to_seed` they go from an image of one seed to that of the other."""
 
     name: str | None
     count: int
     options: SamplingOptions
     sampler: str
     steps: int
+    to_seed: int | None = None
 
     def pairs(self, classes: Sequence[str]) -> list[tuple[int, int]]:
         """Class and number of each image: `vitreous sample` makes the same image of the same pair."""
@@ -81,7 +87,8 @@ class SampleRequest:
     def describe(self, precision: str) -> dict[str, Any]:
         """The settings, as an answer repeats them."""
         own = {"class": self.name, "count": self.count, "guidance": self.options.guidance, "steps": self.steps}
-        return own | {"seed": self.options.seed, "sampler": self.sampler, "precision": precision}
+        seeds = {"seed": self.options.seed, "to_seed": self.to_seed}
+        return own | seeds | {"sampler": self.sampler, "precision": precision}
 
 
 def parse_sample_request(content_type: str, body: bytes, limits: SampleLimits) -> SampleRequest:
@@ -100,12 +107,26 @@ def parse_sample_request(content_type: str, body: bytes, limits: SampleLimits) -
     count = whole("count", fields, 1, 1, limits.images)
     steps = whole("steps", fields, limits.samplers[sampler], 1, limits.steps)
     seed, guidance = whole("seed", fields, 0, 0, SEED), guidance_of(fields.get("guidance"), limits)
+    to_seed = to_seed_of(fields, name, count, limits)
     if count * steps > limits.image_steps:
         fewer = max(1, limits.image_steps // steps)
         hint = f"at most {fewer} in so many steps, or {limits.image_steps // count} steps of so many"
         raise Refusal(413, "too_large", f"{count} images in {steps} steps", hint)
     options = SamplingOptions(guidance=guidance, sampler=sampler, steps=steps, seed=seed)
-    return SampleRequest(name, count, options, sampler, steps)
+    return SampleRequest(name, count, options, sampler, steps, to_seed)
+
+
+def to_seed_of(fields: dict[str, Any], name: str | None, count: int, limits: SampleLimits) -> int | None:
+    """The seed that images go to, if any. Raises Refusal, 422, also for one image, and for images of several
+    classes."""
+    if fields.get("to_seed") is None:
+        return None
+    if count < 2:
+        message = "to_seed goes from one image to another in count images"
+        raise Refusal(422, "bad_parameter", message, "use a count of 2 or more")
+    if name is None and len(limits.classes) > 1:
+        raise Refusal(422, "bad_parameter", "to_seed goes from one image of a class to another", "name the class")
+    return whole("to_seed", fields, 0, 0, SEED)
 
 
 def read_fields(content_type: str, body: bytes) -> dict[str, Any]:

@@ -6,15 +6,19 @@ import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from vitreous.serving.http.refusal import Refusal
+from vitreous.data.preprocess import Preprocess
+from vitreous.serving.http.decoders import settings_of
+from vitreous.serving.http.refusal import Refusal, shorten
 from vitreous.serving.http.requests import address_of, context, model_name, read_parameters
 from vitreous.serving.http.responses import json_response
-from vitreous.serving.http.sample_request import parse_sample_request
+from vitreous.serving.http.sample_request import SampleLimits, SampleRequest, parse_sample_request
 from vitreous.serving.http.service import RequestInfo, Service
+from vitreous.serving.http.uploads import Upload, read_parts
 
 if TYPE_CHECKING:
     from vitreous.serving.http.sample_job import SampleJob
@@ -25,17 +29,18 @@ LAST = 0.5  # seconds before the deadline after which lines end, so that a last 
 
 async def sample(request: Request) -> Response:
     """Images of a model that makes them. Raises Refusal: 404 for a model that makes none, and those of
-    `parse_sample_request`."""
+    `read_sample_request` and `read_given`."""
     service, info = context(request)
     read_parameters(request)
     served = service.served
     if served.generator is None or served.sampling is None:
         raise Refusal(404, "not_available", "this model makes no images", address_of(served.predictor.card))
-    asked = parse_sample_request(request.headers.get("content-type", ""), await request.body(), served.sampling)
+    asked, uploads = await read_sample_request(request, served.sampling)
+    given = await read_given(service, info, uploads) if uploads else None
     kind = answer_type(request.headers.get("accept", ""))
     from vitreous.serving.http.sample_job import SampleJob
 
-    job = SampleJob(served, served.generator, asked, service.batcher.beat)
+    job = SampleJob(served, served.generator, asked, service.batcher.beat, given)
     if kind == LINES:
         return SampleLines(service, info, job)
     with service.room(info, asked.cost(served.sampling)):
@@ -48,6 +53,43 @@ async def sample(request: Request) -> Response:
     if isinstance(result, bytes):
         return Response(result, headers={"cache-control": "no-store"}, media_type=PNG)
     return json_response({"request_id": info.id, "model": model_name(served), **result})
+
+
+async def read_sample_request(request: Request, limits: SampleLimits) -> tuple[SampleRequest, dict[str, Upload]]:
+    """What a request asks for, and its `image` and `mask`, if it has any: a JSON object, or a form of these two files
+    and the object as its part `settings`. Raises Refusal as `parse_sample_request`, 400 for another form, 422 for a
+    model whose images cannot be given in part."""
+    media_type = request.headers.get("content-type", "")
+    if media_type.split(";", 1)[0].strip().lower() != "multipart/form-data":
+        return parse_sample_request(media_type, await request.body(), limits), {}
+    if not limits.inpaint:
+        raise Refusal(422, "bad_parameter", "the model makes latents, of which no part can be given", "send JSON")
+    parts = await read_parts(request)
+    names, hint = [name for name, _ in parts], "send image and mask as files, and settings as JSON in a part"
+    if wrong := next((name for name in names if name not in ("image", "mask", "settings")), None):
+        raise Refusal(400, "bad_request", f"unknown part {shorten(wrong)}", hint)
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise Refusal(400, "bad_request", f"{twice} is given twice", "give it once")
+    uploads = {name: part for name, part in parts if isinstance(part, Upload) and name != "settings"}
+    if uploads.keys() != {"image", "mask"}:
+        raise Refusal(400, "bad_request", "a part of an image is given by an image and a mask", hint)
+    settings = dict(parts).get("settings", "{}")
+    body = settings.encode() if isinstance(settings, str) else bytes(settings.content)
+    return parse_sample_request(JSON, body, limits), uploads
+
+
+async def read_given(service: Service, info: RequestInfo, uploads: dict[str, Upload]) -> tuple[np.ndarray, np.ndarray]:
+    """An image and its mask at the model's size, (C, H, W) and (1, H, W) uint8. Raises Refusal, 422, for images that
+    cannot be decoded, and for a mask of another size."""
+    preprocess = service.served.predictor.card.preprocess
+    grey = settings_of(Preprocess(preprocess.image, 1), service.limits, False, sized=True)
+    with service.room(info, len(uploads)):
+        image, size = await service.decoders.decode_sized(uploads["image"].content, service.served.sized)
+        mask, other = await service.decoders.decode_sized(uploads["mask"].content, grey)
+    if size != other:
+        sizes = [" x ".join(map(str, one)) for one in (size, other)]
+        raise Refusal(422, "bad_parameter", f"the image has {sizes[0]} pixels, its mask {sizes[1]}", "make them equal")
+    return image, mask
 
 
 def answer_type(accept: str) -> str:

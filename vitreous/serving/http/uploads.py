@@ -72,7 +72,13 @@ async def read_uploads(request: Request, limits: Limits) -> list[Upload]:
 
 
 async def read_form(request: Request) -> list[Upload]:
-    """The files of a form. Raises Refusal, 400, for a form that cannot be read or lacks its end."""
+    """The files of a form. Raises Refusal as `read_parts`."""
+    return [part for _, part in await read_parts(request) if isinstance(part, Upload)]
+
+
+async def read_parts(request: Request) -> list[tuple[str, Upload | str]]:
+    """The parts of a form by their names, files and text. Raises Refusal, 400, for a form that cannot be read or lacks
+    its end."""
     limits = {"max_files": MAX_PARTS, "max_fields": MAX_PARTS, "max_part_size": MAX_FIELD}
     parser = FormParser(request.headers, request.stream(), **limits)
     try:
@@ -83,11 +89,13 @@ async def read_form(request: Request) -> list[Upload]:
         ) from None
     if not parser.complete:
         raise Refusal(400, "bad_multipart", "the form ends before its last boundary", "send it whole")
-    uploads = []
-    for _, part in form.multi_items():
+    parts: list[tuple[str, Upload | str]] = []
+    for field, part in form.multi_items():
         # a browser sends an empty part without a name for a field in which no file was chosen
         if isinstance(part, UploadFile) and (part.size or part.filename):
             name = re.split(r"[/\\]", part.filename or "")[-1][:MAX_NAME]
-            uploads.append(Upload(name, memoryview(await part.read())))
+            parts.append((field, Upload(name, memoryview(await part.read()))))
+        elif isinstance(part, str):
+            parts.append((field, part))
     await form.close()
-    return uploads
+    return parts
