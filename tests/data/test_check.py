@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import tracemalloc
+from functools import partial
 from html.parser import HTMLParser
 
 import numpy as np
@@ -509,10 +510,9 @@ def test_what_is_no_group_is_refused_by_name(tmp_path):
     scene(1).save(root / "ant" / "stray.png")
     with pytest.raises(DataError, match=r"does not match ant/stray\.png"):
         open_data(root, 0, r"(patient\d+)")
-    with pytest.raises(DataError, match="no column group"):
-        open_data(root, 0, "group")
-    with pytest.raises(DataError, match="no column group"):
-        check(root, workers=0, group_by="group")
+    for opened in (partial(open_data, group_by="group"), partial(check, workers=0, group_by="group")):
+        with pytest.raises(UsageError, match=r"0 groups in parentheses[^\n]*\n  columns are those of a CSV file"):
+            opened(root)
     assert grouped(open_data(root), r"^(\w+)/", root, 0).groups.max() == 1  # the path begins below the source
 
 
@@ -541,6 +541,9 @@ def test_groups_in_two_splits_of_the_users_own_are_told_and_refused(tmp_path):
     assert whats(check(root / "table.csv", workers=0, group_by="group"))["groups"]["level"] == "fails"
     with pytest.raises(DataError, match="more than one split"):
         open_data(root / "table.csv", 0, "group")
+    (root / "table.csv").write_text((root / "table.csv").read_text().replace(",group", ",patient"))
+    assert check(root / "table.csv", workers=0)["passed"]
+    assert whats(check(root / "table.csv", workers=0, group_by="patient"))["groups"]["level"] == "fails"
 
 
 def test_digests_are_sha_256(tmp_path):

@@ -92,7 +92,7 @@ def test_parts_of_one_file_and_patients_are_never_drawn_apart(tmp_path):
     )
     assert any("1 groups are in more than one split" in note for note in open_data(parted).notes)
     with pytest.raises(DataError, match="1 groups are in more than one split"):
-        open_data(parted, group_by="group")
+        open_data(parted, group_by="path")
 
 
 @pytest.mark.parametrize(("rows", "problem"), [

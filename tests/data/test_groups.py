@@ -100,6 +100,45 @@ def test_a_column_of_groups(home):
     assert len(set(whole.groups[:5])) == 1 and len(set(whole.groups)) == 8
 
 
+def test_any_column_names_groups_and_what_is_not_read_is_told(home):
+    columns = "site,path,label,group,age (years),bytes"
+    rows = [f"s{index // 5},{index}.png,{'ab'[index % 2]},g{index // 8},{index // 10},9" for index in range(40)]
+    source = write(home, rows, columns)
+    for group_by, size, unread in (
+        ("site", 5, "group, age (years), bytes"), ("age (years)", 10, "site, group, bytes"),
+        ("group", 8, "site, age (years), bytes"), (None, 8, "site, age (years), bytes"),
+        (r"(\d)\.png", None, "site, age (years), bytes"),
+    ):  # fmt: skip
+        data = open_data(source, 0, group_by)
+        numbers = {name: {int(path.stem) for path in split.paths} for name, split in data.splits.items()}
+        assert numbers["val"] and len(numbers["train"] | numbers["val"]) == 40
+        home_of = (lambda number: number % 10) if size is None else (lambda number, size=size: number // size)
+        assert not set(map(home_of, numbers["train"])) & set(map(home_of, numbers["val"]))
+        assert f"columns that are not read: {unread}" in data.notes and "groups" in data.notes[-1]
+        assert data.fingerprint() == open_data(source, 0, group_by).fingerprint()
+    plain = open_data(write(home, [row.split(",")[1] for row in rows[:20]], "path"))
+    assert plain.groups is None and not any("not read" in note for note in plain.notes)
+    assert (
+        open_data(write(home, [row[: row.index(".png") + 4] for row in rows], columns[:9]), 0, "site").groups.max() == 7
+    )
+
+
+def test_columns_that_cannot_be_are_named(home):
+    rows = ["0.png,a,x", "1.png,b,"]
+    for columns, group_by, told in (
+        ("path,label,site", "site", "line 3: no site"),
+        ("path,label,site", "sites", "no column sites\n  did you mean site?"),
+        ("path,label,site", "patient", "no column patient\n  there are path, label, site; a regular expression"),
+        ("path,label,splits", None, "unknown column splits\n  did you mean split?"),
+        ("path,class,site", "site", "unknown column class"),
+        ("path,label,label", None, "two columns label"),
+        ("path,label, site", "site", "line 3: no site"),
+    ):
+        with pytest.raises(DataError, match=told.replace("?", r"\?")):
+            open_data(write(home, rows, columns), 0, group_by)
+    assert not open_data(write(home, ["0.png,a,x,1", "1.png,b,,2"], "path,label,,")).multilabel
+
+
 def test_faults_of_groups(home):
     rows = ["0.png,a,train,x", "1.png,b,train,y", "2.png,a,val,y", "3.png,b,val,z"]
     data = open_data(write(home, rows, "path,label,split,group"))

@@ -32,7 +32,7 @@ class Options:
     image_size: int | None = None
     """Side of the model's input, pixels (default: the one that `vitreous train` takes for the first image)."""
     group_by: Annotated[str | None, arg(metavar="COLUMN|REGEX")] = None
-    """What names the group of an image: `group`, the column of a table, or a regular expression for its path, as
+    """What names the group of an image: a column of a CSV file, or a regular expression for its path, as
     'patient(\\d+)'."""
     workers: int | None = None
     """Processes that read images; changes nothing (default: one a core)."""

@@ -14,7 +14,6 @@ import numpy as np
 from vitreous.data.split import Data, Files, Split, held_out
 from vitreous.errors import DataError, UsageError, first_names, printable
 
-COLUMN = "group"  # of a table
 PARTED = "groups are in more than one split"  # what a table with such groups notes
 SHOWN = 5  # groups that a message names
 
@@ -22,14 +21,12 @@ SHOWN = 5  # groups that a message names
 def grouped(data: Data, group_by: str, source: str | os.PathLike[str], split_seed: int) -> Data:
     """The data with no group on both sides of a split: `val` is drawn by groups where it is drawn here.
 
-    `group_by` is `group`, the column of a table, or a regular expression with one group in parentheses that is searched
-    for in each path, relative to the source: `patient(\\d+)`. Raises UsageError for what is no such expression,
-    DataError for an image that it does not match, naming it, for a table without the column, and for splits of the
-    data's own that share groups.
+    `group_by` is the column of a table by which it was opened, or a regular expression with one group in parentheses
+    that is searched for in each path, relative to the source: `patient(\\d+)`. Raises UsageError for what is no such
+    expression, DataError for an image that it does not match, naming it, and for splits of the data's own that share
+    groups.
     """
-    if group_by == COLUMN:
-        if data.groups is None:
-            raise no_column(data.name)
+    if group_by == data.group_column:
         if note := next((note for note in data.notes if PARTED in note), None):
             raise DataError(f"{data.name}: {note}", "mend the splits, or leave out --group-by")
         return data
@@ -51,12 +48,7 @@ def grouped(data: Data, group_by: str, source: str | os.PathLike[str], split_see
     drawn, news = held_out(data.whole, split_seed, groups)
     notes = [note for note in data.notes if not note.startswith("held out ")]
     drawn |= {name: split for name, split in splits.items() if name == "test"}
-    return replace(data, splits=drawn, groups=groups, notes=[*notes, f"{news}, by {len(number)} groups"])
-
-
-def no_column(name: str) -> DataError:
-    """The refusal of a table without groups, and of what is no table."""
-    return DataError(f"{name} has no column {COLUMN}", "add one, or give --group-by a regular expression for the paths")
+    return replace(data, splits=drawn, groups=groups, notes=[*notes, news])
 
 
 def expression(text: str) -> re.Pattern[str]:
@@ -68,6 +60,8 @@ def expression(text: str) -> re.Pattern[str]:
         raise UsageError(f"--group-by {text} is no regular expression ({error})", hint) from None
     if pattern.groups != 1:
         hint = "put what names the group in parentheses, other parts in (?:...): --group-by 'patient(\\d+)'"
+        if not pattern.groups:
+            hint = f"columns are those of a CSV file, which lists path and label; in paths, {hint}"
         raise UsageError(f"--group-by {text} has {pattern.groups} groups in parentheses instead of one", hint)
     return pattern
 

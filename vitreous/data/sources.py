@@ -51,7 +51,7 @@ def open_data(
     with no classes (`require_labels` refuses them). Raises DataError for a missing or empty folder, or a class that
     only a held-out split has; UsageError for an unknown name.
     """
-    data = detect_layout(os.fspath(source), split_seed, stills)
+    data = detect_layout(os.fspath(source), split_seed, group_by, stills)
     return data if group_by is None else grouped(data, group_by, source, split_seed)
 
 
@@ -106,8 +106,9 @@ def open_images(source: str | os.PathLike[str]) -> Data | Files:
     return whole if data.unsplit and not data.labelled and isinstance(whole, Files) else data
 
 
-def detect_layout(name: str, split_seed: int, stills: bool = False) -> Data:
-    """Open the data set of that name, in the layout that it has. Raises DataError and UsageError as `open_data`."""
+def detect_layout(name: str, split_seed: int, group_by: str | None = None, stills: bool = False) -> Data:
+    """Open the data set of that name, in the layout that it has; of a table the groups are those of the column
+    `group_by`, if it is one. Raises DataError and UsageError as `open_data`."""
     if name == "digits":
         return digits(split_seed)
     if name.startswith(NAMED):
@@ -129,7 +130,7 @@ def detect_layout(name: str, split_seed: int, stills: bool = False) -> Data:
     if path.suffix.lower() == ".csv" and os.path.lexists(path):
         if is_box_table(path):
             return box_table(path, split_seed)
-        return table(path, split_seed)
+        return table(path, split_seed, group_by)
     if path.exists():
         raise DataError(f"{printable(path)} is a file, not a data set", LAYOUT)
     if "/" not in name and os.sep not in name and nearest(name, ["digits"]):

@@ -231,6 +231,7 @@ class Data:
     frequency: dict[str, str] = field(default_factory=dict)
     # (n,) int64, of `whole` or else of `train`: images of one number are never drawn apart
     groups: np.ndarray | None = None
+    group_column: str | None = None  # of a table, that names them
     identity: str = ""  # the fingerprint that it had before images were left out of it by a list, where any were
     unlabelled: DataError | None = None  # why the images have no labels; None where they have, or that is plain
     latents: Latents | None = None  # of what, where the samples are latents
@@ -317,4 +318,6 @@ def held_out(whole: Split, seed: int, groups: np.ndarray | None = None) -> tuple
     if not len(parts["val"]):
         return {"train": whole}, "too few images to hold any out for validation"
     note = f"held out {len(parts['val'])} of {len(whole)} training images for validation (split seed {seed})"
+    if groups is not None:
+        note += f", by {len(np.unique(groups)):,} groups"
     return {name: whole.take(rows) for name, rows in parts.items()}, note

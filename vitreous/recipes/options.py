@@ -131,8 +131,8 @@ class TrainOptions(WeightsOptions):
     split_seed: int | None = None
     """Seed of the split, where the data have none (default: 0)."""
     group_by: Annotated[str | None, arg(metavar="COLUMN|REGEX")] = None
-    """Keep groups together in splits: `group`, the column of a table, or a regular expression for the paths, as
-    'patient(\\d+)'."""
+    """Keep groups together in splits: the column of a CSV file that names them (`group` needs no naming), or a regular
+    expression for the paths, as 'patient(\\d+)'."""
     exclude: str | None = None
     """A list of training images to leave out, as `vitreous data dedup` writes it."""
     exact: bool = False

@@ -46,7 +46,7 @@ def check(
         raise UsageError("--image-size must be at least 1")
     if workers is not None and workers < 0:
         raise UsageError(f"--workers cannot be {workers}")
-    subject, workers = open_subject(os.fspath(source), split), cores() if workers is None else workers
+    subject, workers = open_subject(os.fspath(source), split, group_by), cores() if workers is None else workers
     groups = {"by": group_by, "parted": parted(subject, group_by)}
     pool, started = subject.pool, time.perf_counter()
     clips = kind_of(pool.splits[0]) == "clips"

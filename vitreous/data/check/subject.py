@@ -17,10 +17,10 @@ from vitreous.data.copies.scan import Joined
 from vitreous.data.decoding.clips import GIF, VIDEOS
 from vitreous.data.decoding.decode import SUFFIXES
 from vitreous.data.decoding.volumes import OWN
-from vitreous.data.grouping import COLUMN, PARTED, expression, keys_of, no_column, straddling
+from vitreous.data.grouping import PARTED, expression, keys_of, straddling
 from vitreous.data.layouts.folder import list_images
 from vitreous.data.layouts.video import ClipFiles
-from vitreous.data.sources import open_data
+from vitreous.data.sources import detect_layout
 from vitreous.data.split import Files, Split, no_labels
 from vitreous.errors import DataError, printable
 
@@ -41,7 +41,7 @@ class Subject:
     notes: list[str] = field(default_factory=list)
     refused: DataError | None = None
     unlabelled: DataError | None = None
-    column: bool = False  # whether the source itself names the group of each image
+    column: str | None = None  # of a table, that names the group of each image
 
     @cached_property
     def pool(self) -> Joined:
@@ -66,10 +66,11 @@ class Subject:
         return labels.sum(0).astype(np.int64) if labels.ndim == 2 else np.bincount(labels, minlength=len(self.classes))
 
 
-def open_subject(source: str, split: str | None = None) -> Subject:
-    """Open a source, or a single split of it. Raises DataError where there are no images."""
+def open_subject(source: str, split: str | None = None, group_by: str | None = None) -> Subject:
+    """Open a source, or a single split of it, and the groups of a table by the column `group_by`. Raises DataError
+    where there are no images, and for a column that is not there."""
     try:
-        data = open_data(source)
+        data = detect_layout(source, 0, group_by)
     except DataError as error:
         paths = list_images(Path(source)) if Path(source).is_dir() else []
         if not paths:
@@ -87,16 +88,14 @@ def open_subject(source: str, split: str | None = None) -> Subject:
         tuple(map(printable, data.classes)),
         data.notes,
         unlabelled=data.unlabelled,
-        column=data.groups is not None,
+        column=data.group_column,
     )
 
 
 def parted(subject: Subject, group_by: str | None) -> list[dict[str, object]]:
     """Find groups in two splits: the splits, how many groups, their names. Raises as `vitreous.data.grouping` does."""
     notes = [note for note in subject.notes if PARTED in note]
-    if group_by == COLUMN and not subject.column:
-        raise no_column(subject.name)
-    if group_by in (None, COLUMN):
+    if group_by in (None, subject.column):
         return [{"splits": [], "groups": int(note.split()[0]), "names": []} for note in notes]
     pattern = expression(group_by)
     keys = {name: keys_of(split, pattern, subject.source) for name, split in subject.splits.items()}

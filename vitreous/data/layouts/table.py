@@ -4,7 +4,8 @@
     birds/1.jpg,duck|water,train,video 7
 
 A cell of labels has one, or several with `|` between them, or none. Paths are relative to the file's own folder. Images
-of one group (a patient, a scene, a video) are never drawn apart.
+of one group (a patient, a scene, a video) are never drawn apart. Another column may name the groups (`--group-by
+COLUMN`), and columns that are not read may stand beside `path` and `label`.
 
     path,label,start,end
     films/1.mp4,jump,2.5,4
@@ -16,6 +17,7 @@ empty cell is the clip's own start or end. Without groups, parts of one file are
 from __future__ import annotations
 
 import csv
+import difflib
 import io
 import math
 import os
@@ -29,10 +31,26 @@ from vitreous.data.decoding.decode import read_regular
 from vitreous.data.layouts.classes import WORDS, class_order, label_array, one_class_note, too_few_classes
 from vitreous.data.layouts.video import ClipFiles, are_clip_files, clips_note
 from vitreous.data.split import Data, Files, Split, no_labels, with_val
-from vitreous.errors import DataError, first_lines, nearest, printable
+from vitreous.errors import DataError, first_lines, first_names, nearest, printable
 
 COLUMNS = ("path", "label", "split", "group", "start", "end")
+GROUP = "group"
+SHOWN = 12  # columns that a note names
+MISSPELT = 0.85  # likeness from which a column is taken for a known one that is misspelt: `splits`, not `site`
 EXPECTED = "expected a header path,label[,split][,group][,start,end] and one image or clip a row; several labels as a|b"
+
+
+class Header(NamedTuple):
+    """The columns of a file in their order, and the one that names groups, which there may not be."""
+
+    columns: list[str]
+    group: str
+
+    @property
+    def unread(self) -> list[str]:
+        """The columns that say nothing about the data set."""
+        read = {*COLUMNS, self.group} - ({GROUP} if self.group != GROUP else set())
+        return [column for column in self.columns if column not in read]
 
 
 class Row(NamedTuple):
@@ -58,8 +76,11 @@ class Row(NamedTuple):
         return (self.start, self.end) != (0.0, math.inf)
 
 
-def table(source: Path, split_seed: int = 0) -> Data:
+def table(source: Path, split_seed: int = 0, group_by: str | None = None) -> Data:
     """Open the data set that a CSV file (UTF-8) describes.
+
+    `group_by`: the column that names the groups in place of `group`, or a regular expression, which is left to
+    `vitreous.data.grouping`.
 
     Labels are (n,) int64 where every image has exactly one; else (n, K) float32, 1 where an image has the class.
     Without a column of labels, and with fewer than two classes, the images have none. Without rows for validation, a
@@ -68,7 +89,9 @@ def table(source: Path, split_seed: int = 0) -> Data:
     and for missing files.
     """
     name = printable(source)
-    rows, notes = distinct(list(read(source, name)), name)
+    lines = read(source, name)
+    header = header_of(*next(lines), group_by, name)
+    rows, notes = distinct([row_of(cells, header, name, line) for line, cells in lines], name)
     home = source.parent.absolute() if any(os.path.isabs(row.path) for row in rows) else source.parent
     if missing := [row for row in rows if not os.path.lexists(os.path.join(home, row.path))]:
         problem = f"{len(missing)} of {len(rows)} files are not there:{listing(missing)}"
@@ -98,9 +121,13 @@ def table(source: Path, split_seed: int = 0) -> Data:
         for split, part in parts.items()
     }
     notes[:0] = [clips_note(len(rows))] if clips else []
+    notes += [f"columns that are not read: {first_names(header.unread, SHOWN)}"] if header.unread else []
     groups = read_groups(parts, notes)
     splits, whole = with_val(splits, split_seed, notes, groups)
-    return Data(name, tuple(classes), splits, notes, unsplit, whole, groups=groups, unlabelled=unlabelled)
+    column = header.group if header.group in header.columns else None
+    return Data(
+        name, tuple(classes), splits, notes, unsplit, whole, groups=groups, group_column=column, unlabelled=unlabelled
+    )
 
 
 def of_clips(rows: list[Row], home: Path, name: str) -> bool:
@@ -145,8 +172,8 @@ def read_groups(parts: dict[str, list[Row]], notes: list[str]) -> np.ndarray | N
     return np.array([place[row.group or row.sample[0]] for row in parts["train"]], dtype=np.int64)
 
 
-def read(source: Path, name: str) -> Iterator[Row]:
-    """The rows of a file, each checked by itself. Raises DataError with the line."""
+def read(source: Path, name: str) -> Iterator[tuple[int, list[str]]]:
+    """The line and the cells of the header, and of each row. Raises DataError with the line."""
     content = read_regular(source)
     try:
         text = content.decode("utf-8-sig")
@@ -154,44 +181,54 @@ def read(source: Path, name: str) -> Iterator[Row]:
         line = content.count(b"\n", 0, error.start) + 1
         raise DataError(f"{name}, line {line}: not UTF-8", "save it as UTF-8") from None
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-    columns: list[str] = []
-    line = 1
+    line, empty = 1, True
     try:
         for cells in reader:
-            if cells and not columns:
-                columns = header(cells, f"{name}, line {line}")
-            elif cells:
-                yield row_of(cells, columns, name, line)
+            if cells:
+                yield line, cells
+                empty = False
             line = reader.line_num + 1
     except csv.Error as error:
         hint = "put cells with commas, quotes or line ends in double quotes"
         raise DataError(f"{name}, line {line}: not CSV ({error})", hint) from None
-    if not columns:
+    if empty:
         raise DataError(f"{name} is empty", EXPECTED)
 
 
-def header(cells: list[str], where: str) -> list[str]:
-    """The columns that a header names. Raises DataError for an unknown, a repeated or a missing one."""
-    columns = [cell.strip() for cell in cells]
+def header_of(line: int, cells: list[str], group_by: str | None, name: str) -> Header:
+    """The columns that a header names. Raises DataError for one that is missing or there twice, for one that is nearly
+    a known one, and for unknown ones where there are no labels.
+
+    `group_by` is the column of the groups, or, with parentheses, a regular expression.
+    """
+    columns, where = [cell.strip() for cell in cells], f"{name}, line {line}"
+    pattern = group_by is not None and "(" in group_by and group_by not in columns
+    header = Header(columns, GROUP if group_by is None or pattern else group_by)
     for column in columns:
-        if column not in COLUMNS:
+        if columns.count(column) > 1 and (column in COLUMNS or column == header.group):
+            raise DataError(f"{where}: two columns {printable(column)}", "keep one of them")
+    absent = [column for column in COLUMNS if column not in columns]
+    for column in header.unread:
+        meant = difflib.get_close_matches(column.lower(), absent, 1, MISSPELT)
+        if meant or not {"path", "label"} <= {*columns}:
             separated = ";" in column or "\t" in column
-            hint = "separate cells with commas" if separated else nearest(column, COLUMNS) or EXPECTED
+            hint = "separate cells with commas" if separated else nearest(column, absent) or EXPECTED
             raise DataError(f"{where}: unknown column {printable(column) or 'without a name'}", hint)
-        if columns.count(column) > 1:
-            raise DataError(f"{where}: two columns {column}", "keep one of them")
     if "path" not in columns:
         raise DataError(f"{where}: no column path", EXPECTED)
-    return columns
+    if group_by is not None and not pattern and group_by not in columns:
+        there = f"there are {first_names(columns, SHOWN)}; a regular expression for paths has parentheses"
+        raise DataError(f"{name} has no column {printable(group_by)}", nearest(group_by, columns) or there)
+    return header
 
 
-def row_of(cells: list[str], columns: list[str], name: str, line: int) -> Row:
+def row_of(cells: list[str], header: Header, name: str, line: int) -> Row:
     """One row, checked. Raises DataError with the line."""
     where = f"{name}, line {line}"
-    if len(cells) != len(columns):
-        problem = f"{len(cells)} cells for {len(columns)} columns"
+    if len(cells) != len(header.columns):
+        problem = f"{len(cells)} cells for {len(header.columns)} columns"
         raise DataError(f"{where}: {problem}", "put cells with commas in double quotes")
-    row = dict(zip(columns, cells, strict=True))
+    row = dict(zip(header.columns, cells, strict=True))
     if not row["path"]:
         raise DataError(f"{where}: no path", EXPECTED)
     text = row.get("label", "").strip()
@@ -199,12 +236,14 @@ def row_of(cells: list[str], columns: list[str], name: str, line: int) -> Row:
     if "" in labels:
         hint = "take out the | that has nothing on one side"
         raise DataError(f"{where}: an empty label in {printable(row['label'])}", hint)
-    word, group = row.get("split", "").strip(), row.get("group", "").strip()
+    word, group = row.get("split", "").strip(), row.get(header.group, "").strip()
     if "split" in row and word not in WORDS:
         problem = f"unknown split {printable(word)}" if word else "no split"
         raise DataError(f"{where}: {problem}", nearest(word, WORDS) or f"use {', '.join(WORDS)}")
-    if "group" in row and not group:
-        raise DataError(f"{where}: no group", "give an image that belongs to no other a name of its own")
+    if header.group in row and not group:
+        raise DataError(
+            f"{where}: no {printable(header.group)}", "give an image that belongs to no other a name of its own"
+        )
     named = tuple(dict.fromkeys(labels)) if "label" in row else None
     start, end = (
         second(row.get(column, ""), column, usual, where) for column, usual in (("start", 0.0), ("end", math.inf))
