@@ -152,6 +152,8 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     judged = None if o.protocol == "vtab" else document[document["split"]]
     if by_head:
         console.say(figures(document["split"], judged))
+        if document.get("clip_views", "1x1") != "1x1":
+            console.say(f"by the mean of the logits of {document['clip_views']} views of each clip (frames x crops)")
     else:
         console.table(*protocol_table(o.protocol, document["figures"]))
     if judged and judged["unreadable"]:

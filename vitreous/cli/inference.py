@@ -38,6 +38,9 @@ class InferenceArguments(WeightsOptions):
     """What computes; auto is torch. openvino needs the extra `export`."""
     merge_tokens: int = 0
     """Tokens that each block merges with the one most like it (ToMe): faster, and less exact."""
+    clip_views: str = "1x1"
+    """Of models of clips: sets of frames evenly over each clip, and crops along the longer side of each, as 4x3; the
+    answer is by the mean of their logits."""
     seed: int = 0
     """Accepted for uniformity; nothing here is left to chance."""
 
@@ -128,6 +131,7 @@ def choose_backend(options: ImageArguments, predictor: Predictor) -> Predictor |
 def file_settings(options: ImageArguments, predictor: Predictor, **more: Any) -> dict[str, Any]:
     """The settings that a file of answers depends on beside model and images; the precision is the one computed in."""
     asked = {name: getattr(options, name) for name in ("exact", "device", "engine", "merge_tokens")}
+    asked |= {"clip_views": options.clip_views} if options.clip_views != "1x1" else {}
     known = {name: value for name in ("resize", "source_size") if (value := getattr(options, name)) is not None}
     return {**asked, "precision": predictor.runtime.precision, **more, **known}
 

@@ -22,11 +22,12 @@ from vitreous.data.augmentation.augment import Augment, Views
 from vitreous.data.augmentation.scenes import Scenes
 from vitreous.data.augmentation.volumes import VolumeScenes
 from vitreous.data.batch import Batch
+from vitreous.data.clip_views import ClipViews
 from vitreous.data.decoding.clip import Clip
 from vitreous.data.decoding.regions import open_picture
 from vitreous.data.keys import key, one_key
 from vitreous.data.layouts.video import open_sample
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.preprocess import Preprocess, opened_clip
 from vitreous.data.sampling import Order, repeat_factors, stream
 from vitreous.data.split import Split, is_labelled
 from vitreous.errors import DataError, ResourceError
@@ -146,22 +147,26 @@ class TrainLoader:
 
 @dataclass(frozen=True)
 class EvalLoader:
-    """A split for evaluation: every sample once, in order, without chance."""
+    """A split for evaluation: every sample once, in order, without chance; of clips several views, if so."""
 
     split: Split
     preprocess: Preprocess
     workers: int = 0
+    views: ClipViews | None = None
 
     def batches(self, size: int) -> Iterator[tuple[Tensor, list[Tensor | DataError]]]:
-        """Sample numbers and, for each, its (C, *image) uint8 image or why there is none."""
+        """Sample numbers and, for each, its (C, *image) uint8 image, its views (V, C, *image), or why there is none."""
         count = len(self.split)
         places = ([(sample,) for sample in range(low, min(low + size, count))] for low in range(0, count, size))
         for samples, images in load(self, places, self.workers):
             yield samples, list(images)
 
     def one(self, sample: int) -> Tensor:
-        """One decoded image, or the frames that are read of a clip, (C, *image) uint8."""
+        """One decoded image, or the frames that are read of a clip, (C, *image) uint8; or its views (V, C, *image)."""
         split = self.split
+        if self.views is not None:
+            clip = opened_clip(open_sample(split, sample), split.name(sample))
+            return torch.from_numpy(self.views.pixels(clip, self.preprocess))
         return self.preprocess.pixels(self.preprocess.decoded(open_sample(split, sample), split.name(sample)))
 
 
@@ -208,7 +213,9 @@ def load(
         places = iter(places)
         first = next(places, [])
         places = chain([first], places) if first else places
-        prefetch = ahead(len(first) * reader.preprocess.channels * math.prod(reader.preprocess.image), workers)
+        views = reader.views.count if isinstance(reader, EvalLoader) and reader.views else 1
+        item = views * reader.preprocess.channels * math.prod(reader.preprocess.image)
+        prefetch = ahead(len(first) * item, workers)
     yield from in_workers(Decoding(reader), places, workers, collate, prefetch, pin)
 
 

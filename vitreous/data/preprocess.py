@@ -94,7 +94,7 @@ class Preprocess:
         """A file, its bytes, or pixels (H, W[, C]) -> the image, or one for each channel, or a volume (C, D, H, W), or
         the frames of a clip that a model sees (T, H, W, 3) uint8. Raises DataError."""
         if self.of_clips or isinstance(raw, Clip):
-            clip = open_clip(np.asarray(raw)[None] if isinstance(raw, Image.Image) else raw, name)
+            clip = opened_clip(raw, name)
             return clip.read(self.moments(len(clip)))
         if self.numbers == "colours":
             return decode(raw, self.channels, name)
@@ -128,26 +128,31 @@ class Preprocess:
             return self.frames(picture) if self.of_clips else centred(picture, self.image)
         return to_array(self.fitted(picture))
 
-    def frames(self, clip: np.ndarray) -> np.ndarray:
-        """(T, H, W, 3) uint8 -> (C, *image) uint8, each frame fitted by itself."""
+    def frames(self, clip: np.ndarray, along: float = 0.5) -> np.ndarray:
+        """(T, H, W, 3) uint8 -> (C, *image) uint8, each frame fitted by itself; `along` is that of `box`."""
         pictures = [Image.fromarray(frame).convert(MODES[self.channels]) for frame in clip]
-        return np.stack([to_array(self.fitted(picture)) for picture in pictures], 1)
+        return np.stack([to_array(self.fitted(picture, along)) for picture in pictures], 1)
 
-    def fitted(self, picture: Image.Image) -> Image.Image:
+    def fitted(self, picture: Image.Image, along: float = 0.5) -> Image.Image:
         """A decoded image at the target size: one resampling of the box that the crop would cut from the scaled
         image."""
         if picture.size == self.plane[::-1]:
             return picture
-        return self.resampled(picture, self.box(picture.size))
+        return self.resampled(picture, self.box(picture.size, along))
 
-    def box(self, size: tuple[int, int]) -> tuple[float, float, float, float]:
-        """The part of an image of (width, height) that is used: left, top, right and bottom, in pixels."""
+    def box(self, size: tuple[int, int], along: float = 0.5) -> tuple[float, float, float, float]:
+        """The part of an image of (width, height) that is used: left, top, right and bottom, in pixels. `along` is
+        where it lies on the side of which more is left over: 0 at the left or the top, 1 at the other end."""
         if self.fit == "squash":
             return (0.0, 0.0, *size)
         height, width = self.plane
         scale = max(height / size[1], width / size[0]) / self.share
         across, down = min(width / scale, size[0]) / 2, min(height / scale, size[1]) / 2
         x, y = size[0] / 2, size[1] / 2
+        if x - across >= y - down:
+            x += (along - 0.5) * 2 * (x - across)
+        else:
+            y += (along - 0.5) * 2 * (y - down)
         return x - across, y - down, x + across, y + down
 
     def resampled(self, picture: Image.Image, box: tuple[float, float, float, float]) -> Image.Image:
@@ -178,6 +183,12 @@ class Preprocess:
         shape = (1, -1) + (1,) * (images.dim() - 2)
         mean, std = (torch.tensor(values, device=images.device).view(shape) for values in (self.mean, self.std))
         return (images.float() * std + mean) * self.peak
+
+
+def opened_clip(raw: bytes | np.ndarray | Image.Image | str | os.PathLike[str] | Clip, name: str | None = None) -> Clip:
+    """A file, its bytes, pixels (T, H, W, 3), an open clip, or a picture as a clip of one frame -> an open clip. Raises
+    DataError."""
+    return open_clip(np.asarray(raw)[None] if isinstance(raw, Image.Image) else raw, name)
 
 
 def centred(volume: np.ndarray, size: tuple[int, ...]) -> np.ndarray:

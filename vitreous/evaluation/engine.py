@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitreous.data.clip_views import ONE, ClipViews
 from vitreous.data.loader import EvalLoader
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import DataError, UsageError
@@ -128,6 +129,9 @@ def make_engine(
     """
     how = how or InferenceOptions()
     device = pick_device(how.device)
+    if how.clip_views != ONE:
+        problem = f"--clip-views {how.clip_views} is for answers of models that name classes of clips"
+        raise UsageError(problem, "leave it out")
     if how.merge_tokens < 0:
         raise UsageError(f"--merge-tokens must be at least 0, not {how.merge_tokens}")
     if how.engine == "openvino":
@@ -150,22 +154,31 @@ def logits_of(
 ) -> tuple[np.ndarray, dict[int, DataError]]:
     """Return (n, K) float32 logits of every image of a split, in order, and the images that could not be read.
 
-    The engine always gets CHUNK images at a time: `batch_size` changes memory only. The row of an unreadable image is
+    The engine always gets CHUNK images at a time, or as many clips as have so many views, whose logits are averaged:
+    `batch_size` changes memory only. The row of an unreadable image is
     that of a black one. `on_images` gets the number of images of every step. An empty split gives (0, K).
     """
     rows: list[np.ndarray] = []
     bad: dict[int, DataError] = {}
-    for samples, images in chunks(reader.batches(batch_size), CHUNK):
+    views = reader.views.count if reader.views else 1
+    size = max(1, CHUNK // views)
+    for samples, images in chunks(reader.batches(max(1, batch_size // views)), size):
         bad |= {s: image for s, image in zip(samples, images, strict=True) if isinstance(image, DataError)}
-        rows.append(compute_chunk(engine, images))
+        rows.append(compute_chunk(engine, images, reader.views))
         on_images(len(images))
     return np.concatenate(rows) if rows else compute_chunk(engine, [DataError("no image")])[:0], bad
 
 
-def compute_chunk(engine: Engine, images: list[Tensor | DataError]) -> np.ndarray:
-    """Return (n, K) float32 logits of images (C, *image) uint8; an unreadable one is taken to be black."""
+def compute_chunk(engine: Engine, images: list[Tensor | DataError], views: ClipViews | None = None) -> np.ndarray:
+    """Return (n, K) float32 logits of images (C, *image) uint8, or of clips with `views` (V, C, *image) their means; an
+    unreadable one is taken to be black."""
     blank = torch.zeros(engine.preprocess.channels, *engine.preprocess.image, dtype=engine.preprocess.dtype)
-    return engine(torch.stack([blank if isinstance(image, DataError) else image for image in images])).numpy()
+    if views is not None:
+        blank = blank.expand(views.count, *blank.shape)
+    pixels = torch.stack([blank if isinstance(image, DataError) else image for image in images])
+    if views is not None:
+        return views.mean(lambda parts: engine(torch.from_numpy(parts)).numpy())(pixels.numpy())
+    return engine(pixels).numpy()
 
 
 def chunks(batches: Iterable[tuple[Tensor, list]], size: int) -> Iterator[tuple[list[int], list]]:

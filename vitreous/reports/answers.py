@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 
 from vitreous.cores import default_workers
 from vitreous.data.annotations.target import kind_of
+from vitreous.data.clip_views import ONE, clip_views_of
 from vitreous.data.loader import EvalLoader
 from vitreous.data.screen import readable, refuse
 from vitreous.data.split import Data, Split
@@ -53,6 +54,12 @@ class Answered:
     raw: np.ndarray
     bad: frozenset[int]
     started: float
+    clip_views: str = ONE
+
+    @property
+    def views(self) -> dict[str, str]:
+        """`clip_views` as documents have it; nothing of pictures."""
+        return {"clip_views": self.clip_views} if self.bundle.preprocess.of_clips else {}
 
     @cached_property
     def logits(self) -> np.ndarray:
@@ -107,14 +114,17 @@ def answers_to(
     if slow := warning(computing.how.precision, pick_device(computing.how.device)):
         computing.listener.note(slow)
     p = bundle.preprocess
-    engine = make_engine(bundle.model, p, computing.how, lambda: calibrating(run, p, lambda: examples(opened, p)))
+    asked = computing.how.clip_views
+    views, how = clip_views_of(asked, p), replace(computing.how, clip_views=ONE)
+    engine = make_engine(bundle.model, p, how, lambda: calibrating(run, p, lambda: examples(opened, p)))
     started, on_images = time.perf_counter(), progress_counter(computing.listener, "evaluate", len(chosen))
     workers = default_workers() if computing.workers is None else computing.workers
-    logits, bad = logits_of(engine, EvalLoader(chosen, p, workers), computing.batch_size, on_images)
+    logits, bad = logits_of(engine, EvalLoader(chosen, p, workers, views), computing.batch_size, on_images)
     if bad and computing.bad_images == "stop":
         raise refuse(bad, len(chosen))
     readable(chosen, bad)  # there must be some
-    return Answered(os.fspath(run), bundle, source, opened, split, chosen, logits, frozenset(bad), started)
+    unread = frozenset(bad)
+    return Answered(os.fspath(run), bundle, source, opened, split, chosen, logits, unread, started, asked)
 
 
 def split_features(bundle: Bundle, split: Split, name: str, computing: Computing) -> Features:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vitreous.config import apply_options
+from vitreous.data.clip_views import ONE
 from vitreous.errors import UsageError
 from vitreous.evaluation.calibration import check_abstain, judge_abstention
 from vitreous.evaluation.classification import judge, most_confused
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 # of `evaluate`, beside the fields of its options
 OPTIONAL = ("abstain", "outliers", "suspects")  # keys of a document that options fill
 OF_IMAGES = ("calibrate", "abstain", "outliers", "against", "suspects")  # about a class for each image
+OF_FEATURES = ("outliers", "against", "suspects")
 ANSWERS = {"segmentation": "gives one to every pixel", "detection": "answers with objects"}  # by task
 KNOWN = ("data", "split", "batch_size", "workers", "bad_images", "protocol", "listener")
 
@@ -98,7 +100,7 @@ def evaluate(
     computing = replace(computing, how=how, cache=chosen.cache)
     check_abstain(chosen.abstain)
     task = dense_task(run)
-    check_task(chosen, run, task)
+    check_task(chosen, run, task, how)
     if task is not None:
         fitted, (answers, report) = {}, judge_scenes(run, data, split, computing, chosen.boundary, chosen.tiles)
     else:
@@ -116,9 +118,9 @@ def evaluate(
         document["outliers"] = outliers(answers, computing, chosen.outliers, chosen.against)
     if chosen.suspects:
         document["suspects"] = suspected(answers, computing, chosen.suspects)
-    record(run, answers.source, answers.name, report.summary())
+    record(run, answers.source, answers.name, answers.views | report.summary())
     place = Path(chosen.report) if chosen.report else page_path(Path(run), data, answers.name)
-    command = shlex.join(command_of(run, data, answers.name))
+    command = shlex.join(command_of(run, data, answers.name, computing.how))
     written = write_page(place, Folder(Path(run)), answers, report, computing.listener, command)
     return document | {"report": os.fspath(place) if written else None}
 
@@ -141,9 +143,11 @@ def evaluate_generator(
     return judge_generator(run, data, split, asked, replace(computing, how=how))
 
 
-def check_task(chosen: EvaluateOptions, run: str | os.PathLike[str], task: str | None) -> None:
+def check_task(chosen: EvaluateOptions, run: str | os.PathLike[str], task: str | None, how: InferenceOptions) -> None:
     """Raise UsageError for options about what a run of a dense `task`, or of another one, does not answer."""
     problem = None
+    if how.clip_views != ONE and (words := [name for name in OF_FEATURES if getattr(chosen, name)]):
+        raise UsageError(f"--{words[0]} is about the features of one view of each clip", "leave --clip-views out")
     if chosen.boundary and task != "segmentation":
         problem = f"--boundary is about a class for every pixel, which {run} does not give"
     elif chosen.tiles and task != "detection":
@@ -173,7 +177,7 @@ def head_document(
         rows, weights = (true, pixels) if answers.bundle.pixel_classes else (labels, None)
         support = np.bincount(rows, weights, len(classes)).astype(np.int64)
         pairs = most_confused(report.cells, support, classes)
-    return document | facts | {"confused": pairs, "calibration": None, **dict.fromkeys(OPTIONAL)}
+    return document | answers.views | facts | {"confused": pairs, "calibration": None, **dict.fromkeys(OPTIONAL)}
 
 
 def evaluate_protocol(
@@ -201,7 +205,14 @@ def evaluate_protocol(
     return document | {"report": os.fspath(place) if written else None}
 
 
-def command_of(run: str | os.PathLike[str], data: str | os.PathLike[str] | None, split: str) -> list[str]:
+def command_of(
+    run: str | os.PathLike[str], data: str | os.PathLike[str] | None, split: str, how: InferenceOptions
+) -> list[str]:
     """Return the command that repeats an evaluation."""
     words = ["vitreous", "evaluate", os.fspath(run), *([] if data is None else [os.fspath(data)])]
-    return words + ["--split", split] * (split != "test") + words_of(run)
+    return (
+        words
+        + ["--split", split] * (split != "test")
+        + ["--clip-views", how.clip_views] * (how.clip_views != ONE)
+        + words_of(run)
+    )

@@ -6,13 +6,14 @@ import copy
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import numpy as np
 
 from vitreous.config import apply_options
+from vitreous.data.clip_views import ONE, ClipViews, clip_views_of
 from vitreous.errors import DataError, UsageError, check_path
 from vitreous.evaluation.calibration import check_abstain, probabilities
 from vitreous.evaluation.inference_options import ComputeOptions, InferenceOptions
@@ -24,7 +25,7 @@ from vitreous.serving.inputs import as_items, is_image
 from vitreous.serving.objects import THRESHOLD, DetectOptions, ImageObjects, image_objects
 from vitreous.serving.pipeline import Answer, chunk_of, flow
 from vitreous.serving.runtime import Runtime, TorchRuntime
-from vitreous.serving.sources import Item, read_item
+from vitreous.serving.sources import Item, read_item, read_views
 from vitreous.weights.options import WeightsSource, words_of
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ class Predictor:
     runtime: Runtime
     bundle: Bundle | None = None
     exact: bool = False
+    clip_views: ClipViews | None = None
 
     @cached_property
     def model(self) -> Model:
@@ -226,7 +228,8 @@ class Predictor:
 
     def embeddings(self, items: Iterable[Item], bad_images: str = "skip") -> Iterator[list[Embedding]]:
         """Items -> features (D,) in order, some at a time."""
-        for chunk in self.rows(items, self.runtime.features, bad_images):
+        features = self.clip_views.mean(self.runtime.features) if self.clip_views else self.runtime.features
+        for chunk in self.rows(items, features, bad_images):
             yield [
                 Embedding(item.name, error=row.message) if isinstance(row, DataError) else Embedding(item.name, row)
                 for item, row in chunk
@@ -237,14 +240,17 @@ class Predictor:
     ) -> Iterator[list[Answer]]:
         """Items with their row of `compute`, (B, C, *image) -> (B, ...), or a DataError; raised where `bad_images` is
         stop."""
-        for chunk in flow(items, self.picture, compute, chunk_of(self.card.preprocess)):
+        size = max(1, chunk_of(self.card.preprocess) // (self.clip_views.count if self.clip_views else 1))
+        for chunk in flow(items, self.picture, compute, size):
             if bad_images == "stop" and (bad := next((row for _, row in chunk if isinstance(row, DataError)), None)):
                 raise bad
             yield chunk
 
     def picture(self, item: Item) -> np.ndarray | DataError:
-        """An item as (C, *image) pixels, or why it cannot be read."""
+        """An item as (C, *image) pixels, or its views (V, C, *image), or why it cannot be read."""
         try:
+            if self.clip_views:
+                return read_views(item, self.card.preprocess, self.clip_views)
             return read_item(item, self.card.preprocess, self.exact)
         except DataError as error:
             return error
@@ -263,8 +269,9 @@ class Predictor:
         return AnswerOptions(top or (len(self.card.classes) if multilabel else 5), threshold, abstain or 0.0)
 
     def probabilities(self, pixels: np.ndarray) -> np.ndarray:
-        """(B, C, *image) pixels -> (B, K) float64."""
-        return probabilities(self.runtime.logits(pixels).astype(np.float64) / self.card.temperature, self.card.loss)
+        """(B, C, *image) pixels, or views (B, V, C, *image) -> (B, K) float64."""
+        logits = self.clip_views.mean(self.runtime.logits) if self.clip_views else self.runtime.logits
+        return probabilities(logits(pixels).astype(np.float64) / self.card.temperature, self.card.loss)
 
 
 @dataclass(frozen=True)
@@ -296,8 +303,9 @@ def load(
     """A trained model, ready for `.predict("dog.jpg")` and `.embed("dog.jpg")`: of a run folder, a bundle, an exported
     file or foreign weights. `.model` is its torch.nn.Module, and `.transform` makes its input of a picture.
 
-    `options` are `device`, `precision`, `engine` and `merge_tokens`: what computes, as on the command line; `how` has
-    the same. int8 is calibrated on the run's training images, and on the files `examples` where those cannot be opened.
+    `options` are `device`, `precision`, `engine`, `merge_tokens` and `clip_views`: what computes, as on the command
+    line; `how` has the same. int8 is calibrated on the run's training images, and on the files `examples` where those
+    cannot be opened.
     `exact` decodes every JPEG at its full size. A model without a head is refused unless it may be `headless`. `quick`
     answers one image alone sooner, many later. `resize`, a rule of `nn.grid.RESIZE`, and `source_size`, pixels of one
     side or (height, width), say of the positions of foreign weights what their files do not tell (docs/weights.md).
@@ -314,7 +322,8 @@ def load(
             message = f"{run} is an exported file, in which positions are fixed"
             raise UsageError(message, f"leave {words[0]} out, and export it again")
         file = open_exported(run, how, quick)
-        return Predictor(file.card, file, exact=exact)
+        views = clip_views_of(how.clip_views if how else ONE, file.card.preprocess)
+        return Predictor(file.card, file, exact=exact, clip_views=views)
     from vitreous.reports.opening import open_bundle
 
     return predictor_of(run, open_bundle(run, headless, dense=True), how, examples, exact, quick)
@@ -338,5 +347,7 @@ def predictor_of(
             with suppress(DataError):
                 yield bundle.preprocess.pixels(bundle.preprocess.decoded(example))
 
-    runtime = TorchRuntime(bundle, how, lambda: calibrating(run, bundle.preprocess, given), quick)
-    return Predictor(card_of(bundle), runtime, bundle, exact)
+    how = how or InferenceOptions()
+    views, alone = clip_views_of(how.clip_views, bundle.preprocess), replace(how, clip_views=ONE)
+    runtime = TorchRuntime(bundle, alone, lambda: calibrating(run, bundle.preprocess, given), quick)
+    return Predictor(card_of(bundle), runtime, bundle, exact, views)

@@ -30,6 +30,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from PIL import Image
 
+from vitreous.data.clip_views import ClipViews
 from vitreous.data.decoding.clips import VIDEOS
 from vitreous.data.decoding.decode import MAX_BYTES, SUFFIXES, open_regular, reason
 from vitreous.data.decoding.volumes import OWN
@@ -37,7 +38,7 @@ from vitreous.data.layouts.folder import natural, walk
 from vitreous.data.layouts.tars import COMPRESSED
 from vitreous.data.layouts.tars import expand as braced
 from vitreous.data.layouts.video import clips_below
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.preprocess import Preprocess, opened_clip
 from vitreous.data.stores.rows import open_parquet
 from vitreous.data.stores.tar import Archive, read_at, stamp
 from vitreous.errors import DataError, UsageError, printable
@@ -70,6 +71,13 @@ def read_item(item: Item, preprocess: Preprocess, exact: bool = False) -> np.nda
     """An item as the (C, *image) pixels that a model takes. Raises DataError, with its name."""
     content = item.content() if item.pixels is None else item.pixels()
     return read(content, preprocess, None if isinstance(content, str) else printable(item.name), exact)
+
+
+def read_views(item: Item, preprocess: Preprocess, views: ClipViews) -> np.ndarray:
+    """A clip as its views (V, C, *image). Raises DataError, with its name."""
+    content = item.content() if item.pixels is None else item.pixels()
+    clip = opened_clip(content, None if isinstance(content, str) else printable(item.name))
+    return views.pixels(clip, preprocess)
 
 
 @dataclass(frozen=True)

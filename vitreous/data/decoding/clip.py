@@ -102,6 +102,6 @@ def evenly(count: int, frames: int, draws: np.ndarray | float = 0.5) -> np.ndarr
 
 def spaced(count: int, frames: int, stride: int, draw: float = 0.5) -> np.ndarray:
     """Numbers of `frames` frames `stride` apart, (T,) int64, from the start that lies at `draw` in [0, 1) of those that
-    there are; the last frame stands for those that a short clip lacks."""
+    there are; the last frame stands for those that a short clip lacks. A draw of 1 is the last start."""
     starts = max(count - (frames - 1) * stride, 1)
-    return np.minimum(int(draw * starts) + stride * np.arange(frames), count - 1)
+    return np.minimum(min(int(draw * starts), starts - 1) + stride * np.arange(frames), count - 1)

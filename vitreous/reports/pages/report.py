@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from vitreous.data.clip_views import ONE
 from vitreous.disk import write_text
 from vitreous.evaluation.calibration import BINS, confidence_bins
 from vitreous.evaluation.figure_names import MAPS, OBJECTS
@@ -164,6 +165,7 @@ def evaluated(answers: Answered, report: Report) -> dict[str, Any]:
         "source": answers.source,
         "name": answers.name,
         "images": report.images,
+        "views": answers.clip_views if answers.clip_views != ONE else None,
         "unreadable": report.unreadable,
         "figures": figures,
         "worst": worst,
@@ -213,6 +215,7 @@ def reading(line: dict[str, Any]) -> dict[str, str]:
     name = leading_of(line)
     value, how = line.get(name), line.get("protocol", "head")
     settings = [f"{key} {line[key]}" for key in ("k", "shots", "l2", "probe", "steps") if line.get(key) is not None]
+    settings += [f"{views} views"] if (views := line.get("clip_views", ONE)) != ONE else []
     settings += ["without crops"] if line.get("augmented") is False else []
     return {
         "time": line["time"][:16].replace("T", " "),

@@ -1,0 +1,116 @@
+"""Several views of each clip: which they are, that their logits are averaged, and that one view is today's answer."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import vitreous
+from tests.data.films import write_clip, write_moves
+from vitreous.data.clip_views import ClipViews, clip_views_of
+from vitreous.data.decoding.clips import Stored, open_clip
+from vitreous.data.loader import EvalLoader
+from vitreous.data.preprocess import Preprocess
+from vitreous.data.sources import open_data
+from vitreous.errors import UsageError
+from vitreous.evaluation.engine import InferenceOptions, logits_of, make_engine
+from vitreous.weights.bundle import load_bundle
+
+CPU = {"device": "cpu", "precision": "fp32"}
+
+
+def numbered(count: int, height: int, width: int) -> Stored:
+    """A clip whose pixels say where they are: (frame, row, column) in red, green and blue."""
+    places = np.meshgrid(*map(np.arange, (count, height, width)), indexing="ij")
+    return Stored(np.stack(places, -1).astype(np.uint8), "numbered")
+
+
+@pytest.mark.parametrize(("stride", "times", "frames"), [
+    (0, 1, [[2, 7, 12, 17]]), (0, 2, [[1, 6, 11, 16], [3, 8, 13, 18]]), (3, 1, [[5, 8, 11, 14]]),
+    (3, 3, [[0, 3, 6, 9], [5, 8, 11, 14], [10, 13, 16, 19]]), (30, 2, [[0, 19, 19, 19]] * 2),
+])  # fmt: skip
+def test_sets_of_frames_lie_evenly_over_a_clip(stride, times, frames):
+    views = ClipViews(times, 1).pixels(numbered(20, 8, 8), Preprocess((4, 8, 8), stride=stride))
+    assert views.shape == (times, 3, 4, 8, 8) and views[:, 0, :, 0, 0].tolist() == frames
+
+
+@pytest.mark.parametrize(("size", "axis"), [((8, 20), 2), ((24, 8), 1)])
+def test_crops_lie_along_the_longer_side_and_the_middle_one_is_the_usual(size, axis):
+    clip, preprocess = numbered(6, *size), Preprocess((2, 8, 8))
+    views = ClipViews(1, 3).pixels(clip, preprocess)
+    starts = views[:, axis, 0, 0, 0].tolist()
+    assert starts == [0, (max(size) - 8) // 2, max(size) - 8]
+    usual = preprocess.pixels(preprocess.decoded(clip)).numpy()
+    assert np.array_equal(views[1], usual) and np.array_equal(ClipViews(1, 1).pixels(clip, preprocess)[0], usual)
+    square = ClipViews(1, 3).pixels(numbered(6, 12, 12), preprocess)
+    assert np.array_equal(square[0], square[2])  # nothing is left over
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run of wide clips, one step long, and its data."""
+    home = write_moves(tmp_path_factory.mktemp("clips"), 8, (".gif", ""))
+    wide = np.random.default_rng(0).integers(0, 255, (9, 16, 40, 3)).astype(np.uint8)
+    write_clip(home / "left" / "wide.gif", wide)
+    out = home.parent / "run"
+    options = {"steps": 4, "frames": 4, "batch_size": 8, "lr": 1e-2, "workers": 0, "model": "ViViT-32x2/8x2", **CPU}
+    vitreous.train(str(home), out=str(out), image_size=16, **options)
+    return out, home
+
+
+def test_the_mean_of_logits_is_that_of_every_view_and_one_view_is_the_usual_answer(run):
+    bundle, split = load_bundle(run[0] / "model"), open_data(run[1]).split("train")
+    engine, views = make_engine(bundle.model, bundle.preprocess, InferenceOptions(**CPU)), ClipViews(3, 3)
+    logits, bad = logits_of(engine, EvalLoader(split, bundle.preprocess, views=views), batch_size=10)
+    assert not bad
+    for row in (0, len(split) - 1):
+        alone = engine(torch.from_numpy(views.pixels(split.clip(row), bundle.preprocess)))  # type: ignore[attr-defined]
+        assert np.allclose(alone.mean(0).numpy(), logits[row], atol=1e-5) and alone.std() > 1e-4
+    plain, again = (vitreous.evaluate(str(run[0]), split="train", workers=0, **CPU, **more)
+                    for more in ({}, {"clip_views": "1x1"}))  # fmt: skip
+    assert plain["train"] == again["train"] and plain["clip_views"] == "1x1"
+    several = vitreous.evaluate(str(run[0]), split="train", workers=0, clip_views="3x3", **CPU)
+    labels = torch.from_numpy(split.labels)
+    nll = torch.nn.functional.cross_entropy(torch.from_numpy(logits).double() / bundle.temperature, labels).item()
+    assert several["train"]["nll"] == pytest.approx(nll, abs=1e-4) and several["train"] != plain["train"]
+    assert several["clip_views"] == "3x3"
+    assert [json.loads(line)["clip_views"] for line in (run[0] / "evaluations.jsonl").read_text().splitlines()] == ["1x1", "1x1", "3x3"]  # fmt: skip
+    page = next(path for path in run[0].glob("report-train.html")).read_text()
+    assert "3x3 views of each clip" in page and "--clip-views 3x3" in page
+
+
+def test_predict_and_embed_average_over_views(run):
+    plain, again, several = (vitreous.load(run[0], **CPU, **more)
+                             for more in ({}, {"clip_views": "1x1"}, {"clip_views": "2x3"}))  # fmt: skip
+    clips = [str(run[1] / "left" / name) for name in ("wide.gif", "clip0.gif", "clip1")]
+    assert plain.predict(clips) == again.predict(clips) != several.predict(clips)
+    bundle = load_bundle(run[0] / "model")
+    rows = ClipViews(2, 3).pixels(open_clip(clips[0]), bundle.preprocess)
+    logits = several.runtime.logits(rows).mean(0).astype(np.float64) / bundle.temperature
+    answer = several.predict(clips[0], top=2)
+    wanted = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
+    assert answer.probabilities == pytest.approx(sorted(wanted, reverse=True), abs=1e-6)
+    assert np.allclose(several.embed(clips)[0], several.runtime.features(rows).mean(0), atol=1e-6)
+
+
+@pytest.mark.parametrize(("words", "problem"), [
+    ("4", "is not a number of sets"), ("0x3", "is not a number of sets"), ("20x6", "at most 100 views"),
+    ("4x3x2", "is not a number of sets"),
+])  # fmt: skip
+def test_words_that_are_no_views_are_refused(words, problem):
+    with pytest.raises(UsageError, match=problem):
+        clip_views_of(words, Preprocess((4, 8, 8)))
+
+
+def test_views_of_what_has_none_are_refused(run, tmp_path):
+    with pytest.raises(UsageError, match="takes pictures"):
+        clip_views_of("4x3", Preprocess((8, 8)))
+    with pytest.raises(UsageError, match="whole frames, not crops\n  use 4x1"):
+        clip_views_of("4x3", Preprocess((4, 8, 8), fit="squash"))
+    with pytest.raises(UsageError, match="--clip-views 2x1 is for answers of models"):
+        vitreous.evaluate(str(run[0]), protocol="knn", clip_views="2x1", **CPU)
+    with pytest.raises(UsageError, match="--suspects is about the features of one view"):
+        vitreous.evaluate(str(run[0]), suspects=str(tmp_path / "x.csv"), clip_views="2x1", **CPU)
