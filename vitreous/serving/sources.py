@@ -31,7 +31,7 @@ import numpy as np
 from PIL import Image
 
 from vitreous.data.clip_views import ClipViews
-from vitreous.data.decoding.clips import VIDEOS
+from vitreous.data.decoding.clips import GIF, VIDEOS
 from vitreous.data.decoding.decode import MAX_BYTES, SUFFIXES, open_regular, reason
 from vitreous.data.decoding.volumes import OWN
 from vitreous.data.layouts.folder import natural, walk
@@ -121,35 +121,37 @@ def resolve_word(word: str, column: str | None, clips: bool) -> Iterator[Part]:
         files = files or clips_below(word, 0) or walk(word, frozenset((*TARS[:1], *ROWS)))
         if not files:
             raise DataError(f"no {'clips' if clips else 'images'} in {printable(word)}", CLIPS if clips else "")
-        yield from resolve_files(files, column)
+        yield from resolve_files(files, column, clips)
     elif os.path.lexists(word):
-        yield from resolve_files([word], column)
+        yield from resolve_files([word], column, clips)
     elif word.endswith(".tar") and "{" in word:
         files = [os.fspath(path) for path in braced(word)]
         if missing := [path for path in files if not os.path.lexists(path)]:
             first = printable(missing[0])
             raise DataError(f"{len(missing)} of {len(files)} archives are not there; the first is {first}")
-        yield from resolve_files(files, column)
+        yield from resolve_files(files, column, clips)
     elif glob.has_magic(word):
         known = (*SUFFIXES, *VIDEOS, *OWN, *TABLES, *TARS, *ROWS)
         names = glob.iglob(word, recursive=True)
         files = [name for name in names if name.lower().endswith(known) and not os.path.isdir(name)]
         if not files:
             raise DataError(f"nothing matches {printable(word)}", ADVICE)
-        yield from resolve_files(sorted(files, key=natural), column)
+        yield from resolve_files(sorted(files, key=natural), column, clips)
     else:
         raise DataError(f"no such file: {printable(word)}", ADVICE)
 
 
-def resolve_files(files: list[str], column: str | None) -> Iterator[Part]:
-    """Files of any kind, neighbours that are images together."""
+def resolve_files(files: list[str], column: str | None, clips: bool) -> Iterator[Part]:
+    """Files of any kind, neighbours that are images together; of archives the images, or the `clips`, in them."""
     for suffix, group in groupby(files, suffix_of):
         paths = list(group)
         if not suffix:
             yield partial(as_files, paths), len(paths)
             continue
         reader = (
-            read_archive if suffix in TARS else partial(read_table if suffix in TABLES else read_rows, column=column)
+            partial(read_archive, clips=clips)
+            if suffix in TARS
+            else partial(read_table if suffix in TABLES else read_rows, column=column)
         )
         for path in paths:
             yield partial(reader, path), None
@@ -229,8 +231,10 @@ def choose_column(name: str, columns: Sequence[str], column: str | None, known: 
     return best
 
 
-def read_archive(path: str) -> Iterator[Item]:
-    """The images in a tar archive, called ARCHIVE/NAME. Raises DataError for what is none, or not whole."""
+def read_archive(path: str, clips: bool = False) -> Iterator[Item]:
+    """The images, or the `clips`, in a tar archive, called ARCHIVE/NAME. Raises DataError for what is none, or not
+    whole."""
+    endings = VIDEOS | {GIF} if clips else SUFFIXES
     known = stamp(Path(path))
     if not known.size:
         raise DataError(f"{printable(path)}: empty file", "copy it anew, or leave it out")
@@ -238,7 +242,7 @@ def read_archive(path: str) -> Iterator[Item]:
         for member in archive.members():
             name = os.fsdecode(member.name)
             base = os.path.basename(name)
-            if os.path.splitext(base)[1].lower() in SUFFIXES and not base.startswith("."):
+            if os.path.splitext(base)[1].lower() in endings and not base.startswith("."):
                 called = f"{path}/{name}"
                 yield Item(called, partial(member_bytes, path, known, member.start, member.size, called))
 

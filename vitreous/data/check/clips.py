@@ -23,7 +23,7 @@ from vitreous.data.decoding.clip import FRAMES, Clip, evenly
 from vitreous.data.decoding.clips import open_clip, pictures_in
 from vitreous.data.decoding.decode import read_regular
 from vitreous.data.decoding.video import demuxer_of
-from vitreous.data.layouts.video import ClipFiles
+from vitreous.data.layouts.video import ClipFiles, StoredClips
 
 #: a RECORD of the frames looked at (`whole`: the mean of their descriptors), and the clip's length; 0 seconds: unknown
 CLIP = np.dtype([*RECORD.descr, ("frames", "<u4"), ("seconds", "<f4")])
@@ -32,10 +32,10 @@ STEADY = 8  # levels of 0..255 by which compression changes what is of one colou
 CONTAINERS = {"mov": "MOV", "avi": "AVI", "matroska": "MATROSKA", "mpeg": "MPEG", "mpegvideo": "MPEG"}
 
 
-def clip_of(pool: Joined, sample: int) -> tuple[ClipFiles, int]:
+def clip_of(pool: Joined, sample: int) -> tuple[ClipFiles | StoredClips, int]:
     """The split that a clip is in, and its number there."""
     split, number = pool.home(sample)
-    assert isinstance(split, ClipFiles)
+    assert isinstance(split, ClipFiles | StoredClips)
     return split, number
 
 
@@ -77,21 +77,23 @@ def review_clips(pool: Joined, samples: Sequence[int]) -> tuple[np.ndarray, Reas
     return records, fill(records, pool, samples, read)
 
 
-def opened(split: ClipFiles, sample: int) -> tuple[Clip, int, np.ndarray, int]:
+def opened(split: ClipFiles | StoredClips, sample: int) -> tuple[Clip, int, np.ndarray, int]:
     """A clip, the position of its format, its digest (2,) uint64 and the bytes of its file; of a folder those of its
     pictures. Raises DataError."""
-    path, name, part = split.path(sample), split.name(sample), split.part(sample)
-    if os.path.isdir(path):
+    files, name = split if isinstance(split, ClipFiles) else None, split.name(sample)
+    part = files.part(sample) if files else None
+    if files and os.path.isdir(path := files.path(sample)):
         clip, contents = open_clip(path, name), map(read_regular, pictures_in(path))
         kind = "FRAMES"
     else:
-        content = read_regular(path)
+        content = split.raw(sample)
+        assert isinstance(content, bytes)
         clip, contents, kind = open_clip(content, name), [content], CONTAINERS.get(demuxer_of(content), "GIF")
     parts, size = [b"" if part is None else repr(part).encode()], 0
     for content in contents:
         parts.append(digest(content).tobytes())
         size += len(content)
-    return split.cut(sample, clip), place(kind, KINDS), digest(b"".join(parts)), size
+    return files.cut(sample, clip) if files else clip, place(kind, KINDS), digest(b"".join(parts)), size
 
 
 def frame_views(pixels: np.ndarray, side: int) -> np.ndarray:

@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw
 
-from vitreous.data.annotations.target import axes_of
+from vitreous.data.annotations.target import axes_of, kind_of
 from vitreous.data.check.facts import by_reason
 from vitreous.data.check.findings import SHOWN
 from vitreous.data.check.record import middle_plane
 from vitreous.data.check.subject import Subject
+from vitreous.data.decoding.clip import Clip
 from vitreous.data.decoding.volumes import volume_form
-from vitreous.data.layouts.video import ClipFiles
+from vitreous.data.layouts.video import open_sample
 from vitreous.data.split import Split, picture_of
 from vitreous.errors import DataError, printable
 
@@ -102,8 +103,7 @@ def two_sides(group: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def middle_picture(split: Split, sample: int) -> Image.Image:
     """The middle slice of a volume, or the middle frame of a clip. Raises DataError."""
-    if isinstance(split, ClipFiles):
-        clip = split.clip(sample)
+    if kind_of(split) == "clips" and isinstance(clip := open_sample(split, sample), Clip):
         return Image.fromarray(clip.read(np.array([len(clip) // 2]))[0])
     raw = split.raw(sample)
     return middle_plane(raw, volume_form(raw)[0])

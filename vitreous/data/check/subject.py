@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from vitreous.data.annotations.masks import MaskFiles
-from vitreous.data.annotations.target import AnnotatedFiles, axes_of
+from vitreous.data.annotations.target import AnnotatedFiles, axes_of, kind_of
 from vitreous.data.copies.listing import as_made
 from vitreous.data.copies.scan import Joined
 from vitreous.data.decoding.clips import GIF, VIDEOS
@@ -80,7 +80,7 @@ def open_subject(source: str, split: str | None = None, group_by: str | None = N
     if split is not None:
         splits = {split: data.split(split)}
     elif data.unsplit and not data.labelled:
-        splits = {"clips" if isinstance(splits["train"], ClipFiles) else LOOSE: splits["train"]}
+        splits = {"clips" if kind_of(splits["train"]) == "clips" else LOOSE: splits["train"]}
     return Subject(
         data.name,
         source,

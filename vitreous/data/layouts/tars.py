@@ -1,9 +1,10 @@
-"""WebDataset archives: images in tar files, read where they are.
+"""WebDataset archives: images or clips in tar files, read where they are.
 
 DIR/*.tar with the split in the file names (`train-000.tar`) or in none of them, DIR/{train,val,test}/*.tar,
 `DIR/shard-{000000..000127}.tar`, or one file. `classes.txt` (a name a line) or `dataset.json` (`{"classes": [...]}`)
 beside the archives, or above the folders of their splits, gives names to labels that are numbers. Where no sample has a
-label, or all have the same one, the images have no labels.
+label, or all have the same one, the images have no labels. Where all that they hold is video files and animated GIFs,
+the data are clips; videos beside pictures are left out.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from vitreous.data.decoding.clips import GIF, VIDEOS, is_animated
 from vitreous.data.decoding.decode import is_image, read_regular
 from vitreous.data.layouts.classes import (
     SPLITS,
@@ -30,13 +32,17 @@ from vitreous.data.layouts.classes import (
     split_homes,
     too_few_classes,
 )
+from vitreous.data.layouts.video import StoredClips, clips_note, probed
 from vitreous.data.split import Data, Split, Stored, no_labels, with_val
 from vitreous.data.stores.tarindex import ORPHANS, Index, Word, index
 from vitreous.errors import DataError, first_lines, printable
 
-EXPECTED = "expected DIR/*.tar or DIR/{train,val,test}/*.tar with samples NAME.jpg and NAME.cls, or CLASS/NAME.jpg"
+EXPECTED = (
+    "expected DIR/*.tar or DIR/{train,val,test}/*.tar with samples NAME.jpg (or .mp4) and NAME.cls, or CLASS/NAME.jpg"
+)
 COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.lz4")
 NAMES = ("pack.json", "dataset.json", "classes.txt", "classnames.txt")
+LONGEST = max(map(len, VIDEOS))  # of their suffixes
 MAX_ARCHIVES = 100_000  # that a pattern may stand for
 
 
@@ -61,14 +67,34 @@ def tars(source: Path, split_seed: int = 0) -> Data:
     if "" in archives:
         owner = np.maximum(inside, 0)
     rows = {split: np.flatnonzero(owner == n) for n, split in enumerate(SPLITS if "" in archives else archives)}
+    clips, videos = of_clips(whole)
+    if not clips and videos.any():
+        rows = {split: part[~videos[part]] for split, part in rows.items()}
     rows = {split: part for split, part in rows.items() if len(part)}
     if "train" not in rows:
         raise DataError(f"{name} has {', '.join(rows)} but no images to train on", EXPECTED)
     notes = [f"{count} {kind}" for kind, count in whole.notes.items()]
+    notes[:0] = [clips_note(len(whole.samples))] if clips else []
+    notes += [f"{videos.sum():,} videos beside pictures are left out"] if not clips and videos.any() else []
     labels, classes, unlabelled = labels_of_splits(name, words, codes, rows, names_beside(source), notes)
-    splits: dict[str, Split] = {split: Stored(whole, part, labels[split]) for split, part in rows.items()}
+    kind = StoredClips if clips else Stored
+    splits: dict[str, Split] = {split: kind(whole, part, labels[split]) for split, part in rows.items()}
     splits, undrawn = with_val(splits, split_seed, notes)
     return Data(name, classes, splits, notes, unsplit, undrawn, unlabelled=unlabelled)
+
+
+def of_clips(whole: Index) -> tuple[bool, np.ndarray]:
+    """Whether all samples are clips, animated GIFs where they are GIFs alone; and (n,) bool: those that are videos.
+    Raises DataError for a GIF that cannot be read."""
+    last = np.maximum(whole.samples["end"][:, None] + np.arange(-LONGEST, 0), 0)  # a name has a suffix and is longer
+    tails, which = np.unique((whole.names[last] | 0x20).view(f"S{LONGEST}").ravel(), return_inverse=True)
+    videos, gifs = (
+        np.array([tail.endswith(tuple(map(os.fsencode, kinds))) for tail in tails.tolist()])[which]
+        for kinds in (VIDEOS, [GIF])
+    )
+    if not (videos | gifs).all():
+        return False, videos
+    return bool(videos.any()) or all(is_animated(whole.read(row)) for row in probed(len(videos))), videos
 
 
 def labels_of_splits(

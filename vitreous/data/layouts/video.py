@@ -23,7 +23,7 @@ from vitreous.data.decoding.clips import GIF, VIDEOS, Pictures, is_animated, ope
 from vitreous.data.decoding.decode import SUFFIXES, read_regular, upright_size
 from vitreous.data.layouts.classes import natural
 from vitreous.data.layouts.folder import classified, entries, is_folder, split_folders
-from vitreous.data.split import Data, Files, Paths, Split
+from vitreous.data.split import Data, Files, Paths, S, Split, Stored
 from vitreous.errors import DataError, printable
 
 NUMBERED = re.compile(r"(.*?)(\d+)(\.\w+)")
@@ -82,6 +82,21 @@ class ClipFiles(Files):
         return clip.read(np.arange(len(clip)))
 
 
+@dataclass(frozen=True, eq=False)
+class StoredClips(Stored[S]):
+    """Clips of a store that holds many, such as tar archives; each is a video file or a GIF."""
+
+    axes: ClassVar[int] = 3
+    kind: ClassVar[str] = "clips"
+
+    def clip(self, sample: int) -> Clip:
+        """A clip, opened. Raises DataError."""
+        return open_clip(self.raw(sample), self.name(sample))
+
+    def take(self, rows: np.ndarray, labels: np.ndarray | None = None) -> StoredClips[S]:
+        return StoredClips(self.store, self.rows[rows], self.labels[rows] if labels is None else labels)
+
+
 def is_still(path: str) -> bool:
     """Whether a path is that of a picture file by its name, rather than of a clip."""
     suffix = os.path.splitext(path)[1].lower()
@@ -91,7 +106,7 @@ def is_still(path: str) -> bool:
 def open_sample(split: Split, sample: int) -> bytes | np.ndarray | Clip:
     """What a sample is decoded from: of clips the opened clip, else the stored bytes or pixels (H, W[, C]). Raises
     DataError."""
-    return split.clip(sample) if isinstance(split, ClipFiles) else split.raw(sample)
+    return split.clip(sample) if isinstance(split, ClipFiles | StoredClips) else split.raw(sample)
 
 
 def are_clips(root: Path) -> bool:
@@ -114,10 +129,14 @@ def are_clip_files(paths: list[str]) -> bool:
 
 def are_moving(paths: list[str]) -> bool:
     """Whether there are others than GIFs among clips, or these are animated."""
-    places = np.linspace(0, len(paths) - 1, min(PROBED, len(paths))).astype(int)
-    return any(not path.lower().endswith(GIF) for path in paths) or all(
-        is_animated(read_regular(paths[place])) for place in places
-    )
+    if any(not path.lower().endswith(GIF) for path in paths):
+        return True
+    return all(is_animated(read_regular(paths[place])) for place in probed(len(paths)))
+
+
+def probed(count: int) -> list[int]:
+    """The places of the PROBED of `count` that stand for all."""
+    return np.linspace(0, count - 1, min(PROBED, count)).astype(int).tolist()
 
 
 def hold_clips(root: Path) -> bool:

@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from vitreous.data.decoding.clips import VIDEOS
 from vitreous.data.decoding.decode import MAX_BYTES, SUFFIXES
 from vitreous.data.stores.tar import COPY, Archive, Member, Stamp, read_at, stamp
 from vitreous.disk import atomic, cache
@@ -33,7 +34,7 @@ from vitreous.errors import DataError, printable
 Word = str | int  # a class by its name, or by its number
 MAX_LABEL = 2**20  # bytes of a member that says a label
 FIELDS = ("class_name", "class", "label", "cls")
-FORMAT = 3  # of a stored index
+FORMAT = 4  # of a stored index
 ORPHANS = "samples in archives have a label and no image, and are left out"
 
 
@@ -120,7 +121,10 @@ class IndexBuilder:
 
     def add_sample(self, archive: Archive, number: int, key: bytes, group: dict[bytes, Member]) -> bool:
         """Add one sample, if it has an image. Raises DataError for two, and for a label that cannot be read."""
-        images = [kind for kind in group if is_image_kind(kind)]
+        images = [kind for kind in group if ending(kind) in SUFFIXES]
+        images = images or [
+            kind for kind in group if ending(kind) in VIDEOS
+        ]  # a picture beside a clip is what is meant
         if not images:
             self.notes[ORPHANS] += b"cls" in group
             return False
@@ -171,9 +175,9 @@ class IndexBuilder:
 
 
 @lru_cache(maxsize=1024)
-def is_image_kind(kind: bytes) -> bool:
-    """Whether `seg.png` is the end of an image's name."""
-    return f".{os.fsdecode(kind.rsplit(b'.', 1)[-1])}" in SUFFIXES
+def ending(kind: bytes) -> str:
+    """The suffix `.png` of what follows a sample's name, `seg.png`."""
+    return f".{os.fsdecode(kind.rsplit(b'.', 1)[-1])}"
 
 
 def split_name(name: bytes) -> tuple[bytes, bytes]:
