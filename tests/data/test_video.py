@@ -11,6 +11,7 @@ from vitreous.data.copies.dedup import dedup
 from vitreous.data.layouts.video import ClipFiles
 from vitreous.data.packs.pack import pack
 from vitreous.data.sources import open_data
+from vitreous.data.split import Files, no_labels
 from vitreous.errors import DataError, UsageError
 
 
@@ -69,8 +70,10 @@ def test_what_takes_pictures_refuses_clips(tmp_path):
     home = write_moves(tmp_path / "clips", 3, (".gif",))
     with pytest.raises(UsageError, match="the data are clips, and packs hold pictures"):
         pack(home, tmp_path / "packed")
-    with pytest.raises(UsageError, match="the data are clips, and copies"):
-        dedup([open_data(home).split("train")], [], within=True)
+    Image.new("RGB", (16, 16)).save(tmp_path / "photo.png")
+    pictures = Files([tmp_path / "photo.png"], no_labels(1))
+    with pytest.raises(UsageError, match="the data are clips, and copies are found among pictures, or among clips"):
+        dedup([open_data(home).split("train")], [pictures])
 
 
 def test_a_clip_that_cannot_be_read_is_named(tmp_path):

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Options:
     """List the images of a data set that are in others too: the same bytes, the same pixels, or a near copy (cut to
-    half of its area, shifted, framed, scaled, recompressed, mirrored, changed in colour). Nothing is deleted.
+    half of its area, shifted, framed, scaled, recompressed, mirrored, changed in colour); of clips the same bytes, or
+    clips whose frames look alike and that move alike. Nothing is deleted.
 
     Example: vitreous data dedup photos/ --against pets/ --against flowers/ --out copies.csv
     """

@@ -39,7 +39,8 @@ def near(
     samples, pairs = renumbered(proposed(records))
     again, _ = scan(pool, samples.tolist(), job, workers, lambda done: progress(done, len(samples)), slow)
     views = again["view"]
-    return linked(samples[verified(pairs, views if views.ndim == 4 else views[:, None])])
+    pairs, _ = verified(pairs, views if views.ndim == 4 else views[:, None])
+    return linked(samples[np.stack([pairs["sample"], pairs["of"]])])
 
 
 def proposed(records: np.ndarray) -> np.ndarray:
@@ -48,24 +49,41 @@ def proposed(records: np.ndarray) -> np.ndarray:
     They are of READ images or SHARE of all, whichever is more, as each is read again. Images of hardly any contrast are
     left out. Of images of the same bytes the first stands for all.
     """
-    rows = np.flatnonzero((records["state"] == READABLE) & (records["std"].mean(1) >= CONTRAST))
-    rows = rows[first_equal(records["digest"][rows]) == np.arange(len(rows))]
-    wholes = records["whole"].astype(np.float32)
-    wholes /= np.maximum(np.linalg.norm(wholes, axis=1, keepdims=True), 1e-6)
-    pairs = candidates(wholes, lambda numbers: wholes[numbers][:, None], rows, rows, QUICK, NEAREST)
+    rows = comparable_rows(records)
+    pairs = alike_pairs(records, rows, rows)
     pairs = pairs[np.argsort(-pairs["cosine"], kind="stable")]
     new = np.zeros(2 * len(pairs), bool)
     new[np.unique(np.stack([pairs["sample"], pairs["of"]], 1), return_index=True)[1]] = True
     return pairs[new.reshape(-1, 2).sum(1).cumsum() <= max(READ, int(SHARE * len(records)))]
 
 
-def verified(pairs: np.ndarray, views: np.ndarray) -> np.ndarray:
-    """Keep of (p,) CANDIDATE, positions in (n, T, LARGER, LARGER) views of T frames, the near copies: (2, q) positions.
+def shown_rows(records: np.ndarray) -> np.ndarray:
+    """The rows of (n,) RECORD that show something to compare, (m,) rising."""
+    return np.flatnonzero((records["state"] == READABLE) & (records["std"].mean(1) >= CONTRAST))
 
-    Of the frames where both show something MATCHED are copies of each other, and they are half or more of those where
-    one does; what changes from frame to frame is alike, too.
+
+def comparable_rows(records: np.ndarray) -> np.ndarray:
+    """The same, of the same bytes the first alone."""
+    rows = shown_rows(records)
+    return rows[first_equal(records["digest"][rows]) == np.arange(len(rows))]
+
+
+def alike_pairs(records: np.ndarray, asked: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """Find for rows `asked` of (n,) RECORD earlier ones in `known` that look alike as a whole: (p,) CANDIDATE."""
+    wholes = records["whole"].astype(np.float32)
+    wholes /= np.maximum(np.linalg.norm(wholes, axis=1, keepdims=True), 1e-6)
+    return candidates(wholes, lambda numbers: wholes[numbers][:, None], asked, known, QUICK, NEAREST)
+
+
+def verified(pairs: np.ndarray, views: np.ndarray, threshold: float = THRESHOLD) -> tuple[np.ndarray, np.ndarray]:
+    """Keep of (p,) CANDIDATE, positions in (n, T, LARGER, LARGER) views of T frames, the near copies, (q,), and their
+    likeness (q,): the mean over the frames where both show something.
+
+    MATCHED of these frames are copies of each other, of a likeness of at least `threshold`, and they are half or more
+    of those where one shows something; what changes from frame to frame is alike, too.
     """
     alike, both = np.zeros((2, len(pairs)), np.int64)
+    total = np.zeros(len(pairs))
     sides = np.zeros((2, len(pairs)), np.int64)
     for frame in range(views.shape[1]):
         own = np.ascontiguousarray(views[:, frame])
@@ -73,11 +91,13 @@ def verified(pairs: np.ndarray, views: np.ndarray) -> np.ndarray:
         shows = np.stack([shown[pairs["sample"]], shown[pairs["of"]]])
         rows = np.flatnonzero(shows.all(0))
         sides += shows
+        scores = likenesses(pairs[rows], own)
         both[rows] += 1
-        alike[rows] += are_copies(pairs[rows], own)
-    pairs = pairs[(both > 0) & (alike >= MATCHED * both) & (2 * both >= sides.max(0))]
-    pairs = pairs[move_alike(pairs, views)]
-    return np.stack([pairs["sample"], pairs["of"]])
+        total[rows] += scores
+        alike[rows] += scores >= threshold
+    kept = np.flatnonzero((both > 0) & (alike >= MATCHED * both) & (2 * both >= sides.max(0)))
+    kept = kept[move_alike(pairs[kept], views)]
+    return pairs[kept], total[kept] / both[kept]
 
 
 def move_alike(pairs: np.ndarray, views: np.ndarray) -> np.ndarray:
@@ -95,13 +115,14 @@ def move_alike(pairs: np.ndarray, views: np.ndarray) -> np.ndarray:
     return alike
 
 
-def are_copies(pairs: np.ndarray, views: np.ndarray) -> np.ndarray:
-    """Whether (p,) CANDIDATE, positions in (n, LARGER, LARGER) views, are near copies: (p,) bool."""
+def likenesses(pairs: np.ndarray, views: np.ndarray) -> np.ndarray:
+    """How alike (p,) CANDIDATE, positions in (n, LARGER, LARGER) views, are: (p,) float32, up to 1; 0 where a quick
+    look says that they are not."""
     small = views.reshape(len(views), SIDE, LARGER // SIDE, SIDE, LARGER // SIDE).mean((2, 4), dtype=np.float32)
     cosines, boxes = fit_pairs(small, pairs)
-    copies = cosines >= PROMISING
-    copies[copies] = score_pairs(views, pairs[copies], boxes[copies]) >= THRESHOLD
-    return copies
+    promising, scores = cosines >= PROMISING, np.zeros(len(pairs), np.float32)
+    scores[promising] = score_pairs(views, pairs[promising], boxes[promising])
+    return scores
 
 
 def linked(pairs: np.ndarray) -> Groups:

@@ -1,7 +1,8 @@
 """The verb `data dedup`: find the images of a data set that are in others too, or twice in itself.
 
 First those of the same bytes or pixels; then near copies, which may be cut, scaled, shifted, mirrored, framed and
-changed in colour: they are searched for among all images, and each is verified.
+changed in colour: they are searched for among all images, and each is verified. Clips are compared as
+`copies.clip_copies` has it.
 """
 
 from __future__ import annotations
@@ -11,14 +12,16 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from vitreous.cores import default_workers
-from vitreous.data.annotations.target import require_pictures
+from vitreous.data.annotations.target import kind_of, require_pictures
+from vitreous.data.copies.clip_copies import clip_copies
 from vitreous.data.copies.scan import READABLE, Joined, Reasons, digest, fill, read_views, scan, scan_parts
 from vitreous.data.copies.search import candidates, first_equal, like_features
+from vitreous.data.copies.settling import Copy, settled
 from vitreous.data.copies.verification import PROMISING, THRESHOLD, fit_pairs, renumbered, score_pairs
 from vitreous.data.copies.windows import SIDE, comparable, describe, describe_whole, view
 from vitreous.data.decoding.decode import decode
@@ -32,15 +35,6 @@ FIELDS = {"content": ("<u8", 2), "pixels": ("<u8", 2), "view": ("u1", (SIDE, SID
 PRINT = np.dtype([(name, *form) for name, form in FIELDS.items()])
 
 Progress = Callable[[str, int, int], None]
-
-
-class Copy(NamedTuple):
-    """A sample, the sample it is a copy of, how that was found, and their likeness: up to 1."""
-
-    sample: int
-    of: int
-    reason: str  # bytes, pixels or near
-    score: float
 
 
 @dataclass(frozen=True)
@@ -60,26 +54,35 @@ def dedup(
     embedder: ImageEmbedder | None = None,
     progress: Progress = lambda label, done, total: None,
 ) -> dict[str, Any]:
-    """List every sample of `data` that is a copy of one in `against`, or, `within`, of an earlier one in `data`.
+    """List every sample of `data` that is a copy of one in `against`, or, `within`, of an earlier one in `data`; all
+    are pictures, or all clips.
 
     Each copy is listed once, with an image that stays: `copies` has its `path`, `copy_of`, `reason` (bytes, pixels,
     near) and `score`. Images that cannot be read are in `unreadable`, by name and reason, and stay.
-    Raises UsageError where there is nothing to compare with, DataError where no image can be read.
+    Raises UsageError where there is nothing to compare with, and for pictures beside clips; DataError where no image
+    can be read.
     """
     if not against and not within:
         raise UsageError("nothing to look for copies in", "name other data with --against, or use --within")
     if not 0 < threshold <= 1:
         raise UsageError(f"--threshold must be above 0 and at most 1, not {threshold}")
-    require_pictures([*against, *data], "copies are found among pictures")
+    kinds = {kind_of(split) for split in [*against, *data]}
+    if kinds != {"clips"}:
+        require_pictures([*against, *data], "copies are found among pictures, or among clips")
     pool, others = Joined([*against, *data]), sum(map(len, against))
     processes = default_workers() if workers is None else workers
-    prints, reasons, features = look(pool, processes, progress, embedder)
+    if kinds == {"clips"}:
+        if embedder is not None:
+            raise UsageError("--model compares the features of pictures, and the data are clips", "leave it out")
+        copies, reasons = clip_copies(pool, others, within, threshold, processes, progress)
+    else:
+        prints, reasons, features = look(pool, processes, progress, embedder)
+        require_readable(pool, reasons)
+        equal = equal_copies(prints, others, within)
+        pairs = near_pairs(prints, features, others, within, np.array(list(equal), np.int64), progress)
+        copies = settled(equal, verified(pool, prints["view"], pairs, threshold, processes, progress))
+    require_readable(pool, reasons)
     unreadable = [f"{pool.name(sample)}: {reason}" for sample, reason in sorted(reasons.items())]
-    if len(unreadable) == len(pool):
-        raise DataError(f"none of {len(pool)} images can be read" + "".join(f"; {line}" for line in unreadable[:1]))
-    equal = equal_copies(prints, others, within)
-    pairs = near_pairs(prints, features, others, within, np.array(list(equal), np.int64), progress)
-    copies = settled(equal, verified(pool, prints["view"], pairs, threshold, processes, progress))
     return {
         "images": len(pool) - others,
         "against": others,
@@ -92,6 +95,13 @@ def dedup(
             for sample, of, reason, score in copies
         ],
     }
+
+
+def require_readable(pool: Joined, reasons: Reasons) -> None:
+    """Raise DataError where no image can be read, with the first of the reasons."""
+    if len(reasons) == len(pool):
+        first = "".join(f"; {pool.name(sample)}: {reasons[sample]}" for sample in sorted(reasons)[:1])
+        raise DataError(f"none of {len(pool)} images can be read{first}")
 
 
 def fingerprint(pool: Joined, samples: Sequence[int], preprocess: Preprocess | None) -> tuple[np.ndarray, Reasons]:
@@ -198,18 +208,3 @@ def verified(
 def larger_views(pool: Joined, samples: Sequence[int]) -> tuple[np.ndarray, Reasons]:
     """Larger grey views of n samples: (n,) VIEW, and why some cannot be read."""
     return read_views(pool, samples, lambda pool, sample: decode(pool.raw(sample), 3, pool.name(sample)))
-
-
-def settled(equal: dict[int, Copy], alike: list[Copy]) -> list[Copy]:
-    """List one copy a sample, of an image that is not a copy itself; an image that is only like copies is none."""
-    listed: dict[int, Copy] = {}
-    order: dict[int, list[Copy]] = {}
-    for copy in alike:
-        order.setdefault(copy.sample, []).append(copy)
-    for sample in sorted({*equal, *order}):
-        if sample in equal:
-            root = listed.get(equal[sample].of)
-            listed[sample] = root._replace(sample=sample) if root else equal[sample]
-        elif staying := [copy for copy in order[sample] if copy.of not in listed]:
-            listed[sample] = max(staying, key=lambda copy: (copy.score, -copy.of))
-    return list(listed.values())

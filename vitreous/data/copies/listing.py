@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from vitreous.data.decoding.decode import read_regular
+from vitreous.data.layouts.video import ClipFiles
 from vitreous.data.split import Data, Files, Split
 from vitreous.disk import is_utf8
 from vitreous.errors import DataError, UsageError, printable
@@ -53,8 +55,8 @@ def staying(split: Split, names: frozenset[str]) -> np.ndarray:
 
 
 def remaining(data: Data, names: frozenset[str], home: Path) -> str:
-    """Write the data set without some samples as the CSV `path,label[,split]` that `train` reads, its paths relative to
-    `home`.
+    """Write the data set without some samples as the CSV `path,label[,split]` that `train` reads, of parts of clips
+    `path,label,split,start,end`, its paths relative to `home`.
 
     Raises UsageError for data that are not image files, DataError for a path or a class that the format cannot hold.
     """
@@ -64,6 +66,8 @@ def remaining(data: Data, names: frozenset[str], home: Path) -> str:
         raise DataError(problem, "rename it, or use --exclude with the list")
     unsplit = data.unsplit and data.whole is not None
     rows = [["path", "label", "split"]]
+    cut = any(isinstance(split, ClipFiles) and split.parts is not None for split in data.splits.values())
+    rows[0] += ["start", "end"] if cut else []
     for part, split in as_made(data).items():
         if not isinstance(split, Files):
             problem = f"{data.name} has no image files to write down"
@@ -75,7 +79,10 @@ def remaining(data: Data, names: frozenset[str], home: Path) -> str:
                 raise DataError(problem, "rename it")
             known = [data.classes[int(k)] for k in (np.flatnonzero(label) if split.labels.ndim == 2 else [label])]
             rows.append([f"./{path}" if path.startswith(MARKED) else path, "|".join(known), part])
-    return as_csv(row[:2] if unsplit else row for row in rows)
+            if cut and isinstance(split, ClipFiles):
+                start, end = split.part(int(sample)) or (0.0, math.inf)
+                rows[-1] += [repr(start) if start else "", repr(end) if math.isfinite(end) else ""]
+    return as_csv(row[:2] + row[3:] if unsplit else row for row in rows)
 
 
 def as_made(data: Data) -> dict[str, Split]:
