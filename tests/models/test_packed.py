@@ -11,9 +11,10 @@ from tests.contracts import randomise
 from vitreous.errors import UsageError
 from vitreous.models.config import ViTConfig
 from vitreous.models.names import configure
-from vitreous.models.packed import Packed, native_size, rows
+from vitreous.models.packed import Packed, rows
 from vitreous.models.zoo import build
 from vitreous.nn.frozen import frozen
+from vitreous.nn.sizes import native_size
 
 SMALL = {"image": (32, 32), "patch": (8, 8), "width": 32, "depth": 2, "heads": 4, "hidden": 64, "classes": 5}
 KINDS = {

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 from tyro.conf import Positional, arg
 
 from vitreous.cli.console import Console
-from vitreous.weights.options import WeightsOptions
+from vitreous.weights.options import ReadingOptions
 
 if TYPE_CHECKING:
     from vitreous.evaluation.inference_options import InferenceOptions
@@ -25,7 +25,7 @@ UNREADABLE = 3  # the exit code where there are some
 
 
 @dataclass(frozen=True, kw_only=True)
-class InferenceArguments(WeightsOptions):
+class InferenceArguments(ReadingOptions):
     """How a model is computed, and what happens to images that cannot be read."""
 
     bad_images: Literal["stop", "skip"] = "stop"
@@ -132,7 +132,8 @@ def file_settings(options: ImageArguments, predictor: Predictor, **more: Any) ->
     """The settings that a file of answers depends on beside model and images; the precision is the one computed in."""
     asked = {name: getattr(options, name) for name in ("exact", "device", "engine", "merge_tokens")}
     asked |= {"clip_views": options.clip_views} if options.clip_views != "1x1" else {}
-    known = {name: value for name in ("resize", "source_size") if (value := getattr(options, name)) is not None}
+    names = ("resize", "source_size", "native_aspect", "tokens")
+    known = {name: value for name in names if (value := getattr(options, name)) not in (None, False)}
     return {**asked, "precision": predictor.runtime.precision, **more, **known}
 
 

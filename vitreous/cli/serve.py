@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 from tyro.conf import Positional, arg
 
 from vitreous.cli.console import Console
-from vitreous.weights.options import WeightsOptions
+from vitreous.weights.options import ReadingOptions
 
 if TYPE_CHECKING:
     from vitreous.serving.http.server import Server
 
 
 @dataclass(frozen=True)
-class Options(WeightsOptions):
+class Options(ReadingOptions):
     """A page and an HTTP interface for a trained model, on this machine unless you say --public.
 
     Example: vitreous serve runs/pets

@@ -93,12 +93,15 @@ def print_header(run: Run, data: Data, console: Console) -> None:
 
     counts = {name: len(split) for name, split in data.splits.items()} | {"train": run.data.images}
     names = list(run.data.classes[:SHOWN]) + ["…"] * (len(run.data.classes) > SHOWN)
-    pixels = "x".join([format_size(run.model.image)] * (1 + (len(set(run.model.image)) == 1)))
+    pixels = "x".join([format_size(run.model.image)] * (1 + (len(set(run.model.image)) == 1))) + " pixels"
+    if run.preprocess.native:
+        least = getattr(run.views, "fewest_tokens", 0)
+        pixels = f"pictures' own aspect ratio, {f'{least} to ' if least else 'up to '}{run.preprocess.tokens} patches"
     batch = f"{run.batch_size}" + (f" x {run.accumulate}" if run.accumulate > 1 else "")
     rows = {
         "data": f"{run.data.source}: " + ", ".join(f"{count:,} {name}" for name, count in counts.items()) + " images",
         "classes": f"{len(run.data.classes):,} ({', '.join(map(printable, names))})",
-        "model": f"{name_of(run.model)} at {pixels} pixels, {2 * macs(run.model) / 1e9:.3g} GFLOPs an image"
+        "model": f"{name_of(run.model)} at {pixels}, {2 * macs(run.model) / 1e9:.3g} GFLOPs an image"
         + (f", from {run.init}" if run.init else ", from scratch"),
         "recipe": f"{run.recipe or 'none'}, {run.optimizer.name} with learning rate {run.optimizer.lr:.3g}",
         "device": run.device,

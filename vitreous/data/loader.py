@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -119,13 +118,16 @@ class TrainLoader:
                 if isinstance(self.views, Scenes | VolumeScenes):
                     yield {**self.views.collate(images, self.preprocess), "samples": samples}
                     continue
-                none = torch.empty(0, self.preprocess.channels, *self.preprocess.image, dtype=self.preprocess.dtype)
-                images = torch.stack(images) if images else none
-            yield self.batch(images, samples)
+                if not self.preprocess.native:
+                    none = torch.empty(0, self.preprocess.channels, *self.preprocess.image, dtype=self.preprocess.dtype)
+                    images = torch.stack(images) if images else none
+            yield self.batch(list(images) if self.preprocess.native else images, samples)
 
-    def batch(self, images: Tensor, samples: Tensor) -> Batch:
-        """What the views made of B samples, a row each, and their numbers (B,) int64 -> the batch."""
-        batch: Batch = {**self.views.unpack(images, self.preprocess), "samples": samples}
+    def batch(self, images: Tensor | list[Tensor], samples: Tensor) -> Batch:
+        """What the views made of B samples, a row each, or a list of pictures of different sizes, and their numbers
+        (B,) int64 -> the batch."""
+        views = {"images": images} if isinstance(images, list) else self.views.unpack(images, self.preprocess)
+        batch: Batch = {**views, "samples": samples}
         if is_labelled(self.split):
             batch["labels"] = torch.from_numpy(self.split.labels[samples.numpy()])
         return batch
@@ -183,16 +185,34 @@ class Decoding(Dataset):
             return place[0], error
 
 
-def collate(rows: list[tuple[int, Any]]) -> tuple[Tensor, Tensor | list[Any]]:
-    """Rows of `Decoding` -> samples, and the images: (B, C, *image), or a list where one is missing.
+class Joined(NamedTuple):
+    """Tensors of these `shapes`, the numbers of one after those of the other, (n,)."""
 
-    One tensor goes from a worker to the main process in one piece of shared memory, a list in one for each.
+    numbers: Tensor
+    shapes: list[torch.Size]
+
+    def apart(self) -> list[Tensor]:
+        """The tensors, which share memory."""
+        parts = self.numbers.split([shape.numel() for shape in self.shapes])
+        return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
+
+
+def collate(rows: list[tuple[int, Any]]) -> tuple[Tensor, Tensor | Joined | list[Any]]:
+    """Rows of `Decoding` -> samples, and the images: (B, C, *image), joined where they differ in size, or a list where
+    one is missing.
+
+    One tensor goes from a worker to the main process in one piece of shared memory, a list in one for each: more files
+    than a process may have open.
     """
     if not rows:
         return torch.empty(0, dtype=torch.int64), []
     samples, images = zip(*rows, strict=True)
-    whole = all(isinstance(image, Tensor) and image.shape == images[0].shape for image in images)
-    return torch.tensor(samples), torch.stack(images) if whole else list(images)
+    if not all(isinstance(image, Tensor) and image.dtype == images[0].dtype for image in images):
+        return torch.tensor(samples), list(images)
+    if all(image.shape == images[0].shape for image in images):
+        return torch.tensor(samples), torch.stack(images)
+    joined = Joined(torch.cat([image.flatten() for image in images]), [image.shape for image in images])
+    return torch.tensor(samples), joined
 
 
 def leave_signals(worker: int) -> None:
@@ -214,9 +234,9 @@ def load(
         first = next(places, [])
         places = chain([first], places) if first else places
         views = reader.views.count if isinstance(reader, EvalLoader) and reader.views else 1
-        item = views * reader.preprocess.channels * math.prod(reader.preprocess.image)
-        prefetch = ahead(len(first) * item, workers)
-    yield from in_workers(Decoding(reader), places, workers, collate, prefetch, pin)
+        prefetch = ahead(len(first) * views * reader.preprocess.channels * reader.preprocess.area, workers)
+    for samples, images in in_workers(Decoding(reader), places, workers, collate, prefetch, pin):
+        yield samples, images.apart() if isinstance(images, Joined) else images
 
 
 def in_workers(

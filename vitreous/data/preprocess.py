@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -15,7 +16,7 @@ from vitreous.data.decoding.decode import MODES, decode
 from vitreous.data.decoding.spectral import Picture, read_bands
 from vitreous.data.decoding.volumes import read_volume
 from vitreous.errors import UsageError
-from vitreous.nn.sizes import format_size
+from vitreous.nn.sizes import format_size, native_size
 
 # a process that only decodes images starts in a tenth of a second without torch, and in seconds with it
 if TYPE_CHECKING:
@@ -35,8 +36,9 @@ class Preprocess:
     `image` in pixels, (height, width), of volumes (depth, height, width), of clips (frames, height, width), of which
     each frame is treated as an image is. `stride`: frames of a clip from one that is read to the next, in its middle;
     0: they are spread evenly over all of it. `fit` = `crop`: the short side is scaled to the target / `share` and the
-    centre cut out; `squash`: the whole image is scaled to the target, as the paper's code does at test time. `mean` and
-    `std` are per channel, for pixels in [0, 1].
+    centre cut out; `squash`: the whole image is scaled to the target, as the paper's code does at test time; `native`:
+    it keeps its aspect ratio, and has at most `tokens` patches of `patch` pixels, whatever `image` says (NaViT,
+    arXiv:2307.06304): pictures have different sizes. `mean` and `std` are per channel, for pixels in [0, 1].
 
     `buckets`: sizes, of which each image is trained at the nearest (`data.buckets`); `image` is one of them, at which
     images are judged. () where all are trained at `image`.
@@ -51,14 +53,21 @@ class Preprocess:
     channels: int = 3
     mean: tuple[float, ...] = HALF[0]
     std: tuple[float, ...] = HALF[1]
-    fit: Literal["crop", "squash"] = "crop"
+    fit: Literal["crop", "squash", "native"] = "crop"
     share: float = 1.0
     filter: Literal["bilinear", "bicubic"] = "bicubic"
     numbers: Literal["colours", "uint8", "uint16", "int16", "float32", "voxels"] = "colours"
     stride: int = 0
     buckets: tuple[tuple[int, ...], ...] = ()
+    tokens: int = 0
+    patch: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.native != (self.tokens > 0) or self.native != bool(self.patch):
+            problem = f"fit={self.fit} with tokens={self.tokens} and patch={self.patch} cannot be"
+            raise UsageError(problem, "fit=native has 1 token or more and a patch, any other 0 and ()")
+        if self.native and (len(self.image) != 2 or len(self.patch) != 2):
+            raise UsageError("clips and volumes have one size, not one by their own aspect", "use fit=crop")
         if self.stride < 0 or (self.stride and not self.of_clips):
             problem = f"a stride of {self.stride} frames" + ("" if self.of_clips else ", and the images are no clips")
             raise UsageError(problem, "a stride of clips is 1 or more, or 0 for frames spread evenly")
@@ -71,6 +80,16 @@ class Preprocess:
         return len(self.image) == 3 and self.numbers == "colours"
 
     @property
+    def native(self) -> bool:
+        """Whether each picture keeps its aspect ratio, so that they have different sizes."""
+        return self.fit == "native"
+
+    @property
+    def area(self) -> int:
+        """Pixels of an image, of each channel, at most."""
+        return self.tokens * math.prod(self.patch) if self.native else math.prod(self.image)
+
+    @property
     def peak(self) -> float:
         """What is 1 to `mean` and `std`: the largest number of the type, or 1."""
         return PEAKS[self.numbers]
@@ -81,12 +100,23 @@ class Preprocess:
         height, width = self.image[-2:]
         return height, width
 
+    def plane_of(self, size: tuple[float, float]) -> tuple[int, int]:
+        """(height, width) that an image of (width, height) pixels is brought to: `plane`, or its own."""
+        if not self.native:
+            return self.plane
+        height, width = native_size((size[1], size[0]), self.patch, self.tokens)
+        return height, width
+
     @property
     def dtype(self) -> torch.dtype:
         """Of pixels before they are normalised: uint8 where they have 8 bits, else float32."""
         import torch
 
         return torch.uint8 if self.numbers in ("colours", "uint8") else torch.float32
+
+    def squared(self) -> Preprocess:
+        """The same for images of one size, `image`, to which pictures at their own aspect are squashed."""
+        return replace(self, fit="squash", tokens=0, patch=()) if self.native else self
 
     def decoded(
         self, raw: bytes | np.ndarray | Image.Image | str | os.PathLike[str] | Clip, name: str | None = None
@@ -110,7 +140,7 @@ class Preprocess:
         return evenly(count, self.image[0], 0.5 if draws is None else draws)
 
     def pixels(self, picture: Picture) -> Tensor:
-        """A decoded image -> (C, *image) of `dtype`."""
+        """A decoded image -> (C, *image) of `dtype`; (C, height, width) of its own if `native`."""
         import torch
 
         return torch.from_numpy(self.array(picture))
@@ -136,14 +166,15 @@ class Preprocess:
     def fitted(self, picture: Image.Image, along: float = 0.5) -> Image.Image:
         """A decoded image at the target size: one resampling of the box that the crop would cut from the scaled
         image."""
-        if picture.size == self.plane[::-1]:
+        plane = self.plane_of(picture.size)
+        if picture.size == plane[::-1]:
             return picture
-        return self.resampled(picture, self.box(picture.size, along))
+        return self.resampled(picture, self.box(picture.size, along), plane)
 
     def box(self, size: tuple[int, int], along: float = 0.5) -> tuple[float, float, float, float]:
         """The part of an image of (width, height) that is used: left, top, right and bottom, in pixels. `along` is
         where it lies on the side of which more is left over: 0 at the left or the top, 1 at the other end."""
-        if self.fit == "squash":
+        if self.fit != "crop":
             return (0.0, 0.0, *size)
         height, width = self.plane
         scale = max(height / size[1], width / size[0]) / self.share
@@ -155,9 +186,11 @@ class Preprocess:
             y += (along - 0.5) * 2 * (y - down)
         return x - across, y - down, x + across, y + down
 
-    def resampled(self, picture: Image.Image, box: tuple[float, float, float, float]) -> Image.Image:
-        """A box of an image at the target size."""
-        return picture.resize((self.plane[1], self.plane[0]), _FILTERS[self.filter], box=box)
+    def resampled(
+        self, picture: Image.Image, box: tuple[float, float, float, float], plane: tuple[int, int]
+    ) -> Image.Image:
+        """A box of an image at the size (height, width) `plane`."""
+        return picture.resize((plane[1], plane[0]), _FILTERS[self.filter], box=box)
 
     def normalise(self, pixels: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """(B, C, *image) in 0..peak, uint8 or float -> (B, C, *image) for the model, float32 or of `dtype`."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -22,8 +20,8 @@ PROBED = 64  # images whose size stands for all
 def fits_in_memory(split: Split, preprocess: Preprocess) -> bool:
     """Whether a split is kept in memory: it is small, and no image of a sample of it is larger than the model's
     input."""
-    size = preprocess.channels * math.prod(preprocess.image) * preprocess.dtype.itemsize
-    if len(split) * size > CACHE_BYTES or len(preprocess.image) != 2:
+    size = preprocess.channels * preprocess.area * preprocess.dtype.itemsize
+    if len(split) * size > CACHE_BYTES or len(preprocess.image) != 2 or preprocess.native:
         return False
     height, width = preprocess.image
     for sample in np.linspace(0, len(split) - 1, min(PROBED, len(split))).astype(int):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from vitreous.evaluation.inference_options import InferenceOptions, Pictures
 from vitreous.evaluation.packing import pack
 from vitreous.machine import DTYPES, packs, pick_device, pick_precision, settle_process, thread_pool
 from vitreous.models.config import ModelConfig
+from vitreous.models.packed import Packed
 from vitreous.models.zoo import Model
 from vitreous.nn.frozen import frozen
 from vitreous.nn.merge import Merging
@@ -39,16 +40,17 @@ class Engine(Protocol):
     preprocess: Preprocess
     precision: str
 
-    def __call__(self, pixels: Tensor) -> Tensor:
-        """(B, C, *image) uint8 -> (B, K) float32 logits, on the CPU; of a detector as `packing` has it."""
+    def __call__(self, pixels: Any) -> Tensor:
+        """(B, C, *image) uint8 -> (B, K) float32 logits, on the CPU; of a detector as `packing` has it. Of pictures at
+        their own aspect a list of B, each (C, height, width)."""
         ...
 
 
 class TorchEngine:
     """PyTorch. `precision` is `auto` (bf16 where the device has it), `fp32` or `bf16`; blocks merge `merge_tokens`.
 
-    An output depends on the images beside it in its last bits only. Raises UsageError for a model that cannot merge
-    tokens.
+    Pictures at their own aspect are packed into rows of tokens (`models.packed`). An output depends on the images
+    beside it in its last bits only. Raises UsageError for a model that cannot merge tokens, or not take such pictures.
     """
 
     def __init__(
@@ -58,39 +60,45 @@ class TorchEngine:
         self.precision = pick_precision(precision, device)
         self.dtype = DTYPES[self.precision]
         self.model = frozen(model.to(device), self.dtype, packs(device))
+        self.packed = Packed(self.model) if preprocess.native else None  # type: ignore[arg-type]
         if merge_tokens:
+            if self.packed is not None:
+                problem = "tokens merge only in pictures of one size, not at their own aspect"
+                raise UsageError(problem, "leave --merge-tokens or --native-aspect out")
             if not model.config.merges_tokens:
                 problem = "tokens merge only in plain ViTs without attention pooling"
                 raise UsageError(problem, "leave --merge-tokens out")
             mean = model.config.pool == "mean"
             self.model.encoder = Merging(self.model.encoder, merge_tokens, model.config.prefix, mean)  # type: ignore[arg-type]
         self.images = given(model.config, self.dtype)
-        self.tokens = math.prod(model.config.grid) + model.config.prefix
+        self.tokens = (preprocess.tokens or math.prod(model.config.grid)) + model.config.prefix
         settle_process()
 
-    def __call__(self, pixels: Tensor) -> Tensor:
-        """(B, C, *image) uint8 -> (B, K) float32 logits, on the CPU."""
+    def __call__(self, pixels: Tensor | list[Tensor]) -> Tensor:
+        """(B, C, *image) uint8, or of pictures at their own aspect a list of B -> (B, K) float32 logits, on the CPU."""
         if self.device != "cpu":
-            return self.part(pixels.to(self.device, non_blocking=True)).cpu()
+            return self.part(pixels).cpu()
         threads = torch.get_num_threads()
         size, together = cut(len(pixels), max(1, round(TOKENS / self.tokens)), threads)
-        parts = pixels.split(size)
+        parts = [pixels[low : low + size] for low in range(0, len(pixels), size)]
         return torch.cat(list(map(self.part, parts) if together else thread_pool(threads).map(self.part, parts)))
 
-    def steady(self, pixels: Tensor, size: int) -> Tensor:
+    def steady(self, pixels: Tensor | list[Tensor], size: int) -> Tensor:
         """(B, C, *image) uint8 -> (B, K) float32, computed in parts of exactly `size` images, the last filled up with
-        black.
+        black; pictures at their own aspect, a list of B, each alone.
 
         Outputs are the same bits whatever is beside an image and however many there are. On a CPU one thread computes a
         part: products of another height, or shared by more threads, may round otherwise.
         """
-        lacking = -len(pixels) % size
-        whole = torch.cat([pixels, pixels.new_zeros(lacking, *pixels.shape[1:])]) if lacking else pixels
-        parts, threads = whole.split(size), torch.get_num_threads()
-        if self.device == "cpu":
-            rows = list(map(self.part, parts) if threads == 1 else thread_pool(threads).map(self.part, parts))
+        threads = torch.get_num_threads()
+        if isinstance(pixels, list):
+            parts = [[picture] for picture in pixels]
         else:
-            rows = [self.part(part.to(self.device, non_blocking=True)) for part in parts]
+            lacking = -len(pixels) % size
+            whole = torch.cat([pixels, pixels.new_zeros(lacking, *pixels.shape[1:])]) if lacking else pixels
+            parts = whole.split(size)
+        alone = threads == 1 or self.device != "cpu"
+        rows = list(map(self.part, parts) if alone else thread_pool(threads).map(self.part, parts))
         return torch.cat(rows)[: len(pixels)].cpu()
 
     def part_size(self, tokens: int = STEADY) -> int:
@@ -98,10 +106,19 @@ class TorchEngine:
         return max(1, min(64, round(tokens / self.tokens))) if self.device == "cpu" else DEVICE_PART
 
     @torch.inference_mode()
-    def part(self, pixels: Tensor) -> Tensor:
-        """(b, C, *image) uint8 -> (b, K) float32, of a detector as `packing` has it: one forward pass."""
-        outputs = self.model(self.preprocess.normalise(pixels, self.images))
+    def part(self, pixels: Tensor | list[Tensor]) -> Tensor:
+        """(b, C, *image) uint8, or a list of b -> (b, K) float32 on the device, of a detector as `packing` has it: one
+        forward pass."""
+        if self.packed is not None:
+            pictures = [self.given(picture[None])[0] for picture in pixels]
+            return self.packed(pictures).float()
+        assert isinstance(pixels, Tensor)
+        outputs = self.model(self.given(pixels))
         return pack(outputs) if isinstance(outputs, tuple) else outputs.float()
+
+    def given(self, pixels: Tensor) -> Tensor:
+        """(b, C, *image) uint8 -> the same on the device, as the model takes it."""
+        return self.preprocess.normalise(pixels.to(self.device, non_blocking=True), self.images)
 
 
 def given(config: ModelConfig, dtype: torch.dtype) -> torch.dtype:
@@ -135,6 +152,9 @@ def make_engine(
     if how.merge_tokens < 0:
         raise UsageError(f"--merge-tokens must be at least 0, not {how.merge_tokens}")
     if how.engine == "openvino":
+        if preprocess.native:
+            problem = "--engine openvino computes images of one size, not pictures at their own aspect"
+            raise UsageError(problem, "leave it out")
         from vitreous.evaluation.openvino import OpenVinoEngine
 
         if model.config.kind == "detector":
@@ -172,13 +192,14 @@ def logits_of(
 def compute_chunk(engine: Engine, images: list[Tensor | DataError], views: ClipViews | None = None) -> np.ndarray:
     """Return (n, K) float32 logits of images (C, *image) uint8, or of clips with `views` (V, C, *image) their means; an
     unreadable one is taken to be black."""
-    blank = torch.zeros(engine.preprocess.channels, *engine.preprocess.image, dtype=engine.preprocess.dtype)
+    p = engine.preprocess
+    blank = torch.zeros(p.channels, *(p.patch or p.image), dtype=p.dtype)
     if views is not None:
         blank = blank.expand(views.count, *blank.shape)
-    pixels = torch.stack([blank if isinstance(image, DataError) else image for image in images])
+    pixels = [blank if isinstance(image, DataError) else image for image in images]
     if views is not None:
-        return views.mean(lambda parts: engine(torch.from_numpy(parts)).numpy())(pixels.numpy())
-    return engine(pixels).numpy()
+        return views.mean(lambda parts: engine(torch.from_numpy(parts)).numpy())(torch.stack(pixels).numpy())
+    return engine(pixels if p.native else torch.stack(pixels)).numpy()
 
 
 def chunks(batches: Iterable[tuple[Tensor, list]], size: int) -> Iterator[tuple[list[int], list]]:

@@ -16,6 +16,7 @@ from vitreous.models.names import configure, name_of
 from vitreous.progress import Listener
 from vitreous.recipes.derive import apply
 from vitreous.recipes.options import TrainOptions
+from vitreous.recipes.own_aspect import parse_tokens
 from vitreous.training.batches import Inputs
 from vitreous.training.folder import Folder
 from vitreous.training.run import Run
@@ -124,6 +125,10 @@ def contradictions(run: Run, options: TrainOptions) -> list[str]:
         "stride": run.preprocess.stride,
         "recipe": run.recipe,
         "buckets": tuple("x".join(map(str, size)) for size in run.preprocess.buckets),
+        "native_aspect": run.preprocess.native,
+        "tokens": (run.views.fewest_tokens or run.preprocess.tokens, run.preprocess.tokens)  # type: ignore[union-attr]
+        if run.preprocess.native
+        else None,
     }
     named = {
         "model": options.model and name_of(configure(options.model)),
@@ -133,6 +138,8 @@ def contradictions(run: Run, options: TrainOptions) -> list[str]:
         "stride": options.stride,
         "recipe": options.recipe,
         "buckets": options.buckets or (own["buckets"] or ("chosen",) if options.buckets is not None else None),
+        "native_aspect": options.native_aspect or None,
+        "tokens": parse_tokens(options.tokens) if options.tokens else None,
     }
     return [f"{name}: {own[name]} -> {named[name]}" for name in own if named[name] not in (None, own[name])]
 

@@ -145,7 +145,7 @@ def run_training(options: TrainOptions, listener: Listener, ranks: Ranks, announ
     if slow := warning(run.precision, run.device):
         listener.note(slow)
     if resumed is None:
-        listener.note(exports_note(run.model))
+        listener.note(exports_note(run.model, graphs=not run.preprocess.native))
     with folder.locked() if ranks.is_main else nullcontext():
         if (folder.path / TRIALS).is_file():
             summary = transfer(folder, run, inputs, opened, listener, ranks, options.ray)

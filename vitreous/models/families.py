@@ -34,7 +34,7 @@ from vitreous.models.video_names import parse_video, video_name
 @dataclass(frozen=True)
 class Family:
     """A row: `config` is the type of its frozen configs, which say what can be asked of a model (`has_attention`,
-    `drops_patches`, `merges_tokens`, `sees_whole_image`, `position`); `model` names its module.
+    `drops_patches`, `merges_tokens`, `packs_sizes`, `sees_whole_image`, `position`); `model` names its module.
 
     `parse` reads a name, None for one of another family, and `name` writes it. `block` finds the numbers of a block in
     the name of its parameter; `entry` are the parts before the first block.

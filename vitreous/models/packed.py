@@ -6,13 +6,14 @@ attention for each image by itself. n images (C, *size), N_i patch tokens of one
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from vitreous.errors import UsageError
+from vitreous.models.config import ModelConfig
+from vitreous.models.names import name_of
 from vitreous.models.vit import ViT
 from vitreous.nn.grid import take
 from vitreous.nn.segments import Segments
@@ -31,12 +32,7 @@ class Packed(nn.Module):
 
     def __init__(self, model: ViT, row: int = ROW, masked: bool | None = None) -> None:
         super().__init__()
-        c = model.config
-        if not isinstance(model, ViT) or c.on_grid or c.needs_positions:
-            raise UsageError(
-                "images of many sizes are packed for plain ViTs whose positions are added at the input",
-                "use a model without windows, rotary or relative positions",
-            )
+        check_packs(model.config)
         if row < 1:
             raise UsageError(f"a row has at least one token, not {row}")
         self.model, self.row, self.masked = model, row, masked
@@ -52,16 +48,24 @@ class Packed(nn.Module):
         """n images -> of each (P + N_i, D): every token after the last norm. Raises as `forward`."""
         if not images:
             raise ValueError("no image")
-        placed = [self.place(image, None if keep is None else keep[i]) for i, image in enumerate(images)]
+        placed = self.place(images, keep)
         features: list[Tensor] = []
         for part in rows([len(tokens) for tokens in placed], self.row):
             features += self.encode(placed[part])
         return features
 
-    def place(self, image: Tensor, keep: Tensor | None) -> Tensor:
-        """(C, *size) -> (P + N, D): the tokens that the first block gets, of all patches or of those to `keep`."""
-        tokens = self.model.place(self.model.project(image[None]))
-        return self.model.with_prefix(tokens if keep is None else take(tokens, keep[None]))[0]
+    def place(self, images: Sequence[Tensor], keep: Sequence[Tensor] | None = None) -> list[Tensor]:
+        """n images (C, *size) -> of each (P + N, D): the tokens that the first block gets, of all patches or of those
+        to `keep`. Images of one size are read together, and their positions are resized once."""
+        placed: dict[int, Tensor] = {}
+        for numbers in same_sizes(images):
+            tokens = self.model.place(self.model.project(torch.stack([images[number] for number in numbers])))
+            if keep is None:
+                placed |= zip(numbers, self.model.with_prefix(tokens), strict=True)
+                continue
+            for own, number in zip(tokens, numbers, strict=True):
+                placed[number] = self.model.with_prefix(take(own[None], keep[number][None]))[0]
+        return [placed[number] for number in range(len(images))]
 
     def encode(self, sequences: Sequence[Tensor]) -> list[Tensor]:
         """Of each image (P + N_i, D) -> the same after blocks and last norm, by one pass over all of them.
@@ -79,6 +83,24 @@ class Packed(nn.Module):
         return list(encoded.split(lengths))[: len(sequences)]
 
 
+def check_packs(config: ModelConfig) -> None:
+    """Raise UsageError for a model that cannot take pictures of many sizes."""
+    if not config.packs_sizes:
+        raise UsageError(
+            "images of many sizes are packed for plain ViTs whose positions are added at the input, and "
+            f"{name_of(config)} is none",
+            "use a model without windows, rotary or relative positions",
+        )
+
+
+def same_sizes(images: Sequence[Tensor]) -> list[list[int]]:
+    """n images (C, *size) -> the numbers of those of one size, for each size."""
+    groups: dict[torch.Size, list[int]] = {}
+    for number, image in enumerate(images):
+        groups.setdefault(image.shape, []).append(number)
+    return list(groups.values())
+
+
 def rows(lengths: Sequence[int], most: int) -> list[slice]:
     """Lengths of sequences -> consecutive parts of them of at most `most` tokens, or of one longer sequence."""
     parts, start, size = [], 0, 0
@@ -88,20 +110,3 @@ def rows(lengths: Sequence[int], most: int) -> list[slice]:
             start, size = number, 0
         size += length
     return [*parts, slice(start, len(lengths))] if lengths else []
-
-
-def native_size(size: tuple[int, ...], patch: tuple[int, ...], tokens: int) -> tuple[int, ...]:
-    """Pixels along each axis of an image -> those of about its aspect ratio that have at most so many patches, whole
-    ones: as many as there may be, at least one along each axis.
-
-    Raises UsageError for fewer than one token.
-    """
-    if tokens < 1:
-        raise UsageError(f"an image has at least one token, not {tokens}")
-    cells = [side / length for side, length in zip(size, patch, strict=True)]
-    low, high = 0.0, tokens / min(cells)  # bisect the scale: counts rise with it
-    for _ in range(60):
-        middle = (low + high) / 2
-        fits = math.prod(max(1, round(cell * middle)) for cell in cells) <= tokens
-        low, high = (middle, high) if fits else (low, middle)
-    return tuple(min(tokens, max(1, round(cell * low))) * length for cell, length in zip(cells, patch, strict=True))

@@ -43,8 +43,9 @@ class Progress(NamedTuple):
 @dataclass(frozen=True)
 class Setting:
     """What of a run an objective may know: its seed, class names, whether images have several labels, the config of its
-    views, how often an epoch shows a sample, the precision that the model computes in, and `normalisation`: the mean
-    and deviation of each channel, of values in 0 .. 1, that images are normalised with."""
+    views, how often an epoch shows a sample, the precision that the model computes in, `normalisation`: the mean and
+    deviation of each channel, of values in 0 .. 1, that images are normalised with, and `tokens`: the patches of a
+    picture at its own aspect, at most and on average; 0: all have the model's size."""
 
     seed: int = 0
     classes: tuple[str, ...] = ()
@@ -53,6 +54,7 @@ class Setting:
     repeats: int = 1
     dtype: torch.dtype = torch.float32
     normalisation: tuple[tuple[float, ...], tuple[float, ...]] = ((0.5,), (0.5,))
+    tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,7 @@ class ObjectiveConfig:
     annotated: ClassVar[Literal["", "classes", "objects"]] = ""
     generates: ClassVar[bool] = False  # makes images, of the classes that the data have, if any
     takes_clips: ClassVar[bool] = False  # learns from clips as from pictures
+    takes_own_aspect: ClassVar[bool] = False  # learns from lists of pictures of different sizes
     splittable: ClassVar[bool] = (
         True  # the loss is a mean over samples that do not see each other, drawn without chance
     )

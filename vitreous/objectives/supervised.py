@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -19,6 +19,7 @@ from vitreous.evaluation.classification import ClassificationEvaluator
 from vitreous.evaluation.evaluator import Evaluator
 from vitreous.models.config import ModelConfig
 from vitreous.models.initial import mimetic
+from vitreous.models.packed import Packed
 from vitreous.models.zoo import Model
 from vitreous.objectives.base import Objective, ObjectiveConfig, Progress, Setting
 from vitreous.objectives.progressive import Thinning, draw_patches, forward_macs, resize_images, sides_at
@@ -37,6 +38,7 @@ class SupervisedConfig(Thinning, ObjectiveConfig):
 
     labelled: ClassVar[bool] = True
     takes_clips: ClassVar[bool] = True
+    takes_own_aspect: ClassVar[bool] = True
 
     name: Literal["supervised"] = "supervised"
     loss: Loss = "softmax"
@@ -93,8 +95,10 @@ class Supervised(Objective):
 
     Takes {"images": (B, C, *image), "labels": (B,) int64 or (B, classes) float}. The logits are brought to float32
     before the loss, whatever the model computes in. Where the batch has "keep", (B, K) int64, only those patches are
-    encoded: patch dropout, as MAE and FLIP leave patches out (arXiv:2212.00794). Raises UsageError for class weights
-    that do not fit the model.
+    encoded: patch dropout, as MAE and FLIP leave patches out (arXiv:2212.00794). "images" may be a list of B pictures
+    (C, height, width), and "keep" then one of (K_i,): they are packed into rows of tokens, in which no picture sees
+    another, and each has the same share of the loss (NaViT, arXiv:2307.06304). Raises UsageError for class weights that
+    do not fit the model.
     """
 
     class_weights: Tensor | None
@@ -119,19 +123,33 @@ class Supervised(Objective):
         """Mix, resize, and draw the patches to encode."""
         setting, config, position = self.setting, self.config, int(batch["positions"][0])
         classes = self.model.config.classes
+        drops = config.patch_dropout and progress.samples < config.patch_dropout_until * progress.total
+        if isinstance(batch["images"], list):
+            if drops:
+                batch = {**batch, "keep": self.draw_patches_of_each(batch["images"], position)}
+            return batch
         images, labels = setting.views.mix(
             batch["images"], batch["labels"], classes, setting.seed, position, setting.repeats
         )
         images = resize_images(images, sides_at(config, self.model.config, progress.samples, progress.total))
         batch = {**batch, "images": images, "labels": labels}
-        if config.patch_dropout and progress.samples < config.patch_dropout_until * progress.total:
+        if drops:
             patch = self.model.config.patch
             batch["keep"] = draw_patches(images, patch, config.patch_dropout, setting.seed, position)
         return batch
 
+    def draw_patches_of_each(self, images: list[Tensor], position: int) -> list[Tensor]:
+        """B pictures (C, height, width), the first at `position` of the stream -> the patches (K_i,) that stay."""
+        patch, dropout, seed = self.model.config.patch, self.config.patch_dropout, self.setting.seed
+        return [
+            draw_patches(image[None], patch, dropout, seed, position + number)[0] for number, image in enumerate(images)
+        ]
+
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         model = self.model
-        if "keep" in batch:
+        if isinstance(batch["images"], list):
+            logits = Packed(model)(batch["images"], batch.get("keep")).float()  # type: ignore[arg-type]
+        elif "keep" in batch:
             logits = model.forward_patches(batch["images"], batch["keep"]).float()
         else:
             logits = model(batch["images"]).float()
@@ -152,7 +170,10 @@ class Supervised(Objective):
 
     def flops(self, progress: Progress) -> float:
         """Three forward passes, without the patches and pixels that are left out."""
-        return 6 * forward_macs(self.config, self.model.config, progress.samples, progress.total)
+        config, tokens = self.model.config, self.setting.tokens
+        if tokens:  # a strip has as many
+            config = replace(config, image=(tokens * config.patch[0], config.patch[1]))  # type: ignore[arg-type]
+        return 6 * forward_macs(self.config, config, progress.samples, progress.total)  # type: ignore[arg-type]
 
 
 def cross_entropy(

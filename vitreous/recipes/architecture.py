@@ -14,6 +14,7 @@ from vitreous.models.defaults import LARGE_IMAGE, SMALL, model_for_small_images
 from vitreous.models.names import configure, name_of
 from vitreous.nn.sizes import nearby
 from vitreous.recipes.options import TrainOptions
+from vitreous.recipes.own_aspect import with_square
 from vitreous.recipes.recipe import DatasetInfo, Recipe
 
 #: sides of clips in pixels -> the model; larger ones are scaled to LARGE_IMAGE
@@ -52,6 +53,8 @@ def architecture(
     if recipe is not None and recipe.image is not None and options.image_size is None and len(facts.size) == 2:
         side = recipe.image(name_of(model), facts)
         model = replace(model, image=nearby((side, side), model.patch))  # type: ignore[arg-type]
+    if options.native_aspect and len(facts.size) == 2:
+        model = with_square(model, options) if start is None else model
     of_model = {path.partition(".")[2]: words for path, words in options.settings.items() if path.startswith("model.")}
     if start is not None:  # whatever else is set is set in the run, once the weights are known to fit
         of_model = {path: words for path, words in of_model.items() if path == "image"}

@@ -66,6 +66,8 @@ def check_kind(opened: Data, options: TrainOptions, start: Start | None) -> None
     if kind == "clips" and not (objective.takes_clips or objective.generates):
         hint = "learn their classes: leave --recipe out; without labels: --recipe videomae; to make clips: --recipe sit"
         raise UsageError(f"{opened.name} has clips, and {objective.name} takes pictures", hint)
+    if kind != "pictures" and options.native_aspect:
+        raise UsageError(f"{opened.name} has {kind}, which a model takes at one size", "leave --native-aspect out")
     if kind != "clips" and (options.frames is not None or options.stride is not None):
         raise UsageError(f"--frames and --stride are for clips, and {opened.name} has {kind}", "leave them out")
 

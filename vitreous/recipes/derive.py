@@ -21,6 +21,7 @@ from vitreous.objectives.supervised import SupervisedConfig, balanced
 from vitreous.recipes.architecture import architecture
 from vitreous.recipes.names import OWN
 from vitreous.recipes.options import TrainOptions
+from vitreous.recipes.own_aspect import at_own_aspect, check_options
 from vitreous.recipes.recipe import FEW, DatasetInfo, Recipe
 from vitreous.recipes.registry import RECIPES, find, own_length
 from vitreous.training.run import Run
@@ -46,6 +47,7 @@ def derive(
     """
     if options.epochs is not None and options.steps is not None:
         raise UsageError("--epochs and --steps say the same thing", "use one of them")
+    check_options(options)
     named = find(options.recipe) if options.recipe else None
     if named is not None and named.from_weights and start is None:
         raise UsageError(f"{named.name} starts from weights, and there are none", "name them with --init")
@@ -66,10 +68,11 @@ def derive(
         run = replace(run, preprocess=merge_preprocess(run.preprocess, start.preprocess, recipe))
     if run.preprocess.of_clips:
         run = for_clips(run, options, start, note)
+    run = at_own_aspect(run, options, note)
     run = apply(scale_batch(run, recipe, options, note), options)
     run = limit_warmup(run, recipe, own_length(recipe, base), options, note)
     run = replace(run, objective=fitted_to_labels(run.objective, data, options))
-    if options.compile is None and device.startswith("cuda") and not run.reproducible:
+    if options.compile is None and device.startswith("cuda") and not (run.reproducible or run.preprocess.native):
         run = replace(run, compile=6 * macs(run.model) * run.total > COMPILE_GAIN)
     if options.shards is None and run.reproducible:
         run = replace(run, shards=CANONICAL)

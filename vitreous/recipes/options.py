@@ -52,6 +52,12 @@ class TrainOptions(WeightsOptions):
     """Side of the model's input, pixels (default: from the recipe, the weights or the model's name)."""
     patch_size: int | None = None
     """Side of a patch, pixels (default: from the model's name)."""
+    native_aspect: bool = False
+    """Keep every picture's own aspect ratio instead of cutting squares: each has about --tokens patches, and the model
+    is judged and used so (NaViT)."""
+    tokens: Annotated[str | None, arg(metavar="N|LOW-HIGH")] = None
+    """With --native-aspect: patches of a picture, at most; 64-256: in training any number between, drawn for each
+    picture (default: as many as the model's own square has)."""
     frames: int | None = None
     """Frames of a clip that the model sees (default: from the weights, else 8)."""
     stride: int | None = None

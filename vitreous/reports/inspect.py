@@ -93,6 +93,9 @@ def inspect(
     device = pick_device(chosen.device)
     if slow := warning(chosen.precision, device):
         listener.note(slow)
+    if bundle.preprocess.native:
+        listener.note("figures are of one grid: pictures are squashed to the model's own size, or to --image-size")
+        bundle = replace(bundle, preprocess=bundle.preprocess.squared())
     preprocess = resize_preprocess(bundle, chosen)
     bundle.model.any_size = True  # --image-size asks for it
     scene = Scene(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -19,10 +20,12 @@ from vitreous.data.sources import open_data, open_data_of_run
 from vitreous.data.split import Data, Split, require_labels
 from vitreous.errors import DataError, ResourceError, UsageError, check_path
 from vitreous.models.dense import Dense
+from vitreous.models.packed import check_packs
+from vitreous.nn.sizes import grid_of
 from vitreous.training.folder import Folder
 from vitreous.weights.adopt import bundle_in, open_weights
 from vitreous.weights.bundle import Bundle, load_bundle
-from vitreous.weights.options import known_of
+from vitreous.weights.options import WeightsSource, known_of
 from vitreous.weights.tasks import Features
 
 
@@ -64,7 +67,24 @@ def find_bundle(run: str | os.PathLike[str], note: Callable[[str], None]) -> Bun
     bundle = load_bundle(folder) if folder and not known_of(run) else open_weights(run).bundle()
     for text in bundle.notes:
         note(text)
+    bundle = replace(bundle, preprocess=preprocess_for(run, bundle))
+    if bundle.preprocess.native:
+        bundle.model.any_size = True  # type: ignore[union-attr]
     return bundle
+
+
+def preprocess_for(run: str | os.PathLike[str], bundle: Bundle) -> Preprocess:
+    """Return how a bundle reads pictures: at their own aspect ratio where the source of the weights says so. Raises
+    UsageError for a model that cannot take such."""
+    own, config = bundle.preprocess, bundle.model.config
+    if not isinstance(run, WeightsSource) or not (run.native_aspect or run.tokens is not None):
+        return own
+    if not (run.native_aspect or own.native):
+        problem = f"--tokens is about pictures at their own aspect ratio, and {run} reads squares"
+        raise UsageError(problem, "add --native-aspect, or leave it out")
+    check_packs(config)
+    tokens = run.tokens or own.tokens or math.prod(grid_of(own.image, config.patch))
+    return replace(own, fit="native", tokens=tokens, patch=config.patch)
 
 
 def answering(

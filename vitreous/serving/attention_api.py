@@ -145,9 +145,11 @@ def attention_rows(
     from vitreous.inspection.rollout import Mixing, rollout
 
     model, c = bundle.model, config_with_attention(bundle.model.config)
-    grid = tuple(i // p for i, p in zip(bundle.preprocess.image, c.patch, strict=True))
+    grid = tuple(i // p for i, p in zip(pixels.shape[1:], c.patch, strict=True))
     queries = None
     if asked.query is not None:
+        if any(place >= length for place, length in zip(asked.query, grid, strict=True)):
+            raise bad_parameter("query", ",".join(map(str, asked.query)), f"a place on the grid {grid} of this picture")
         queries = torch.zeros(c.prefix + math.prod(grid))
         queries[c.prefix + int(np.ravel_multi_index(asked.query, grid))] = 1
     device = next(model.parameters()).device
@@ -239,7 +241,7 @@ def filters(bundle: Bundle) -> bytes | None:
 
 def visible_box(preprocess: Preprocess, width: int, height: int) -> list[float]:
     """The part of an upright image that the model sees: left, top, right, bottom as shares of width and height."""
-    if preprocess.of_clips or preprocess.fit == "squash" or (width, height) == preprocess.image[::-1]:
+    if preprocess.of_clips or preprocess.fit != "crop" or (width, height) == preprocess.image[::-1]:
         return [0.0, 0.0, 1.0, 1.0]
     tall, wide = preprocess.image
     scale = max(tall / height, wide / width) / preprocess.share

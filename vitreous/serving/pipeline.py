@@ -7,7 +7,6 @@ and time to send pictures between.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -33,16 +32,14 @@ Answer = tuple[Item, np.ndarray | DataError]
 def chunk_of(preprocess: Preprocess) -> int:
     """Images of a chunk, so that its pixels fit in `MOST` bytes."""
     item = 1 if preprocess.numbers in ("colours", "uint8") else 4
-    return max(1, min(CHUNK, MOST // (item * preprocess.channels * math.prod(preprocess.image))))
+    return max(1, min(CHUNK, MOST // (item * preprocess.channels * preprocess.area)))
 
 
 def flow(
-    items: Iterable[T],
-    decode: Callable[[T], np.ndarray | DataError],
-    compute: Callable[[np.ndarray], Any],
-    chunk: int = CHUNK,
+    items: Iterable[T], decode: Callable[[T], np.ndarray | DataError], compute: Callable[[Any], Any], chunk: int = CHUNK
 ) -> Iterator[list[tuple[T, Any]]]:
-    """Items -> their answers in order, chunk by chunk: (C, *image) pictures by `decode`, rows of (B, ...) by `compute`.
+    """Items -> their answers in order, chunk by chunk: (C, *image) pictures by `decode`, rows of (B, ...) by `compute`,
+    which is given a list where pictures differ in size.
 
     What the items themselves raise is raised behind the answers to those before. Whoever stops early leaves no thread
     behind.
@@ -78,8 +75,12 @@ def flow(
             pool.shutdown(cancel_futures=True)
 
 
-def answer_items(pictures: list[tuple[T, Any]], compute: Callable[[np.ndarray], Any]) -> list[tuple[T, Any]]:
+def answer_items(pictures: list[tuple[T, Any]], compute: Callable[[Any], Any]) -> list[tuple[T, Any]]:
     """The rows of the images that could be read: (C, *image) each, `compute` maps (B, C, *image) to B rows."""
-    good = [picture for _, picture in pictures if isinstance(picture, np.ndarray)]
-    rows = iter(compute(np.stack(good)) if good else ())
+    rows = iter(compute(stacked(good)) if (good := [one for _, one in pictures if isinstance(one, np.ndarray)]) else ())
     return [(item, next(rows) if isinstance(picture, np.ndarray) else picture) for item, picture in pictures]
+
+
+def stacked(images: list[np.ndarray]) -> np.ndarray | list[np.ndarray]:
+    """B images (C, *image) -> (B, C, *image), or as they are where their sizes differ."""
+    return np.stack(images) if all(image.shape == images[0].shape for image in images) else images

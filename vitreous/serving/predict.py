@@ -24,7 +24,7 @@ from vitreous.serving.exported import is_exported, open_exported
 from vitreous.serving.inputs import as_items, is_image
 from vitreous.serving.objects import THRESHOLD, DetectOptions, ImageObjects, image_objects
 from vitreous.serving.pipeline import Answer, chunk_of, flow
-from vitreous.serving.runtime import Runtime, TorchRuntime
+from vitreous.serving.runtime import Pixels, Runtime, TorchRuntime
 from vitreous.serving.sources import Item, read_item, read_views
 from vitreous.weights.options import WeightsSource, words_of
 
@@ -236,7 +236,7 @@ class Predictor:
             ]
 
     def rows(
-        self, items: Iterable[Item], compute: Callable[[np.ndarray], np.ndarray], bad_images: str
+        self, items: Iterable[Item], compute: Callable[[Any], np.ndarray], bad_images: str
     ) -> Iterator[list[Answer]]:
         """Items with their row of `compute`, (B, C, *image) -> (B, ...), or a DataError; raised where `bad_images` is
         stop."""
@@ -268,10 +268,10 @@ class Predictor:
             threshold = LIKELY if multilabel and top is None else -1.0
         return AnswerOptions(top or (len(self.card.classes) if multilabel else 5), threshold, abstain or 0.0)
 
-    def probabilities(self, pixels: np.ndarray) -> np.ndarray:
+    def probabilities(self, pixels: Pixels) -> np.ndarray:
         """(B, C, *image) pixels, or views (B, V, C, *image) -> (B, K) float64."""
-        logits = self.clip_views.mean(self.runtime.logits) if self.clip_views else self.runtime.logits
-        return probabilities(logits(pixels).astype(np.float64) / self.card.temperature, self.card.loss)
+        logits = self.clip_views.mean(self.runtime.logits) if self.clip_views else self.runtime.logits  # type: ignore[arg-type]
+        return probabilities(logits(pixels).astype(np.float64) / self.card.temperature, self.card.loss)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -298,6 +298,8 @@ def load(
     quick: bool = False,
     resize: Resize | None = None,
     source_size: int | tuple[int, int] | None = None,
+    native_aspect: bool = False,
+    tokens: int | None = None,
     **options: Unpack[ComputeOptions],
 ) -> Predictor:
     """A trained model, ready for `.predict("dog.jpg")` and `.embed("dog.jpg")`: of a run folder, a bundle, an exported
@@ -309,17 +311,18 @@ def load(
     `exact` decodes every JPEG at its full size. A model without a head is refused unless it may be `headless`. `quick`
     answers one image alone sooner, many later. `resize`, a rule of `nn.grid.RESIZE`, and `source_size`, pixels of one
     side or (height, width), say of the positions of foreign weights what their files do not tell (docs/weights.md).
+    `native_aspect` reads every picture at its own aspect ratio, of at most `tokens` patches.
     Raises UsageError where there is no run and for an unknown option, WeightsError where the bundle is damaged.
     """
     if options:
-        known = ("exact", "headless", "quick", "examples", "resize", "source_size")
+        known = ("exact", "headless", "quick", "examples", "resize", "source_size", "native_aspect", "tokens")
         (how,) = apply_options("load", dict(options), how or InferenceOptions(), known=known)
     check_path(run, "load(run)")
-    if resize is not None or source_size is not None:
-        run = WeightsSource(os.fspath(run), resize, source_size)
+    if (source := WeightsSource(os.fspath(run), resize, source_size, native_aspect, tokens)).words:
+        run = source
     if is_exported(run):
         if words := words_of(run):
-            message = f"{run} is an exported file, in which positions are fixed"
+            message = f"{run} is an exported file, in which positions and the size of images are fixed"
             raise UsageError(message, f"leave {words[0]} out, and export it again")
         file = open_exported(run, how, quick)
         views = clip_views_of(how.clip_views if how else ONE, file.card.preprocess)

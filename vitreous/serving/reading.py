@@ -54,7 +54,8 @@ def read(
 def read_reduced(jpeg: Jpeg, preprocess: Preprocess) -> np.ndarray | None:
     """(C, *image) pixels from a smaller decoding; None where it would save nothing, or the decoder objects."""
     left, top, right, bottom = preprocess.box(jpeg.size)
-    factor = reduction_factor((int(bottom - top), int(right - left)), preprocess.plane)
+    plane = preprocess.plane_of(jpeg.size)
+    factor = reduction_factor((int(bottom - top), int(right - left)), plane)
     pixels = jpeg.read(jpeg.layout.size[1], factor) if factor > 1 else None
     if pixels is None:
         return None
@@ -63,4 +64,5 @@ def read_reduced(jpeg: Jpeg, preprocess: Preprocess) -> np.ndarray | None:
     over_x = pixels.shape[1] - jpeg.size[0] / factor if jpeg.orientation in MIRRORED else 0.0
     over_y = pixels.shape[0] - jpeg.size[1] / factor if jpeg.orientation in FLIPPED else 0.0
     box = (left / factor + over_x, top / factor + over_y, right / factor + over_x, bottom / factor + over_y)
-    return to_array(preprocess.resampled(Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels), box))
+    small = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
+    return to_array(preprocess.resampled(small, box, plane))

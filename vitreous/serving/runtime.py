@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from vitreous.evaluation.packing import Outputs, unpack
 if TYPE_CHECKING:
     from vitreous.evaluation.engine import Engine, InferenceOptions, Pictures
     from vitreous.weights.bundle import Bundle
+
+#: (B, C, *image), or pictures at their own aspect, each (C, height, width)
+Pixels = np.ndarray | list[np.ndarray]
 
 PART = 4  # images that are computed together where the engine is another library's
 QUICK = 200  # tokens of a part where single images are waited for
@@ -36,11 +39,11 @@ class Runtime(Protocol):
         """The precision of its products: `fp32`, `bf16` or `int8`."""
         ...
 
-    def logits(self, pixels: np.ndarray) -> np.ndarray:
+    def logits(self, pixels: Any) -> np.ndarray:
         """(B, C, *image) pixels as `Preprocess.array` makes them -> (B, K) float32."""
         ...
 
-    def features(self, pixels: np.ndarray) -> np.ndarray:
+    def features(self, pixels: Any) -> np.ndarray:
         """(B, C, *image) pixels -> (B, D) float32, what the head reads. Raises UsageError where there are none."""
         ...
 
@@ -83,11 +86,11 @@ class TorchRuntime:
         backbone = getattr(self.bundle.model, "backbone", None)  # of a dense head, which reads no whole image
         return make_engine(backbone or headless(self.bundle.model), self.bundle.preprocess, self.how)
 
-    def logits(self, pixels: np.ndarray) -> np.ndarray:
+    def logits(self, pixels: Pixels) -> np.ndarray:
         """(B, C, *image) pixels -> (B, K) float32."""
         return compute(self.engine, pixels, self.part)
 
-    def features(self, pixels: np.ndarray) -> np.ndarray:
+    def features(self, pixels: Pixels) -> np.ndarray:
         """(B, C, *image) pixels -> (B, D) float32, what the head reads."""
         return compute(self.before_head, pixels, self.part)
 
@@ -96,14 +99,18 @@ class TorchRuntime:
         return unpack(self.logits(pixels))
 
 
-def compute(engine: Engine, pixels: np.ndarray, size: int) -> np.ndarray:
-    """The outputs (B, K) of an engine for (B, C, *image) pixels, in parts of `size` images."""
+def compute(engine: Engine, pixels: Pixels, size: int) -> np.ndarray:
+    """The outputs (B, K) of an engine for (B, C, *image) pixels, in parts of `size` images; for pictures at their own
+    aspect each alone."""
     import torch
 
     from vitreous.evaluation.engine import TorchEngine
 
     if isinstance(engine, TorchEngine):
+        if engine.preprocess.native:
+            return engine.steady([torch.from_numpy(np.ascontiguousarray(one)) for one in pixels], size).numpy()
         return engine.steady(torch.from_numpy(np.ascontiguousarray(pixels)), size).numpy()
+    assert isinstance(pixels, np.ndarray), "only a PyTorch engine takes pictures of different sizes"
     return in_parts(lambda part: engine(torch.from_numpy(part)).numpy(), pixels, size)
 
 

@@ -74,7 +74,9 @@ def prepared_batches(
         batch["positions"] = torch.arange(start, stop)
         with torch.no_grad():
             batch = objective.prepare(batch, progress_at(run, start // run.step_size))
-        batch |= {name: batch[name].to(dtype) for name in PIXELS & batch.keys()}
+        for name in PIXELS & batch.keys():
+            views = batch[name]
+            batch[name] = [view.to(dtype) for view in views] if isinstance(views, list) else views.to(dtype)
         yield {name: entry for name, entry in batch.items() if name != "positions"}
 
 
@@ -85,7 +87,10 @@ def to_device(entry: Tensor | list[Any], device: str) -> Tensor | list[Any]:
     return [part.to(device, non_blocking=True) if isinstance(part, Tensor) else part for part in entry]
 
 
-def normalise_views(preprocess: Preprocess, views: Tensor) -> Tensor:
-    """(B, …, C, *image) in 0..peak -> the same as the model takes it, float32."""
+def normalise_views(preprocess: Preprocess, views: Tensor | list[Tensor]) -> Tensor | list[Tensor]:
+    """(B, …, C, *image) in 0..peak, or B pictures (C, height, width) of different sizes -> the same as the model takes
+    it, float32."""
+    if isinstance(views, list):
+        return [preprocess.normalise(view[None])[0] for view in views]
     samples = views.shape[: views.ndim - 1 - len(preprocess.image)]
     return preprocess.normalise(views.flatten(0, len(samples) - 1)).unflatten(0, samples)

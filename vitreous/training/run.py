@@ -11,6 +11,7 @@ from vitreous.data.augmentation.views import VIEWS
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import UsageError
 from vitreous.models.config import ModelConfig
+from vitreous.models.packed import check_packs
 from vitreous.nn.sizes import format_size, nearby
 from vitreous.objectives.base import ObjectiveConfig
 from vitreous.objectives.supervised import SupervisedConfig
@@ -226,6 +227,8 @@ class Run:
         self.objective.check(self.model, self.data.classes, self.views)
         if self.preprocess.buckets:
             self.check_buckets()
+        if self.preprocess.native or getattr(self.views, "fewest_tokens", 0):
+            self.check_own_aspect()
         batches = -(-self.data.images // self.batch_size)
         if self.accumulate > batches:
             raise UsageError(
@@ -250,10 +253,40 @@ class Run:
                     f"use {'x'.join(map(str, nearby(size, self.model.patch)))}",
                 )
 
+    def check_own_aspect(self) -> None:
+        """Raise UsageError for what does not go with pictures at their own aspect, which have different sizes."""
+        views, tokens = self.views, self.preprocess.tokens
+        if not (self.objective.takes_own_aspect and isinstance(views, Augment)):
+            hint = "leave --native-aspect out, or learn from labels"
+            raise UsageError(f"{self.objective.name} takes pictures of one size", hint)
+        check_packs(self.model)
+        if self.preprocess.native and self.preprocess.patch != self.model.patch:
+            raise UsageError(f"preprocess.patch {self.preprocess.patch} is not the model's, {self.model.patch}")
+        if views.fewest_tokens > tokens:
+            problem = f"pictures have {tokens} tokens at most, and views.fewest_tokens is {views.fewest_tokens}"
+            raise UsageError(problem, "use --native-aspect --tokens LOW-HIGH")
+        wrong = {
+            "--mixup and --cutmix": bool(views.mixup or views.cutmix) and "--mixup 0 --cutmix 0",
+            "a simple crop": views.crop_style == "simple" and "--views.crop-style torchvision",
+            "stochastic depth": self.model.drop_path > 0 and "--drop-path 0",  # type: ignore[union-attr]
+            "progressive resolution": getattr(self.objective, "progressive", 1.0) < 1
+            and "--progressive 1, and --tokens LOW-HIGH for pictures of several resolutions",
+            "--compile": self.compile and "--no-compile",
+        }
+        for name, hint in wrong.items():
+            if hint:
+                raise UsageError(f"{name} takes pictures of one size, not with --native-aspect", f"use {hint}")
+
     @property
     def draws_in_forward(self) -> bool:
         """Whether the model draws at random as it computes: dropout, stochastic depth."""
         return bool(self.model.dropout or self.model.drop_path or self.tune.lora_dropout)
+
+    @property
+    def mean_tokens(self) -> int:
+        """Patches of a training picture at its own aspect, on average and at most; 0: all have the model's size."""
+        most = self.preprocess.tokens
+        return (getattr(self.views, "fewest_tokens", 0) or most) + most >> 1
 
     @property
     def total(self) -> int:

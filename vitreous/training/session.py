@@ -129,7 +129,9 @@ class Session:
         multilabel = self.inputs.train.labels.ndim == 2 and bool(run.data.classes)
         normalisation = (run.preprocess.mean, run.preprocess.std)
         dtype = DTYPES[run.precision]
-        setting = Setting(run.seed, run.data.classes, multilabel, run.views, run.data.repeats, dtype, normalisation)
+        setting = Setting(
+            run.seed, run.data.classes, multilabel, run.views, run.data.repeats, dtype, normalisation, run.mean_tokens
+        )
         objective = run.objective.build(model, setting)
         parts = parts_of(run.init) if run.init else None
         if parts and parts.config["name"] == run.objective.name:

@@ -10,6 +10,7 @@ from tyro.conf import arg
 
 from vitreous.errors import UsageError, nearest
 from vitreous.models.config import Resize
+from vitreous.nn.sizes import check_tokens
 
 
 @dataclass(frozen=True)
@@ -18,14 +19,19 @@ class WeightsSource(os.PathLike[str]):
 
     `resize` is the rule by which their positions are resized, a row of `nn.grid.RESIZE`. `source_size` is the size of
     the images that the positions are for, in pixels: one side of a square, height and width, or frames, height and
-    width. Raises UsageError for other values.
+    width. `native_aspect`: the model is to be asked about pictures at their own aspect ratio, of at most so many
+    `tokens` (patches), None for as many as it was trained with. Raises UsageError for other values.
     """
 
     path: str
     resize: Resize | None = None
     source_size: int | tuple[int, ...] | None = None
+    native_aspect: bool = False
+    tokens: int | None = None
 
     def __post_init__(self) -> None:
+        if self.tokens is not None:
+            check_tokens(self.tokens)
         if self.resize is not None and self.resize not in (known := get_args(Resize)):
             raise UsageError(
                 f"no rule {self.resize} to resize positions",
@@ -62,7 +68,9 @@ class WeightsSource(os.PathLike[str]):
     def words(self) -> list[str]:
         """The same as words of a command."""
         given = [] if self.resize is None else ["--resize", self.resize]
-        return given + (["--source-size", *map(str, self.sides)] if self.sides else [])
+        given += ["--source-size", *map(str, self.sides)] if self.sides else []
+        given += ["--native-aspect"] * self.native_aspect
+        return given + ([] if self.tokens is None else ["--tokens", str(self.tokens)])
 
 
 def known_of(source: str | os.PathLike[str]) -> dict[str, Any]:
@@ -88,8 +96,21 @@ class WeightsOptions:
 
     def source(self, path: str) -> str | WeightsSource:
         """The weights at a path, with these options."""
-        return (
-            path
-            if self.resize is None and self.source_size is None
-            else WeightsSource(path, self.resize, self.source_size)
-        )
+        source = WeightsSource(path, self.resize, self.source_size)
+        return source if source.words else path
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadingOptions(WeightsOptions):
+    """Options of every verb that asks a model about pictures."""
+
+    native_aspect: bool = False
+    """Read every picture at its own aspect ratio, neither cut nor squashed: for ViTs whose positions are added at the
+    input. Models trained so are always asked so."""
+    tokens: int | None = None
+    """Patches of a picture at its own aspect ratio, at most (default: as many as the model was trained with)."""
+
+    def source(self, path: str) -> str | WeightsSource:
+        """The weights at a path, with these options. Raises UsageError for too few tokens."""
+        source = WeightsSource(path, self.resize, self.source_size, self.native_aspect, self.tokens)
+        return source if source.words else path

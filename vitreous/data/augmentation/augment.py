@@ -13,7 +13,15 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from vitreous.data.augmentation.crops import FILTERS, AreaCrop, InceptionCrop, SimpleCrop, to_picture
+from vitreous.data.augmentation.crops import (
+    FILTERS,
+    AreaCrop,
+    InceptionCrop,
+    OwnAspectCrop,
+    SimpleCrop,
+    fitted,
+    to_picture,
+)
 from vitreous.data.augmentation.moves import moved, pierce, static, windows
 from vitreous.data.augmentation.randaugment import BIG_VISION, TIMM, RandAugment, three
 from vitreous.data.decoding.clip import Clip
@@ -68,8 +76,12 @@ class Augment:
     options say.
 
     `mixup` and `cutmix` are the alphas of their Beta distributions, 0 switches off; if both are on, each batch draws
-    one. `mix_probability`: the share of the batches that are mixed. Raises UsageError for values out of range and
-    options that do not go together.
+    one. `mix_probability`: the share of the batches that are mixed.
+
+    Of pictures at their own aspect (`Preprocess.native`) `ratio` is the factor by which a crop's aspect differs from
+    the picture's own, and each is scaled to a number of tokens drawn from `fewest_tokens` (0: always the most) to
+    `Preprocess.tokens` (NaViT, arXiv:2307.06304). Raises UsageError for values out of range and options that do not go
+    together.
     """
 
     takes_regions: ClassVar[bool] = True
@@ -95,6 +107,7 @@ class Augment:
     mixup: float = 0.0
     cutmix: float = 0.0
     mix_probability: float = 1.0
+    fewest_tokens: int = 0
     name: Literal["augment"] = "augment"
 
     def __post_init__(self) -> None:
@@ -115,8 +128,8 @@ class Augment:
             raise UsageError(f"rand_spread is timm's, {self.rand_style} has none", hint)
         if self.rand_style == "torchvision" and self.rand_magnitude > 30:
             raise UsageError(f"torchvision's RandAugment has magnitudes up to 30, not {self.rand_magnitude}")
-        if min(self.rand_layers, self.rand_magnitude, self.rand_spread, *self.jitter) < 0:
-            raise UsageError("layers, magnitude and spread of RandAugment, and jitter, are not below 0")
+        if min(self.rand_layers, self.rand_magnitude, self.rand_spread, *self.jitter, self.fewest_tokens) < 0:
+            raise UsageError("layers, magnitude and spread of RandAugment, jitter and fewest_tokens are not below 0")
 
     def geometric(self) -> Augment:
         """Remove what is made for colours, or fills with grey: for images that are read channel by channel."""
@@ -274,7 +287,10 @@ def v2():
 @cache
 def pipeline(augment: Augment, preprocess: Preprocess) -> Callable[[Image.Image | Regions], Tensor]:
     """Compose the transform of a file's image to (C, *image) uint8. Crops become Pillow images only if needed."""
-    operations: list[Callable[[Any], Any]] = [cropper(augment, preprocess.plane) or partial(fitted, preprocess)]
+    crop: Callable[[Any], Any] | None = cropper(augment, preprocess.plane)
+    if preprocess.native:
+        crop = OwnAspectCrop(crop, preprocess, augment.fewest_tokens)  # type: ignore[arg-type]  # no simple one: Run
+    operations: list[Callable[[Any], Any]] = [crop or partial(fitted, preprocess)]
     between, late = affine(augment), paint(augment)
     if between or late:
         operations.append(pictured)
@@ -294,11 +310,6 @@ def cropper(augment: Augment, image: tuple[int, int]) -> AreaCrop | InceptionCro
         return None
     crop = InceptionCrop if augment.crop_style == "inception" else AreaCrop
     return crop(image, augment.crop, augment.ratio, filter)
-
-
-def fitted(preprocess: Preprocess, picture: Image.Image | Regions) -> Image.Image:
-    """Scale an image to the model's size."""
-    return preprocess.fitted(picture if isinstance(picture, Image.Image) else picture.whole())
 
 
 def pictured(image: Image.Image | Tensor) -> Image.Image:

@@ -7,7 +7,7 @@ stay at 8 bits; torch's antialiased filter for bytes takes a quarter of the time
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -17,6 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitreous.data.decoding.regions import Box, Regions
+from vitreous.data.preprocess import Preprocess
 
 ATTEMPTS = {"torchvision": 10, "inception": 100}  # of drawing a box that fits
 BORDER = 4  # pixels that a simple crop reflects at every side
@@ -104,6 +105,47 @@ class SimpleCrop:
             window(target, side, float(torch.rand(()))) for target, side in zip(self.image, size, strict=True)
         )
         return pixels[:, torch.from_numpy(rows)][:, :, torch.from_numpy(columns)]
+
+
+@dataclass(frozen=True)
+class OwnAspectCrop:
+    """A crop that keeps about the aspect ratio of an image, scaled to a random number of patches (NaViT,
+    arXiv:2307.06304): of area and place as `crop` draws them, None for all of the image.
+
+    The box is drawn on a square as long as the image's longer side, which is then squeezed to the image: the crop's
+    `ratio` is a factor of the image's own. Patches are drawn evenly from `fewest` to `preprocess.tokens`.
+    """
+
+    crop: AreaCrop | None
+    preprocess: Preprocess
+    fewest: int = 0
+
+    def __call__(self, picture: Image.Image | Regions) -> Image.Image | Tensor:
+        """Crop an image to (C, height, width) uint8, or to a Pillow image where there is nothing to cut off. Raises
+        DataError."""
+        most = self.preprocess.tokens
+        tokens = int(torch.randint(self.fewest, most + 1, ())) if 0 < self.fewest < most else most
+        preprocess = replace(self.preprocess, tokens=tokens)
+        if self.crop is None:
+            return fitted(preprocess, picture)
+        box = squeezed(self.crop.box(max(picture.size), max(picture.size)), picture.size)
+        plane = preprocess.plane_of((box[2] - box[0], box[3] - box[1]))
+        return shown(picture, box, plane, self.crop.filter)
+
+
+def squeezed(box: Box, size: tuple[int, int]) -> Box:
+    """A box on a square as long as the longer side of an image of (width, height) -> on the image, of whole pixels, at
+    least one along each side."""
+    starts, ends = (
+        [round(edge * side / max(size)) for edge, side in zip(edges, size, strict=True)] for edges in (box[:2], box[2:])
+    )
+    starts = [min(start, side - 1) for start, side in zip(starts, size, strict=True)]
+    return starts[0], starts[1], max(starts[0] + 1, ends[0]), max(starts[1] + 1, ends[1])
+
+
+def fitted(preprocess: Preprocess, picture: Image.Image | Regions) -> Image.Image:
+    """Scale an image to the model's size."""
+    return preprocess.fitted(picture if isinstance(picture, Image.Image) else picture.whole())
 
 
 def shown(picture: Image.Image | Regions, box: Box, size: tuple[int, int], filter: str) -> Tensor:

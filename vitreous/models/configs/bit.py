@@ -94,7 +94,7 @@ class BiTConfig(Leveled):
         """No attention over tokens."""
         return False
 
-    drops_patches = merges_tokens = sees_whole_image = has_attention
+    drops_patches = merges_tokens = packs_sizes = sees_whole_image = has_attention
 
     @property
     def patch(self) -> tuple[int, int]:

@@ -42,6 +42,7 @@ class DiTConfig:
     front: ClassVar[Literal["patches"]] = "patches"
     drops_patches: ClassVar[bool] = False
     merges_tokens: ClassVar[bool] = False
+    packs_sizes: ClassVar[bool] = False
     has_attention: ClassVar[bool] = True
     sees_whole_image: ClassVar[bool] = True
 

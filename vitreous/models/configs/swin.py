@@ -168,7 +168,7 @@ class SwinConfig(Leveled):
         """No: windows take whole grids."""
         return False
 
-    merges_tokens = sees_whole_image = drops_patches
+    merges_tokens = packs_sizes = sees_whole_image = drops_patches
 
     @property
     def width_out(self) -> int:

@@ -246,6 +246,12 @@ class ViTConfig(Leveled, metaclass=ByOptions):
         return not self.needs_positions and self.pool != "attention"
 
     @property
+    def packs_sizes(self) -> bool:
+        """Whether images of many sizes may lie in one row of tokens (`models.packed`): positions are added at the
+        input, and every block attends to all tokens of an image."""
+        return not self.needs_positions
+
+    @property
     def has_attention(self) -> bool:
         """Whether blocks attend from token to token."""
         return True

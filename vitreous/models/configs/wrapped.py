@@ -55,7 +55,7 @@ class WithBackbone:
         """No: whole images are read."""
         return False
 
-    merges_tokens = drops_patches
+    merges_tokens = packs_sizes = drops_patches
 
     def check_image(self, image: tuple[int, ...]) -> None:
         """Raise UsageError for an image that the backbone cannot take."""

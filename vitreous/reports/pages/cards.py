@@ -63,13 +63,16 @@ def pictures(bundle: Bundle, split: Split, samples: list[int]) -> dict[int, dict
             continue
     if not pixels:
         return {}
-    maps = attention(bundle, torch.stack(list(pixels.values())))
+    own_sizes = [one[None] for one in pixels.values()]
+    parts = own_sizes if bundle.preprocess.native else [torch.cat(own_sizes)]
+    rollouts = [attention(bundle, part) for part in parts]
+    maps = [one for part in rollouts if part is not None for one in part]
     uris = {}
     for place, (sample, own) in enumerate(pixels.items()):
         image = shrink(rgb_image(own))
         uris[sample] = {
             "picture": data_uri(image),
-            "attention": data_uri(multiply_map(image, maps[place])) if maps is not None else None,
+            "attention": data_uri(multiply_map(image, maps[place])) if maps else None,
         }
     return uris
 

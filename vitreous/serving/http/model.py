@@ -20,6 +20,7 @@ from vitreous.serving.http.batcher import SIZE
 from vitreous.serving.http.decoders import settings_of
 from vitreous.serving.http.limits import Limits
 from vitreous.serving.http.sample_request import SampleLimits, sample_limits
+from vitreous.serving.pipeline import stacked
 from vitreous.serving.predict import Predictor
 
 if TYPE_CHECKING:
@@ -57,11 +58,11 @@ class Served:
 
     def probabilities(self, images: list[np.ndarray]) -> np.ndarray:
         """B images (C, *image) -> (B, K) float64."""
-        return self.predictor.probabilities(np.stack(images))
+        return self.predictor.probabilities(stacked(images))
 
     def features(self, images: list[np.ndarray]) -> np.ndarray:
         """B images (C, *image) -> (B, D) float32."""
-        return self.predictor.runtime.features(np.stack(images))
+        return self.predictor.runtime.features(stacked(images))
 
     @cached_property
     def can(self) -> dict[str, bool]:

@@ -1,0 +1,235 @@
+"""Training on pictures at their own aspect ratio: as each alone, judged and asked as trained, stopped and resumed."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitreous
+from tests.conftest import picture, say
+from tests.data.films import write_moves
+from tests.objectives.test_clips import Notes
+from vitreous.config import from_yaml
+from vitreous.data.augmentation.augment import Augment
+from vitreous.data.batch import rows
+from vitreous.data.loader import TrainLoader
+from vitreous.data.preprocess import Preprocess
+from vitreous.data.sources import open_data
+from vitreous.errors import UsageError
+from vitreous.evaluation.engine import TorchEngine
+from vitreous.models.config import ViTConfig
+from vitreous.models.zoo import build
+from vitreous.nn.sizes import native_size
+from vitreous.objectives.base import Progress, Setting
+from vitreous.objectives.supervised import Supervised, SupervisedConfig
+from vitreous.recipes.own_aspect import parse_tokens
+from vitreous.training.run import Run
+from vitreous.weights.bundle import load_bundle
+
+SIZES = ((16, 16), (40, 12), (12, 40), (24, 16), (64, 8))
+OPTIONS = {"workers": 0, "device": "cpu", "precision": "fp32", "batch_size": 12, "model": "ViT-32x2/4"}
+OWN = {**OPTIONS, "native_aspect": True, "tokens": "8-16"}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """Three classes by colour, in pictures of five sizes."""
+    home = tmp_path_factory.mktemp("aspects")
+    for place, (split, count) in enumerate((("train", 12), ("val", 3), ("test", 5))):
+        for label, name in enumerate(("ant", "bee", "cat")):
+            (home / split / name).mkdir(parents=True)
+            for index in range(count):
+                one = picture(1000 * place + 100 * label + index, SIZES[(index + label) % len(SIZES)], label)
+                one.save(home / split / name / f"{index}.png")
+    return home
+
+
+@pytest.fixture(scope="module")
+def run(home, tmp_path_factory):
+    """A run that has learned the colours."""
+    out = tmp_path_factory.mktemp("runs") / "run"
+    vitreous.train(str(home), out=str(out), steps=30, progress=False, **OWN)
+    return out
+
+
+def objective_of(**config):
+    torch.manual_seed(0)
+    model = build(ViTConfig(image=(16, 16), patch=(4, 4), width=32, depth=2, heads=2, hidden=64, classes=3)).train()
+    torch.nn.init.normal_(model.head.weight, std=0.3)
+    model.any_size = True
+    return Supervised(model, SupervisedConfig(**config), Setting(seed=3, views=Augment()))
+
+
+def batch_of(count=5):
+    generator = torch.Generator().manual_seed(1)
+    images = [torch.randn(3, height, width, generator=generator) for width, height in SIZES[:count]]
+    positions = torch.arange(40, 40 + count)
+    return {"images": images, "labels": torch.tensor([0, 1, 2, 0, 1])[:count], "positions": positions}
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_loss_and_gradients_are_those_of_each_picture_alone(dropout):
+    objective, progress = objective_of(patch_dropout=dropout, smoothing=0.1), Progress(0, 0, 100, {})
+    batch = objective.prepare(batch_of(), progress)
+    assert ("keep" in batch) == bool(dropout)
+    loss = objective(batch)["loss"]
+    loss.backward()
+    packed = {name: p.grad.clone() for name, p in objective.named_parameters()}
+    objective.zero_grad()
+    alone = 0.0
+    for number in range(5):  # as images (1, C, h, w) that were never in a list
+        one = {name: entry[number : number + 1] for name, entry in batch.items()}
+        one["images"] = one["images"][0][None]
+        if dropout:
+            one["keep"] = one["keep"][0][None]
+            patches = math.prod(one["images"].shape[2:]) // 16
+            assert one["keep"].shape[1] == round(patches * (1 - dropout))
+        part = objective(one)["loss"] / 5
+        part.backward()
+        alone += float(part.detach())
+    assert float(loss) == pytest.approx(alone, abs=1e-5)
+    for name, parameter in objective.named_parameters():
+        assert torch.allclose(packed[name], parameter.grad, atol=1e-5), name
+
+
+def test_a_part_of_a_batch_leaves_out_the_same_patches():
+    objective, progress, batch = objective_of(patch_dropout=0.5), Progress(0, 0, 100, {}), batch_of()
+    whole, part = objective.prepare(batch, progress), objective.prepare(rows(batch, 2, 5), progress)
+    assert all(torch.equal(a, b) for a, b in zip(whole["keep"][2:], part["keep"], strict=True))
+
+
+def test_views_keep_the_aspect_flip_crop_and_draw_resolutions_by_the_sample_alone(home):
+    preprocess = Preprocess((16, 16), 3, fit="native", tokens=16, patch=(4, 4))
+    views = Augment(crop=(0.3, 1.0), ratio=(0.9, 1.1), flip=0.5, fewest_tokens=6)
+    split = open_data(str(home)).split("train")
+    loader = TrainLoader(split, preprocess, views, seed=5)
+    batch = next(loader.batches(0, 72, 72))
+    assert isinstance(batch["images"], list) and len(batch["images"]) == 72
+    counts = [math.prod(image.shape[1:]) // 16 for image in batch["images"]]
+    assert min(counts) >= 1 and max(counts) <= 16 and len(set(counts)) > 5
+    for image, sample in zip(batch["images"], batch["samples"].tolist(), strict=True):
+        own = preprocess.decoded(split.raw(sample)).size
+        wide, flat = own[0] / own[1], image.shape[2] / image.shape[1]
+        assert image.dtype == torch.uint8 and not any(side % 4 for side in image.shape[1:])
+        assert (wide - 1) * (flat - 1) >= 0 or wide == pytest.approx(1, rel=0.6)
+    later = next(loader.batches(36, 72, 36))
+    with_workers = next(replace(loader, workers=1).batches(0, 72, 72))
+    assert all(torch.equal(a, b) for a, b in zip(batch["images"][36:], later["images"], strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(batch["images"], with_workers["images"], strict=True))
+    whole = TrainLoader(split, preprocess, Augment(), seed=5)
+    for image, sample in zip(*(next(whole.batches(0, 9, 9))[name] for name in ("images", "samples")), strict=True):
+        assert torch.equal(image, preprocess.pixels(preprocess.decoded(split.raw(int(sample)))))
+
+
+def test_a_picture_is_scaled_to_whole_patches_of_its_aspect():
+    preprocess = Preprocess((32, 32), 3, fit="native", tokens=16, patch=(8, 8))
+    for size in ((100, 100), (400, 50), (30, 90)):
+        pixels = preprocess.pixels(preprocess.decoded(Image.new("RGB", size)))
+        assert tuple(pixels.shape[1:]) == native_size(size[::-1], (8, 8), 16)
+    for wrong in (
+        {"fit": "native"},
+        {"tokens": 5},
+        {"fit": "native", "tokens": 5, "patch": (4, 4), "image": (8, 8, 8)},
+    ):
+        with pytest.raises(UsageError):
+            Preprocess(**{"image": (8, 8), **wrong})
+
+
+def test_an_engine_answers_each_picture_as_alone(run):
+    bundle = load_bundle(run / "model")
+    pictures = [torch.randint(0, 256, (3, h, w), dtype=torch.uint8) for w, h in SIZES]
+    engine = TorchEngine(bundle.model, bundle.preprocess, "cpu", "fp32")
+    bundle.model.any_size = True
+    with torch.no_grad():
+        alone = torch.cat([bundle.model(bundle.preprocess.normalise(one[None])) for one in pictures])
+    assert torch.allclose(engine(pictures), alone, atol=1e-5)
+    assert torch.allclose(engine(pictures[::-1]), alone.flip(0), atol=1e-5)
+    assert torch.equal(engine.steady(pictures, 3)[1:2], engine.steady(pictures[1:2], 3))
+
+
+def test_a_run_learns_and_every_verb_reads_as_it_was_trained(home, run, tmp_path):
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["test"]["top1"] > 0.9, summary["test"]
+    preprocess = load_bundle(run / "model").preprocess
+    assert (preprocess.fit, preprocess.tokens, preprocess.patch) == ("native", 16, (4, 4))
+    stored = from_yaml(Run, (run / "config.yaml").read_text())
+    assert stored.views.fewest_tokens == 8 and stored.model.image == (16, 16)
+    assert "data:image/" in (run / "report.html").read_text()
+    document = vitreous.evaluate(str(run), device="cpu", precision="fp32")
+    assert document["test"]["nll"] == pytest.approx(summary["test"]["nll"], abs=1e-4)
+    files = sorted((home / "test").glob("*/*.png"))
+    predictor = vitreous.load(run, device="cpu", precision="fp32")
+    together = predictor.predict(files)
+    for file, answer in zip(files, together, strict=True):
+        assert predictor.predict(file).probabilities == answer.probabilities  # to the bit, whatever is beside it
+    assert predictor.embed(files).shape == (15, 32)
+    right = np.mean([answer.names[0] == file.parent.name for file, answer in zip(files, together, strict=True)])
+    assert right == pytest.approx(summary["test"]["top1"])
+    fewer = vitreous.load(run, device="cpu", precision="fp32", tokens=6).predict(files[0])
+    assert fewer.probabilities != together[0].probabilities
+    result = say("export", str(run), "--to", "onnx", "--out", str(tmp_path / "x.onnx"))
+    assert result.returncode == 2 and "takes images of one size" in result.stderr
+    result = say("inspect", str(run), str(files[0]), "--figures", "rollout", "--out", str(tmp_path / "figures"))
+    assert result.returncode == 0 and "squashed to the model's own size" in result.stderr
+
+
+def test_any_vit_whose_positions_are_resized_reads_pictures_at_their_own_aspect(home, tmp_path):
+    vitreous.save(vitreous.create("ViT-32x2/8", 32, 3), tmp_path / "vit")
+    vitreous.save(vitreous.create("Swin-32x2-2/2-window4", 32, 3), tmp_path / "swin")
+    file = next((home / "test").glob("*/1.png"))
+    vit = vitreous.load(tmp_path / "vit", device="cpu", precision="fp32", native_aspect=True)
+    size = vit.card.preprocess.pixels(vit.card.preprocess.decoded(file)).shape
+    assert math.prod(size[1:]) <= 16 * 64 and size[1] != size[2]
+    result = say("predict", str(tmp_path / "vit"), str(file), "--native-aspect", "--tokens", "9", "--json")
+    assert result.returncode == 0 and json.loads(result.stdout), result.stderr
+    for words, hint in (
+        (("swin", "--native-aspect"), "plain ViTs"),
+        (("vit", "--tokens", "9"), "add --native-aspect"),
+        (("vit", "--native-aspect", "--tokens", "3"), "4 patches or more"),
+        (("vit", "--native-aspect", "--merge-tokens", "2"), "leave --merge-tokens"),
+    ):
+        result = say("predict", str(tmp_path / words[0]), str(file), *words[1:])
+        assert result.returncode == 2 and hint in result.stderr and "Traceback" not in result.stderr, result.stderr
+
+
+@pytest.mark.usefixtures("without_pages")
+def test_a_stopped_run_ends_in_the_same_bits_with_workers(home, tmp_path):
+    options = {**OWN, "steps": 6, "save_every": 2, "patch_dropout": 0.25}
+    vitreous.train(str(home), out=str(tmp_path / "whole"), progress=False, **options)
+    with pytest.raises(KeyError):
+        stop = {**options, "workers": 2, "log_every": 1}
+        vitreous.train(str(home), out=str(tmp_path / "stopped"), listener=Notes(36), **stop)
+    vitreous.train(out=str(tmp_path / "stopped"), resume=True, progress=False)
+    own, other = (load_bundle(tmp_path / name / "model").model.state_dict() for name in ("whole", "stopped"))
+    assert all(torch.equal(own[name], other[name]) for name in own)
+    with pytest.raises(UsageError, match="tokens"):
+        vitreous.train(out=str(tmp_path / "stopped"), resume=True, native_aspect=True, tokens="16", progress=False)
+
+
+def test_what_cannot_be_trained_so_is_refused_in_one_message(home, tmp_path):
+    assert parse_tokens("256") == (256, 256) and parse_tokens("64-256") == (64, 256)
+    write_moves(tmp_path / "clips" / "train", 3, first=0)
+    for data, changes, match in (
+        (home, {"tokens": "3"}, "too little of a picture"),
+        (home, {"tokens": "many"}, "--tokens cannot be many"),
+        (home, {"tokens": "64-16"}, "--tokens cannot be"),
+        (home, {"native_aspect": False}, "add --native-aspect"),
+        (home, {"image_size": 32}, "--tokens 256"),
+        (home, {"model": "Swin-32x2-2/2-window4"}, "plain ViTs"),
+        (home, {"model": "BiT-R50x1"}, "plain ViTs"),
+        (home, {"mixup": 0.2}, "--mixup 0"),
+        (home, {"drop_path": 0.1}, "--drop-path 0"),
+        (home, {"progressive": 0.5}, "--progressive 1"),
+        (home, {"recipe": "mae", "model": None}, "one size"),
+        (tmp_path / "clips", {"model": None}, "leave --native-aspect out"),
+    ):
+        with pytest.raises(UsageError) as caught:
+            vitreous.train(str(data), out=str(tmp_path / "no"), progress=False, **{**OWN, **changes})
+        assert match in f"{caught.value} {caught.value.hint}", (changes, caught.value.hint)
+    assert not (tmp_path / "no").exists()
