@@ -18,22 +18,25 @@ from vitreous.models.vit import ViT
 from vitreous.nn.grid import take
 from vitreous.nn.segments import Segments
 
-ROW = 1600  # tokens of a row on a CPU, about: more fall out of the caches
+ROW = 1600  # tokens of a row, about: more fall out of the caches of a CPU
+TRAINED_ROW = 6400  # of one that is differentiated on a CPU, whose numbers are kept anyway: fewer gradients to add up
 PAD = 64  # tokens of which a row on a GPU is a multiple, so that few shapes are compiled
 
 
 class Packed(nn.Module):
     """A ViT as it is, that takes a list of images (C, *size) of any sizes that its patch divides.
 
-    `row`: tokens of one forward pass, if one image alone does not have more. `masked`: attention by a mask over the
-    row, which is padded, in the place of image after image; None: on a GPU. Each answer is that of the image alone.
+    `row`: tokens of one forward pass, if one image alone does not have more; None: what is fastest on a CPU. Images of
+    as many tokens lie side by side.
+    `masked`: attention by a mask over the row, which is padded, in the place of image after image; None: on a GPU. Each
+    answer is that of the image alone.
     Raises UsageError for a model whose blocks take grids, or know of places.
     """
 
-    def __init__(self, model: ViT, row: int = ROW, masked: bool | None = None) -> None:
+    def __init__(self, model: ViT, row: int | None = None, masked: bool | None = None) -> None:
         super().__init__()
         check_packs(model.config)
-        if row < 1:
+        if row is not None and row < 1:
             raise UsageError(f"a row has at least one token, not {row}")
         self.model, self.row, self.masked = model, row, masked
 
@@ -49,10 +52,16 @@ class Packed(nn.Module):
         if not images:
             raise ValueError("no image")
         placed = self.place(images, keep)
+        order = sorted(range(len(placed)), key=lambda number: len(placed[number]))  # those of one length together
         features: list[Tensor] = []
-        for part in rows([len(tokens) for tokens in placed], self.row):
-            features += self.encode(placed[part])
-        return features
+        trained = torch.is_grad_enabled() and not self.is_masked(images[0])
+        for part in rows([len(placed[number]) for number in order], self.row or (TRAINED_ROW if trained else ROW)):
+            features += self.encode([placed[number] for number in order[part]])
+        return [features[place] for place in sorted(range(len(order)), key=order.__getitem__)]
+
+    def is_masked(self, tensor: Tensor) -> bool:
+        """Whether a row is computed under a mask where the tensor is."""
+        return tensor.device.type != "cpu" if self.masked is None else self.masked
 
     def place(self, images: Sequence[Tensor], keep: Sequence[Tensor] | None = None) -> list[Tensor]:
         """n images (C, *size) -> of each (P + N, D): the tokens that the first block gets, of all patches or of those
@@ -75,7 +84,7 @@ class Packed(nn.Module):
         if self.training and self.model.config.drop_path:
             raise UsageError("rows of several images have no stochastic depth", "set model.drop_path=0")
         lengths = tuple(map(len, sequences))
-        masked = sequences[0].device.type != "cpu" if self.masked is None else self.masked
+        masked = self.is_masked(sequences[0])
         row = torch.cat(list(sequences))
         if masked and (lacking := -len(row) % PAD):
             row, lengths = torch.cat([row, row.new_zeros(lacking, row.shape[1])]), (*lengths, lacking)

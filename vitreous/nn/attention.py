@@ -198,10 +198,19 @@ def attend_in_parts(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def attend_segments(q: Tensor, k: Tensor, v: Tensor, segments: Segments) -> Tensor:
-    """(..., h, N, d) -> (..., h, N, d): `attend` of each sequence by itself."""
+    """(..., h, N, d) -> (..., h, N, d): `attend` of each sequence by itself, neighbours of one length together.
+
+    The row is split, not sliced: a slice's gradient is a row of zeros, for each sequence, which are then added up.
+    """
     if segments.masked:
         return attend(q, k, v, segments.mask(q.device))
-    return torch.cat([attend(*(x[..., span, :] for x in (q, k, v))) for span in segments.spans], -2)
+    runs = segments.runs
+    parts = zip(*(x.split([length * count for length, count in runs], -2) for x in (q, k, v)), strict=True)
+    answers = [
+        attend(*(x.unflatten(-2, (count, length)) for x in part)).flatten(-3, -2)
+        for part, (length, count) in zip(parts, runs, strict=True)
+    ]
+    return torch.cat(answers, -2)
 
 
 def attend_few(asking: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, heads: int) -> Tensor:

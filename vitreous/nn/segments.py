@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -13,17 +13,17 @@ from torch import Tensor
 class Segments:
     """A row of tokens (..., N, D) made of sequences of these `lengths`, one after the other.
 
-    Attention is computed for one after the other; with `masked` for the whole row at once, where what a token may not
-    see is masked: fewer and larger pieces of work, and N^2 logits.
+    Attention is computed for one after the other, for neighbours of one length together; with `masked` for the whole
+    row at once, where what a token may not see is masked: fewer and larger pieces of work, and N^2 logits.
     """
 
     lengths: tuple[int, ...]
     masked: bool = False
 
     @property
-    def spans(self) -> list[slice]:
-        """Where each sequence lies."""
-        return [slice(low, high) for low, high in pairwise(accumulate(self.lengths, initial=0))]
+    def runs(self) -> list[tuple[int, int]]:
+        """Lengths, each with the number of sequences that have it one after the other."""
+        return [(length, len(list(same))) for length, same in groupby(self.lengths)]
 
     def mask(self, device: torch.device) -> Tensor:
         """(N, N) bool: true where both tokens are of one sequence."""
