@@ -190,7 +190,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--epochs", type=float, default=12)
     parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--work", type=Path)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()

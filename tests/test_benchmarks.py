@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
 import os
@@ -19,6 +20,7 @@ from tests.data.annotations.scenery import write_objects
 from tests.data.test_copies import scene
 from tests.serving.made import tiny
 from vitreous.data.annotations.target import Target
+from vitreous.data.sources import open_data
 from vitreous.evaluation.inference_options import InferenceOptions
 from vitreous.weights.bundle import load_bundle
 
@@ -257,3 +259,21 @@ def test_moving_digits_have_the_speeds_that_are_drawn_and_are_read_where_they_ar
     real = [{"clips": "test clips", "number": 8} | judged]
     own = {"clips": "M", "number": 8, "guidance": 2.0, "minutes": 1, "epochs": 3.0, "recipe": "sit", "seconds": 4.0}
     assert "| M | 3.0 | 2 | " in moving.page(real, [own | judged]) and "| 0.50 |" in moving.page(real, [own | judged])
+
+
+def test_pictures_of_many_aspects_hold_an_undistorted_digit_and_every_way_steps(tmp_path):
+    native = script("native_training")
+    rng, digit = np.random.default_rng(0), np.full((8, 8), 16.0)
+    for _ in range(20):
+        shape = np.asarray(native.canvas(rng, digit, np.zeros((4, 8, 8)))) > 200
+        height, width = shape.shape
+        assert 1 / 4.2 < width / height < 4.2 and abs(height * width / native.AREA - 1) < 0.03
+        assert shape.any(0).sum() >= native.DIGIT - 1 and shape.any(1).sum() >= native.DIGIT - 1
+    data = native.write_data(tmp_path / "pictures", {"train": 1, "test": 1})
+    given = argparse.Namespace(tokens=16, model="ViT-32x2/8", batch=4, folder=data, rounds=1, epochs=1)
+    opened = open_data(str(data))
+    ways, about = native.step_ways(given, opened.split("train"), opened.classes)
+    medians = native.race(ways, 1)
+    assert len(medians) == 4 and "squares of 16 patches" in about
+    page = native.table(given, about, medians, [("squashed", 0.5, 0.25, 3.0)])
+    assert "| own aspect, packed | " in page and "| squashed | 50.0 % | 25.0 % | 3 |" in page

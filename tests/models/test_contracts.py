@@ -19,6 +19,7 @@ MODELS = {
     "twelve channels": {"channels": 12},
     "distilled": {"pool": "distilled", "slots": 2},
     "learned 2-D": {"position": "axes"},
+    "factorised": {"position": "factorised"},
     "fixed": {"position": "sincos"},
     "fixed, big_vision's": {"position": "sincos-big-vision"},
     "no positions": {"position": "none"},

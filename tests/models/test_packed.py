@@ -22,6 +22,7 @@ KINDS = {
     "registers, mean": {"class_token": False, "pool": "mean", "registers": 2},
     "attention pooling": {"class_token": False, "pool": "attention"},
     "axes, two prefix tokens": {"position": "axes", "pool": "distilled", "slots": 2},
+    "factorised": {"position": "factorised"},
     "sincos, layer scale": {"position": "sincos", "layer_scale": 0.1},
     "volumes": {"image": (8, 16, 16), "patch": (4, 8, 8), "channels": 1},
 }

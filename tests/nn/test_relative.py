@@ -7,7 +7,15 @@ from vitreous.nn.attention import Attention
 from vitreous.nn.block import Block, Mlp, SwiGLU
 from vitreous.nn.grid import cut, join
 from vitreous.nn.layout import Axial, Windows
-from vitreous.nn.position import BlockWithPosition, Learned, LearnedAxes, SinCosPosition, TokenPositions, everywhere
+from vitreous.nn.position import (
+    BlockWithPosition,
+    FactorisedPosition,
+    Learned,
+    LearnedAxes,
+    SinCosPosition,
+    TokenPositions,
+    everywhere,
+)
 from vitreous.nn.relative import GridAttention, RelativeAttention, RotaryAttention
 
 
@@ -164,6 +172,18 @@ def test_axes_have_a_table_each():
             assert torch.equal(found[i, j], torch.cat([position.tables[1][j], position.tables[0][i]]))
     with pytest.raises(ValueError, match="not a multiple"):
         LearnedAxes((2, 3, 4), 8)
+
+
+def test_factorised_positions_are_added_up_and_know_shares_of_an_axis():
+    position = FactorisedPosition((2, 3), 8)
+    table = position.read((2, 3))
+    for i in range(2):
+        for j in range(3):
+            assert torch.allclose(table[i, j], position.axes[0].table[i] + position.axes[1].table[j])
+    wide = position.read((2, 12))
+    assert wide.shape == (2, 12, 8) and torch.allclose(
+        wide[1] - wide[0], (table[1] - table[0])[:1].expand(12, 8), atol=1e-6
+    )
 
 
 def test_fixed_positions_of_big_vision():

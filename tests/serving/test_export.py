@@ -419,6 +419,7 @@ FAMILIES = {
         **SMALL, registers=2, layer_scale=0.1, mlp="swiglu", representation=8, resize="zoom-scipy"
     ),
     "axes, each": ViTConfig(**SMALL, position="axes", position_at="each", resize="bicubic-aligned"),
+    "factorised": ViTConfig(**SMALL, position="factorised"),
     "waves, shared": ViTConfig(**SMALL, position="sincos", position_at="shared", gelu="tanh"),
     "rotary": ViTConfig(**SMALL, attention="rotary", position="none", gelu="quick"),
     "conv stem": ViTConfig(**SMALL, stem=ConvStemConfig(widths=(4, 8), blocks=(0, 1)), resize="bicubic-offset"),

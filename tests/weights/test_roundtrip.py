@@ -97,6 +97,7 @@ MODELS = {
     "sines": (replace(SMALL, position="sincos", slots=0), set()),
     "sines as big_vision has them": (replace(BARE, position="sincos-big-vision"), {"big-vision-npz"}),
     "positions by axis": (replace(SMALL, position="axes"), set()),
+    "positions by axis, added up": (replace(SMALL, position="factorised"), set()),
     "positions in each block": (replace(SMALL, position_at="each"), set()),
     "video": (replace(SMALL, image=(4, 32, 32), patch=(2, 8, 8)), set()),
     "ViViT": (VIDEO, {"huggingface"}),

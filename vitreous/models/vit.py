@@ -30,6 +30,7 @@ from vitreous.nn.pool import AttentionPool, Heads
 from vitreous.nn.position import (
     BlockWithPosition,
     BlockWithSharedPosition,
+    FactorisedPosition,
     Learned,
     LearnedAxes,
     SinCosPosition,
@@ -330,6 +331,8 @@ def position(config: ViTConfig) -> nn.Module | None:
         )
     if config.position == "space-time":
         return SpaceTimePosition(config.table_grid, config.width, config.resize)
+    if config.position == "factorised":
+        return FactorisedPosition(config.table_grid, config.width, config.resize)
     if config.position == "sinusoid":
         return SinusoidPosition(config.width)
     return None if config.position == "none" else SinCosPosition(config.width, config.position.removeprefix("sincos-"))

@@ -93,6 +93,25 @@ class LearnedAxes(nn.Module):
         )
 
 
+class FactorisedPosition(nn.Module):
+    """Learned positions of each axis, added up: e(i, j) = Y[i] + X[j] (NaViT, arXiv:2307.06304, section 2.1).
+
+    At another grid each table is resized to the length of its axis, so that a place is a share of it: their fractional
+    coordinates, which rows and columns that were never seen together know too.
+    """
+
+    def __init__(self, grid: tuple[int, ...], width: int, resize_rule: str = "bicubic-antialias") -> None:
+        super().__init__()
+        self.axes = nn.ModuleList(Learned((length,), width, resize_rule) for length in grid)
+
+    def read(self, grid: tuple[int, ...]) -> Tensor:
+        """(*grid, D)."""
+        table = self.axes[0].read(grid[:1])  # type: ignore[operator]
+        for axis, length in zip(self.axes[1:], grid[1:], strict=True):
+            table = table[..., None, :] + axis.read((length,))  # type: ignore[operator]
+        return table
+
+
 class SinCosPosition(nn.Module):
     """Fixed positions, `sincos` of a form; nothing to learn, and the same at any grid."""
 

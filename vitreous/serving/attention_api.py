@@ -47,8 +47,9 @@ class AttentionRequest:
     query: tuple[int, ...] | None = None
 
     @staticmethod
-    def parse(parameters: Mapping[str, str], model: Model) -> AttentionRequest:
-        """The words `kind`, `layer`, `head` and `query` of a request; others are not looked at.
+    def parse(parameters: Mapping[str, str], model: Model, tokens: int = 0) -> AttentionRequest:
+        """The words `kind`, `layer`, `head` and `query` of a request; others are not looked at. `tokens`: the most
+        patches of pictures at their own aspect, along a side too; 0: all have the model's grid.
 
         Raises UsageError with the word, its value and what is allowed, and for a model whose attention cannot be shown.
         """
@@ -65,14 +66,15 @@ class AttentionRequest:
         layer = parse_number("layer", layer, c.depth, f"a block from 0 to {c.depth - 1}, or all", ("all",))
         query, place = parameters.get("query", "answer"), None
         if query != "answer":
+            most = (tokens,) * 2 if tokens else c.grid
             axes = ("SLOT", "ROW", "COLUMN")[-len(c.grid) :]
-            first, last = (",".join(map(str, ends)) for ends in ([0] * len(axes), [end - 1 for end in c.grid]))
+            first, last = (",".join(map(str, ends)) for ends in ([0] * len(axes), [end - 1 for end in most]))
             allowed = f"answer, or {','.join(axes)} of a patch, from {first} to {last}"
             words = query.split(",")
             if len(words) != len(axes):
                 raise bad_parameter("query", query, allowed)
             place = tuple(
-                parse_number("query", word, end, allowed, whole=query) for word, end in zip(words, c.grid, strict=True)
+                parse_number("query", word, end, allowed, whole=query) for word, end in zip(words, most, strict=True)
             )
         return AttentionRequest(kind, layer, head, place)  # type: ignore[arg-type]
 

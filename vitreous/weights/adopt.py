@@ -45,6 +45,8 @@ IDENTITIES = re.compile(
 )
 BUNDLE, CHECKPOINT = "a bundle", "a checkpoint"  # titles of what this project writes, which tells everything
 TABLES = re.compile(r"(^|\.)(table|tables\.\d+|rows|columns|relative)$")  # names of what is read at another grid
+#: the rules of positions by which these are tables
+LEARNED = ("learned", "axes", "factorised")
 #: the first of these names that is there reads the image
 ENTRY = ("stem.root.conv.weight", "stem.stages.0.conv.weight", "body.root.conv.weight", "projection.weight")
 
@@ -90,7 +92,7 @@ def open_weights(source: str | os.PathLike[str], settings: dict[str, Any] | None
     """
     settings = known_of(source) | (settings or {})
     weights = read_weights(source, settings)
-    tables = weights.config.kind == "swin" or getattr(weights.config, "position", "") in ("learned", "axes")
+    tables = weights.config.kind == "swin" or getattr(weights.config, "position", "") in LEARNED
     if "resize" in settings and not tables:
         raise UsageError(
             f"--resize {settings['resize']}: {source} is {name_of(weights.config)}, which has no learned positions",

@@ -25,7 +25,7 @@ UNTOLD = {
     r"encoder\.blocks\.0\.attention\.part\.(table|rows|part\.rows)$": "relative positions",
     r"encoder\.blocks\.0\.time\.": "attention over time",
     r"encoder\.blocks\.0\.attention\.part\.qkv\.query_bias$": "no bias of keys",
-    r"position\.tables\.": "positions by axis",
+    r"position\.(tables|axes)\.": "positions by axis",
     r"position\.space\.": "positions of space and of time",
     r"temporal\.": "blocks over time",
     r"neck\.": "a neck",

@@ -34,7 +34,9 @@ class VideoConfig(ViTConfig):
     image: tuple[int, ...] = (32, 224, 224)
     patch: tuple[int, ...] = (2, 16, 16)
     # space-time: a table of places and one of slots; sinusoid: VideoMAE's fixed ones, of a token's number
-    position: Literal["learned", "axes", "sincos", "sincos-big-vision", "none", "space-time", "sinusoid"] = "learned"  # pyright: ignore[reportIncompatibleVariableOverride]
+    position: Literal[
+        "learned", "axes", "factorised", "sincos", "sincos-big-vision", "none", "space-time", "sinusoid"
+    ] = "learned"  # pyright: ignore[reportIncompatibleVariableOverride]
     arrangement: Arrangement = "joint"  # pyright: ignore[reportIncompatibleVariableOverride]
     temporal_depth: int = 4  # blocks over time of a factorised encoder
     temporal_zero: bool = True  # what is over time alone adds nothing at first, so that frames are pictures

@@ -99,7 +99,8 @@ class ViTConfig(Leveled, metaclass=ByOptions):
     class_token: bool = True
     slots: int = 1  # of the learned positions, for the first prefix tokens: slot 0 of E_pos in Eq. 1
     registers: int = 0  # further prefix tokens, without positions (arXiv:2309.16588)
-    position: Literal["learned", "axes", "sincos", "sincos-big-vision", "none"] = "learned"  # axes: learned 2-D
+    # axes: learned 2-D, the channels shared out among rows and columns; factorised: added up (NaViT, arXiv:2307.06304)
+    position: Literal["learned", "axes", "factorised", "sincos", "sincos-big-vision", "none"] = "learned"
     # added once, or before each block: its own or shared (Table 8)
     position_at: Literal["input", "each", "shared"] = "input"
     attention: Literal["plain", "relative", "rotary"] = "plain"  # what attention itself knows of places
@@ -190,7 +191,7 @@ class ViTConfig(Leveled, metaclass=ByOptions):
     def positioned(self) -> int:
         """Prefix tokens with a learned position of their own: at most `slots`, and none where there is no class
         token."""
-        learned = self.position in ("learned", "axes", "space-time")
+        learned = self.position in ("learned", "axes", "factorised", "space-time")
         return min(self.slots, self.prefix) if self.class_token and learned else 0
 
     @property

@@ -33,7 +33,7 @@ def make_positions(scene: Scene) -> list[FigureResult]:
     figures = [draw_added(own, native, "positions", "Position embeddings", "")] if own else []
     if own and grid != native:
         note = ", of the same formula as at any other"
-        if model.config.position in ("learned", "axes"):  # type: ignore[union-attr]
+        if model.config.position in ("learned", "axes", "factorised"):  # type: ignore[union-attr]
             note = f", read from those of {times(native)} as the model resizes them"
         title = f"Position embeddings at {times(grid)}"
         figures.append(draw_added(room.embeddings(model, grid), grid, "positions-resized", title, note))

@@ -193,7 +193,7 @@ async def attention(request: Request) -> Response:
     parameters = read_parameters(request)
     picture = "gif" if bundle.preprocess.of_clips else "png"
     form = parse_word("format", parameters, ("json", picture))
-    options = attention_api.AttentionRequest.parse(parameters, bundle.model)
+    options = attention_api.AttentionRequest.parse(parameters, bundle.model, bundle.preprocess.tokens)
     if form != "json" and "all" in (options.layer, options.head):
         problem = f"a {form.upper()} of several maps"
         raise Refusal(422, "bad_parameter", problem, "ask for one layer and one head, or format=json")
