@@ -13,13 +13,13 @@ from vitreous.data.annotations.target import IGNORE, no_objects
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.augmentation.scenes import Scenes
 from vitreous.data.augmentation.views import MultiCrop
-from vitreous.data.augmentation.volumes import VolumeScenes
+from vitreous.data.augmentation.volumes import VolumeViews
 from vitreous.data.loader import TrainLoader
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.sources import open_data
 from vitreous.errors import UsageError
 
-STILL = VolumeScenes((1.0, 1.0), 0.0, (0.0, 0.0, 0.0), 0.0, 0.0, 0.0, 0.0)
+STILL = VolumeViews((1.0, 1.0), 0.0, (0.0, 0.0, 0.0), 0.0, 0.0, 0.0, 0.0)
 SIDES = (12, 16, 14)
 
 
@@ -68,7 +68,7 @@ def test_outside_of_the_volume_is_its_mirror_image_and_ignored():
 
 
 def test_places_are_those_of_a_loop_over_voxels():
-    scenes, draws = replace(STILL, scale=(0.5, 2.0), rotate=30.0), np.random.default_rng(0).random(16)
+    scenes, draws = replace(STILL, scale=(0.5, 2.0), rotate=30.0), np.random.default_rng(0).random(19)
     places = scenes.places(SIDES, (4, 6, 5), draws)
     factors = 0.5 * 4.0 ** draws[:3]
     sides = np.array((4, 6, 5)) / factors
@@ -85,7 +85,7 @@ def test_places_are_those_of_a_loop_over_voxels():
 
 
 def test_intensities_change_within_their_ranges():
-    scenes = VolumeScenes((1.0, 1.0), 0.0, (0.0, 0.0, 0.0), contrast=0.3, shift=0.2, gamma=0.5, noise=0.0)
+    scenes = VolumeViews((1.0, 1.0), 0.0, (0.0, 0.0, 0.0), contrast=0.3, shift=0.2, gamma=0.5, noise=0.0)
     volume = np.random.default_rng(0).normal(size=(1, 8, 8, 8)).astype(np.float32)
     target = no_objects((8, 8, 8), np.zeros((8, 8, 8), np.int32))
     changed = [scenes.scene(volume, target, voxels((8, 8, 8)), key)["images"].numpy() for key in range(20)]
@@ -102,23 +102,23 @@ def test_a_view_is_a_function_of_its_key_alone(tmp_path):
     data = open_data(write_solids(tmp_path, 5))
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        first = TrainLoader(data.split("train"), voxels((8, 12, 8)), VolumeScenes(), seed=3)
+        first = TrainLoader(data.split("train"), voxels((8, 12, 8)), VolumeViews(), seed=3)
         batches = list(first.batches(0, 8, 3))
         torch.manual_seed(2)
-        again = list(TrainLoader(data.split("train"), voxels((8, 12, 8)), VolumeScenes(), seed=3).batches(0, 8, 8))
+        again = list(TrainLoader(data.split("train"), voxels((8, 12, 8)), VolumeViews(), seed=3).batches(0, 8, 8))
     assert [len(batch["samples"]) for batch in batches] == [3, 3, 2]
     for name in ("images", "classes"):
         assert torch.equal(torch.cat([batch[name] for batch in batches]), again[0][name])
     assert batches[0]["images"].shape == (3, 1, 8, 12, 8) and batches[0]["classes"].dtype == torch.int32
-    other = next(iter(TrainLoader(data.split("train"), voxels((8, 12, 8)), VolumeScenes(), seed=4).batches(0, 8, 8)))
+    other = next(iter(TrainLoader(data.split("train"), voxels((8, 12, 8)), VolumeViews(), seed=4).batches(0, 8, 8)))
     assert not torch.equal(other["images"], again[0]["images"])
-    assert VolumeScenes().collate([], voxels((8, 12, 8)))["images"].shape == (0, 1, 8, 12, 8)
+    assert VolumeViews().collate([], voxels((8, 12, 8)))["images"].shape == (0, 1, 8, 12, 8)
 
 
 def test_views_that_do_not_fit_are_refused():
     for wrong in ({"scale": (0.0, 1.0)}, {"flip": (0.5, 2.0, 0.0)}, {"noise": -1.0}, {"contrast": 1.0}):
         with pytest.raises(UsageError):
-            VolumeScenes(**wrong)
+            VolumeViews(**wrong)
     volume, target = np.zeros((1, 4, 4, 4), np.float32), no_objects((4, 4), np.zeros((4, 4), np.int32))
     for views in (Augment(), MultiCrop(locals=0)):
         with pytest.raises(UsageError, match="volume"):
@@ -126,7 +126,7 @@ def test_views_that_do_not_fit_are_refused():
     with pytest.raises(UsageError, match="volume"):
         Scenes().scene(volume, target, Preprocess((4, 4)), 0)
     with pytest.raises(UsageError, match="for volumes"):
-        VolumeScenes().scene(Image.new("L", (4, 4)), target, voxels((4, 4, 4)), 0)
+        VolumeViews().scene(Image.new("L", (4, 4)), target, voxels((4, 4, 4)), 0)
 
 
 @pytest.mark.parametrize("size", [(4, 20, 8), (9, 3, 8), (8, 8, 8)])

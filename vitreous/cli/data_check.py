@@ -34,6 +34,9 @@ class Options:
     group_by: Annotated[str | None, arg(metavar="COLUMN|REGEX")] = None
     """What names the group of an image: a column of a CSV file, or a regular expression for its path, as
     'patient(\\d+)'."""
+    axes: Literal[1, 2, 3] | None = None
+    """What .npy files and TIFF stacks are, where they could be either: 1 signals, 2 pictures, 3 volumes (default: as
+    their endings and shapes say)."""
     workers: int | None = None
     """Processes that read images; changes nothing (default: one a core)."""
 
@@ -54,7 +57,9 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     if out and out.is_dir():
         raise UsageError(f"{out} is a folder", "name a file: --out report.html")
     size = default_image if options.image_size is None else options.image_size
-    document, subject = check(options.data, options.split, options.workers, size, options.group_by, console.progress)
+    document, subject = check(
+        options.data, options.split, options.workers, size, options.group_by, options.axes, console.progress
+    )
     if out:
         write_output(out, page(document, subject))
     print_findings(document, console)
@@ -79,7 +84,8 @@ def print_findings(document: dict[str, Any], console: Console) -> None:
             for side in ("width", "height")
         )
         slices = f"{size['slices']['min']:.0f} to {size['slices']['max']:.0f} slices; " if "slices" in size else ""
-        console.say(f"{len(document['classes'])} classes; {slices}width {width}; height {height}")
+        sides = f"length {width}" if document["kind"] == "signals" else f"{slices}width {width}; height {height}"
+        console.say(f"{len(document['classes'])} classes; {sides}")
     if (clips := document["clips"]) and clips["frames"]:
         names = {"frames": "frames", "seconds": "seconds", "rate": "frames a second"}
         spans = [(clips[key], name) for key, name in names.items() if clips[key]]

@@ -48,8 +48,8 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     source = open_images_of(options)
     predictor = load(options.source(options.run), options.how(), (), options.exact, headless=True)
     print_notes(predictor, console)
-    if predictor.card.preprocess.of_clips:
-        source = open_images_of(options, clips=True)
+    if (kind := predictor.card.preprocess.kind) != "pictures":
+        source = open_images_of(options, kind)
 
     def answers(items: Iterator[Item]) -> Iterator[Sequence[Embedding]]:
         return choose_backend(options, predictor).embeddings(items, options.bad_images)

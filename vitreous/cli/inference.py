@@ -105,14 +105,14 @@ class AnswerArguments(ImageArguments):
     """Print the answers, and write them to this CSV file too: a row for each of the top classes, or each object."""
 
 
-def open_images_of(options: ImageArguments, clips: bool = False) -> Source:
-    """The images, or clips, that the options name. Raises UsageError for none."""
+def open_images_of(options: ImageArguments, kind: str = "") -> Source:
+    """The images that the options name, of the `kind` that a model takes. Raises UsageError for none."""
     from vitreous.errors import UsageError
     from vitreous.serving.sources import ADVICE, source
 
     if not options.images and not options.list:
         raise UsageError("no images", ADVICE)
-    return source(options.images, options.column, options.list, clips)
+    return source(options.images, options.column, options.list, kind)
 
 
 def choose_backend(options: ImageArguments, predictor: Predictor) -> Predictor | Remote:

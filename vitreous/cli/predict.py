@@ -58,8 +58,8 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     warn_of_emulation(options, console)
     predictor = load(options.source(options.run), options.how(), calibration_images(options, source), options.exact)
     print_notes(predictor, console)
-    if predictor.card.preprocess.of_clips:
-        source = open_images_of(options, clips=True)
+    if (kind := predictor.card.preprocess.kind) != "pictures":
+        source = open_images_of(options, kind)
     if predictor.card.object_classes:
         from vitreous.cli.objects import predict_objects
 

@@ -93,20 +93,25 @@ def print_header(run: Run, data: Data, console: Console) -> None:
 
     counts = {name: len(split) for name, split in data.splits.items()} | {"train": run.data.images}
     names = list(run.data.classes[:SHOWN]) + ["…"] * (len(run.data.classes) > SHOWN)
-    pixels = "x".join([format_size(run.model.image)] * (1 + (len(set(run.model.image)) == 1))) + " pixels"
+    solid, kind = len(run.model.image) != 2, run.preprocess.kind
+    sides = format_size(run.model.image)
+    sides = "x".join(map(str, run.model.image)) if solid else "x".join([sides] * (1 + ("x" not in sides)))
+    pixels = f"{sides} {({'volumes': 'voxels', 'signals': 'numbers'}).get(kind, 'pixels')}"
+    noun = "images" if kind in ("pictures", "clips") else kind
     if run.preprocess.native:
         least = getattr(run.views, "fewest_tokens", 0)
         pixels = f"pictures' own aspect ratio, {f'{least} to ' if least else 'up to '}{run.preprocess.tokens} patches"
     batch = f"{run.batch_size}" + (f" x {run.accumulate}" if run.accumulate > 1 else "")
     rows = {
-        "data": f"{run.data.source}: " + ", ".join(f"{count:,} {name}" for name, count in counts.items()) + " images",
+        "data": f"{run.data.source}: " + ", ".join(f"{count:,} {name}" for name, count in counts.items()) + f" {noun}",
         "classes": f"{len(run.data.classes):,} ({', '.join(map(printable, names))})",
-        "model": f"{name_of(run.model)} at {pixels}, {2 * macs(run.model) / 1e9:.3g} GFLOPs an image"
+        "model": f"{name_of(run.model)} at {pixels}, {2 * macs(run.model) / 1e9:.3g} GFLOPs "
+        + ("each" if solid else "an image")
         + (f", from {run.init}" if run.init else ", from scratch"),
         "recipe": f"{run.recipe or 'none'}, {run.optimizer.name} with learning rate {run.optimizer.lr:.3g}",
         "device": run.device,
         "precision": run.precision,
-        "steps": f"{run.steps:,} of {batch} images, {run.epochs:g} epochs",
+        "steps": f"{run.steps:,} of {batch} {noun}, {run.epochs:g} epochs",
     }
     for name, text in rows.items():
         console.line(f"{name:9}  {text}")

@@ -19,7 +19,7 @@ from vitreous.data.annotations.reader import SceneReader
 from vitreous.data.annotations.target import AnnotatedSplit
 from vitreous.data.augmentation.augment import Augment, Views
 from vitreous.data.augmentation.scenes import Scenes
-from vitreous.data.augmentation.volumes import VolumeScenes
+from vitreous.data.augmentation.volumes import VolumeViews
 from vitreous.data.batch import Batch
 from vitreous.data.clip_views import ClipViews
 from vitreous.data.decoding.clip import Clip
@@ -81,6 +81,12 @@ class TrainLoader:
         return [replace(self.preprocess, image=size) for size in self.preprocess.buckets]
 
     @cached_property
+    def annotated(self) -> bool:
+        """Whether views are drawn together with what is where."""
+        volumes = isinstance(self.views, VolumeViews) and isinstance(self.split, AnnotatedSplit)
+        return volumes or isinstance(self.views, Scenes)
+
+    @cached_property
     def scenes(self) -> SceneReader:
         """Reads images with what is known of their places."""
         assert isinstance(self.split, AnnotatedSplit), "objectives of scenes refuse other data"
@@ -115,7 +121,7 @@ class TrainLoader:
             if not isinstance(images, Tensor):
                 if errors := [image for image in images if isinstance(image, DataError)]:
                     raise errors[0]
-                if isinstance(self.views, Scenes | VolumeScenes):
+                if isinstance(self.views, Scenes | VolumeViews) and self.annotated:
                     yield {**self.views.collate(images, self.preprocess), "samples": samples}
                     continue
                 if not self.preprocess.native:
@@ -136,7 +142,7 @@ class TrainLoader:
         """One decoded and augmented image, (C, *image) uint8; of `Scenes` with what is known of its places."""
         preprocess = self.preprocess if self.buckets is None else self.sizes[self.buckets[sample]]
         own = one_key(self.seed, epoch, sample, view)
-        if isinstance(self.views, Scenes | VolumeScenes):
+        if isinstance(self.views, Scenes | VolumeViews) and self.annotated:
             return self.views.scene(*self.scenes.read(sample), preprocess, own)
         raw, name = open_sample(self.split, sample), self.split.name(sample)
         if isinstance(raw, Clip):

@@ -44,9 +44,11 @@ class Preprocess:
     images are judged. () where all are trained at `image`.
 
     `numbers`: `colours` are RGB or grey at 8 bits, however they are stored; else each channel is taken for itself, its
-    numbers of that type as they are in the file, and `mean` and `std` are in units of `peak`. `voxels` are volumes of
-    any type, each channel of each standardised for itself (`standardised`); one of another size than `image` is cut or
-    filled up with 0 around its middle.
+    numbers of that type as they are in the file, and `mean` and `std` are in units of `peak`. `voxels` are volumes, and
+    signals, whose `image` is (length,), of any type. With `standardise` = `each` every channel of every one is brought
+    to mean 0 and deviation 1 by itself (`standardised`); with `data` values stay, and `mean` and `std` are those of the
+    training data. One of another size than `image` is cut or filled up with 0 around its middle, or, with `squash`,
+    scaled to it.
     """
 
     image: tuple[int, ...]
@@ -61,6 +63,7 @@ class Preprocess:
     buckets: tuple[tuple[int, ...], ...] = ()
     tokens: int = 0
     patch: tuple[int, ...] = ()
+    standardise: Literal["each", "data"] = "each"
 
     def __post_init__(self) -> None:
         if self.native != (self.tokens > 0) or self.native != bool(self.patch):
@@ -73,6 +76,13 @@ class Preprocess:
             raise UsageError(problem, "a stride of clips is 1 or more, or 0 for frames spread evenly")
         if any(len(size) != len(self.image) for size in self.buckets):
             raise UsageError(f"buckets are sizes of {len(self.image)} axes, as {format_size(self.image)} is")
+
+    @property
+    def kind(self) -> Literal["pictures", "clips", "volumes", "signals"]:
+        """What images are called."""
+        if self.numbers == "voxels":
+            return "signals" if len(self.image) == 1 else "volumes"
+        return "clips" if self.of_clips else "pictures"
 
     @property
     def of_clips(self) -> bool:
@@ -121,15 +131,16 @@ class Preprocess:
     def decoded(
         self, raw: bytes | np.ndarray | Image.Image | str | os.PathLike[str] | Clip, name: str | None = None
     ) -> Picture:
-        """A file, its bytes, or pixels (H, W[, C]) -> the image, or one for each channel, or a volume (C, D, H, W), or
-        the frames of a clip that a model sees (T, H, W, 3) uint8. Raises DataError."""
+        """A file, its bytes, or pixels (H, W[, C]) -> the image, or one for each channel, or a volume (C, D, H, W), a
+        signal (C, L), or the frames of a clip that a model sees (T, H, W, 3) uint8. Raises DataError."""
         if self.of_clips or isinstance(raw, Clip):
             clip = opened_clip(raw, name)
             return clip.read(self.moments(len(clip)))
         if self.numbers == "colours":
             return decode(raw, self.channels, name)
         if self.numbers == "voxels":
-            return read_volume(np.asarray(raw) if isinstance(raw, Image.Image) else raw, self.channels, name)
+            voxels = np.asarray(raw) if isinstance(raw, Image.Image) else raw
+            return read_volume(voxels, self.channels, name, len(self.image), self.standardise == "each")
         return read_bands(np.asarray(raw) if isinstance(raw, Image.Image) else raw, self.channels, self.numbers, name)
 
     def moments(self, count: int, draws: np.ndarray | None = None) -> np.ndarray:
@@ -155,7 +166,9 @@ class Preprocess:
         if isinstance(picture, tuple):
             return np.concatenate([self.array(band) for band in picture])
         if isinstance(picture, np.ndarray):
-            return self.frames(picture) if self.of_clips else centred(picture, self.image)
+            if self.of_clips:
+                return self.frames(picture)
+            return (scaled if self.fit == "squash" else centred)(picture, self.image)
         return to_array(self.fitted(picture))
 
     def frames(self, clip: np.ndarray, along: float = 0.5) -> np.ndarray:
@@ -233,6 +246,21 @@ def centred(volume: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
         of.append(slice((own - both) // 2, (own - both) // 2 + both))
     out[tuple(to)] = volume[tuple(of)]
     return out
+
+
+def scaled(volume: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
+    """(C, *image) float32 -> (C, *size), linear along each axis, and averaged over as many voxels as become one.
+
+    out[i] = sum_j w_ij in[j] / sum_j w_ij,  w_ij = max(0, 1 - |j + 1/2 - (i + 1/2) r| / max(1, r)),  r = own / size
+    """
+    for axis, wanted in enumerate(size, 1):
+        ratio = volume.shape[axis] / wanted
+        if ratio != 1:
+            places, voxels = (np.arange(wanted) + 0.5) * ratio, np.arange(volume.shape[axis]) + 0.5
+            weights = np.maximum(0, 1 - np.abs(voxels - places[:, None]) / max(1, ratio))
+            weights = (weights / weights.sum(1, keepdims=True)).astype(np.float32)
+            volume = np.moveaxis(np.tensordot(weights, volume, (1, axis)), 0, axis)
+    return np.ascontiguousarray(volume)
 
 
 def to_tensor(picture: Image.Image) -> Tensor:

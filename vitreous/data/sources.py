@@ -25,6 +25,7 @@ from vitreous.data.layouts.packed import is_pack, packed
 from vitreous.data.layouts.table import table
 from vitreous.data.layouts.tars import COMPRESSED, are_tars, tars
 from vitreous.data.layouts.video import are_clips, hold_clips, videos
+from vitreous.data.layouts.volumes import array_folder_axes, arrays, no_arrays
 from vitreous.data.split import Data, Files, no_labels
 from vitreous.errors import DataError, UsageError, nearest, printable
 
@@ -38,7 +39,11 @@ OBJECTS = ((is_voc, voc), (is_yolo, yolo), (is_labelme, labelme))
 
 
 def open_data(
-    source: str | os.PathLike[str], split_seed: int = 0, group_by: str | None = None, stills: bool = False
+    source: str | os.PathLike[str],
+    split_seed: int = 0,
+    group_by: str | None = None,
+    stills: bool = False,
+    axes: int | None = None,
 ) -> Data:
     """Open a data set: `digits`, a folder with splits, a folder with classes, a folder of images, a CSV file,
     WebDataset archives (a folder, a file, or a pattern such as `x-{000..127}.tar`), what `vitreous data pack` has made,
@@ -47,11 +52,12 @@ def open_data(
 
     `split_seed` chooses the held-out tenth(s) where the source has no split of its own; `group_by` names what is never
     drawn apart, as `vitreous.data.grouping` has it. With `stills` a folder of clips and pictures is one of clips, of
-    which the pictures have one frame; else it is one of pictures. Images without labels, or of one class, are data too,
-    with no classes (`require_labels` refuses them). Raises DataError for a missing or empty folder, or a class that
-    only a held-out split has; UsageError for an unknown name.
+    which the pictures have one frame; else it is one of pictures. `axes`: files of a folder or a table are signals (1),
+    pictures (2) or volumes (3), where that is not to be told from them. Images without labels, or of one class, are
+    data too, with no classes (`require_labels` refuses them). Raises DataError for a missing or empty folder, or a
+    class that only a held-out split has; UsageError for an unknown name.
     """
-    data = detect_layout(os.fspath(source), split_seed, group_by, stills)
+    data = detect_layout(os.fspath(source), split_seed, group_by, stills, axes)
     return data if group_by is None else grouped(data, group_by, source, split_seed)
 
 
@@ -73,12 +79,17 @@ def public_name(source: str) -> str:
 
 
 def open_data_of_run(
-    run: str | os.PathLike[str], source: str, split_seed: int = 0, group_by: str | None = None, stills: bool = False
+    run: str | os.PathLike[str],
+    source: str,
+    split_seed: int = 0,
+    group_by: str | None = None,
+    stills: bool = False,
+    axes: int | None = None,
 ) -> Data:
     """Open the data set that a run was trained on, `source` in its config.yaml. Raises as `open_data`, and DataError
     where it is gone."""
     try:
-        return open_data(source, split_seed, group_by, stills)
+        return open_data(source, split_seed, group_by, stills, axes)
     except DataError as error:
         if not is_on_disk(source) or os.path.lexists(source):
             raise
@@ -106,14 +117,24 @@ def open_images(source: str | os.PathLike[str]) -> Data | Files:
     return whole if data.unsplit and not data.labelled and isinstance(whole, Files) else data
 
 
-def detect_layout(name: str, split_seed: int, group_by: str | None = None, stills: bool = False) -> Data:
+def detect_layout(
+    name: str, split_seed: int, group_by: str | None = None, stills: bool = False, axes: int | None = None
+) -> Data:
     """Open the data set of that name, in the layout that it has; of a table the groups are those of the column
-    `group_by`, if it is one. Raises DataError and UsageError as `open_data`."""
+    `group_by`, if it is one; `stills` and `axes` as `open_data` has them. Raises DataError and UsageError as
+    `open_data`."""
     if name == "digits":
         return digits(split_seed)
     if name.startswith(NAMED):
         return hub(name, split_seed) if name.startswith("hf:") else named(name, split_seed)
     path = Path(name)
+    if axes not in (None, 1, 2, 3):
+        raise UsageError(f"--axes cannot be {axes}", "1 are signals, 2 pictures, 3 volumes")
+    if axes in (1, 3) and path.suffix.lower() != ".csv":
+        if path.is_dir() and not array_folder_axes(path, axes):
+            raise no_arrays(name, axes)
+        if path.is_dir() and not (axes == 3 and are_volumes(path)):
+            return arrays(path, split_seed, axes)
     if path.is_dir() and is_pack(path):
         return packed(path, split_seed)
     if is_parquet(name):
@@ -122,7 +143,9 @@ def detect_layout(name: str, split_seed: int, group_by: str | None = None, still
         listed = () if has_config(path) else ((are_lists, lists),)
         moving = (hold_clips, partial(videos, stills=True)) if stills else (are_clips, videos)
         kinds = ((are_tars, tars), *listed, (is_imagenet, imagenet), *COCO, *MASKS, *OBJECTS, moving)
-        return next((read for fits, read in kinds if fits(path)), folder)(path, split_seed)
+        read = next((read for fits, read in kinds if fits(path)), None)
+        own = array_folder_axes(path) if read is None and axes is None else None
+        return arrays(path, split_seed, own) if own else (read or folder)(path, split_seed)
     if path.name.lower().endswith((".tar", *COMPRESSED)) and (os.path.lexists(path) or "{" in name):
         return tars(path, split_seed)
     if path.suffix.lower() == ".json" and path.is_file():
@@ -130,7 +153,7 @@ def detect_layout(name: str, split_seed: int, group_by: str | None = None, still
     if path.suffix.lower() == ".csv" and os.path.lexists(path):
         if is_box_table(path):
             return box_table(path, split_seed)
-        return table(path, split_seed, group_by)
+        return table(path, split_seed, group_by, axes)
     if path.exists():
         raise DataError(f"{printable(path)} is a file, not a data set", LAYOUT)
     if "/" not in name and os.sep not in name and nearest(name, ["digits"]):

@@ -50,8 +50,9 @@ def prepare_data(
         raise UsageError(message, "leave them out")
     seed, share, group_by = split_options(base, options)
     exclude = options.exclude or (base.data.exclude if base else None)
+    axes = options.axes or (base.data.axes if base else None)
     in_buckets = options.buckets is not None or bool(base and base.preprocess.buckets)
-    how = (source, seed, group_by, in_buckets)
+    how = (source, seed, group_by, in_buckets, axes)
     opened = open_data_of_run(folder.path, *how) if folder else open_data(*how)
     objective = base.objective if base else objective_of(options)
     if objective.labelled:
@@ -64,7 +65,7 @@ def prepare_data(
     if exclude:
         listed = json.loads((folder.path / "excluded.json").read_text("utf-8")) if folder else names_in(exclude)
         opened = exclude_images(opened, frozenset(listed), exclude, listener)
-    split = {"split_seed": seed, "hold_out": share, "group_by": group_by, "exclude": exclude}
+    split = {"split_seed": seed, "hold_out": share, "group_by": group_by, "axes": axes, "exclude": exclude}
     workers = first_workers(opened, options)
     if base is None and in_buckets:
         check_buckets(options, opened)

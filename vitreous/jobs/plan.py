@@ -29,6 +29,7 @@ FIXED = (
     "data.classes",
     "data.split_seed",
     "data.group_by",
+    "data.axes",
     "data.exclude",
     "seed",
     "init",

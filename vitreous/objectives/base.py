@@ -69,6 +69,7 @@ class ObjectiveConfig:
     generates: ClassVar[bool] = False  # makes images, of the classes that the data have, if any
     takes_clips: ClassVar[bool] = False  # learns from clips as from pictures
     takes_own_aspect: ClassVar[bool] = False  # learns from lists of pictures of different sizes
+    takes_volumes: ClassVar[bool] = False  # learns from volumes and signals as from pictures
     splittable: ClassVar[bool] = (
         True  # the loss is a mean over samples that do not see each other, drawn without chance
     )

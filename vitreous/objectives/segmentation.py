@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitreous.data.annotations.target import IGNORE
 from vitreous.data.augmentation.scenes import Scenes
-from vitreous.data.augmentation.volumes import VolumeScenes
+from vitreous.data.augmentation.volumes import VolumeViews
 from vitreous.data.batch import Batch
 from vitreous.data.split import Split
 from vitreous.errors import UsageError
@@ -53,7 +53,7 @@ class SegmentationConfig(ObjectiveConfig):
 
     def check(self, model: ModelConfig, classes: tuple[str, ...], views: Any) -> None:
         """Raise UsageError for views without class maps, and a model that no dense head fits."""
-        kind = Scenes if len(model.image) == 2 else VolumeScenes
+        kind = Scenes if len(model.image) == 2 else VolumeViews
         if not isinstance(views, kind):
             raise UsageError(f"segmentation takes views of the kind {kind.name} here", "leave --views.name out")
         self.segmenter(model, max(2, len(classes)))

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitreous.data.augmentation.augment import Augment
+from vitreous.data.augmentation.volumes import VolumeViews
 from vitreous.data.batch import Batch
 from vitreous.data.split import Split
 from vitreous.errors import UsageError
@@ -39,6 +40,7 @@ class SupervisedConfig(Thinning, ObjectiveConfig):
     labelled: ClassVar[bool] = True
     takes_clips: ClassVar[bool] = True
     takes_own_aspect: ClassVar[bool] = True
+    takes_volumes: ClassVar[bool] = True
 
     name: Literal["supervised"] = "supervised"
     loss: Loss = "softmax"
@@ -57,8 +59,10 @@ class SupervisedConfig(Thinning, ObjectiveConfig):
 
     def check(self, model: ModelConfig, classes: tuple[str, ...], views: Any) -> None:
         """Raise UsageError for another number of classes, several views, and what the model cannot leave out."""
-        if not isinstance(views, Augment):
+        if not isinstance(views, Augment | VolumeViews):
             raise UsageError("learning from labels takes one view of an image", "leave out multi-crop views")
+        if isinstance(views, VolumeViews) and len(model.image) == 2:
+            raise UsageError("views of volumes are for volumes and signals", "leave --views.name out")
         if model.classes != len(classes):
             raise UsageError(f"the model has {model.classes} classes, the data {len(classes)}")
         if self.class_weights and len(self.class_weights) != len(classes):
@@ -128,9 +132,9 @@ class Supervised(Objective):
             if drops:
                 batch = {**batch, "keep": self.draw_patches_of_each(batch["images"], position)}
             return batch
-        images, labels = setting.views.mix(
-            batch["images"], batch["labels"], classes, setting.seed, position, setting.repeats
-        )
+        images, labels = batch["images"], batch["labels"]
+        if isinstance(setting.views, Augment):
+            images, labels = setting.views.mix(images, labels, classes, setting.seed, position, setting.repeats)
         images = resize_images(images, sides_at(config, self.model.config, progress.samples, progress.total))
         batch = {**batch, "images": images, "labels": labels}
         if drops:

@@ -13,13 +13,19 @@ from vitreous.models.config import ModelConfig, VideoConfig, replace_fields
 from vitreous.models.defaults import LARGE_IMAGE, SMALL, model_for_small_images
 from vitreous.models.names import configure, name_of
 from vitreous.nn.sizes import nearby
+from vitreous.recipes.names import OWN
 from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.own_aspect import with_square
 from vitreous.recipes.recipe import DatasetInfo, Recipe
 
 #: sides of clips in pixels -> the model; larger ones are scaled to LARGE_IMAGE
 CLIPS = ((32, "ViViT-64x6/4x2"), (SMALL, "ViViT-128x6/8x2"), (math.inf, "ViViT-S/16x2"))
+#: sides of volumes in voxels, up to LARGE_VOLUME -> the model that learns their classes
+VOLUMES = ((32, "ViT-128x6/4x4x4"), (math.inf, "ViT-192x6/8x8x8"))
 LARGE_VOLUME = 64  # voxels along a side of what a model sees at a time
+SIGNALS = "ViT-128x6"  # its patch follows from the length
+LARGE_SIGNAL = 2**14  # numbers of a signal that a model sees
+TOKENS = 128  # of a signal
 
 
 def architecture(
@@ -37,9 +43,9 @@ def architecture(
     if len(facts.size) == 3 and facts.numbers == "colours":
         model = for_clips(options, facts, classes, start, recipe)
     elif recipe is not None and recipe.of_clips:
-        kind = "pictures" if len(facts.size) == 2 else "volumes"
+        kind = {1: "signals", 2: "pictures"}.get(len(facts.size), "volumes")
         raise UsageError(f"{recipe.name} is for clips, and the data are {kind}", "use --recipe mae, or name clips")
-    elif len(facts.size) == 3:
+    elif facts.numbers == "voxels":
         model = for_volumes(options, facts, classes, start, recipe)
     else:
         model = (
@@ -86,21 +92,34 @@ def on_windows(model: ModelConfig, start: ModelConfig) -> bool:
 def for_volumes(
     options: TrainOptions, facts: DatasetInfo, classes: int, start: ModelConfig | None, recipe: Recipe | None
 ) -> ModelConfig:
-    """The model to train on volumes: a ViT whose patches have three axes, on images of the size of the first volume, of
-    at most `LARGE_VOLUME` voxels a side. Raises UsageError for a recipe and for a model that are for pictures."""
-    if recipe is None or recipe.solid is None:
-        name = recipe.name if recipe else "this"
-        raise UsageError(f"{name} is for pictures, and the data are volumes", "use --recipe segment")
+    """The model to train on volumes or signals: a ViT whose patches have three axes or one, on images of the size of
+    the first of them, of at most `LARGE_VOLUME` voxels a side, or `LARGE_SIGNAL` numbers. Raises UsageError for a
+    recipe and for a model that are for pictures."""
+    axes, kind = len(facts.size), "volumes" if len(facts.size) == 3 else "signals"
+    if recipe is not None and recipe.solid is None and recipe.name not in OWN:
+        hint = "use --recipe segment" if recipe.objective.annotated else "leave --recipe out"
+        raise UsageError(f"{recipe.name} is for pictures, and the data are {kind}", hint)
     if start is not None:
         return started(options, classes, start)
-    model = configure(options.model or recipe.solid)
+    largest = LARGE_VOLUME if axes == 3 else LARGE_SIGNAL
+    sides = (options.image_size,) * axes if options.image_size else tuple(min(largest, side) for side in facts.size)
+    usual = recipe.solid if recipe and recipe.solid else usual_for(sides)
+    model = configure(options.model or usual)
     if model.front != "patches" or model.kind != "vit" or model.on_grid:
-        raise UsageError(f"{name_of(model)} is for pictures, and the data are volumes", f"use --model {recipe.solid}")
-    own = model.patch if len(model.patch) == 3 else model.patch[:1] * 3
-    patch = (options.patch_size,) * 3 if options.patch_size else own
-    sides = (options.image_size,) * 3 if options.image_size else tuple(min(LARGE_VOLUME, side) for side in facts.size)
+        raise UsageError(f"{name_of(model)} is for pictures, and the data are {kind}", f"use --model {usual}")
+    own = model.patch if len(model.patch) == axes else model.patch[:1] * axes
+    if not (options.model or options.patch_size or (recipe and recipe.solid)):
+        own = tuple(min(pair) for pair in zip(own, sides, strict=True))  # thin volumes
+    patch = (options.patch_size,) * axes if options.patch_size else own
     changes = {"image": nearby(sides, patch), "patch": patch, "classes": classes, "channels": facts.channels}
     return replace_fields(model, changes | {"pool": "mean", "class_token": False, "head_bias": True})
+
+
+def usual_for(sides: tuple[int, ...]) -> str:
+    """The model for volumes of (depth, height, width), and for signals of (length,), of about `TOKENS` patches."""
+    if len(sides) == 1:
+        return f"{SIGNALS}/{max(4, 2 ** math.ceil(math.log2(max(1, sides[0] / TOKENS))))}"
+    return next(name for side, name in VOLUMES if max(sides) <= side)
 
 
 def for_clips(

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vitreous.config import set_paths
-from vitreous.data.annotations.target import axes_of, kind_of
+from vitreous.data.annotations.target import AnnotatedSplit, axes_of, kind_of
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.decoding.clip import Clip
 from vitreous.data.decoding.decode import decode
@@ -31,7 +31,7 @@ def detect_info(opened: Data, options: TrainOptions, start: Start | None = None)
 
     `--preprocess.numbers`, or else the weights that the run starts from, say how files are to be read that can be read
     in two ways, as 16-bit greys can. Raises DataError where none of the first can be read, UsageError for weights of
-    another number of channels, and for volumes where the objective does not learn a class for each voxel.
+    another number of channels, and for volumes and signals where the objective takes pictures.
     """
     split = opened.split("train")
     check_kind(opened, options, start)
@@ -49,20 +49,24 @@ def detect_info(opened: Data, options: TrainOptions, start: Start | None = None)
 
 
 def check_kind(opened: Data, options: TrainOptions, start: Start | None) -> None:
-    """Raise UsageError for weights of another kind of images than the data, for volumes where the objective does not
-    learn a class for each voxel, for clips where it compares crops or patches of pictures, and for options of clips
-    where there are none. Weights of pictures start a model of clips."""
+    """Raise UsageError for weights of another kind of images than the data, for volumes with masks where the objective
+    does not learn a class for each voxel, for volumes, signals and clips where it takes pictures, and for options of
+    clips where there are none. Weights of pictures start a model of clips."""
     kind, objective = kind_of(opened.split("train")), objective_of(options)
     if start is not None:
         config = start.config
         solid = "clips" if getattr(config, "family", "") in ("video", "dit") else "volumes"
-        own = "pictures" if len(config.image) == 2 else solid
+        own = {1: "signals", 2: "pictures"}.get(len(config.image), solid)
         if own != kind and (own, kind) != ("pictures", "clips"):
             problem = f"the weights of --init {options.init} are for {own}, the data are {kind}"
             raise UsageError(problem, "leave --init out")
-    if kind == "volumes" and not objective.annotated:
+    masked = isinstance(opened.split("train"), AnnotatedSplit)
+    if kind == "volumes" and masked and not objective.annotated:
         hint = "learn a class for each voxel: --recipe segment"
         raise UsageError(f"{opened.name} has volumes, and {objective.name} takes pictures", hint)
+    if kind in ("volumes", "signals") and not (objective.takes_volumes or masked):
+        hint = "learn their classes: leave --recipe out"
+        raise UsageError(f"{opened.name} has {kind}, and {objective.name} takes pictures", hint)
     if kind == "clips" and not (objective.takes_clips or objective.generates):
         hint = "learn their classes: leave --recipe out; without labels: --recipe videomae; to make clips: --recipe sit"
         raise UsageError(f"{opened.name} has clips, and {objective.name} takes pictures", hint)
@@ -86,8 +90,8 @@ def read_info(split: Split, sample: int, numbers: str | None, channels: int | No
     raw, name = open_sample(split, sample), split.name(sample)
     if isinstance(raw, Clip):
         return DatasetInfo(len(split), (len(raw), *raw.size), channels or 3)
-    if axes_of(split) == 3:
-        count, size = volume_form(raw, name)
+    if axes_of(split) != 2:
+        count, size = volume_form(raw, name, axes_of(split))
         check_channels(count, channels)
         return DatasetInfo(len(split), size, count, "voxels")
     info = channel_form(raw, name) if numbers is None else None
@@ -118,11 +122,13 @@ def measure_channels(
     Mean and deviation that the user gave stay, and those of weights that were trained on as many channels of such
     numbers; latents are scaled as their autoencoder says.
     """
-    if info.numbers in ("colours", "voxels"):  # volumes are standardised one by one
+    one_by_one = info.numbers == "voxels" and run.preprocess.standardise == "each"
+    if info.numbers == "colours" or one_by_one:
         return run
     seen = replace(run.preprocess, numbers=info.numbers)
     known = start.preprocess if start else None
-    if known is None or (known.channels, known.numbers) != (seen.channels, seen.numbers):
+    own = (seen.channels, seen.numbers, seen.standardise)
+    if known is None or (known.channels, known.numbers, known.standardise) != own:
         if info.latents is not None:
             moments, whence = info.latents.normalisation(seen.channels), f"those of {info.latents.autoencoder}"
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vitreous.data.augmentation.scenes import Scenes
-from vitreous.data.augmentation.volumes import VolumeScenes
+from vitreous.data.augmentation.volumes import VolumeViews
 from vitreous.data.preprocess import IMAGENET
 from vitreous.models.config import ModelConfig, replace_fields
 from vitreous.objectives.segmentation import SegmentationConfig
@@ -37,7 +37,7 @@ def segment(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Ru
     preprocess, views = parts["preprocess"], Scenes(flip=0.5, flip_vertical=0.5, turn=True, jitter=(0.2, 0.2, 0.2))
     if len(model.image) == 3:
         zeros, ones = (0.0,) * model.channels, (1.0,) * model.channels
-        preprocess, views = replace(preprocess, numbers="voxels", mean=zeros, std=ones), VolumeScenes()
+        preprocess, views = replace(preprocess, numbers="voxels", mean=zeros, std=ones), VolumeViews()
         optimizer = Optimizer("muon", lr=4e-3, matrix_lr=0.02, weight_decay=0.05, layer_decay=decay)
         batch, epochs = min(batch, VOLUMES), VOLUMES_SHOWN.epochs(facts.images)
     steps = max(1, round(epochs * facts.images / batch))

@@ -8,6 +8,7 @@ from typing import Any
 
 from vitreous.config import set_paths
 from vitreous.cores import default_workers
+from vitreous.data.augmentation.volumes import VolumeViews
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Data
 from vitreous.errors import UsageError
@@ -31,6 +32,7 @@ from vitreous.weights.fetch import published_weights
 
 __all__ = ["DatasetInfo", "apply", "derive"]
 
+LARGER = 1.25  # times what a model sees: such a volume is scaled to it
 COMPILE_GAIN = 3e17  # FLOPs of a run on a GPU from which a compilation of a minute or two pays for itself
 CANONICAL = 4  # parts of a step whose sum is the same for 1, 2 and 4 processes
 
@@ -55,7 +57,7 @@ def derive(
     kind = objective_of(options)
     classes = len(data.classes) if kind.labelled or kind.generates else 0
     model = architecture(options, facts, classes, start.config if start else None, named)
-    recipe = named or default_recipe(data, model, start)
+    recipe = named or default_recipe(data, model, start, facts)
     base = recipe.make(model, facts, options)
     run = replace(
         base,
@@ -66,6 +68,8 @@ def derive(
     )
     if start is not None and start.preprocess is not None:
         run = replace(run, preprocess=merge_preprocess(run.preprocess, start.preprocess, recipe))
+    if facts.numbers == "voxels" and not kind.annotated:
+        run = for_volumes(run, options, facts, start, note)
     if run.preprocess.of_clips:
         run = for_clips(run, options, start, note)
     run = at_own_aspect(run, options, note)
@@ -91,6 +95,33 @@ def for_clips(run: Run, options: TrainOptions, start: Start | None, note: Note) 
         run = replace(run, views=replace(run.views, flip=0.0))  # type: ignore[type-var]
         note("clips are not mirrored, for directions may matter; --views.flip 0.5 mirrors half of them")
     return replace(run, preprocess=replace(run.preprocess, stride=stride))
+
+
+def for_volumes(run: Run, options: TrainOptions, facts: DatasetInfo, start: Start | None, note: Note) -> Run:
+    """The run with preprocessing and views of volumes or signals. Volumes that are larger than what the model sees are
+    scaled to it, where neither weights nor `--preprocess.fit` say what is done; of signals a part is cut out."""
+    count, known = run.model.channels, start.preprocess if start is not None else None
+    plain = {"numbers": "voxels", "mean": (0.0,) * count, "std": (1.0,) * count}
+    preprocess = known or replace(run.preprocess, **plain, fit="crop", share=1.0)
+    large = any(own > LARGER * side for own, side in zip(facts.size, run.model.image, strict=True))
+    if known is None and large and len(facts.size) == 3 and "preprocess.fit" not in options.settings:
+        preprocess = replace(preprocess, fit="squash")
+        sides, seen = (" x ".join(map(str, size)) for size in (facts.size, run.model.image))
+        note(f"volumes of {sides} are scaled to {seen}; --preprocess.fit crop cuts out their middle")
+    rule = {"standardise": options.settings.get("preprocess.standardise", [preprocess.standardise])}
+    preprocess = set_paths(replace(preprocess, image=run.model.image), rule, "preprocess.")
+    strength = 0.1 if preprocess.standardise == "each" else 0.0  # of deviations, which others do not have
+    views = VolumeViews(
+        scale=(1.0, 1.0),
+        rotate=0.0,
+        contrast=strength,
+        shift=strength,
+        gamma=0.0,
+        noise=strength,
+        translate=0.1,
+        border="zeros",
+    )
+    return replace(run, preprocess=preprocess, views=views)
 
 
 def objective_of(options: TrainOptions) -> type[ObjectiveConfig]:
@@ -129,7 +160,7 @@ def fitted_to_labels(objective: ObjectiveConfig, data: Data, options: TrainOptio
 
 def advise_weights(run: Run) -> str:
     """What to say of a run that begins from scratch on few photographs; an empty string for any other."""
-    if run.init or max(run.model.image[-2:]) <= SMALL or run.data.images >= FEW:
+    if run.init or run.preprocess.numbers == "voxels" or max(run.model.image[-2:]) <= SMALL or run.data.images >= FEW:
         return ""
     source = published_weights(name_of(run.model)) or published_weights("ViT-S/16")
     kind = "clips" if run.preprocess.of_clips else "photographs"
@@ -140,11 +171,12 @@ def advise_weights(run: Run) -> str:
     )
 
 
-def default_recipe(data: Data, model: ModelConfig, start: Start | None) -> Recipe:
+def default_recipe(data: Data, model: ModelConfig, start: Start | None, facts: DatasetInfo) -> Recipe:
     """The recipe where none is named."""
     if start is not None:
         return RECIPES["finetune" if start.classifies else "finetune-encoder"]
-    return RECIPES["digits" if data.name == "digits" else "small" if max(model.image[-2:]) <= SMALL else "photos"]
+    small = facts.numbers == "voxels" or max(model.image[-2:]) <= SMALL
+    return RECIPES["digits" if data.name == "digits" else "small" if small else "photos"]
 
 
 def merge_preprocess(own: Preprocess, weights: Preprocess, recipe: Recipe) -> Preprocess:
@@ -152,7 +184,7 @@ def merge_preprocess(own: Preprocess, weights: Preprocess, recipe: Recipe) -> Pr
     and deviation."""
     if recipe.name in OWN:
         return replace(weights, image=own.image)
-    return replace(own, mean=weights.mean, std=weights.std)
+    return replace(own, mean=weights.mean, std=weights.std, standardise=weights.standardise)
 
 
 def scale_batch(run: Run, recipe: Recipe, options: TrainOptions, note: Note) -> Run:
@@ -217,7 +249,7 @@ PATHS = {
         "objective.": "loss patch_dropout progressive",
         "model.": "drop_path dropout resize",
         "views.": "mixup cutmix erase",
-        "data.": "sampling workers split_seed group_by exclude exact",
+        "data.": "sampling workers split_seed group_by axes exclude exact",
     }.items()
     for option in options.split()
 }

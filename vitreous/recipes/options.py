@@ -139,6 +139,9 @@ class TrainOptions(WeightsOptions):
     group_by: Annotated[str | None, arg(metavar="COLUMN|REGEX")] = None
     """Keep groups together in splits: the column of a CSV file that names them (`group` needs no naming), or a regular
     expression for the paths, as 'patient(\\d+)'."""
+    axes: Literal[1, 2, 3] | None = None
+    """What .npy files and TIFF stacks are, where they could be either: 1 signals, 2 pictures, 3 volumes (default: as
+    their endings and shapes say)."""
     exclude: str | None = None
     """A list of training images to leave out, as `vitreous data dedup` writes it."""
     exact: bool = False

@@ -91,7 +91,7 @@ def compute_answers(
     labels and a model that names one class; WeightsError as `open_bundle` does.
     """
     bundle = open_bundle(run, note=computing.listener.note)
-    source, opened = data_for(run, data, split)
+    source, opened = data_for(run, data, split, preprocess=bundle.preprocess)
     return answers_to(run, bundle, source, opened, choose_split(opened, split, computing.listener.note), computing)
 
 
@@ -100,12 +100,11 @@ def answers_to(
 ) -> Answered:
     """Answer the images of a split with a model and data that are open.
 
-    Raises UsageError for several labels and a model that names one class, and for clips and a model that takes none;
+    Raises UsageError for several labels and a model that names one class, and for another kind of images than it takes;
     DataError as `compute_answers` does.
     """
     kind = kind_of(opened.split(split))
-    if (kind == "clips") != bundle.preprocess.of_clips:
-        own = "clips" if bundle.preprocess.of_clips else "pictures"
+    if kind != (own := bundle.preprocess.kind):
         raise UsageError(f"{run} takes {own}, and {source} has {kind}", f"name data of {own}")
     chosen = matched(opened.split(split), opened, bundle.classes, bundle.multilabel)
     if opened.multilabel and bundle.loss == "softmax":

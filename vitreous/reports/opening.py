@@ -112,23 +112,28 @@ def data_for(
     split: str | None,
     labelled: bool = True,
     stills: bool = False,
+    preprocess: Preprocess | None = None,
 ) -> tuple[str, Data]:
     """Return name and data set to judge a run on: the run's own, split as the run split it, or `data`; with `stills`
     as `open_data` has it.
 
-    A folder of classes that is named is judged whole, as its test split, unless `split` is another one. Raises
+    A folder of classes that is named is judged whole, as its test split, unless `split` is another one; its files are
+    taken for volumes or signals where the model takes these, as `preprocess` or else the run says. Raises
     UsageError for a bundle without data, and, if `labelled`, DataError for data without labels.
     """
     folder, source = Folder(Path(run)), os.fspath(data) if data is not None else None
-    split_seed, share, group_by = 0, None, None
+    split_seed, share, group_by, axes = 0, None, None, None
     if folder.config.is_file():
-        trained = folder.run().data
+        trained, preprocess = folder.run().data, preprocess or folder.run().preprocess
         source, split_seed = source or trained.source, trained.split_seed
-        share, group_by = (trained.hold_out, trained.group_by) if data is None else (None, None)
+        own = (trained.hold_out, trained.group_by, trained.axes)
+        share, group_by, axes = own if data is None else (None, None, None)
     if source is None:
         problem = f"{run} is a bundle without a run: there are no data to judge it on"
         raise UsageError(problem, "name a data set after it")
-    how = (source, split_seed, group_by, stills)
+    if data is not None and preprocess is not None:
+        axes = {"signals": 1, "volumes": 3}.get(preprocess.kind)
+    how = (source, split_seed, group_by, stills, axes)
     opened = open_data_of_run(run, *how) if data is None else open_data(*how)
     if labelled:
         require_labels(opened)

@@ -33,7 +33,8 @@ from PIL import Image
 from vitreous.data.clip_views import ClipViews
 from vitreous.data.decoding.clips import GIF, VIDEOS
 from vitreous.data.decoding.decode import MAX_BYTES, SUFFIXES, open_regular, reason
-from vitreous.data.decoding.volumes import OWN
+from vitreous.data.decoding.volumes import OWN, SIGNALS, TEXT
+from vitreous.data.decoding.volumes import SUFFIXES as VOLUMES
 from vitreous.data.layouts.folder import natural, walk
 from vitreous.data.layouts.tars import COMPRESSED
 from vitreous.data.layouts.tars import expand as braced
@@ -48,6 +49,7 @@ TABLES, TARS, ROWS = (".csv", ".tsv"), (".tar", *COMPRESSED), (".parquet",)
 # columns that are taken for the path, best first
 PATHS = ("path", "image", "file", "filename", "file_name", "image_path", "filepath")
 IMAGES = (*PATHS, "img", "jpg", "png", "bytes")  # and those of Parquet that may hold the image itself
+ARRAYS = {"volumes": frozenset(VOLUMES), "signals": frozenset(SIGNALS)}
 BLOCK = 2**16  # bytes of a list that are read at a time
 BATCH = 16  # rows of Parquet
 CLIPS = "a folder of clips holds video files, GIFs or folders of numbered frames, and no other pictures"
@@ -92,16 +94,19 @@ class Source:
             yield from part()
 
 
-def source(words: Sequence[str], column: str | None = None, lists: Sequence[str] = (), clips: bool = False) -> Source:
+def source(
+    words: Sequence[str], column: str | None = None, lists: Sequence[str] = (), kind: str = "pictures"
+) -> Source:
     """The images of words and, after them, of `lists`; `column` names the column of tables and Parquet that has them.
-    `clips`: folders stand for the clips in them.
+    `kind`: what the model takes, clips, volumes or signals; folders stand for those in them ("": for anything). A .csv
+    file is a signal to a model of signals, and else a table.
 
     Raises DataError for what is not there or has no images.
     """
     parts: list[Callable[[], Iterator[Item]]] = []
     count: int | None = 0
     for word in [*words, *(f"@{name}" for name in lists)]:
-        for part, number in resolve_word(word, column, clips):
+        for part, number in resolve_word(word, column, kind):
             parts.append(part)
             count = None if count is None or number is None else count + number
     return Source(tuple(parts), count)
@@ -110,40 +115,51 @@ def source(words: Sequence[str], column: str | None = None, lists: Sequence[str]
 Part = tuple[Callable[[], Iterator[Item]], int | None]  # what yields images, and how many where it can be known
 
 
-def resolve_word(word: str, column: str | None, clips: bool) -> Iterator[Part]:
+def resolve_word(word: str, column: str | None, kind: str) -> Iterator[Part]:
     """The images that a word stands for. Raises DataError for nothing."""
     if word == "-" or (word.startswith("@") and not os.path.lexists(word)):
         if word not in ("-", "@-") and not os.path.lexists(word[1:]):
             raise DataError(f"no such file: {printable(word[1:])}")
         yield partial(read_list, word.removeprefix("@")), None
     elif os.path.isdir(word):
-        files = [] if clips else walk(word) or walk(word, OWN)
-        files = files or clips_below(word, 0) or walk(word, frozenset((*TARS[:1], *ROWS)))
+        files = files_below(word, kind)
         if not files:
-            raise DataError(f"no {'clips' if clips else 'images'} in {printable(word)}", CLIPS if clips else "")
-        yield from resolve_files(files, column, clips)
+            called = "images" if kind == "pictures" else kind
+            raise DataError(f"no {called} in {printable(word)}", CLIPS if kind == "clips" else "")
+        yield from resolve_files(files, column, kind)
     elif os.path.lexists(word):
-        yield from resolve_files([word], column, clips)
+        yield from resolve_files([word], column, kind)
     elif word.endswith(".tar") and "{" in word:
         files = [os.fspath(path) for path in braced(word)]
         if missing := [path for path in files if not os.path.lexists(path)]:
             first = printable(missing[0])
             raise DataError(f"{len(missing)} of {len(files)} archives are not there; the first is {first}")
-        yield from resolve_files(files, column, clips)
+        yield from resolve_files(files, column, kind)
     elif glob.has_magic(word):
-        known = (*SUFFIXES, *VIDEOS, *OWN, *TABLES, *TARS, *ROWS)
+        known = (*SUFFIXES, *VIDEOS, *OWN, *SIGNALS, *TABLES, *TARS, *ROWS)
         names = glob.iglob(word, recursive=True)
         files = [name for name in names if name.lower().endswith(known) and not os.path.isdir(name)]
         if not files:
             raise DataError(f"nothing matches {printable(word)}", ADVICE)
-        yield from resolve_files(sorted(files, key=natural), column, clips)
+        yield from resolve_files(sorted(files, key=natural), column, kind)
     else:
         raise DataError(f"no such file: {printable(word)}", ADVICE)
 
 
-def resolve_files(files: list[str], column: str | None, clips: bool) -> Iterator[Part]:
-    """Files of any kind, neighbours that are images together; of archives the images, or the `clips`, in them."""
-    for suffix, group in groupby(files, suffix_of):
+def files_below(folder: str, kind: str) -> list[str]:
+    """What a folder stands for: the images of that kind below it; else clips, or else archives and rows."""
+    if kind in ARRAYS:
+        return walk(folder, ARRAYS[kind])
+    files = [] if kind == "clips" else walk(folder) or walk(folder, OWN)
+    files = files or clips_below(folder, 0) or walk(folder, frozenset((*TARS[:1], *ROWS)))
+    return files or ([] if kind else walk(folder, frozenset(SIGNALS)))
+
+
+def resolve_files(files: list[str], column: str | None, kind: str) -> Iterator[Part]:
+    """Files of any kind, neighbours that are images together; of archives the images, or the clips where the `kind` is
+    that, in them."""
+    clips = kind == "clips"
+    for suffix, group in groupby(files, partial(suffix_of, kind=kind)):
         paths = list(group)
         if not suffix:
             yield partial(as_files, paths), len(paths)
@@ -157,8 +173,10 @@ def resolve_files(files: list[str], column: str | None, clips: bool) -> Iterator
             yield partial(reader, path), None
 
 
-def suffix_of(file: str) -> str:
+def suffix_of(file: str, kind: str = "pictures") -> str:
     """The suffix of a table, an archive or rows; an empty string for an image."""
+    if kind == "signals" and file.lower().endswith(TEXT):
+        return ""
     known = (suffix for suffix in (*TABLES, *TARS, *ROWS) if file.lower().endswith(suffix))
     return "" if os.path.isdir(file) else next(known, "")
 

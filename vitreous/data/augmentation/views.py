@@ -20,7 +20,7 @@ from vitreous.data.augmentation.augment import Augment
 from vitreous.data.augmentation.batched import DRAWS, SOLAR, crop, paint
 from vitreous.data.augmentation.crops import AreaCrop, to_picture
 from vitreous.data.augmentation.scenes import Scenes
-from vitreous.data.augmentation.volumes import VolumeScenes
+from vitreous.data.augmentation.volumes import VolumeViews
 from vitreous.data.decoding.regions import Regions
 from vitreous.data.decoding.spectral import Picture, bands_of
 from vitreous.data.keys import key, seeded, uniform
@@ -128,11 +128,11 @@ class MultiCrop:
 
 
 #: the `name` in a run's config -> the config's class
-VIEWS: dict[str, type[Augment | MultiCrop | Scenes | VolumeScenes]] = {
+VIEWS: dict[str, type[Augment | MultiCrop | Scenes | VolumeViews]] = {
     "augment": Augment,
     "multicrop": MultiCrop,
     "scenes": Scenes,
-    "volumes": VolumeScenes,
+    "volumes": VolumeViews,
 }
 
 DINO = MultiCrop()

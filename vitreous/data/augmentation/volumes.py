@@ -1,4 +1,4 @@
-"""Augmentation of volumes together with the class of each voxel."""
+"""Augmentation of volumes and signals, of volumes together with the class of each voxel, too."""
 
 from __future__ import annotations
 
@@ -18,17 +18,20 @@ from vitreous.data.keys import seeded, uniform
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import UsageError
 
+DRAWS = 19  # numbers that a view is drawn by
 TURNS = ((1, 2), (0, 2), (0, 1))  # the axes in whose plane each angle turns
 
 
 @dataclass(frozen=True)
-class VolumeScenes:
-    """One view of a volume and of its class map: scaled, turned, cut out, flipped, with other intensities.
+class VolumeViews:
+    """One view of a volume and of its class map, or of a signal: scaled, turned, cut out, flipped, with other
+    intensities.
 
     `scale`: the range of the factor of each axis, log-uniform. `rotate`: degrees; the volume is turned about each axis
-    by an angle from [-rotate, rotate]. Then a part of the model's size is cut out at a place drawn evenly. What lies
-    outside the volume is its mirror image, as in evaluation, and IGNORE in the class map. `flip`: the probability for
-    each axis, 0 since scans lie alike and where a voxel is tells much. Values, standardised by `Preprocess`, are
+    by an angle from [-rotate, rotate]. Then a part of the model's size is cut out at a place drawn evenly, which is
+    moved by up to `translate` of each side. What lies outside the volume is its mirror image, or 0, as `border` says,
+    and IGNORE in the class map. `flip`: the probability for each axis, 0 since scans lie alike and where a voxel is
+    tells much; a signal is turned round by the last one. Values, standardised by `Preprocess`, are
     multiplied by a factor within 1 +- `contrast`, moved within +- `shift`, and raised to a power within 1 / (1 +
     `gamma`) and 1 + `gamma` between the least and the greatest of the view; Gaussian noise has a deviation from
     [0, `noise`]. Raises UsageError for values out of range.
@@ -43,6 +46,8 @@ class VolumeScenes:
     shift: float = 0.2
     gamma: float = 0.3
     noise: float = 0.1
+    translate: float = 0.0
+    border: Literal["reflection", "zeros"] = "reflection"
     name: Literal["volumes"] = "volumes"
 
     def __post_init__(self) -> None:
@@ -50,32 +55,35 @@ class VolumeScenes:
             raise UsageError(f"a scale of {self.scale} is none", "factors are above 0, the low one before the high one")
         if not all(0 <= p <= 1 for p in self.flip) or not 0 <= self.contrast < 1:
             raise UsageError("flip is a probability for each axis, contrast from 0 to below 1")
-        if min(self.rotate, self.shift, self.gamma, self.noise) < 0:
-            raise UsageError("rotate, shift, gamma and noise are not below 0")
+        if min(self.rotate, self.shift, self.gamma, self.noise, self.translate) < 0:
+            raise UsageError("rotate, shift, gamma, noise and translate are not below 0")
 
     def scene(self, picture: Picture, target: Target, preprocess: Preprocess, sample_key: int) -> dict[str, Tensor]:
         """Draw a view: `images` (C, *image) float32 and `classes` (*image) int32, the class of each voxel or IGNORE.
         `target` has a class map. Raises UsageError for an image that is no volume."""
         if not isinstance(picture, np.ndarray):
             raise UsageError("views of volumes are for volumes", "leave --views.name out")
-        draws = uniform(np.array([sample_key], np.uint64), 16)[0]
+        draws = uniform(np.array([sample_key], np.uint64), DRAWS)[0]
         places = self.places(picture.shape[1:], preprocess.image, draws)
-        flips = [axis - 3 for axis in range(3) if draws[9 + axis] < self.flip[axis]]
-        values = self.recoloured(sampled(picture, places), draws[12:16], sample_key)
+        flips = self.flips(draws)
+        values = self.recoloured(sampled(picture, places, self.border), draws[12:16], sample_key)
         classes = torch.from_numpy(nearest(target.class_map(), places))
         return {"images": values.flip(flips).contiguous(), "classes": classes.flip(flips).contiguous()}
 
+    def flips(self, draws: np.ndarray) -> list[int]:
+        """The axes, from the last, that a view is mirrored along, by a sample's (DRAWS,) numbers."""
+        return [axis - 3 for axis in range(3) if draws[9 + axis] < self.flip[axis]]
+
     def places(self, own: tuple[int, ...], image: tuple[int, ...], draws: np.ndarray) -> np.ndarray:
         """Return (3, *image) float64: for each voxel of a view of `image`, its place in a volume of (D, H, W) `own`, in
-        voxels; the volume reaches from 0 to its sides. `draws`: at least nine numbers in [0, 1).
+        voxels; the volume reaches from 0 to its sides. `draws`: `DRAWS` numbers in [0, 1).
 
             place of voxel i = centre + R ((i + 1/2 - image / 2) / factor), for each axis
         """
         low, high = map(math.log, self.scale)
         factors = np.exp(low + (high - low) * draws[:3])
         sides = np.array(image) / factors
-        rooms = np.array(own) - sides
-        centre = np.minimum(0.0, rooms) + np.abs(rooms) * draws[3:6] + sides / 2
+        centre = self.centre(own, sides, draws)
         axes = [(np.arange(n) + 0.5 - n / 2) / factor for n, factor in zip(image, factors, strict=True)]
         offsets = np.stack(np.meshgrid(*axes, indexing="ij"))
         for angle, (first, second) in zip((2 * draws[6:9] - 1) * math.radians(self.rotate), TURNS, strict=True):
@@ -84,6 +92,12 @@ class VolumeScenes:
                 offsets[first] = math.cos(angle) * a - math.sin(angle) * b
                 offsets[second] = math.sin(angle) * a + math.cos(angle) * b
         return offsets + centre[:, None, None, None]
+
+    def centre(self, own: tuple[int, ...], sides: np.ndarray, draws: np.ndarray) -> np.ndarray:
+        """Return (3,) float64, the place of the middle of a part of `sides` (3,) in a volume of (D, H, W) `own`."""
+        rooms = np.array(own) - sides
+        even = np.minimum(0.0, rooms) + np.abs(rooms) * draws[3:6] + sides / 2
+        return even + self.translate * sides * (2 * draws[16:] - 1)
 
     def recoloured(self, values: Tensor, draws: np.ndarray, sample_key: int) -> Tensor:
         """(C, *image) float32 -> the same with other contrast, level and gamma, and with noise; `draws` are four
@@ -107,24 +121,58 @@ class VolumeScenes:
         return {"images": images, "classes": torch.empty(0, *preprocess.image, dtype=torch.int32)}
 
     def picture(self, picture: Picture | Regions, preprocess: Preprocess, sample_key: int) -> Tensor:
-        """Raise UsageError: these views, (C, *image), need to know what is where."""
-        raise UsageError("views of scenes need annotations", "use other views for images without any")
+        """Draw a view of a volume (C, D, H, W) or a signal (C, L) alone, of any size: (C, *image) float32. Without
+        scale and turns it is cut out at whole voxels. Raises UsageError for an image that is neither."""
+        if not isinstance(picture, np.ndarray):
+            raise UsageError("views of volumes are for volumes and signals", "leave --views.name out")
+        if preprocess.fit == "squash":
+            picture = preprocess.array(picture)
+        lift = (1,) * (3 - len(preprocess.image))  # a signal is a volume of one row
+        volume, image = picture.reshape(len(picture), *lift, *picture.shape[1:]), lift + preprocess.image
+        draws = uniform(np.array([sample_key], np.uint64), DRAWS)[0]
+        if self.scale == (1.0, 1.0) and not self.rotate:
+            sides = np.array(image)
+            start = np.floor(self.centre(volume.shape[1:], sides, draws) - sides / 2 + 0.5)
+            values = cut(volume, start.astype(np.int64), image, self.border)
+        else:
+            values = sampled(volume, self.places(volume.shape[1:], image, draws), self.border)
+        values = self.recoloured(values.flip(self.flips(draws)), draws[12:16], sample_key)
+        return values.reshape(len(values), *preprocess.image).contiguous()
 
     def batch(self, pixels: Tensor, keys: np.ndarray) -> Tensor:
-        """Raise UsageError for (B, C, *image) images by (B,) keys, as `picture` does."""
-        return self.picture(np.zeros((1, 1, 1, 1), np.float32), Preprocess((1, 1, 1)), 0)
+        """Draw a view of each of (B, C, *image) images by (B,) keys."""
+        own = Preprocess(tuple(pixels.shape[2:]), pixels.shape[1], numbers="voxels")
+        views = [self.picture(one.numpy(), own, key) for one, key in zip(pixels, keys.tolist(), strict=True)]
+        return torch.stack(views) if views else pixels
 
     def unpack(self, rows: Tensor, preprocess: Preprocess) -> dict[str, Tensor]:
         """Return (B, C, *image) as `images`."""
         return {"images": rows}
 
 
-def sampled(volume: np.ndarray, places: np.ndarray) -> Tensor:
-    """(C, D, H, W) float32 at places (3, *image) -> (C, *image) float32, linear between voxels, mirrored outside."""
+def cut(volume: np.ndarray, start: np.ndarray, image: tuple[int, ...], border: str) -> Tensor:
+    """The part of (C, D, H, W) float32 that is (C, *image) from voxel `start` (3,) on; what lies outside is its mirror
+    image, or 0 where the `border` is `zeros`."""
+    for axis, (first, side) in enumerate(zip(start.tolist(), image, strict=True), 1):
+        own = volume.shape[axis]
+        numbers = np.arange(first, first + side)
+        if border == "reflection":
+            back = numbers % (2 * own)
+            volume = volume.take(np.minimum(back, 2 * own - 1 - back), axis)
+            continue
+        volume = volume.take(np.clip(numbers, 0, own - 1), axis)
+        outside = (slice(None),) * axis + ((numbers < 0) | (numbers >= own),)
+        volume[outside] = 0
+    return torch.from_numpy(np.ascontiguousarray(volume))
+
+
+def sampled(volume: np.ndarray, places: np.ndarray, border: str = "reflection") -> Tensor:
+    """(C, D, H, W) float32 at places (3, *image) -> (C, *image) float32, linear between voxels; outside it is mirrored,
+    or 0 where the `border` is `zeros`."""
     sides = np.array(volume.shape[1:], np.float64)[:, None, None, None]
     grid = torch.from_numpy(np.moveaxis(2 * places / sides - 1, 0, -1)[..., ::-1].astype(np.float32))
     source = torch.from_numpy(volume)[None]
-    return F.grid_sample(source, grid[None], "bilinear", "reflection", align_corners=False)[0]
+    return F.grid_sample(source, grid[None], "bilinear", border, align_corners=False)[0]
 
 
 def nearest(classes: np.ndarray, places: np.ndarray) -> np.ndarray:

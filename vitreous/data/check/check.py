@@ -14,7 +14,7 @@ from vitreous.data.check.alike import near
 from vitreous.data.check.clips import clip_facts, review_clips, survey_clips
 from vitreous.data.check.facts import facts
 from vitreous.data.check.findings import FAILS, findings
-from vitreous.data.check.record import VOXELS, Form, probe, review, survey
+from vitreous.data.check.record import AXES, SIGNAL, Form, probe, review, survey
 from vitreous.data.check.subject import Subject, open_subject, parted
 from vitreous.data.copies.scan import READABLE, scan
 from vitreous.data.split import Split
@@ -31,6 +31,7 @@ def check(
     workers: int | None = None,
     image_size: int | InputSize = 224,
     group_by: str | None = None,
+    axes: int | None = None,
     progress: Progress = lambda label, done, total, text: None,
 ) -> tuple[dict[str, Any], Subject]:
     """Read every image of a data set, or of a folder that `train` would refuse: what is true of them, and the images.
@@ -40,13 +41,13 @@ def check(
     loader does with them, and `findings`; `passed` is false where something hinders training. It is the same for any
     number of `workers` (None: one a core; 0: this process, which a decoder that crashes ends). `image_size` is the side
     of the model's input in pixels, or a function from the first readable image's (height, width) to the (height, width)
-    of the input. Raises DataError where there are no images, UsageError.
+    of the input. `axes`: what files are, as `open_data` has it. Raises DataError where there are no images, UsageError.
     """
     if isinstance(image_size, int) and image_size < 1:
         raise UsageError("--image-size must be at least 1")
     if workers is not None and workers < 0:
         raise UsageError(f"--workers cannot be {workers}")
-    subject, workers = open_subject(os.fspath(source), split, group_by), cores() if workers is None else workers
+    subject, workers = open_subject(os.fspath(source), split, group_by, axes), cores() if workers is None else workers
     groups = {"by": group_by, "parted": parted(subject, group_by)}
     pool, started = subject.pool, time.perf_counter()
     clips = kind_of(pool.splits[0]) == "clips"
@@ -65,8 +66,10 @@ def check(
         own = records[: min(len(pool.splits[0]), PROBED)]
         size = next(((int(row["height"]), int(row["width"])) for row in own[own["state"] == READABLE]), None)
     side = image_size if isinstance(image_size, int) else min(image_size(size)) if size else None
-    side = 0 if form and form[1] == VOXELS else side  # nothing is scaled to a model's size
-    document = facts(subject, records, reasons, near(pool, records, again, workers, compare, clips), side, groups)
+    side = 0 if form and form[1] in AXES else side  # nothing is scaled to a model's size
+    # signals that look alike are no copies
+    alike = [] if form and form[1] == SIGNAL else near(pool, records, again, workers, compare, clips)
+    document = facts(subject, records, reasons, alike, side, groups)
     document["channels"] = {"count": form[0], "numbers": form[1]} if form else None
     document["clips"] = clip_facts(subject, records)
     results = findings(document)

@@ -38,8 +38,8 @@ def images(count: int, kind: str = "pictures") -> str:
 
 
 def noun(kind: str) -> str:
-    """What one of the data is called: `clip` or `image`."""
-    return "clip" if kind == "clips" else "image"
+    """What one of the data is called: `clip`, `volume`, `signal` or `image`."""
+    return "image" if kind == "pictures" else kind.removesuffix("s")
 
 
 def dedup_command(source: str, split: str) -> str:

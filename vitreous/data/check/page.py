@@ -16,8 +16,9 @@ from vitreous.data.check.facts import by_reason
 from vitreous.data.check.findings import SHOWN
 from vitreous.data.check.record import middle_plane
 from vitreous.data.check.subject import Subject
+from vitreous.data.curve import draw_curve
 from vitreous.data.decoding.clip import Clip
-from vitreous.data.decoding.volumes import volume_form
+from vitreous.data.decoding.volumes import read_volume, volume_form
 from vitreous.data.layouts.video import open_sample
 from vitreous.data.split import Split, picture_of
 from vitreous.errors import DataError, printable
@@ -102,10 +103,12 @@ def two_sides(group: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def middle_picture(split: Split, sample: int) -> Image.Image:
-    """The middle slice of a volume, or the middle frame of a clip. Raises DataError."""
+    """The middle slice of a volume, the middle frame of a clip, or the curve of a signal. Raises DataError."""
     if kind_of(split) == "clips" and isinstance(clip := open_sample(split, sample), Clip):
         return Image.fromarray(clip.read(np.array([len(clip) // 2]))[0])
     raw = split.raw(sample)
+    if axes_of(split) == 1:
+        return draw_curve(read_volume(raw, volume_form(raw, axes=1)[0], axes=1)[0])
     return middle_plane(raw, volume_form(raw)[0])
 
 

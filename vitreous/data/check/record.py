@@ -18,7 +18,7 @@ from vitreous.data.decoding.decode import FORMATS, SUFFIXES, decode, orientation
 from vitreous.data.decoding.heif import open_formats
 from vitreous.data.decoding.npy import MAGIC
 from vitreous.data.decoding.regions import Jpeg, open_picture
-from vitreous.data.decoding.spectral import channel_form, read_bands
+from vitreous.data.decoding.spectral import TIFF, channel_form, read_bands
 from vitreous.data.decoding.volumes import GZIP, ZIP, is_nifti, open_volume, read_volume, volume_form
 
 RECORD = np.dtype(
@@ -55,6 +55,7 @@ KINDS = (
     "MATROSKA",
     "MPEG",
     "FRAMES",
+    "TEXT",
 )
 MODES = ("other", "1", "L", "P", "RGB", "RGBA", "LA", "PA", "CMYK", "I", "I;16", "I;16B", "I;16L", "YCbCr", "RGBX")
 SUFFIX_OF = {
@@ -64,8 +65,9 @@ SUFFIX_OF = {
 }  # fmt: skip
 
 
-VOXELS = "voxels"  # in place of a dtype: images are volumes
-# channels and dtype of images that are read channel by channel, as `channel_form` returns it, or VOXELS
+VOXELS, SIGNAL = "voxels", "signal"  # in place of a dtype: images are volumes or signals
+AXES = {SIGNAL: 1, VOXELS: 3}
+# channels and dtype of images that are read channel by channel, as `channel_form` returns it, or one of AXES
 Form = tuple[int, str] | None
 Header = tuple[str, str, int, int]  # format, mode, bits of a channel, traits
 NAMELESS = "image"  # name of an image in errors; `fill` removes it
@@ -120,10 +122,11 @@ def probe(pool: Pool, samples: Sequence[int]) -> tuple[np.ndarray, Reasons]:
 
     def read(pool: Pool, sample: int, record: Any) -> None:
         raw = pool.raw(sample)
-        if axes_of(pool) == 3:  # type: ignore[arg-type]
-            record["channels"], size = volume_form(raw, NAMELESS)
-            record["numbers"], record["height"], record["width"] = VOXELS, *size[1:]
-            middle_plane(raw, int(record["channels"]))
+        if (axes := axes_of(pool)) != 2:  # type: ignore[arg-type]
+            record["channels"], size = volume_form(raw, NAMELESS, axes)
+            record["numbers"] = next(name for name, own in AXES.items() if own == axes)
+            record["height"], record["width"] = (1, *size)[-2:]
+            middle_plane(raw, int(record["channels"]), axes)
             return
         form = channel_form(raw, NAMELESS)
         picture = decode(raw, 3, NAMELESS) if form is None else read_bands(raw, *form, NAMELESS)[0]
@@ -140,10 +143,12 @@ def stretched(band: Image.Image) -> Image.Image:
     return Image.fromarray(((values - low) * (255 / (high - low) if high > low else 0)).astype(np.uint8)).convert("RGB")
 
 
-def middle_plane(raw: bytes | np.ndarray, channels: int) -> Image.Image:
-    """The middle slice (H, W) of the first channel of a file's bytes, or of voxels (D, H, W[, C]), as a grey RGB image.
-    Raises DataError."""
-    volume = read_volume(raw, channels, NAMELESS)[0]
+def middle_plane(raw: bytes | np.ndarray, channels: int, axes: int = 3) -> Image.Image:
+    """The middle slice (H, W) of the first channel of a file's bytes, or of voxels (D, H, W[, C]), as a grey RGB image;
+    a signal as a row (1, L). Raises DataError."""
+    volume = read_volume(raw, channels, NAMELESS, axes)[0]
+    if axes == 1:
+        return stretched(Image.fromarray(volume[None]))
     return stretched(Image.fromarray(volume[len(volume) // 2]))
 
 
@@ -164,9 +169,10 @@ def opened(raw: bytes | np.ndarray, form: Form) -> tuple[Image.Image, Header]:
 
     Of images that are read channel by channel, the first channel stands for all; of volumes its middle slice.
     """
-    if form is not None and form[1] == VOXELS:
-        depth = 8 * open_volume(raw, NAMELESS).dtype.itemsize
-        return middle_plane(raw, form[0]), (volume_kind(raw), "other", depth, 0)
+    if form is not None and form[1] in AXES:
+        axes = AXES[form[1]]
+        depth = 8 * open_volume(raw, NAMELESS, axes).dtype.itemsize
+        return middle_plane(raw, form[0], axes), (volume_kind(raw), "other", depth, 0)
     if form is not None:
         picture = stretched(read_bands(raw, *form, NAMELESS)[0])
         kind, mode, _, traits = header(raw, picture)
@@ -186,7 +192,8 @@ def volume_kind(raw: bytes | np.ndarray) -> str:
     if isinstance(raw, np.ndarray):
         return "pixels"
     nifti = raw.startswith(GZIP) or is_nifti(raw)
-    return "NIFTI" if nifti else "NPZ" if raw.startswith(ZIP) else "NPY" if raw.startswith(MAGIC) else "TIFF"
+    marks = ((ZIP, "NPZ"), (MAGIC, "NPY"), *((mark, "TIFF") for mark in TIFF))
+    return "NIFTI" if nifti else next((kind for mark, kind in marks if raw.startswith(mark)), "TEXT")
 
 
 def header(raw: bytes | np.ndarray, picture: Image.Image) -> Header:

@@ -20,6 +20,7 @@ from vitreous.data.decoding.volumes import OWN
 from vitreous.data.grouping import PARTED, expression, keys_of, straddling
 from vitreous.data.layouts.folder import list_images
 from vitreous.data.layouts.video import ClipFiles
+from vitreous.data.layouts.volumes import ENDINGS, ArrayFiles
 from vitreous.data.sources import detect_layout
 from vitreous.data.split import Files, Split, no_labels
 from vitreous.errors import DataError, printable
@@ -66,11 +67,13 @@ class Subject:
         return labels.sum(0).astype(np.int64) if labels.ndim == 2 else np.bincount(labels, minlength=len(self.classes))
 
 
-def open_subject(source: str, split: str | None = None, group_by: str | None = None) -> Subject:
-    """Open a source, or a single split of it, and the groups of a table by the column `group_by`. Raises DataError
-    where there are no images, and for a column that is not there."""
+def open_subject(
+    source: str, split: str | None = None, group_by: str | None = None, axes: int | None = None
+) -> Subject:
+    """Open a source, or a single split of it, and the groups of a table by the column `group_by`; `axes` as `open_data`
+    has it. Raises DataError where there are no images, and for a column that is not there."""
     try:
-        data = detect_layout(source, 0, group_by)
+        data = detect_layout(source, 0, group_by, axes=axes)
     except DataError as error:
         paths = list_images(Path(source)) if Path(source).is_dir() else []
         if not paths:
@@ -80,7 +83,8 @@ def open_subject(source: str, split: str | None = None, group_by: str | None = N
     if split is not None:
         splits = {split: data.split(split)}
     elif data.unsplit and not data.labelled:
-        splits = {"clips" if kind_of(splits["train"]) == "clips" else LOOSE: splits["train"]}
+        kind = kind_of(splits["train"])
+        splits = {LOOSE if kind == "pictures" else kind: splits["train"]}
     return Subject(
         data.name,
         source,
@@ -111,6 +115,8 @@ def left_out(subject: Subject) -> dict[str, int]:
     others, images = Counter(), 0
     solid = any(axes_of(split) == 3 for split in subject.splits.values())
     endings = (*SUFFIXES, *(OWN if solid else ()))
+    for split in subject.splits.values():
+        endings = tuple(ENDINGS[split.axes]) if isinstance(split, ArrayFiles) else endings
     frames = set[str]()  # folders of them
     if any(isinstance(split, ClipFiles) for split in subject.splits.values()):
         endings = (GIF, *VIDEOS)

@@ -1,7 +1,7 @@
-"""Volumes: arrays of three axes, from .npy, .npz, TIFF stacks and NIfTI files.
+"""Volumes, arrays of three axes, from .npy, .npz, TIFF stacks and NIfTI; signals, of one axis, from .npy, .npz, text.
 
-A volume is (C, D, H, W) float32, its axes in the order in which the file has them. Its shape is read from the header,
-and judged before memory is taken for its voxels: a few bytes may promise any number of them.
+A volume is (C, D, H, W) float32, its axes in the order in which the file has them; a signal is (C, L) float32. Shapes
+are read from the header, and judged before memory is taken for voxels: a few bytes may promise any number of them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import zipfile
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,14 @@ import numpy as np
 from vitreous.data.decoding.decode import read_regular, reason, silence
 from vitreous.data.decoding.npy import MAGIC, read_header
 from vitreous.data.decoding.spectral import TIFF, check_complete
+from vitreous.data.decoding.text import parse_numbers
 from vitreous.errors import DataError, printable
 
 SUFFIXES = (".nii", ".nii.gz", ".npz", ".npy", ".tif", ".tiff")
 OWN = frozenset(SUFFIXES[:3])  # endings of files that are no pictures
+TEXT = ".csv"
+SIGNALS = (TEXT, ".npz", ".npy")  # endings of files that may hold a signal
+KINDS = {1: "signal", 3: "volume"}  # axes -> what an array of so many is called
 MAX_VOXELS = 2**28  # numbers of a volume: 1 GiB as float32
 MAX_CHANNELS = 64
 MAX_CLASS = 65_535  # the largest number in a mask
@@ -41,7 +46,8 @@ Raw = bytes | np.ndarray | str | os.PathLike[str]
 
 @dataclass(frozen=True)
 class VolumeFile:
-    """A volume whose header has been read: (D, H, W) or (D, H, W, C) `shape`, `dtype` as stored, and what reads it.
+    """A volume or signal whose header has been read: `shape` (*sides) or (*sides, C), `dtype` as stored, and what reads
+    it; sides are (D, H, W) or (L,).
 
     `header`: nibabel's, of a NIfTI file.
     """
@@ -52,20 +58,25 @@ class VolumeFile:
     header: Any = None
 
 
-def read_volume(raw: Raw, channels: int, name: str | None = None) -> np.ndarray:
-    """Read a path, a file's bytes, or voxels (D, H, W[, C]) as (C, D, H, W) float32, standardised.
+def read_volume(
+    raw: Raw, channels: int, name: str | None = None, axes: int = 3, standardise: bool = True
+) -> np.ndarray:
+    """Read a path, a file's bytes, or voxels (D, H, W[, C]) as (C, D, H, W) float32; a signal, of one axis, as (C, L).
+    With `standardise` each channel is brought to mean 0 and deviation 1, else its values are those of the file.
 
     Raises DataError for files that cannot be read, another number of channels, and values that are not finite.
     """
-    name = name or name_of(raw)
-    file = open_volume(raw, name)
-    count = count_channels(file.shape)
+    name = name or name_of(raw, axes)
+    file = open_volume(raw, name, axes)
+    count = count_channels(file.shape, axes)
     if count != channels:
-        actual = f"{count} channels, the model takes {channels}"
+        actual = f"{count} channel{'s' * (count > 1)}, the model takes {channels}"
         raise DataError(f"{name}: {actual}", "keep one kind of files in a data set")
-    voxels = call(file.read, name).astype(np.float32)
+    with np.errstate(over="ignore"):  # too large for float32: not finite
+        voxels = call(file.read, name, axes).astype(np.float32)
     check_finite(voxels, name)
-    return standardised(np.moveaxis(voxels, -1, 0) if voxels.ndim == 4 else voxels[None])
+    voxels = np.ascontiguousarray(np.moveaxis(voxels, -1, 0)) if voxels.ndim > axes else voxels[None]
+    return standardised(voxels) if standardise else voxels
 
 
 def read_labels(raw: Raw, name: str | None = None) -> np.ndarray:
@@ -86,10 +97,18 @@ def read_labels(raw: Raw, name: str | None = None) -> np.ndarray:
     return np.ascontiguousarray(values, dtype=np.int32)
 
 
-def volume_form(raw: Raw, name: str | None = None) -> tuple[int, tuple[int, ...]]:
-    """Channels and (D, H, W) of a volume, from its header. Raises DataError."""
-    shape = open_volume(raw, name or name_of(raw)).shape
-    return count_channels(shape), shape[:3]
+def volume_form(raw: Raw, name: str | None = None, axes: int = 3) -> tuple[int, tuple[int, ...]]:
+    """Channels and (D, H, W) of a volume, or (L,) of a signal, from its header. Raises DataError."""
+    shape = open_volume(raw, name or name_of(raw, axes), axes).shape
+    return count_channels(shape, axes), shape[:axes]
+
+
+def array_axes(raw: Raw) -> int | None:
+    """The axes of the array in a file, by its header; None for a file that cannot be read or that holds none."""
+    for axes in KINDS:
+        with suppress(DataError):
+            return len(open_volume(raw, "", axes).shape)
+    return None
 
 
 def nifti_header(raw: Raw) -> Any:
@@ -104,45 +123,57 @@ def standardised(volume: np.ndarray) -> np.ndarray:
     """(C, D, H, W) float32 -> the same, each channel clipped to its `PERCENTILES`, less its mean, over its deviation.
 
     Numbers of MRI have no fixed range, and a few voxels may be far above all others. A channel that never changes is 0.
+    A signal (C, L) is not clipped: its peaks may be what it is about.
     """
     for channel in volume:
-        low, high = np.percentile(channel, PERCENTILES)
-        np.clip(channel, low, high, out=channel)
+        if channel.ndim > 1:
+            low, high = np.percentile(channel, PERCENTILES)
+            np.clip(channel, low, high, out=channel)
         mean, deviation = channel.mean(dtype=np.float64), channel.std(dtype=np.float64)
         channel -= np.float32(mean)
         channel /= np.float32(deviation if deviation > 1e-7 * max(abs(mean), 1e-30) else 1.0)
     return volume
 
 
-def open_volume(raw: Raw, name: str) -> VolumeFile:
-    """Read the header of a volume. The content decides the format, not the name. Raises DataError for other files,
-    damaged headers, and shapes and types that no volume has."""
+def open_volume(raw: Raw, name: str, axes: int = 3) -> VolumeFile:
+    """Read the header of a volume, or of a signal, of one axis. The content decides the format, not the name. Raises
+    DataError for other files, damaged headers, and shapes and types that no volume has."""
     if isinstance(raw, np.ndarray):
         file = VolumeFile(raw.shape, raw.dtype, lambda: raw)
     else:
         content = raw if isinstance(raw, bytes) else read_regular(raw)
+        if not content:
+            raise DataError(f"{name}: empty file", "remove it")
         readers = ((MAGIC, open_npy), (ZIP, open_npz), *((mark, open_tiff) for mark in TIFF))
         reader = next((reader for mark, reader in readers if content.startswith(mark)), None)
         if reader is None and not (content.startswith(GZIP) or is_nifti(content)):
-            known = "known are NIfTI, .npy, .npz and TIFF"
-            raise DataError(f"{name}: not a volume of a known format", known)
-        file = call(lambda: (reader or open_nifti)(content, name), name)
-    check_shape(file.shape, name)
+            if axes != 1:
+                known = "known are NIfTI, .npy, .npz and TIFF"
+                raise DataError(f"{name}: not a volume of a known format", known)
+            reader = open_text
+        file = call(lambda: (reader or open_nifti)(content, name), name, axes)
+    if axes == 1 and len(file.shape) == 2 and file.shape[0] < file.shape[1]:  # channels first
+        across = file
+        file = VolumeFile(across.shape[::-1], across.dtype, lambda: across.read().T)
+    check_shape(file.shape, name, axes)
     if file.dtype.kind not in TYPES:
         raise DataError(f"{name}: voxels of type {file.dtype}", "integers and floats can be read")
     return file
 
 
-def check_shape(shape: tuple[int, ...], name: str) -> None:
-    """Raise DataError for a shape that is not (D, H, W) or (D, H, W, C), and for too many numbers."""
-    sides = " x ".join(map(str, shape)) or "no axes"
-    if len(shape) not in (3, 4) or min(shape) < 1:
-        raise DataError(f"{name}: an array of {sides} is no volume", "store it as (D, H, W) or (D, H, W, C)")
+def check_shape(shape: tuple[int, ...], name: str, axes: int = 3) -> None:
+    """Raise DataError for a shape that is not (D, H, W) or (D, H, W, C), of a signal (L,) or (L, C), and for too many
+    numbers."""
+    sides, kind = " x ".join(map(str, shape)) or "no axes", KINDS[axes]
+    if len(shape) not in (axes, axes + 1) or min(shape) < 1:
+        stored = "(length) or (channels, length)" if axes == 1 else "(D, H, W) or (D, H, W, C)"
+        raise DataError(f"{name}: an array of {sides} is no {kind}", f"store it as {stored}")
     if math.prod(shape) > MAX_VOXELS:
-        raise DataError(f"{name}: a volume of {sides}", f"at most {MAX_VOXELS:,} numbers are read: cut or shrink it")
-    if count_channels(shape) > MAX_CHANNELS:
-        problem = f"{shape[3]} channels ({sides}), more than {MAX_CHANNELS}"
-        raise DataError(f"{name}: {problem}", "if the last axis is time, store one moment a file")
+        raise DataError(f"{name}: a {kind} of {sides}", f"at most {MAX_VOXELS:,} numbers are read: cut or shrink it")
+    if count_channels(shape, axes) > MAX_CHANNELS:
+        problem = f"{shape[axes]} channels ({sides}), more than {MAX_CHANNELS}"
+        hint = "if the last axis is time, store one moment a file" if axes == 3 else "store fewer channels a file"
+        raise DataError(f"{name}: {problem}", hint)
 
 
 def check_finite(values: np.ndarray, name: str) -> None:
@@ -151,12 +182,12 @@ def check_finite(values: np.ndarray, name: str) -> None:
         raise DataError(f"{name}: {bad:,} of its values are NaN or infinite", "mend or remove the file")
 
 
-def count_channels(shape: tuple[int, ...]) -> int:
-    """Channels of (D, H, W) or (D, H, W, C)."""
-    return shape[3] if len(shape) == 4 else 1
+def count_channels(shape: tuple[int, ...], axes: int = 3) -> int:
+    """Channels of (*sides) or (*sides, C), where there are so many `axes` of sides."""
+    return shape[axes] if len(shape) == axes + 1 else 1
 
 
-def call(read: Callable[[], Any], name: str) -> Any:
+def call(read: Callable[[], Any], name: str, axes: int = 3) -> Any:
     """Call `read`. Raises DataError for any exception, as readers do not list what they raise."""
     try:
         with silence():
@@ -168,7 +199,15 @@ def call(read: Callable[[], Any], name: str) -> Any:
         problem = f"a file like this needs {error.name}, which is not installed"
         raise DataError(f"{name}: {problem}", f"pip install 'vitreous[{extra}]'") from None
     except Exception as error:
-        raise DataError(f"{name}: cannot be read as a volume ({reason(error)})", "mend or remove the file") from None
+        problem = f"{name}: cannot be read as a {KINDS[axes]} ({reason(error)})"
+        raise DataError(problem, "mend or remove the file") from None
+
+
+def open_text(content: bytes, name: str) -> VolumeFile:
+    """Read a table of numbers as (rows, columns), or as (rows,) where there is one column."""
+    values = parse_numbers(content)
+    values = values[:, 0] if values.shape[1] == 1 else values
+    return VolumeFile(values.shape, values.dtype, lambda: values)
 
 
 def open_npy(content: bytes, name: str) -> VolumeFile:
@@ -284,9 +323,9 @@ def numbers(content: bytes, shape: tuple[int, ...], dtype: np.dtype, fortran: bo
     return array.astype(dtype.newbyteorder("="), copy=False)
 
 
-def name_of(raw: Raw) -> str:
-    """What a message calls a volume."""
-    return printable(raw) if isinstance(raw, (str, os.PathLike)) else "volume"
+def name_of(raw: Raw, axes: int = 3) -> str:
+    """What a message calls a volume or a signal."""
+    return printable(raw) if isinstance(raw, (str, os.PathLike)) else KINDS[axes]
 
 
 def stem_of(path: Path) -> Path:

@@ -10,7 +10,8 @@ COLUMN`), and columns that are not read may stand beside `path` and `label`.
     path,label,start,end
     films/1.mp4,jump,2.5,4
 
-Files that are all clips, and folders of frames, are video data. `start` and `end`, seconds, cut a part out of one; an
+Files that are all volumes or signals, as `vitreous.data.layouts.volumes` has it, are data of these. Files that are all
+clips, and folders of frames, are video data. `start` and `end`, seconds, cut a part out of one; an
 empty cell is the clip's own start or end. Without groups, parts of one file are never drawn apart.
 """
 
@@ -30,9 +31,11 @@ import numpy as np
 from vitreous.data.decoding.decode import read_regular
 from vitreous.data.layouts.classes import WORDS, class_order, label_array, one_class_note, too_few_classes
 from vitreous.data.layouts.video import ClipFiles, are_clip_files, clips_note
+from vitreous.data.layouts.volumes import ArrayFiles, arrays_note, axes_of_files, no_arrays
 from vitreous.data.split import Data, Files, Split, no_labels, with_val
 from vitreous.errors import DataError, first_lines, first_names, nearest, printable
 
+CLIPS = -1  # in place of the axes of volumes and signals
 COLUMNS = ("path", "label", "split", "group", "start", "end")
 GROUP = "group"
 SHOWN = 12  # columns that a note names
@@ -76,8 +79,9 @@ class Row(NamedTuple):
         return (self.start, self.end) != (0.0, math.inf)
 
 
-def table(source: Path, split_seed: int = 0, group_by: str | None = None) -> Data:
-    """Open the data set that a CSV file (UTF-8) describes.
+def table(source: Path, split_seed: int = 0, group_by: str | None = None, axes: int | None = None) -> Data:
+    """Open the data set that a CSV file (UTF-8) describes. `axes`: its files are signals (1), pictures (2) or volumes
+    (3), where their endings and the first of them do not say so.
 
     `group_by`: the column that names the groups in place of `group`, or a regular expression, which is left to
     `vitreous.data.grouping`.
@@ -113,14 +117,14 @@ def table(source: Path, split_seed: int = 0, group_by: str | None = None) -> Dat
         classes = []
     elif multilabel:
         notes.append(f"multi-label: {multiple} of {len(rows)} images have several labels, {none} have none")
-    clips = of_clips(rows, home, name)
+    kind = kind_of_files(rows, home, name, axes)
     splits: dict[str, Split] = {
         split: files_of(
-            part, home, no_labels(len(part)) if unlabelled else labels_of(part, split, classes, multilabel, name), clips
+            part, home, no_labels(len(part)) if unlabelled else labels_of(part, split, classes, multilabel, name), kind
         )
         for split, part in parts.items()
     }
-    notes[:0] = [clips_note(len(rows))] if clips else []
+    notes[:0] = [clips_note(len(rows)) if kind == CLIPS else arrays_note(len(rows), kind)] if kind else []
     notes += [f"columns that are not read: {first_names(header.unread, SHOWN)}"] if header.unread else []
     groups = read_groups(parts, notes)
     splits, whole = with_val(splits, split_seed, notes, groups)
@@ -130,22 +134,27 @@ def table(source: Path, split_seed: int = 0, group_by: str | None = None) -> Dat
     )
 
 
-def of_clips(rows: list[Row], home: Path, name: str) -> bool:
-    """Whether the files of rows are clips. Raises DataError, with the line, for a part of a file that is none."""
+def kind_of_files(rows: list[Row], home: Path, name: str, axes: int | None) -> int:
+    """What the files of rows are: CLIPS, or volumes and signals by their axes, or pictures, 0. Raises DataError, with
+    the line, for a part of a file that is no clip, and for files that cannot have these `axes`."""
     paths = list(dict.fromkeys(os.path.join(home, row.path) for row in rows))
-    if are_clip_files(paths):
-        return True
+    if axes is None and are_clip_files(paths):
+        return CLIPS
     if cut := [row for row in rows if row.is_part]:
         problem = f"{name}, line {cut[0].line}: start and end cut clips, and not all files are clips"
         raise DataError(problem, "take the columns out, or list clips alone")
-    return False
+    own = axes_of_files(paths, axes)
+    if axes in (1, 3) and own is None:
+        wrong = next(row for row, path in zip(rows, paths, strict=False) if axes_of_files([path], axes) is None)
+        raise DataError(f"{name}, line {wrong.line}: {no_arrays(wrong.path, axes).message}", no_arrays("", axes).hint)
+    return own or 0
 
 
-def files_of(rows: list[Row], home: Path, labels: np.ndarray, clips: bool) -> Files:
-    """The files of n rows, with labels (n,) int64 or (n, K) float32, as pictures or as `clips`."""
+def files_of(rows: list[Row], home: Path, labels: np.ndarray, kind: int) -> Files:
+    """The files of n rows, with labels (n,) int64 or (n, K) float32, as `kind_of_files` says."""
     paths = [home / row.path for row in rows]
-    if not clips:
-        return Files(paths, labels)
+    if kind != CLIPS:
+        return ArrayFiles(paths, labels, kind) if kind else Files(paths, labels)
     parts = np.array([(row.start, row.end) for row in rows], np.float64).reshape(-1, 2)
     return ClipFiles(paths, labels, parts if any(row.is_part for row in rows) else None)
 

@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from vitreous.data.curve import draw_curve
 from vitreous.data.decoding.clip import evenly
 from vitreous.reports.pages.picture_grid import write_gif
 
@@ -21,7 +22,10 @@ SMALL = 64  # below which an image is shown with its pixels as squares
 
 def rgb_image(pixels: Tensor, like: Tensor | None = None) -> Image.Image:
     """(C, *image) pixels -> an RGB image: the first three channels, or the first as grey; floats are stretched from
-    their range, or that of the pixels `like`, (C, *image) too. Of a clip (C, T, h, w) four frames are shown."""
+    their range, or that of the pixels `like`, (C, *image) too. Of a clip (C, T, h, w), or a volume, four frames are
+    shown; a signal (C, L) is a curve."""
+    if pixels.ndim == 2:
+        return draw_curve(pixels[0].float().numpy())
     pixels = mosaic(pixels) if pixels.ndim == 4 else pixels
     bands = visible_bands(pixels)
     if pixels.dtype != torch.uint8:

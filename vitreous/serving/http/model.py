@@ -143,8 +143,10 @@ def prepare(predictor: Predictor, limits: Limits, run: str | os.PathLike[str] | 
     if (generator := generator_of(predictor)) is not None:
         return prepare_generator(predictor, generator, limits)
     if predictor.card.preprocess.numbers == "voxels":
-        problem = f"{predictor.card.name} answers for volumes, the server takes pictures and clips"
-        raise UsageError(problem, "use predict --out")
+        problem = (
+            f"{predictor.card.name} answers for {predictor.card.preprocess.kind}, the server takes pictures and clips"
+        )
+        raise UsageError(problem, "`vitreous predict RUN FILE …` answers for these")
     size = min(batch_size(predictor), limits.queue or MOST)
     one, card = noise(predictor), predictor.card
     answer = predictor.probabilities if card.classes else predictor.runtime.features
