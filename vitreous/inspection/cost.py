@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import weakref
 from collections.abc import Iterator, Sequence
@@ -33,7 +34,7 @@ class Cost:
     at most MOST: measured where `tried` (GPU), else what SPARE of the free memory would hold, 0 where that is unknown.
     """
 
-    image: tuple[int, int]
+    image: tuple[int, ...]
     tokens: int
     macs: int
     memory: int
@@ -47,14 +48,15 @@ class Cost:
         return max(self.rate.items(), key=lambda pair: pair[1], default=(0, 0.0))
 
 
-def sizes(model: Model, wanted: Sequence[int] = SIZES) -> list[tuple[int, int]]:
-    """Return square image sizes near `wanted` pixels, multiples of the patch, each once."""
-    rows, columns = model.config.patch[-2:]
-    return sorted({(max(1, round(size / rows)) * rows, max(1, round(size / columns)) * columns) for size in wanted})
+def sizes(model: Model, wanted: Sequence[int] = SIZES) -> list[tuple[int, ...]]:
+    """Return square image sizes near `wanted` pixels, multiples of the patch, each once; of clips and volumes with the
+    model's own frames and slices, of signals lengths."""
+    own, patch = model.config.image[:-2], model.config.patch[-2:]
+    return sorted({(*own, *(max(1, round(size / p)) * p for p in patch)) for size in wanted})
 
 
 def costs(
-    model: Model, wanted: Sequence[tuple[int, int]], batches: Sequence[int] = (), seconds: float = 60.0
+    model: Model, wanted: Sequence[tuple[int, ...]], batches: Sequence[int] = (), seconds: float = 60.0
 ) -> Iterator[Cost]:
     """Yield the cost of forward passes of black images of these sizes, in evaluation mode, on the model's device.
 
@@ -73,10 +75,10 @@ def costs(
         yield cost
 
 
-def measured(model: Model, image: tuple[int, int], batches: Sequence[int], seconds: float) -> Cost:
+def measured(model: Model, image: tuple[int, ...], batches: Sequence[int], seconds: float) -> Cost:
     """Return the cost of one size, in about `seconds` unless `batches` are named."""
     c, own = model.config, next(model.parameters())
-    tokens = c.prefix + -(-image[0] // c.patch[0]) * -(-image[1] // c.patch[1])
+    tokens = c.prefix + math.prod(-(-side // p) for side, p in zip(image, c.patch, strict=True))
     black = torch.zeros(1, c.channels, *image, device=own.device, dtype=own.dtype)
     began = time.perf_counter()
     with eval_mode(model):

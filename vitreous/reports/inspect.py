@@ -35,7 +35,7 @@ from vitreous.weights.bundle import Bundle
 
 class Kind(NamedTuple):
     """A figure: its module in `figures`, whether it is made by default, shows the images named, is drawn in `LOOK`, and
-    is of pictures, of clips or of both."""
+    is of pictures, of clips, of volumes, of signals, or of all."""
 
     module: str
     default: bool = False
@@ -47,8 +47,10 @@ class Kind(NamedTuple):
 FIGURES = {
     "filters": Kind("features", default=True, styled=True),
     "positions": Kind("positions", default=True, styled=True),
-    "distance": Kind("attention", default=True, of="both"),
+    "distance": Kind("attention", default=True, of="all"),
     "clips": Kind("clips", default=True, of_pictures=True, of="clips"),
+    "slices": Kind("slices", default=True, of_pictures=True, of="volumes"),
+    "curves": Kind("slices", default=True, of_pictures=True, of="signals"),
     "rollout": Kind("attention", default=True, of_pictures=True),
     "attention": Kind("attention", of_pictures=True),
     "gradient": Kind("attention", of_pictures=True),
@@ -57,8 +59,8 @@ FIGURES = {
     "features": Kind("features", of_pictures=True, styled=True),
     "nearest": Kind("features", of_pictures=True, styled=True),
     "reconstruction": Kind("reconstruction", of_pictures=True),
-    "similarity": Kind("layers", styled=True, of="both"),
-    "cost": Kind("layers", styled=True, of="both"),
+    "similarity": Kind("layers", styled=True, of="all"),
+    "cost": Kind("layers", styled=True, of="all"),
 }
 BEST = 3  # classes named of a picture
 
@@ -86,10 +88,10 @@ def inspect(
     images, listener = [images] if isinstance(images, (str, os.PathLike)) else images, listener or NullListener()
     check_names(chosen.figures)
     bundle = without_adapter(open_bundle(run, headless=True, note=listener.note), listener)
-    names = choose_figures(chosen, bool(images), "clips" if bundle.preprocess.of_clips else "pictures")
-    if bundle.preprocess.numbers == "voxels":
+    if bundle.preprocess.numbers == "voxels" and bundle.model.config.kind == "segmenter":
         hint = "its page shows planes of volumes: vitreous evaluate RUN"
-        raise UsageError(f"{run} answers for volumes, and these figures are of pictures", hint)
+        raise UsageError(f"{run} gives a class to each voxel, and has no figures", hint)
+    names = choose_figures(chosen, bool(images), bundle.preprocess.kind)
     device = pick_device(chosen.device)
     if slow := warning(chosen.precision, device):
         listener.note(slow)
@@ -167,12 +169,12 @@ def check_names(names: Sequence[str]) -> None:
 
 
 def choose_figures(settings: InspectOptions, pictures: bool = False, of: str = "pictures") -> list[str]:
-    """Return the figures asked for, or the default ones of models `of` clips or pictures, those of images first where
+    """Return the figures asked for, or the default ones of models `of` a kind of images, those of images first where
     `pictures` are named.
 
     Raises UsageError for one of other models.
     """
-    names = [name for name, kind in FIGURES.items() if kind.of in (of, "both")]
+    names = [name for name, kind in FIGURES.items() if kind.of in (of, "all")]
     if settings.figures and not settings.all:
         if wrong := [name for name in settings.figures if name not in names]:
             raise UsageError(f"the model answers for {of}: no figure {wrong[0]}", f"there are {', '.join(names)}")
@@ -201,19 +203,20 @@ def likeliest_classes(scene: Scene) -> list[dict[str, Any]]:
 
 
 def resize_preprocess(bundle: Bundle, settings: InspectOptions) -> Preprocess:
-    """Return the bundle's preprocessing at --image-size: one number, or a height and a width.
+    """Return the bundle's preprocessing at --image-size: one number, or a height and a width; of volumes a depth too.
 
     Raises UsageError for what is no multiple of the patch.
     """
     if not settings.image_size:
         return bundle.preprocess
-    size = settings.image_size * 2 if len(settings.image_size) == 1 else settings.image_size
-    patch = bundle.model.config.patch[-2:]
-    if len(size) != 2 or any(length < 1 or length % p for length, p in zip(size, patch, strict=False)):
+    axes = len(bundle.preprocess.image) if bundle.preprocess.numbers == "voxels" else 2  # of clips, of frames
+    size = settings.image_size * axes if len(settings.image_size) == 1 else settings.image_size
+    patch = bundle.model.config.patch[-axes:]
+    if len(size) != axes or any(length < 1 or length % p for length, p in zip(size, patch, strict=False)):
         raise UsageError(
             f"--image-size {' '.join(map(str, settings.image_size))} is not a multiple of patch {patch[0]}"
         )
-    return replace(bundle.preprocess, image=(*bundle.preprocess.image[:-2], size[0], size[1]))
+    return replace(bundle.preprocess, image=(*bundle.preprocess.image[:-axes], *size))
 
 
 def default_folder(run: Path) -> Path:

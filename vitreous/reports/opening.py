@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
+from vitreous.data.annotations.target import kind_of
 from vitreous.data.keys import permutation
 from vitreous.data.layouts.imagenet import is_ilsvrc2012
 from vitreous.data.layouts.video import open_sample
@@ -131,14 +132,29 @@ def data_for(
     if source is None:
         problem = f"{run} is a bundle without a run: there are no data to judge it on"
         raise UsageError(problem, "name a data set after it")
-    if data is not None and preprocess is not None:
-        axes = {"signals": 1, "volumes": 3}.get(preprocess.kind)
-    how = (source, split_seed, group_by, stills, axes)
-    opened = open_data_of_run(run, *how) if data is None else open_data(*how)
+    opened = (
+        open_data_of_run(run, source, split_seed, group_by, stills, axes)
+        if data is None
+        else open_for(source, split_seed, preprocess.kind if preprocess is not None else "pictures", stills)
+    )
     if labelled:
         require_labels(opened)
     opened = opened.holding_out(share, split_seed)
     return source, everything(opened) if data is not None and opened.unsplit and split in (None, "test") else opened
+
+
+def open_for(source: str, split_seed: int, kind: str, stills: bool = False) -> Data:
+    """Open data for a model of pictures, clips, volumes or signals: what could be pictures too is taken for volumes and
+    signals by models of these; `stills` as `open_data` has it. Raises as `open_data`."""
+    axes = {"signals": 1, "volumes": 3}.get(kind)
+    try:
+        opened = open_data(source, split_seed, stills=stills)
+        if axes is None or kind_of(next(iter(opened.splits.values()))) != "pictures":
+            return opened
+    except DataError:
+        if axes is None:
+            raise
+    return open_data(source, split_seed, axes=axes)
 
 
 def choose_split(data: Data, split: str | None, note: Callable[[str], None]) -> str:

@@ -18,8 +18,9 @@ from torch import Tensor
 from vitreous.data.decoding.clip import Clip
 from vitreous.data.decoding.decode import is_image
 from vitreous.data.keys import permutation
-from vitreous.data.layouts.folder import list_images
+from vitreous.data.layouts.folder import list_images, walk
 from vitreous.data.layouts.video import clips_below, open_sample
+from vitreous.data.layouts.volumes import ENDINGS
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Data, Split
 from vitreous.errors import DataError, UsageError, printable
@@ -174,9 +175,12 @@ def open_pictures(images: Sequence[str | os.PathLike[str]], preprocess: Preproce
                 )
             yield from (see_picture(Path(clip), printable(clip), preprocess) for clip in clips)
         elif path.is_dir():
+            solid = preprocess.numbers == "voxels"
             paths = [p for p in list_images(path) if is_image(p)]
+            if solid:
+                paths = [Path(place) for place in walk(os.fspath(path), ENDINGS[len(preprocess.image)])]
             if not paths:
-                raise DataError(f"no images in {printable(path)}")
+                raise DataError(f"no {preprocess.kind if solid else 'images'} in {printable(path)}")
             yield from (see_picture(p, printable(p), preprocess) for p in paths)
         else:
             yield see_picture(path, printable(path), preprocess)

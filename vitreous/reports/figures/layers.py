@@ -208,7 +208,7 @@ def draw_curve(axes: Axes, x: list[int], y: list[float], across: str, up: str, c
     axes.grid(alpha=0.25, linewidth=0.5)
 
 
-def caption_of_cost(scene: Scene, measured: list[Cost], wanted: list[tuple[int, int]]) -> str:
+def caption_of_cost(scene: Scene, measured: list[Cost], wanted: list[tuple[int, ...]]) -> str:
     """Say what is seen, and what of it is an estimate."""
     own = next(scene.model.parameters()).dtype
     precision = next(name for name, dtype in DTYPES.items() if dtype == own)

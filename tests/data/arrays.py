@@ -1,0 +1,52 @@
+"""Made volumes and signals with classes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from tests.data.annotations.solids import write_volume
+
+
+def ball(seed: int, large: bool, side: int = 12) -> np.ndarray:
+    """A bright ball in noise, of a radius of 2 or 4 voxels, somewhere: (side, side, side + 2) float32."""
+    chance = np.random.default_rng(seed)
+    places = np.indices((side, side, side + 2)) - chance.integers(4, side - 4, 3)[:, None, None, None]
+    inside = (places**2).sum(0) <= (4 if large else 2) ** 2
+    return (100 * inside + chance.normal(40, 10, inside.shape)).astype(np.float32)
+
+
+def wave(seed: int, fast: bool, length: int = 48) -> np.ndarray:
+    """A sine in noise, of a period of 6 or 16 numbers: (length,) float32."""
+    chance = np.random.default_rng(seed)
+    phase = 2 * np.pi * (np.arange(length) / (6 if fast else 16) + chance.random())
+    return (np.sin(phase) + chance.normal(0, 0.2, length)).astype(np.float32)
+
+
+def write_signal(place: Path, values: np.ndarray) -> Path:
+    """Write (L,) or (C, L) values in the format of the file's ending; of a table the columns are channels."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    if place.suffix == ".csv":
+        np.savetxt(place, values.T, delimiter=",")
+    else:
+        write_volume(place, values)
+    return place
+
+
+def write_balls(home: Path, count: int, suffixes: tuple[str, ...] = (".nii.gz", ".npz"), first: int = 0) -> Path:
+    """Write `home`/CLASS/NUMBER.* with `count` small and `count` large balls, and return the folder."""
+    for place, label in enumerate(("large", "small")):
+        for number in range(count):
+            seed, path = first + 2 * number + place, home / label / f"{number}{suffixes[number % len(suffixes)]}"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_volume(path, ball(seed, label == "large"))
+    return home
+
+
+def write_waves(home: Path, count: int, suffix: str = ".npy", first: int = 0) -> Path:
+    """Write `home`/CLASS/NUMBER.npy with `count` fast and `count` slow waves, and return the folder."""
+    for place, label in enumerate(("fast", "slow")):
+        for number in range(count):
+            write_signal(home / label / f"{number}{suffix}", wave(first + 2 * number + place, label == "fast"))
+    return home

@@ -1,0 +1,229 @@
+"""Volumes and signals with classes: what is taken for them, what stays pictures, and how they are read and varied."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.data.annotations.solids import write_volume
+from tests.data.arrays import ball, wave, write_balls, write_signal, write_waves
+from vitreous.data.annotations.target import kind_of
+from vitreous.data.augmentation.volumes import VolumeViews
+from vitreous.data.check.check import check
+from vitreous.data.decoding.volumes import read_volume, volume_form
+from vitreous.data.layouts.video import open_sample
+from vitreous.data.loader import TrainLoader
+from vitreous.data.preprocess import Preprocess, centred, scaled
+from vitreous.data.sources import open_data
+from vitreous.data.split import Files
+from vitreous.errors import DataError, UsageError
+
+STILL = VolumeViews(scale=(1.0, 1.0), rotate=0.0, contrast=0.0, shift=0.0, gamma=0.0, noise=0.0, border="zeros")
+
+
+def write_classes(home: Path, ending: str, shape: tuple[int, ...], count: int = 2) -> Path:
+    """Two classes of files of one shape."""
+    for number in range(2 * count):
+        values = np.random.default_rng(number).integers(0, 200, shape).astype(np.uint8)
+        place = home / "ab"[number % 2] / f"{number}{ending}"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        (write_signal if ending == ".csv" else write_volume)(place, values)
+    return home
+
+
+@pytest.mark.parametrize(("ending", "shape", "kind"), [
+    (".nii", (5, 6, 7), "volumes"), (".nii.gz", (5, 6, 7, 2), "volumes"), (".npz", (5, 6, 7), "volumes"),
+    (".npz", (9,), "signals"), (".npz", (2, 9), "signals"), (".csv", (9,), "signals"), (".csv", (2, 9), "signals"),
+    (".npy", (9,), "signals"), (".npy", (5, 6, 7, 2), "volumes"),
+    # what was read before is read as before
+    (".npy", (8, 9), "pictures"), (".npy", (8, 9, 3), "pictures"), (".npy", (4, 8, 9), "pictures"),
+    (".tif", (4, 8, 9), "pictures"),
+])  # fmt: skip
+def test_endings_and_shapes_say_what_files_are(tmp_path, ending, shape, kind):
+    data = open_data(write_classes(tmp_path / "data", ending, shape))
+    assert {kind_of(split) for split in data.splits.values()} == {kind} and data.classes == ("a", "b")
+    assert any(note == f"the data are 4 {kind}" for note in data.notes) == (kind != "pictures")
+    if kind == "pictures":
+        assert type(data.split("train")) is Files
+    else:
+        axes = 1 if kind == "signals" else 3
+        channels, sides = volume_form(open_sample(data.split("train"), 0), axes=axes)
+        assert sides == (shape[-1:] if axes == 1 else shape[:3]) and channels == (2 if len(shape) in (2, 4) else 1)
+
+
+def test_axes_decide_where_files_could_be_either(tmp_path):
+    solid = write_classes(tmp_path / "solid", ".npy", (8, 8, 8))
+    with pytest.raises(DataError, match="which axis of"):
+        Preprocess((8, 8)).decoded(open_data(solid).split("train").raw(0))
+    assert kind_of(open_data(solid, axes=3).split("train")) == "volumes"
+    assert kind_of(open_data(write_classes(tmp_path / "stacks", ".tif", (4, 8, 9)), axes=3).split("train")) == "volumes"
+    lines = write_classes(tmp_path / "lines", ".npy", (9,))
+    assert kind_of(open_data(lines, axes=2).split("train")) == "pictures"
+    assert kind_of(open_data(write_classes(tmp_path / "two", ".npy", (2, 90)), axes=1).split("train")) == "signals"
+    with pytest.raises(DataError, match=r"--axes 1: .* holds no signals"):
+        open_data(write_classes(tmp_path / "scans", ".nii", (5, 6, 7)), axes=1)
+    with pytest.raises(UsageError, match="--axes cannot be 4"):
+        open_data(lines, axes=4)
+
+
+def test_a_picture_among_arrays_makes_pictures_of_all(tmp_path):
+    home = write_classes(tmp_path, ".npz", (5, 6, 7))
+    for label in "ab":
+        Image.new("RGB", (8, 8)).save(home / label / "picture.png")
+    data = open_data(home)
+    assert kind_of(data.split("train")) == "pictures" and sum(map(len, data.splits.values())) == 2
+
+
+def test_tables_name_volumes_and_signals(tmp_path):
+    write_balls(tmp_path / "balls", 2)
+    write_waves(tmp_path / "waves", 2)
+    balls = [f"balls/{label}/{number}" for label in ("large", "small") for number in ("0.nii.gz", "1.npz")]
+    rows = [f"{path},{path.split('/')[1]},train,p{number}" for number, path in enumerate(balls)]
+    (tmp_path / "balls.csv").write_text("path,label,split,group\n" + "\n".join(rows))
+    data = open_data(tmp_path / "balls.csv")
+    assert kind_of(data.split("train")) == "volumes" and data.classes == ("large", "small")
+    (tmp_path / "waves.csv").write_text("path,label\nwaves/fast/0.npy,fast\nwaves/slow/0.npy,slow\n")
+    assert kind_of(open_data(tmp_path / "waves.csv").split("train")) == "signals"
+    with pytest.raises(DataError, match=r"line 2: --axes 1: balls/large/0.nii.gz holds no signals"):
+        open_data(tmp_path / "balls.csv", axes=1)
+
+
+def test_every_format_gives_the_same_signal(tmp_path):
+    two = np.stack([wave(0, True), 3 * wave(1, False) + 5])
+    expected = (two - two.mean(1, keepdims=True)) / two.std(1, keepdims=True)
+    places = [write_signal(tmp_path / f"a{ending}", two) for ending in (".npy", ".npz", ".csv")]
+    places.append(write_signal(tmp_path / "turned.npy", two.T))
+    (tmp_path / "head.csv").write_text("left; right\n\n" + "\n".join(f"{a:.6f};{b:.6f}" for a, b in two.T))
+    for place in (*places, tmp_path / "head.csv"):
+        assert volume_form(place, axes=1) == (2, (48,))
+        for raw in (place, place.read_bytes()):
+            np.testing.assert_allclose(read_volume(raw, 2, axes=1), expected, atol=1e-4)
+        np.testing.assert_allclose(read_volume(place, 2, axes=1, standardise=False), two, atol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "content", "problem"), [
+    ("a.csv", b"", "empty file"), ("a.csv", b"1\n2,3\n", "line 2: 2 cells, 1 in the lines before"),
+    ("a.csv", b"1\nx\n", "line 2: x is no number"), ("a.csv", b"1,2\n3,\n", "an empty cell is no number"),
+    ("a.csv", b"time\n", "no numbers"), ("a.csv", b"\xff\xfe\x00", "cannot be read as a signal"),
+    ("a.csv", b"1\nnan\n3", "1 of its values are NaN or infinite"), ("a.csv", b"1\n1e300\n3", "NaN or infinite"),
+    ("a.npy", np.zeros((3, 4, 5)), "an array of 3 x 4 x 5 is no signal"), ("a.npy", np.zeros(0), "is no signal"),
+    ("a.npy", np.zeros((70, 90)), "70 channels"), ("a.npy", np.array(["a"]), "of type <U1"),
+    ("a.npy", np.zeros((3, 90)), "3 channels, the model takes 1"), ("a.npy", "cut", "bytes of voxels where"),
+])  # fmt: skip
+def test_hostile_signals_are_named(tmp_path, name, content, problem):
+    place = tmp_path / name
+    if isinstance(content, bytes):
+        place.write_bytes(content)
+    else:
+        np.save(place, np.zeros(9) if isinstance(content, str) else content)
+    if isinstance(content, str):
+        place.write_bytes(place.read_bytes()[:-5])
+    with pytest.raises(DataError, match=f"^{place}: .*{problem}"):
+        Preprocess((48,), 1, numbers="voxels").decoded(place)
+
+
+def test_scaling_is_that_of_a_loop():
+    chance = np.random.default_rng(0)
+    for own, size in ((9, 4), (4, 9), (7, 7), (16, 8)):
+        values, ratio = chance.normal(size=own).astype(np.float32), own / size
+        expected = []
+        for i in range(size):
+            weights = [max(0.0, 1 - abs(j + 0.5 - (i + 0.5) * ratio) / max(1, ratio)) for j in range(own)]
+            expected.append(sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights))
+        np.testing.assert_allclose(scaled(values[None], (size,))[0], expected, atol=1e-5)
+    assert np.allclose(scaled(np.full((2, 5, 6, 7), 3, np.float32), (3, 9, 7)), 3)
+    ramp = np.indices((8, 8, 8))[1][None].astype(np.float32)  # rises along its second axis alone
+    assert np.array_equal(scaled(ramp, (4, 8, 8))[0, 0], ramp[0, 0]) and scaled(ramp, (8, 4, 8)).shape == (1, 8, 4, 8)
+
+
+def test_a_view_is_a_part_at_whole_voxels():
+    volume, small = np.arange(1, 10 * 8 * 6 + 1, dtype=np.float32).reshape(1, 10, 8, 6), Preprocess((4, 4, 4), 1)
+    seen = set()
+    for key in range(30):
+        view = STILL.picture(volume, small, key)
+        z, y, x = np.argwhere(volume[0] == view[0, 0, 0, 0].item())[0]
+        assert np.array_equal(view, volume[:, z : z + 4, y : y + 4, x : x + 4])
+        assert torch.equal(view, STILL.picture(volume, small, key))
+        seen.add((z, y, x))
+    assert len(seen) > 20
+    assert np.array_equal(STILL.picture(volume, Preprocess((10, 8, 6), 1), 0), volume)  # nothing else is drawn
+    larger = STILL.picture(volume, Preprocess((12, 8, 6), 1), 3)
+    assert (larger == 0).sum() == 2 * 8 * 6 and np.isin(volume, larger).all()
+
+
+def test_views_move_signals_and_turn_them_only_when_asked():
+    signal, size = np.arange(1, 11, dtype=np.float32)[None], Preprocess((10,), 1, numbers="voxels")
+    moved = [replace(STILL, translate=0.2).picture(signal, size, key)[0].tolist() for key in range(60)]
+    assert {row.count(0) for row in moved} == {0, 1, 2}
+    assert all([value for value in row if value] == sorted(value for value in row if value) for row in moved)
+    turned = [replace(STILL, flip=(0, 0, 0.5)).picture(signal, size, key)[0].tolist() for key in range(30)]
+    assert {tuple(row) for row in turned} == {tuple(range(1, 11)), tuple(range(10, 0, -1))}
+    mirrored = replace(STILL, translate=0.2, border="reflection").picture(signal, size, 1)
+    assert (mirrored > 0).all()
+    with pytest.raises(UsageError, match="for volumes and signals"):
+        STILL.picture(Image.new("L", (4, 4)), size, 0)
+
+
+def test_views_of_scaled_volumes_are_those_of_the_scaled_one():
+    volume = np.random.default_rng(0).normal(size=(1, 9, 8, 12)).astype(np.float32)
+    squash = Preprocess((4, 4, 6), 1, numbers="voxels", fit="squash")
+    assert np.array_equal(STILL.picture(volume, squash, 7), scaled(volume, (4, 4, 6)))
+    assert np.array_equal(squash.array(volume), scaled(volume, (4, 4, 6)))
+    assert np.array_equal(replace(squash, fit="crop").array(volume), centred(volume, (4, 4, 6)))
+
+
+def test_the_stream_is_the_same_from_any_position_with_any_workers(tmp_path):
+    split = open_data(write_balls(tmp_path, 4)).split("train")
+    size, views = Preprocess((8, 8, 8), 1, numbers="voxels"), VolumeViews(translate=0.1, flip=(0.5, 0.5, 0.5))
+    whole = torch.cat([batch["images"] for batch in TrainLoader(split, size, views, seed=1).batches(0, 14, 5)])
+    assert len({image.numpy().tobytes() for image in whole}) == 14  # another view in another epoch
+    later = list(TrainLoader(split, size, views, seed=1, workers=2).batches(5, 14, 4))
+    assert torch.equal(torch.cat([batch["images"] for batch in later]), whole[5:])
+
+
+def test_a_volume_of_one_slice_is_answered_as_its_picture():
+    from vitreous import create
+
+    flat = create("ViT-32x2/4", image_size=(8, 12), num_classes=3).eval()
+    solid = create("ViT-32x2/1x4x4", image_size=(1, 8, 12), num_classes=3).eval()
+    for parameter in flat.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    solid.load_state_dict({name: value.view_as(solid.state_dict()[name]) for name, value in flat.state_dict().items()})
+    volumes = torch.randn(2, 3, 1, 8, 12)
+    with torch.no_grad():
+        assert torch.allclose(solid(volumes), flat(volumes[:, :, 0]), atol=1e-5)
+
+
+def test_a_check_names_what_training_refuses(tmp_path):
+    home = write_balls(tmp_path / "balls", 4, (".npz", ".nii.gz"))
+    cut = home / "large" / "1.nii.gz"
+    cut.write_bytes(cut.read_bytes()[:-400])
+    np.savez(home / "small" / "0.npz", np.where(np.arange(1008).reshape(12, 6, 14) == 5, np.nan, 1.0))
+    np.savez(home / "small" / "2.npz", np.zeros((5, 5)))
+    (home / "large" / "3.nii.gz").write_bytes((home / "small" / "3.nii.gz").read_bytes())  # under two labels
+    document, subject = check(home, workers=0)
+    bad = {Path(row["path"]).name: row["reason"] for row in document["unreadable"]}
+    assert not document["passed"] and document["kind"] == "volumes" and set(bad) == {"1.nii.gz", "0.npz", "2.npz"}
+    assert "cut short" in bad["1.nii.gz"] and "NaN" in bad["0.npz"] and "an array of 5 x 5" in bad["2.npz"]
+    assert document["copies"]["across"] or any("two labels" in finding["text"] for finding in document["findings"])
+    assert document["sizes"]["slices"]["min"] == 12 and subject.classes == ("large", "small")
+
+    waves = write_waves(tmp_path / "waves", 3, ".csv")
+    (waves / "fast" / "0.csv").write_text("1\nword\n")
+    document, _ = check(waves, workers=0)
+    assert document["kind"] == "signals" and document["formats"] == {"TEXT": 5}
+    assert [row["reason"] for row in document["unreadable"]] == [
+        "cannot be read as a signal (line 2: word is no number)"
+    ]
+    assert document["sizes"]["width"]["min"] == document["sizes"]["width"]["max"] == 48
+
+
+def test_the_values_of_balls_are_what_was_written(tmp_path):
+    split = open_data(write_balls(tmp_path, 1), axes=3).split("train")
+    raw = read_volume(open_sample(split, 0), 1, standardise=False)
+    assert np.allclose(raw[0], ball(0, large=True))
