@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.conftest import TINY
+from tests.data.films import write_moves
 from tests.reliability.rig import TIMES
 from vitreous.training.parts import parts, spans
 from vitreous.training.ranks import Ranks
@@ -87,6 +88,24 @@ def test_a_reproducible_run_is_the_same_bits_for_1_2_and_4_processes_and_across_
         assert [line for line in found[3] if "train/loss" in line] == [
             line for line in whole[3] if "train/loss" in line
         ]
+
+
+def test_two_processes_learn_of_clips_what_one_does(tmp_path, carry_out):
+    home = write_moves(tmp_path / "clips", 4, (".gif", ".mp4"))
+    run = {**SAME, "model": "ViViT-32x2/8x2", "frames": 4, "batch_size": 4, "steps": 3, "save_every": 3, "epochs": None}
+    same = {**run, "reproducible": True}
+    codes, errors = carry_out(
+        job(home, tmp_path / "one", 1, options=run),
+        job(home, tmp_path / "two", 2, options={**run, "workers": 1}),
+        job(home, tmp_path / "one bits", 1, options=same),
+        job(home, tmp_path / "two bits", 2, options=same),
+    )
+    assert codes == [[0], [0, 0]] * 2, errors
+    one, two = (tensors_in(next((tmp_path / name / "checkpoints").glob("step-*3")), "model") for name in ("one", "two"))
+    assert one.keys() == two.keys()
+    assert all(torch.allclose(one[name].float(), two[name].float(), atol=1e-5) for name in one)
+    first, second = outcome(tmp_path / "one bits"), outcome(tmp_path / "two bits")
+    assert first[:3] == second[:3] and first[0] == "step-00000003"
 
 
 def test_ddp_and_fsdp_agree_with_one_process_and_checkpoints_of_shares_are_read_by_anyone(folder, tmp_path, carry_out):
