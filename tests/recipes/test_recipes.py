@@ -583,6 +583,29 @@ def test_a_recipe_is_cut_to_a_small_data_set():
     assert derived("vit-imagenet", images=1000, warmup_steps=200).schedule.warmup_steps == 200
 
 
+@pytest.mark.parametrize("recipe", ["masked-patches", "mae", "dino", "dinov2"])
+def test_few_photographs_are_learned_in_steps_of_few(recipe):
+    """An epoch of the published batch has one step of all photographs, or none of a million steps ends."""
+    notes = []
+    run = derived(recipe, images=100, notes=notes)
+    assert (run.batch_size, run.step_size) == (25, 25) and run.steps <= 6400 and run.schedule.warmup_steps > 0
+    assert not any("batch" in note or "warm-up" in note for note in notes), notes
+    assert run.model.image == (224, 224) and run.model.width <= 768 and run.recipe == recipe
+    many = derived(recipe, images=10_000)
+    assert many.batch_size >= 1024 and derived(recipe, images=9_999).batch_size == 64
+    if recipe.startswith("dino"):
+        assert run.objective.prototypes < many.objective.prototypes / 10 and run.model.width == 384
+        assert run.views == many.views and run.preprocess == many.preprocess  # the crops of photographs stay
+        assert run.schedules["momentum"].start < many.schedules["momentum"].start
+    named = derived(recipe, images=100, batch_size=8, model="ViT-Ti/16")
+    assert named.batch_size == 8 and named.model.width == 192
+
+
+def test_a_student_of_a_frozen_teacher_keeps_the_published_numbers():
+    run = derived("dinov2", images=100, settings={"objective.teacher": ["runs/teacher"]}, model="ViT-S/16")
+    assert run.objective.prototypes == derived("dinov2", images=10_000).objective.prototypes
+
+
 def test_rows_in_steps_keep_their_steps_and_rows_in_epochs_their_epochs():
     run = derived("finetune-cifar", start=configure("ViT-B/16"), batch_size=128)
     assert (run.steps, run.schedule.warmup_steps, run.optimizer.lr) == (10_000, 500, pytest.approx(0.0075))

@@ -16,7 +16,7 @@ from vitreous.nn.sizes import nearby
 from vitreous.recipes.names import OWN
 from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.own_aspect import with_square
-from vitreous.recipes.recipe import DatasetInfo, Recipe
+from vitreous.recipes.recipe import FEW, DatasetInfo, Recipe
 
 #: sides of clips in pixels -> the model; larger ones are scaled to LARGE_IMAGE
 CLIPS = ((32, "ViViT-64x6/4x2"), (SMALL, "ViViT-128x6/8x2"), (math.inf, "ViViT-S/16x2"))
@@ -169,6 +169,7 @@ def fresh(options: TrainOptions, facts: DatasetInfo, classes: int, recipe: Recip
     own = recipe is None or not recipe.models or recipe.small is not None
     native = facts.size if own and max(facts.size) <= SMALL else None
     usual = recipe.models[0] if recipe and recipe.models else "ViT-Ti/16"
+    usual = recipe.few if recipe and recipe.few and facts.images < FEW else usual
     small = (recipe and recipe.small) or (model_for_small_images(native) if native else "")
     name = options.model or (usual if native is None else small)
     model = configure(name)

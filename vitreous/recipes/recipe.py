@@ -97,10 +97,11 @@ class Recipe:
     the default; `image` their side in pixels, of the model's name and the data (None: whatever the data or the
     weights have). `by_steps`: its length is counted in steps, not epochs; `warmup_in_epochs`: so is its warm-up.
     `small`: the model that it trains on images up to 64 pixels, which it takes as they are, if it has numbers for
-    such; `solid`: the one for volumes, if it takes any; `clips`: the one for clips up to 64 pixels, where that is no
-    classifier; `mixed`: the one for such clips and pictures together. `lengths`: where the number of images decides the
-    epochs, how, for each kind of model; the first is that of the first model. `grid` holds the learning rates to choose
-    from, and `hold_out` the share of the training images to choose on, if its table has one.
+    such; `few`: the one for fewer than `FEW` photographs, where its table has none for these; `solid`: the one for
+    volumes, if it takes any; `clips`: the one for clips up to 64 pixels, where that is no classifier; `mixed`: the one
+    for such clips and pictures together. `lengths`: where the number of images decides the epochs, how, for each kind
+    of model; the first is that of the first model. `grid` holds the learning rates to choose from, and `hold_out` the
+    share of the training images to choose on, if its table has one.
     """
 
     name: str
@@ -112,6 +113,7 @@ class Recipe:
     data: str = "ImageNet"
     models: tuple[str, ...] = ()
     small: str | None = None
+    few: str | None = None
     solid: str | None = None
     clips: str | None = None
     mixed: str | None = None

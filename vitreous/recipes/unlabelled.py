@@ -49,8 +49,14 @@ def length(facts: DatasetInfo, batch: int, epochs: Length = SHORT) -> dict[str, 
     return {"batch_size": batch, "epochs": count, "schedule": Schedule(round(0.05 * steps))}
 
 
+def batch_of(facts: DatasetInfo) -> int:
+    """Images of a step where there are few photographs: an epoch has four steps at least."""
+    return max(1, min(64, facts.images // 4))
+
+
 def masked_patches(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
-    """Masked patch prediction: arXiv:2010.11929, section 4.6 and B.1.2. Images up to 64 pixels: tuned here.
+    """Masked patch prediction: arXiv:2010.11929, section 4.6 and B.1.2. Images up to 64 pixels: tuned here; fewer than
+    10,000 photographs: our own numbers, those of small images.
 
     vitreous train DATA --recipe NAME
 
@@ -67,6 +73,14 @@ def masked_patches(model: ModelConfig, facts: DatasetInfo, options: TrainOptions
             optimizer=optimizer,
             objective=MaskedPatchesConfig(),
             **length(facts, batch),
+        )
+    if facts.images < FEW:
+        return Run(
+            **google(as_paper(model, options, representation=False), facts),
+            views=CROP,
+            optimizer=Optimizer("adamw", lr=1e-3, betas=(0.9, 0.95), weight_decay=0.05),
+            objective=MaskedPatchesConfig(),
+            **length(facts, batch_of(facts)),
         )
     return Run(
         **google(as_paper(model, options, representation=False), facts),
@@ -106,7 +120,7 @@ def mae(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
             views=CROP,
             optimizer=Optimizer("adamw", lr=1e-3, betas=(0.9, 0.95), weight_decay=0.05, clip=1.0),
             objective=MAEConfig(decoder_width=32 * heads, decoder_depth=2, decoder_heads=heads),
-            **length(facts, max(1, min(64, facts.images // 4))),
+            **length(facts, batch_of(facts)),
         )
     return Run(
         **normalised(plain(model, **fixed), facts),
@@ -120,7 +134,8 @@ def mae(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
 
 
 def dino(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
-    """DINO: arXiv:2104.14294, and facebookresearch/dino's main_dino.py. Images up to 64 pixels: tuned here.
+    """DINO: arXiv:2104.14294, and facebookresearch/dino's main_dino.py. Images up to 64 pixels: tuned here; fewer than
+    10,000 photographs: our own numbers, those of small images with the published crops.
 
     vitreous train DATA --recipe NAME --model ViT-S/16
 
@@ -131,6 +146,8 @@ def dino(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     if small(model):
         fixed: dict[str, Any] = {} if options.init else {"pool": "mean", "class_token": False}
         return self_distillation(plain(model, **fixed), facts)
+    if facts.images < FEW:
+        return few_photographs(model, facts, DINO)
     return Run(
         **normalised(plain(model, 0.1), facts),
         views=fitting(DINO, model),
@@ -149,7 +166,8 @@ def dino(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
 
 def dinov2(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     """DINOv2 on ImageNet: arXiv:2304.07193, and facebookresearch/dinov2's vitl16_short.yaml. Images up to 64 pixels:
-    tuned here.
+    tuned here; fewer than 10,000 photographs, but for a student of a frozen teacher: our own numbers, those of small
+    images with the published crops, and a ViT-S/16.
 
     vitreous train DATA --recipe NAME --model ViT-L/16
 
@@ -157,8 +175,9 @@ def dinov2(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run
     embedding, one head for images and patches, gradients clipped for the backbone and the heads apart. Stochastic depth
     leaves out samples one by one here, where theirs leaves out the same number in every step.
     """
-    if small(model):
-        run = self_distillation(plain(model), facts)
+    few = facts.images < FEW and "objective.teacher" not in options.settings
+    if small(model) or few:
+        run = self_distillation(plain(model), facts) if small(model) else few_photographs(model, facts, DINOV2)
         objective = DINOv2Config(**SMALL_HEAD)  # type: ignore[arg-type]
         return replace(run, objective=objective, optimizer=replace(run.optimizer, clip_by="part"))
     drop = dropped(0.3, options)
@@ -195,7 +214,7 @@ SMALL_HEAD = {"prototypes": 1024, "head_width": 512, "bottleneck": 128, "frozen"
 
 
 def self_distillation(model: ModelConfig, facts: DatasetInfo) -> Run:
-    """DINO for images up to 64 pixels."""
+    """DINO for images up to 64 pixels, and for few photographs."""
     side = model.image[0] // 2
     side -= side % model.patch[0]
     none = (0.0, 0.0, 0.0)
@@ -207,6 +226,12 @@ def self_distillation(model: ModelConfig, facts: DatasetInfo) -> Run:
         schedules={"momentum": Ramp(0.99, 1.0), "teacher_temperature": Ramp(0.04, 0.04)},
         **length(facts, max(2, min(64, facts.images // 4)), Length(1e6, 10, 800)),
     )
+
+
+def few_photographs(model: ModelConfig, facts: DatasetInfo, views: MultiCrop) -> Run:
+    """The numbers for small images with the crops of photographs."""
+    run = self_distillation(plain(model), facts)
+    return replace(run, views=fitting(views, model), preprocess=normalised(model, facts)["preprocess"])
 
 
 def short(
@@ -304,6 +329,7 @@ UNLABELLED = (
         published=(("ViT-L/16", "ImageNet, k-NN", "81.6 %"),),
         models=("ViT-L/16",),
         small=PLAIN,
+        few="ViT-S/16",
         objective=DINOv2Config,
         by_steps=True,
     ),
