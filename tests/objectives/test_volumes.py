@@ -218,8 +218,8 @@ def test_what_takes_pictures_refuses_volumes(home, run, tmp_path):
     data = open_data(home)
     with pytest.raises(UsageError, match="the server takes pictures"):
         prepare(vitreous.load(run), Limits())
-    with pytest.raises(UsageError, match="figures are of pictures"):
-        vitreous.inspect(run)
+    with pytest.raises(UsageError, match="answers for volumes: no figure rollout"):
+        vitreous.inspect(run, figures=["rollout"])
     with pytest.raises(UsageError, match="packs hold pictures"):
         pack(home, tmp_path / "packed")
     with pytest.raises(UsageError, match="among pictures"):

@@ -88,9 +88,6 @@ def inspect(
     images, listener = [images] if isinstance(images, (str, os.PathLike)) else images, listener or NullListener()
     check_names(chosen.figures)
     bundle = without_adapter(open_bundle(run, headless=True, note=listener.note), listener)
-    if bundle.preprocess.numbers == "voxels" and bundle.model.config.kind == "segmenter":
-        hint = "its page shows planes of volumes: vitreous evaluate RUN"
-        raise UsageError(f"{run} gives a class to each voxel, and has no figures", hint)
     names = choose_figures(chosen, bool(images), bundle.preprocess.kind)
     device = pick_device(chosen.device)
     if slow := warning(chosen.precision, device):

@@ -146,12 +146,15 @@ def data_for(
 def open_for(source: str, split_seed: int, kind: str, stills: bool = False) -> Data:
     """Open data for a model of pictures, clips, volumes or signals: what could be pictures too is taken for volumes and
     signals by models of these; `stills` as `open_data` has it. Raises as `open_data`."""
-    axes = {"signals": 1, "volumes": 3}.get(kind)
+    axes, opened = {"signals": 1, "volumes": 3}.get(kind), None
     try:
         opened = open_data(source, split_seed, stills=stills)
         if axes is None or kind_of(next(iter(opened.splits.values()))) != "pictures":
             return opened
+        return open_data(source, split_seed, axes=axes)
     except DataError:
+        if opened is not None:
+            return opened  # pictures, which are refused by what they are
         if axes is None:
             raise
     return open_data(source, split_seed, axes=axes)

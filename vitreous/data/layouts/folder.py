@@ -85,7 +85,10 @@ def no_classes(home: Path, lister: Callable[[str], list[str]]) -> DataError:
         return DataError(f"{printable(home)} {problem}", FLAT)
     if volumes := walk(os.fspath(home), VOLUMES):
         problem = f"{len(volumes)} volumes without masks; the first is {printable(volumes[0])}"
-        hint = "to train, put them into images/ and their masks, of the same names, into masks/; predict takes them"
+        hint = (
+            "put each into a folder of its class; or all into images/ and their masks, of the same names, into "
+            "masks/; predict takes them as they are"
+        )
         raise DataError(f"no pictures in {printable(home)} but {problem}", hint)
     raise DataError(f"no images in {printable(home)}", LAYOUT)
 
