@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+
+import av
 import numpy as np
 import pytest
 from PIL import Image
@@ -51,6 +54,21 @@ def test_files_cut_short_are_refused_by_name(tmp_path, kind):
     with pytest.raises(DataError, match=rf"a\.{kind}: .*(cut short|cannot be read|damaged|no pictures)") as error:
         open_clip(place)
     assert error.value.hint
+
+
+@pytest.mark.parametrize("kind", ["mkv", "webm"])
+def test_a_file_cut_to_one_frame_is_named_and_one_of_a_single_frame_is_whole(kind):
+    content = encode(moving(3, True, 30), kind)
+    for size in range(len(content), 300, -40):  # to the first cut that leaves one frame
+        with av.open(io.BytesIO(content[:size]), format="matroska") as container:
+            frames = len(list(container.decode(video=0)))
+        if frames == 1:
+            break
+    else:
+        pytest.fail("no cut leaves one frame")
+    with pytest.raises(DataError, match=r"cut short, 0\.0 seconds of 3\.0"):
+        open_clip(content[:size])
+    assert len(open_clip(encode(moving(3, True, 1), kind))) == 1
 
 
 @pytest.mark.parametrize(("content", "problem"), [

@@ -83,3 +83,19 @@ def test_a_clip_that_cannot_be_read_is_named(tmp_path):
     split = open_data(tmp_path).holding_out(0.0, 0).splits["train"]
     with pytest.raises(DataError, match=r"a/1\.mp4: not a clip of a known format"):
         split.clip(0)  # type: ignore[attr-defined]
+
+
+def test_folders_of_frames_without_classes_are_told_of(tmp_path):
+    for clip in ("one", "two", "three"):
+        write_clip(tmp_path / clip, greys(3))
+    assert any("numbered as the frames of a clip are" in note for note in open_data(tmp_path).notes)
+    assert kinds(open_data(tmp_path)) == {Files}
+    (tmp_path / "all").mkdir()
+    for clip in ("one", "two", "three"):
+        (tmp_path / clip).rename(tmp_path / "all" / clip)
+    assert kinds(open_data(tmp_path)) == {ClipFiles} and not open_data(tmp_path).labelled  # as the note says
+    for place in ("a/7.png", "a/8.png", "b/1.png", "b/2.png"):
+        write_clip(tmp_path / "plain" / place[:-4], greys(1))
+        (tmp_path / "plain" / place[:-4] / "frame_000.png").rename(tmp_path / "plain" / place)
+        (tmp_path / "plain" / place[:-4]).rmdir()
+    assert not any("numbered" in note for note in open_data(tmp_path / "plain").notes)

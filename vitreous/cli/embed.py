@@ -13,6 +13,7 @@ from vitreous.cli.inference import (
     file_settings,
     open_images_of,
     print_notes,
+    require_images,
     write_answers,
 )
 
@@ -45,11 +46,10 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         return embed_index(options, console)
     if options.precision == "int8":
         raise UsageError("features are not computed in int8", "use --precision bf16 or fp32")
-    source = open_images_of(options)
+    require_images(options)
     predictor = load(options.source(options.run), options.how(), (), options.exact, headless=True)
     print_notes(predictor, console)
-    if (kind := predictor.card.preprocess.kind) != "pictures":
-        source = open_images_of(options, kind)
+    source = open_images_of(options, predictor.card.preprocess.kind)
 
     def answers(items: Iterator[Item]) -> Iterator[Sequence[Embedding]]:
         return choose_backend(options, predictor).embeddings(items, options.bad_images)

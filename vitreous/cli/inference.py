@@ -105,13 +105,21 @@ class AnswerArguments(ImageArguments):
     """Print the answers, and write them to this CSV file too: a row for each of the top classes, or each object."""
 
 
-def open_images_of(options: ImageArguments, kind: str = "") -> Source:
-    """The images that the options name, of the `kind` that a model takes. Raises UsageError for none."""
+def require_images(options: ImageArguments) -> None:
+    """Raise UsageError for options that name no images, and DataError for files that are not there, as soon as that can
+    be said: what folders hold is listed once, when it is known what the model takes."""
     from vitreous.errors import UsageError
-    from vitreous.serving.sources import ADVICE, source
+    from vitreous.serving.sources import ADVICE, require_words
 
     if not options.images and not options.list:
         raise UsageError("no images", ADVICE)
+    require_words(options.images)
+
+
+def open_images_of(options: ImageArguments, kind: str = "pictures") -> Source:
+    """The images that the options name, of the `kind` that a model takes. Raises DataError for what is not there."""
+    from vitreous.serving.sources import source
+
     return source(options.images, options.column, options.list, kind)
 
 

@@ -16,6 +16,7 @@ from vitreous.cli.inference import (
     open_images_of,
     print_notes,
     print_unreadable,
+    require_images,
     write_answers,
 )
 
@@ -46,7 +47,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     from vitreous.errors import UsageError
     from vitreous.serving.predict import load
 
-    source = open_images_of(options)
+    require_images(options)
     if options.top is not None and options.top < 1:
         raise UsageError(f"--top must be at least 1, not {options.top}")
     if options.threshold is not None and not 0 <= options.threshold < 1:
@@ -56,10 +57,9 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     if options.resume and not options.out:
         raise UsageError("--resume continues the file of --out", "name it")
     warn_of_emulation(options, console)
-    predictor = load(options.source(options.run), options.how(), calibration_images(options, source), options.exact)
+    predictor = load(options.source(options.run), options.how(), calibration_images(options), options.exact)
     print_notes(predictor, console)
-    if (kind := predictor.card.preprocess.kind) != "pictures":
-        source = open_images_of(options, kind)
+    source = open_images_of(options, predictor.card.preprocess.kind)
     if predictor.card.object_classes:
         from vitreous.cli.objects import predict_objects
 
@@ -102,7 +102,7 @@ def refuse(options: Options, names: Sequence[str], models: str, does: str) -> No
         raise UsageError(f"--{option} is for {models}; {options.run} {does}", "leave it out")
 
 
-def calibration_images(options: Options, source: Source) -> Iterator[str | bytes]:
+def calibration_images(options: Options) -> Iterator[str | bytes]:
     """The first images, to calibrate int8 on where there are no training images. Raises UsageError for stdin."""
     from contextlib import suppress
     from itertools import islice
@@ -114,7 +114,7 @@ def calibration_images(options: Options, source: Source) -> Iterator[str | bytes
             "without training images at hand int8 is calibrated on those asked about, and a list on stdin is read once",
             "name a file: @list.txt",
         )
-    for item in islice(source, EXAMPLES):
+    for item in islice(open_images_of(options), EXAMPLES):
         with suppress(DataError):
             yield item.content()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from vitreous.data.layouts.named import named
 from vitreous.data.layouts.packed import is_pack, packed
 from vitreous.data.layouts.table import table
 from vitreous.data.layouts.tars import COMPRESSED, are_tars, tars
-from vitreous.data.layouts.video import are_clips, hold_clips, videos
+from vitreous.data.layouts.video import are_clips, frames_note, hold_clips, videos
 from vitreous.data.layouts.volumes import array_folder_axes, arrays, no_arrays
 from vitreous.data.split import Data, Files, no_labels
 from vitreous.errors import DataError, UsageError, nearest, printable
@@ -143,9 +144,12 @@ def detect_layout(
         listed = () if has_config(path) else ((are_lists, lists),)
         moving = (hold_clips, partial(videos, stills=True)) if stills else (are_clips, videos)
         kinds = ((are_tars, tars), *listed, (is_imagenet, imagenet), *COCO, *MASKS, *OBJECTS, moving)
-        read = next((read for fits, read in kinds if fits(path)), None)
-        own = array_folder_axes(path) if read is None and axes is None else None
-        return arrays(path, split_seed, own) if own else (read or folder)(path, split_seed)
+        if reader := next((read for fits, read in kinds if fits(path)), None):
+            return reader(path, split_seed)
+        if axes is None and (own := array_folder_axes(path)):
+            return arrays(path, split_seed, own)
+        data = folder(path, split_seed)
+        return replace(data, notes=[*data.notes, *frames_note(data)])
     if path.name.lower().endswith((".tar", *COMPRESSED)) and (os.path.lexists(path) or "{" in name):
         return tars(path, split_seed)
     if path.suffix.lower() == ".json" and path.is_file():

@@ -112,6 +112,13 @@ def source(
     return Source(tuple(parts), count)
 
 
+def require_words(words: Sequence[str]) -> None:
+    """Raise DataError for a word that is no file, no pattern and no list, before anything is listed."""
+    for word in words:
+        if word != "-" and word[:1] != "@" and not (os.path.lexists(word) or glob.has_magic(word) or "{" in word):
+            raise DataError(f"no such file: {printable(word)}", ADVICE)
+
+
 Part = tuple[Callable[[], Iterator[Item]], int | None]  # what yields images, and how many where it can be known
 
 

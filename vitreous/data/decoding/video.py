@@ -100,7 +100,7 @@ def decoded(content: bytes, name: str) -> Iterator[Any]:
     import av
     from av.error import FFmpegError
 
-    count, last = 0, 0.0
+    count, last, shown_for = 0, 0.0, 0.0
     try:
         with av.open(io.BytesIO(content), format=demuxer_of(content), metadata_errors="replace") as container:
             shown = [stream for stream in container.streams.video if not is_cover(stream)]
@@ -115,12 +115,14 @@ def decoded(content: bytes, name: str) -> Iterator[Any]:
                 if frame.is_corrupt:
                     raise DataError(f"{name}: frame {count} is damaged, or the file cut short", "mend or remove it")
                 count, last = count + 1, frame.time if frame.time is not None else last
+                shown_for = float((frame.duration or 0) * (frame.time_base or 0))
                 yield frame
             begin = float((stream.start_time or 0) * (stream.time_base or 0))
             length = 0.0 if container.streams.audio else (container.duration or 0) / av.time_base
+            ends = length and container.format.name.startswith("matroska")  # others round, or guess
             if stream.frames > count + 1 and count < 0.9 * stream.frames:
                 announced = f"{count} frames of {stream.frames}"
-            elif length and container.format.name.startswith("matroska") and missing(length, last - begin, count):
+            elif ends and missing(length, last - begin, count, shown_for):
                 announced = f"{last - begin:.1f} seconds of {length:.1f}"
             else:
                 announced = "" if count else "no frame"
@@ -135,9 +137,10 @@ def decoded(content: bytes, name: str) -> Iterator[Any]:
         raise DataError(f"{name}: cut short, {announced}", "mend or remove the file")
 
 
-def missing(length: float, last: float, count: int) -> bool:
-    """Whether a file of so many seconds ends long before: its last of `count` frames begins at `last` seconds."""
-    usual = last / (count - 1) if count > 1 else length
+def missing(length: float, last: float, count: int, shown_for: float) -> bool:
+    """Whether a file of so many seconds ends long before: its last of `count` frames begins at `last` seconds, and is
+    said to be shown for `shown_for`, 0 where nothing says so."""
+    usual = last / (count - 1) if count > 1 else shown_for or length
     return length - last - usual > max(0.1 * length, min(LATE, 2 * usual))
 
 

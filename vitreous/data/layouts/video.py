@@ -217,6 +217,28 @@ def videos(root: Path, split_seed: int = 0, stills: bool = False) -> Data:
     return replace(data, splits=splits, notes=notes, whole=data.whole and clips_of(data.whole))
 
 
+def frames_note(data: Data) -> list[str]:
+    """What is noted of classes of which each is one folder of pictures that are numbered as frames are, and of one
+    size: they may be clips without classes."""
+    homes: dict[str, list[str]] = {}
+    for split in data.splits.values():
+        if type(split) is not Files or not data.labelled:
+            return []
+        if not homes and not are_frames(
+            [os.path.basename(path) for path in pictures_in(os.path.dirname(split.path(0)))]
+        ):
+            return []
+        for sample in range(len(split)):
+            home, name = os.path.split(split.path(sample))
+            homes.setdefault(home, []).append(name)
+    if not all(map(are_frames, homes.values())) or not all(map(of_one_size, list(homes)[:PROBED])):
+        return []
+    note = (
+        "the pictures of each class are numbered as the frames of a clip are: if the folders are clips, put them into"
+    )
+    return [f"{note} one more folder, DIR/CLASS/CLIP/0001.jpg, of one class where there are none"]
+
+
 def clips_note(count: int, pictures: int = 0) -> str:
     """What is noted of data that are taken for clips, of which some may be pictures."""
     others = f", {pictures:,} of them pictures, of one frame" if pictures else ""
