@@ -69,15 +69,15 @@ def test_the_mean_of_logits_is_that_of_every_view_and_one_view_is_the_usual_answ
     for row in (0, len(split) - 1):
         alone = engine(torch.from_numpy(views.pixels(split.clip(row), bundle.preprocess)))  # type: ignore[attr-defined]
         assert np.allclose(alone.mean(0).numpy(), logits[row], atol=1e-5) and alone.std() > 1e-4
-    plain, again = (vitreous.evaluate(str(run[0]), split="train", workers=0, **CPU, **more)
-                    for more in ({}, {"clip_views": "1x1"}))  # fmt: skip
-    assert plain["train"] == again["train"] and plain["clip_views"] == "1x1"
+    plain = vitreous.evaluate(str(run[0]), split="train", workers=0, clip_views="1x1", **CPU)
+    assert plain["clip_views"] == "1x1"
     several = vitreous.evaluate(str(run[0]), split="train", workers=0, clip_views="3x3", **CPU)
     labels = torch.from_numpy(split.labels)
     nll = torch.nn.functional.cross_entropy(torch.from_numpy(logits).double() / bundle.temperature, labels).item()
     assert several["train"]["nll"] == pytest.approx(nll, abs=1e-4) and several["train"] != plain["train"]
     assert several["clip_views"] == "3x3"
-    assert [json.loads(line)["clip_views"] for line in (run[0] / "evaluations.jsonl").read_text().splitlines()] == ["1x1", "1x1", "3x3"]  # fmt: skip
+    lines = (run[0] / "evaluations.jsonl").read_text().splitlines()
+    assert [json.loads(line)["clip_views"] for line in lines] == ["1x1", "3x3"]
     page = next(path for path in run[0].glob("report-train.html")).read_text()
     assert "3x3 views of each clip" in page and "--clip-views 3x3" in page
 
