@@ -100,7 +100,7 @@ def evaluate(
     computing = replace(computing, how=how, cache=chosen.cache)
     check_abstain(chosen.abstain)
     task = dense_task(run)
-    check_task(chosen, run, task, how)
+    check_task(chosen, run, task, computing.how)
     if task is not None:
         fitted, (answers, report) = {}, judge_scenes(run, data, split, computing, chosen.boundary, chosen.tiles)
     else:
