@@ -66,7 +66,7 @@ def site(home, predictor):
 
 
 def test_a_folder_stands_for_its_clips_and_each_is_answered_as_its_frames(home, predictor):
-    items = list(source([str(home / "clips")], clips=True))
+    items = list(source([str(home / "clips")], kind="clips"))
     assert [Path(item.name).relative_to(home / "clips").as_posix() for item in items] == [
         f"{side}/{name}" for side in ("left", "right") for name in ("clip0.mp4", "clip1.gif", "clip2")
     ]
@@ -88,7 +88,7 @@ def test_a_folder_stands_for_its_clips_and_each_is_answered_as_its_frames(home, 
 def test_what_is_no_clip_is_named(home, predictor, tmp_path):
     Image.new("RGB", (16, 16)).save(tmp_path / "picture.png")
     with pytest.raises(DataError, match=r"no clips in .*\n.*folders of numbered frames"):
-        source([str(tmp_path)], clips=True)
+        source([str(tmp_path)], kind="clips")
     with pytest.raises(DataError, match=r"picture\.png: not a clip of a known format"):
         predictor.predict(tmp_path / "picture.png")
     with pytest.raises(DataError, match=r"an array of 4 x 16 is not \(T, H, W\) or \(T, H, W, C\)"):

@@ -82,7 +82,9 @@ def trained_on(folder: Folder, answers: Answered, data: str | os.PathLike[str] |
             opened = (
                 answers.opened
                 if mine
-                else open_data(source, run.split_seed, run.group_by, run.axes).holding_out(run.hold_out, run.split_seed)
+                else open_data(source, run.split_seed, run.group_by, axes=run.axes).holding_out(
+                    run.hold_out, run.split_seed
+                )
             )
             if source == run.source or opened.fingerprint() == run.fingerprint:
                 yield source, without_excluded(opened.split("train"), folder)
