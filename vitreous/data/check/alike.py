@@ -63,7 +63,7 @@ def shown_rows(records: np.ndarray) -> np.ndarray:
 
 
 def comparable_rows(records: np.ndarray) -> np.ndarray:
-    """The same, of the same bytes the first alone."""
+    """The rows (m,) of (n,) RECORD that show something to compare, of the same bytes the first alone."""
     rows = shown_rows(records)
     return rows[first_equal(records["digest"][rows]) == np.arange(len(rows))]
 
@@ -95,9 +95,9 @@ def verified(pairs: np.ndarray, views: np.ndarray, threshold: float = THRESHOLD)
         both[rows] += 1
         total[rows] += scores
         alike[rows] += scores >= threshold
-    kept = np.flatnonzero((both > 0) & (alike >= MATCHED * both) & (2 * both >= sides.max(0)))
-    kept = kept[move_alike(pairs[kept], views)]
-    return pairs[kept], total[kept] / both[kept]
+    copied = np.flatnonzero((both > 0) & (alike >= MATCHED * both) & (2 * both >= sides.max(0)))
+    copied = copied[move_alike(pairs[copied], views)]
+    return pairs[copied], total[copied] / both[copied]
 
 
 def move_alike(pairs: np.ndarray, views: np.ndarray) -> np.ndarray:

@@ -226,8 +226,8 @@ def header_of(line: int, cells: list[str], group_by: str | None, name: str) -> H
     if "path" not in columns:
         raise DataError(f"{where}: no column path", EXPECTED)
     if group_by is not None and not pattern and group_by not in columns:
-        there = f"there are {first_names(columns, SHOWN)}; a regular expression for paths has parentheses"
-        raise DataError(f"{name} has no column {printable(group_by)}", nearest(group_by, columns) or there)
+        known = f"there are {first_names(columns, SHOWN)}; a regular expression for paths has parentheses"
+        raise DataError(f"{name} has no column {printable(group_by)}", nearest(group_by, columns) or known)
     return header
 
 

@@ -94,6 +94,7 @@ class StoredClips(Stored[S]):
         return open_clip(self.raw(sample), self.name(sample))
 
     def take(self, rows: np.ndarray, labels: np.ndarray | None = None) -> StoredClips[S]:
+        """The clips at positions (m,), in this order; with other labels (m,) or (m, K), if they are given."""
         return StoredClips(self.store, self.rows[rows], self.labels[rows] if labels is None else labels)
 
 
