@@ -1,0 +1,125 @@
+"""Attention without gradients in bfloat16 on a CPU: batched products by parts of the batch beside PyTorch's fused kernel.
+
+    python benchmarks/attention.py --out benchmarks/DATE-attention-HARDWARE.md
+
+In turn, the quickest of --rounds by processor time, of one thread or as many as OMP_NUM_THREADS says. Errors are relative, to the same
+queries, keys and values in float64, whose logits have the deviation that is named. And whole models, frozen and packed as they
+infer, with one and with the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+import torch.nn.functional as F
+
+from vitreous import create
+from vitreous.machine import processor
+from vitreous.nn.attention import attend_in_parts
+from vitreous.nn.frozen import frozen
+
+#: images, heads, tokens, numbers of a head
+SHAPES = ((64, 6, 50, 64), (32, 6, 64, 64), (16, 6, 197, 64), (16, 12, 197, 64), (32, 6, 256, 64), (1, 16, 577, 64), (4, 6, 785, 64))  # fmt: skip
+MODELS = (("ViT-Ti/16", 16), ("ViT-S/16", 16), ("ViT-S/16", 1), ("DiT-S/2", 8))
+DEVIATIONS = (1.0, 3.0)
+
+
+def race(contenders: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """The quickest of each in seconds of the processor."""
+    best = dict.fromkeys(contenders, float("inf"))
+    for _ in range(rounds):
+        for name, act in contenders.items():
+            began = time.process_time()
+            act()
+            best[name] = min(best[name], time.process_time() - began)
+    return best
+
+
+def heads_of(shape: tuple[int, ...], deviation: float = 1.0) -> list[torch.Tensor]:
+    """Queries, keys and values (B, h, N, d) bfloat16 as a layer gives them, whose logits have this deviation."""
+    images, heads, tokens, size = shape
+    scale = torch.tensor([deviation**0.5, deviation**0.5, 1.0])[:, None, None]
+    return list((torch.randn(images, tokens, 3, heads, size) * scale).bfloat16().permute(2, 0, 3, 1, 4))
+
+
+def rows(rounds: int) -> list[str]:
+    """The lines of the first table."""
+    lines = []
+    for shape in SHAPES:
+        q, k, v = heads_of(shape)
+        fused = F.scaled_dot_product_attention
+        times = race({"fused": partial(fused, q, k, v), "parts": partial(attend_in_parts, q, k, v)}, rounds)
+        errors = []
+        for deviation in DEVIATIONS:
+            q, k, v = (x[:1] for x in heads_of(shape, deviation))
+            exact = fused(q.double(), k.double(), v.double())
+            errors += [float((y(q, k, v).double() - exact).norm() / exact.norm()) for y in (fused, attend_in_parts)]
+        cells = [
+            " x ".join(map(str, shape)),
+            f"{times['fused'] * 1e3:.2f}",
+            f"{times['parts'] * 1e3:.2f}",
+            f"{times['fused'] / times['parts']:.2f}",
+        ]
+        lines.append("| " + " | ".join(cells + [f"{error:.1e}" for error in errors]) + " |")
+    return lines
+
+
+def model_rows(rounds: int) -> list[str]:
+    """The lines of the second table."""
+    lines = []
+    for name, images in MODELS:
+        model = frozen(create(name).eval(), torch.bfloat16, packed=True)
+        if name.startswith("DiT"):
+            inputs = (torch.randn(images, 4, 32, 32), torch.full((images,), 500.0), torch.arange(images))
+        else:
+            inputs = (torch.randn(images, 3, 224, 224),)
+
+        def fused(model=model, inputs=inputs) -> None:
+            with patch("vitreous.nn.attention.prefers_parts", return_value=False):
+                model(*inputs)
+
+        times = race({"fused": fused, "parts": partial(model, *inputs)}, rounds)
+        lines.append(
+            f"| {name} | {images} | {times['fused'] * 1e3:.0f} | {times['parts'] * 1e3:.0f} | {times['fused'] / times['parts']:.2f} |"
+        )
+    return lines
+
+
+def main() -> None:
+    """Measure, and print the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    torch.manual_seed(0)
+    with torch.inference_mode():
+        lines = [
+            f"# Attention in bfloat16 without gradients, {time.strftime('%Y-%m-%d')}",
+            "",
+            f"{processor()}, torch {torch.__version__}, threads: {torch.get_num_threads()}; the quickest of {given.rounds} in turn, processor time. Errors are to float64, of logits",
+            "with a deviation of 1 and of 3.",
+            "",
+            "    python benchmarks/attention.py",
+            "",
+            "| images x heads x tokens x size | fused, ms | in parts, ms | ratio | error at 1: fused | parts | at 3: fused | parts |",
+            "|---|---|---|---|---|---|---|---|",
+            *rows(given.rounds),
+            "",
+            "| model, frozen and packed | images | fused, ms | in parts, ms | ratio |",
+            "|---|---|---|---|---|",
+            *model_rows(given.rounds),
+        ]
+    text = "\n".join(lines) + "\n"
+    print(text)
+    if given.out:
+        given.out.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
