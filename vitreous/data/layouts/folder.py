@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -103,10 +103,11 @@ def files_of(name: str, tree: dict[str, Paths], classes: list[str]) -> Files:
     return Files(paths, np.repeat(np.arange(len(classes)), counts))
 
 
-def list_classes(home: Path) -> dict[str, Paths]:
-    """Class name -> its image files at any depth, sorted; hidden folders and folders without images are left out."""
+def list_classes(home: Path, list_files: Callable[[str], list[str]] | None = None) -> dict[str, Paths]:
+    """Class name -> its image files at any depth, sorted, or what `list_files` finds below a folder; hidden folders and
+    folders without such files are left out."""
     folders = sorted((entry for entry in entries(os.fspath(home)) if is_folder(entry)), key=lambda entry: entry.name)
-    return {entry.name: Paths(files) for entry in folders if (files := walk(entry.path))}
+    return {entry.name: Paths(files) for entry in folders if (files := (list_files or walk)(entry.path))}
 
 
 def list_images(home: Path) -> list[Path]:
@@ -116,7 +117,14 @@ def list_images(home: Path) -> list[Path]:
 
 def walk(home: str, suffixes: frozenset[str] = SUFFIXES) -> list[str]:
     """The same as text, of files whose names end in one of `suffixes`."""
-    files, seen, waiting, endings = [], set(), [home], tuple(suffixes)
+    endings = tuple(suffixes)
+    paths = (entry.path.removeprefix("./") for entry in files_below(home) if entry.name.lower().endswith(endings))
+    return sorted(paths, key=natural)
+
+
+def files_below(home: str) -> Iterator[os.DirEntry[str]]:
+    """Every file below a folder that is not hidden. A folder linked twice is visited once."""
+    seen, waiting = set[str](), [home]
     while waiting:
         place = waiting.pop()
         real = os.path.realpath(place)
@@ -126,9 +134,8 @@ def walk(home: str, suffixes: frozenset[str] = SUFFIXES) -> list[str]:
         for entry in entries(place):
             if is_folder(entry):
                 waiting.append(entry.path)
-            elif entry.name.lower().endswith(endings):
-                files.append(entry.path.removeprefix("./"))
-    return sorted(files, key=natural)
+            else:
+                yield entry
 
 
 def entries(place: str) -> list[os.DirEntry[str]]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,8 +21,8 @@ from vitreous.data.decoding.clip import Clip, Part
 from vitreous.data.decoding.clips import GIF, VIDEOS, Pictures, is_animated, open_clip, pictures_in
 from vitreous.data.decoding.decode import SUFFIXES, read_regular, upright_size
 from vitreous.data.layouts.classes import natural
-from vitreous.data.layouts.folder import classified, entries, is_folder, split_folders
-from vitreous.data.split import Data, Files, Paths, S, Split, Stored
+from vitreous.data.layouts.folder import classified, entries, is_folder, list_classes, split_folders
+from vitreous.data.split import Data, Files, S, Split, Stored
 from vitreous.errors import DataError, printable
 
 NUMBERED = re.compile(r"(.*?)(\d+)(\.\w+)")
@@ -244,12 +243,6 @@ def clips_note(count: int, pictures: int = 0) -> str:
     """What is noted of data that are taken for clips, of which some may be pictures."""
     others = f", {pictures:,} of them pictures, of one frame" if pictures else ""
     return f"the data are {count:,} clips{others}; `--frames` and `--stride` say which frames of them are read"
-
-
-def list_classes(home: Path, walk: Callable[[str], list[str]]) -> dict[str, Paths]:
-    """Class name -> its clips at any depth, sorted."""
-    folders = sorted((entry for entry in entries(os.fspath(home)) if is_folder(entry)), key=lambda entry: entry.name)
-    return {entry.name: Paths(paths) for entry in folders if (paths := walk(entry.path))}
 
 
 def walk_clips(home: str, stills: bool = False) -> list[str]:

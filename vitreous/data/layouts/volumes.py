@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ import numpy as np
 from vitreous.data.decoding.decode import SUFFIXES as PICTURES
 from vitreous.data.decoding.volumes import OWN, SIGNALS, SUFFIXES, TEXT, array_axes
 from vitreous.data.layouts.classes import natural
-from vitreous.data.layouts.folder import classified, entries, is_folder, split_folders, walk
-from vitreous.data.split import Data, Files, Paths, Split
+from vitreous.data.layouts.folder import classified, entries, files_below, is_folder, list_classes, split_folders, walk
+from vitreous.data.split import Data, Files, Split
 from vitreous.errors import DataError, printable
 
 PROBED = 16  # files that are looked into: the first that can be read says how many axes all have
@@ -88,32 +89,23 @@ def array_folder_axes(root: Path, axes: int | None = None) -> int | None:
 
 
 def arrays_below(home: str) -> list[str] | None:
-    """The files below a folder that may be volumes or signals; None where there are pictures among them. A folder
-    linked twice is visited once."""
-    paths, seen, waiting = list[str](), set[str](), [home]
-    while waiting:
-        place = waiting.pop()
-        real = os.path.realpath(place)
-        if real in seen:
-            continue
-        seen.add(real)
-        for entry in entries(place):
-            ending = ending_of(entry.name)
-            if is_folder(entry):
-                waiting.append(entry.path)
-            elif ending in ARRAYS:
-                paths.append(entry.path.removeprefix("./"))
-            elif ending in PICTURES:
-                return None
+    """The files below a folder that may be volumes or signals; None where there are pictures among them."""
+    paths = []
+    for entry in files_below(home):
+        ending = ending_of(entry.name)
+        if ending in ARRAYS:
+            paths.append(entry.path.removeprefix("./"))
+        elif ending in PICTURES:
+            return None
     return sorted(paths, key=natural)
 
 
 def arrays(root: Path, split_seed: int = 0, axes: int = 3) -> Data:
     """Open a folder of classes of volumes or, with one of `axes`, of signals, with or without folders of splits around
     them, as `folder` opens pictures; a tenth is `val` where there is none. Raises DataError as `folder` does."""
-    homes = split_folders(root)
-    listed = {name: list_classes(home, axes) for name, home in homes.items()}
-    data = classified(root, homes, listed, split_seed, lambda home: walk(home, ENDINGS[axes]))
+    homes, list_files = split_folders(root), partial(walk, suffixes=ENDINGS[axes])
+    listed = {name: list_classes(home, list_files) for name, home in homes.items()}
+    data = classified(root, homes, listed, split_seed, list_files)
     splits: dict[str, Split] = {name: arrays_of(split, axes) for name, split in data.splits.items()}
     notes = [arrays_note(sum(map(len, splits.values())), axes), *data.notes]
     return replace(data, splits=splits, notes=notes, whole=data.whole and arrays_of(data.whole, axes))
@@ -122,12 +114,6 @@ def arrays(root: Path, split_seed: int = 0, axes: int = 3) -> Data:
 def arrays_note(count: int, axes: int) -> str:
     """What is noted of data that are taken for volumes or signals."""
     return f"the data are {count:,} {'signals' if axes == 1 else 'volumes'}"
-
-
-def list_classes(home: Path, axes: int) -> dict[str, Paths]:
-    """Class name -> its volumes or signals at any depth, sorted."""
-    folders = sorted((entry for entry in entries(os.fspath(home)) if is_folder(entry)), key=lambda entry: entry.name)
-    return {entry.name: Paths(paths) for entry in folders if (paths := walk(entry.path, ENDINGS[axes]))}
 
 
 def arrays_of(split: Split, axes: int) -> ArrayFiles:
