@@ -50,12 +50,15 @@ STUDENTS = {"soft": "Swin-32x1-2/2-window2", "diffusion": "DiT-32x2/4", "flow": 
 #: a run of more than an epoch: four steps of 8 images, and a last one of 2 or 3, in which some of 4 processes have none
 OPTIONS = {**SMALL, "workers": 0, "epochs": 1.2, "evaluate_every": 100, "drop_path": 0.0}
 WAYS = {"one": 1, "two": 2, "four": 4, "fsdp": 2}
-#: every objective by one process and two; by four and under FSDP2 those whose statistics or gradients are put together
-#: in a way of their own, the others in slow tests
+#: by two processes, and killed, every objective; by four and under FSDP2 those whose statistics or gradients are put
+#: together in a way of their own. Other targets and heads of an objective, and the others by four, in slow tests
 MANY = ("mae", "dino", "dinov2-sinkhorn", "hard", "detect")
-TWO = [("two", name) for name in VARIANTS]
-ORDINARY = [*TWO, *((way, name) for way in ("four", "fsdp") for name in MANY)]
-SLOW = [(way, name) for way in ("four", "fsdp") for name in VARIANTS if name not in MANY and "tiny" not in name]
+OTHERS = ("small-colours", "pixels", "dinov2-taught", "soft")
+FIRST = [name for name in VARIANTS if name not in OTHERS]
+ORDINARY = [*(("two", name) for name in FIRST), *((way, name) for way in ("four", "fsdp") for name in MANY)]
+SLOW = [("two", name) for name in OTHERS] + [
+    (way, name) for way in ("four", "fsdp") for name in VARIANTS if name not in MANY and "tiny" not in name
+]
 
 
 @pytest.fixture(scope="module")
@@ -101,26 +104,45 @@ def runs(world, options, **further):
     return {"world": world, "options": options, **further}
 
 
-@pytest.fixture(scope="module")
-def killed(data, tmp_path_factory, carry_out):  # noqa: F811
-    """A folder with every run as it is `whole`, and `killed` after the third step and resumed."""
-    home = tmp_path_factory.mktemp("killed")
+def kill(data, home, names, carry_out):  # noqa: F811
+    """A folder with runs as they are `whole`, and `killed` after the third step and resumed."""
     often = {"save_every": 1}
     codes, errors = carry_out(
-        runs(1, [options_of(data, home / "whole", name, **often) for name in VARIANTS]),
-        *(runs(1, options_of(data, home / "killed", name, **often), kill=[0, 3]) for name in VARIANTS),
-        runs(1, [{"data": "", "out": str(home / "killed" / name), "resume": True} for name in VARIANTS]),
+        runs(1, [options_of(data, home / "whole", name, **often) for name in names]),
+        *(runs(1, options_of(data, home / "killed", name, **often), kill=[0, 3]) for name in names),
+        runs(1, [{"data": "", "out": str(home / "killed" / name), "resume": True} for name in names]),
     )
-    assert codes == [[0], *[[-9]] * len(VARIANTS), [0]], errors
+    assert codes == [[0], *[[-9]] * len(names), [0]], errors
     return home
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.fixture(scope="module")
+def killed(data, tmp_path_factory, carry_out):  # noqa: F811
+    return kill(data, tmp_path_factory.mktemp("killed"), FIRST, carry_out)
+
+
+@pytest.mark.parametrize("name", FIRST)
 def test_a_killed_run_goes_on_to_the_same_bits(killed, name):
-    whole = outcome(killed / "whole" / name)
-    assert whole == outcome(killed / "killed" / name) and whole[0] == "step-00000005"
+    goes_on(killed, name)
+
+
+@pytest.fixture(scope="module")
+def killed_too(data, tmp_path_factory, carry_out):  # noqa: F811
+    return kill(data, tmp_path_factory.mktemp("killed"), OTHERS, carry_out)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_killed_run_goes_on_to_the_same_bits_for_other_targets_and_heads(killed_too, name):
+    goes_on(killed_too, name)
+
+
+def goes_on(home, name):
+    """Assert that a killed run ended as the whole one, and that its checkpoints hold what follows the weights."""
+    whole = outcome(home / "whole" / name)
+    assert whole == outcome(home / "killed" / name) and whole[0] == "step-00000005"
     if "dino" in name:
-        held = load_file(max((killed / "whole" / name / "checkpoints").glob("step-*")) / "frozen.safetensors")
+        held = load_file(max((home / "whole" / name / "checkpoints").glob("step-*")) / "frozen.safetensors")
         head = "teacher_head.weight" if "tiny" in name else "teacher_head.prototypes.weight"
         assert {"centre", head, "teacher.projection.weight"} <= held.keys()
         assert (held["centre"].abs().max() == 0) == (name == "dinov2-sinkhorn")

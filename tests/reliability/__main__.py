@@ -42,7 +42,7 @@ WHOLE: dict[str, Check] = {
 }
 #: a share of each, for every run of the tests
 QUICK: dict[str, Check] = {
-    "kills": partial(kills.random_kills, kills=5),
+    "kills": partial(kills.random_kills, kills=3),
     "storm": partial(kills.storm, kills=5),
     "crash points": partial(crashes.crash_points, every=25),
     "SIGTERM": partial(stops.sigterms, count=3),

@@ -108,6 +108,7 @@ def one_cluster(monkeypatch):
     end()
 
 
+@pytest.mark.slow
 def test_what_cannot_be_read_has_its_row_and_features_are_the_same_bits(run, tmp_path, one_cluster):
     for number in range(3):
         Image.effect_noise((8, 8), 50 + number).convert("RGB").save(tmp_path / f"{number}.png")

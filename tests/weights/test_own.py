@@ -31,6 +31,7 @@ REFUSED = (
     "axial",
     "relative",
     "positions by axis",
+    "positions by axis, added up",
     "positions in each block",
     *(name for name in MODELS if name.startswith("VideoMAE")),
 )

@@ -42,8 +42,8 @@ def preview_scaled(options: TrainOptions, listener: Listener) -> tuple[Run, dict
     if world < 1 or (options.images is not None and options.images < 1):
         raise UsageError("--world and --images must be at least 1")
     precision = options.precision if options.precision not in (None, "auto") else "bf16"
-    here = replace(with_data(options), device="cpu", precision=precision, shards=1, compile=False)
-    _, run, inputs, _ = plan(here, listener)
+    local = replace(with_data(options), device="cpu", precision=precision, shards=1, compile=False)
+    _, run, inputs, _ = plan(local, listener)
     if options.images:
         run = replace(run, data=replace(run.data, images=options.images))
     check(run, Ranks(0, world, 0, joined=True))

@@ -45,9 +45,9 @@ class TrainOptions(WeightsOptions):
     """Print the plan (model, memory, time) and train nothing."""
     world: int | None = None
     """With --dry-run: plan for so many devices of the kind --device (a100, h100, h200, b200, mi300x), by count and by
-    data sheets."""
+    data sheets (default: for this machine, by a few timed steps)."""
     images: int | None = None
-    """With --world: training images that the data stand for."""
+    """With --world: training images that the data stand for (default: as many as they are)."""
     image_size: int | None = None
     """Side of the model's input, pixels (default: from the recipe, the weights or the model's name)."""
     patch_size: int | None = None

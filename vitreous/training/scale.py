@@ -69,7 +69,7 @@ def measure_sizes(objective: Objective) -> Sizes:
     tensors = [*parameters.values(), *objective.buffers()]
     held = sum(t.numel() * t.element_size() for t in tensors if not t.requires_grad and id(t) not in static)
     deployed = objective.deployed()
-    still = [t for t in (*deployed.parameters(), *deployed.buffers()) if not t.requires_grad]
+    shipped = [t for t in (*deployed.parameters(), *deployed.buffers()) if not t.requires_grad]
     blocks = []
     for name, part in objective.named_modules():
         if name.endswith("blocks") and isinstance(part, nn.ModuleList) and learns(part):
@@ -79,7 +79,7 @@ def measure_sizes(objective: Objective) -> Sizes:
         matrices=sum(size for name, size in moving.items() if kind_of(name, parameters[name]) == "matrix"),
         frozen=sum(p.numel() for p in parameters.values() if id(p) in static),
         held_bytes=held,
-        shipped=sum(t.numel() for t in still),
+        shipped=sum(t.numel() for t in shipped),
         blocks=tuple(blocks),
         root=sum(moving.values()) - sum(blocks),
     )
@@ -99,9 +99,9 @@ def count_memory(run: Run, sizes: Sizes, world: int, device: str = "cuda") -> di
     """
     fsdp, b, n = run.parallel == "fsdp", DTYPES[run.precision].itemsize, sizes.moving
     share = -(-n // world) if fsdp else n
-    several = world > 1 or fsdp
+    joined = world > 1 or fsdp
     moments = {"sgd": 4 * n, "lars": 4 * n, "muon": 4 * sizes.matrices + 8 * (n - sizes.matrices)}
-    overlapped = several and not fsdp and run.accumulate == 1 and run.micro_batch is None and not run.reproducible
+    overlapped = joined and not fsdp and run.accumulate == 1 and run.micro_batch is None and not run.reproducible
     largest = max(sizes.blocks, default=0)
     counted: dict[str, int | None] = {
         "masters_bytes": 4 * share,
