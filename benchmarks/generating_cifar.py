@@ -101,7 +101,7 @@ def page(rows: list[dict[str, Any]]) -> str:
         "recognises a class, are of a classifier trained on the real training images. The Fréchet distance of 1,000 training",
         f"images to the test images is {first['frechet_distance_of_train']:.3g}.",
         "",
-        "    python benchmarks/generating_cifar.py FOLDER --classifier RUN --work DIR --rows ROWS.jsonl",
+        f"    python benchmarks/generating_cifar.py FOLDER --classifier RUN --work DIR --rows ROWS.jsonl --minutes {first['minutes']:g} --cores 1",
         "",
         "| recipe | epochs | guidance | Fréchet distance | recognised | precision, recall | near copies (chance 1 %) | s of 1,000 samples, one core |",
         "|---|---|---|---|---|---|---|---|",

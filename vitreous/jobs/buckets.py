@@ -11,6 +11,7 @@ from vitreous.data.buckets import assign, choose_buckets, measure_forms, parse_b
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Data, Split
 from vitreous.errors import UsageError
+from vitreous.models.names import name_of
 from vitreous.recipes.derive import objective_of
 from vitreous.recipes.options import TrainOptions
 from vitreous.reports.sizes import written
@@ -48,8 +49,6 @@ def with_buckets(run: Run, options: TrainOptions, forms: np.ndarray, note: Note)
 
 def replaced_patch(run: Run) -> str:
     """The name of the run's model with patches of one frame."""
-    from vitreous.models.names import name_of
-
     return name_of(replace(run.model, patch=(1, *run.model.patch[1:])))  # type: ignore[arg-type]
 
 
