@@ -56,7 +56,7 @@ def canvas(rng: np.random.Generator, digit: np.ndarray, others: np.ndarray) -> I
     height, width = round(math.sqrt(AREA / ratio)), round(math.sqrt(AREA * ratio))
     pixels = np.zeros((height, width), np.float32)
 
-    def put(part: np.ndarray, side: int) -> None:
+    def paste_part(part: np.ndarray, side: int) -> None:
         enlarged = Image.fromarray((part * 255 / 16).clip(0, 255).astype(np.uint8)).resize((side, side))
         top, left = rng.integers(0, height - side + 1), rng.integers(0, width - side + 1)
         place = pixels[top : top + side, left : left + side]
@@ -64,7 +64,7 @@ def canvas(rng: np.random.Generator, digit: np.ndarray, others: np.ndarray) -> I
 
     for other in others:
         row, column = rng.integers(0, 5, 2)
-        put(other[row : row + 4, column : column + 4], DIGIT // 2)
+        paste_part(other[row : row + 4, column : column + 4], DIGIT // 2)
     for _ in range(2):
         angle, length = rng.uniform(0, np.pi), rng.uniform(10, 30)
         steps = np.linspace(0, length, 60)
@@ -73,7 +73,7 @@ def canvas(rng: np.random.Generator, digit: np.ndarray, others: np.ndarray) -> I
         inside = (rows < height - 1) & (columns < width - 1) & (rows >= 0) & (columns >= 0)
         for down, across in ((0, 0), (0, 1), (1, 0), (1, 1)):
             pixels[rows[inside] + down, columns[inside] + across] = 160
-    put(digit, DIGIT)
+    paste_part(digit, DIGIT)
     return Image.fromarray((pixels + rng.normal(0, 12, pixels.shape)).clip(0, 255).astype(np.uint8))
 
 

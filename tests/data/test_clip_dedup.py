@@ -47,13 +47,13 @@ def test_copies_within_and_against_are_listed_once_and_left_out(homes, tmp_path)
     out, table = tmp_path / "copies.csv", tmp_path / "rest.csv"
     options = Options(str(home), str(out), within=True, against=(str(other),), against_split="all", apply_to=str(table), workers=0)  # fmt: skip
     document = run(options, Console())
-    found = listed(out)
-    pairs = {(frozenset((name, of)), reason) for name, (of, reason) in found.items()}
+    copies = listed(out)
+    pairs = {(frozenset((name, of)), reason) for name, (of, reason) in copies.items()}
     assert pairs == {
         (frozenset({"same.gif", "0.gif"}), "bytes"), (frozenset({"again", "2"}), "bytes"),
         (frozenset({"recoded.webm", "x0.mkv"}), "near"), (frozenset({"mirrored.mp4", "0.gif"}), "near"),
     }  # fmt: skip
-    assert found["recoded.webm"][0] == "x0.mkv" and document["counts"] == {"bytes": 2, "near": 2}
+    assert copies["recoded.webm"][0] == "x0.mkv" and document["counts"] == {"bytes": 2, "near": 2}
     assert [Path(line.split(":")[0]).name for line in document["unreadable"]] == ["torn.mp4"]
     assert all(0.54 <= row["score"] <= 1 for row in document["copies"])
     rest = open_data(table)

@@ -162,11 +162,11 @@ def test_processes_share_batches_that_are_cut_by_size(home, tmp_path):
 
     for start in range(0, run.total, run.step_size):
         for world in (1, 2, 4):
-            found = [part for rank in range(world) for part in parts(run, Ranks(rank, world), start, cut)]
-            assert sum(part.share for part in found) == pytest.approx(1)
-            seen = [place for part in found if part.share for place in range(part.start, part.stop)]
+            computed = [part for rank in range(world) for part in parts(run, Ranks(rank, world), start, cut)]
+            assert sum(part.share for part in computed) == pytest.approx(1)
+            seen = [place for part in computed if part.share for place in range(part.start, part.stop)]
             assert sorted(seen) == list(range(start, min(start + run.step_size, run.total)))
-            assert all(len({*buckets[np.arange(p.start, p.stop) % len(buckets)]}) == 1 for p in found)
+            assert all(len({*buckets[np.arange(p.start, p.stop) % len(buckets)]}) == 1 for p in computed)
     costs = {
         size: macs(run.model.__class__(**{**run.model.__dict__, "image": size})) for size in run.preprocess.buckets
     }

@@ -181,3 +181,9 @@ def test_what_cannot_be_planned_is_said_in_one_message(words, message, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["train", "digits", *words])
     assert ended.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_no_activations_are_planned_of_what_sees_parts_of_images():
+    run, _ = planned(recipe="mae", model="ViT-32x2/4", image_size=16)
+    terms = count_memory(run, measure_sizes(on_no_device(run)), 4)
+    assert terms["activations_bytes"] is terms["peak_bytes"] is None and terms["masters_bytes"]

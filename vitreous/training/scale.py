@@ -128,8 +128,9 @@ PASSING = ("activations_bytes", "gradient_sum_bytes", "gathered_bytes")
 
 
 def count_activations(run: Run, images: int, device: str) -> int | None:
-    """Bytes that so many images leave for the backward pass; None where no formula is known."""
-    numbers = activations(run.model, device=device)
+    """Bytes that so many images leave for the backward pass; None where no formula is known, as of objectives that show
+    the model parts or crops of images."""
+    numbers = activations(run.model, device=device) if run.objective.labelled else None
     if numbers is None:
         return None
     if run.recompute:  # the blocks' inputs, and what one block keeps

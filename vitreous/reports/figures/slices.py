@@ -42,9 +42,13 @@ def make_slices(scene: Scene) -> list[FigureResult]:
         f"{maps[0].caption} The middle slice of each axis of the volume as the model sees it, of its first channel; "
         "maps of a volume are relative to its largest value, which may lie in another slice."
     )
-    weights = np.stack([one.weights.numpy() for one in maps])
-    numbers = {"maps": weights, "images": np.array([one.name for one in pictures])}
+    numbers = {"maps": np.stack([one.weights.numpy() for one in maps]), "images": names_of(pictures)}
     return [FigureResult("slices", "Attention in the middle slices", caption, figure, numbers)]
+
+
+def names_of(pictures: list[Picture]) -> np.ndarray:
+    """The names of n pictures, (n,) text."""
+    return np.array([one.name for one in pictures])
 
 
 def plane_of(image: tuple[int, ...], axis: int) -> tuple[int, ...]:
@@ -88,6 +92,5 @@ def make_curves(scene: Scene) -> list[FigureResult]:
         f"{maps[0].caption} Signals as the model sees them, all channels in one panel; below each, what is attended in "
         "every patch, relative to the largest value of the signal."
     )
-    weights = np.stack([one.weights.numpy() for one in maps])
-    numbers = {"maps": weights, "images": np.array([one.name for one in pictures])}
+    numbers = {"maps": np.stack([one.weights.numpy() for one in maps]), "images": names_of(pictures)}
     return [FigureResult("curves", "Attention along signals", caption, figure, numbers)]
