@@ -46,7 +46,7 @@ from vitreous.serving.clip_files import write_gif
 
 SIDE, FRAMES, DIGIT = 32, 16, 12  # pixels of a frame, frames, pixels of a digit
 SPEEDS = (0.5, 2.5)  # pixels a frame
-CLIPS = {"train": 200, "test": 20}  # of each class
+CLIPS = {"train": 500, "test": 20}  # of each class
 STEPS, GUIDANCE = 13, (1.0, 2.0)  # of heun: 25 answers
 MEASURED = 16  # steps that count the clips of a processor second
 READ = (3, 12)  # frames of each training clip that the reader learns from
@@ -88,7 +88,7 @@ def write_data(home: Path) -> Path:
             known = digits[own[split] & (labels == label)]
             for number in range(count):
                 clip = moving_digits(rng, known[rng.integers(0, len(known), 2)])
-                write_gif(folder / f"{number:04d}.gif", [Image.fromarray(frame) for frame in clip])
+                write_gif(folder / f"{number:04d}.gif", [Image.fromarray(frame) for frame in clip], milliseconds=100)
     (home / "complete").touch()
     return home
 
