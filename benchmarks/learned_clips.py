@@ -152,7 +152,7 @@ def answers_of(run: Path, data: Path) -> tuple[list[str], list[str]]:
     """Classes that a run gives the test clips, and those that they have."""
     files = sorted((data / "test").glob("*/*"))
     predictions = vitreous.load(run, device="cpu").predict([str(file) for file in files])
-    return list(predictions.names), [file.parent.name for file in files]
+    return [one.names[0] for one in predictions], [file.parent.name for file in files]
 
 
 def append_row(rows: Path, row: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from vitreous.bench import report
 from vitreous.bench.contenders import TASKS, contenders, limits
 from vitreous.bench.race import Lane, race
 from vitreous.bench.run import bench
-from vitreous.bench.work import Answering, Contender, Work
+from vitreous.bench.work import Answering, Contender, Timing, Work
 from vitreous.errors import DataError, UsageError
 from vitreous.machine import pick_precision
 
@@ -38,7 +38,7 @@ FIELD = [
 
 @pytest.fixture(scope="module")
 def lanes():
-    return race(WORK, FIELD, 2, 0.05)
+    return race(WORK, FIELD, Timing(2, 0.05))
 
 
 def test_whoever_fails_says_why_and_the_others_go_on(lanes):
@@ -124,7 +124,7 @@ def test_the_peak_counts_operations():
         ({"tasks": ["predict"]}, UsageError, "--images"),
         ({"tasks": ["loader"], "images": "nowhere"}, DataError, "no images in nowhere"),
         ({"only": ["nobody"]}, UsageError, "nobody matches nobody"),
-        ({"rounds": 0}, UsageError, "at least 1"),
+        ({"timing": Timing(rounds=0)}, UsageError, "at least 1"),
         ({"image_size": 17}, UsageError, "not a multiple"),
         ({"models": ["ViT-X/16"]}, UsageError, "unknown model"),
         ({"tasks": ["dit"]}, UsageError, "ViT-S/16 makes no images"),
@@ -151,6 +151,7 @@ def test_the_verb_prints_a_document_and_writes_a_page(tmp_path):
         "0.05",
         "--tasks",
         "inference",
+        "--profile",
     ]
     result = say("bench", *words, "--seconds", "0.05", "--only", "vitreous, fp32", "--out", str(tmp_path), "--json")
     found = document(result)
@@ -171,4 +172,6 @@ def test_the_verb_prints_a_document_and_writes_a_page(tmp_path):
     (page,) = tmp_path.iterdir()
     assert page.name.endswith("threads.md") and "inference" in page.name
     assert "vitreous bench --models" in page.read_text()
+    assert sum(found["rows"][0]["profile"]["shares"].values()) == pytest.approx(1)
+    assert "| outside operators | " in page.read_text()
     json.dumps(found)

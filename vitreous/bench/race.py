@@ -12,11 +12,13 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
-from vitreous.bench.work import Answering, Contender, Turn, Work
+from vitreous.bench.profile import Profile, profile_turn
+from vitreous.bench.work import Answering, Contender, Timing, Turn, Work
 from vitreous.cores import default_spinning, peak_memory
 
 PATIENCE = 900.0  # seconds that a contender may take to get ready or to do its turn
 EXACTLY = -1.0  # the order to say how exact answers are
+PROFILE = -2.0  # the order to say where the time goes
 PAUSE = 0.05  # seconds between two contenders, in which the threads of the last one go to sleep
 
 
@@ -25,7 +27,7 @@ class Lane:
     """One contender's figures.
 
     Units per second of every round, seconds to build and to warm up, peak memory in bytes, and the relative error of
-    its logits to the same weights in float32, where that is known.
+    its logits to the same weights in float32, and where its time goes, where these are known.
     """
 
     contender: Contender
@@ -34,6 +36,7 @@ class Lane:
     first: float = 0.0
     memory: int = 0
     error: float | None = None
+    profile: Profile | None = None
     failure: str | None = None
 
     @property
@@ -45,15 +48,15 @@ class Lane:
 def race(
     work: Work,
     contenders: Sequence[Contender],
-    rounds: int,
-    seconds: float,
+    timing: Timing,
     on_round: Callable[[int, str], None] = lambda done, label: None,
 ) -> list[Lane]:
-    """Let the contenders that are installed do the work in turn: one round to warm up, then `rounds` that count.
+    """Let the contenders that are installed do the work in turn: one round to warm up, then those that count.
 
-    In a round a contender works for at least `seconds` and one turn; where work is done ahead, half as long before
+    In a round a contender works for its seconds at least, and one turn; where work is done ahead, half as long before
     that, to use up its stock. One that fails keeps its reason and the rest go on. `on_round` gets the number of rounds
-    done, and by whom.
+    done, and by whom. With `timing.profile` each is recorded for a second
+    more, at least, after its rounds.
     """
     lanes = [Lane(contender) for contender in contenders if importlib.util.find_spec(contender.needs)]
     context, pipes, processes = mp.get_context("spawn"), [], []
@@ -67,9 +70,9 @@ def race(
             pipes.append(pipe)
             processes.append(process)
             lane.ready, lane.first = ask(lane, pipe, None) or (0.0, 0.0)
-        for round_ in range(1 + rounds):
+        for round_ in range(1 + timing.rounds):
             for lane, pipe in zip(lanes, pipes, strict=True):
-                answer = ask(lane, pipe, seconds if round_ else seconds / 2) if lane.failure is None else None
+                answer = ask(lane, pipe, timing.seconds / (1 if round_ else 2)) if lane.failure is None else None
                 if answer and round_:
                     units, elapsed, lane.memory = answer
                     lane.rates.append(units / elapsed)
@@ -77,6 +80,7 @@ def race(
                 time.sleep(PAUSE)
         for lane, pipe in zip(lanes, pipes, strict=True):  # at the end, for it takes memory
             lane.error = ask(lane, pipe, EXACTLY) if lane.failure is None else None
+            lane.profile = ask(lane, pipe, PROFILE) if timing.profile and lane.failure is None else None
     finally:
         for pipe, process in zip(pipes, processes, strict=True):
             pipe.close()
@@ -133,6 +137,9 @@ def serve(pipe: Connection, contender: Contender, work: Work) -> None:
             seconds = pipe.recv()
             if seconds == EXACTLY:
                 pipe.send(("exact", turn.error() if isinstance(turn, Answering) else None))
+                continue
+            if seconds == PROFILE:
+                pipe.send(("profile", profile_turn(turn, 1.0)))
                 continue
             if work.stocks:
                 work_for(seconds / 2, turn)

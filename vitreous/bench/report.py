@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from vitreous.bench.generating import STEPS
 from vitreous.bench.pretraining import PRETRAINING, operations
+from vitreous.bench.profile import NAMES
 from vitreous.bench.race import Lane
 from vitreous.bench.work import DECODING, Work
 from vitreous.evaluation.cache import installed_version
@@ -83,6 +84,7 @@ def rows(race: Race) -> list[dict[str, Any]]:
             "logit_error": lane.error,
             "seconds_to_build": lane.ready,
             "seconds_of_first_turn": lane.first,
+            "profile": asdict(lane.profile) if lane.profile else None,
             "failure": lane.failure,
         }
         for lane in race.lanes
@@ -113,6 +115,20 @@ def table(race: Race) -> tuple[list[str], list[list[str]]]:
     return [*HEAD, "logit error"], [[*cells(row), error] for row, error in zip(table, errors, strict=True)]
 
 
+def profile_table(race: Race) -> tuple[list[str], list[list[str]]]:
+    """Return head and rows for people: shares of the time of all cores, a column for each contender that was recorded.
+
+    The last row is what the products reach of the peak while they run.
+    """
+    lanes = [(lane, lane.profile) for lane in race.lanes if lane.profile]
+    body = [[name, *(f"{profile.shares[name]:.1%}" for _, profile in lanes)] for name in NAMES]
+    reached = []
+    for lane, profile in lanes:
+        fraction, share = race.fraction(lane), profile.shares["products"]
+        reached.append(f"{fraction / share:.0%}" if fraction and share else "")
+    return ["time", *(lane.contender.label for lane, _ in lanes)], [*body, ["products, of the peak", *reached]]
+
+
 def peak_text(peaks: dict[str, float]) -> str:
     """Format the peaks as sentences; an empty string without any."""
     products = [f"{name} {rate / 1e9:.0f} GFLOP/s" for name, rate in peaks.items() if name != DECODING]
@@ -140,6 +156,10 @@ def markdown(races: list[Race], command: str, rounds: int) -> str:
         ratios = f"Ratios are to {base.contender.label}." if base else "Nobody could."
         lines += [f"## {race.work.title()}", "", ratios, "", "| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
         lines += ["| " + " | ".join(row) + " |" for row in body] + [""]
+        if any(lane.profile for lane in race.lanes):
+            head, body = profile_table(race)
+            lines += ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+            lines += ["| " + " | ".join(row) + " |" for row in body] + [""]
     return "\n".join(lines)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 from vitreous.bench.contenders import TASKS, contenders, limits
 from vitreous.bench.race import race
 from vitreous.bench.report import Race
-from vitreous.bench.work import SIDE, Work
+from vitreous.bench.work import SIDE, Timing, Work
 from vitreous.data.layouts.folder import list_images
 from vitreous.errors import DataError, UsageError
 from vitreous.machine import pick_device
@@ -18,6 +19,7 @@ from vitreous.models.names import configure
 from vitreous.nn.sizes import nearby
 
 GENERATING = ("dit", "sample")  # tasks of models that make images
+TIMING = Timing()
 FILES = ("loader", "predict")  # tasks that read photographs
 
 
@@ -28,8 +30,7 @@ def bench(
     image_size: int | None = None,
     images: str | None = None,
     only: Sequence[str] = ("*",),
-    rounds: int = 5,
-    seconds: float = 1.0,
+    timing: Timing = TIMING,
     device: str = "auto",
     on_round: Callable[[str, int, int, str], None] = lambda title, done, total, label: None,
 ) -> list[Race]:
@@ -42,8 +43,12 @@ def bench(
     wrong = [task for task in tasks if task not in TASKS]
     if wrong:
         raise UsageError(f"no task {', '.join(wrong)}", f"there are {', '.join(TASKS)}")
-    if rounds < 1 or seconds <= 0 or min(batch_sizes, default=0) < 1:
+    if timing.rounds < 1 or timing.seconds <= 0 or min(batch_sizes, default=0) < 1:
         raise UsageError("rounds and batch sizes must be at least 1, seconds above 0")
+    if timing.profile and device != "cpu":
+        raise UsageError(f"--profile records what a CPU does, and this is {device}", "add --device cpu")
+    if timing.profile:  # before a contender's process loads PyTorch, whose recorder tells stderr that there is no GPU
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     if set(tasks) & set(FILES):
         check_images(images)
     for task, model in itertools.product(tasks, models):
@@ -62,9 +67,9 @@ def bench(
         bounds = limits(work.task, device)
 
         def tell(done: int, label: str, work: Work = work) -> None:
-            on_round(work.title(), done, rounds, label)
+            on_round(work.title(), done, timing.rounds, label)
 
-        lanes = race(work, [*bounds, *chosen], rounds, seconds, tell)
+        lanes = race(work, [*bounds, *chosen], timing, tell)
         races.append(Race(work, lanes[len(bounds) :], lanes[: len(bounds)]))
     return races
 

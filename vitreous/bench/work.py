@@ -36,6 +36,16 @@ class Work:
 
 
 @dataclass(frozen=True)
+class Timing:
+    """How a race is measured: rounds that count, seconds that a contender works in one, at least, and whether what its
+    time goes into is recorded afterwards."""
+
+    rounds: int = 5
+    seconds: float = 1.0
+    profile: bool = False
+
+
+@dataclass(frozen=True)
 class Answering:
     """A turn of images to logits that can also measure the error of its answers.
 

@@ -34,6 +34,8 @@ class Options:
     """Rounds that count, after one to warm up."""
     seconds: float = 1.0
     """How long a contender works in a round, at least."""
+    profile: bool = False
+    """Record, after the rounds, what the time goes into: products, norms, copies, ... (on a CPU)."""
     out: str | None = None
     """Write a dated page into this folder, the hardware in its name."""
     device: str = "auto"
@@ -50,12 +52,13 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
     from vitreous.bench import report
     from vitreous.bench.run import bench
+    from vitreous.bench.work import Timing
     from vitreous.disk import write_text
     from vitreous.errors import ResourceError
 
     o = options
     work = (o.tasks, o.models, o.batch_sizes, o.image_size, o.images, o.only)
-    races = bench(*work, o.rounds, o.seconds, o.device, console.progress)
+    races = bench(*work, Timing(o.rounds, o.seconds, o.profile), o.device, console.progress)
     document = report.document(races)
     if options.out:
         file = Path(options.out) / report.file_name(races)
@@ -70,6 +73,9 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         console.say()
         head, rows = report.table(race)
         console.table([race.work.title(), *head[1:]], rows)
+        if options.profile:
+            console.say()
+            console.table(*report.profile_table(race))
     if options.out:
         console.note(f"written to {Path(options.out) / report.file_name(races)}")
     return document
