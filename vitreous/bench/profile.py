@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -60,7 +60,8 @@ def profile_turn(turn: Turn, seconds: float, top: int = 12) -> Profile:
     parts of a training step do, each has its share of the cores. What is neither is OUTSIDE. Recording takes a little
     time itself, more of models with many small operators.
     """
-    from torch.profiler import ProfilerActivity, _ExperimentalConfig, profile, record_function
+    from torch._C._profiler import _ExperimentalConfig
+    from torch.profiler import ProfilerActivity, profile, record_function
 
     turns, started, elapsed = 0, 0.0, 0.0
     everywhere = _ExperimentalConfig(profile_all_threads=True)
@@ -78,14 +79,14 @@ def summarise(events: Sequence[Event], elapsed: float, turns: int, top: int) -> 
     """Share out `elapsed` seconds of wall time among the operators that ran in them; one event is named WHOLE."""
     caller = next(event.thread for event in events if event.name == WHOLE)
     others = {event.thread for event in events} - {caller}
-    shares, calls, groups = Counter[str](), Counter[str](), Counter[str]()
+    shares, groups, calls = defaultdict[str, float](float), defaultdict[str, float](float), Counter[str]()
     for event in events:
         if event.name != WHOLE:
             share = event.seconds / elapsed / (1 if event.thread == caller else len(others))
             shares[event.name] += share
             calls[event.name] += 1
             groups[group_of(event.name)] += share
-    groups[OUTSIDE] = max(0.0, 1.0 - groups.total())
-    whole = groups.total()
-    most = [(name, calls[name] / turns, share / whole) for name, share in shares.most_common(top)]
+    groups[OUTSIDE] = max(0.0, 1.0 - sum(groups.values()))
+    whole, largest = sum(groups.values()), sorted(shares, key=lambda name: -shares[name])[:top]
+    most = [(name, calls[name] / turns, shares[name] / whole) for name in largest]
     return Profile({name: groups[name] / whole for name in NAMES}, elapsed / turns, most)
