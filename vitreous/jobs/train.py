@@ -34,7 +34,7 @@ from vitreous.reports.scenes import judge_scenes
 from vitreous.training import best, parts
 from vitreous.training.folder import Folder
 from vitreous.training.probe import fitted
-from vitreous.training.ranks import Ranks, together
+from vitreous.training.ranks import Ranks, launch_name, together
 from vitreous.training.run import Run
 from vitreous.training.session import Session
 from vitreous.weights.writable import exports_note
@@ -113,7 +113,7 @@ def launch(options: TrainOptions, listener: Listener, announce: Announce = lambd
 
 def run_training(options: TrainOptions, listener: Listener, ranks: Ranks, announce: Announce) -> dict[str, Any]:
     """Plan the run, train it and evaluate it, as one process among `ranks`; returns the summary."""
-    resumed = None
+    resumed, options = None, resume_restarted(options, listener, ranks)
     if options.resume:
         options = replace(options, out=ranks.broadcast_text(options.out or str(Path(LATEST).resolve())))
         resumed = open_resumed(options, listener)
@@ -156,6 +156,24 @@ def run_training(options: TrainOptions, listener: Listener, ranks: Ranks, announ
     return summary
 
 
+def resume_restarted(options: TrainOptions, listener: Listener, ranks: Ranks) -> TrainOptions:
+    """`options`, with `resume` where `torchrun` has started processes again, some or all, that had begun the run.
+
+    Without --out that is the newest run, if it is of this launch. The main process decides for all: a folder that it
+    has just made is no reason to go on.
+    """
+    name = launch_name()
+    if options.resume or not name:
+        return options
+    folder = Folder(Path(options.out or LATEST).resolve())
+    begun = ranks.is_main and folder.config.is_file() and folder.launch() == name
+    place = ranks.broadcast_text(str(folder.path) if begun else "")
+    if not place:
+        return options
+    listener.note(f"torchrun has started the processes again: going on with {place}")
+    return replace(options, out=place, resume=True)
+
+
 def evaluate_run(folder: Folder, run: Run, opened: Data, summary: dict[str, Any], listener: Listener) -> None:
     """Evaluate the trained model on the test split, add the figures to `summary`, write it and the page.
 
@@ -190,7 +208,8 @@ def create_folder(folder: Folder, run: Run, documents: dict[str, Any], resumed: 
     """Create the folder of a new run, or record changed settings in that of a resumed one."""
     command = shlex.join(["vitreous", *sys.argv[1:]])
     if resumed is None:
-        folder.create(run, command, {"environment": environment(), **documents})
+        launch = {"torchrun": name} if (name := launch_name()) else {}
+        folder.create(run, command, {"environment": environment() | launch, **documents})
     elif differences(resumed.run(), run):
         folder.renew(run, command, documents)
 

@@ -98,6 +98,13 @@ class Folder:
             raise UsageError(f"{self.path} is no run folder: it has no config.yaml", "start a run without --resume")
         return from_yaml(Run, self.config.read_text("utf-8"))
 
+    def launch(self) -> str:
+        """The name of the job of `torchrun` that began the run; "" for none."""
+        try:
+            return json.loads((self.path / "environment.json").read_text("utf-8")).get("torchrun", "")
+        except (OSError, ValueError):
+            return ""
+
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep others from writing while this process does. Raises UsageError, naming the process that has the

@@ -7,10 +7,13 @@ With one process every method here is the identity, so no caller asks how many t
 from __future__ import annotations
 
 import os
+import platform
+import time
 from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
@@ -20,6 +23,9 @@ from vitreous.errors import ResourceError, UsageError
 
 # words of what collectives raise when a process is gone
 LOST = ("gloo", "nccl", "timed out", "connection", "process group")
+
+
+MEETING = "vitreous/meeting"  # a key of the agent's store
 
 
 @dataclass(frozen=True)
@@ -103,6 +109,13 @@ class Ranks:
 ALONE = Ranks()
 
 
+def launch_name() -> str:
+    """What tells a job of `torchrun` from others, the same in its processes however often they are started again: its
+    `--rdzv-id`, the name that `--standalone` draws, or else the agent's process; "" without torchrun."""
+    name = os.environ.get("TORCHELASTIC_RUN_ID", "")
+    return f"process {os.getppid()} of {platform.node()}" if name == "none" else name
+
+
 @contextmanager
 def together(device: str, timeout: float):
     """The processes that `torchrun` started, for as long as the context is open; this one alone without it.
@@ -122,8 +135,8 @@ def together(device: str, timeout: float):
         )
     if cuda:
         torch.cuda.set_device(local)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=timedelta(seconds=timeout))
     try:
+        join_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timedelta(seconds=timeout))
         yield _joined()
     except RuntimeError as error:
         if not any(word in str(error).lower() for word in LOST):
@@ -133,7 +146,45 @@ def together(device: str, timeout: float):
             f"another process of the run is gone or does not answer ({line})", "start it again with --resume"
         ) from None
     finally:
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def join_group(backend: str, timeout: timedelta) -> None:
+    """Start torch.distributed among the processes of this launch; raises RuntimeError where they do not meet in
+    time."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        dist.init_process_group(backend, timeout=timeout)
+        return
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    agent = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=timeout)
+    store = meet(agent, rank, world, timeout)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
+
+
+def meet(agent: dist.Store, rank: int, world: int, timeout: timedelta) -> dist.Store:
+    """The part of the agent's store that the processes that are here now share.
+
+    An agent of `torchrun` keeps one store for all its starts, and nothing in a process's environment tells these apart
+    on several machines (pytorch/pytorch#135712): processes that were started again would read the addresses of those
+    that are dead. So the first process draws a name, the others ask under it, and only one that is alive answers.
+    Raises RuntimeError after `timeout`.
+    """
+    own, until = uuid4().hex, time.monotonic() + timeout.total_seconds()
+    if rank == 0:
+        agent.set(MEETING, own)
+        store = dist.PrefixStore(own, agent)
+        asked = {other: store.get(f"asked/{other}") for other in range(1, world)}  # waits for each
+        for other, question in asked.items():
+            store.set(f"answered/{other}", question)
+        return store
+    while time.monotonic() < until:
+        store = dist.PrefixStore(agent.get(MEETING).decode(), agent)
+        store.set(f"asked/{rank}", own)
+        if store.check([f"answered/{rank}"]) and store.get(f"answered/{rank}").decode() == own:
+            return store
+        time.sleep(0.05)
+    raise RuntimeError(f"process group: timed out after {timeout.total_seconds():.0f} s, waiting for the first process")
 
 
 def _joined() -> Ranks:

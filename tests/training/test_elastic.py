@@ -1,0 +1,165 @@
+"""`torchrun` starts processes again, as many or fewer, and the run goes on as if nothing had been."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+import vitreous
+from tests.conftest import TINY
+from tests.training.test_ranks import outcome
+from tests.training.world import free_port
+from vitreous.errors import Interrupted, UsageError
+from vitreous.training.ranks import MEETING, meet
+from vitreous.training.session import Session
+
+RUN = {**TINY, "epochs": 8.0, "reproducible": True, "save_every": 4, "workers": 0}
+LONG = {**RUN, "epochs": 60.0}
+
+
+def interrupted_at(step, monkeypatch):
+    """Let runs of this process end after a step."""
+    watch = Session.watch
+
+    def watched(self, state):
+        watch(self, state)
+        if state.step == step:
+            self.signals.received = signal.SIGTERM
+
+    monkeypatch.setattr(Session, "watch", watched)
+
+
+@pytest.fixture
+def begun(folder, tmp_path, monkeypatch):
+    """A run that a job of torchrun called `pets` began, at step 6 of 19."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "pets")
+    with monkeypatch.context() as patch:
+        interrupted_at(6, patch)
+        with pytest.raises(Interrupted):
+            vitreous.train(folder, out=str(tmp_path / "run"), progress=False, **RUN)
+    return tmp_path / "run"
+
+
+def test_a_launch_goes_on_with_the_run_that_it_began(folder, begun, tmp_path, monkeypatch):
+    vitreous.train(folder, out=str(begun), progress=False, **RUN)
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID")
+    vitreous.train(folder, out=str(tmp_path / "whole"), progress=False, **RUN)
+    assert outcome(begun) == outcome(tmp_path / "whole")
+    assert json.loads((begun / "environment.json").read_text())["torchrun"] == "pets"
+
+
+@pytest.mark.parametrize("name", ["others", "none", None])
+def test_another_launch_does_not(folder, begun, monkeypatch, name):
+    """`none` is what a job without a name of its own is called; it is told from others by the agent's process."""
+    if name is None:
+        monkeypatch.delenv("TORCHELASTIC_RUN_ID")
+    else:
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", name)
+    with pytest.raises(UsageError, match="already exists"):
+        vitreous.train(folder, out=str(begun), progress=False, **RUN)
+
+
+def test_without_out_the_newest_run_is_gone_on_with_if_it_is_of_this_launch(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "pets")
+    run = {**RUN, "steps": 3, "epochs": None}
+    first = vitreous.train(folder, progress=False, **run)
+    assert vitreous.train(folder, progress=False, **run)["run"] == first["run"]
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "cars")
+    assert vitreous.train(folder, progress=False, **run)["run"] != first["run"]
+
+
+def words_of(folder, out, *launch):
+    """The command of an agent that trains `LONG`."""
+    options = [f"--{name.replace('_', '-')}" + ("" if given is True else f"={given}") for name, given in LONG.items()]
+    start = [sys.executable, "-m", "torch.distributed.run", *launch, "-m", "vitreous", "train", str(folder)]
+    return [*start, "--out", str(out), "--device", "cpu", "--timeout", "60", *options]
+
+
+def start_agent(tmp_path, name, words):
+    """An agent, with its workers in sessions of their own."""
+    with open(tmp_path / f"{name}.log", "w") as log:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        return subprocess.Popen(words, stdout=log, stderr=log, env=environment)
+
+
+def wait_for_checkpoint(out, limit=120.0):
+    """Wait until a run has saved."""
+    until = time.monotonic() + limit
+    while not list(out.glob("checkpoints/step-*")):
+        assert time.monotonic() < until, "no checkpoint"
+        time.sleep(0.02)
+
+
+def children_of(process):
+    """The processes that a process started."""
+    return [int(number) for number in open(f"/proc/{process.pid}/task/{process.pid}/children").read().split()]
+
+
+def test_processes_meet_in_spite_of_what_an_earlier_start_left_behind():
+    """The first of them comes late, and its predecessor has answered all."""
+    agent = dist.TCPStore("127.0.0.1", free_port(), is_master=True)
+    agent.set(MEETING, "dead")
+    dead, limit = dist.PrefixStore("dead", agent), timedelta(seconds=30)
+    for rank in (1, 2):
+        dead.set(f"asked/{rank}", "before")
+        dead.set(f"answered/{rank}", "before")
+    with ThreadPoolExecutor(3) as pool:
+        clients = [dist.TCPStore("127.0.0.1", agent.port, is_master=False) for _ in range(3)]
+        late = [pool.submit(meet, clients[rank], rank, 3, limit) for rank in (1, 2)]
+        time.sleep(0.2)
+        assert not any(one.done() for one in late)
+        first = meet(clients[0], 0, 3, limit)
+        first.set("address", "here")
+        assert [one.result().get("address") for one in late] == [b"here"] * 2
+        assert not dead.check(["address"])
+    with pytest.raises(RuntimeError, match="waiting for the first process"):
+        meet(agent, 1, 3, timedelta(seconds=0.1))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="read from /proc")
+def test_a_killed_process_is_started_again_and_a_lost_machine_is_done_without(folder, tmp_path):
+    vitreous.train(folder, out=str(tmp_path / "whole"), progress=False, **LONG)
+    whole = outcome(tmp_path / "whole")
+
+    agent = start_agent(
+        tmp_path,
+        "one",
+        words_of(folder, tmp_path / "one", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"),
+    )
+    wait_for_checkpoint(tmp_path / "one")
+    os.kill(children_of(agent)[-1], signal.SIGKILL)
+    assert agent.wait(300) == 0, (tmp_path / "one.log").read_text()[-3000:]
+    assert "torchrun has started the processes again" in (tmp_path / "one.log").read_text()
+    assert outcome(tmp_path / "one") == whole
+
+    meeting = ["--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "3", "--rdzv-backend", "c10d"]
+    meeting += [
+        "--rdzv-endpoint",
+        f"127.0.0.1:{free_port()}",
+        "--rdzv-id",
+        "pair",
+        "--rdzv-conf",
+        "last_call_timeout=5",
+    ]
+    agents = [
+        start_agent(tmp_path, name, words_of(folder, tmp_path / "pair", *meeting)) for name in ("first", "second")
+    ]
+    wait_for_checkpoint(tmp_path / "pair")
+    assert all(children_of(one) for one in agents)
+    for process in [agents[1].pid, *children_of(agents[1])]:  # the agent first: it would start another
+        os.kill(process, signal.SIGKILL)
+    assert agents[0].wait(300) == 0, (tmp_path / "first.log").read_text()[-3000:]
+    assert outcome(tmp_path / "pair") == whole
