@@ -10,7 +10,9 @@ import torch
 import vitreous
 from tests.data.films import write_moves
 from vitreous.errors import UsageError
-from vitreous.models.names import name_of
+from vitreous.models.config import replace_fields
+from vitreous.models.names import configure, name_of
+from vitreous.models.vit import ViT
 from vitreous.progress import NullListener
 from vitreous.weights.bundle import load_bundle
 
@@ -84,6 +86,11 @@ def test_weights_of_pictures_and_of_clips_start_a_run(home, run, tmp_path):
     named = {**OPTIONS, "model": "ViViT-64x2/8x4-factorised-encoder", "steps": 1, "image_size": 16}
     vitreous.train(str(home), out=str(tmp_path / "b"), init=str(tmp_path / "flat"), **named)
     assert load_bundle(tmp_path / "b" / "model").model.config.image == (8, 16, 16)
+    mean = replace_fields(configure("ViT-64x2/8", 24), {"pool": "mean", "class_token": False, "registers": 2})
+    vitreous.save(ViT(mean), tmp_path / "mean")  # as small pictures are learned
+    vitreous.train(str(home), out=str(tmp_path / "d"), init=str(tmp_path / "mean"), **named)
+    config = load_bundle(tmp_path / "d" / "model").model.config
+    assert (config.pool, config.class_token, config.registers) == ("mean", False, 2)
     more = vitreous.train(str(home), out=str(tmp_path / "c"), init=str(run[0]), steps=1, frames=6, **OPTIONS)
     assert more["steps"] == 1 and load_bundle(tmp_path / "c" / "model").model.config.image == (6, 16, 16)
 

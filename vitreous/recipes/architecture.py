@@ -141,7 +141,7 @@ def for_clips(
         usual = recipe.models[0]
     changes: dict[str, Any] = {"pool": "mean", "class_token": False} if native is not LARGE_IMAGE else {}
     if start is not None:
-        native, changes = start.image, {"representation": None}
+        native, changes = start.image, {"representation": None} | read_from(start)
     if start is None or options.model:
         model = configure(options.model or usual)
     elif getattr(start, "family", "") == "vit":
@@ -161,6 +161,11 @@ def for_clips(
     frames = options.frames or (model.image[0] if published else nearby((FRAMES,), patch[:1])[0])
     changes |= {"image": (frames, *sides), "patch": patch, "classes": classes, "head_bias": True}
     return replace_fields(model, changes | {"channels": start.channels if start else facts.channels})
+
+
+def read_from(start: ModelConfig) -> dict[str, Any]:
+    """What weights of pictures answer from, which a model of clips that starts from them answers from, too."""
+    return {name: getattr(start, name) for name in ("class_token", "pool", "registers") if hasattr(start, name)}
 
 
 def fresh(options: TrainOptions, facts: DatasetInfo, classes: int, recipe: Recipe | None) -> ModelConfig:
