@@ -14,18 +14,18 @@ from vitreous.data.pace import TRIED, decode_seconds
 from vitreous.data.split import Split
 from vitreous.errors import DataError, UsageError
 from vitreous.jobs.plan import plan, with_data
-from vitreous.machine import DTYPES
 from vitreous.models.cost import macs
 from vitreous.models.names import name_of
 from vitreous.models.skip_init import NoInitMode
 from vitreous.models.zoo import build
-from vitreous.objectives.base import Objective, Setting
+from vitreous.objectives.base import Objective
 from vitreous.progress import Listener
 from vitreous.recipes.options import TrainOptions
 from vitreous.training.parts import check
 from vitreous.training.ranks import Ranks
 from vitreous.training.run import Run
 from vitreous.training.scale import ACCELERATORS, forecast_run
+from vitreous.training.session import setting_of
 from vitreous.training.tune import prepare
 
 
@@ -72,13 +72,10 @@ def preview_scaled(options: TrainOptions, listener: Listener) -> tuple[Run, dict
 
 def on_no_device(run: Run) -> Objective:
     """The objective of a run, whose tensors have shapes and no memory."""
-    classes = run.data.classes
     with torch.device("meta"), NoInitMode():
         model = build(run.model)
         prepare(model, run.tune)
-        normalisation = (run.preprocess.mean, run.preprocess.std)
-        dtype = DTYPES[run.precision]
-        return run.objective.build(model, Setting(run.seed, classes, False, run.views, 1, dtype, normalisation))
+        return run.objective.build(model, setting_of(run, multilabel=False))
 
 
 def file_bytes(split: Split) -> float | None:

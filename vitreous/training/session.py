@@ -127,12 +127,7 @@ class Session:
         if run.recompute:
             recompute(model)
         multilabel = self.inputs.train.labels.ndim == 2 and bool(run.data.classes)
-        normalisation = (run.preprocess.mean, run.preprocess.std)
-        dtype = DTYPES[run.precision]
-        setting = Setting(
-            run.seed, run.data.classes, multilabel, run.views, run.data.repeats, dtype, normalisation, run.mean_tokens
-        )
-        objective = run.objective.build(model, setting)
+        objective, dtype = run.objective.build(model, setting_of(run, multilabel)), DTYPES[run.precision]
         parts = parts_of(run.init) if run.init else None
         if parts and parts.config["name"] == run.objective.name:
             config = to_plain(run.objective) | {"classes": list(run.data.classes)}
@@ -378,6 +373,13 @@ class Session:
 
 
 WORDS = {"threads": "threads", "world": "processes"}
+
+
+def setting_of(run: Run, multilabel: bool) -> Setting:
+    """What the objective of a run is built for."""
+    normalisation, dtype = (run.preprocess.mean, run.preprocess.std), DTYPES[run.precision]
+    classes, repeats = run.data.classes, run.data.repeats
+    return Setting(run.seed, classes, multilabel, run.views, repeats, dtype, normalisation, run.mean_tokens)
 
 
 def recompute(model: Model) -> None:
