@@ -24,6 +24,8 @@ HUB = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?(?::(?P<
 #: the files of a repository that hold its weights, the safer first, and those that say what they are
 WHOLE, INDEX, PICKLE = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
 DESCRIPTIONS = ("config.json", "preprocessor_config.json")
+#: the files of a bundle, as `weights.bundle` and `weights.parts` name them
+BUNDLE, PARTS = ("model.json", "weights.safetensors"), "objective.safetensors"
 MAX_INDEX = 8 << 20  # bytes
 
 
@@ -145,6 +147,9 @@ def from_hub(source: str, name: str, listener: Listener | None) -> Path:
             raise repository.lost or WeightsError(
                 f"{source}: the repository has no file {match['file']}", f"see {repository.page()}"
             )
+    elif repository.get(BUNDLE[0]) and repository.get(BUNDLE[1]):
+        repository.get(PARTS)
+        return repository.folder
     elif not repository.get(WHOLE) and not repository.shards() and not repository.get(PICKLE):
         hint = f"see {repository.page()}, and name its file: hf:{match['repo']}:FILE"
         raise repository.lost or WeightsError(f"{source}: the repository has neither {WHOLE} nor {PICKLE}", hint)
