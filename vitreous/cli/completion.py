@@ -47,7 +47,8 @@ def write_script(shell: str) -> str:
         families.setdefault(family, []).append(Annotated[kind, subcommand(name, description=text, prefix_name=False)])
     kinds = families.pop("")
     kinds += [Annotated[Union[tuple(inner)], subcommand(name)] for name, inner in families.items()]  # noqa: UP007
+    verbs: Any = Union[tuple(kinds)]  # noqa: UP007
     script = io.StringIO()
     with redirect_stdout(script), suppress(SystemExit):
-        tyro.cli(Union[tuple(kinds)], prog="vitreous", args=["--tyro-print-completion", shell])  # noqa: UP007
+        tyro.cli(verbs, prog="vitreous", args=["--tyro-print-completion", shell])
     return script.getvalue()

@@ -36,8 +36,11 @@ def missing_requirements(requirements: list[str] | None = None) -> dict[str, lis
     missing: dict[str, list[str]] = {extra: [] for extra in PURPOSES}
     for requirement in map(Requirement, lines or []):
         marker = requirement.marker
-        always = marker is None or marker.evaluate({"extra": ""})
-        for extra in [""] if always else [e for e in PURPOSES if e and marker.evaluate({"extra": e})]:
+        if marker is None or marker.evaluate({"extra": ""}):
+            extras = [""]
+        else:
+            extras = [extra for extra in PURPOSES if extra and marker.evaluate({"extra": extra})]
+        for extra in extras:
             if not is_installed(requirement):
                 missing[extra].append(f"{requirement.name}{requirement.specifier}")
     return missing
