@@ -9,6 +9,7 @@ save(model, folder)     a model as a bundle: with class names and preprocessing,
 load(run)               a trained model: `.predict("dog.jpg")`, `.embed(["dog.jpg"])`, `.model`, `.transform`
 sample(run, out, ...)   what `vitreous sample` does: images of a model that makes them
 export(run, to="onnx")  what `vitreous export` does: a file for other programs, checked against the original
+push(run, "hf:org/name") what `vitreous push` does: a bundle on the Hugging Face Hub, with its card
 serve(run)              what `vitreous serve` does: the page and HTTP, until it is stopped
 """
 
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from vitreous.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from vitreous.jobs.push import push as push
     from vitreous.jobs.soup import soup as soup
     from vitreous.jobs.train import train as train
     from vitreous.models.config import ViTConfig as ViTConfig
@@ -44,6 +46,7 @@ _HOMES = {
     "load": "vitreous.serving.predict",
     "sample": "vitreous.serving.samples",
     "export": "vitreous.serving.export.export",
+    "push": "vitreous.jobs.push",
     "serve": "vitreous.serving.http.start",
     "save": "vitreous.weights.bundle",
 }

@@ -32,9 +32,11 @@ NEEDED = {
     "data convert": ["data", "out"],
     "data pack": ["data", "--out", "out"],
     "convert": ["in", "out"],
+    "push": ["run", "hf:org/name"],
     "recipes": [],
     "models": [],
     "bench": [],
+    "completion": ["bash"],
     "doctor": [],
 }
 

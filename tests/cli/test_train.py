@@ -107,7 +107,7 @@ def test_few_photographs_from_scratch_are_told_of_weights(photos, tmp_path):
     advice = "are few for a Vision Transformer from scratch"
     large = ["--model", "ViT-32x1/16", "--image-size", "96", "--dry-run", "--device", "cpu", "--workers", "0"]
     told = say("train", str(photos), *large).stderr
-    assert f"24 photographs {advice}" in told and "--init timm:vit_small_patch16_224" in told
+    assert f"24 photographs {advice}" in told and "--init vit-s16-augreg" in told
     assert advice not in say("train", "digits", *large[:2], "--image-size", "32", *large[4:]).stderr
     train(str(photos), out=str(tmp_path / "run"), workers=0, **{**TINY, "epochs": 0.5, "image_size": 96})
     assert advice not in say("train", str(photos), "--init", str(tmp_path / "run"), *large[4:]).stderr
@@ -117,7 +117,7 @@ def test_few_photographs_from_scratch_are_told_of_weights(photos, tmp_path):
 def test_a_model_s_name_is_no_weights(photos, name):
     result = say("train", str(photos), "--init", name)
     assert result.returncode == 4 and f"no weights at {name}: it is a model's name" in result.stderr
-    assert "hf:google/vit-base-patch16-224-in21k" in result.stderr and "timm:" in result.stderr
+    assert "name vit-b16-augreg, or another name of `vitreous models --weights`" in result.stderr
     assert "Traceback" not in result.stderr
 
 

@@ -19,7 +19,8 @@ class Options(WeightsOptions):
     """
 
     weights: Annotated[Positional[str], arg(metavar="IN")]
-    """A run folder, a bundle, a file or folder of a known format, hf:org/name, timm:name, or https://...#sha256=..."""
+    """A run folder, a bundle, a file or folder of a known format, a name of `vitreous models --weights`, hf:org/name,
+    timm:name, or https://...#sha256=..."""
     out: Annotated[Positional[str], arg(metavar="OUT")]
     """The file or folder to make."""
     to: str = "bundle"

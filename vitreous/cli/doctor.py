@@ -12,15 +12,19 @@ from vitreous.cli.console import Console
 class Options:
     """Versions, devices, number formats, and a training step of two seconds.
 
-    Example: vitreous doctor
+    Example: vitreous doctor --fix
     """
 
     device: str = "auto"
     """auto, cpu, cuda, cuda:1 or mps."""
+    fix: bool = False
+    """List what is not installed, and the command that adds it; runs neither the command nor the step."""
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:
     """Print what there is and what it does."""
+    if options.fix:
+        return list_missing(console)
     from vitreous.cores import Neighbours, describe_share
     from vitreous.jobs.doctor import examine
 
@@ -29,3 +33,18 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     if (document["other_work"] or 0) >= Neighbours.SHARE:
         console.note(describe_share(document["other_work"]))
     return document
+
+
+def list_missing(console: Console) -> dict[str, Any]:
+    """Print each extra, what it lacks and what it is for, and the commands that install what is missing."""
+    from vitreous.jobs.requirements import PURPOSES, commands, missing_requirements
+
+    missing = missing_requirements()
+    lines = commands(missing)
+    rows = [[extra or "-", ", ".join(absent) or "installed", PURPOSES[extra]] for extra, absent in missing.items()]
+    console.table(["extra", "missing", "for"], rows)
+    for line in lines:
+        console.say(line)
+    if not lines:
+        console.say("nothing is missing")
+    return {"missing": missing, "commands": lines, "ok": not missing[""]}

@@ -61,7 +61,8 @@ class ImageArguments(InferenceArguments):
     """Which images, and what becomes of them."""
 
     run: Annotated[Positional[str], arg(metavar="RUN")]
-    """A run folder, a bundle, weights in another library's format, or an exported file."""
+    """A run folder, a bundle, weights in another library's format or by their name (`vitreous models --weights`), or an
+    exported file."""
     images: Annotated[Positional[tuple[str, ...]], arg(metavar="IMAGE...")] = ()
     """Image files, or of a model of clips video files; folders, 'patterns/**/*.jpg', @list.txt, - for a list on stdin,
     .csv, .tsv, .tar, .parquet."""

@@ -31,9 +31,11 @@ VERBS = {
     "data convert": ("vitreous.cli.data_convert", "boxes and masks in another format"),
     "data pack": ("vitreous.cli.data_pack", "a data set as shards made for training"),
     "convert": ("vitreous.cli.convert", "weights of one format as another"),
+    "push": ("vitreous.cli.push", "a trained model on the Hugging Face Hub, with its card"),
     "recipes": ("vitreous.cli.recipes", "list the recipes, or tell one: its numbers and what was published"),
     "models": ("vitreous.cli.models", "list the models, with parameters and cost"),
     "bench": ("vitreous.cli.bench", "how fast it is here, beside other libraries"),
+    "completion": ("vitreous.cli.completion", "the script by which a shell completes verbs and options"),
     "doctor": ("vitreous.cli.doctor", "what this machine has and can do"),
 }
 WAYS = "use --micro-batch auto, --recompute, or a smaller model"  # out of too little memory

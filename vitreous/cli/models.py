@@ -12,13 +12,16 @@ from vitreous.cli.console import Console
 
 @dataclass(frozen=True)
 class Options:
-    """List the models: parameters, tokens and cost of one image.
+    """List the models: parameters, tokens and cost of one image; or the published weights that have a name here.
 
     Example: vitreous models 'ViT-*' --image-size 384
+    Example: vitreous models 'dino*' --weights
     """
 
     pattern: Positional[str] = "*"
     """Names to list, with * and ?; or one of any sizes, as ViT-128x6/4."""
+    weights: bool = False
+    """Published weights, by the names that --init, load and every verb take: size, licence, published accuracy."""
     image_size: int | None = None
     """Pixels (default: the multiple of the patch nearest 224)."""
     num_classes: int | None = None
@@ -27,6 +30,8 @@ class Options:
 
 def run(options: Options, console: Console) -> dict[str, Any]:
     """Print the table; multiply-adds count as two operations. Raises UsageError: no model has that name."""
+    if options.weights:
+        return list_weights(options, console)
     import math
     from contextlib import suppress
     from dataclasses import replace
@@ -71,3 +76,25 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     console.say("GFLOPs of one forward pass, a multiply-add counted as two; training costs three times as much.")
     console.say("MB/image: what the blocks keep of an image for the backward pass, in bfloat16; twice that in float32.")
     return {"models": rows}
+
+
+def list_weights(options: Options, console: Console) -> dict[str, Any]:
+    """Print the published weights. Raises UsageError: none has that name, or an option is about models alone."""
+    from dataclasses import asdict
+
+    from vitreous.errors import UsageError
+    from vitreous.weights.published import select_rows
+
+    for name in ("image_size", "num_classes"):
+        if getattr(options, name) is not None:
+            message = f"--{name.replace('_', '-')} is about models, and --weights lists what was published"
+            raise UsageError(message, "leave one of the two out")
+    rows = select_rows(options.pattern)
+    cells = []
+    for row in rows:
+        accuracy = None if row.accuracy is None else f"{row.accuracy:.1%} {row.measure}"
+        cells.append([row.name, row.model, row.image_size, row.licence, row.digest.partition(":")[0] or None, accuracy])
+    console.table(["weights", "model", "image", "licence", "digest", "published on ImageNet"], cells)
+    console.say("digest: what a download is held against; where none is published, its size alone.")
+    console.say("--json has the addresses, and the pages that the figures are from.")
+    return {"weights": [asdict(row) for row in rows]}

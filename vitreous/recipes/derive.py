@@ -28,7 +28,7 @@ from vitreous.recipes.registry import RECIPES, find, own_length
 from vitreous.training.run import Run
 from vitreous.training.shards import default_shards
 from vitreous.weights.adopt import Start
-from vitreous.weights.fetch import published_weights
+from vitreous.weights.published import published_for
 
 __all__ = ["DatasetInfo", "apply", "derive"]
 
@@ -162,12 +162,11 @@ def advise_weights(run: Run) -> str:
     """What to say of a run that begins from scratch on few photographs; an empty string for any other."""
     if run.init or run.preprocess.numbers == "voxels" or max(run.model.image[-2:]) <= SMALL or run.data.images >= FEW:
         return ""
-    source = published_weights(name_of(run.model)) or published_weights("ViT-S/16")
+    source = published_for(name_of(run.model)) or published_for("ViT-S/16")
     kind = "clips" if run.preprocess.of_clips else "photographs"
     return (
         f"{run.data.images:,} {kind} are few for a Vision Transformer from scratch: start from weights that have seen "
-        "many, "
-        f"as with --init {source} (needs vitreous[hub]), or name a file of weights"
+        f"many, as with --init {source} (`vitreous models --weights` lists more), or name a file of weights"
     )
 
 

@@ -29,8 +29,8 @@ class TrainOptions(WeightsOptions):
     """ViT-B/16, R50+ViT-B/16, BiT-R50x1, vit_base_patch16_224, ViT-WIDTHxDEPTH/PATCH; see `vitreous models`
     (default: from the recipe)."""
     init: str | None = None
-    """Weights to start from: a run folder, a bundle, a file or folder of a known format, hf:org/name, timm:name
-    (default: none, from scratch)."""
+    """Weights to start from: a run folder, a bundle, a file or folder of a known format, a name of
+    `vitreous models --weights`, hf:org/name, timm:name (default: none, from scratch)."""
     out: str | None = None
     """The run folder to make (default: runs/DATE-MODEL-DATA)."""
     resume: bool = False

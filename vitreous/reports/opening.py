@@ -27,6 +27,7 @@ from vitreous.training.folder import Folder
 from vitreous.weights.adopt import bundle_in, open_weights
 from vitreous.weights.bundle import Bundle, load_bundle
 from vitreous.weights.options import WeightsSource, known_of
+from vitreous.weights.published import nearest_name, published_row
 from vitreous.weights.tasks import Features
 
 
@@ -60,8 +61,10 @@ def find_bundle(run: str | os.PathLike[str], note: Callable[[str], None]) -> Bun
     WeightsError or UsageError."""
     check_path(run, "a run")
     path = Path(run)
-    if ":" not in os.fspath(run) and not path.exists():
-        raise UsageError(f"no run at {path}", "`vitreous train` makes one; runs/latest is the newest")
+    if ":" not in os.fspath(run) and not path.exists() and not published_row(run):
+        near = nearest_name(os.fspath(run))
+        hint = "`vitreous train` makes one; runs/latest is the newest"
+        raise UsageError(f"no run at {path}", f"did you mean {near}? {hint}" if near else hint)
     if (path / "config.yaml").is_file() and not (path / "model").is_dir():
         raise UsageError(f"the run in {path} did not finish", f"continue it: vitreous train --resume --out {path}")
     folder = bundle_in(path)

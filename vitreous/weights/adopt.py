@@ -1,5 +1,4 @@
-"""Start from weights, wherever they come from: find them, read them, fit them to a model, and say what became of
-them."""
+"""Start from weights, wherever they come from: find them, read them, fit them to a model, say what became of them."""
 
 from __future__ import annotations
 
@@ -33,6 +32,7 @@ from vitreous.weights.inflation import fit_key_bias, inflate_kernel, inflate_pos
 from vitreous.weights.options import known_of
 from vitreous.weights.parts import ObjectiveParts, load_parts
 from vitreous.weights.pretraining import parts_beside
+from vitreous.weights.published import published_row
 from vitreous.weights.sharded import tensors_in
 from vitreous.weights.sidecar import check_family, class_names, fields, json_in, preprocessing
 from vitreous.weights.tasks import Detection, Features, Generation, Segmentation, Task, WithTask, task_of
@@ -85,12 +85,13 @@ class Weights(WithTask):
 
 
 def open_weights(source: str | os.PathLike[str], settings: dict[str, Any] | None = None) -> Weights:
-    """Open a run folder, bundle, file or folder of a known format, `hf:org/name`, `timm:name` or pinned URL.
+    """Open a run folder, bundle, file or folder of a known format, or what `fetch` brings.
 
     `settings`: fields of the model's config that its files do not tell; a `WeightsSource` has such too. Raises
     WeightsError for weights that are not read, UsageError for a source or a setting that cannot apply.
     """
-    settings = known_of(source) | (settings or {})
+    row = published_row(source)
+    settings = (row.facts() if row else {}) | known_of(source) | (settings or {})
     weights = read_weights(source, settings)
     tables = weights.config.kind == "swin" or getattr(weights.config, "position", "") in LEARNED
     if "resize" in settings and not tables:
@@ -98,6 +99,8 @@ def open_weights(source: str | os.PathLike[str], settings: dict[str, Any] | None
             f"--resize {settings['resize']}: {source} is {name_of(weights.config)}, which has no learned positions",
             "leave it out",
         )
+    if row and row.share:
+        weights = replace(weights, preprocess=replace(weights.preprocess, share=row.share))
     own_title = weights.title in (BUNDLE, CHECKPOINT)
     return weights.resized_by(settings.get("resize", ""), settings.get("image")) if own_title else weights
 

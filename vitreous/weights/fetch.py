@@ -1,55 +1,44 @@
-"""Weights from elsewhere, brought into a cache on this machine: `hf:org/name`, `timm:name`, `https://...#sha256=...`.
+"""Weights from elsewhere, brought into a cache on this machine: published ones by name, `hf:org/name`, `timm:name`,
+`https://...#sha256=...`.
 
 What arrives is only stored here; `open_weights` judges it before any of it is used.
 """
 
 from __future__ import annotations
 
-import hashlib
-import http.client
 import json
+import os
 import re
-import urllib.error
 import urllib.parse
-import urllib.request
 from pathlib import Path
-from typing import IO, Any
 
-from vitreous.disk import atomic, cache, sha256
+from vitreous.disk import cache, sha256, write_text
 from vitreous.errors import UsageError, VitreousError, WeightsError, printable
 from vitreous.models.names import configure, name_of
-from vitreous.progress import Listener
+from vitreous.progress import Display, Listener, NullListener, speaks
+from vitreous.weights.download import download, matches, refuse_address
+from vitreous.weights.published import PublishedWeights, nearest_name, published_for, published_row
 
-MAX_BYTES = 32 << 30  # of one file
-TIMEOUT = 30  # seconds without a byte
-CHUNK = 1 << 20
-LOCAL = ("127.0.0.1", "::1", "localhost")  # where plain http is allowed: nobody is in between
 SUFFIXES = (".safetensors", ".npz", ".pt", ".pth", ".bin")
 HUB = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?(?::(?P<file>[\w./ -]+))?")
 #: the files of a repository that hold its weights, the safer first, and those that say what they are
 WHOLE, INDEX, PICKLE = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
 DESCRIPTIONS = ("config.json", "preprocessor_config.json")
-#: where weights of a model are published, for who names the model alone
-PUBLISHED = {
-    "ViT-Ti/16": "timm:vit_tiny_patch16_224.augreg_in21k",
-    "ViT-S/16": "timm:vit_small_patch16_224.augreg_in21k",
-    "ViT-S/32": "timm:vit_small_patch32_224.augreg_in21k",
-    "ViT-B/16": "hf:google/vit-base-patch16-224-in21k",
-    "ViT-B/32": "hf:google/vit-base-patch32-224-in21k",
-    "ViT-L/16": "hf:google/vit-large-patch16-224-in21k",
-    "ViT-L/32": "hf:google/vit-large-patch32-224-in21k",
-    "ViT-H/14": "hf:google/vit-huge-patch14-224-in21k",
-}
+#: the files of a bundle, as `weights.bundle` and `weights.parts` name them
+BUNDLE, PARTS = ("model.json", "weights.safetensors"), "objective.safetensors"
 MAX_INDEX = 8 << 20  # bytes
 
 
 def fetch(source: str, listener: Listener | None = None) -> Path:
     """Download weights if need be; returns their local path: a folder for a repository of the Hub, else a file.
 
-    `hf:org/name[@revision][:file]` and `timm:name.tag` come from the Hugging Face Hub through its own cache,
-    `https://...#sha256=HEX` once from there and then from the cache of this package; anything else is a path already.
-    Raises UsageError for a malformed source, WeightsError for a download that fails or has another hash.
+    A name of `weights.published` stands for the address in its row. `hf:org/name[@revision][:file]` and `timm:name.tag`
+    come from the Hugging Face Hub through its own cache, `https://...#sha256=HEX` once from there and then from the
+    cache of this package; anything else is a path already. Without a listener, progress is shown on stderr. Raises
+    UsageError for a malformed source, WeightsError for a download that fails or has another digest.
     """
+    if row := published_row(source):
+        return from_row(row, listener)
     kind, _, rest = source.partition(":")
     if kind == "timm":
         return from_hub(source, rest if "/" in rest else f"timm/{rest}", listener)
@@ -60,23 +49,80 @@ def fetch(source: str, listener: Listener | None = None) -> Path:
     return Path(source)
 
 
-def published_weights(model: str) -> str:
-    """The source of published weights of a model, by its name here; "" where none is known."""
-    return PUBLISHED.get(model, "")
-
-
 def nothing_at(source: str) -> WeightsError:
     """The error for a source that is neither a local path nor of a known form; says so of a model's name."""
-    forms = "timm:NAME.TAG or hf:ORG/NAME (needs vitreous[hub])"
+    forms = "a name of `vitreous models --weights`, timm:NAME.TAG or hf:ORG/NAME (needs vitreous[hub])"
     try:
         name = name_of(configure(source))
     except VitreousError:
-        return WeightsError(f"no weights at {printable(source)}", f"name a run folder, a bundle, a file, {forms}")
-    where = f"{known}, or another {forms}" if (known := published_weights(name)) else forms
+        near = nearest_name(source)
+        hint = f"name a run folder, a bundle, a file, {forms}"
+        return WeightsError(f"no weights at {printable(source)}", f"did you mean {near}? else {hint}" if near else hint)
+    where = f"{known}, or another {forms.removeprefix('a ')}" if (known := published_for(name)) else forms
     return WeightsError(
         f"no weights at {printable(source)}: it is a model's name, and says nothing of its weights",
         f"name {where}, or a file",
     )
+
+
+def from_row(row: PublishedWeights, listener: Listener | None) -> Path:
+    """Return the file of published weights, from the cache if it is there and whole, or the folder of their repository.
+    Raises WeightsError as `from_web`."""
+    if row.source.startswith("hf:"):
+        return from_hub(row.source, row.source.removeprefix("hf:"), listener)
+    target = cache("weights") / row.name / Path(urllib.parse.urlsplit(row.source).path).name
+    record = target.with_name(target.name + ".json")
+    if is_whole(target, record):
+        return target
+    place = mirrored(row.source)
+    if isinstance(place, Path):
+        return checked(place, row.digest)
+    listener = listener or default_listener()
+    refuse_offline(row.name)
+    listener.note(f"{row.name} is {row.model} from {place}, licence {row.licence}")
+    if not row.digest:
+        listener.note(f"no digest of {row.name} is published: it is held against its size alone")
+    stored(place, target, row.digest, listener)
+    try:
+        write_text(record, json.dumps({"address": place, "bytes": target.stat().st_size, "sha256": sha256(target)}))
+    except OSError as error:
+        raise nowhere_to_store(target.parent, error) from None
+    return target
+
+
+def is_whole(target: Path, record: Path) -> bool:
+    """Whether a file is there as it was when its download ended."""
+    try:
+        return target.is_file() and sha256(target) == json.loads(record.read_text("utf-8"))["sha256"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def mirrored(address: str) -> str | Path:
+    """Where a published address is read from: itself, or HOST/PATH below VITREOUS_MIRROR, an address or a folder.
+
+    Raises WeightsError for a folder that lacks the file."""
+    mirror = os.environ.get("VITREOUS_MIRROR", "").rstrip("/")
+    if not mirror:
+        return address
+    place = address.partition("://")[2]
+    if "://" in mirror:
+        return f"{mirror}/{place}"
+    if not (path := Path(mirror) / place).is_file():
+        raise WeightsError(f"VITREOUS_MIRROR has no {path}", f"download {address} there, or unset VITREOUS_MIRROR")
+    return path
+
+
+def checked(path: Path, digest: str) -> Path:
+    """Return a file of a mirror. Raises WeightsError where it has another digest."""
+    if digest and not matches(path, digest):
+        raise WeightsError(f"{path} has not the digest {digest}", "it is damaged, or another file: download it again")
+    return path
+
+
+def default_listener() -> Listener:
+    """What shows a download on stderr: of several processes of `torchrun`, one does."""
+    return Display() if speaks() else NullListener()
 
 
 def from_hub(source: str, name: str, listener: Listener | None) -> Path:
@@ -101,6 +147,9 @@ def from_hub(source: str, name: str, listener: Listener | None) -> Path:
             raise repository.lost or WeightsError(
                 f"{source}: the repository has no file {match['file']}", f"see {repository.page()}"
             )
+    elif repository.get(BUNDLE[0]) and repository.get(BUNDLE[1]):
+        repository.get(PARTS)
+        return repository.folder
     elif not repository.get(WHOLE) and not repository.shards() and not repository.get(PICKLE):
         hint = f"see {repository.page()}, and name its file: hf:{match['repo']}:FILE"
         raise repository.lost or WeightsError(f"{source}: the repository has neither {WHOLE} nor {PICKLE}", hint)
@@ -151,6 +200,9 @@ class Repository:
         """Ask the server once. A download would try for half a minute before it looked into the cache."""
         from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
+        if offline():
+            self.lost = self.missing(ConnectionError("offline"))
+            return
         try:
             get_hf_file_metadata(hf_hub_url(self.name, file, revision=self.revision))
         except Exception as error:  # an answer is an answer, whatever it says; `get` asks again
@@ -204,9 +256,9 @@ class Repository:
             return WeightsError(f"{where}: access is refused ({status})", token)
         if isinstance(error, errors.HFValidationError):
             return WeightsError(f"{where} names no repository", "write hf:org/name")
-        if offline():
+        if variable := offline():
             return WeightsError(
-                f"{where} is not in the cache, and HF_HUB_OFFLINE forbids to download it", "unset HF_HUB_OFFLINE once"
+                f"{where} is not in the cache, and {variable} forbids to download it", f"unset {variable} once"
             )
         reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
         if status is None:
@@ -215,11 +267,17 @@ class Repository:
         return WeightsError(f"{where} could not be downloaded ({reason})", "try again")
 
 
-def offline() -> bool:
-    """Whether the Hub's client was told to stay off the network."""
-    from huggingface_hub import constants
+def offline() -> str:
+    """The variable that forbids to use the network, HF_HUB_OFFLINE or VITREOUS_OFFLINE; "" for none."""
+    on = ("1", "true", "yes", "on")
+    return next((n for n in ("HF_HUB_OFFLINE", "VITREOUS_OFFLINE") if os.environ.get(n, "").lower() in on), "")
 
-    return bool(constants.HF_HUB_OFFLINE)
+
+def refuse_offline(source: str) -> None:
+    """Raise WeightsError where the network is forbidden."""
+    if variable := offline():
+        message = f"{source} is not in the cache, and {variable} forbids to download it"
+        raise WeightsError(message, f"unset {variable} once, or copy the cache of a machine that has it")
 
 
 def from_web(source: str, listener: Listener | None) -> Path:
@@ -237,63 +295,26 @@ def from_web(source: str, listener: Listener | None) -> Path:
     target = cache("weights") / (wanted + (suffix if suffix in SUFFIXES else ""))
     if target.is_file() and sha256(target) == wanted:
         return target
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with atomic(target, shared=True) as file:
-            actual = download(address, file, listener)
-            if actual != wanted:
-                hint = "use the hash its publisher gives today only if you trust the change"
-                raise WeightsError(f"{address} has the SHA-256 {actual}, not {wanted}", hint)
-    except OSError as error:
-        raise WeightsError(
-            f"nothing can be stored in {target.parent} ({error.strerror})", "set XDG_CACHE_HOME to a writable folder"
-        ) from None
+    place = mirrored(address)
+    if isinstance(place, Path):
+        return checked(place, f"sha256:{wanted}")
+    refuse_offline(address)
+    stored(place, target, f"sha256:{wanted}", listener or default_listener())
     return target
 
 
-def refuse_address(address: str) -> None:
-    """Raise WeightsError unless an address is https, or of this machine."""
-    parts = urllib.parse.urlsplit(address)
-    if not parts.hostname or (parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in LOCAL)):
-        raise WeightsError(f"{address} is not https", "name an https:// address")
-
-
-class Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows a redirect only to where a download may begin."""
-
-    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
-        """The next request. Raises WeightsError for another scheme than https."""
-        refuse_address(newurl)
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
-
-
-def download(address: str, file: IO[bytes], listener: Listener | None) -> str:
-    """Write what an address serves into a file; returns its SHA-256 in hex. Raises WeightsError."""
-    request = urllib.request.Request(address, headers={"User-Agent": "vitreous", "Accept-Encoding": "identity"})
-    match, done = hashlib.sha256(), 0
+def stored(address: str, target: Path, digest: str, listener: Listener) -> None:
+    """Download a file into the cache. Raises WeightsError, also where nothing can be stored."""
     try:
-        with urllib.request.build_opener(Redirects).open(request, timeout=TIMEOUT) as answer:
-            total = int(answer.headers.get("Content-Length") or 0)
-            while True:
-                if max(done, total) > MAX_BYTES:
-                    raise WeightsError(
-                        f"{address} serves {max(done, total):,} bytes, more than {MAX_BYTES:,}", "download it yourself"
-                    )
-                chunk = answer.read(CHUNK)
-                if not chunk:
-                    break
-                file.write(chunk)
-                match.update(chunk)
-                done += len(chunk)
-                if listener:
-                    listener.progress("download", done, max(total, done), f"{done / 1e6:.0f} MB")
-    except urllib.error.HTTPError as error:
-        raise WeightsError(f"{address} answers {error.code} ({error.reason})", "check the address") from None
-    except (OSError, http.client.HTTPException, ValueError) as error:  # URLError and time-outs are OSErrors
-        reason = getattr(error, "reason", None) or error
-        raise WeightsError(
-            f"{address} could not be downloaded ({reason or type(error).__name__})", "check the network, and try again"
-        ) from None
-    if total and done != total:
-        raise WeightsError(f"{address} ended after {done:,} of {total:,} bytes", "try again")
-    return match.hexdigest()
+        download(address, target, digest, listener)
+    except OSError as error:
+        raise nowhere_to_store(target.parent, error) from None
+    finally:
+        if isinstance(listener, Display):
+            listener.close()
+
+
+def nowhere_to_store(folder: Path, error: OSError) -> WeightsError:
+    """The error for a cache that cannot be written."""
+    reason = error.strerror or error
+    return WeightsError(f"nothing can be stored in {folder} ({reason})", "set XDG_CACHE_HOME to a writable folder")

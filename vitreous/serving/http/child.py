@@ -74,8 +74,7 @@ def serve(read: Reader = reader) -> None:
         length, size = JOB.unpack(head)
         settings = json.loads(jobs.read(length))
         content = jobs.read(size)
-        # the signal's default is the end of the process, in whatever code it is
-        signal.setitimer(signal.ITIMER_PROF, seconds)
+        limit_time(seconds)
         try:
             pixels = np.ascontiguousarray(read(content, preprocess_of(settings["preprocess"]), settings))
             sized = settings["sized"] and not preprocess_of(settings["preprocess"]).of_clips
@@ -87,20 +86,24 @@ def serve(read: Reader = reader) -> None:
                 error if isinstance(error, DataError) else DataError("image: takes too much memory", "scale it down")
             )
             answer, data, status = {"message": known.message, "hint": known.hint}, memoryview(b""), REFUSED
-        signal.setitimer(signal.ITIMER_PROF, 0)
+        limit_time(0)
         text = json.dumps(answer).encode()
         pipe.sendall(ANSWER.pack(status, len(text), len(data)) + text)
         pipe.sendall(data)
 
 
+def limit_time(seconds: float) -> None:
+    """End this process, in whatever code it is, once it has computed for so long; 0 takes the limit away."""
+    if hasattr(signal, "setitimer"):  # the signal's default is the end of the process
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+
+
 def confine(memory: int) -> None:
     """Drop privileges: limit memory to `memory` bytes, forbid files, processes and core dumps, and die with the
-    parent."""
-    import resource
-
+    parent; what the system has of these."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the server ends its children
     prepare()
-    with suppress(OSError):
+    with suppress(OSError, AttributeError):
         os.nice(5)
     if sys.platform == "linux":
         import ctypes
@@ -108,6 +111,10 @@ def confine(memory: int) -> None:
         libc = ctypes.CDLL(None)
         libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
         libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
+    try:
+        import resource
+    except ImportError:  # no such limits on this system
+        return
     limits = {"RLIMIT_AS": memory, "RLIMIT_CORE": 0, "RLIMIT_FSIZE": 0, "RLIMIT_NPROC": 0}
     for name, most in limits.items():
         with suppress(ValueError, OSError):

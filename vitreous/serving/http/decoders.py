@@ -164,7 +164,7 @@ class Decoders:
                 if child.process.poll() is not None:
                     break
                 await asyncio.sleep(DYING)
-            killed = child.process.poll() == -signal.SIGKILL
+            killed = child.process.poll() == -getattr(signal, "SIGKILL", 9)
             self.replace(child)
             if killed:  # from outside: what the picture does ends in other ways
                 message = "the process that decoded the picture was killed"

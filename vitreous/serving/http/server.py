@@ -164,7 +164,8 @@ class Server:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, on_end, number)
-        loop.add_signal_handler(signal.SIGHUP, on_reload)
+        if hasattr(signal, "SIGHUP"):
+            loop.add_signal_handler(signal.SIGHUP, on_reload)
 
     def prepare_model(self) -> Served:
         """Load and warm up. Raises VitreousError."""

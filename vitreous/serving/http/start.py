@@ -40,9 +40,11 @@ def serve(
 
     `settings` say where to listen (127.0.0.1:8000) and what to bear; `how`, `exact` and `quick` are those of `load`.
     `up` is called when it answers. `vae`: the autoencoder of a model of latents. Returns the exit code. Raises
-    UsageError and WeightsError as `load` does, ResourceError for a port that is taken.
+    UsageError and WeightsError as `load` does, ResourceError for a port that is taken and for a system on which the
+    processes that decode cannot be given a socket.
     """
-
+    if os.name == "nt":
+        raise ResourceError("`serve` does not run on Windows", "run it in WSL or in the container of Containerfile")
     from vitreous.serving.http.server import Server
 
     server = Server(settings or Settings(), run, lambda: open_served(run, how, exact, quick, vae))

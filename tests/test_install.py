@@ -1,0 +1,162 @@
+"""What installs the package and runs it elsewhere: wheel and sdist, container, CI, completion, and what is missing."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.conftest import document, run_command, say
+from vitreous.cli.completion import write_script
+from vitreous.cli.main import VERBS
+from vitreous.jobs.requirements import PURPOSES, commands, missing_requirements
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+CHECKOUT = pytest.mark.skipif(not (ROOT / ".ci" / "run").exists(), reason="not a checkout")
+
+
+def test_what_is_missing_is_told_with_its_command(monkeypatch):
+    extras = set(PROJECT["optional-dependencies"]) - {"test", "dev", "all"}
+    assert set(PURPOSES) == {"", *extras}
+    lines = ["numpy>=1", "no-such-thing>=2; extra == 'hub'", "numpy>=999; extra == 'serve'", "numpy; extra == 'lora'"]
+    lines += ["no-such-thing; sys_platform == 'none' and extra == 'video'"]
+    missing = missing_requirements(lines)
+    assert {extra: absent for extra, absent in missing.items() if absent} == {
+        "hub": ["no-such-thing>=2"],
+        "serve": ["numpy>=999"],
+    }
+    (line,) = commands(missing)
+    assert shlex.split(line) == [sys.executable, "-m", "pip", "install", "vitreous[hub,serve]"]
+    assert shlex.split(commands({"": ["numpy"], "hub": []})[0])[-1] == "vitreous"
+    monkeypatch.setattr("vitreous.jobs.requirements.lacks_cuda", lambda: True)
+    assert commands({})[-1].endswith("pip install --force-reinstall torch torchvision")
+
+
+def test_doctor_lists_every_extra():
+    told = document(say("doctor", "--fix", "--json"))
+    assert set(told["missing"]) == set(PURPOSES) and told["ok"]
+    assert "the page and the HTTP server" in say("doctor", "--fix").stdout
+
+
+def complete(script: str, *words: str) -> list[str]:
+    """What bash would offer for the last word."""
+    listed = " ".join(map(shlex.quote, words))
+    code = f"{script}\nCOMP_WORDS=({listed}); COMP_CWORD={len(words) - 1}; COMP_LINE={shlex.quote(' '.join(words))}\n"
+    code += "COMP_POINT=${#COMP_LINE}; _tyro_vitreous; printf '%s\\n' \"${COMPREPLY[@]}\""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, env=os.environ | {"PATH": path})
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_bash_completes_verbs_options_and_values():
+    script = write_script("bash")
+    assert complete(script, "vitreous", "tra") == ["train"]
+    assert set(complete(script, "vitreous", "data", "")) >= {"check", "dedup", "convert", "pack"}
+    assert "--image-size" in complete(script, "vitreous", "train", "--im")
+    assert set(complete(script, "vitreous", "train", "--optimizer", "")) >= {"adamw", "muon"}
+    assert "prog': 'vitreous'" in script and all(verb.split()[-1] in script for verb in VERBS)
+    assert write_script("zsh").startswith("#compdef vitreous")
+
+
+def test_completion_is_printed_alone_and_without_torch():
+    told = run_command("completion", "bash")
+    assert told.returncode == 0 and told.stdout.startswith("#") and told.stderr == ""
+    check = "import sys; from vitreous.cli.completion import write_script; write_script('bash'); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout.strip() == "False", done.stderr
+
+
+@CHECKOUT
+def test_the_container_runs_without_root_and_is_watched():
+    text = (ROOT / "Containerfile").read_text()
+    stages = {
+        found[2]: body
+        for body in re.split(r"(?=^FROM )", text, flags=re.MULTILINE)
+        if (found := re.match(r"FROM (\S+) AS (\w+)", body))
+    }
+    assert set(stages) == {"wheel", "base", "cuda", "cpu"}
+    for name in ("cuda", "cpu"):
+        assert stages[name].startswith("FROM base") and stages[name].rstrip().endswith("USER 10001")
+    assert "whl/cpu" in stages["cpu"] and "whl/cpu" not in stages["cuda"]
+    health = re.search(r"HEALTHCHECK [^\n]*\\\n\s+CMD (\[.*\])", stages["base"])
+    compile(json.loads(health[1])[2], "health", "exec")
+    command = json.loads(re.search(r"^CMD (\[.*\])$", stages["base"], re.MULTILINE)[1])
+    assert command[0] in VERBS and ":latest" not in text
+    from importlib import import_module
+
+    from vitreous.cli.main import parse
+
+    options, _ = parse(import_module(VERBS["serve"][0]).Options, "serve", command[1:])
+    assert (options.host, options.port) == ("0.0.0.0", 8000)
+
+
+@CHECKOUT
+def test_ci_runs_what_the_repository_says_on_every_python():
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yaml").read_text())["jobs"]
+    pythons = [line.rpartition(" ")[2] for line in PROJECT["classifiers"] if "Python ::" in line]
+    assert jobs["check"]["strategy"]["matrix"]["python"] == pythons
+    steps = [step for job in jobs.values() for step in job["steps"]]
+    assert ".ci/run" in [step.get("run") for step in jobs["check"]["steps"]]
+    assert all("@v" in step["uses"] for step in steps if "uses" in step)
+    shown = [step["run"] for step in steps if "vitreous " in step.get("run", "")]
+    assert {shlex.split(line)[3] for line in shown} <= set(VERBS)
+
+
+def build(place: Path, python: Path) -> dict[str, bytes]:
+    """Wheel and sdist of a copy of the checkout, name -> content, with the clock of the sources."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split(
+        "\n"
+    )
+    for name in filter(None, listed):
+        if not name.startswith(("benchmarks/", "docs/figures/")) and (ROOT / name).is_file():
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, place / name)
+    words = [python, "-m", "hatchling", "build", "-t", "sdist", "-t", "wheel", "-d", place / "dist"]
+    environment = os.environ | {"SOURCE_DATE_EPOCH": "1700000000"}
+    subprocess.run(words, cwd=place, check=True, capture_output=True, env=environment)
+    return {path.name: path.read_bytes() for path in sorted((place / "dist").iterdir())}
+
+
+@pytest.mark.slow
+@CHECKOUT
+@pytest.mark.timeout(600)
+def test_builds_are_the_same_twice_and_the_wheel_works_elsewhere(tmp_path):
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    subprocess.run([python, "-m", "pip", "install", "-q", "hatchling"], check=True)
+    first, second = build(tmp_path / "one", python), build(tmp_path / "two", python)
+    assert first == second and len(first) == 2
+    (wheel,) = (tmp_path / "one" / "dist").glob("*.whl")
+    packed = {name for name in zipfile.ZipFile(wheel).namelist() if not name.startswith("vitreous-")}
+    assert packed == {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "vitreous").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    subprocess.run([python, "-m", "pip", "install", "-q", "--no-deps", wheel], check=True)
+    libraries = next(path for path in sys.path if (Path(path) / "torch").is_dir())
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {"PYTHONPATH": libraries}
+    for words in (["train", "digits", "--steps", "2", "--out", "run"], ["models", "dinov2-s14", "--weights"]):
+        done = subprocess.run(
+            [tmp_path / "venv" / "bin" / "vitreous", *words],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+    place = "import vitreous; print(vitreous.__file__)"
+    told = subprocess.run([python, "-c", place], cwd=tmp_path, env=environment, capture_output=True, text=True).stdout
+    assert told.startswith(str(tmp_path / "venv"))

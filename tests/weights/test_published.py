@@ -1,0 +1,376 @@
+"""Published weights by name: the table, and downloads from a server that cuts, lies, refuses and forgets."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+import torch
+
+import vitreous
+from tests.conftest import document, make_folder, picture, say
+from vitreous.errors import UsageError, WeightsError
+from vitreous.models.names import NAMES, configure
+from vitreous.nn.grid import RESIZE
+from vitreous.weights import download as module
+from vitreous.weights import published
+from vitreous.weights.adopt import open_weights
+from vitreous.weights.convert import convert
+from vitreous.weights.download import download
+from vitreous.weights.fetch import fetch, nothing_at
+from vitreous.weights.published import ROWS, PublishedWeights, published_for, published_row
+
+CONTENT = np.random.default_rng(0).bytes(300_000)
+DIGEST = f"sha256:{hashlib.sha256(CONTENT).hexdigest()}"
+
+
+class Host(BaseHTTPRequestHandler):
+    """A server of one file. The first part of a path says what is wrong with it, and `log` has what was asked."""
+
+    log: list[tuple[str, str]]
+    content = CONTENT
+    etag = '"one"'
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing on stderr."""
+
+    def reply(self, status: int, content: bytes = b"", length: int | None = None, **headers: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content) if length is None else length))
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        self.wfile.write(content)
+
+    def do_GET(self) -> None:
+        """The file, from where it is asked for; or what the path says."""
+        kind = self.path.split("/")[1]
+        asked = self.headers.get("Range", "")
+        self.log.append((kind, asked))
+        begin = int(asked.removeprefix("bytes=").rstrip("-") or 0)
+        if kind.isdigit() and kind != "206":
+            wait = {"Retry_After": "0"} if kind == "429" else {}
+            return self.reply(int(kind), **wait)
+        if kind == "busy-once" and len(self.log) == 1:
+            return self.reply(503)
+        if kind == "page":
+            return self.reply(200, b"<html>log in", Content_Type="text/html; charset=utf-8")
+        if kind in ("ignores-range", "no-validator"):
+            begin = 0
+        if self.headers.get("If-Range", self.etag) != self.etag:
+            begin = 0
+        if begin and begin >= len(self.content):
+            return self.reply(416, Content_Range=f"bytes */{len(self.content)}")
+        body = self.content[begin:]
+        headers = {} if kind == "no-validator" else {"ETag": self.etag}
+        if begin:
+            first = begin + 7 if kind == "wrong-part" else begin
+            headers["Content_Range"] = f"bytes {first}-{len(self.content) - 1}/{len(self.content)}"
+        cut = {"cuts": 100_000, "ignores-range": 100_000 if len(self.log) < 3 else 0, "no-validator": 5}.get(kind, 0)
+        cut = 1000 if kind == "wrong-part" and not begin else cut
+        short = {"says-less": 1000, "says-more": -1000}.get(kind, 0)
+        self.reply(206 if begin else 200, body[:cut] if cut else body, len(body) - short, **headers)
+        return self.connection.close() if cut or short else None
+
+
+@pytest.fixture
+def host(tmp_path, monkeypatch) -> Iterator[str]:
+    """A server of its own, and a cache of its own."""
+    Host.log, Host.content, Host.etag = [], CONTENT, '"one"'
+    monkeypatch.setenv("XDG_CACHE_HOME", os.fspath(tmp_path / "cache"))
+    monkeypatch.setattr(module, "PAUSE", 0.001)
+    monkeypatch.setattr(module, "CHUNK", 1 << 14)
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY", "HF_HUB_OFFLINE", "VITREOUS_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Host)
+    server.handle_error = lambda *arguments: None
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_rows_have_names_models_and_addresses_that_can_be():
+    assert len({row.name for row in ROWS}) == len(ROWS) == len({row.source for row in ROWS})
+    for row in ROWS:
+        assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", row.name), row.name
+        size = None if row.model.startswith("VideoMAE") else row.image_size  # clips have three sides
+        assert row.model in NAMES and configure(row.model, size), row.name
+        parts = urlsplit(row.source)
+        assert row.source.startswith("hf:") or (parts.scheme == "https" and re.search(r"\.(npz|pth)$", parts.path))
+        assert row.digest == "" or re.fullmatch(r"(sha256|md5):[0-9a-f]{6,64}", row.digest)
+        assert row.accuracy is None or 0.7 < row.accuracy < 0.9
+        assert row.resize in ("", *RESIZE) and row.licence and row.reference
+
+
+def test_a_name_stands_for_weights_unless_a_path_of_that_name_is_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert published_row("DINOv2-S14").model == "DINOv2-S/14"
+    assert published_row("dinov2-s15") is None and published_for("ViT-B/16") == "vit-b16-augreg"
+    (tmp_path / "dinov2-s14").mkdir()
+    assert published_row("dinov2-s14") is None and fetch("dinov2-s14") == Path("dinov2-s14")
+    assert "did you mean dinov2-b14?" in nothing_at("dinov2-b-14").hint
+
+
+def test_a_cut_is_gone_on_with_from_where_it_was(host, tmp_path):
+    download(f"{host}/cuts/a.npz", tmp_path / "a.npz", DIGEST)
+    assert (tmp_path / "a.npz").read_bytes() == CONTENT
+    assert Host.log == [("cuts", ""), ("cuts", "bytes=100000-"), ("cuts", "bytes=200000-")]
+    assert not list(tmp_path.glob(".*.part*"))
+
+
+def test_the_next_run_goes_on_with_what_the_last_one_left(host, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "ATTEMPTS", 1)
+    with pytest.raises(WeightsError, match="ended after 100,000 of 300,000 bytes") as cut:
+        download(f"{host}/cuts/a.npz", tmp_path / "a.npz")
+    assert "100,000 bytes are stored, and the same command goes on from there" in cut.value.hint
+    with pytest.raises(WeightsError, match="200,000 of 300,000"):
+        download(f"{host}/cuts/a.npz", tmp_path / "a.npz")
+    download(f"{host}/cuts/a.npz", tmp_path / "a.npz")
+    assert (tmp_path / "a.npz").read_bytes() == CONTENT
+
+
+def test_a_file_that_changed_meanwhile_is_downloaded_anew(host, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "ATTEMPTS", 1)
+    with pytest.raises(WeightsError):
+        download(f"{host}/cuts/a.npz", tmp_path / "a.npz")
+    Host.content, Host.etag = CONTENT[::-1], '"two"'
+    with pytest.raises(WeightsError, match="ended after 100,000"):
+        download(f"{host}/cuts/a.npz", tmp_path / "a.npz")
+    assert (tmp_path / ".a.npz.part").read_bytes() == CONTENT[::-1][:100_000]
+    Host.content = b"small"
+    (tmp_path / ".a.npz.part").write_bytes(b"x" * 50)
+    with pytest.raises(WeightsError, match="changed while"):
+        download(f"{host}/whole/a.npz", tmp_path / "a.npz", DIGEST)
+
+
+def test_a_part_that_was_whole_already_is_taken(host, tmp_path):
+    (tmp_path / ".a.npz.part").write_bytes(CONTENT)
+    download(f"{host}/whole/a.npz", tmp_path / "a.npz", DIGEST)
+    assert (tmp_path / "a.npz").read_bytes() == CONTENT and Host.log == [("whole", f"bytes={len(CONTENT)}-")]
+
+
+@pytest.mark.parametrize("kind", ["ignores-range", "busy-once", "says-more", "whole"])
+def test_servers_that_get_there_in_the_end(host, tmp_path, kind):
+    download(f"{host}/{kind}/a.npz", tmp_path / "a.npz", DIGEST)
+    assert (tmp_path / "a.npz").read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize(
+    "kind,message,hint,requests",
+    [
+        ("404", "answers 404", "check the address", 1),
+        ("403", "answers 403", "download the file yourself", 1),
+        ("429", "answers 429", "VITREOUS_MIRROR", module.ATTEMPTS),
+        ("500", "answers 500", "try again", module.ATTEMPTS),
+        ("page", "serves a web page, not a file", "log in", 1),
+        ("says-less", "has the SHA-256", "trust the change", 1),
+        ("wrong-part", "serves another part", "try again", None),
+        ("no-validator", "ended after 5 of", "try again", module.ATTEMPTS),
+    ],
+)
+def test_servers_that_never_get_there(host, tmp_path, kind, message, hint, requests):
+    digest = "" if kind == "no-validator" else DIGEST
+    with pytest.raises(WeightsError, match=message) as refused:
+        download(f"{host}/{kind}/a.npz", tmp_path / "a.npz", digest)
+    assert hint in refused.value.hint and not (tmp_path / "a.npz").exists()
+    assert requests is None or len(Host.log) == requests
+
+
+@pytest.mark.parametrize("digest", ["sha256:00", "md5:00"])
+def test_wrong_bytes_are_refused_and_not_kept(host, tmp_path, digest):
+    with pytest.raises(WeightsError, match=rf"has the {module.NAMES[digest[:-3]]} .*, not 00"):
+        download(f"{host}/whole/a.npz", tmp_path / "a.npz", digest)
+    assert [path.name for path in tmp_path.iterdir() if not path.name.endswith(".lock") and path.is_file()] == []
+
+
+@pytest.mark.parametrize("digest", ["sha256", "md5"])
+def test_a_digest_may_be_published_in_part(host, tmp_path, digest):
+    whole = hashlib.new(digest, CONTENT).hexdigest()
+    download(f"{host}/whole/a.npz", tmp_path / "a.npz", f"{digest}:{whole[:8]}")
+    assert (tmp_path / "a.npz").read_bytes() == CONTENT
+
+
+def test_a_disk_that_is_full_is_told_as_such(host, tmp_path, monkeypatch):
+    class Full:
+        def write(self, chunk: bytes) -> int:
+            raise OSError(28, "No space left on device")
+
+        def truncate(self, size: int) -> None: ...
+        def seek(self, place: int) -> None: ...
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error: object) -> None: ...
+
+    monkeypatch.setattr(module, "open", lambda *a: Full(), raising=False)
+    monkeypatch.setitem(published.PUBLISHED, "tiny", tiny_row(f"{host}/whole/a.npz"))
+    with pytest.raises(WeightsError, match=r"nothing can be stored .*No space left"):
+        fetch("tiny")
+
+
+def tiny_row(source: str, **facts: object) -> PublishedWeights:
+    return replace(PublishedWeights("tiny", "ViT-32x2/8", source, 32, "MIT", "this test"), **facts)
+
+
+def test_processes_that_want_one_file_download_it_once(host, tmp_path):
+    code = "import sys, pathlib; from vitreous.weights.download import download; download(sys.argv[1], pathlib.Path(sys.argv[2]))"
+    words = [sys.executable, "-c", code, f"{host}/whole/a.npz", os.fspath(tmp_path / "a.npz")]
+    (tmp_path / ".a.npz.lock").touch()
+    import filelock
+
+    with filelock.FileLock(tmp_path / ".a.npz.lock"):
+        started = [subprocess.Popen(words) for _ in range(2)]
+        with pytest.raises(subprocess.TimeoutExpired):
+            started[0].wait(1.0)
+    assert [process.wait(60) for process in started] == [0, 0]
+    assert (tmp_path / "a.npz").read_bytes() == CONTENT
+    assert len(Host.log) == 1
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory) -> dict[str, Path]:
+    """A tiny model as others publish theirs."""
+    home = tmp_path_factory.mktemp("written")
+    model = vitreous.create("ViT-32x2/8", image_size=32, num_classes=3)
+    torch.nn.init.normal_(model.head.weight)
+    vitreous.save(model, home / "bundle")
+    convert(home / "bundle", home / "weights.npz", "google-npz")
+    convert(home / "bundle", home / "weights.safetensors", "timm")
+    return {"npz": home / "weights.npz", "safetensors": home / "weights.safetensors"}
+
+
+def test_weights_are_opened_by_name_wherever_weights_are_named(host, written, tmp_path, monkeypatch):
+    Host.content = written["npz"].read_bytes()
+    digest = f"md5:{hashlib.md5(Host.content).hexdigest()[:6]}"
+    row = tiny_row(f"{host}/cuts/tiny.npz", digest=digest, share=0.5, resize="bicubic", accuracy=0.8)
+    monkeypatch.setitem(published.PUBLISHED, "tiny", row)
+    weights = open_weights("tiny")
+    assert weights.config.resize == "bicubic" and weights.preprocess.share == 0.5
+    photos = make_folder(tmp_path / "photos", {"train": 4, "val": 2, "test": 2}, size=(32, 32))
+    picture(0).save(tmp_path / "a.png")
+    answers = document(say("predict", "tiny", str(tmp_path / "a.png"), "--json"))
+    assert answers
+    assert vitreous.load("tiny").card.classes == ("0", "1", "2")
+    said = say("convert", "tiny", str(tmp_path / "bundle"), "--json")
+    assert document(said)["parameters"] == sum(p.numel() for p in weights.bundle().model.parameters())
+    plain = {"workers": 0, "device": "cpu", "steps": 2, "batch_size": 4, "out": str(tmp_path / "run")}
+    vitreous.train(str(photos), init="tiny", **plain)
+    assert json.loads((tmp_path / "run" / "model" / "model.json").read_text())["provenance"]["init"] == "tiny"
+    asked = len(Host.log)
+    monkeypatch.setenv("VITREOUS_OFFLINE", "1")
+    assert open_weights("tiny").config == weights.config and len(Host.log) == asked
+    cached = fetch("tiny")
+    cached.write_bytes(cached.read_bytes()[:-1] + b"x")
+    with pytest.raises(WeightsError, match="tiny is not in the cache, and VITREOUS_OFFLINE forbids"):
+        fetch("tiny")
+    monkeypatch.delenv("VITREOUS_OFFLINE")
+    assert fetch("tiny").read_bytes() == Host.content and len(Host.log) > asked
+
+
+def test_what_is_downloaded_is_told_with_its_licence(host, written, tmp_path, monkeypatch):
+    Host.content = written["safetensors"].read_bytes()
+    monkeypatch.setitem(published.PUBLISHED, "tiny", tiny_row(f"{host}/whole/tiny.safetensors"))
+    picture(0).save(tmp_path / "a.png")
+    result = say("predict", "tiny", str(tmp_path / "a.png"))
+    assert f"tiny is ViT-32x2/8 from {host}/whole/tiny.safetensors, licence MIT" in result.stderr
+    assert "no digest of tiny is published" in result.stderr and "download 100%" in result.stderr
+    assert result.returncode == 0 and result.stdout
+
+
+def test_a_mirror_is_an_address_or_a_folder(host, written, tmp_path, monkeypatch):
+    source = "https://example.invalid/models/tiny.npz"
+    Host.content = written["npz"].read_bytes()
+    monkeypatch.setitem(published.PUBLISHED, "tiny", tiny_row(source))
+    monkeypatch.setenv("VITREOUS_MIRROR", f"{host}/whole/")
+    assert fetch("tiny").read_bytes() == Host.content
+    mirror = tmp_path / "mirror"
+    monkeypatch.setenv("VITREOUS_MIRROR", os.fspath(mirror))
+    pinned = f"{source}#sha256={hashlib.sha256(b'a').hexdigest()}"
+    with pytest.raises(WeightsError, match=r"VITREOUS_MIRROR has no .*example\.invalid"):
+        fetch(pinned)
+    place = mirror / "example.invalid" / "models" / "tiny.npz"
+    place.parent.mkdir(parents=True)
+    place.write_bytes(b"a")
+    assert fetch(pinned) == place
+    place.write_bytes(b"b")
+    with pytest.raises(WeightsError, match="has not the digest"):
+        fetch(pinned)
+    monkeypatch.setenv("VITREOUS_MIRROR", "http://example.invalid")
+    with pytest.raises(WeightsError, match="is not https"):
+        fetch(f"{source}#sha256={'0' * 64}")
+
+
+def test_the_names_are_listed():
+    rows = document(say("models", "DINOv2*", "--weights", "--json"))["weights"]
+    assert {row["name"] for row in rows} >= {"dinov2-s14", "dinov2-g14-registers"}
+    assert all(row["licence"] == "Apache-2.0" and row["source"].startswith("https://") for row in rows)
+    table = say("models", "mae-*", "--weights").stdout
+    assert "CC-BY-NC-4.0" in table and "83.6% top-1 once fine-tuned" in table and "md5" in table
+    for words, hint in ((["dinov2-s15"], "did you mean dinov2-s14?"), (["*", "--num-classes", "3"], "leave one")):
+        result = say("models", *words, "--weights")
+        assert result.returncode == 2 and hint in result.stderr
+
+
+def test_a_name_that_is_nearly_one_is_told_where_runs_are_asked_for(tmp_path):
+    picture(0).save(tmp_path / "a.png")
+    result = say("predict", "dinov2-s15", str(tmp_path / "a.png"))
+    assert result.returncode == 2 and "did you mean dinov2-s14?" in result.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name,format,suffix",
+    [
+        ("vit-s32-augreg", "google-npz", ".npz"),
+        ("dino-s16", "timm", ".pth"),
+        ("deit-ti16", "timm", ".pth"),
+        ("deit3-s16", "timm", ".pth"),
+        ("dinov2-s14", "dinov2", ".pth"),
+        ("dinov2-s14-registers", "dinov2", ".pth"),
+        ("mae-b16", "timm", ".pth"),
+        ("sam-b16", "sam", ".pth"),
+        ("swin-t4", "swin", ".pth"),
+        ("swinv2-t4-window16", "swin", ".pth"),
+        ("bit-m-r50x1", "bit-npz", ".npz"),
+        ("r26-s32-augreg", "google-npz", ".npz"),
+    ],
+)
+def test_a_file_of_the_published_form_is_read_as_the_model_of_its_row(name, format, suffix, tmp_path, monkeypatch):
+    """What the rows say beside the files settles what these leave open: nothing has to be assumed of them."""
+    from safetensors.torch import load_file
+
+    row = published.PUBLISHED[name]
+    model = vitreous.create(row.model, image_size=row.image_size)
+    vitreous.save(model, tmp_path / "bundle")
+    written = Path(convert(tmp_path / "bundle", tmp_path / "weights", format)["out"])
+    place = tmp_path / "mirror" / row.source.partition("://")[2]
+    place.parent.mkdir(parents=True)
+    if suffix == ".npz":
+        written.rename(place)
+    else:
+        torch.save({"model": load_file(written)} if name[:4] in ("deit", "mae-", "swin") else load_file(written), place)
+    monkeypatch.setenv("VITREOUS_MIRROR", os.fspath(tmp_path / "mirror"))
+    monkeypatch.setitem(published.PUBLISHED, name, replace(row, digest=""))
+    weights = open_weights(name)
+    assert weights.config.image == model.config.image and type(weights.config) is type(model.config)
+    assert not weights.notes
+    state = weights.state()
+    assert all(torch.equal(state[key], tensor) for key, tensor in model.state_dict().items())
+
+
+def test_an_unknown_pattern_is_refused():
+    with pytest.raises(UsageError, match="no published weights are called resnet"):
+        published.select_rows("resnet")

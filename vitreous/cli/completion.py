@@ -1,0 +1,54 @@
+"""vitreous completion."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Union
+
+from tyro.conf import Positional, arg, subcommand
+
+from vitreous.cli.console import Console
+
+
+@dataclass(frozen=True)
+class Options:
+    """Print the script by which a shell completes verbs, options and their values on TAB.
+
+    Example: vitreous completion bash > ~/.local/share/bash-completion/completions/vitreous
+    """
+
+    shell: Annotated[Positional[Literal["bash", "zsh"]], arg(metavar="SHELL")]
+    """bash or zsh."""
+
+
+def run(options: Options, console: Console) -> dict[str, Any]:
+    """Print the script, and nothing else."""
+    script = write_script(options.shell)
+    if console.document_to is None:
+        console.say(script.rstrip("\n"))
+    return {"shell": options.shell, "script": script}
+
+
+def write_script(shell: str) -> str:
+    """The script of a shell: that of one command whose subcommands are the verbs."""
+    import io
+    from contextlib import redirect_stdout, suppress
+    from importlib import import_module
+
+    import tyro
+
+    from vitreous.cli.main import VERBS, hide_empty_defaults
+
+    families: dict[str, list[Any]] = {}
+    for verb, (module, text) in VERBS.items():
+        kind = import_module(module).Options
+        hide_empty_defaults(kind)
+        family, _, name = verb.rpartition(" ")
+        families.setdefault(family, []).append(Annotated[kind, subcommand(name, description=text, prefix_name=False)])
+    kinds = families.pop("")
+    kinds += [Annotated[Union[tuple(inner)], subcommand(name)] for name, inner in families.items()]  # noqa: UP007
+    verbs: Any = Union[tuple(kinds)]  # noqa: UP007
+    script = io.StringIO()
+    with redirect_stdout(script), suppress(SystemExit):
+        tyro.cli(verbs, prog="vitreous", args=["--tyro-print-completion", shell])
+    return script.getvalue()

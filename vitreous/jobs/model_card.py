@@ -1,0 +1,172 @@
+"""The model card of a bundle: README.md with the Hub's metadata, figures in its `model-index`, and how to use it."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from vitreous.config import to_plain
+from vitreous.nn.sizes import format_size
+from vitreous.version import __version__
+from vitreous.weights.bundle import Bundle
+
+#: what a model answers -> the Hub's name of the task
+TASKS = {
+    "classification": "image-classification",
+    "features": "image-feature-extraction",
+    "segmentation": "image-segmentation",
+    "detection": "object-detection",
+    "generation": "unconditional-image-generation",
+}
+#: a figure of ours -> the Hub's metric; others keep their name
+METRICS = {"top1": "accuracy", "top5": "accuracy", "macro_f1": "f1", "miou": "mean_iou", "map": "map"}
+LICENCES = re.compile(r"[a-z0-9][a-z0-9.-]*")  # of the Hub's identifiers, and `other`
+
+
+def public_name(value: str) -> str:
+    """A data set or a file by its name, without the folders of this machine that it lies in."""
+    if ":" in value[2:] and not os.path.isabs(value):
+        return value
+    return Path(value).name if os.path.isabs(value) or "/" in value or "\\" in value else value
+
+
+def public_provenance(value: Any) -> Any:
+    """What is known of a model's origin, with every absolute path cut to its last name."""
+    if isinstance(value, dict):
+        return {key: public_provenance(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [public_provenance(one) for one in value]
+    return public_name(value) if isinstance(value, str) and os.path.isabs(value) else value
+
+
+def figures(summary: dict[str, Any]) -> list[tuple[str, str, float, list[float] | None, int]]:
+    """The figures of a run's summary: (split, name, value, 95 % interval or None, images)."""
+    rows = []
+    for split in ("test", "val"):
+        measured = summary.get(split) or {}
+        intervals = measured.get("interval") or {}
+        for name, value in measured.items():
+            if isinstance(value, float) and name not in ("images", "unreadable"):
+                rows.append((split, name, value, intervals.get(name), int(measured.get("images") or 0)))
+    return rows
+
+
+def metadata(repository: str, bundle: Bundle, summary: dict[str, Any], licence: str | None, tags: list[str]) -> str:
+    """The YAML in front of a card, without its fences. Needs the extra `hub`."""
+    from huggingface_hub import EvalResult, ModelCardData
+
+    name, data = repository.partition("/")[2], public_name(str(summary.get("data") or ""))
+    task = "video-classification" if bundle.preprocess.of_clips else TASKS[bundle.task.name]
+    results = [
+        EvalResult(
+            task_type=task,
+            dataset_type=re.sub(r"[^\w./-]+", "-", data).strip("-") or "custom",
+            dataset_name=data or "custom",
+            dataset_split="validation" if split == "val" else split,
+            metric_type=METRICS.get(figure, figure),
+            metric_name=figure,
+            metric_value=round(value, 5),
+        )
+        for split, figure, value, _, _ in figures(summary)
+    ]
+    base = str(bundle.provenance.get("init") or "").removeprefix("hf:")
+    plain: dict[str, Any] = {"license": licence} if licence else {}
+    plain |= {"base_model": base} if re.fullmatch(r"[\w.-]+/[\w.-]+", base) and not os.path.exists(base) else {}
+    plain |= {"model_name": name, "eval_results": results} if results else {}
+    card = ModelCardData(
+        library_name="vitreous", pipeline_tag=task, tags=["vitreous", "vision-transformer", *tags], **plain
+    )
+    return card.to_yaml()
+
+
+def write_card(
+    repository: str, bundle: Bundle, summary: dict[str, Any], licence: str | None, tags: list[str], shipped: str
+) -> str:
+    """The text of README.md. `summary`: a run's, or {}; `shipped`: a sentence on files for other libraries, or ""."""
+    from vitreous.models.names import name_of
+
+    config, task = bundle.model.config, bundle.task
+    parameters = sum(parameter.numel() for parameter in bundle.model.parameters())
+    answers = {
+        "classification": f"names one of {len(bundle.classes)} classes" + ", or several" * bundle.multilabel,
+        "features": "gives features; it has no head",
+        "segmentation": f"gives each pixel one of {len(bundle.pixel_classes)} classes",
+        "detection": f"finds objects of {len(bundle.object_classes)} classes",
+        "generation": "makes images",
+    }[task.name]
+    verb = {"features": "embed", "generation": "sample"}.get(task.name, "predict")
+    pictures = "" if verb == "sample" else " IMAGE ..."
+    call = {"predict": '.predict("image.jpg")', "embed": '.embed("image.jpg")'}.get(verb, ".model")
+    named = list(bundle.classes or bundle.pixel_classes or bundle.object_classes)
+    classes = f"\nClasses: {', '.join(named[:50])}{' ...' if len(named) > 50 else ''}\n" if named else ""
+    headless = ", headless=True" if verb == "embed" else ""
+    return f"""---
+{metadata(repository, bundle, summary, licence, tags)}
+---
+
+# {repository.partition("/")[2]}
+
+{name_of(config)}, {parameters:,} parameters, for images of {format_size(config.image)} pixels and
+{config.channels} channel{"s" * (config.channels > 1)}: it {answers}. Trained with vitreous {__version__}.
+{classes}
+## Use
+
+```bash
+pip install 'vitreous[hub]'
+vitreous {verb} hf:{repository}{pictures}
+```
+
+```python
+import vitreous
+
+model = vitreous.load("hf:{repository}"{headless})
+answer = model{call}
+```
+
+`model.model` is the torch.nn.Module, in float32.{f" {shipped}" if shipped else ""}
+
+## Figures
+{figure_table(summary)}
+## Training
+{training_list(bundle, summary)}
+## Limits
+
+The figures hold for images like those that they were measured on. What a model has not seen, it answers about all the
+same: judge it on your own images before you rely on it, with `vitreous evaluate hf:{repository} DATA`.
+"""
+
+
+def figure_table(summary: dict[str, Any]) -> str:
+    """The figures as a table of Markdown, or the sentence that there are none."""
+    rows = figures(summary)
+    if not rows:
+        return "\nNone were measured when the model was published.\n"
+    lines = ["", f"On {public_name(str(summary.get('data') or 'its data'))}; in brackets the 95 % interval.", ""]
+    lines += ["| split | figure | value | images |", "|---|---|---|---|"]
+    for split, name, value, interval, images in rows:
+        spread = f" [{interval[0]:.4f}, {interval[1]:.4f}]" if interval else ""
+        lines.append(f"| {split} | {name} | {value:.4f}{spread} | {images:,} |")
+    return "\n".join([*lines, ""])
+
+
+def training_list(bundle: Bundle, summary: dict[str, Any]) -> str:
+    """What the model was made of, as a list of Markdown."""
+    known = {name: value for name, value in public_provenance(bundle.provenance).items() if not isinstance(value, dict)}
+    known |= {name: summary[name] for name in ("steps", "wall_seconds", "exaflops") if summary.get(name) is not None}
+    known = {name: value for name, value in known.items() if value is not None}
+    lines = [f"- {name.replace('_', ' ')}: {as_text(value)}" for name, value in known.items()]
+    lines.append(f"- preprocessing: {', '.join(f'{k} {v}' for k, v in seen(bundle).items())}")
+    return "\n".join(["", *lines, ""])
+
+
+def as_text(value: Any) -> str:
+    """A value of a list: numbers to four digits, paths by their last name."""
+    return f"{value:.4g}" if isinstance(value, float) else public_name(value) if isinstance(value, str) else str(value)
+
+
+def seen(bundle: Bundle) -> dict[str, Any]:
+    """The parts of the preprocessing that a reader asks for."""
+    plain = to_plain(bundle.preprocess)
+    return {name: plain[name] for name in ("fit", "share", "filter", "mean", "std")}
