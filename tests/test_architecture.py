@@ -28,7 +28,7 @@ ROWS = [
     {"reports"},
     {"recipes"},
     {"jobs", "serving"},
-    {"bench"},
+    {"bench", "sklearn"},
     {"cli"},
 ]
 
