@@ -47,7 +47,21 @@ def test_row_of_numbers_is_tokens():
 
 #: the checks of scikit-learn that are run always; the others, more fits of the same kind, are slow
 ALWAYS = frozenset(
-    ["data_not_an_array", "dict_unchanged", "nan_inf", "pickle", "unfitted", "fit2d_1sample", "check_is_fitted", "subset_invariance", "n_features_in_after_fitting", "no_attributes_set_in_init", "requires_y_none", "transformer_general", "one_label"]
+    [
+        "data_not_an_array",
+        "dict_unchanged",
+        "nan_inf",
+        "pickle",
+        "unfitted",
+        "fit2d_1sample",
+        "check_is_fitted",
+        "subset_invariance",
+        "n_features_in_after_fitting",
+        "no_attributes_set_in_init",
+        "requires_y_none",
+        "transformer_general",
+        "one_label",
+    ]
 )
 
 
