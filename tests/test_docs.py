@@ -1,6 +1,7 @@
 """The Python of the pages that need nothing but themselves."""
 
 import re
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -8,10 +9,38 @@ import pytest
 DOCS = Path(__file__).parents[1] / "docs"
 
 
-@pytest.mark.parametrize("page", ["dense.md", "generating.md", "video.md", "volumes.md", "windows.md"])
+@pytest.mark.parametrize(
+    "page", ["dense.md", "generating.md", "interoperability.md", "video.md", "volumes.md", "windows.md"]
+)
 def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text("utf-8"), re.DOTALL)
     assert blocks
     exec(compile("\n".join(blocks), page, "exec"), {})
     assert capsys.readouterr().out.strip()
+
+
+#: libraries of the page on interoperability, of which a block each is not run by the test above
+LIBRARIES = ("pytorch_lightning", "torchao", "captum", "supervision")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_model_in_another_library(library, tmp_path, monkeypatch):
+    """The block of a library runs after those of PyTorch."""
+    import torch
+
+    from tests.serving.detectors import pictures, save_detector
+
+    if find_spec(library) is None:
+        pytest.skip("a library of the page on interoperability is not installed")
+    monkeypatch.chdir(tmp_path)
+    save_detector(tmp_path / "detector")
+    pictures(tmp_path / "pictures", 1)[0].rename("street.jpg")
+    page = (DOCS / "interoperability.md").read_text("utf-8")
+    blocks = re.findall(r"```(python|text)\n(.*?)```", page, re.DOTALL)
+    (own,) = [block for kind, block in blocks if kind == "text" and f"{library}" in block.partition("\n")[0]]
+    names = {"torch": torch}
+    exec(compile(blocks[0][1] + "images = torch.randn(4, 1, 8, 8)\n" + own, library, "exec"), names)
+    assert library != "supervision" or len(names["detections"]) == len(names["found"].boxes) > 0

@@ -1,6 +1,7 @@
 """vitreous: the Vision Transformer system. Everything public, on one page; imported when first used (PEP 562).
 
 create(name, ...)       a model by name, freshly initialised, or with `weights=` of a run, a file or another library
+wrap_backbone(module)   an encoder of timm, transformers or your own, for our objectives, heads and engines
 create_loader(data)     batches of a data set for a training loop of your own
 train(data, ...)        what `vitreous train` does; returns the run's summary
 evaluate(run, ...)      what `vitreous evaluate` does; returns its document
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from vitreous.jobs.soup import soup as soup
     from vitreous.jobs.train import train as train
     from vitreous.models.config import ViTConfig as ViTConfig
+    from vitreous.models.foreign import wrap_backbone as wrap_backbone
     from vitreous.models.vit import ViT as ViT
     from vitreous.reports.evaluate import evaluate as evaluate
     from vitreous.reports.inspect import inspect as inspect
@@ -39,6 +41,7 @@ _HOMES = {
     "ViT": "vitreous.models.vit",
     "ViTConfig": "vitreous.models.config",
     "create": "vitreous.weights.create",
+    "wrap_backbone": "vitreous.models.foreign",
     "create_loader": "vitreous.jobs.loader",
     "train": "vitreous.jobs.train",
     "evaluate": "vitreous.reports.evaluate",
