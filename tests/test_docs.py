@@ -44,3 +44,21 @@ def test_a_model_in_another_library(library, tmp_path, monkeypatch):
     names = {"torch": torch}
     exec(compile(blocks[0][1] + "images = torch.randn(4, 1, 8, 8)\n" + own, library, "exec"), names)
     assert library != "supervision" or len(names["detections"]) == len(names["found"].boxes) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("notebook", sorted((DOCS / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
+def test_a_notebook_runs(notebook, tmp_path):
+    """In a kernel of its own. What is kept in the repository has no outputs."""
+    if find_spec("nbclient") is None or find_spec("ipykernel") is None:
+        pytest.skip("a library of the page on interoperability is not installed")
+    import nbformat
+    from nbclient import NotebookClient
+
+    book = nbformat.read(notebook, 4)
+    assert not any(cell.get("outputs") or cell.get("execution_count") for cell in book.cells)
+    NotebookClient(book, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    shown = [output for cell in book.cells for output in cell.get("outputs", ())]
+    pages = [output["data"]["text/html"] for output in shown if "text/html" in output.get("data", {})]
+    assert any("<progress" in page for page in pages) and any("image/png" in o.get("data", {}) for o in shown)
