@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import signal
 import subprocess
 import sys
+import warnings
 
 import numpy as np
 import pandas as pd
@@ -25,6 +28,7 @@ import vitreous
 from tests.conftest import make_folder
 from vitreous.errors import DataError, UsageError
 from vitreous.sklearn import ROW_TOKENS, VitreousClassifier, VitreousEmbedder, as_rows
+from vitreous.training.session import Session
 
 QUICK = {"device": "cpu", "precision": "fp32", "workers": 0, "log_every": 10**6}
 SMALL_DECODER = {
@@ -199,6 +203,26 @@ def test_what_cannot_be_meant_is_refused(fitted, numbers, photos, tmp_path):
         clone(fitted).fit(X, y[:-1])
     with pytest.raises(ValueError, match="X has 10 features, but"):
         fitted.predict(X[:, :10])
+    for one in (photos[0][0], str(photos[0][0]), Image.open(photos[0][0])):
+        with pytest.raises(ValueError, match="X is one image"):
+            fitted.predict(one)
+    with pytest.raises(ValueError, match=r"give X\[None\]"):
+        fitted.predict(np.asarray(Image.open(photos[0][0])))
+    with pytest.raises(ValueError, match="X mixes PngImageFile and str"):
+        clone(fitted).fit([str(photos[0][0]), Image.open(photos[0][1])], ["a", "b"])
+    with pytest.raises(ValueError, match="64 features, but pictures are expected"):
+        clone(fitted).set_params(image_shape=None).fit(X.reshape(-1, 8, 8), y).predict(X)
     (tmp_path / "torn.png").write_bytes(b"no picture")
     with pytest.raises(DataError, match="1 of 25 images cannot be read"):
         VitreousClassifier(epochs=1, train_options=QUICK).fit([*photos[0], tmp_path / "torn.png"], [*photos[1], "ant"])
+
+
+@pytest.mark.parametrize("number, error", [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+def test_a_signal_ends_a_whole_grid(number, error, monkeypatch):
+    """A grid goes on after errors: a signal has to be none."""
+    monkeypatch.setattr(Session, "log", lambda session, state: os.kill(os.getpid(), number))
+    X, y = load_iris(return_X_y=True)
+    estimator = clone(CLASSIFIER).set_params(train_options=QUICK | {"log_every": 1})
+    with warnings.catch_warnings(), pytest.raises(error):
+        warnings.simplefilter("ignore")
+        GridSearchCV(estimator, {"epochs": [1, 2]}, cv=2).fit(X, y)

@@ -76,14 +76,14 @@ class ImageEstimator(BaseEstimator):
         """The options of a run: this estimator's parameters, then `options`, then `train_options`. Raises UsageError
         for one that has no meaning here, and as `train` does."""
         given = {name: getattr(self, name, None) for name in ("model", "epochs", "batch_size", "lr", "init")}
-        further = dict(self.train_options or {})
-        if refused := sorted(set(further) & set(TAKEN)):
+        extra = dict(self.train_options or {})
+        if refused := sorted(set(extra) & set(TAKEN)):
             hint = "seed is random_state; the run folder is a temporary one, and save(FOLDER) keeps the model"
             raise UsageError(f"train_options cannot have {', '.join(refused)}", hint)
-        settings = {**options.pop("settings", {}), **further.pop("settings", {})}
+        settings = {**options.pop("settings", {}), **extra.pop("settings", {})}
         seed = int(check_random_state(self.random_state).randint(SEEDS))
         given = {name: value for name, value in given.items() if value is not None}
-        merged = {**given, **options, **further, "seed": seed, "settings": settings}
+        merged = {**given, **options, **extra, "seed": seed, "settings": settings}
         return apply_options("train_options", merged, TrainOptions("memory"), aliases=ALIASES)[0]
 
     def augments(self, images: Images) -> bool:
@@ -110,9 +110,13 @@ class ImageEstimator(BaseEstimator):
             array = check_array(X, allow_nd=True, dtype=None, ensure_2d=False, estimator=self)
             if array.ndim > 4:
                 raise ValueError(f"Found array with dim {array.ndim}, expected (n, H, W) or (n, H, W, C).")
+            if array.ndim == 3 and array.dtype == np.uint8 and array.shape[2] in (3, 4):
+                raise ValueError(f"X of shape {array.shape} is one picture in colours: give X[None]")
             return as_pixels(array)
         table = validate_data(self, X, reset=reset, dtype=None if is_numeric(X) else "numeric")
         if self.image_shape is None:
+            if not reset and self.bundle_.preprocess.image[0] != 1:
+                raise ValueError(f"X has {table.shape[1]} features, but pictures are expected: give image_shape")
             return as_rows(table)
         shape = tuple(self.image_shape)
         if int(np.prod(shape)) != table.shape[1] or len(shape) not in (2, 3):
@@ -241,8 +245,8 @@ class VitreousEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ImageE
         self.random_state, self.verbose, self.train_options = random_state, verbose, train_options
 
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Load the weights, or train without labels; y is not looked at. Raises what `vitreous.load` and
-        `vitreous.train` raise."""
+        """Load the weights, or train without labels; y is not looked at. Raises UsageError for an exported file, and
+        what `vitreous.load` and `vitreous.train` raise."""
         images = self.read_images(X, reset=True)
         if self.weights is None:
             self.fit_model(images, None, (), {"recipe": self.recipe, **row_options(self, images)})
@@ -272,18 +276,24 @@ class VitreousEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ImageE
 
 def listed_pictures(X: Any) -> list[Any] | None:
     """X as a list, where it is a list of paths, PIL images or arrays (H, W[, C]) of different sizes, an array of texts,
-    (n,) or (n, 1), or one column of them; None for anything else."""
+    (n,) or (n, 1), or one column of them; None for anything else. Raises ValueError for one image alone, and for a list
+    of several kinds."""
     column = X
     if hasattr(X, "iloc") or isinstance(X, np.ndarray):
         column = np.asarray(X)
         if column.dtype.kind not in "OUT" or column.ndim > 2 or (column.ndim == 2 and column.shape[1] != 1):
             return None
         column = column.ravel()
-    if isinstance(X, str | bytes) or not isinstance(column, np.ndarray | list | tuple):
+    if isinstance(X, str | os.PathLike | bytes | Image.Image):
+        raise ValueError(f"X is one image, a {type(X).__name__}: give [X]")
+    if not isinstance(column, np.ndarray | list | tuple):
         return None
     rows = [os.fspath(row) if isinstance(row, str | os.PathLike) else row for row in column]
     if all(isinstance(row, str) for row in rows) or all(isinstance(row, Image.Image) for row in rows):
         return rows
+    if any(isinstance(row, str | Image.Image) for row in rows) and isinstance(X, list | tuple):
+        kinds = sorted({type(row).__name__ for row in rows})
+        raise ValueError(f"X mixes {' and '.join(kinds)}: give one kind of images")
     arrays = all(isinstance(row, np.ndarray) and row.ndim in (2, 3) for row in rows)
     return rows if arrays and len({row.shape for row in rows}) > 1 else None
 
