@@ -18,7 +18,7 @@ LOOP = 60
 ROWS = [
     {"errors", "version"},
     {"cores", "disk"},
-    {"cluster", "config", "machine", "nn.grid", "tables"},
+    {"cluster", "config", "machine", "nn.grid", "notebook", "tables"},
     {"progress"},
     {"nn"},
     {"models", "data", "generation"},
@@ -28,7 +28,7 @@ ROWS = [
     {"reports"},
     {"recipes"},
     {"jobs", "serving"},
-    {"bench"},
+    {"bench", "sklearn"},
     {"cli"},
 ]
 

@@ -1,6 +1,7 @@
 """The Python of the pages that need nothing but themselves."""
 
 import re
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,17 @@ DOCS = Path(__file__).parents[1] / "docs"
 
 
 @pytest.mark.parametrize(
-    "page", ["dense.md", "generating.md", "hub.md", "pretrained.md", "video.md", "volumes.md", "windows.md"]
+    "page",
+    [
+        "dense.md",
+        "generating.md",
+        "hub.md",
+        "interoperability.md",
+        "pretrained.md",
+        "video.md",
+        "volumes.md",
+        "windows.md",
+    ],
 )
 def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -17,3 +28,47 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
     assert blocks
     exec(compile("\n".join(blocks), page, "exec"), {})
     assert capsys.readouterr().out.strip()
+
+
+#: libraries of the page on interoperability, of which a block each is not run by the test above
+LIBRARIES = ("pytorch_lightning", "torchao", "captum", "supervision")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_model_in_another_library(library, tmp_path, monkeypatch):
+    """The block of a library runs after those of PyTorch."""
+    import torch
+
+    from tests.serving.detectors import pictures, save_detector
+
+    if find_spec(library) is None:
+        pytest.skip("a library of the page on interoperability is not installed")
+    monkeypatch.chdir(tmp_path)
+    save_detector(tmp_path / "detector")
+    pictures(tmp_path / "pictures", 1)[0].rename("street.jpg")
+    page = (DOCS / "interoperability.md").read_text("utf-8")
+    blocks = re.findall(r"```(python|text)\n(.*?)```", page, re.DOTALL)
+    (own,) = [block for kind, block in blocks if kind == "text" and f"{library}" in block.partition("\n")[0]]
+    names = {"torch": torch}
+    exec(compile(blocks[0][1] + "images = torch.randn(4, 1, 8, 8)\n" + own, library, "exec"), names)
+    assert library != "supervision" or len(names["detections"]) == len(names["found"].boxes) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("notebook", sorted((DOCS / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
+def test_a_notebook_runs(notebook, tmp_path):
+    """In a kernel of its own. What is kept in the repository has no outputs."""
+    if find_spec("nbclient") is None or find_spec("ipykernel") is None:
+        pytest.skip("a library of the page on interoperability is not installed")
+    import nbformat
+    from nbclient import NotebookClient
+
+    book = nbformat.read(notebook, 4)
+    assert not any(cell.get("outputs") or cell.get("execution_count") for cell in book.cells)
+    NotebookClient(book, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    shown = [output for cell in book.cells for output in cell.get("outputs", ())]
+    pages = [output["data"]["text/html"] for output in shown if "text/html" in output.get("data", {})]
+    assert any("<progress" in page for page in pages) and any("image/png" in o.get("data", {}) for o in shown)

@@ -1,6 +1,8 @@
 """vitreous: the Vision Transformer system. Everything public, on one page; imported when first used (PEP 562).
 
-create(name, ...)       a model by name, freshly initialised
+create(name, ...)       a model by name, freshly initialised, or with `weights=` of a run, a file or another library
+wrap_backbone(module)   an encoder of timm, transformers or your own, for our objectives, heads and engines
+create_loader(data)     batches of a data set for a training loop of your own
 train(data, ...)        what `vitreous train` does; returns the run's summary
 evaluate(run, ...)      what `vitreous evaluate` does; returns its document
 inspect(run, ...)       what `vitreous inspect` does: figures of what a model looks at
@@ -22,11 +24,12 @@ from vitreous.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from vitreous.jobs.push import push as push
+    from vitreous.jobs.loader import create_loader as create_loader
     from vitreous.jobs.soup import soup as soup
     from vitreous.jobs.train import train as train
     from vitreous.models.config import ViTConfig as ViTConfig
+    from vitreous.models.foreign import wrap_backbone as wrap_backbone
     from vitreous.models.vit import ViT as ViT
-    from vitreous.models.zoo import create as create
     from vitreous.reports.evaluate import evaluate as evaluate
     from vitreous.reports.inspect import inspect as inspect
     from vitreous.serving.export.export import export as export
@@ -34,11 +37,14 @@ if TYPE_CHECKING:
     from vitreous.serving.predict import load as load
     from vitreous.serving.samples import sample as sample
     from vitreous.weights.bundle import save as save
+    from vitreous.weights.create import create as create
 
 _HOMES = {
     "ViT": "vitreous.models.vit",
     "ViTConfig": "vitreous.models.config",
-    "create": "vitreous.models.zoo",
+    "create": "vitreous.weights.create",
+    "wrap_backbone": "vitreous.models.foreign",
+    "create_loader": "vitreous.jobs.loader",
     "train": "vitreous.jobs.train",
     "evaluate": "vitreous.reports.evaluate",
     "inspect": "vitreous.reports.inspect",

@@ -1,14 +1,18 @@
-"""How far a piece of work is, for people: a bar where stderr is a terminal, plain lines where it is not."""
+"""How far a piece of work is, for people: a bar where stderr is a terminal or the output a notebook's, else plain
+lines."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
+from collections.abc import Callable
 from typing import Protocol, TextIO
 
 from vitreous.cores import Neighbours
+from vitreous.notebook import progress_html, updatable_cell
 
+CELL_EVERY = 0.5  # seconds between two drawings of a bar in a notebook
 PLAIN_EVERY = 10.0  # seconds between two progress lines where stderr is no terminal
 
 
@@ -66,6 +70,7 @@ class Display:
         self.terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         self.bar = None
         self.task = None
+        self.cell: Callable[[str], None] | None = None  # of a notebook
         self.label = ""
         self.last_line = 0.0
         self.began = time.monotonic()
@@ -92,15 +97,27 @@ class Display:
         now = time.monotonic()
         if label != self.label:
             self.label, self.began, self.last_line, self.first = label, now, 0.0, done
+            self.cell = updatable_cell() if total else None
+        if self.cell is not None and total:
+            if now - self.last_line >= CELL_EVERY or done >= total:
+                self.last_line = now
+                self.cell(progress_html(label, done, total, text, self.seconds_left(now, done, total)))
+            return
         if total is None:
             if now - self.last_line >= PLAIN_EVERY:
                 self.last_line = now
                 write_line(f"{label} {done:,}  {text}", sys.stderr)
         elif now - self.last_line >= PLAIN_EVERY or done >= total:
             self.last_line = now
-            left = (now - self.began) / max(done - self.first, 1) * (total - done)
-            rest = f"  {left:.0f} s left" if done > self.first and done < total else ""
+            left = self.seconds_left(now, done, total)
+            rest = "" if left is None else f"  {left:.0f} s left"
             write_line(f"{label} {done / max(total, 1):4.0%}  {text}{rest}", sys.stderr)
+
+    def seconds_left(self, now: float, done: int, total: int) -> float | None:
+        """Seconds that are left at the rate so far; None where there is no rate yet, or nothing left."""
+        if not self.first < done < total:
+            return None
+        return (now - self.began) / (done - self.first) * (total - done)
 
     def draw(self, label: str, done: int, total: int | None, text: str) -> None:
         """The bar."""

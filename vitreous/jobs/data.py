@@ -38,9 +38,9 @@ SCREENED = 20_000  # files up to which a data set is decoded once before trainin
 
 
 def prepare_data(
-    source: str, base: Run | None, options: TrainOptions, listener: Listener, folder: Folder | None = None
+    source: str | Data, base: Run | None, options: TrainOptions, listener: Listener, folder: Folder | None = None
 ) -> tuple[Data, Run, Inputs]:
-    """Open the data set, complete the run, and decode every image once where the data set is small.
+    """Open the data set, unless it is open, complete the run, and decode every image once where the data set is small.
 
     The run is derived from the data, or is `base` with the options applied. `folder` is that of a run to continue.
     Raises UsageError for options that do not go together, DataError for data that cannot be used.
@@ -52,8 +52,11 @@ def prepare_data(
     exclude = options.exclude or (base.data.exclude if base else None)
     axes = options.axes or (base.data.axes if base else None)
     in_buckets = options.buckets is not None or bool(base and base.preprocess.buckets)
-    how = (source, seed, group_by, in_buckets, axes)
-    opened = open_data_of_run(folder.path, *how) if folder else open_data(*how)
+    if isinstance(source, Data):
+        opened = source
+    else:
+        how = (source, seed, group_by, in_buckets, axes)
+        opened = open_data_of_run(folder.path, *how) if folder else open_data(*how)
     objective = base.objective if base else objective_of(options)
     if objective.labelled:
         require_labels(opened)

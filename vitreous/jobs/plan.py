@@ -51,10 +51,13 @@ def with_data(options: TrainOptions) -> TrainOptions:
     return options if options.data else replace(options, data=Folder(Path(options.out or LATEST)).run().data.source)
 
 
-def plan(options: TrainOptions, listener: Listener, folder: Folder | None = None) -> tuple[Folder, Run, Inputs, Data]:
+def plan(
+    options: TrainOptions, listener: Listener, folder: Folder | None = None, opened: Data | None = None
+) -> tuple[Folder, Run, Inputs, Data]:
     """Decide everything before the first step: the folder, the run, its images and the data set.
 
-    `folder` is that of a run to continue, if `open_resumed` was asked already. Raises UsageError for options that
+    `folder` is that of a run to continue, if `open_resumed` was asked already; `opened` are the data of a new run where
+    they are open already, as those in memory are. Raises UsageError for options that
     contradict a config or the run to continue, DataError for data that are not those of that run.
     """
     if options.resume:
@@ -76,7 +79,7 @@ def plan(options: TrainOptions, listener: Listener, folder: Folder | None = None
     base = from_yaml(Run, read_config(options.config)) if options.config else None
     if base and (conflicts := contradictions(base, options)):
         raise UsageError(f"the config says these already; {', '.join(conflicts)}", "leave one of them out")
-    opened, run, inputs = prepare_data(options.data, base, options, listener)
+    opened, run, inputs = prepare_data(opened or options.data, base, options, listener)
     out = options.out or f"runs/{time.strftime('%Y-%m-%d-%H%M%S')}-{run_name(run, opened)}"
     return Folder(Path(out)), run, inputs, opened
 

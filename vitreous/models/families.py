@@ -28,6 +28,7 @@ from vitreous.models.config import (
     ViTConfig,
 )
 from vitreous.models.configs.dit import dit_name, parse_dit
+from vitreous.models.configs.foreign import ForeignConfig
 from vitreous.models.video_names import parse_video, video_name
 
 
@@ -123,6 +124,9 @@ FAMILIES: dict[str, Family] = {
         lambda config: presets.detector_name(config, family_of(config.backbone).name(config.backbone)),
     ),
     "dit": Family(DiTConfig, "vitreous.models.dit:DiT", parse_dit, dit_name, entry=("projection", "time", "classes")),
+    "foreign": Family(
+        ForeignConfig, "vitreous.models.foreign:ForeignModel", lambda name, image: None, lambda config: config.name
+    ),
     "vit": Family(ViTConfig, "vitreous.models.vit:ViT", presets.parse_vit, presets.vit_name),
 }
 

@@ -62,8 +62,10 @@ class Attention(nn.Module):
 
     def opened(self) -> tuple[Tensor, Tensor | None] | None:
         """Weight (3 D, D) and bias (3 D,) of the layer that makes queries, keys and values; None where it is more than
-        a product."""
-        return (self.qkv.weight, self.qkv.bias) if type(self.qkv) is nn.Linear else None
+        a product, or where its weight is no plain tensor, as those that other libraries quantise."""
+        if type(self.qkv) is not nn.Linear or hasattr(self.qkv.weight, "__tensor_flatten__"):
+            return None
+        return self.qkv.weight, self.qkv.bias
 
     def weights(self, x: Tensor, mask: Tensor | None = None, queries: slice = ALL) -> Tensor:
         """(..., N, D) -> (..., h, Q, N): the probabilities of the `queries`, or all N; rows are queries and sum to

@@ -17,6 +17,7 @@ little and takes a third off the error.
 
 from __future__ import annotations
 
+from copy import deepcopy
 from functools import cache
 from typing import Any
 
@@ -47,7 +48,10 @@ def frozen(module: nn.Module, dtype: torch.dtype = torch.float32, packed: bool =
 
 
 def copied(module: nn.Module, dtype: torch.dtype, packed: bool, without: str = "") -> nn.Module:
-    """The copy, module by module; a child called `without` is left out."""
+    """The copy, module by module; a child called `without` is left out. A part that says `frozen_as_is` stays as it is,
+    in float32."""
+    if getattr(module, "frozen_as_is", False):
+        return deepcopy(module).float()
     if isinstance(module, LineAttention):
         dtype = torch.float32  # its logits are not scaled: bfloat16 would cost more than it saves
     if isinstance(module, ContinuousPositionBias):

@@ -22,6 +22,7 @@ from vitreous.serving.card import Card
 from vitreous.serving.class_maps import ClassMap, class_maps
 from vitreous.serving.exported import is_exported, open_exported
 from vitreous.serving.inputs import as_items, is_image
+from vitreous.serving.notebook import card_html, predictions_html
 from vitreous.serving.objects import THRESHOLD, DetectOptions, ImageObjects, image_objects
 from vitreous.serving.pipeline import Answer, chunk_of, flow
 from vitreous.serving.runtime import Pixels, Runtime, TorchRuntime
@@ -52,6 +53,16 @@ class Prediction:
     error: str | None = None
     unsure: bool = False
 
+    def _repr_html_(self) -> str:
+        return predictions_html([self])
+
+
+class Predictions(list[Prediction]):
+    """A list of answers, which a notebook shows as a table."""
+
+    def _repr_html_(self) -> str:
+        return predictions_html(self)
+
 
 @dataclass(frozen=True, eq=False)
 class Embedding:
@@ -74,13 +85,19 @@ def stack_embeddings(rows: Sequence[Embedding]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Predictor:
-    """A model ready to answer. `bundle` has its weights, for looking inside; an exported file has none."""
+    """A model ready to answer. `bundle` has its weights, for looking inside; an exported file has none. `origin`: the
+    run, file or name that it was loaded from."""
 
     card: Card
     runtime: Runtime
     bundle: Bundle | None = None
     exact: bool = False
     clip_views: ClipViews | None = None
+    origin: str = ""
+
+    def _repr_html_(self) -> str:
+        count = sum(p.numel() for p in self.bundle.model.parameters()) if self.bundle else None
+        return card_html(self.card, self.origin, count, self.runtime.precision)
 
     @cached_property
     def model(self) -> Model:
@@ -130,7 +147,7 @@ class Predictor:
         `unsure`. Raises UsageError for an `abstain` that cannot be, and DataError for a file that cannot be read; with
         `bad_images="skip"` its prediction has an `error` instead.
         """
-        answers: list[Prediction] = []
+        answers = Predictions()
         asked = self.asked(top, threshold, abstain)
         for chunk in self.predictions(as_items(images, self.card.preprocess), asked, bad_images):
             answers += chunk
@@ -326,7 +343,7 @@ def load(
             raise UsageError(message, f"leave {words[0]} out, and export it again")
         file = open_exported(run, how, quick)
         views = clip_views_of(how.clip_views if how else ONE, file.card.preprocess)
-        return Predictor(file.card, file, exact=exact, clip_views=views)
+        return Predictor(file.card, file, exact=exact, clip_views=views, origin=os.fspath(run))
     from vitreous.reports.opening import open_bundle
 
     return predictor_of(run, open_bundle(run, headless, dense=True), how, examples, exact, quick)
@@ -353,4 +370,4 @@ def predictor_of(
     how = how or InferenceOptions()
     views, alone = clip_views_of(how.clip_views, bundle.preprocess), replace(how, clip_views=ONE)
     runtime = TorchRuntime(bundle, alone, lambda: calibrating(run, bundle.preprocess, given), quick)
-    return Predictor(card_of(bundle), runtime, bundle, exact, views)
+    return Predictor(card_of(bundle), runtime, bundle, exact, views, os.fspath(run))

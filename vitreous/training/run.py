@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
-from vitreous.config import Tagged
+from vitreous.config import Tagged, to_plain
 from vitreous.data.augmentation.augment import Augment, Views
 from vitreous.data.augmentation.views import VIEWS
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import UsageError
 from vitreous.models.config import ModelConfig
+from vitreous.models.names import name_of
 from vitreous.models.packed import check_packs
 from vitreous.nn.sizes import format_size, nearby
+from vitreous.notebook import config_rows, html_table
 from vitreous.objectives.base import ObjectiveConfig
 from vitreous.objectives.supervised import SupervisedConfig
 from vitreous.objectives.table import OBJECTIVES
@@ -236,6 +238,10 @@ class Run:
                 f"--accumulate {self.accumulate} with {batches} batches an epoch gives no optimiser step",
                 f"use --accumulate {batches} or a smaller --batch-size",
             )
+
+    def _repr_html_(self) -> str:
+        title = f"{name_of(self.model)} on {self.data.source}, {self.steps:,} steps"
+        return html_table(config_rows(to_plain(self)), ("setting", "value"), title)
 
     def check_buckets(self) -> None:
         """Raise UsageError for what images of several sizes do not go together with."""

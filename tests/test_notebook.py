@@ -1,0 +1,117 @@
+"""What a notebook shows of predictions, models and runs, and how it shows progress."""
+
+from __future__ import annotations
+
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from tests.serving.made import pictures, tiny
+from vitreous import progress
+from vitreous.config import to_plain
+from vitreous.notebook import Markup, config_rows, html_table
+from vitreous.progress import Display
+from vitreous.recipes.registry import example
+from vitreous.serving.predict import Prediction, Predictions, load
+
+HOSTILE = '<script>alert("x")</script>&'
+
+
+class Tags(HTMLParser):
+    """Tags that a page opens, all of which it closes, and its text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.opened, self.seen, self.text = [], [], ""
+        self.feed(page)
+        assert not self.opened
+
+    def handle_starttag(self, tag, attrs):
+        self.seen.append(tag)
+        self.opened += [] if tag == "img" else [tag]
+
+    def handle_endtag(self, tag):
+        assert self.opened.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def test_a_table_escapes_all_but_markup():
+    page = Tags(html_table([(HOSTILE, Markup("<i>x</i>"))], (HOSTILE, ""), HOSTILE, HOSTILE))
+    assert "script" not in page.seen and page.seen.count("i") == 1 and page.text.count(HOSTILE) == 4
+
+
+@pytest.fixture(scope="module")
+def predictor(tmp_path_factory):
+    home = tmp_path_factory.mktemp("run")
+    tiny(classes=("ant", HOSTILE, "cat")).save(home / "model")
+    (home / "summary.json").write_text('{"val": {"top1": 0.875, "images": 16}, "test": null}')
+    return load(home, device="cpu", precision="fp32")
+
+
+def test_predictions_are_a_table_with_pictures(predictor, tmp_path):
+    answers = predictor.predict([*pictures(tmp_path, 2), np.zeros((9, 9, 3), np.uint8)], top=2)
+    assert isinstance(answers, list) and answers == list(answers)
+    page = Tags(answers._repr_html_())
+    assert page.seen.count("img") == 2 and page.seen.count("meter") == 6 and "script" not in page.seen
+    assert f"{answers[0].probabilities[0]:.1%}" in page.text and answers[2].path in page.text
+    assert Tags(answers[0]._repr_html_()).seen.count("img") == 1
+    (tmp_path / "torn.png").write_bytes(b"no picture")
+    torn = predictor.predict([tmp_path / "torn.png"], bad_images="skip")
+    assert "error: " in Tags(torn._repr_html_()).text
+    many = Predictions([Prediction(f"{n}.png") for n in range(60)])
+    assert "10 more are not shown" in Tags(many._repr_html_()).text and "none" in Tags(many._repr_html_()).text
+
+
+def test_a_model_shows_its_card(predictor, tmp_path):
+    page = Tags(predictor._repr_html_())
+    assert "script" not in page.seen and "ViT-24x2/4" in page.text and predictor.card.version in page.text
+    assert "val top1" in page.text and "0.875" in page.text and "16 pixels" in page.text
+    bundle = load(Path(predictor.origin) / "model")
+    assert "top1" not in Tags(bundle._repr_html_()).text  # a bundle alone has no figures
+
+
+def test_a_run_shows_every_setting():
+    run = example("digits")
+    rows, page = config_rows(to_plain(run)), Tags(run._repr_html_())
+    assert ("optimizer.lr", run.optimizer.lr) in rows
+    assert page.seen.count("tr") == len(rows) + 1 and all(name in page.text for name, _ in rows)
+
+
+@pytest.fixture
+def kernel(monkeypatch):
+    """A stand-in of IPython in a notebook's kernel; the HTML that its cell was filled with."""
+    shown = []
+    shell = type("ZMQInteractiveShell", (), {})()
+    handle = SimpleNamespace(update=shown.append)
+    display = SimpleNamespace(HTML=lambda html: html, display=lambda html, display_id: handle)
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell, display=display))
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
+    return shown
+
+
+def test_progress_is_a_bar_in_the_cell(kernel, monkeypatch, capsys):
+    monkeypatch.setattr(progress, "CELL_EVERY", 0.0)
+    display = Display()
+    for done in (0, 1, 5, 10):
+        display.progress("train", done, 10, f"loss {HOSTILE}")
+    assert [f'value="{done}"' in page for done, page in zip((0, 1, 5, 10), kernel, strict=True)] == [True] * 4
+    assert [" s left" in page for page in kernel] == [False, True, True, False] and "script>" not in "".join(kernel)
+    monkeypatch.setattr(progress, "CELL_EVERY", 1000.0)
+    for done in range(100):
+        display.progress("export", done, 99, "rows")
+    assert len(kernel) == 6 and 'value="99"' in kernel[-1]  # the first and the last
+    assert not capsys.readouterr().err
+    display.close()
+
+
+def test_outside_of_notebooks_it_is_lines(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: None))
+    display = Display()
+    display.progress("train", 10, 10, "loss 1")
+    assert capsys.readouterr().err == "train 100%  loss 1\n"

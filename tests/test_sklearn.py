@@ -1,0 +1,228 @@
+"""Estimators: scikit-learn's own checks, pipelines, grids, pickles, and every kind of X."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+from sklearn.base import clone
+from sklearn.datasets import load_digits, load_iris
+from sklearn.exceptions import NotFittedError
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV
+from sklearn.neighbors import KNeighborsClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+import vitreous
+from tests.conftest import make_folder
+from vitreous.errors import DataError, UsageError
+from vitreous.sklearn import ROW_TOKENS, VitreousClassifier, VitreousEmbedder, as_rows
+from vitreous.training.session import Session
+
+QUICK = {"device": "cpu", "precision": "fp32", "workers": 0, "log_every": 10**6}
+SMALL_DECODER = {
+    f"objective.decoder_{name}": [size] for name, size in (("width", "16"), ("depth", "1"), ("heads", "1"))
+}
+CLASSIFIER = VitreousClassifier("ViT-16x1/1", epochs=12, batch_size=256, lr=0.03, random_state=0, train_options=QUICK)
+EMBEDDER = VitreousEmbedder(
+    model="ViT-16x1/1", epochs=2, batch_size=256, random_state=0, train_options=QUICK | {"settings": SMALL_DECODER}
+)
+
+
+def test_row_of_numbers_is_tokens():
+    assert as_rows(np.ones((3, 2))).shape == (3, 1, 4)
+    long = as_rows(np.arange(260.0).reshape(2, 130))
+    assert long.shape == (2, 1, 44, 3) and long.shape[2] <= ROW_TOKENS
+    assert (
+        np.array_equal(long.reshape(2, -1)[:, :130], np.arange(260.0).reshape(2, 130)) and not long[:, 0, -1, 1:].any()
+    )
+
+
+#: the checks of scikit-learn that are run always; the others, more fits of the same kind, are slow
+ALWAYS = frozenset(
+    [
+        "data_not_an_array",
+        "dict_unchanged",
+        "nan_inf",
+        "pickle",
+        "unfitted",
+        "fit2d_1sample",
+        "check_is_fitted",
+        "subset_invariance",
+        "n_features_in_after_fitting",
+        "no_attributes_set_in_init",
+        "requires_y_none",
+        "transformer_general",
+        "one_label",
+    ]
+)
+
+
+def scikit_learn_checks():
+    """Every check of every estimator."""
+    for estimator, check in parametrize_with_checks([CLASSIFIER, EMBEDDER]).args[1]:
+        name, kind = getattr(check, "func", check).__name__, type(estimator).__name__
+        marks = [] if name.endswith(tuple(ALWAYS)) else [pytest.mark.slow]
+        yield pytest.param(estimator, check, marks=marks, id=f"{kind}-{name}")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("estimator, check", list(scikit_learn_checks()))
+def test_scikit_learn_checks(estimator, check):
+    """No failure is expected."""
+    check(estimator)
+
+
+@pytest.fixture(scope="module")
+def numbers():
+    """Two digits, that are easily told apart: (n, 64) floats from 0 to 16, and y of texts."""
+    X, y = load_digits(return_X_y=True)
+    few = y < 2
+    return X[few][:120], np.array(["zero", "one"])[y[few][:120]]
+
+
+@pytest.fixture(scope="module")
+def fitted(numbers):
+    digits = VitreousClassifier(
+        "ViT-16x1/4", image_shape=(8, 8), epochs=12, random_state=3, lr=0.01, train_options=QUICK
+    )
+    return digits.fit(*numbers)
+
+
+def test_flat_rows_and_pictures_are_one(fitted, numbers):
+    X, y = numbers
+    assert fitted.score(X, y) > 0.9 and list(fitted.classes_) == ["one", "zero"]
+    pictures = clone(fitted).set_params(image_shape=None).fit(X.reshape(-1, 8, 8), y)
+    assert np.array_equal(pictures.predict_proba(X.reshape(-1, 8, 8)), fitted.predict_proba(X))
+    assert pictures.bundle_.model.config.image == (8, 8) and fitted.bundle_.preprocess.numbers == "float32"
+    assert (
+        fitted.summary_["model"] == "ViT-16x1/4"
+        and fitted.history_[-1]["train/loss"] == fitted.summary_["train"]["loss"]
+    )
+
+
+def test_random_state_says_it_all(fitted, numbers):
+    X, y = numbers
+    state = torch.get_rng_state()
+    again, other = clone(fitted).fit(X, y), clone(fitted).set_params(random_state=4).fit(X, y)
+    assert np.array_equal(again.predict_proba(X), fitted.predict_proba(X))
+    assert not np.array_equal(other.predict_proba(X), fitted.predict_proba(X))
+    assert (torch.get_rng_state() == state).all()
+
+
+def test_pickled_in_a_fresh_process_predicts_the_same(fitted, numbers, tmp_path):
+    (tmp_path / "model.pkl").write_bytes(pickle.dumps(fitted))
+    np.save(tmp_path / "X.npy", numbers[0])
+    code = "import pickle, numpy as n, torch; torch.set_num_threads(1); e = pickle.load(open('model.pkl', 'rb'))"
+    code += "; n.save('answer.npy', e.predict_proba(n.load('X.npy')))"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, timeout=120)
+    assert np.array_equal(np.load(tmp_path / "answer.npy"), fitted.predict_proba(numbers[0]))
+
+
+def test_saved_it_is_a_bundle_of_every_command(fitted, numbers, tmp_path):
+    folder = fitted.save(tmp_path / "model")
+    picture = numbers[0][0].reshape(8, 8).astype(np.float32)
+    answer = vitreous.load(folder, device="cpu", precision="fp32").predict(picture)
+    assert answer.names[0] == fitted.predict(numbers[0][:1])[0]
+    with pytest.raises(UsageError, match="exists already"):
+        fitted.save(folder)
+    with pytest.raises(NotFittedError):
+        clone(fitted).save(tmp_path / "other")
+    features = VitreousEmbedder(folder, image_shape=(8, 8)).fit_transform(numbers[0])
+    assert features.shape == (120, 16) and features.dtype == np.float32
+
+
+def test_in_a_grid_of_a_pipeline():
+    X, y = load_iris(return_X_y=True)
+    pipe = make_pipeline(StandardScaler(), clone(CLASSIFIER))
+    grid = GridSearchCV(pipe, {"vitreousclassifier__epochs": [1, 15]}, cv=2, error_score="raise").fit(X, y)
+    assert grid.best_params_ == {"vitreousclassifier__epochs": 15} and grid.best_score_ > 0.8
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """Paths of 24 pictures of three classes, and their classes."""
+    root = make_folder(tmp_path_factory.mktemp("photos"), {"": 8}, size=(20, 16))
+    paths = sorted(root.glob("*/*.png"))
+    return paths, [path.parent.name for path in paths]
+
+
+def test_paths_pictures_and_arrays_are_one(photos):
+    paths, y = photos
+    tiny = VitreousClassifier("ViT-16x1/8", epochs=2, random_state=0, train_options=QUICK | {"image_size": 16})
+    images = [Image.open(path) for path in paths]
+    kinds = [
+        paths,
+        np.array([str(path) for path in paths]),
+        pd.DataFrame({"path": [str(path) for path in paths]}),
+        images,
+        np.stack([np.asarray(image) for image in images]),
+    ]
+    answers = [clone(tiny).fit(X, y).predict_proba(X) for X in kinds]
+    assert all(np.allclose(answer, answers[0], atol=1e-6) for answer in answers)
+    mixed = [np.asarray(image.resize((16 + n % 3, 16))) for n, image in enumerate(images)]
+    assert clone(tiny).fit(mixed, y).predict(mixed).shape == (24,)
+
+
+def test_features_of_weights_in_a_pipeline(photos, tmp_path):
+    paths, y = photos
+    vitreous.save(vitreous.create("ViT-16x1/8", image_size=16, num_classes=2), tmp_path / "weights")
+    pipe = make_pipeline(VitreousEmbedder(tmp_path / "weights"), KNeighborsClassifier(1)).fit(paths, y)
+    assert pipe.score(paths, y) == 1.0
+    embed = VitreousEmbedder(tmp_path / "weights").fit(paths)
+    assert list(embed.get_feature_names_out()[:2]) == ["vitreousembedder0", "vitreousembedder1"]
+    expected = vitreous.load(tmp_path / "weights").embed([str(path) for path in paths])
+    assert np.array_equal(embed.transform(paths), expected)
+    linear = make_pipeline(clone(EMBEDDER), StandardScaler(), LogisticRegression())
+    X, labels = load_iris(return_X_y=True)
+    assert linear.fit(StandardScaler().fit_transform(X), labels).score(StandardScaler().fit_transform(X), labels) > 0.6
+
+
+def test_what_cannot_be_meant_is_refused(fitted, numbers, photos, tmp_path):
+    X, y = numbers
+    with pytest.raises(UsageError, match=r"\(7, 8\) does not hold 64 features"):
+        clone(fitted).set_params(image_shape=(7, 8)).fit(X, y)
+    with pytest.raises(UsageError, match="cannot have out, seed"):
+        clone(fitted).set_params(train_options={"out": "runs/a", "seed": 1}).fit(X, y)
+    with pytest.raises(UsageError, match="perhaps you meant epochs"):
+        clone(fitted).set_params(train_options={"epoch": 1}).fit(X, y)
+    with pytest.raises(ValueError, match="one class"):
+        clone(fitted).fit(X, ["same"] * len(X))
+    with pytest.raises(ValueError, match="inconsistent"):
+        clone(fitted).fit(X, y[:-1])
+    with pytest.raises(ValueError, match="X has 10 features, but"):
+        fitted.predict(X[:, :10])
+    for one in (photos[0][0], str(photos[0][0]), Image.open(photos[0][0])):
+        with pytest.raises(ValueError, match="X is one image"):
+            fitted.predict(one)
+    with pytest.raises(ValueError, match=r"give X\[None\]"):
+        fitted.predict(np.asarray(Image.open(photos[0][0])))
+    with pytest.raises(ValueError, match="X mixes PngImageFile and str"):
+        clone(fitted).fit([str(photos[0][0]), Image.open(photos[0][1])], ["a", "b"])
+    with pytest.raises(ValueError, match="64 features, but pictures are expected"):
+        clone(fitted).set_params(image_shape=None).fit(X.reshape(-1, 8, 8), y).predict(X)
+    (tmp_path / "torn.png").write_bytes(b"no picture")
+    with pytest.raises(DataError, match="1 of 25 images cannot be read"):
+        VitreousClassifier(epochs=1, train_options=QUICK).fit([*photos[0], tmp_path / "torn.png"], [*photos[1], "ant"])
+
+
+@pytest.mark.parametrize("number, error", [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+def test_a_signal_ends_a_whole_grid(number, error, monkeypatch):
+    """A grid goes on after errors: a signal has to be none."""
+    monkeypatch.setattr(Session, "log", lambda session, state: os.kill(os.getpid(), number))
+    X, y = load_iris(return_X_y=True)
+    estimator = clone(CLASSIFIER).set_params(train_options=QUICK | {"log_every": 1})
+    with warnings.catch_warnings(), pytest.raises(error):
+        warnings.simplefilter("ignore")
+        GridSearchCV(estimator, {"epochs": [1, 2]}, cv=2).fit(X, y)

@@ -1,0 +1,84 @@
+"""`vitreous.create` with weights, and by the names that timm has for options."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+import vitreous
+from vitreous.errors import UsageError, WeightsError
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A model of two classes with a head that is not 0, and its bundle."""
+    torch.manual_seed(0)
+    model = vitreous.create("ViT-32x2/8", image_size=32, num_classes=2).eval()
+    torch.nn.init.normal_(model.head.weight)
+    return model, vitreous.save(model, tmp_path_factory.mktemp("weights") / "bundle")
+
+
+def test_timm_names_are_ours():
+    names = {"img_size": 48, "in_chans": 1, "num_classes": 3, "drop_path_rate": 0.1, "drop_rate": 0.2}
+    config = vitreous.create("ViT-32x2/8", **names, global_pool="avg", reg_tokens=2, pretrained=False).config
+    assert (config.image, config.channels, config.classes) == ((48, 48), 1, 3)
+    assert (config.drop_path, config.dropout, config.pool, config.registers) == (0.1, 0.2, "mean", 2)
+
+
+def test_weights_give_the_same_answers(saved):
+    model, folder = saved
+    images = torch.randn(2, 3, 32, 32)
+    for same in (vitreous.create(weights=folder), vitreous.create("ViT-32x2/8", pretrained_path=folder)):
+        assert torch.equal(same.eval()(images), model(images))
+        assert same.config == model.config and all(p.requires_grad for p in same.parameters())
+
+
+def test_other_classes_sizes_and_channels(saved, caplog):
+    model, folder = saved
+    with caplog.at_level(logging.INFO, "vitreous"):
+        other = vitreous.create(weights=folder, num_classes=7, image_size=48, channels=1, drop_path=0.2).eval()
+    assert "head is new" in caplog.text and "4 -> 6" in caplog.text and "3 -> 1" in caplog.text
+    assert not other(torch.randn(2, 1, 48, 48)).any() and other.config.drop_path == 0.2
+    state, own = model.state_dict(), other.state_dict()
+    assert all(torch.equal(own[name], state[name]) for name in state if ".blocks." in name)
+    images = torch.randn(2, 3, 32, 32)
+    bare = vitreous.create(weights=folder, num_classes=0).eval()
+    assert torch.allclose(bare(images), model.pool(model.features(images)), atol=1e-5)
+
+
+def test_of_another_library(tmp_path):
+    import timm
+    from safetensors.torch import save_file
+
+    theirs = timm.create_model("vit_tiny_patch16_224", num_classes=5).eval()
+    save_file(theirs.state_dict(), tmp_path / "model.safetensors")
+    ours = vitreous.create("vit_tiny_patch16_224", weights=tmp_path / "model.safetensors").eval()
+    images = torch.randn(1, 3, 224, 224)
+    assert torch.allclose(ours(images), theirs(images), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({}, "needs a name or weights"),
+        ({"name": "ViT-B/16", "pretrained": True}, "names no weights"),
+        ({"name": "ViT-B/16", "img_size": 32, "image_size": 32}, "say the same thing"),
+        ({"name": "ViT-B/16", "drop_rate": 0.1, "dropout": 0.1}, "say the same thing"),
+        ({"name": "ViT-B/16", "weights": True}, "is ViT-32x2/8, not ViT-B/16"),
+        ({"weights": True, "width": 64}, "width is as the weights have it"),
+        ({"weights": True, "drop_paht": 0.1}, "did you mean drop_path"),
+        ({"weights": True, "image_size": 33}, "not a multiple of patch 8"),
+        ({"name": "ViT-B/16", "num_clases": 3}, "did you mean num_classes"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(saved, options, message):
+    options = options | ({"weights": saved[1]} if "weights" in options else {})
+    with pytest.raises(UsageError, match=message):
+        vitreous.create(**options)
+
+
+def test_no_weights_there(tmp_path):
+    with pytest.raises(WeightsError, match="no weights at"):
+        vitreous.create(weights=tmp_path / "nothing")

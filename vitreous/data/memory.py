@@ -1,0 +1,68 @@
+"""Images that are in memory already as a data set: arrays of one size, pictures of several, or paths."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from vitreous.data.decoding.decode import decode
+from vitreous.data.split import Arrays, Data, Files, Split, Stored, no_labels
+from vitreous.errors import UsageError
+
+NAME = "memory"  # what such data are called in a run's config
+
+
+@dataclass(frozen=True, eq=False)
+class ImageStore:
+    """Pictures of any sizes, each (H, W) or (H, W, 3) uint8."""
+
+    images: tuple[np.ndarray, ...]
+
+    def read(self, row: int) -> np.ndarray:
+        """The pixels of a picture, (H, W) or (H, W, 3)."""
+        return self.images[row]
+
+    def name(self, row: int) -> str:
+        """What messages call it."""
+        return f"image {row}"
+
+    def update(self, digest: Any, rows: np.ndarray) -> None:
+        """Update a hashlib digest with the pixels of rows (n,)."""
+        for row in rows.tolist():
+            digest.update(np.ascontiguousarray(self.images[row]).tobytes())
+
+
+def data_in_memory(
+    images: np.ndarray | Sequence[Any], labels: np.ndarray | None = None, classes: Sequence[str] = ()
+) -> Data:
+    """A data set of training images alone: an array (n, H, W) or (n, H, W, C), or a list of arrays (H, W[, C]), of PIL
+    images, or of paths of image files.
+
+    `labels` (n,) int64 are places in `classes`; None: there are none. Raises UsageError for a list of anything else.
+    """
+    labels = no_labels(len(images)) if labels is None else labels
+    return Data(NAME, tuple(classes), {"train": split_in_memory(images, labels)})
+
+
+def split_in_memory(images: np.ndarray | Sequence[Any], labels: np.ndarray) -> Split:
+    """The split of these images and labels, (n,) int64 or (n, K) float32. Raises UsageError as `data_in_memory`."""
+    if isinstance(images, np.ndarray):
+        return Arrays(images, labels)
+    if all(isinstance(image, str | os.PathLike) for image in images):
+        return Files(images, labels)
+    arrays = []
+    for number, image in enumerate(images):
+        if isinstance(image, Image.Image):
+            image = np.array(decode(image, 1 if image.mode in ("1", "L") else 3, f"image {number}"))
+        if not isinstance(image, np.ndarray):
+            problem = f"image {number} is a {type(image).__name__}"
+            raise UsageError(problem, "give arrays (H, W[, C]), PIL images or paths, and one kind of them")
+        arrays.append(image)
+    if len({(array.shape, array.dtype) for array in arrays}) == 1:
+        return Arrays(np.stack(arrays), labels)
+    return Stored(ImageStore(tuple(arrays)), np.arange(len(arrays)), labels)

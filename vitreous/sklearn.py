@@ -1,0 +1,330 @@
+"""Vision Transformers as scikit-learn estimators: in pipelines, grids and cross-validation, and in pickles.
+
+    VitreousClassifier    trains as `vitreous train` does, and names images
+    VitreousEmbedder      turns images into features, by weights or by training without labels
+
+n images are one of these, in `fit` and in every other method:
+
+- an array (n, H, W) or (n, H, W, C): pictures; uint8 are 8-bit colours, where C is 1 or 3, and all else are numbers, of
+  which mean and deviation are measured
+- an array or data frame (n, features): with `image_shape` the same, reshaped; without, rows of numbers, each a token
+- a list of paths of image files, or one column of them
+- a list of PIL images, or of arrays (H, W[, C]), of any sizes
+
+A row of numbers is best standardised first: `make_pipeline(StandardScaler(), VitreousClassifier())`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from PIL import Image
+from sklearn.base import BaseEstimator, ClassifierMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils import check_array, check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
+
+from vitreous.config import apply_options
+from vitreous.data.memory import data_in_memory
+from vitreous.errors import DataError, UsageError
+from vitreous.evaluation.inference_options import InferenceOptions
+from vitreous.jobs.in_memory import train_in_memory
+from vitreous.jobs.train import ALIASES
+from vitreous.progress import Display, NullListener
+from vitreous.recipes.options import TrainOptions
+from vitreous.serving.inputs import as_items
+from vitreous.serving.predict import Predictor, load, predictor_of
+from vitreous.weights.bundle import Bundle
+
+ROW_MODEL = "ViT-32x2/1"  # for rows of numbers, where no model is named
+ROW_TOKENS = 64  # of a row at most: longer ones have several numbers to a token
+ROW_LEAST = 4  # of a row at least, filled up with 0: recipes hide some
+SEEDS = 2**31  # of a run
+TAKEN = ("out", "resume", "override", "dry_run", "data", "seed")  # options of `train` that have no meaning here
+
+Images = np.ndarray | list[Any]
+
+
+class ImageEstimator(BaseEstimator):
+    """What the estimators share: reading X, training, and the model that is kept.
+
+    `bundle_` is the trained model with what belongs to it, and `predictor_` answers by it, as `vitreous.load` does.
+    """
+
+    def fit_model(
+        self, images: Images, labels: np.ndarray | None, classes: Sequence[str], options: dict[str, Any]
+    ) -> None:
+        """Train on images, with labels (n,) int64 into `classes` or without, by options of `train` beside this
+        estimator's own. Sets `bundle_`, `predictor_`, `summary_` and `history_`. Raises what `train` raises."""
+        chosen = self.options_of_train(options)
+        display = Display() if self.verbose else None
+        try:
+            outcome = train_in_memory(
+                data_in_memory(images, labels, classes), chosen, display or NullListener(), self.augments(images)
+            )
+        finally:
+            if display is not None:
+                display.close()
+        bundle, self.summary_, self.history_ = outcome
+        self.keep(bundle)
+
+    def options_of_train(self, options: dict[str, Any]) -> TrainOptions:
+        """The options of a run: this estimator's parameters, then `options`, then `train_options`. Raises UsageError
+        for one that has no meaning here, and as `train` does."""
+        given = {name: getattr(self, name, None) for name in ("model", "epochs", "batch_size", "lr", "init")}
+        extra = dict(self.train_options or {})
+        if refused := sorted(set(extra) & set(TAKEN)):
+            hint = "seed is random_state; the run folder is a temporary one, and save(FOLDER) keeps the model"
+            raise UsageError(f"train_options cannot have {', '.join(refused)}", hint)
+        settings = {**options.pop("settings", {}), **extra.pop("settings", {})}
+        seed = int(check_random_state(self.random_state).randint(SEEDS))
+        given = {name: value for name, value in given.items() if value is not None}
+        merged = {**given, **options, **extra, "seed": seed, "settings": settings}
+        return apply_options("train_options", merged, TrainOptions("memory"), aliases=ALIASES)[0]
+
+    def augments(self, images: Images) -> bool:
+        """Whether images are augmented: as `augment` says, and by themselves those that are 8-bit colours."""
+        if self.augment != "auto":
+            return bool(self.augment)
+        return isinstance(images, list) or images.dtype == np.uint8
+
+    def keep(self, bundle: Bundle) -> None:
+        """Keep a model, ready to answer."""
+        device = (self.train_options or {}).get("device") or "auto"
+        self.bundle_ = bundle
+        self.predictor_: Predictor = predictor_of("", bundle, InferenceOptions(device=device))
+
+    def read_images(self, X: Any, reset: bool) -> Images:
+        """X as an array (n, H, W[, C]), uint8 or float32, or a list of paths, PIL images or arrays. `reset` as
+        scikit-learn's `validate_data` has it. Raises ValueError and TypeError as that does, and UsageError for an
+        `image_shape` that does not fit."""
+        if (pictures := listed_pictures(X)) is not None:
+            if not pictures:
+                raise ValueError("Found array with 0 sample(s) while a minimum of 1 is required.")
+            return pictures
+        if getattr(X, "ndim", 2) > 2:
+            array = check_array(X, allow_nd=True, dtype=None, ensure_2d=False, estimator=self)
+            if array.ndim > 4:
+                raise ValueError(f"Found array with dim {array.ndim}, expected (n, H, W) or (n, H, W, C).")
+            if array.ndim == 3 and array.dtype == np.uint8 and array.shape[2] in (3, 4):
+                raise ValueError(f"X of shape {array.shape} is one picture in colours: give X[None]")
+            return as_pixels(array)
+        table = validate_data(self, X, reset=reset, dtype=None if is_numeric(X) else "numeric")
+        if self.image_shape is None:
+            if not reset and self.bundle_.preprocess.image[0] != 1:
+                raise ValueError(f"X has {table.shape[1]} features, but pictures are expected: give image_shape")
+            return as_rows(table)
+        shape = tuple(self.image_shape)
+        if int(np.prod(shape)) != table.shape[1] or len(shape) not in (2, 3):
+            problem = f"image_shape={shape} does not hold {table.shape[1]} features"
+            raise UsageError(problem, "give (H, W) or (H, W, C) whose product is the number of features")
+        return as_pixels(table.reshape(len(table), *shape))
+
+    def items(self, X: Any) -> list[Any]:
+        """X as what the predictor takes. Raises as `read_images`."""
+        images, preprocess = self.read_images(X, reset=False), self.predictor_.card.preprocess
+        if isinstance(images, np.ndarray):
+            images = list(images.astype(np.float32) if preprocess.numbers == "float32" else images)
+        return as_items(images, preprocess)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the model as a bundle, a folder that every command and `vitreous.load` read. Raises UsageError where
+        something is there."""
+        check_is_fitted(self, "bundle_")
+        folder = Path(path)
+        if folder.exists() or folder.is_symlink():
+            raise UsageError(f"{folder} exists already, and is not overwritten", "name another place")
+        self.bundle_.save(folder)
+        return folder
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickled without the predictor, which is made anew."""
+        return {name: value for name, value in super().__getstate__().items() if name != "predictor_"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if hasattr(self, "bundle_"):
+            self.keep(self.bundle_)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.three_d_array = True
+        tags.input_tags.string = True
+        return tags
+
+
+class VitreousClassifier(ClassifierMixin, ImageEstimator):
+    """A Vision Transformer that names images, trained as `vitreous train` does (the recipe of the data, one loop).
+
+    `model`: a name that `vitreous models` lists (None: one that suits the data). `init`: weights to start from, as
+    `vitreous train --init` takes them. `image_shape`: (H, W) or (H, W, C) of the rows of a flat X. `epochs`,
+    `batch_size` and `lr` are the recipe's where they are None. `augment`: whether images are augmented as the recipe
+    has it; "auto": 8-bit colours are, numbers are not. `random_state`: an int for the same weights every time.
+    `verbose` shows progress. `train_options`: any other option of `vitreous.train` by name, and `settings`, values of
+    the run by their path: `{"recipe": "deit3", "device": "cpu", "settings": {"optimizer.betas": ["0.9", "0.95"]}}`.
+
+    Fitted: `classes_`, `bundle_` (model, task, preprocessing), `predictor_` (as `vitreous.load` gives it), `summary_`,
+    and `history_`, the lines of metrics. `fit` raises what `vitreous.train` raises.
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        init: str | None = None,
+        image_shape: tuple[int, ...] | None = None,
+        epochs: float | None = None,
+        batch_size: int | None = None,
+        lr: float | None = None,
+        augment: bool | str = "auto",
+        random_state: int | np.random.RandomState | None = None,
+        verbose: bool = False,
+        train_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.model, self.init, self.image_shape = model, init, image_shape
+        self.epochs, self.batch_size, self.lr, self.augment = epochs, batch_size, lr, augment
+        self.random_state, self.verbose, self.train_options = random_state, verbose, train_options
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Train on n images of classes y, (n,) of any type. Raises ValueError for other y, and for one class alone."""
+        images = self.read_images(X, reset=True)
+        if y is None:
+            raise ValueError("requires y to be passed, but the target y is None")
+        check_classification_targets(y)
+        y = column_or_1d(y, warn=True)
+        if len(y) != len(images):
+            raise ValueError(f"Found input variables with inconsistent numbers of samples: {len(images)}, {len(y)}")
+        self.classes_, labels = np.unique(y, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise ValueError("Classifier can't train when only one class is present.")
+        names = [str(name) or "(empty)" for name in self.classes_]
+        self.fit_model(images, labels.astype(np.int64), names, row_options(self, images))
+        return self
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The class of each image, (n,) of the type of y."""
+        best = self.predict_proba(X).argmax(1)
+        return self.classes_[best]
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """The probability of each class, (n, classes) float64, columns as `classes_`. Raises NotFittedError, and
+        DataError for a file that cannot be read."""
+        check_is_fitted(self, "bundle_")
+        chunks = self.predictor_.rows(self.items(X), self.predictor_.probabilities, "stop")
+        return np.stack([row for chunk in chunks for _, row in chunk if not isinstance(row, DataError)])
+
+
+class VitreousEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ImageEstimator):
+    """Features of images, (n, D) float32: what the head of a Vision Transformer reads.
+
+    `weights`: a run, a bundle, or foreign weights as `vitreous.load` takes them; then `fit` trains nothing. None: `fit`
+    trains a model on X, without labels, by `recipe` (`mae`, `dino`, …; `vitreous recipes` lists them), and the other
+    parameters are those of `VitreousClassifier`.
+    """
+
+    def __init__(
+        self,
+        weights: str | os.PathLike[str] | None = None,
+        *,
+        recipe: str = "mae",
+        model: str | None = None,
+        image_shape: tuple[int, ...] | None = None,
+        epochs: float | None = None,
+        batch_size: int | None = None,
+        augment: bool | str = "auto",
+        random_state: int | np.random.RandomState | None = None,
+        verbose: bool = False,
+        train_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.weights, self.recipe, self.model, self.image_shape = weights, recipe, model, image_shape
+        self.epochs, self.batch_size, self.augment = epochs, batch_size, augment
+        self.random_state, self.verbose, self.train_options = random_state, verbose, train_options
+
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Load the weights, or train without labels; y is not looked at. Raises UsageError for an exported file, and
+        what `vitreous.load` and `vitreous.train` raise."""
+        images = self.read_images(X, reset=True)
+        if self.weights is None:
+            self.fit_model(images, None, (), {"recipe": self.recipe, **row_options(self, images)})
+        else:
+            bundle = load(self.weights, headless=True).bundle
+            if bundle is None:
+                raise UsageError(f"{self.weights} is an exported file", "name the run that it was exported from")
+            self.keep(bundle)
+        return self
+
+    def transform(self, X: Any) -> np.ndarray:
+        """Features, (n, D) float32. Raises NotFittedError, and DataError for a file that cannot be read."""
+        check_is_fitted(self, "bundle_")
+        chunks = self.predictor_.rows(self.items(X), self.predictor_.runtime.features, "stop")
+        return np.stack([row for chunk in chunks for _, row in chunk if not isinstance(row, DataError)])
+
+    @property
+    def _n_features_out(self) -> int:
+        """D, which names the columns of a data frame."""
+        return self.bundle_.model.config.width
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.transformer_tags.preserves_dtype = []  # features are float32
+        return tags
+
+
+def listed_pictures(X: Any) -> list[Any] | None:
+    """X as a list, where it is a list of paths, PIL images or arrays (H, W[, C]) of different sizes, an array of texts,
+    (n,) or (n, 1), or one column of them; None for anything else. Raises ValueError for one image alone, and for a list
+    of several kinds."""
+    column = X
+    if hasattr(X, "iloc") or isinstance(X, np.ndarray):
+        column = np.asarray(X)
+        if column.dtype.kind not in "OUT" or column.ndim > 2 or (column.ndim == 2 and column.shape[1] != 1):
+            return None
+        column = column.ravel()
+    if isinstance(X, str | os.PathLike | bytes | Image.Image):
+        raise ValueError(f"X is one image, a {type(X).__name__}: give [X]")
+    if not isinstance(column, np.ndarray | list | tuple):
+        return None
+    rows = [os.fspath(row) if isinstance(row, str | os.PathLike) else row for row in column]
+    if all(isinstance(row, str) for row in rows) or all(isinstance(row, Image.Image) for row in rows):
+        return rows
+    if any(isinstance(row, str | Image.Image) for row in rows) and isinstance(X, list | tuple):
+        kinds = sorted({type(row).__name__ for row in rows})
+        raise ValueError(f"X mixes {' and '.join(kinds)}: give one kind of images")
+    arrays = all(isinstance(row, np.ndarray) and row.ndim in (2, 3) for row in rows)
+    return rows if arrays and len({row.shape for row in rows}) > 1 else None
+
+
+def is_numeric(X: Any) -> bool:
+    """Whether X is an array of numbers, whose type can stay."""
+    return isinstance(X, np.ndarray) and X.dtype.kind in "buif"
+
+
+def as_pixels(array: np.ndarray) -> np.ndarray:
+    """(n, H, W[, C]) of any numbers -> the same in uint8 if it is that, else in float32; one channel has no axis."""
+    array = array[..., 0] if array.ndim == 4 and array.shape[-1] == 1 else array
+    return array if array.dtype == np.uint8 else array.astype(np.float32)
+
+
+def as_rows(table: np.ndarray) -> np.ndarray:
+    """(n, features) -> pictures of one row of tokens, (n, 1, tokens, C) float32, of C numbers each; (n, 1, tokens)
+    where C is 1. The last are filled up with 0."""
+    numbers = -(-table.shape[1] // ROW_TOKENS)
+    tokens = max(ROW_LEAST, -(-table.shape[1] // numbers))
+    rows = np.zeros((len(table), 1, tokens * numbers), np.float32)
+    rows[:, 0, : table.shape[1]] = table
+    return rows if numbers == 1 else rows.reshape(len(table), 1, tokens, numbers)
+
+
+def row_options(estimator: Any, images: Images) -> dict[str, Any]:
+    """Options of `train` for rows of numbers, of which each place is a token; none for pictures."""
+    if not isinstance(images, np.ndarray) or estimator.image_shape is not None or images.shape[1] != 1:
+        return {}
+    model = {} if estimator.model or getattr(estimator, "init", None) else {"model": ROW_MODEL}
+    settings = {"model.patch": ["1", "1"]}
+    if getattr(estimator, "recipe", "") == "mae":  # a patch of one number has no deviation to be divided by
+        settings["objective.normalise"] = ["false"]
+    return {**model, "settings": settings}

@@ -1,0 +1,108 @@
+"""`vitreous.create`: a model by name, freshly initialised or with weights."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+from vitreous.config import to_plain
+from vitreous.errors import UsageError, nearest
+from vitreous.models import zoo
+from vitreous.models.config import ModelConfig, replace_fields
+from vitreous.models.names import configure, name_of
+from vitreous.weights.adopt import adopt, open_weights
+
+#: what timm and others call an option -> its name here
+SYNONYMS = {
+    "img_size": "image_size",
+    "in_chans": "channels",
+    "in_channels": "channels",
+    "drop_path_rate": "drop_path",
+    "drop_rate": "dropout",
+    "embed_dim": "width",
+    "num_heads": "heads",
+    "reg_tokens": "registers",
+    "init_values": "layer_scale",
+    "pretrained_path": "weights",
+    "checkpoint_path": "weights",
+}
+POOLS = {"token": "class", "avg": "mean", "map": "attention"}  # timm's `global_pool`
+#: fields by which weights may go on otherwise than they were trained; others say what the weights are
+TRAINING = ("dropout", "drop_path", "drop_path_rises", "resize")
+logger = logging.getLogger("vitreous")
+
+
+def create(
+    name: str | None = None,
+    image_size: int | tuple[int, ...] | None = None,
+    num_classes: int | None = None,
+    channels: int | None = None,
+    weights: str | os.PathLike[str] | None = None,
+    **changes: Any,
+) -> Any:
+    """Build a model: `create("ViT-B/16", image_size=384, num_classes=37)`, freshly initialised, or with `weights`.
+
+    `image_size` in pixels, one number or one per axis; `num_classes` as the name has it (1000 for most), 0 leaves the
+    head out; `channels` of an image: 3, or 4 of a DiT's latents; `changes` are fields of `ViTConfig`, `BiTConfig`,
+    `SwinConfig` or `DiTConfig`. timm's `img_size`, `in_chans`, `drop_rate`, `drop_path_rate`, `global_pool` and the
+    like mean the same here.
+
+    `weights`: a run, a bundle, a file or foreign weights, as `vitreous.load` takes them. Then `name` may be left out;
+    size, classes and channels are those of the weights where they are not given, positions are resized, channels are
+    changed, and a head for another number of classes is new, and 0. The logger `vitreous` tells, at level INFO, what
+    became of the tensors. Raises UsageError for an unknown name or field, for one that does not fit the weights, and
+    for a size that the patch does not divide; WeightsError for weights that are not read.
+    """
+    given = {"image_size": image_size, "num_classes": num_classes, "channels": channels, "weights": weights}
+    given, changes = by_our_names({key: value for key, value in given.items() if value is not None}, changes)
+    source = given.pop("weights", None)
+    if source is None:
+        if name is None:
+            raise UsageError("create() needs a name or weights", 'create("ViT-S/16"), or create(weights="runs/pets")')
+        return zoo.create(name, **given, **changes)
+    opened = open_weights(source)
+    config = opened.config
+    if name is not None and name_of(configure(name)) != name_of(config):
+        raise UsageError(f"{os.fspath(source)} is {name_of(config)}, not {name}", "leave the name out")
+    if wrong := sorted(set(changes) - set(TRAINING)):
+        hint = nearest(wrong[0], TRAINING) or f"with weights there are {', '.join(TRAINING)}"
+        raise UsageError(f"{wrong[0]} is as the weights have it: it cannot be given beside them", hint)
+    model = zoo.build(fitted(config, given, changes))
+    logger.info(adopt(model, opened).text())
+    return model
+
+
+def by_our_names(given: dict[str, Any], changes: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Options by their names here: those of `create`, and fields of a config. Raises UsageError for one that is given
+    by two names, and for `pretrained`, which names no weights."""
+    if changes.get("pretrained") is False:
+        changes = {name: value for name, value in changes.items() if name != "pretrained"}
+    if "pretrained" in changes:
+        raise UsageError("pretrained=True names no weights", 'name them: create(weights="timm:NAME"), or "hf:ORG/NAME"')
+    renamed: dict[str, Any] = {}
+    for name, value in changes.items():
+        ours = "pool" if name == "global_pool" else SYNONYMS.get(name, name)
+        if ours in renamed or ours in given or (ours != name and ours in changes):
+            raise UsageError(f"{name} and {ours} say the same thing", "use one of them")
+        renamed[ours] = POOLS.get(value, value) if name == "global_pool" else value
+    own = ("image_size", "num_classes", "channels", "weights")
+    return {**given, **{n: v for n, v in renamed.items() if n in own}}, {
+        n: v for n, v in renamed.items() if n not in own
+    }
+
+
+def fitted(config: ModelConfig, given: dict[str, Any], changes: dict[str, Any]) -> ModelConfig:
+    """The config of weights with another size, classes and channels. Raises UsageError for a size that the patch does
+    not divide, for classes of a model that gives none, and as configs do."""
+    size = given.get("image_size")
+    fields: dict[str, Any] = dict(changes)
+    if size is not None:
+        fields["image"] = (size,) * len(config.image) if isinstance(size, int) else tuple(size)
+    if "num_classes" in given:
+        fields["classes"] = given["num_classes"]
+    if "channels" in given:
+        fields["channels"] = given["channels"]
+    if missing := sorted(set(fields) - set(to_plain(config))):
+        raise UsageError(f"{name_of(config)} has no {missing[0]}", "leave it out")
+    return replace_fields(config, fields)
