@@ -28,6 +28,7 @@ ROWS = [
     {"reports"},
     {"recipes"},
     {"jobs", "serving"},
+    {"studies"},
     {"bench"},
     {"cli"},
 ]

@@ -1,0 +1,16 @@
+"""Every study by name: one dict, complete at import."""
+
+from __future__ import annotations
+
+from vitreous.errors import UsageError, nearest
+from vitreous.studies import positions
+from vitreous.studies.study import Study
+
+STUDIES: dict[str, Study] = {study.name: study for study in (positions.STUDY,)}
+
+
+def find(name: str) -> Study:
+    """The study of that name. Raises UsageError with the nearest."""
+    if name not in STUDIES:
+        raise UsageError(f"unknown study {name}", nearest(name, STUDIES) or "`vitreous study` lists them")
+    return STUDIES[name]
