@@ -8,7 +8,7 @@ import pytest
 DOCS = Path(__file__).parents[1] / "docs"
 
 
-@pytest.mark.parametrize("page", ["dense.md", "generating.md", "video.md", "volumes.md", "windows.md"])
+@pytest.mark.parametrize("page", ["dense.md", "generating.md", "studies.md", "video.md", "volumes.md", "windows.md"])
 def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text("utf-8"), re.DOTALL)

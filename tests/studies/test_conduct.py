@@ -213,7 +213,8 @@ def test_every_study_has_its_reference_and_no_cell_twice(name, scale):
     seen = list(study.places(made))
     assert len(seen) == len(set(seen)) and all(len(place) == len(one.axes) for place in seen)
     assert {one.reference_of(place) for place in seen} <= set(seen)
-    assert one.published.values.keys() <= set(seen) and one.differs and one.question.endswith("?")
+    assert scale != "published" or one.published.values.keys() <= set(seen)
+    assert one.differs and one.question.endswith("?")
     assert one.chart.series in ("", *one.axes)
 
 

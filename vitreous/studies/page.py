@@ -46,6 +46,11 @@ def page_parts(home: Path, study: Study, document: dict[str, Any], rows: list[Ro
         "columns": [*study.axes, f"mean {NAMES.get(figure, figure)}", "95 % interval", "difference", "95 % interval"],
         "table": table,
         "notes": notes_of(document, rows),
+        "elsewhere": [
+            (" · ".join(place), value)
+            for place, value in study.published.values.items()
+            if place not in {row.place for row in rows}
+        ],
     }
 
 
@@ -138,7 +143,8 @@ def markdown(parts: dict[str, Any]) -> str:
         runs = " ".join(f"[{run['seed']}]({run['href']})" for run in row["runs"])
         lines.append(row_text([*row["place"], *row["cells"], runs]))
     lines += ["", *(f"- {note}" for note in parts["notes"])]
-    lines += ["", f"Published: {study.published.of}.", "", f"What differs: {study.differs}", ""]
+    printed = "".join(f" {name} {value};" for name, value in parts["elsewhere"]).rstrip(";")
+    lines += ["", f"Published: {study.published.of}.{printed}", "", f"What differs: {study.differs}", ""]
     return "\n".join(lines)
 
 

@@ -3,10 +3,30 @@
 from __future__ import annotations
 
 from vitreous.errors import UsageError, nearest
-from vitreous.studies import positions
+from vitreous.studies import (
+    augmentations,
+    axial,
+    compute,
+    dino,
+    dropout,
+    images,
+    labels,
+    masks,
+    optimizers,
+    pooling,
+    positions,
+    shape,
+    teachers,
+)
 from vitreous.studies.study import Study
 
-STUDIES: dict[str, Study] = {study.name: study for study in (positions.STUDY,)}
+STUDIES: dict[str, Study] = {
+    module.STUDY.name: module.STUDY
+    for module in (
+        *(positions, pooling, shape, optimizers, images, compute, axial),
+        *(masks, teachers, augmentations, dino, labels, dropout),
+    )
+}
 
 
 def find(name: str) -> Study:

@@ -54,6 +54,11 @@ class Setting:
         """The side of a patch that gives about 16 to 64 tokens."""
         return 2 if self.side <= 16 else 4 if self.side <= 32 else 8
 
+    @property
+    def recipe(self) -> str:
+        """The recipe of small images, for cells that would take another one from weights."""
+        return "digits" if self.side <= 8 else "small"
+
     def vit(self, width: int = 0, depth: int = 0, patch: int = 0) -> str:
         """The name of the scale's ViT, or of one of another width, depth or patch."""
         scale = self.scale
