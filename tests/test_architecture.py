@@ -28,7 +28,8 @@ ROWS = [
     {"reports"},
     {"recipes"},
     {"jobs", "serving"},
-    {"bench", "sklearn"},
+    {"studies", "sklearn"},
+    {"bench"},
     {"cli"},
 ]
 

@@ -17,6 +17,7 @@ DOCS = Path(__file__).parents[1] / "docs"
         "hub.md",
         "interoperability.md",
         "pretrained.md",
+        "studies.md",
         "video.md",
         "volumes.md",
         "windows.md",

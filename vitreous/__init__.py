@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 from vitreous.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from vitreous.jobs.push import push as push
     from vitreous.jobs.loader import create_loader as create_loader
+    from vitreous.jobs.push import push as push
     from vitreous.jobs.soup import soup as soup
     from vitreous.jobs.train import train as train
     from vitreous.models.config import ViTConfig as ViTConfig

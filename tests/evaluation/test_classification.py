@@ -7,6 +7,7 @@ from tests.conftest import make_folder
 from vitreous.data.loader import EvalLoader
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.sources import open_data
+from vitreous.errors import NonFiniteError
 from vitreous.evaluation.classification import judge, rank_of
 from vitreous.evaluation.engine import TorchEngine, logits_of
 from vitreous.evaluation.intervals import wilson
@@ -107,3 +108,11 @@ def test_logits_are_the_same_bits_for_any_batch_and_any_workers(tmp_path):
         assert logits.shape == (150, 3) and not bad
         found.append(logits)
     assert all(np.array_equal(found[0], other) for other in found[1:])
+
+
+def test_outputs_without_probabilities_are_refused(answers):
+    logits, labels = answers
+    with pytest.raises(NonFiniteError, match="not finite"):
+        judge(np.where(np.arange(400)[:, None] == 7, np.nan, logits), labels, NAMES)
+    readable = np.arange(400) != 7
+    assert judge(np.where(readable[:, None], logits, np.nan), labels, NAMES, readable).unreadable == 1

@@ -25,6 +25,7 @@ VERBS = {
     "serve": ("vitreous.cli.serve", "a page and an HTTP interface for a model"),
     "export": ("vitreous.cli.export", "a model as a file for other programs, checked against the original"),
     "inspect": ("vitreous.cli.inspect", "what a model has learned and what it looks at, as figures"),
+    "study": ("vitreous.cli.study", "a table or figure of a paper: its runs, and a page of the result"),
     "soup": ("vitreous.cli.soup", "average the weights of several runs"),
     "data check": ("vitreous.cli.data_check", "what is wrong with a data set, before an hour is spent on it"),
     "data dedup": ("vitreous.cli.data_dedup", "the images of a data set that are in another one too"),

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from vitreous.errors import NonFiniteError
 from vitreous.evaluation.calibration import Gaps, calibration_error, image_gaps, log_softmax
 from vitreous.evaluation.evaluator import Evaluator, Outputs
 from vitreous.evaluation.intervals import DRAWS, Interval, bootstrap, percentile_interval, wilson
@@ -39,13 +40,16 @@ def judge(
     Labels (n, K) are judged by `judge_multilabel`. Images that are not `readable` (n,) count as wrong in accuracies and
     recalls, and have no part in NLL and ECE. Equal logits rank by position. top-5 is None for five classes or fewer.
     NLL in nats; ECE over 15 equal bins of the highest probability (arXiv:1706.04599). Intervals cover 95 %: Wilson's
-    for accuracies, of a seeded bootstrap for the others, corrected for the bias of the ECE.
+    for accuracies, of a seeded bootstrap for the others, corrected for the bias of the ECE. Raises NonFiniteError for
+    logits without probabilities.
     """
     readable = np.ones(len(labels), dtype=bool) if readable is None else readable
     if labels.ndim == 2:
         return judge_multilabel(logits, labels, classes, readable)
     count, scores = len(labels), logits.astype(np.float64)
     ranks, predicted, log_p = rank_of(scores, labels), scores.argmax(1), log_softmax(scores)
+    if np.isnan(log_p[readable]).any():
+        raise NonFiniteError("the model's outputs are not finite", "use a lower --lr, or --precision fp32")
     nll = -log_p[np.arange(count), labels][readable]
     confidence, right = np.exp(log_p.max(1))[readable], (predicted == labels)[readable]
     hits = {"top1": int((readable & (ranks < 1)).sum()), "top5": int((readable & (ranks < 5)).sum())}

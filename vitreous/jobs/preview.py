@@ -18,6 +18,7 @@ from vitreous.models.names import name_of
 from vitreous.nn.sizes import format_size
 from vitreous.progress import Listener
 from vitreous.recipes.options import TrainOptions
+from vitreous.training.batches import Inputs
 from vitreous.training.folder import Folder
 from vitreous.training.loop import State, fit
 from vitreous.training.run import Run
@@ -31,28 +32,13 @@ def preview(options: TrainOptions, listener: Listener) -> tuple[Run, dict[str, A
     options = with_data(options)
     check_options(options)
     folder, run, inputs, opened = plan(options, listener)
-    settle_process()
-    times: list[float] = []
-    size = f"{run.step_size} images each"
-
-    def tick(state: State) -> None:
-        times.append(time.perf_counter())
-        listener.progress("timing steps", len(times), TIMED + 1, size)
-        state.halt = len(times) > TIMED
-
-    with tempfile.TemporaryDirectory() as scratch:
-        session = Session(run, inputs, Folder(Path(scratch)), listener)
-        state = session.build()
-        listener.progress("timing steps", 0, TIMED + 1, size)
-        fit(state, session.batches(state), [(1, tick)])
-    steps = [after - before for before, after in pairwise(times)] or [float("nan")]
-    seconds = sorted(steps)[len(steps) // 2]
+    seconds, parameters = time_steps(run, inputs, listener)
     document = {
         "model": name_of(run.model),
         "recipe": run.recipe,
         "resolution": format_size(run.model.image),
         "tokens": run.model.prefix + math.prod(run.model.grid),
-        "parameters": sum(p.numel() for p in state.objective.parameters()),
+        "parameters": parameters,
         "gflops_per_image": round(2 * macs(run.model) / 1e9, 4),
         "device": run.device,
         "precision": run.precision,
@@ -69,3 +55,24 @@ def preview(options: TrainOptions, listener: Listener) -> tuple[Run, dict[str, A
     if options.lr_grid is not None:
         document |= forecast(run, plan_protocol(run, opened, inputs, options), seconds)
     return run, document
+
+
+def time_steps(run: Run, inputs: Inputs, listener: Listener) -> tuple[float, int]:
+    """Seconds of a training step, the median of a few on the real data after one to warm up, which are thrown away; and
+    the parameters of the objective, its decoder or teacher included."""
+    settle_process()
+    times: list[float] = []
+    size = f"{run.step_size} images each"
+
+    def tick(state: State) -> None:
+        times.append(time.perf_counter())
+        listener.progress("timing steps", len(times), TIMED + 1, size)
+        state.halt = len(times) > TIMED
+
+    with tempfile.TemporaryDirectory() as scratch:
+        session = Session(run, inputs, Folder(Path(scratch)), listener)
+        state = session.build()
+        listener.progress("timing steps", 0, TIMED + 1, size)
+        fit(state, session.batches(state), [(1, tick)])
+    steps = [after - before for before, after in pairwise(times)] or [float("nan")]
+    return sorted(steps)[len(steps) // 2], sum(p.numel() for p in state.objective.parameters())

@@ -1,0 +1,77 @@
+"""vitreous study."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vitreous.cli.console import Console
+from vitreous.errors import UsageError
+from vitreous.studies.options import StudyOptions as Options
+
+__all__ = ["Options", "run"]
+
+
+def run(options: Options, console: Console) -> dict[str, Any]:
+    """List the studies, plan one, or make it and print its table; returns the document. Raises UsageError for options
+    without a study."""
+    if not options.name:
+        if options != Options():
+            raise UsageError("no study is named", "vitreous study NAME; `vitreous study` lists them")
+        return list_studies(console)
+    from vitreous.studies.registry import find
+
+    study = find(options.name)  # what cannot be is refused before PyTorch is imported
+    from vitreous.studies.conduct import conduct
+
+    if options.dry_run:
+        return print_plan(conduct(options, console), console)
+    document = conduct(options, console)
+    from vitreous.reports.pages.formats import format_figure
+    from vitreous.studies.page import points
+
+    def text(value: float | None) -> str:
+        return "-" if value is None else format_figure(document["figure"], value)
+
+    rows = [
+        [
+            *row["place"],
+            text(row["mean"] and row["mean"]["mean"]),
+            "-" if row["difference"] is None else points(document["figure"], row["difference"]["mean"]),
+            row["verdict"],
+            row["published"] or "-",
+        ]
+        for row in document["rows"]
+    ]
+    console.table([*study.axes, document["figure"], "difference", "told", "published"], rows)
+    console.say(f"next: read {document['page']}")
+    return document
+
+
+def list_studies(console: Console) -> dict[str, Any]:
+    """Print every study with what it costs at each scale."""
+    from vitreous.studies.planning import counted_cost
+    from vitreous.studies.registry import STUDIES
+    from vitreous.studies.study import SCALES
+
+    listed, rows = [], []
+    for study in STUDIES.values():
+        scales = [counted_cost(study, scale) for scale in SCALES.values()]
+        listed.append({"name": study.name, "question": study.question, "source": study.source, "scales": scales})
+        costs = (f"{cost['runs']} runs, {cost['exaflops']:.2g} EFLOP" for cost in scales)
+        rows.append([study.name, study.source, *costs])
+    console.table(["name", "source", *(f"{scale.name} ({scale.about})" for scale in SCALES.values())], rows)
+    console.say("`vitreous study NAME --dry-run` says the hours that one takes here; EFLOP is 10^18 operations.")
+    return {"studies": listed}
+
+
+def print_plan(document: dict[str, Any], console: Console) -> dict[str, Any]:
+    """Print the plan of --dry-run."""
+    from vitreous.cli.console import readable_bytes
+
+    shown = {
+        name.removesuffix("_bytes"): readable_bytes(value) if name.endswith("_bytes") and value else value
+        for name, value in document.items()
+        if value is not None
+    }
+    console.table(["plan", ""], [[name.replace("_", " "), f"{value}"] for name, value in shown.items()])
+    return document

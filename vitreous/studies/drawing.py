@@ -1,0 +1,94 @@
+"""The figure of a study: dots with intervals, or curves against an axis or a measured quantity."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+from vitreous.reports.pages.formats import SHARES
+from vitreous.reports.pages.plots import COLOURS, INK, markup, strip_axes, style
+from vitreous.studies.study import Study
+from vitreous.studies.tables import Row
+
+#: measured quantities as the axis of a figure
+LABELS = {"exaflops": "exaFLOPs of training", "parameters": "parameters", "images_per_second": "images a second"}
+
+
+def draw_table(study: Study, rows: list[Row], figure: str, label: str) -> Any:
+    """The figure of a study's rows as SVG markup; None where no row has a mean."""
+    drawn = [row for row in rows if row.mean is not None]
+    if not drawn:
+        return None
+    factor, unit = (100.0, f"{label}, %") if figure in SHARES else (1.0, label)
+    if study.chart.x:
+        return draw_curves(study, drawn, factor, unit)
+    return draw_dots(study, drawn, factor, unit)
+
+
+def draw_dots(study: Study, rows: list[Row], factor: float, unit: str) -> Any:
+    """A line for each row: the mean and its interval, and every seed."""
+    from matplotlib.figure import Figure
+
+    names = [" · ".join(row.place) for row in rows]
+    height = 0.9 + 0.3 * len(rows)
+    room = min(0.45, 0.065 * max(map(len, names)) / 6.4 + 0.04)
+    with style():
+        figure = Figure(figsize=(6.4, height))
+        figure.subplots_adjust(left=room, right=0.98, bottom=0.5 / height, top=1 - 0.15 / height)
+        axes = figure.subplots()
+        for place, row in enumerate(rows):
+            assert row.mean is not None
+            colour = COLOURS[1] if row.reference is None else COLOURS[0]
+            if row.mean.interval:
+                ends = [min(100.0, max(0.0, 100 * end)) if factor > 1 else end for end in row.mean.interval]
+                axes.plot(ends, [place] * 2, color=colour, linewidth=1.5)
+            seeds = [factor * value for value in row.values.values()]
+            axes.plot(seeds, [place] * len(seeds), "|", color=INK, alpha=0.5, markersize=8)
+            axes.plot([factor * row.mean.mean], [place], "o", color=colour, markersize=5)
+        axes.set_yticks(range(len(rows)), names)
+        axes.set_ylim(len(rows) - 0.5, -0.5)
+        axes.set_xlabel(unit)
+        strip_axes(axes)
+        return markup(figure, f"{study.title}: {unit}")
+
+
+def draw_curves(study: Study, rows: list[Row], factor: float, unit: str) -> Any:
+    """Means against `x`, with intervals, a curve for each value of the axis `series`."""
+    from matplotlib.figure import Figure
+
+    series: dict[str, list[tuple[float, Row]]] = {}
+    for row in rows:
+        name = row.place[study.axes.index(study.chart.series)] if study.chart.series else ""
+        if (x := x_of(study, row)) is not None:
+            series.setdefault(name, []).append((x, row))
+    with style():
+        figure = Figure(figsize=(6.4, 4.0))
+        figure.subplots_adjust(left=0.11, right=0.98, bottom=0.13, top=0.97)
+        axes = figure.subplots()
+        for number, (name, points) in enumerate(series.items()):
+            points.sort(key=lambda point: point[0])
+            xs, means = [x for x, _ in points], [row.mean for _, row in points]
+            colour = COLOURS[number % len(COLOURS)]
+            axes.plot(
+                xs, [factor * mean.mean for mean in means if mean], color=colour, label=name, marker="o", markersize=4
+            )
+            for x, mean in zip(xs, means, strict=True):
+                if mean and mean.interval:
+                    axes.plot([x, x], [factor * end for end in mean.interval], color=colour, linewidth=1, alpha=0.6)
+        if study.chart.logarithmic:
+            axes.set_xscale("log")
+        axes.set_xlabel(LABELS.get(study.chart.x, study.chart.x))
+        axes.set_ylabel(unit)
+        strip_axes(axes)
+        if study.chart.series:
+            axes.legend(frameon=False, title=study.chart.series)
+        return markup(figure, f"{study.title}: {unit} against {study.chart.x}")
+
+
+def x_of(study: Study, row: Row) -> float | None:
+    """Where a row is on the axis of the figure: the number in its place, or what was measured; None for no number."""
+    if study.chart.x not in study.axes:
+        return row.measured[study.chart.x]
+    with suppress(ValueError):
+        return float(row.place[study.axes.index(study.chart.x)].split()[0].rstrip("%"))
+    return None

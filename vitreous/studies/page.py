@@ -1,0 +1,153 @@
+"""The page of a study, as one HTML file that needs no other, and as Markdown."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+from typing import Any
+
+from vitreous.disk import write_text
+from vitreous.reports.pages.formats import SHARES, format_figure, format_seconds, render
+from vitreous.reports.pages.report import NAMES
+from vitreous.studies.drawing import draw_table
+from vitreous.studies.statistics import Estimate
+from vitreous.studies.study import SCALES, Study
+from vitreous.studies.tables import Row
+
+PAGE, TEXT = "report.html", "report.md"
+
+
+def write_pages(home: Path, study: Study, document: dict[str, Any], rows: list[Row]) -> None:
+    """Write `report.html` and `report.md` into the folder of a study. Raises OSError."""
+    parts = page_parts(home, study, document, rows)
+    figure = draw_table(study, rows, document["figure"], parts["figure_name"])
+    write_text(home / PAGE, render("study.html", **parts, drawing=figure))
+    write_text(home / TEXT, markdown(parts))
+
+
+def page_parts(home: Path, study: Study, document: dict[str, Any], rows: list[Row]) -> dict[str, Any]:
+    """What both pages show, as texts."""
+    figure = document["figure"]
+    table = [
+        {
+            "place": row.place,
+            "cells": cells_of(row, figure),
+            "reference": row.reference is None,
+            "runs": links(home, row),
+        }
+        for row in rows
+    ]
+    return {
+        "study": study,
+        "figure_name": NAMES.get(figure, figure),
+        "setting": setting_text(document, rows),
+        "command": command_of(document["settings"], home),
+        "columns": [*study.axes, f"mean {NAMES.get(figure, figure)}", "95 % interval", "difference", "95 % interval"],
+        "table": table,
+        "notes": notes_of(document, rows),
+        "elsewhere": [
+            (" · ".join(place), value)
+            for place, value in study.published.values.items()
+            if place not in {row.place for row in rows}
+        ],
+    }
+
+
+def cells_of(row: Row, figure: str) -> list[str]:
+    """Mean, its interval, difference, its interval, verdict and published number of a row."""
+    mean, pair = row.mean, row.difference
+    return [
+        "–" if mean is None else format_figure(figure, mean.mean),
+        range_text(
+            mean, lambda value: format_figure(figure, min(1.0, max(0.0, value)) if figure in SHARES else value, 1)
+        ),
+        "–" if pair is None else points(figure, pair.mean),
+        range_text(pair, lambda value: points(figure, value)),
+        row.verdict,
+        row.published or "–",
+    ]
+
+
+def range_text(estimate: Estimate | None, form: Any) -> str:
+    """The ends of an interval; a dash where there is none."""
+    return "–" if estimate is None or estimate.interval is None else " to ".join(map(form, estimate.interval))
+
+
+def points(figure: str, difference: float) -> str:
+    """A difference with its sign, of shares in percentage points."""
+    return f"{100 * difference:+.2f}" if figure in SHARES else f"{difference:+.3f}"
+
+
+def links(home: Path, row: Row) -> list[dict[str, Any]]:
+    """The pages of a row's runs, relative to the study's, by seed; of a run without one its summary."""
+    files = [Path(folder) / "report.html" for folder in row.runs]
+    files = [file if file.is_file() else file.with_name("summary.json") for file in files]
+    return [
+        {"seed": number, "href": os.path.relpath(file, home).replace(os.sep, "/")} for number, file in enumerate(files)
+    ]
+
+
+def setting_text(document: dict[str, Any], rows: list[Row]) -> list[str]:
+    """How the runs were made, in sentences."""
+    settings = document["settings"]
+    steps = " to ".join(f"{count:,}" for count in sorted({document["steps"][0], document["steps"][-1]}))
+    judged = f" of {document['images']:,} validation images" if document["images"] else ""
+    summary = (
+        f"{len(document['runs'])} runs on {settings['data']} at the scale {settings['scale']} "
+        f"({SCALES[settings['scale']].about}): {settings['seeds']} of each cell, of {steps} optimiser steps, "
+        f"{format_seconds(document['seconds'])} of training in all. "
+        f"The figure is {NAMES.get(document['figure'], document['figure'])}{judged}."
+    )
+    lines = [summary]
+    if settings["share"] < 1:
+        lines.append(
+            f"For the budget of {settings['budget']} every run has {settings['share']:.0%} of the scale's steps: what "
+            "is learned late is not seen."
+        )
+    return lines
+
+
+def notes_of(document: dict[str, Any], rows: list[Row]) -> list[str]:
+    """What the reader has to know of the table."""
+    reference = sorted({" · ".join(row.reference) for row in rows if row.reference})
+    paired = "Intervals are Student's t over seeds, each for itself: of 20 such, one is expected to miss. A difference "
+    paired += (
+        f"is to the reference ({'; '.join(reference)}) of the same seeds; where its interval holds 0 it cannot be "
+    )
+    paired += "told which is better."
+    notes = [paired, "All seeds are judged on the same images, so that the intervals say nothing of other images."]
+    if document["settings"]["seeds"] == 1:
+        notes.append("One seed gives no interval: no difference can be told. Use --seeds 3 or more.")
+    if failed := sum(row.failed for row in rows):
+        notes.append(f"{failed} runs ended in a loss that was not finite; they are in no mean.")
+    return notes
+
+
+def command_of(settings: dict[str, Any], home: Path) -> str:
+    """The one command that makes the study again, elsewhere."""
+    words = ["vitreous", "study", settings["name"]]
+    for name in ("data", "scale", "seeds", "steps", "budget", "device", "precision"):
+        if settings[name] is not None:
+            words += [f"--{name}", str(settings[name])]
+    return shlex.join([*words, "--out", str(home.parent)])
+
+
+def markdown(parts: dict[str, Any]) -> str:
+    """The page as Markdown, its figure left out."""
+    study: Study = parts["study"]
+    head = [*parts["columns"], "told", "published", "runs"]
+    lines = [f"# {study.title}", "", study.question, f"({study.source})", "", "```", parts["command"], "```", ""]
+    lines += [*parts["setting"], "", row_text(head), row_text(["---"] * len(head))]
+    for row in parts["table"]:
+        runs = " ".join(f"[{run['seed']}]({run['href']})" for run in row["runs"])
+        lines.append(row_text([*row["place"], *row["cells"], runs]))
+    lines += ["", *(f"- {note}" for note in parts["notes"])]
+    printed = "".join(f" {name} {value};" for name, value in parts["elsewhere"]).rstrip(";")
+    lines += ["", f"Published: {study.published.of}.{printed}", "", f"What differs: {study.differs}", ""]
+    return "\n".join(lines)
+
+
+def row_text(cells: list[str]) -> str:
+    """A row of a Markdown table."""
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
