@@ -28,6 +28,7 @@ VERBS = {
     "export": ("vitreous.cli.export", "a model as a file for other programs, checked against the original"),
     "inspect": ("vitreous.cli.inspect", "what a model has learned and what it looks at, as figures"),
     "soup": ("vitreous.cli.soup", "average the weights of several runs"),
+    "watch": ("vitreous.cli.watch", "the curves of a run in a browser, while it trains"),
     "data check": ("vitreous.cli.data_check", "what is wrong with a data set, before an hour is spent on it"),
     "data dedup": ("vitreous.cli.data_dedup", "the images of a data set that are in another one too"),
     "data convert": ("vitreous.cli.data_convert", "boxes and masks in another format"),
