@@ -152,10 +152,10 @@ def run_training(options: TrainOptions, listener: Listener, ranks: Ranks, announ
     if resumed is None:
         listener.note(exports_note(run.model, graphs=not run.preprocess.native))
     with folder.locked() if ranks.is_main else nullcontext():
-        shown = options.live and isinstance(listener, Display)
+        display = listener if options.live and isinstance(listener, Display) else None
         with (
             tracked(logs, folder, listener, options.log_timeout) as trackers,
-            live_curves(run.steps, listener) if shown else nullcontext() as curves,
+            live_curves(run.steps, display) if display else nullcontext() as curves,
         ):
             sinks = (trackers,) if curves is None else (trackers, curves)
             folder = replace(folder, sinks=sinks if ranks.is_main else ())

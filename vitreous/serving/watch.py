@@ -155,7 +155,10 @@ def open_server(run: str | os.PathLike[str], port: int) -> tuple[WatchServer, An
     """
     if not 0 <= port <= 65535:
         raise UsageError(f"--port {port}", "0 to 65535; 0 finds a free one")
-    server = WatchServer(Watch(Folder(Path(run))))
+    folder = Folder(Path(run))
+    if not folder.config.is_file():
+        raise UsageError(f"{folder.path} is no run folder: it has no config.yaml", "name a run, as in runs/latest")
+    server = WatchServer(Watch(folder))
     return server, bind_socket("127.0.0.1", port)
 
 

@@ -113,7 +113,7 @@ def draw_curve(title: str, steps: np.ndarray, values: np.ndarray, total: int, wi
     before = rows[0]
     for column in range(spots[0], spots[-1] + 1):
         row = round(float(np.interp(column, spots, rows)))
-        for dot in range(*sorted((before, row)), 1) if before != row else ():
+        for dot in range(min(before, row), max(before, row)):
             canvas[dot // 4, column // 2] |= DOTS[dot % 4, column % 2]
         canvas[row // 4, column // 2] |= DOTS[row % 4, column % 2]
         before = row

@@ -45,7 +45,8 @@ def run_pictures(folder: Folder, page: dict[str, Any], report: Report | None) ->
 def grid_of_uris(rows: Sequence[Sequence[str | None]]) -> Image.Image:
     """Return rows of images as one image, each in a cell as large as the largest; None is no image."""
     images = [[enlarge(image_of(uri), SMALL) for uri in row if uri is not None] for row in rows]
-    cell = tuple(max(image.size[axis] for row in images for image in row) for axis in (0, 1))
+    flat = [image for row in images for image in row]
+    cell = max(image.width for image in flat), max(image.height for image in flat)
     columns, blank = max(map(len, images)), Image.new("RGB", cell, "white")
     fitted = [[ImageOps.pad(image, cell, color="white") for image in row] for row in images]
     return grid_of([image for row in fitted for image in [*row, *[blank] * (columns - len(row))]], columns)
