@@ -56,6 +56,7 @@ ALLOWED_SKIPS = {
     "a library of the page on interoperability": "the extra `test` brings those that are small",
     "SCIPY_ARRAY_API is not set": "one check of scikit-learn's, of arrays that are not numpy's",
     "a file system that takes these names for one": "a property of the file system",
+    "(tensorboard|wandb|mlflow|flask) is not installed": "an extra for a program that shows runs",
 }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Iterable
+from importlib.util import find_spec
 from itertools import islice
 
 
@@ -86,6 +87,13 @@ def first_names(names: Iterable[str], most: int = 20) -> str:
     names = list(names)
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(map(printable, names[:most])) + more
+
+
+def check_installed(libraries: Iterable[str], extra: str) -> None:
+    """Raise ResourceError for a library that is not installed, which the extra of this name brings."""
+    for name in libraries:
+        if find_spec(name) is None:
+            raise ResourceError(f"{name} is not installed", f"pip install 'vitreous[{extra}]'")
 
 
 def check_path(value: object, argument: str) -> None:

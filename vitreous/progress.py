@@ -7,13 +7,15 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from typing import Protocol, TextIO
+from typing import Any, Protocol, TextIO
 
 from vitreous.cores import Neighbours
 from vitreous.notebook import progress_html, updatable_cell
 
 CELL_EVERY = 0.5  # seconds between two drawings of a bar in a notebook
 PLAIN_EVERY = 10.0  # seconds between two progress lines where stderr is no terminal
+#: names of threads that still run when their work was given up; a process that ends does not wait for them
+ABANDONED: set[str] = set()
 
 
 class Listener(Protocol):
@@ -71,6 +73,7 @@ class Display:
         self.bar = None
         self.task = None
         self.cell: Callable[[str], None] | None = None  # of a notebook
+        self.header: Any = None  # what rich draws above the bar, as long as there is one
         self.label = ""
         self.last_line = 0.0
         self.began = time.monotonic()
@@ -133,7 +136,9 @@ class Display:
                 TextColumn("{task.fields[text]}"),
                 TimeRemainingColumn(),
             )
-            self.bar = Progress(*columns, console=Terminal(stderr=True), transient=False)
+            bar = self.bar = Progress(*columns, console=Terminal(stderr=True), transient=self.header is not None)
+            if (header := self.header) is not None:
+                bar.get_renderables = lambda: [header, bar.make_tasks_table(bar.tasks)]
             self.task = self.bar.add_task(label, total=total, text=text)
             self.label = label
             self.bar.start()

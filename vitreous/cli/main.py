@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import signal
 import sys
+import threading
 from collections.abc import Sequence
 from contextlib import nullcontext
 from importlib import import_module
@@ -13,7 +15,7 @@ from typing import Any, NoReturn
 from vitreous.cli.console import Console, as_json, reserve_stdout
 from vitreous.cores import bound_threads
 from vitreous.errors import UsageError, VitreousError, nearest, out_of_memory
-from vitreous.progress import discard, speaks, write_line
+from vitreous.progress import ABANDONED, discard, speaks, write_line
 
 #: verb -> (module, what it does); the module has a frozen dataclass `Options` and a function `run(options, console)`
 VERBS = {
@@ -27,6 +29,7 @@ VERBS = {
     "inspect": ("vitreous.cli.inspect", "what a model has learned and what it looks at, as figures"),
     "study": ("vitreous.cli.study", "a table or figure of a paper: its runs, and a page of the result"),
     "soup": ("vitreous.cli.soup", "average the weights of several runs"),
+    "watch": ("vitreous.cli.watch", "the curves of a run in a browser, while it trains"),
     "data check": ("vitreous.cli.data_check", "what is wrong with a data set, before an hour is spent on it"),
     "data dedup": ("vitreous.cli.data_dedup", "the images of a data set that are in another one too"),
     "data convert": ("vitreous.cli.data_convert", "boxes and masks in another format"),
@@ -66,6 +69,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             raise
         code = fail(VitreousError("out of memory", WAYS), words, 6)
     sys.stdout.flush()
+    if any(thread.name in ABANDONED for thread in threading.enumerate()):
+        sys.stderr.flush()
+        os._exit(code)  # all is saved, and the library of a tracker that does not answer would wait for it for minutes
     sys.exit(code)
 
 

@@ -29,14 +29,17 @@ from vitreous.recipes.options import TrainOptions
 from vitreous.reports.answers import Computing, compute_answers
 from vitreous.reports.generated import write_samples
 from vitreous.reports.learned import write_learned
+from vitreous.reports.pages.run_pictures import run_pictures
 from vitreous.reports.readings import record, write_page
 from vitreous.reports.scenes import judge_scenes
 from vitreous.training import best, parts
 from vitreous.training.folder import Folder
+from vitreous.training.live import live_curves
 from vitreous.training.probe import fitted
 from vitreous.training.ranks import Ranks, launch_name, together
 from vitreous.training.run import Run
 from vitreous.training.session import Session
+from vitreous.training.trackers.trackers import Trackers, chosen_trackers, tracked
 from vitreous.weights.writable import exports_note
 
 #: names that other libraries have for options of `train`
@@ -113,7 +116,8 @@ def launch(options: TrainOptions, listener: Listener, announce: Announce = lambd
 
 def run_training(options: TrainOptions, listener: Listener, ranks: Ranks, announce: Announce) -> dict[str, Any]:
     """Plan the run, train it and evaluate it, as one process among `ranks`; returns the summary."""
-    resumed, options = None, resume_restarted(options, listener, ranks)
+    options = resume_restarted(options, listener, ranks)
+    resumed, logs = None, ()
     if options.resume:
         options = replace(options, out=ranks.broadcast_text(options.out or str(Path(LATEST).resolve())))
         resumed = open_resumed(options, listener)
@@ -125,6 +129,8 @@ def run_training(options: TrainOptions, listener: Listener, ranks: Ranks, announ
         check_options(options)
         if options.out and ranks.is_main:
             Folder(Path(options.out)).refuse_existing()
+    if ranks.is_main:
+        logs = chosen_trackers(options.log_to, resumed, listener)
     folder, run, inputs, opened = plan(options, listener, resumed)
     folder = Folder(Path(ranks.broadcast_text(str(folder.path))))
     if options.micro_batch == "auto":
@@ -147,12 +153,19 @@ def run_training(options: TrainOptions, listener: Listener, ranks: Ranks, announ
     if resumed is None:
         listener.note(exports_note(run.model, graphs=not run.preprocess.native))
     with folder.locked() if ranks.is_main else nullcontext():
-        if (folder.path / TRIALS).is_file():
-            summary = transfer(folder, run, inputs, opened, listener, ranks, options.ray)
-        else:
-            summary = Session(run, inputs, folder, listener, ranks).train()
-        if ranks.is_main:
-            evaluate_run(folder, run, opened, summary, listener)
+        display = listener if options.live and isinstance(listener, Display) else None
+        with (
+            tracked(logs, folder, listener, options.log_timeout) as trackers,
+            live_curves(run.steps, display) if display else nullcontext() as curves,
+        ):
+            sinks = (trackers,) if curves is None else (trackers, curves)
+            folder = replace(folder, sinks=sinks if ranks.is_main else ())
+            if (folder.path / TRIALS).is_file():
+                summary = transfer(folder, run, inputs, opened, listener, ranks, options.ray)
+            else:
+                summary = Session(run, inputs, folder, listener, ranks).train()
+            if ranks.is_main:
+                evaluate_run(folder, run, opened, summary, listener, trackers)
     return summary
 
 
@@ -174,11 +187,15 @@ def resume_restarted(options: TrainOptions, listener: Listener, ranks: Ranks) ->
     return replace(options, out=place, resume=True)
 
 
-def evaluate_run(folder: Folder, run: Run, opened: Data, summary: dict[str, Any], listener: Listener) -> None:
-    """Evaluate the trained model on the test split, add the figures to `summary`, write it and the page.
+def evaluate_run(
+    folder: Folder, run: Run, opened: Data, summary: dict[str, Any], listener: Listener, trackers: Trackers
+) -> None:
+    """Evaluate the trained model on the test split, add the figures to `summary`, write it and the page; trackers get
+    the bundle and the pictures.
 
     Where there is no test split, or a grid left it unread, the page shows the validation images.
     """
+    trackers.log_bundle(folder.bundle)
     read = "test" in opened.splits and "lr_grid" not in summary
     answers = report = None
     computing = Computing(
@@ -201,7 +218,9 @@ def evaluate_run(folder: Folder, run: Run, opened: Data, summary: dict[str, Any]
         write_learned(folder, listener)
     if run.objective.generates:
         write_samples(folder, listener)
-    write_page(folder.path / "report.html", folder, answers, report, listener)
+    page = write_page(folder.path / "report.html", folder, answers, report, listener)
+    if trackers.channels and page is not None:
+        trackers.log_pictures(run_pictures(folder, page, report), summary["steps"])
 
 
 def create_folder(folder: Folder, run: Run, documents: dict[str, Any], resumed: Folder | None) -> None:

@@ -180,6 +180,13 @@ class TrainOptions(WeightsOptions):
     """Stop after so many evaluations in a row that were not better than the best (default: train to the end)."""
     keep: int | None = None
     """Checkpoints to keep (default: 2)."""
+    log_to: tuple[Literal["tensorboard", "wandb", "mlflow", "none"], ...] = ()
+    """Programs that get a copy of metrics, config, pictures and model (docs/trackers.md); each needs the extra of its
+    name. A resumed run goes on with its own; `none` ends that."""
+    log_timeout: float = 10.0
+    """Seconds that the run waits at its end for what --log-to still has to send."""
+    live: bool = False
+    """Curves in the terminal while the run trains; elsewhere a line for each evaluation."""
     settings: Suppress[dict[str, list[str]]] = field(default_factory=dict)
     """Anything else of the run, by its path: `--optimizer.betas 0.9 0.95`."""
 

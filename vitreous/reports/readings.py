@@ -71,11 +71,11 @@ def page_path(run: Path, data: str | os.PathLike[str] | None, split: str) -> Pat
 
 def write_page(
     path: Path, folder: Folder, answers: Answered | None, report: Report | None, listener: Listener, command: str = ""
-) -> bool:
-    """Write the page; a failure is noted and raises nothing. Returns whether the page was written."""
+) -> dict[str, Any] | None:
+    """Write the page; a failure is noted and raises nothing. Returns what the page shows, None where it was not
+    written."""
     try:
-        pages.write_report(path, folder, answers, report, command)
+        return pages.write_report(path, folder, answers, report, command)
     except (OSError, VitreousError) as error:
         listener.note(f"no page at {path}: {error}")
-        return False
-    return True
+        return None

@@ -7,9 +7,9 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from vitreous.config import from_yaml, to_yaml
 from vitreous.disk import write_text
@@ -23,11 +23,19 @@ BEGINNING = re.compile(
 )
 
 
+class MetricsSink(Protocol):
+    """Receives the lines of a run's metrics as they are written. Raises nothing, and does not wait."""
+
+    def log_line(self, line: dict[str, Any]) -> None: ...
+    def rewind(self, step: int, lines: list[dict[str, Any]]) -> None: ...
+
+
 @dataclass(frozen=True)
 class Folder:
-    """One training run on disk."""
+    """One training run on disk. `sinks` receive its metrics beside metrics.jsonl."""
 
     path: Path
+    sinks: tuple[MetricsSink, ...] = field(default=(), compare=False)
 
     @property
     def config(self) -> Path:
@@ -129,7 +137,9 @@ class Folder:
             yield
 
     def append(self, line: dict[str, Any]) -> None:
-        """Add one line to the metrics."""
+        """Add one line to the metrics; sinks get it also where it cannot be written."""
+        for sink in self.sinks:
+            sink.log_line(line)
         append_line(self.metrics, line)
 
     def warn(self, step: int, name: str, text: str) -> None:
@@ -143,6 +153,8 @@ class Folder:
             if path.exists():
                 lines = [json.dumps(line) + "\n" for line in read_lines(path) if line["step"] <= step]
                 write_text(path, "".join(line for line in lines if not (left_out and left_out in line)))
+        for sink in self.sinks:
+            sink.rewind(step, read_lines(self.metrics))
 
 
 def append_line(path: Path, line: dict[str, Any]) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from PIL import Image
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,6 +41,13 @@ def markup(figure: Figure, label: str) -> Any:
     text = file.getvalue()
     text = text[text.index("<svg") :].replace(INK, "currentColor")
     return Markup(text.replace("<svg", f'<svg role="img" aria-label="{escape(label)}"', 1))
+
+
+def raster(figure: Figure, label: str) -> Image.Image:
+    """Return a figure as a picture on white."""
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=120, facecolor="white", metadata={"Title": label})
+    return Image.open(file).convert("RGB")
 
 
 def curves(
@@ -92,7 +100,7 @@ def reliability(edges: np.ndarray, accuracy: np.ndarray, confidence: np.ndarray,
         return markup(figure, "reliability diagram")
 
 
-def confusion(matrix: np.ndarray, names: Sequence[str]) -> Any:
+def confusion(matrix: np.ndarray, names: Sequence[str], render: Callable[[Figure, str], Any] = markup) -> Any:
     """Draw a (K, K) confusion matrix, rows are labels, as shares of each row; counts are written where they fit."""
     from matplotlib.figure import Figure
 
@@ -124,7 +132,7 @@ def confusion(matrix: np.ndarray, names: Sequence[str]) -> Any:
         axes.set_xlabel("predicted")
         axes.set_ylabel("label")
         axes.spines[:].set_visible(False)
-        return markup(figure, "confusion matrix")
+        return render(figure, "confusion matrix")
 
 
 def strip_axes(axes: Any) -> None:

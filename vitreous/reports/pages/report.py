@@ -47,8 +47,10 @@ NAMES = (
 
 def write_report(
     path: Path, folder: Folder | None, answers: Answered | None = None, report: Report | None = None, command: str = ""
-) -> None:
-    """Write the page of a run, of an evaluation (answers and their report), or of both; `command` repeats it."""
+) -> dict[str, Any]:
+    """Write the page of a run, of an evaluation (answers and their report), or of both; `command` repeats it.
+
+    Returns what the page shows, by part."""
     parts: dict[str, Any] = {"trained": None, "grid": None, "judged": None, "unlabelled": None, "learned": {}}
     parts["samples"] = None
     if folder is not None and folder.config.is_file():
@@ -58,6 +60,7 @@ def write_report(
         parts.setdefault("data", Path(answers.source).name or answers.source)
     parts["commands"] = list(dict.fromkeys([*parts.get("commands", []), *([command] if command else [])]))
     write_text(path, render("report.html", **parts))
+    return parts
 
 
 def trained(folder: Folder) -> dict[str, Any]:
@@ -182,8 +185,16 @@ def evaluated(answers: Answered, report: Report) -> dict[str, Any]:
 
 def matrix(report: Report, classes: tuple[str, ...]) -> dict[str, Any]:
     """Draw the confusion matrix: whole, or of the classes most often wrong."""
-    if report.cells is None or len(classes) < 2:
+    cells = confusion_cells(report, classes)
+    if cells is None:
         return {"confusion": None, "chosen": 0}
+    return {"confusion": confusion(*cells), "chosen": len(cells[1]) if len(cells[1]) < len(classes) else 0}
+
+
+def confusion_cells(report: Report, classes: tuple[str, ...]) -> tuple[np.ndarray, list[str]] | None:
+    """Return counts (K, K) int64, rows are labels, and the K class names; None where a report has no such matrix."""
+    if report.cells is None or len(classes) < 2:
+        return None
     label, answer, count = report.cells.T
     chosen = np.arange(len(classes))
     if len(chosen) > CELLS:
@@ -194,8 +205,7 @@ def matrix(report: Report, classes: tuple[str, ...]) -> dict[str, Any]:
     shown = (chosen[places[0]] == label) & (chosen[places[1]] == answer)
     counts = np.zeros((len(chosen), len(chosen)), np.int64)
     counts[places[0][shown], places[1][shown]] = count[shown]
-    drawn = confusion(counts, [classes[place] for place in chosen])
-    return {"confusion": drawn, "chosen": len(chosen) if len(chosen) < len(classes) else 0}
+    return counts, [classes[place] for place in chosen]
 
 
 def diagram(answers: Answered) -> Any:

@@ -7,11 +7,10 @@ import os
 import secrets
 import sys
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitreous.errors import ResourceError, UsageError
+from vitreous.errors import UsageError, check_installed
 from vitreous.serving.exported import is_exported
 from vitreous.serving.generators import generator_predictor
 from vitreous.serving.http.access import LOCAL, Access
@@ -79,9 +78,7 @@ def settings_of(options: Any) -> tuple[Settings, str]:
     if sys.platform == "win32":
         message = "serving needs processes that can be confined, as on Linux and macOS"
         raise UsageError(message, "run it in WSL or a container")
-    for name in ("starlette", "uvicorn", "httptools", "python_multipart", "prometheus_client"):
-        if find_spec(name) is None:
-            raise ResourceError(f"{name} is not installed", "pip install 'vitreous[serve]'")
+    check_installed(("starlette", "uvicorn", "httptools", "python_multipart", "prometheus_client"), "serve")
     for name, least in (("queue", 0), ("max_bytes", 1), ("max_pixels", 1), ("decoders", 0)):
         if getattr(options, name) < least:
             raise UsageError(f"--{name.replace('_', '-')} must be at least {least}, not {getattr(options, name)}")

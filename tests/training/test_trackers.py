@@ -1,0 +1,366 @@
+"""Trackers: each has what metrics.jsonl has, also after a crash and a resume, and none of them can stop a run."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.conftest import TINY, make_folder, say
+from tests.training import trackers_read as read
+from vitreous.errors import Interrupted, ResourceError
+from vitreous.jobs.train import train
+from vitreous.progress import ABANDONED, NullListener
+from vitreous.training.folder import Folder, read_lines
+from vitreous.training.trackers import trackers
+from vitreous.training.trackers.base import RunInfo, flatten
+from vitreous.training.trackers.channel import FILE, mark_of
+from vitreous.training.trackers.trackers import Trackers, tracked
+
+MEASURED = {"train/loss", "lr", "val/top1", "val/nll", "gradient_norm", "epoch"}  # the same if a step is made twice
+
+
+def needs(library: str):
+    """Skip a test without the library of a tracker."""
+    return pytest.mark.skipif(find_spec(library) is None, reason=f"{library} is not installed")
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    return make_folder(tmp_path_factory.mktemp("home") / "photos", {"train": 12, "val": 4, "test": 4})
+
+
+class Notes(NullListener):
+    """A listener that keeps what it is told, and raises at a step as a crash would end the process."""
+
+    def __init__(self, crash_at: int | None = None) -> None:
+        self.texts, self.crash_at = list[str](), crash_at
+
+    def note(self, text):
+        self.texts.append(text)
+
+    def progress(self, label, done, total, text=""):
+        if label == "train" and done == self.crash_at:
+            raise RuntimeError("crash")
+
+
+def crash_and_resume(photos, out: Path, names: tuple[str, ...]) -> None:
+    """A run that crashes two steps after its last checkpoint, and is then continued without being told where to log."""
+    patient = {"out": str(out), "log_timeout": 120.0}  # a server on a busy machine
+    with pytest.raises(RuntimeError, match="crash"):
+        train(str(photos), listener=Notes(crash_at=80), log_to=names, workers=0, **{**TINY, "save_every": 2}, **patient)
+    assert read_lines(Folder(out).metrics)[-1]["step"] == 5
+    train(listener=Notes(), resume=True, **patient)
+
+
+def rounded(figures: read.Figures) -> read.Figures:
+    """Figures as float32 has them."""
+    return {name: [(step, float(np.float32(value))) for step, value in points] for name, points in figures.items()}
+
+
+@pytest.fixture(scope="module")
+def resumed(photos, tmp_path_factory):
+    """A run that crashed and was resumed, with every tracker that is installed, off line."""
+    home = tmp_path_factory.mktemp("resumed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WANDB_MODE", "offline")
+        patch.delenv("WANDB_DIR", raising=False)
+        patch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # the store that needs no data base
+        patch.setenv("MLFLOW_TRACKING_URI", (home / "store").as_uri())
+        crash_and_resume(photos, home / "run", tuple(name for name in trackers.TRACKERS if find_spec(name)))
+        yield home / "run"
+
+
+@needs("tensorboard")
+def test_tensorboard_has_the_metrics_config_and_pictures_of_a_resumed_run(resumed):
+    assert read.of_tensorboard(resumed) == rounded(read.of_folder(resumed))
+    events = read.events_of(resumed)
+    assert {"confusion", "unsure"} <= set(events.Tags()["images"])
+    picture = events.Images("confusion")[0]
+    assert picture.step == json.loads((resumed / "summary.json").read_text())["steps"]
+    assert picture.width > 100 and picture.height > 100
+    assert b"batch_size: 8" in events.Tensors("config/text_summary")[0].tensor_proto.string_val[0]
+
+
+@needs("wandb")
+def test_wandb_off_line_has_each_line_once_and_one_run(resumed):
+    out = resumed
+    figures, records = read.of_wandb(out)
+    expected = read.of_folder(out)
+    assert figures.keys() == expected.keys()
+    assert {name: figures[name] for name in MEASURED} == {name: expected[name] for name in MEASURED}
+    runs = {record.run.run_id for record in records if record.WhichOneof("record_type") == "run"}
+    assert runs == {json.loads((out / FILE).read_text())["wandb"]["id"]}
+    artifacts = [record.artifact for record in records if record.WhichOneof("record_type") == "artifact"]
+    requests = [r.request.log_artifact.artifact for r in records if r.request.HasField("log_artifact")]
+    files = {entry.path for artifact in artifacts + requests for entry in artifact.manifest.contents}
+    assert {"model.json", "weights.safetensors"} <= files
+    config = [item for record in records for item in (*record.run.config.update, *record.config.update)]
+    assert any(item.key == "batch_size" and item.value_json == "8" for item in config)
+
+
+def check_mlflow(out: Path) -> None:
+    """The run at MLFLOW_TRACKING_URI is that of the folder, which crashed and was resumed."""
+    from mlflow import MlflowClient
+    from mlflow.artifacts import download_artifacts
+
+    identity = json.loads((out / FILE).read_text())["mlflow"]["id"]
+    figures, expected = read.of_mlflow(identity), read.of_folder(out)
+    assert figures.keys() == expected.keys()
+    assert {name: figures[name] for name in MEASURED} == {name: sorted(expected[name]) for name in MEASURED}
+    run = MlflowClient().get_run(identity)
+    assert (run.info.status, run.info.run_name, run.data.params["batch_size"]) == ("FINISHED", "run", "8")
+    assert run.data.params["optimizer.name"] == "muon"
+    place = Path(download_artifacts(run_id=identity, dst_path=str(out.parent / "back")))
+    weights = "model/weights.safetensors"
+    assert (place / weights).read_bytes() == (out / weights).read_bytes()
+    assert Image.open(place / "pictures" / "confusion.png").width > 100
+    assert json.loads((place / "summary.json").read_text())["val"]["images"] == 12
+
+
+@needs("mlflow")
+def test_a_store_of_mlflow_has_each_line_once_and_one_run(resumed):
+    check_mlflow(resumed)
+
+
+@pytest.mark.slow
+@needs("mlflow")
+@needs("flask")
+def test_a_server_of_mlflow_has_each_line_once_and_one_run(photos, tmp_path, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    store = f"sqlite:///{tmp_path}/mlflow.db"
+    words = [
+        "server",
+        "--port",
+        str(port),
+        "--backend-store-uri",
+        store,
+        "--artifacts-destination",
+        str(tmp_path / "files"),
+    ]
+    server = subprocess.Popen(
+        [sys.executable, "-m", "mlflow", *words, "--workers", "1"], cwd=tmp_path, start_new_session=True
+    )
+    try:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
+        wait_for(port)
+        crash_and_resume(photos, tmp_path / "run", ("mlflow",))
+        check_mlflow(tmp_path / "run")
+    finally:
+        os.killpg(server.pid, 15)
+        server.wait()
+
+
+def wait_for(port: int, seconds: float = 120) -> None:
+    """Wait until something listens at a port of this machine."""
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+            return
+        except OSError:
+            assert time.monotonic() < end
+            time.sleep(0.5)
+
+
+@needs("tensorboard")
+def test_a_tracker_that_is_named_on_resuming_gets_what_was_before(photos, tmp_path):
+    options = {**TINY, "out": str(tmp_path / "run"), "workers": 0, "save_every": 2}
+    with pytest.raises(RuntimeError, match="crash"):
+        train(str(photos), listener=Notes(crash_at=80), **options)
+    train(listener=Notes(), out=str(tmp_path / "run"), resume=True, log_to=("tensorboard",))
+    assert read.of_tensorboard(tmp_path / "run") == rounded(read.of_folder(tmp_path / "run"))
+
+
+class Faulty:
+    """A tracker that keeps lines, and fails in one of its calls."""
+
+    rewinds = False
+
+    def __init__(self, call: str, fail, keep: list) -> None:
+        self.call, self.fail, self.lines = call, fail, keep
+
+    def __getattr__(self, name):
+        if name not in ("start", "log_line", "log_pictures", "log_bundle", "finish"):
+            raise AttributeError(name)
+
+        def answer(*arguments):
+            if name == self.call:
+                self.fail()
+            if name == "log_line":
+                self.lines.append(arguments[0])
+            return "identity"
+
+        return answer
+
+
+class FaultyRow:
+    library, extra = "json", "tensorboard"
+
+    def __init__(self, call: str, fail) -> None:
+        self.call, self.fail, self.lines = call, fail, []
+
+    def make(self):
+        return Faulty(self.call, self.fail, self.lines)
+
+
+def no_space():
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def exit_process():
+    sys.exit("this library ends the process")
+
+
+@pytest.mark.parametrize("call", ["start", "log_pictures", "log_bundle", "finish"])
+def test_a_tracker_that_fails_in_any_call_is_one_note(tmp_path, monkeypatch, call):
+    row, notes = FaultyRow(call, no_space), Notes()
+    monkeypatch.setitem(trackers.TRACKERS, "tensorboard", row)
+    with tracked(("tensorboard",), config_alone(tmp_path), notes, 10) as opened:
+        opened.rewind(0, [])
+        opened.log_line({"step": 1, "lr": 0.1})
+        opened.log_pictures({}, 1)
+        opened.log_bundle(tmp_path)
+    (note,) = notes.texts
+    assert "tensorboard gets no more of this run (OSError: [Errno 28] No space left on device)" in note
+    assert len(row.lines) == (call != "start")
+
+
+@pytest.mark.usefixtures("without_pages")
+def test_a_run_goes_on_whose_tracker_ends_the_process_or_hangs(photos, tmp_path, monkeypatch):
+    release = threading.Event()
+    rows = {"tensorboard": FaultyRow("log_line", exit_process), "wandb": FaultyRow("log_bundle", release.wait)}
+    for name, row in rows.items():
+        monkeypatch.setitem(trackers.TRACKERS, name, row)
+    notes, out = Notes(), tmp_path / "run"
+    options = {**TINY, "epochs": 1, "out": str(out), "workers": 0}
+    try:
+        summary = train(str(photos), listener=notes, log_to=tuple(rows), log_timeout=0.5, **options)
+        lines = read_lines(Folder(out).metrics)
+        assert summary["steps"] == 3 and [line["step"] for line in lines if "lr" in line] == [1, 2, 3]
+        first, second = (text for text in notes.texts if "gets no more of this run" in text)
+        assert first.startswith("tensorboard ") and "this library ends the process" in first and "\n" not in first
+        assert second.startswith("wandb ") and "did not answer in time" in second
+        assert (rows["tensorboard"].lines, rows["wandb"].lines) == ([], lines)
+        assert {"tracker wandb"} == ABANDONED
+    finally:
+        release.set()
+        ABANDONED.clear()
+
+
+def test_the_end_of_a_run_waits_for_all_trackers_together(tmp_path, monkeypatch):
+    release = threading.Event()
+    for name in ("tensorboard", "wandb", "mlflow"):
+        monkeypatch.setitem(trackers.TRACKERS, name, FaultyRow("start", release.wait))
+    folder, notes = config_alone(tmp_path), Notes()
+    with tracked(("tensorboard", "wandb", "mlflow"), folder, notes, 0.6) as opened:
+        opened.rewind(0, [])
+        began = time.monotonic()
+    assert time.monotonic() - began < 1.5  # not three times 0.6
+    assert len(notes.texts) == 3
+    release.set()
+    ABANDONED.clear()
+
+
+def config_alone(path: Path) -> Folder:
+    """A run folder with no more than a config."""
+    (path / "config.yaml").write_text("seed: 1\n")
+    return Folder(path)
+
+
+def test_a_queue_that_is_full_costs_lines_and_never_waits(tmp_path, monkeypatch):
+    release, notes = threading.Event(), Notes()
+    row = FaultyRow("start", release.wait)
+    monkeypatch.setitem(trackers.TRACKERS, "tensorboard", row)
+    sent = Trackers(("tensorboard",), config_alone(tmp_path), notes)
+    sent.rewind(0, [])
+    began = time.monotonic()
+    for step in range(5_000):
+        sent.log_line({"step": step, "lr": 0.1})
+    sent.close("finished", 5.0)
+    assert time.monotonic() - began < 4
+    (note,) = notes.texts
+    assert "1,000 calls wait" in note
+    release.set()
+    ABANDONED.clear()
+
+
+def test_a_resumed_run_sends_what_the_tracker_has_not(tmp_path, monkeypatch):
+    """Lines 1 to 3 arrive, 4 and 5 do not; the run goes on from step 2."""
+    folder = config_alone(tmp_path)
+    lines = [{"step": step, "epoch": step, "lr": 0.1} for step in range(1, 6)]
+    for line in lines:
+        folder.append(line)
+    row = FaultyRow("", None)
+    monkeypatch.setitem(trackers.TRACKERS, "tensorboard", row)
+    first = Trackers(("tensorboard",), folder, Notes())
+    first.rewind(0, [])
+    for line in lines[:3]:
+        first.log_line(line)
+    first.close("failed", 10)
+    assert row.lines == lines[:3]
+    folder.rewind(2)
+    second = Trackers(("tensorboard",), folder, Notes())
+    second.rewind(2, read_lines(folder.metrics))
+    for line in lines[2:]:
+        second.log_line(line)
+    second.close("finished", 10)
+    assert row.lines == lines
+    assert json.loads((tmp_path / FILE).read_text()) == {"tensorboard": {"id": "identity", "at": [5, 0]}}
+
+
+def test_lines_are_in_order():
+    lines = [{"step": 1, "lr": 0.1}, {"step": 1, "val/top1": 0.5}, {"step": 2, "lr": 0.1}]
+    assert [mark_of(line) for line in lines] == [(1, 0), (1, 1), (2, 0)]
+
+
+def test_how_a_run_ended_is_told(tmp_path, monkeypatch):
+    ends = []
+
+    class Row(FaultyRow):
+        def make(self):
+            tracker = super().make()
+            tracker.finish = lambda status, summary: ends.append((status, summary))
+            return tracker
+
+    monkeypatch.setitem(trackers.TRACKERS, "tensorboard", Row("", None))
+    folder = config_alone(tmp_path)
+    folder.summary.write_text('{"steps": 3}')
+    for error in (None, Interrupted("stopped"), ResourceError("full")):
+        try:
+            with tracked(("tensorboard",), folder, Notes(), 10) as opened:
+                opened.rewind(0, [])
+                if error:
+                    raise error
+        except (Interrupted, ResourceError):
+            pass
+    assert ends == [("finished", {"steps": 3}), ("stopped", {}), ("failed", {})]
+
+
+def test_a_library_that_is_missing_is_named_with_its_extra(photos, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    result = say("train", str(photos), "--log-to", "wandb", "--out", str(tmp_path / "run"))
+    assert result.returncode == 6 and not (tmp_path / "run").exists()
+    assert "error: wandb is not installed\n  pip install 'vitreous[wandb]'" in result.stderr
+
+
+def test_an_unknown_tracker_is_refused_at_once(photos):
+    result = say("train", str(photos), "--log-to", "wandbb")
+    assert result.returncode == 2 and "wandb" in result.stderr + result.stdout
+
+
+def test_a_config_is_flat_by_its_paths():
+    assert flatten({"a": {"b": 1, "c": {"d": [2]}}, "e": None}) == {"a.b": 1, "a.c.d": [2], "e": None}
+    assert RunInfo(Path("runs/pets"), "", 0, {}).name == "pets"

@@ -1,0 +1,37 @@
+"""vitreous watch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+from vitreous.cli.console import Console
+from vitreous.errors import check_installed
+
+
+@dataclass(frozen=True)
+class Options:
+    """The curves of a run in a browser, while it trains and after, at 127.0.0.1: for this machine alone.
+
+    Example: vitreous watch runs/latest
+    """
+
+    run: Annotated[Positional[str], arg(metavar="RUN")] = "runs/latest"
+    """A run folder; its run may train here or on a machine that shares the folder."""
+    port: int = 8001
+    """0 finds a free one."""
+
+
+def run(options: Options, console: Console) -> None:
+    """Show the page until Ctrl-C or SIGTERM."""
+    check_installed(("starlette", "uvicorn"), "serve")
+    from vitreous.serving.watch import watch
+
+    def report_address(address: str) -> None:
+        console.document({"run": options.run, "address": address})
+        if console.document_to is None:
+            console.say(f"watching {options.run} at {address}; Ctrl-C ends it")
+
+    watch(options.run, options.port, report_address)

@@ -1,0 +1,57 @@
+"""The pictures of a run's page as images, for programs that show runs."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+from typing import Any
+
+from PIL import Image, ImageOps
+
+from vitreous.evaluation.report import Report
+from vitreous.reports.pages.picture_grid import SAMPLES_FILE, grid_of
+from vitreous.reports.pages.plots import confusion, raster
+from vitreous.reports.pages.report import confusion_cells
+from vitreous.reports.pages.thumbnails import SMALL, enlarge
+from vitreous.training.folder import Folder
+
+
+def run_pictures(folder: Folder, page: dict[str, Any], report: Report | None) -> dict[str, Image.Image]:
+    """Return the pictures of a run that has ended, by name, those that there are: `confusion`, `worst` and `unsure`
+    (images, and where the model looked), `reconstructions`, `attention` (a column for each head), `nearest`, `samples`.
+
+    `page` is what `write_report` returned.
+    """
+    learned, rows = page.get("learned") or {}, dict[str, list[list[str | None]]]()
+    for name, part in (("reconstructions", "restored"), ("attention", "attention")):
+        rows[name] = [row["pictures"] for row in (learned.get(part) or {}).get("rows", [])]
+    nearest = (learned.get("nearest") or {}).get("rows", [])
+    rows["nearest"] = [[row["picture"], *(one["picture"] for one in row["near"])] for row in nearest]
+    cards = (page.get("judged") or {}).get("cards") or {}
+    for name in ("worst", "unsure"):
+        some = cards.get(name, [])
+        rows[name] = [[one[kind] for one in some] for kind in ("picture", "attention") if some and some[0][kind]]
+    pictures = {name: grid_of_uris(some) for name, some in rows.items() if some}
+    cells = confusion_cells(report, tuple(row["class"] for row in report.per_class)) if report else None
+    if cells is not None:
+        pictures["confusion"] = confusion(*cells, render=raster)
+    if (path := folder.path / SAMPLES_FILE).is_file():
+        with Image.open(path) as image:
+            pictures["samples"] = image.convert("RGB")
+    return pictures
+
+
+def grid_of_uris(rows: Sequence[Sequence[str | None]]) -> Image.Image:
+    """Return rows of images as one image, each in a cell as large as the largest; None is no image."""
+    images = [[enlarge(image_of(uri), SMALL) for uri in row if uri is not None] for row in rows]
+    flat = [image for row in images for image in row]
+    cell = max(image.width for image in flat), max(image.height for image in flat)
+    columns, blank = max(map(len, images)), Image.new("RGB", cell, "white")
+    fitted = [[ImageOps.pad(image, cell, color="white") for image in row] for row in images]
+    return grid_of([image for row in fitted for image in [*row, *[blank] * (columns - len(row))]], columns)
+
+
+def image_of(uri: str) -> Image.Image:
+    """Return the RGB image of a data URI."""
+    return Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2]))).convert("RGB")

@@ -1,0 +1,45 @@
+"""TensorBoard: event files in RUN/tensorboard."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from PIL import Image
+
+from vitreous.config import to_yaml
+from vitreous.training.trackers.base import Line, RunInfo, Status, numbers_of
+
+
+class TensorBoard:
+    """Scalars (float32), pictures and config.yaml as text. TensorBoard has no artefacts: the bundle is not copied."""
+
+    rewinds: ClassVar[bool] = True  # by a session that starts at a step, before which readers keep what they have
+
+    def start(self, info: RunInfo) -> str:
+        """Open a new event file; write the config as text."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.writer = SummaryWriter(str(info.folder / "tensorboard"), purge_step=info.step + 1 if info.step else None)
+        self.writer.add_text("config", f"```yaml\n{to_yaml(info.config)}```", info.step)
+        return "tensorboard"
+
+    def log_line(self, line: Line) -> None:
+        """Add a scalar for each figure."""
+        for name, value in numbers_of(line).items():
+            self.writer.add_scalar(name, value, line["step"])
+        self.writer.flush()
+
+    def log_pictures(self, pictures: Mapping[str, Image.Image], step: int) -> None:
+        """Add pictures."""
+        for name, picture in pictures.items():
+            self.writer.add_image(name, np.asarray(picture.convert("RGB")), step, dataformats="HWC")
+
+    def log_bundle(self, bundle: Path) -> None:
+        """Copy nothing."""
+
+    def finish(self, status: Status, summary: Mapping[str, Any]) -> None:
+        """Close the event file."""
+        self.writer.close()

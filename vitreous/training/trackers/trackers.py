@@ -1,0 +1,130 @@
+"""The trackers of a run: which there are, and what the run sends to all of them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from PIL import Image
+
+from vitreous.errors import Interrupted, ResourceError
+from vitreous.progress import Listener
+from vitreous.training.folder import Folder
+from vitreous.training.trackers.base import Line, Status, Tracker
+from vitreous.training.trackers.channel import FILE, Channel, Progress
+
+
+class Row(NamedTuple):
+    """A tracker: the module and class of its adapter, the library that it needs, and the extra that brings it."""
+
+    module: str
+    kind: str
+    library: str
+    extra: str
+
+    def make(self) -> Tracker:
+        """A new adapter."""
+        return getattr(import_module(f"vitreous.training.trackers.{self.module}"), self.kind)()
+
+
+TRACKERS = {
+    "tensorboard": Row("tensorboard", "TensorBoard", "torch.utils.tensorboard", "tensorboard"),
+    "wandb": Row("weights_and_biases", "WeightsAndBiases", "wandb", "wandb"),
+    "mlflow": Row("mlflow", "MLflow", "mlflow", "mlflow"),
+}
+
+
+def chosen_trackers(names: Sequence[str], resumed: Folder | None, listener: Listener) -> tuple[str, ...]:
+    """The trackers of a run: those named, or those that a resumed run had; their libraries are imported here, before
+    any thread. Raises ResourceError for one that is named and not installed; of a resumed run that is a note."""
+    stored = tuple(Progress(resumed.path).entries) if resumed and (resumed.path / FILE).is_file() else ()
+    able = []
+    for name in dict.fromkeys(names or stored):
+        if name not in TRACKERS:
+            continue
+        try:
+            import_module(TRACKERS[name].library)
+            able.append(name)
+        except ImportError:
+            hint = f"pip install 'vitreous[{TRACKERS[name].extra}]'"
+            if names:
+                raise ResourceError(f"{name} is not installed", f"{hint}, or leave --log-to {name} out") from None
+            listener.note(f"{name} is not installed, and gets no more of this run; {hint}")
+    return tuple(able)
+
+
+class Trackers:
+    """All trackers of a run; a sink of its folder's metrics. Nothing here raises or waits, but `close` for a while."""
+
+    def __init__(self, names: Sequence[str], folder: Folder, listener: Listener) -> None:
+        self.folder, self.listener = folder, listener
+        progress = Progress(folder.path)
+        self.channels = [Channel(name, TRACKERS[name].make, progress, folder) for name in names]
+        self.started = False
+        self.reported: set[str] = set()
+
+    def rewind(self, step: int, lines: list[Line]) -> None:
+        """Open the run, which goes on from `step` with these lines of metrics; later calls do nothing."""
+        if self.started or not self.channels:
+            return
+        self.started = True
+        for channel in self.channels:
+            channel.start(step, lines)
+
+    def log_line(self, line: Line) -> None:
+        """A line of metrics, to all."""
+        self.send("log_line", dict(line))
+
+    def log_pictures(self, pictures: Mapping[str, Image.Image], step: int) -> None:
+        """Pictures by name, to all."""
+        self.send("log_pictures", pictures, step)
+
+    def log_bundle(self, bundle: Path) -> None:
+        """The trained model, to all."""
+        self.send("log_bundle", bundle)
+
+    def send(self, call: str, *arguments: Any) -> None:
+        """A call, to all that were not given up."""
+        for channel in self.channels:
+            channel.put(call, *arguments)
+        self.report_problems()
+
+    def report_problems(self) -> None:
+        """One warning for each tracker that was given up."""
+        for channel in self.channels:
+            if channel.problem and channel.name not in self.reported:
+                self.reported.add(channel.name)
+                self.listener.note(
+                    f"{channel.name} gets no more of this run ({channel.problem}); metrics.jsonl has all, and "
+                    "a resumed run sends what is missing"
+                )
+
+    def close(self, status: Status, seconds: float) -> None:
+        """End the run at all trackers, which together have so many seconds to send what waits."""
+        path = self.folder.summary
+        summary = json.loads(path.read_text("utf-8")) if status == "finished" and path.is_file() else {}
+        self.send("finish", status, summary)
+        end = time.monotonic() + seconds
+        for channel in self.channels:
+            channel.close(end)
+        self.report_problems()
+
+
+@contextmanager
+def tracked(names: Sequence[str], folder: Folder, listener: Listener, seconds: float) -> Iterator[Trackers]:
+    """The trackers of a run while it runs; ended as the block ends, after `seconds` at most."""
+    trackers = Trackers(names, folder, listener)
+    status: Status = "failed"
+    try:
+        yield trackers
+        status = "finished"
+    except Interrupted:
+        status = "stopped"
+        raise
+    finally:
+        trackers.close(status, seconds)
