@@ -107,13 +107,13 @@ class ImageEstimator(BaseEstimator):
                 raise ValueError("Found array with 0 sample(s) while a minimum of 1 is required.")
             return pictures
         if getattr(X, "ndim", 2) > 2:
-            array = check_array(X, allow_nd=True, dtype=None, ensure_2d=False, estimator=self)
+            array = check_array(X, allow_nd=True, dtype=None, ensure_2d=False, estimator=self)  # type: ignore[arg-type]
             if array.ndim > 4:
                 raise ValueError(f"Found array with dim {array.ndim}, expected (n, H, W) or (n, H, W, C).")
             if array.ndim == 3 and array.dtype == np.uint8 and array.shape[2] in (3, 4):
                 raise ValueError(f"X of shape {array.shape} is one picture in colours: give X[None]")
             return as_pixels(array)
-        table = validate_data(self, X, reset=reset, dtype=None if is_numeric(X) else "numeric")
+        table: Any = validate_data(self, X, reset=reset, dtype=None if is_numeric(X) else "numeric")
         if self.image_shape is None:
             if not reset and self.bundle_.preprocess.image[0] != 1:
                 raise ValueError(f"X has {table.shape[1]} features, but pictures are expected: give image_shape")

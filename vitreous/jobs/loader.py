@@ -73,7 +73,7 @@ class BatchLoader:
                 return
             if errors := [image for image in images if isinstance(image, DataError)]:
                 raise errors[0]
-            views = list(images) if self.preprocess.native else torch.stack(images)  # type: ignore[arg-type]
+            views: Any = list(images) if self.preprocess.native else torch.stack(images)  # type: ignore[arg-type]
             batch: Batch = {"images": normalise_views(self.preprocess, views), "samples": samples}
             if is_labelled(reader.split):
                 batch["labels"] = torch.from_numpy(np.ascontiguousarray(reader.split.labels[samples.numpy()]))

@@ -179,8 +179,8 @@ def resume_restarted(options: TrainOptions, listener: Listener, ranks: Ranks) ->
     if options.resume or not name:
         return options
     folder = Folder(Path(options.out or LATEST).resolve())
-    begun = ranks.is_main and folder.config.is_file() and folder.launch() == name
-    place = ranks.broadcast_text(str(folder.path) if begun else "")
+    is_own = ranks.is_main and folder.config.is_file() and folder.launch() == name
+    place = ranks.broadcast_text(str(folder.path) if is_own else "")
     if not place:
         return options
     listener.note(f"torchrun has started the processes again: going on with {place}")

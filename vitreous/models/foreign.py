@@ -101,7 +101,7 @@ def wrap_backbone(
     """
     base = getattr(module, getattr(module, "base_model_prefix", "") or "", module)
     if hasattr(base, "forward_features") and hasattr(base, "reset_classifier"):
-        base.reset_classifier(0)
+        base.reset_classifier(0)  # type: ignore[operator]
     own = sizes_of(base)
     image, patch = pair(image_size or own.get("image")), pair(patch_size or own.get("patch"))
     if image is None or patch is None:

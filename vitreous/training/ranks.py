@@ -3,6 +3,7 @@ environment.
 
 With one process every method here is the identity, so no caller asks how many there are.
 """
+# pyright: reportPrivateImportUsage=false
 
 from __future__ import annotations
 
@@ -176,7 +177,7 @@ def meet(agent: dist.Store, rank: int, world: int, timeout: timedelta) -> dist.S
         store = dist.PrefixStore(own, agent)
         asked = {other: store.get(f"asked/{other}") for other in range(1, world)}  # waits for each
         for other, question in asked.items():
-            store.set(f"answered/{other}", question)
+            store.set(f"answered/{other}", question.decode())
         return store
     while time.monotonic() < until:
         store = dist.PrefixStore(agent.get(MEETING).decode(), agent)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitreous.errors import UsageError, check_installed
+from vitreous.errors import ResourceError, UsageError, check_installed
 from vitreous.serving.exported import is_exported
 from vitreous.serving.generators import generator_predictor
 from vitreous.serving.http.access import LOCAL, Access
