@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 #: what Windows has not, taken away before anything is imported
 ABSENT = """
 import os, signal, sys
@@ -77,5 +79,6 @@ def test_every_module_is_imported(tmp_path):
     assert not failed and count > 300
 
 
+@pytest.mark.slow
 def test_a_run_is_trained_resumed_judged_and_used(tmp_path):
     assert without(USE, tmp_path) == [2, 5, True, 179, True]

@@ -174,7 +174,7 @@ def test_what_keeps_it_from_starting_is_said_in_a_line(bundle, tmp_path):
 
 
 def test_without_the_extra_it_names_the_command(bundle, monkeypatch):
-    monkeypatch.setattr("vitreous.serving.http.start.find_spec", lambda name: None)
+    monkeypatch.setattr("vitreous.errors.find_spec", lambda name: None)
     found = say("serve", str(bundle))
     assert found.returncode == 6 and "pip install 'vitreous[serve]'" in found.stderr
 

@@ -18,6 +18,7 @@ def runs(seed: int, noise: float = 0.005) -> tuple[np.ndarray, np.ndarray, np.nd
     return GRID[:, 0], GRID[:, 1], LAW.loss(GRID[:, 0], GRID[:, 1]) * np.exp(errors)
 
 
+@pytest.mark.slow
 def test_the_law_is_within_its_intervals_in_nineteen_of_twenty_draws():
     covered = np.zeros((20, 5), bool)
     for seed in range(20):

@@ -81,6 +81,7 @@ def crash_points(tmp_path: Path, at: int) -> int:
         return int(pipe.read() or 0)
 
 
+@pytest.mark.slow  # the rig of tests/reliability has a share of them
 def test_every_crash_point_of_a_save_leaves_what_was_published(tmp_path):
     points = crash_points(tmp_path / "counted", at=-1)
     assert points >= 30, "the hook sees too little to be a test"

@@ -13,6 +13,7 @@ from vitreous.bench.work import Turn
 OUTSIDE = "outside operators"  # Python, dispatch, kernels that a compiler wrote, threads that wait
 OTHER = "other operators"
 WHOLE = "recorded turns"
+MOST = 20  # turns that are recorded: of small models every one has thousands of operators to be read
 #: what an operator does, by its name; the first that matches
 GROUPS: dict[str, str] = {
     "products": r"(add|badd)?(b)?mm$|_linear_pointwise|mkldnn_linear|qlinear|convolution|conv2d|_convolution|dot$|mv$",
@@ -54,7 +55,7 @@ def group_of(operator: str) -> str:
 
 
 def profile_turn(turn: Turn, seconds: float, top: int = 12) -> Profile:
-    """Record turns for at least so many seconds.
+    """Record turns for so many seconds, one at least and MOST at most.
 
     An operator that the calling thread runs has all cores. Where other threads run operators at the same time, as the
     parts of a training step do, each has its share of the cores. What is neither is OUTSIDE. Recording takes a little
@@ -68,7 +69,7 @@ def profile_turn(turn: Turn, seconds: float, top: int = 12) -> Profile:
     recorder = profile(activities=[ProfilerActivity.CPU], experimental_config=everywhere)
     with recorder, record_function(WHOLE):
         started = time.perf_counter()
-        while not turns or elapsed < seconds:
+        while not turns or (elapsed < seconds and turns < MOST):
             turn()
             turns, elapsed = turns + 1, time.perf_counter() - started
     events = [Event(e.name, e.thread, e.self_cpu_time_total * 1e-6) for e in recorder.events() or []]

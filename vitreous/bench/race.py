@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from vitreous.bench.profile import Profile, profile_turn
-from vitreous.bench.work import Answering, Contender, Timing, Turn, Work
+from vitreous.bench.work import LIMITS, Answering, Contender, Timing, Turn, Work
 from vitreous.cores import default_spinning, peak_memory
 
 PATIENCE = 900.0  # seconds that a contender may take to get ready or to do its turn
@@ -56,7 +56,7 @@ def race(
     In a round a contender works for its seconds at least, and one turn; where work is done ahead, half as long before
     that, to use up its stock. One that fails keeps its reason and the rest go on. `on_round` gets the number of rounds
     done, and by whom. With `timing.profile` each is recorded for a second
-    more, at least, after its rounds.
+    more, or one turn, after its rounds.
     """
     lanes = [Lane(contender) for contender in contenders if importlib.util.find_spec(contender.needs)]
     context, pipes, processes = mp.get_context("spawn"), [], []
@@ -80,7 +80,8 @@ def race(
                 time.sleep(PAUSE)
         for lane, pipe in zip(lanes, pipes, strict=True):  # at the end, for it takes memory
             lane.error = ask(lane, pipe, EXACTLY) if lane.failure is None else None
-            lane.profile = ask(lane, pipe, PROFILE) if timing.profile and lane.failure is None else None
+            if timing.profile and lane.failure is None and lane.contender.name not in LIMITS:
+                lane.profile = ask(lane, pipe, PROFILE)
     finally:
         for pipe, process in zip(pipes, processes, strict=True):
             pipe.close()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 DECODING = "decoding alone"  # the limit of who reads JPEG files
+LIMITS = ("limit", "peak")  # names of those who only measure the machine
 CIFAR, SIDE = 50_000, 32  # pictures of the task `memory`, and their side
 
 #: does one unit of the work and returns how many images (for a peak: how many operations) that was

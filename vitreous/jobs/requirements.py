@@ -20,10 +20,13 @@ PURPOSES = {
     "gen": "autoencoders of latents, Frechet distance",
     "hub": "hf: and timm: names, push",
     "lora": "train --lora",
+    "mlflow": "train --log-to mlflow",
     "ray": "clusters",
     "serve": "the page and the HTTP server",
+    "tensorboard": "train --log-to tensorboard",
     "video": "films as clips",
     "volumes": "NIfTI volumes",
+    "wandb": "train --log-to wandb",
 }
 
 
