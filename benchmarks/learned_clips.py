@@ -55,7 +55,7 @@ DIRECTIONS = {"left": (0, -1), "right": (0, 1), "up": (-1, 0), "down": (1, 0)}
 SPEEDS = (0.5, 1.25)  # pixels a frame
 CLIPS = {"train": 60, "test": 10}  # of each of 40 classes
 ULTRASOUND = {"side": 80, "frames": 32, "folds": 3}
-MEASURED = 16  # steps that count the clips of a processor second
+MEASURED = 48  # steps that count the clips of a processor second
 MODELS = {
     "digits": {"joint": "ViViT-64x6/4x2", "factorised": "ViViT-64x6/4x2-factorised-encoder", "picture": "ViT-64x6/4"},
     "ultrasound": {
@@ -139,9 +139,13 @@ def write_ultrasound(folder: Path, home: Path) -> Path:
 
 
 def timed_run(home: Path, data: Path, minutes: float, **options: Any) -> Path:
-    """Train for the clips or pictures of so many minutes of one core, unless it is done -> the run folder."""
+    """Train for the clips or pictures of so many minutes of one core, unless it is done -> the run folder.
+
+    How many these are is measured once for a model.
+    """
     ways: dict[str, Any] = {"progress": False, "device": "cpu", **options}
-    rate = processor_rate(home, MEASURED, str(data), **ways)
+    measured = {name: value for name, value in ways.items() if name not in ("init", "seed")}
+    rate = processor_rate(home.parent / f"rate-{options['model'].replace('/', '-')}", MEASURED, str(data), **measured)
     count = sum(1 for _ in (data / "train").glob("*/*"))
     epochs = round(rate * 60 * minutes / count, 2)
     trained(home / "run", data, epochs=epochs, save_every=200, evaluate_every=NEVER, keep=1, **ways)
@@ -172,7 +176,7 @@ def start_of(home: Path, data: Path, set_name: str, start: str, minutes: float, 
     if start == "scratch":
         return minutes, {}
     picture = timed_run(
-        home / "picture", data / "pictures", minutes / 2, recipe="small", model=MODELS[set_name]["picture"], seed=seed
+        home, data / "pictures", minutes / 2, recipe="small", model=MODELS[set_name]["picture"], seed=seed
     )
     return minutes / 2, {"init": str(picture)}
 
@@ -186,7 +190,7 @@ def learn_digits(given: argparse.Namespace) -> None:
             if is_made(given.rows, **asked):
                 continue
             home = given.work / f"digits-{arrangement}-{start}"
-            minutes, options = start_of(given.work / "digits-runs", data, "digits", start, given.minutes, 0)
+            minutes, options = start_of(given.work / "digits-pictures", data, "digits", start, given.minutes, 0)
             options |= {"recipe": "small", "model": MODELS["digits"][arrangement], "frames": 8}
             run = timed_run(home, data / "clips", minutes, **options)
             append_row(given.rows, asked | digit_figures(run, data / "clips") | epochs_of(run))
@@ -232,7 +236,7 @@ def learn_ultrasound(given: argparse.Namespace) -> None:
             append_row(given.rows, asked | ultrasound_figures(answers, wanted) | {"epochs": epochs})
     if not is_made(given.rows, set="ultrasound", arrangement="picture"):
         both = [
-            answers_of(given.work / f"ultrasound-pictures-{fold}" / "picture" / "run", data / str(fold) / "pictures")
+            answers_of(given.work / f"ultrasound-pictures-{fold}" / "run", data / str(fold) / "pictures")
             for fold in folds
         ]
         answers, wanted = ([name for names in part for name in names] for part in zip(*both, strict=True))

@@ -147,7 +147,9 @@ def test_builds_are_the_same_twice_and_the_wheel_works_elsewhere(tmp_path):
     }
     subprocess.run([python, "-m", "pip", "install", "-q", "--no-deps", wheel], check=True)
     libraries = next(path for path in sys.path if (Path(path) / "torch").is_dir())
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {"PYTHONPATH": libraries}
+    (own,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
+    (own / "libraries.pth").write_text(libraries + "\n")  # behind what is installed here
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     for words in (["train", "digits", "--steps", "2", "--out", "run"], ["models", "dinov2-s14", "--weights"]):
         done = subprocess.run(
             [tmp_path / "venv" / "bin" / "vitreous", *words],
