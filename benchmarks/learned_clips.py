@@ -184,7 +184,7 @@ def start_of(home: Path, data: Path, set_name: str, start: str, minutes: float, 
 def learn_digits(given: argparse.Namespace) -> None:
     """Train each way, and append its row."""
     data = write_digits(given.work / "digits")
-    for start in ("scratch", "pictures"):
+    for start in given.starts:
         for arrangement in ("joint", "factorised"):
             asked = {"set": "digits", "arrangement": arrangement, "start": start, "minutes": given.minutes}
             if is_made(given.rows, **asked):
@@ -217,7 +217,7 @@ def digit_figures(run: Path, data: Path) -> dict[str, float]:
 def learn_ultrasound(given: argparse.Namespace) -> None:
     """Train each way on each fold, and append the row of all clips."""
     data, folds = write_ultrasound(given.folder, given.work / "ultrasound"), range(ULTRASOUND["folds"])
-    for start in ("scratch", "pictures"):
+    for start in given.starts:
         for arrangement in ("joint", "factorised"):
             asked = {"set": "ultrasound", "arrangement": arrangement, "start": start, "minutes": given.minutes}
             if is_made(given.rows, **asked):
@@ -359,6 +359,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, help="where clips and runs are kept")
     parser.add_argument("--rows", type=Path, required=True, help="a file that rows are appended to")
     parser.add_argument("--minutes", type=float, default=20)
+    parser.add_argument("--starts", nargs="+", default=["scratch", "pictures"], choices=("scratch", "pictures"))
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     if given.what == "page":
