@@ -44,8 +44,8 @@ def test_what_is_missing_is_told_with_its_command(monkeypatch):
 
 
 def test_doctor_lists_every_extra():
-    told = document(say("doctor", "--fix", "--json"))
-    assert set(told["missing"]) == set(PURPOSES) and told["ok"]
+    report = document(say("doctor", "--fix", "--json"))
+    assert set(report["missing"]) == set(PURPOSES) and report["ok"]
     assert "the page and the HTTP server" in say("doctor", "--fix").stdout
 
 
@@ -71,8 +71,8 @@ def test_bash_completes_verbs_options_and_values():
 
 
 def test_completion_is_printed_alone_and_without_torch():
-    told = run_command("completion", "bash")
-    assert told.returncode == 0 and told.stdout.startswith("#") and told.stderr == ""
+    result = run_command("completion", "bash")
+    assert result.returncode == 0 and result.stdout.startswith("#") and result.stderr == ""
     check = "import sys; from vitreous.cli.completion import write_script; write_script('bash'); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, cwd=ROOT)
     assert done.stdout.strip() == "False", done.stderr
@@ -160,5 +160,7 @@ def test_builds_are_the_same_twice_and_the_wheel_works_elsewhere(tmp_path):
         )
         assert done.returncode == 0, done.stderr
     place = "import vitreous; print(vitreous.__file__)"
-    told = subprocess.run([python, "-c", place], cwd=tmp_path, env=environment, capture_output=True, text=True).stdout
-    assert told.startswith(str(tmp_path / "venv"))
+    imported_from = subprocess.run(
+        [python, "-c", place], cwd=tmp_path, env=environment, capture_output=True, text=True
+    ).stdout
+    assert imported_from.startswith(str(tmp_path / "venv"))

@@ -40,7 +40,7 @@ def interrupted_at(step, monkeypatch):
 
 
 @pytest.fixture
-def begun(folder, tmp_path, monkeypatch):
+def stopped_run(folder, tmp_path, monkeypatch):
     """A run that a job of torchrun called `pets` began, at step 6 of 19."""
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "pets")
     with monkeypatch.context() as patch:
@@ -50,23 +50,23 @@ def begun(folder, tmp_path, monkeypatch):
     return tmp_path / "run"
 
 
-def test_a_launch_goes_on_with_the_run_that_it_began(folder, begun, tmp_path, monkeypatch):
-    vitreous.train(folder, out=str(begun), progress=False, **RUN)
+def test_a_launch_goes_on_with_the_run_that_it_began(folder, stopped_run, tmp_path, monkeypatch):
+    vitreous.train(folder, out=str(stopped_run), progress=False, **RUN)
     monkeypatch.delenv("TORCHELASTIC_RUN_ID")
     vitreous.train(folder, out=str(tmp_path / "whole"), progress=False, **RUN)
-    assert outcome(begun) == outcome(tmp_path / "whole")
-    assert json.loads((begun / "environment.json").read_text())["torchrun"] == "pets"
+    assert outcome(stopped_run) == outcome(tmp_path / "whole")
+    assert json.loads((stopped_run / "environment.json").read_text())["torchrun"] == "pets"
 
 
 @pytest.mark.parametrize("name", ["others", "none", None])
-def test_another_launch_does_not(folder, begun, monkeypatch, name):
+def test_another_launch_does_not(folder, stopped_run, monkeypatch, name):
     """`none` is what a job without a name of its own is called; it is told from others by the agent's process."""
     if name is None:
         monkeypatch.delenv("TORCHELASTIC_RUN_ID")
     else:
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", name)
     with pytest.raises(UsageError, match="already exists"):
-        vitreous.train(folder, out=str(begun), progress=False, **RUN)
+        vitreous.train(folder, out=str(stopped_run), progress=False, **RUN)
 
 
 def test_without_out_the_newest_run_is_gone_on_with_if_it_is_of_this_launch(folder, tmp_path, monkeypatch):
@@ -76,6 +76,7 @@ def test_without_out_the_newest_run_is_gone_on_with_if_it_is_of_this_launch(fold
     first = vitreous.train(folder, progress=False, **run)
     assert vitreous.train(folder, progress=False, **run)["run"] == first["run"]
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "cars")
+    run["model"] = "ViT-32x1/8"  # a name of its own within the same second
     assert vitreous.train(folder, progress=False, **run)["run"] != first["run"]
 
 

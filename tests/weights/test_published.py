@@ -264,8 +264,8 @@ def test_weights_are_opened_by_name_wherever_weights_are_named(host, written, tm
     answers = document(say("predict", "tiny", str(tmp_path / "a.png"), "--json"))
     assert answers
     assert vitreous.load("tiny").card.classes == ("0", "1", "2")
-    said = say("convert", "tiny", str(tmp_path / "bundle"), "--json")
-    assert document(said)["parameters"] == sum(p.numel() for p in weights.bundle().model.parameters())
+    converted = say("convert", "tiny", str(tmp_path / "bundle"), "--json")
+    assert document(converted)["parameters"] == sum(p.numel() for p in weights.bundle().model.parameters())
     plain = {"workers": 0, "device": "cpu", "steps": 2, "batch_size": 4, "out": str(tmp_path / "run")}
     vitreous.train(str(photos), init="tiny", **plain)
     assert json.loads((tmp_path / "run" / "model" / "model.json").read_text())["provenance"]["init"] == "tiny"

@@ -62,7 +62,7 @@ class Channel:
         self.problem = ""
         self.thread = threading.Thread(target=self.work, name=f"tracker {name}", daemon=True)
 
-    def put(self, call: str, *arguments: Any) -> None:
+    def enqueue(self, call: str, *arguments: Any) -> None:
         """Have a call made, now or later; never waits."""
         if self.problem:
             return
@@ -73,7 +73,7 @@ class Channel:
 
     def start(self, step: int, lines: Sequence[Line]) -> None:
         """Open the run, which goes on from `step`, and send those of its lines until there that the tracker has not."""
-        self.put("start", step, lines)
+        self.enqueue("start", step, lines)
         if self.name not in self.progress.entries:
             self.progress.write(self.name, "", self.progress.mark(self.name))  # whatever comes, a resumed run tries it
         self.thread.start()
@@ -82,7 +82,7 @@ class Channel:
         """Wait for the last call until the clock (`time.monotonic`) shows `end`."""
         if self.thread.ident is None:
             return
-        self.put("")
+        self.enqueue("")
         self.thread.join(max(0.0, end - time.monotonic()) if not self.problem else 0.0)
         if not self.thread.is_alive():
             return

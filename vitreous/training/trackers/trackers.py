@@ -91,7 +91,7 @@ class Trackers:
     def send(self, call: str, *arguments: Any) -> None:
         """A call, to all that were not given up."""
         for channel in self.channels:
-            channel.put(call, *arguments)
+            channel.enqueue(call, *arguments)
         self.report_problems()
 
     def report_problems(self) -> None:
