@@ -1,6 +1,6 @@
 PYTHON ?= .venv/bin/python
 
-.PHONY: check format test slow processor reliability
+.PHONY: check docs format test slow processor reliability
 
 check: ## what CI runs: format, lint, types, tests
 	$(PYTHON) -m ruff format --check .
@@ -8,6 +8,9 @@ check: ## what CI runs: format, lint, types, tests
 	$(PYTHON) -m pyright
 	$(PYTHON) -m pytest -n auto --maxprocesses 4 --dist loadfile
 	$(PYTHON) -m tests.other_processor -n auto --maxprocesses 4 --dist loadfile
+
+docs: ## the site in build/docs/site, strictly: needs the extra `docs`
+	$(PYTHON) docs/site/build.py
 
 format:
 	$(PYTHON) -m ruff format .
