@@ -42,6 +42,7 @@ ROOMS = (
     "training",
     "training.trackers",
     "recipes",
+    "jobs",
     "studies",
     "serving",
     "serving.export",
@@ -137,7 +138,10 @@ def room_of(file: Path) -> str:
 def notebook_page(path: Path) -> str:
     """A notebook as a page: text and code, and the file itself to take along."""
     cells = json.loads(path.read_text("utf-8"))["cells"]
-    parts = ["".join(c["source"]) if c["cell_type"] == "markdown" else f"```python\n{''.join(c['source'])}\n```" for c in cells]
+    parts = [
+        "".join(c["source"]) if c["cell_type"] == "markdown" else f"```python\n{''.join(c['source'])}\n```"
+        for c in cells
+    ]
     title, rest = parts[0].split("\n", 1) if "\n" in parts[0] else (parts[0], "")
     return "\n\n".join([title, f"The notebook itself: [{path.name}]({path.name}).", rest, *parts[1:]]) + "\n"
 
@@ -252,7 +256,16 @@ def build(place: Path) -> list[str]:
     missing = {path.relative_to(source).as_posix() for path in source.rglob("*.md")} ^ listed(config["nav"])
     if missing:
         return [f"{page}: is not in the navigation, or is only there: docs/site/mkdocs.yml" for page in sorted(missing)]
-    command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean", "--config-file", str(place / "mkdocs.yml")]
+    command = [
+        sys.executable,
+        "-m",
+        "zensical",
+        "build",
+        "--strict",
+        "--clean",
+        "--config-file",
+        str(place / "mkdocs.yml"),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "NO_COLOR": "1"})
     if done.returncode:
         return [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
