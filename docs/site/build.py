@@ -2,8 +2,8 @@
 
 docs/*.md, the notebooks, the benchmarks and the pages beside README.md are laid out below build/docs/source, with links
 as the site has them; the reference is written beside them, from docstrings and from the parser of each verb. zensical
-makes the site in build/docs/site. A broken link, a missing anchor or reference, a page that is not in the navigation, and
-anything that a reader's browser would fetch from elsewhere are errors: exit code 1.
+makes the site in build/docs/site. Errors, with exit code 1, are a broken link, a missing anchor or reference, a page
+that is not in the navigation, and anything that a reader's browser would fetch from elsewhere.
 """
 
 from __future__ import annotations
@@ -60,6 +60,8 @@ def page_map() -> dict[Path, str]:
     """{file of the repository: its page or file in the site}."""
     pages = {ROOT / name: f"{Path(name).stem.lower()}.md" for name in ("CONTRIBUTING.md", "LOG.md", "CHANGELOG.md")}
     pages[ROOT / "README.md"] = "index.md"
+    pages[PACKAGE / "__init__.py"] = f"{PYTHON}/vitreous.md"
+    pages[PACKAGE / "cli" / "main.py"] = f"{COMMANDS}/index.md"
     pages |= {path: path.name for path in sorted((ROOT / "docs").glob("*.md"))}
     pages |= {path: f"figures/{path.name}" for path in sorted((ROOT / "docs" / "figures").iterdir())}
     pages |= {path: f"notebooks/{path.stem}.md" for path in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))}
@@ -77,6 +79,8 @@ def stage(folder: Path) -> None:
         if path.suffix == ".ipynb":
             target.write_text(notebook_page(path), "utf-8")
             shutil.copyfile(path, target.with_suffix(".ipynb"))
+        elif path.is_relative_to(PACKAGE):
+            continue  # written below
         elif path.suffix != ".md":
             shutil.copyfile(path, target)
         elif path.name != "README.md" or path.parent != ROOT:

@@ -1,4 +1,4 @@
-"""Docstrings as Markdown, for mkdocstrings: ours are plain text, in which `*` is a star and an indented line is a formula."""
+"""Docstrings as Markdown, for mkdocstrings: ours are plain text, where `*` is a star and an indented line is code."""
 
 from __future__ import annotations
 
