@@ -27,7 +27,7 @@ CHECKOUT = pytest.mark.skipif(not (ROOT / ".ci" / "run").exists(), reason="not a
 
 
 def test_what_is_missing_is_told_with_its_command(monkeypatch):
-    extras = set(PROJECT["optional-dependencies"]) - {"test", "dev", "all"}
+    extras = set(PROJECT["optional-dependencies"]) - {"test", "docs", "dev", "all"}
     assert set(PURPOSES) == {"", *extras}
     lines = ["numpy>=1", "no-such-thing>=2; extra == 'hub'", "numpy>=999; extra == 'serve'", "numpy; extra == 'lora'"]
     lines += ["no-such-thing; sys_platform == 'none' and extra == 'video'"]
