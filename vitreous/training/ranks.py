@@ -63,10 +63,12 @@ class Ranks:
         return value if self.world == 1 else float(self.sum(torch.tensor(value, dtype=torch.float64, device=device)))
 
     def all_reduce_max(self, values: Sequence[float], device: str) -> list[float]:
-        """The largest of each value over all processes."""
+        """The largest of each value over all processes; exchanged by processors where the group can, for which no GPU
+        is waited."""
         if self.world == 1:
             return list(values)
-        largest = torch.tensor(values, dtype=torch.float64, device=device)
+        host = "cpu:" in str(dist.get_backend_config())
+        largest = torch.tensor(values, dtype=torch.float64, device="cpu" if host else device)
         dist.all_reduce(largest, op=dist.ReduceOp.MAX)
         return largest.tolist()
 
