@@ -119,6 +119,15 @@ def launch_name() -> str:
     return f"process {os.getppid()} of {platform.node()}" if name == "none" else name
 
 
+def restart_count() -> int:
+    """How often the agent of `torchrun` has started this process again because one of its own had failed; 0 without
+    torchrun.
+
+    A restart because machines have come or gone is not counted, and each machine counts for itself.
+    """
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
 @contextmanager
 def together(device: str, timeout: float):
     """The processes that `torchrun` started, for as long as the context is open; this one alone without it.
