@@ -79,8 +79,10 @@ def find_pythons(wanted: tuple[str, ...] = PYTHONS) -> dict[str, str]:
     """Version -> an interpreter of it: this one, `pythonX.Y` on the PATH, or pyenv's."""
     found = {}
     for version in wanted:
-        candidates = [sys.executable, shutil.which(f"python{version}"), *pyenv_pythons(version)]
-        found |= {version: path for path in candidates[::-1] if path and version_of(path) == version}
+        candidates = filter(None, [sys.executable, shutil.which(f"python{version}"), *pyenv_pythons(version)])
+        fitting = [path for path in candidates if version_of(path) == version]
+        if fitting:
+            found[version] = fitting[0]
     return found
 
 

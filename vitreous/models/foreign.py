@@ -112,7 +112,7 @@ class ForeignModel(nn.Module):
         return next(part for part in self.encoder.modules() if isinstance(part, nn.Conv2d | nn.Linear))
 
     def forward_patches(self, images: Tensor, index: Tensor) -> Tensor:
-        """No patch is left out of a module of another library. Raises NotImplementedError."""
+        """(B, C, *image), (B, K): no patch is left out of a module of another library. Raises NotImplementedError."""
         raise NotImplementedError("models of other libraries compute whole images")
 
 

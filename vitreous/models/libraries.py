@@ -51,10 +51,7 @@ def described(name: str, image: tuple[int, ...] | None) -> ForeignConfig:
     """The config of a name, read off a module without weights. Raises as `parse_foreign`."""
     kind, _, rest = name.partition(":")
     start = ForeignConfig(name, image or (), (1, 1), 1)
-    if kind == "timm":
-        start = start_of_timm(start, rest)
-    else:
-        start = start_of_transformers(start, rest)
+    start = start_of_timm(start, rest) if kind == "timm" else start_of_transformers(start, rest)
     if start.library == "timm" and start.sized_by:
         any_size = json.dumps({**json.loads(start.arguments), "dynamic_img_size": True}, sort_keys=True)
         try:
@@ -104,13 +101,13 @@ def start_of_transformers(start: ForeignConfig, place: str) -> ForeignConfig:
         start = replace(start, name=f"hf:{(path.parent if path.suffix == '.json' else path).resolve().name}")
     own = known.get("image_size")
     sides = (own, own) if isinstance(own, int) else tuple(own or DEFAULT)
-    kept = {name: value for name, value in known.items() if name not in UNUSED}
+    settings = {name: value for name, value in known.items() if name not in UNUSED}
     return replace(
         start,
         library="transformers",
         image=start.image or sides,
         sized_by="image_size" if own else "",
-        arguments=json.dumps(kept, sort_keys=True),
+        arguments=json.dumps(settings, sort_keys=True),
     )
 
 
@@ -154,7 +151,8 @@ def build_encoder(config: ForeignConfig) -> nn.Module:
     except (TypeError, ValueError, AssertionError, RuntimeError, KeyError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise UsageError(f"{config.library} cannot build {config.name} ({reason})", "change its options") from None
-    if any(True for _ in getattr(module, "pooler", None) and module.pooler.parameters() or ()):
+    pooler = getattr(module, "pooler", None)
+    if pooler is not None and next(pooler.parameters(), None) is not None:
         module.pooler = None  # a layer that no classifier of theirs reads
     return module
 
@@ -182,10 +180,10 @@ def with_facts(config: ForeignConfig, module: nn.Module) -> ForeignConfig:
         problem = f"{config.name} gives no features for images of {format_size(config.image)} pixels ({reason})"
         raise UsageError(problem, "use another --image-size, or another model") from None
     patch = patch_of(module, config, output, layout)
-    if layout == "tokens":
-        if tokens.shape[1] - prefix != math.prod(-(-i // p) for i, p in zip(config.image, patch, strict=True)):
-            problem = f"{config.name} gives {tokens.shape[1]} tokens, which are not patches of {format_size(patch)}"
-            raise UsageError(problem, "use a plain Vision Transformer or a convolutional network of the library")
+    places = math.prod(-(-side // length) for side, length in zip(config.image, patch, strict=True))
+    if layout == "tokens" and tokens.shape[1] - prefix != places:
+        problem = f"{config.name} gives {tokens.shape[1]} tokens, which are not patches of {format_size(patch)}"
+        raise UsageError(problem, "use a plain Vision Transformer or a convolutional network of the library")
     names = [match for name, _ in module.named_parameters() if (match := re.match(BLOCK, f"encoder.module.{name}"))]
     numbers = {int(match[1]) for match in names}
     return replace(
@@ -197,7 +195,7 @@ def with_facts(config: ForeignConfig, module: nn.Module) -> ForeignConfig:
         layout=layout,
         depth=len(numbers),
         first_block=min(numbers, default=0),
-        stages=stages_of(module, images) if layout != "tokens" else (),
+        stages=stages_of(module) if layout != "tokens" else (),
         batch_norm=any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules()),
         draws=draws_at_random(module, config),
     )
@@ -232,11 +230,12 @@ def prefix_of(module: nn.Module, config: ForeignConfig, layout: Layout) -> int:
 
 
 def patch_of(module: nn.Module, config: ForeignConfig, output: Tensor, layout: Layout) -> tuple[int, ...]:
-    """Pixels to a token, or to a place of the last map, per axis. Raises UsageError where a module does not tell."""
+    """Features (1, ...) of an image -> pixels to a token, or to a place of the last map, per axis. Raises UsageError
+    where a module does not tell."""
     if layout != "tokens":
         grid = output.shape[2:] if layout == "channels-first" else output.shape[1:3]
-        exact = [side / places for side, places in zip(config.image, grid, strict=True)]
-        return tuple(2 ** round(math.log2(each)) if each % 1 else int(each) for each in exact)
+        strides = [side / places for side, places in zip(config.image, grid, strict=True)]
+        return tuple(2 ** round(math.log2(stride)) if stride % 1 else int(stride) for stride in strides)
     own = getattr(getattr(module, "patch_embed", None), "patch_size", None)
     own = own or getattr(getattr(module, "config", None), "patch_size", None)
     if own is None:
@@ -246,7 +245,7 @@ def patch_of(module: nn.Module, config: ForeignConfig, output: Tensor, layout: L
     return (own, own) if isinstance(own, int) else tuple(own)
 
 
-def stages_of(module: nn.Module, images: Tensor) -> tuple[tuple[int, int], ...]:
+def stages_of(module: nn.Module) -> tuple[tuple[int, int], ...]:
     """Stride and channels of each map of a module, the finest first, the last of each stride; none where it gives
     none."""
     info = getattr(module, "feature_info", None)
