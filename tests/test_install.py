@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from tests.conftest import document, run_command, say
+from tests.wheel import STEPS, try_wheel
 from vitreous.cli.completion import write_script
 from vitreous.cli.main import VERBS
 from vitreous.jobs.requirements import PURPOSES, commands, missing_requirements
@@ -164,3 +165,13 @@ def test_builds_are_the_same_twice_and_the_wheel_works_elsewhere(tmp_path):
         [python, "-c", place], cwd=tmp_path, env=environment, capture_output=True, text=True
     ).stdout
     assert imported_from.startswith(str(tmp_path / "venv"))
+
+
+@pytest.mark.slow
+@CHECKOUT
+@pytest.mark.timeout(3 * 3600)
+def test_every_verb_runs_from_the_wheel_on_every_python_at_hand():
+    tried = list(try_wheel())
+    assert tried and {one.python: one.wrong for one in tried} == {one.python: {} for one in tried}
+    untried = set(VERBS) - {" ".join(words[:2]) for words in STEPS.values()} - {words[0] for words in STEPS.values()}
+    assert untried <= {"serve", "watch"} and all({"serve", "watch"} <= set(one.seconds) for one in tried)
