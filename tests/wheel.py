@@ -55,7 +55,7 @@ STEPS: dict[str, tuple[str, ...]] = {
     "sample": ("sample", "maker", "--count", "2", "--steps", "3", "--out", "made.png", "--device", "cpu"),
     "study": ("study", "--json"),
     "study, planned": ("study", "pooling", "--steps", "2", "--seeds", "1", "--dry-run", "--device", "cpu"),
-    "bench": ("bench", "inference", "--models", "ViT-32x2/4", "--image-size", "16", "--batch-sizes", "1", "--rounds", "1", "--seconds", "0.05", "--device", "cpu", "--only", "vitreous*"),
+    "bench": ("bench", "--tasks", "inference", "--models", "ViT-32x2/4", "--image-size", "16", "--batch-sizes", "1", "--rounds", "1", "--seconds", "0.05", "--device", "cpu", "--only", "vitreous*"),
 }  # fmt: skip
 #: what is refused: words, exit code, and what the message names
 MISTAKES = {
@@ -163,7 +163,7 @@ class Trial:
             self.note(name, lambda words=words: self.expect(words, 0))
         for name, (words, code, text) in MISTAKES.items():
             self.note(name, lambda words=words, code=code, text=text: self.expect(words, code, text))
-        self.note("serve", lambda: self.ask("serve", "/healthz", "--device", "cpu", "--quiet"))
+        self.note("serve", lambda: self.ask("serve", "/readyz", "--device", "cpu", "--quiet"))
         self.note("watch", lambda: self.ask("watch", "/"))
         return self.tried
 
@@ -210,7 +210,7 @@ class Trial:
             self.wait(lambda: answers(address + path), process)
             if verb == "serve":
                 picture = (self.home / "picture.png").read_bytes()
-                request = urllib.request.Request(f"{address}/predict", picture, {"Content-Type": "image/png"})
+                request = urllib.request.Request(f"{address}/v1/predict", picture, {"Content-Type": "image/png"})
                 with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
                     assert json.load(answer), "no prediction"
             process.send_signal(signal.SIGTERM)

@@ -208,7 +208,8 @@ def test_weights_of_bfloat16_compute_with_norms_in_float32(name):
     half.load_state_dict(model.state_dict())
     for parameter in half.parameters():
         parameter.data = parameter.data.bfloat16()
-    answer = half(images)
+    answer, tokens = half(images), half.features(images)
+    assert tokens.dtype == half.pool(tokens).dtype == torch.bfloat16  # what the heads of objectives are given
     assert answer.dtype == torch.bfloat16 and (answer - expected).norm() < 0.05 * expected.norm()
     half.train()(images).sum().backward()
     assert all(parameter.grad is not None for parameter in half.parameters())

@@ -82,7 +82,7 @@ class ForeignModel(nn.Module):
 
     def classify(self, pooled: Tensor) -> Tensor:
         """(B, F) -> (B, classes)."""
-        return self.head(pooled.to(next(self.head.parameters(), pooled).dtype))
+        return self.head(pooled)
 
     def features_at(self, images: Tensor, strides: Sequence[int]) -> list[Tensor]:
         """(B, C, H, W) -> for each stride, in pixels, (B, h, w, D): the map in which a place covers so many rows;

@@ -279,7 +279,7 @@ class LibraryEncoder(nn.Module):
 
     `frozen_as_is`: engines compute it as it is, in float32. With weights of another type the module computes under
     autocast, from float32 copies of them, as its own library trains in mixed precision: norms and their statistics
-    stay float32.
+    stay float32. Answers have the type of the weights.
     """
 
     frozen_as_is = True
@@ -295,7 +295,8 @@ class LibraryEncoder(nn.Module):
             return getattr(self, verb)(x.float(), *arguments)
         weights = {name: parameter.float() for name, parameter in self.named_parameters()}
         with torch.autocast(x.device.type, dtype):
-            return torch.func.functional_call(self, weights, (x, verb, *arguments))
+            answer = torch.func.functional_call(self, weights, (x, verb, *arguments))
+        return [part.to(dtype) for part in answer] if isinstance(answer, list) else answer.to(dtype)
 
     def raw(self, images: Tensor) -> Any:
         """(B, C, *image) -> what the library gives after its last block and norm: tokens or a map."""
