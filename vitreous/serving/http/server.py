@@ -214,8 +214,8 @@ class Server:
         self.log.write(event="reloaded", model=card.name, version=card.version)
 
 
-def configure_uvicorn(app: Any, **further: Any) -> uvicorn.Config:
-    """Settings of uvicorn, and `further` ones: plain HTTP alone, no log and no header of its own."""
+def configure_uvicorn(app: Any, **options: Any) -> uvicorn.Config:
+    """The config of uvicorn for plain HTTP alone, without a log or a header of its own; `options` are further ones of it."""
     return uvicorn.Config(
         app,
         ws="none",
@@ -224,7 +224,7 @@ def configure_uvicorn(app: Any, **further: Any) -> uvicorn.Config:
         log_level=logging.CRITICAL,
         access_log=False,
         server_header=False,
-        **further,
+        **options,
     )
 
 
