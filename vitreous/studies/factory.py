@@ -68,7 +68,7 @@ class RunFactory:
 
     def __init__(self, common: Common, listener: Listener) -> None:
         self.common, self.listener = common, OnceListener(listener)
-        self._opened: dict[str | None, tuple[Data, Run]] = {}
+        self._opened: dict[Any, tuple[Data, Run]] = {}
         self._inputs: dict[Any, tuple[Inputs, int]] = {}
 
     def side(self) -> int:
@@ -101,12 +101,12 @@ class RunFactory:
         options = change(cell.options, **(cell.then if parents else {}))
         options = replace(
             options,
-            data=common.data,
+            data=cell.data or common.data,
             device=common.device,
             precision=common.precision,  # type: ignore[arg-type]
             workers=common.workers,
         )
-        if common.data == "digits":
+        if options.data == "digits":
             options = change(options, settings={"data.hold_out": HELD_OUT})
         for path, folder in parents.items():
             if "." in path:
@@ -117,16 +117,17 @@ class RunFactory:
 
     def derived(self, options: TrainOptions) -> tuple[Run, Inputs, Data]:
         """The run of the options, its images and the data set."""
-        if options.exclude not in self._opened:
-            opened, run, inputs = prepare_data(self.common.data, None, options, self.listener)
+        images_of = options.data, options.exclude
+        if images_of not in self._opened:
+            opened, run, inputs = prepare_data(options.data, None, options, self.listener)
             require_labels(opened)
-            self._opened[options.exclude] = opened, run
-            self._inputs[options.exclude, run.preprocess, run.data.cache] = inputs, run.data.images
+            self._opened[images_of] = opened, run
+            self._inputs[images_of, run.preprocess, run.data.cache] = inputs, run.data.images
             return run, inputs, opened
-        opened, like = self._opened[options.exclude]
+        opened, like = self._opened[images_of]
         split = {name: getattr(like.data, name) for name in ("split_seed", "hold_out", "group_by", "axes", "exclude")}
         run = derive_run(opened, options, split, self.listener, None)
-        place = options.exclude, run.preprocess, run.data.cache
+        place = images_of, run.preprocess, run.data.cache
         if place not in self._inputs:
             run, inputs = screen_inputs(opened, run, first_workers(opened, options), self.listener)
             self._inputs[place] = inputs, run.data.images
