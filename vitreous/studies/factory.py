@@ -93,7 +93,7 @@ class RunFactory:
             steps = max(LEAST_STEPS, int(run.steps * self.common.share))
             run, inputs, opened = self.derived(replace(options, epochs=None, steps=steps))
         run = replace(run, seed=seed)
-        return StudyRun(cell, seed, run, inputs, opened, self.folder(run))
+        return StudyRun(cell, seed, run, inputs, opened, self.folder(run, Path(cell.data).name))
 
     def options(self, cell: Cell, parents: dict[str, Path]) -> TrainOptions:
         """The options of a cell's runs."""
@@ -145,16 +145,18 @@ class RunFactory:
             write_text(path, text, "surrogateescape")
         return path
 
-    def folder(self, run: Run) -> Folder:
-        """The folder of a run: of a name that follows from its settings and the fingerprint of its data."""
-        return Folder(self.common.store / f"{slug(name_of(run.model))}-{run_key(run, self.common.store)}")
+    def folder(self, run: Run, other: str = "") -> Folder:
+        """The folder of a run: of a name that follows from its settings, the fingerprint of its data, and the name of
+        the `other` data set, if it is one."""
+        return Folder(self.common.store / f"{slug(name_of(run.model))}-{run_key(run, self.common.store, other)}")
 
 
-def run_key(run: Run, store: Path) -> str:
-    """The digest of a run's settings and its data's fingerprint: the same wherever data and store lie."""
+def run_key(run: Run, store: Path, other: str = "") -> str:
+    """The digest of a run's settings and its data's fingerprint: the same wherever data and store lie. A fingerprint is
+    of the names of files, so that the name of an `other` data set tells those apart whose files have the same ones."""
     data = replace(run.data, source="", workers=0)
     text = to_yaml(replace(run, data=data, **SAME))
-    return digest(text.replace(f"{os.path.abspath(store)}/", "").replace(f"{store}/", ""))
+    return digest(other + text.replace(f"{os.path.abspath(store)}/", "").replace(f"{store}/", ""))
 
 
 def digest(text: str) -> str:

@@ -50,7 +50,7 @@ def read_five_shots(subject: Subject) -> list[Reading]:
 
 
 def draw_figure(subject: Subject, name: str) -> dict[str, np.ndarray]:
-    """The numbers of a figure of `inspect`, which is drawn into the subject's album."""
+    """The numbers of a figure of `inspect` by name, arrays of any shape; it is drawn into the subject's album."""
     from vitreous.reports.inspect import inspect
 
     inspect(subject.home, out=subject.album, figures=(name,), count=LOOKED_AT, device=subject.device, split="val")
