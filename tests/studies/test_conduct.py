@@ -239,6 +239,12 @@ def test_the_list_counts_every_scale():
         assert 0 < small["exaflops"] < gpu["exaflops"] < published["exaflops"] if trained else published["runs"] == 0
 
 
+def test_the_documentation_lists_every_study():
+    page = (Path(__file__).parents[2] / "docs" / "studies.md").read_text("utf-8")
+    for name, one in STUDIES.items():
+        assert f"| `{name}` | {one.question} | {one.source} |" in page
+
+
 def test_durations_have_units():
     assert [parse_duration(text) for text in ("90s", "30m", "1.5h", "2d")] == [90, 1800, 5400, 172_800]
 
