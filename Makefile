@@ -1,6 +1,6 @@
 PYTHON ?= .venv/bin/python
 
-.PHONY: check format test slow processor reliability
+.PHONY: check docs format test slow processor reliability wheel
 
 check: ## what CI runs: format, lint, types, tests
 	$(PYTHON) -m ruff format --check .
@@ -8,6 +8,9 @@ check: ## what CI runs: format, lint, types, tests
 	$(PYTHON) -m pyright
 	$(PYTHON) -m pytest -n auto --maxprocesses 4 --dist loadfile
 	$(PYTHON) -m tests.other_processor -n auto --maxprocesses 4 --dist loadfile
+
+docs: ## the site in build/docs/site, strictly: needs the extra `docs`
+	$(PYTHON) docs/site/build.py
 
 format:
 	$(PYTHON) -m ruff format .
@@ -21,6 +24,9 @@ slow: ## every test, the long ones too
 
 processor: ## what depends on the processor, as another kind of processor than this one
 	$(PYTHON) -m tests.other_processor -n auto --maxprocesses 4 --dist loadfile
+
+wheel: ## every verb by the installed wheel, outside of the checkout, on each Python that is here; minutes, and a download of PyTorch
+	$(PYTHON) -m tests.wheel
 
 reliability: ## the whole rig: kills, crash points, signals, damage; docs/reliability.md has what it counts
 	OMP_NUM_THREADS=1 $(PYTHON) -m tests.reliability

@@ -19,9 +19,11 @@ import torch
 from hypothesis import settings
 from PIL import Image
 
+from tests.forked import ForkingReader
 from vitreous.cli.main import main
 from vitreous.cores import Neighbours
 from vitreous.reports.pages import report
+from vitreous.weights import pickled
 
 settings.register_profile("steady", deadline=None, derandomize=True)  # the same examples everywhere, however slow
 settings.load_profile("steady")
@@ -54,6 +56,7 @@ ALLOWED_SKIPS = {
     "root writes anywhere": "permissions do not hold for root",
     "only root can become another user": "the other half of the tests of permissions",
     "a library of the page on interoperability": "the extra `test` brings those that are small",
+    "the extra `docs` is not installed": "it builds the site and does nothing else",
     "SCIPY_ARRAY_API is not set": "one check of scikit-learn's, of arrays that are not numpy's",
     "a file system that takes these names for one": "a property of the file system",
     "(tensorboard|wandb|mlflow|flask) is not installed": "an extra for a program that shows runs",
@@ -129,6 +132,37 @@ def one_thread():
 def without_neighbours():
     """Tests run side by side: no output may depend on whether another one was felt."""
     Neighbours.SECONDS = math.inf
+
+
+@pytest.fixture(autouse=True, scope="session")
+def without_sync():
+    """No machine loses power here: nothing waits for the disk but the processes of tests/reliability."""
+    sync, os.fsync = os.fsync, lambda descriptor: None
+    yield
+    os.fsync = sync
+
+
+@pytest.fixture(autouse=True, scope="session")
+def forked_readers():
+    """A pickled file is read by a forked child (`tests/forked.py`); tests/weights/test_pickled.py has the real one."""
+    if hasattr(os, "fork"):
+        pickled.run_child, run_child = ForkingReader(), pickled.run_child
+        yield
+        pickled.run_child.close()
+        pickled.run_child = run_child
+    else:
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def without_drawings(request):
+    """Pages are without curves and diagrams, which take longer to draw than a tiny run to train, but in modules marked
+    `drawn`."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not request.node.get_closest_marker("drawn"):
+            for name in ("curves", "confusion", "reliability"):
+                patch.setattr(report, name, lambda *parts, **named: "")
+        yield
 
 
 @pytest.fixture(scope="module")

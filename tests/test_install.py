@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from tests.conftest import document, run_command, say
+from tests.wheel import STEPS, try_wheel
 from vitreous.cli.completion import write_script
 from vitreous.cli.main import VERBS
 from vitreous.jobs.requirements import PURPOSES, commands, missing_requirements
@@ -27,7 +28,7 @@ CHECKOUT = pytest.mark.skipif(not (ROOT / ".ci" / "run").exists(), reason="not a
 
 
 def test_what_is_missing_is_told_with_its_command(monkeypatch):
-    extras = set(PROJECT["optional-dependencies"]) - {"test", "dev", "all"}
+    extras = set(PROJECT["optional-dependencies"]) - {"test", "docs", "dev", "all"}
     assert set(PURPOSES) == {"", *extras}
     lines = ["numpy>=1", "no-such-thing>=2; extra == 'hub'", "numpy>=999; extra == 'serve'", "numpy; extra == 'lora'"]
     lines += ["no-such-thing; sys_platform == 'none' and extra == 'video'"]
@@ -164,3 +165,13 @@ def test_builds_are_the_same_twice_and_the_wheel_works_elsewhere(tmp_path):
         [python, "-c", place], cwd=tmp_path, env=environment, capture_output=True, text=True
     ).stdout
     assert imported_from.startswith(str(tmp_path / "venv"))
+
+
+@pytest.mark.slow
+@CHECKOUT
+@pytest.mark.timeout(3 * 3600)
+def test_every_verb_runs_from_the_wheel_on_every_python_at_hand():
+    tried = list(try_wheel())
+    assert tried and {one.python: one.wrong for one in tried} == {one.python: {} for one in tried}
+    untried = set(VERBS) - {" ".join(words[:2]) for words in STEPS.values()} - {words[0] for words in STEPS.values()}
+    assert untried <= {"serve", "watch"} and all({"serve", "watch"} <= set(one.seconds) for one in tried)

@@ -13,6 +13,8 @@ import pytest
 from tests.conftest import make_folder, say
 from vitreous.jobs import doctor
 
+pytestmark = pytest.mark.drawn
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 TWO = [

@@ -6,9 +6,13 @@ import dataclasses
 import os
 import typing
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from vitreous.errors import UsageError, closest, nearest
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 T = TypeVar("T")
 MAX_BYTES = 1_000_000
@@ -48,13 +52,27 @@ def to_plain(value: Any) -> Any:
     return value
 
 
+@cache
+def hints_of(kind: Any) -> dict[str, Any]:
+    """The types of a dataclass's fields by their names, which take longer to find than a config to read."""
+    return typing.get_type_hints(kind, include_extras=True)
+
+
+@cache
+def adapter_of(kind: Any) -> TypeAdapter[Any]:
+    """What checks values of that type, which takes longer to make than to use."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
+
+
 def from_plain(kind: type[T] | Any, value: Any) -> T:
     """Dicts, lists, numbers and strings as a dataclass of that kind, or of the member of a union that `family` in them
     names.
 
     Raises UsageError naming every unknown key and every value of a wrong type, by its dotted path.
     """
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import ValidationError
 
     value = upgrade(member(kind, value), value)
     kind = member(kind, value)
@@ -65,10 +83,10 @@ def from_plain(kind: type[T] | Any, value: Any) -> T:
             f"unknown setting {', '.join(p for p, _ in unknown)}", hint or f"{path} is no field of {kind.__name__}"
         )
     if isinstance(value, dict) and dataclasses.is_dataclass(kind):
-        hints = typing.get_type_hints(kind, include_extras=True)
+        hints = hints_of(kind)
         value = value | {key: from_plain(hints[key], item) for key, item in value.items() if tagged(hints[key])}
     try:
-        return TypeAdapter(kind).validate_python(value)
+        return adapter_of(kind).validate_python(value)
     except ValidationError as error:
         lines = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
         raise UsageError("invalid settings:" + "".join(f"\n    {line}" for line in lines[:20])) from None
@@ -98,7 +116,7 @@ def upgrade(kind: Any, value: Any) -> Any:
         return value
     if change := getattr(kind, "upgraded", None):
         value = change(value)
-    for key, hint in typing.get_type_hints(kind, include_extras=True).items():
+    for key, hint in hints_of(kind).items():
         if isinstance(value.get(key), dict) and hasattr(inner := member(hint, value[key]), "upgraded"):
             value = value | {key: upgrade(inner, value[key])}
     moved = {old: new for old, new in getattr(kind, "MOVED", {}).items() if old in value}
@@ -123,7 +141,7 @@ def unknown_keys(kind: Any, value: Any, path: str = "") -> list[tuple[str, str]]
         return [pair for key, item in value.items() for pair in unknown_keys(inner, item, f"{path}{key}.")]
     if not dataclasses.is_dataclass(kind) or not isinstance(value, dict):
         return []
-    hints = typing.get_type_hints(kind, include_extras=True)
+    hints = hints_of(kind)
     unknown = []
     for key, item in value.items():
         if key in hints:
@@ -240,9 +258,14 @@ def read_yaml(text: str) -> Any:
     if len(text) > MAX_BYTES:
         raise UsageError(f"a config of {len(text):,} characters is over the limit of {MAX_BYTES:,}")
     try:
-        if any(isinstance(token, (yaml.AliasToken, yaml.AnchorToken)) for token in yaml.scan(text)):
+        marked = "&" in text or "*" in text  # as every anchor and alias is; to scan takes as long as to read
+        if marked and any(isinstance(token, (yaml.AliasToken, yaml.AnchorToken)) for token in yaml.scan(text)):
             raise UsageError("the config has YAML anchors or aliases", "write the values out")
-        return yaml.safe_load(text)
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)  # that of libyaml takes a tenth of the time
+        try:
+            return loader.get_single_data()
+        finally:
+            loader.dispose()
     except yaml.YAMLError as error:
         raise UsageError(f"not valid YAML: {str(error).splitlines()[0]}") from None
 

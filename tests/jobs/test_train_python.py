@@ -15,6 +15,8 @@ from vitreous.jobs.train import ALIASES
 from vitreous.progress import Display
 from vitreous.recipes.options import TrainOptions
 
+pytestmark = pytest.mark.drawn
+
 TINY = {
     "model": "ViT-16x1/8",
     "image_size": 16,

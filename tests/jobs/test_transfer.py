@@ -30,7 +30,7 @@ from vitreous.reports.pages.report import write_report
 from vitreous.training.folder import Folder
 from vitreous.training.session import Session
 
-pytestmark = pytest.mark.usefixtures("without_pages")  # training is repeated many times
+pytestmark = [pytest.mark.usefixtures("without_pages"), pytest.mark.drawn]  # training is repeated many times
 
 QUICK = {**TINY, "workers": 0, "evaluate_every": 1000, "save_every": 5}
 DIGITS = {

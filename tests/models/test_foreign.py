@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 import vitreous
-from tests.conftest import make_folder
+from tests import contracts
+from tests.conftest import make_folder, say
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import UsageError
+from vitreous.models.cost import macs
+from vitreous.models.families import family_of
 from vitreous.models.foreign import ForeignModel, wrap_backbone
+from vitreous.models.libraries import described
+from vitreous.models.names import configure, name_of
+from vitreous.models.zoo import create
 from vitreous.objectives.base import Progress, Setting
+from vitreous.objectives.dino import DINOConfig
+from vitreous.objectives.segmentation import SegmentationConfig
 from vitreous.objectives.supervised import SupervisedConfig
 from vitreous.serving.predict import load, predictor_of
-from vitreous.weights.bundle import Bundle
+from vitreous.weights.bundle import Bundle, load_bundle
 from vitreous.weights.tasks import Classification, Features
 
 CLASSES = ("ant", "bee", "cat")
@@ -145,3 +159,197 @@ def test_what_cannot_be_is_refused(tmp_path):
         model(torch.zeros(1, 1, 16, 16))
     with pytest.raises(UsageError, match="no run at"):
         load(tmp_path / "model")
+
+
+VIT = "timm:vit_tiny_patch16_224,patch_size=8,embed_dim=32,depth=2,num_heads=2"
+#: name -> pixels: tokens, maps with batch norm, maps with layers between the last map and the head
+NAMED = {VIT: 16, "timm:test_resnet": 64, "timm:test_efficientnet": 64, "timm:test_convnext": 64}
+SHORT = {"image_size": 32, "batch_size": 8, "precision": "fp32", "device": "cpu", "workers": 0, "progress": False}
+
+
+def named(name, classes=3):
+    torch.manual_seed(0)
+    return create(name, NAMED[name], classes), torch.randn(3, 3, NAMED[name], NAMED[name])
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_model_by_name_gives_the_logits_of_its_library(name):
+    import timm
+
+    model, images = named(name)
+    arguments = json.loads(model.config.arguments)
+    size = {"img_size": NAMED[name]} if name == VIT else {}
+    theirs = timm.create_model(num_classes=3, **size, **arguments).eval()
+    state = theirs.state_dict()
+    model.eval().encoder.module.load_state_dict({n: state[n] for n in model.encoder.module.state_dict()})
+    model.head.load_state_dict(
+        dict(zip(("weight", "bias"), theirs.get_classifier().state_dict().values(), strict=True))
+    )
+    assert torch.allclose(model(images), theirs(images), atol=1e-5)
+    config = model.config
+    assert name_of(config) == name and family_of(config).config is type(config)
+    layers = {family_of(config).layer_of(n, config) for n, _ in model.named_parameters()}
+    assert layers == set(range(config.depth + 2)) and len(model.blocks()) == config.depth
+    assert macs(config) > 2 * sum(p.numel() for p in model.parameters() if p.ndim > 1)
+
+
+@pytest.mark.parametrize("promise", contracts.ALL)
+@pytest.mark.parametrize("name", [VIT, "timm:test_resnet"])
+def test_promise(name, promise):
+    model, images = named(name)
+    promise(contracts.randomise(model), images)
+
+
+@pytest.mark.parametrize("name", [VIT, "timm:test_resnet"])
+def test_weights_of_bfloat16_compute_with_norms_in_float32(name):
+    model, images = named(name)
+    nn.init.normal_(model.head.weight)
+    expected, half = model.eval()(images), vitreous.create(name, NAMED[name], 3).eval()
+    half.load_state_dict(model.state_dict())
+    for parameter in half.parameters():
+        parameter.data = parameter.data.bfloat16()
+    answer, tokens = half(images), half.features(images)
+    assert tokens.dtype == half.pool(tokens).dtype == torch.bfloat16  # what the heads of objectives are given
+    assert answer.dtype == torch.bfloat16 and (answer - expected).norm() < 0.05 * expected.norm()
+    half.train()(images).sum().backward()
+    assert all(parameter.grad is not None for parameter in half.parameters())
+    assert all(buffer.dtype != torch.bfloat16 for buffer in half.buffers())
+
+
+def test_other_sizes_and_frozen_parts():
+    for name in (VIT, "timm:test_resnet"):
+        model, _ = named(name)
+        contracts.other_sizes_work(model, torch.randn(2, 3, 96, 96), torch.randn(2, 3, 64, 32))
+    with pytest.raises(UsageError, match="not a multiple of 8"):
+        named(VIT)[0](torch.zeros(1, 3, 20, 20))
+    norm = model.encoder.module.bn1
+    model.encoder.module.bn1.requires_grad_(False)
+    assert not model.train().encoder.module.bn1.training and model.encoder.module.layer1.training
+    assert norm is model.encoder.module.bn1
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A ResNet of timm, trained on patterned pictures; its summary."""
+    home = tmp_path_factory.mktemp("foreign")
+    root = make_folder(home / "photos", {"train": 12, "val": 4})
+    options = SHORT | {"model": "timm:test_resnet", "epochs": 14.0, "lr": 3e-3, "save_every": 20, "ema": 0.5, "seed": 0}
+    return vitreous.train(root, out=home / "run", **options)
+
+
+def test_a_run_learns_and_its_bundle_answers_in_every_verb(trained, tmp_path):
+    assert trained["model"] == "timm:test_resnet" and trained["val"]["top1"] >= 0.75 and trained["train"]["loss"] < 0.8
+    run = Path(trained["run"])
+    picture = next((run.parent / "photos" / "val").rglob("*.png"))
+    model = load(run, device="cpu", precision="fp32")
+    answer = model.predict([picture])[0]
+    assert set(answer.names) <= set(CLASSES) and model.embed([picture]).shape == (1, 96)
+    for words in (("evaluate", run), ("predict", run, picture), ("embed", run, picture, "--out", tmp_path / "e.npz")):
+        assert say(*map(str, words)).returncode == 0
+    assert say("inspect", str(run), "--figures", "rollout").returncode == 2  # a ResNet has no attention
+    again = load_bundle(run / "model")
+    assert again.model.encoder.module.bn1.num_batches_tracked.dtype == torch.int64
+    vitreous.save(again.model, tmp_path / "saved", CLASSES, again.preprocess)
+    assert torch.equal(
+        load_bundle(tmp_path / "saved").model(torch.ones(1, 3, 32, 32)), again.model(torch.ones(1, 3, 32, 32))
+    )
+
+
+@pytest.mark.slow
+def test_an_export_answers_as_the_run_does(trained, tmp_path):
+    (one,) = vitreous.export(trained["run"], to="onnx", out=tmp_path / "model.onnx")["exports"]
+    assert one["top1_agreement"] == 1 and one["max_abs_logit_difference"] < 1e-3
+
+
+def test_a_resumed_run_has_the_same_bits_statistics_included(trained, tmp_path):
+    run, copy = Path(trained["run"]), tmp_path / "run"
+    shutil.copytree(run, copy)
+    newest = sorted((copy / "checkpoints").glob("step-*"))[-1]
+    for place in (newest, copy / "model"):
+        shutil.rmtree(place)
+    (copy / "summary.json").unlink()
+    vitreous.train(out=copy, resume=True, progress=False)
+    first, second = (load_file(home / "model" / "weights.safetensors") for home in (run, copy))
+    assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_teacher_has_the_statistics_of_its_student():
+    model, _ = named("timm:test_resnet", 0)
+    objective = DINOConfig(prototypes=8, head_width=8, bottleneck=4).build(model, Setting()).train()
+    batch = {"images": torch.randn(2, 2, 3, 32, 32), "local": torch.randn(2, 2, 3, 32, 32)}
+    objective(objective.prepare(batch, Progress()))["loss"].backward()
+    own, taught = model.encoder.module.bn1, objective.teacher.encoder.module.bn1
+    assert not torch.equal(own.running_mean, taught.running_mean)
+    with torch.no_grad():
+        objective.after_step(Progress())
+    assert torch.equal(own.running_mean, taught.running_mean) and own.running_mean.abs().max() > 0
+
+
+@pytest.mark.parametrize(
+    "name,head", [(VIT, "linear"), ("timm:test_resnet", "linear"), ("timm:test_resnet", "upernet")]
+)
+def test_a_dense_head_learns_on_its_maps(name, head):
+    model, images = named(name, 0)
+    images, classes = images[:2], torch.tensor([0, 2])[:, None, None].expand(2, *images.shape[2:])
+    objective = SegmentationConfig(head=head, head_width=1).build(model, Setting(classes=CLASSES))
+    optimizer, losses = torch.optim.AdamW(objective.parameters(), 1e-2), []
+    for _ in range(6):
+        loss = objective({"images": images, "classes": classes})["loss"]
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.9 * losses[0] and objective.deployed()(images).shape == (2, 3, *images.shape[2:])
+
+
+def refused(*words):
+    result = say("train", "digits", "--dry-run", *words)
+    assert "Traceback" not in result.stderr
+    return result.returncode, result.stderr
+
+
+def test_wrong_names_and_what_a_model_cannot_do_are_told(monkeypatch):
+    assert refused("--model", "timm:resnet_18") == (
+        2,
+        "error: timm has no model resnet_18\n  perhaps you meant timm:resnet18\n",
+    )
+    code, text = refused("--model", "timm:test_resnet,depth=x,9")
+    assert code == 2 and "'9' is no option" in text
+    code, text = refused("--model", "timm:test_resnet,no_such=1")
+    assert code == 2 and "cannot build" in text and "no_such" in text
+    code, text = refused("--model", "hf:nowhere/at/all")
+    assert code == 2 and "is no config" in text
+    for recipe in ("mae", "masked-patches", "dinov2"):
+        code, text = refused("--recipe", recipe, "--model", "timm:test_resnet")
+        assert code == 2 and "blocks all see every token" in text, text
+    code, text = refused("--model", "timm:test_resnet", "--micro-batch", "2")
+    assert code == 2 and "batch norms of timm:test_resnet" in text
+    monkeypatch.setitem(sys.modules, "timm", None)
+    described.cache_clear()
+    code, text = refused("--model", "timm:test_resnet")
+    assert code == 6 and "pip install 'vitreous[timm]'" in text
+
+
+@pytest.mark.parametrize("kind", ["vit", "resnet"])
+def test_a_config_of_transformers_is_a_model(kind, tmp_path):
+    import transformers
+
+    if kind == "vit":
+        theirs = of_transformers(False)
+    else:
+        small = transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic")
+        theirs = transformers.ResNetModel(small)
+    theirs.config.save_pretrained(tmp_path / "small")
+    config = configure(f"hf:{tmp_path / 'small'}", 16 if kind == "vit" else 32)
+    model = create(f"hf:{tmp_path / 'small'}", config.image[0], 0).eval()
+    model.encoder.module.load_state_dict(theirs.state_dict(), strict=False)
+    images = torch.randn(2, 3, *config.image)
+    output = theirs.eval()(images)
+    expected = output.last_hidden_state[:, 0] if kind == "vit" else output.pooler_output.flatten(1)
+    assert torch.allclose(model(images), expected, atol=1e-5) and name_of(config) == "hf:small"
+    shutil.rmtree(tmp_path / "small")  # the config is in the model's own
+    Bundle(model, Features(), Preprocess(config.image)).save(tmp_path / "model")
+    assert torch.equal(load_bundle(tmp_path / "model").model(images), model(images))
+    if kind == "vit":
+        assert torch.equal(model.last_norm(model.features_after(images, [2])[0]), model.features(images))
+        assert model(torch.randn(1, 3, 32, 16)).shape == (1, 32)

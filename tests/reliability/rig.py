@@ -26,8 +26,10 @@ import torch
 
 from tests.conftest import make_folder
 from vitreous.cli import main as command_line
+from vitreous.config import adapter_of
 from vitreous.training import throughput
 from vitreous.training.checkpoint import Store
+from vitreous.training.run import Run
 
 CLASSES = ("ant", "bee", "cat", "dog")
 TIMES = {"seconds", "images_per_second", "flops_utilisation", "waiting"}  # of metrics.jsonl and state.json
@@ -221,6 +223,7 @@ class Bench:
         for name in listing.read_text().split():
             with suppress(Exception):
                 import_module(name)
+        adapter_of(Run)
 
     def reference(self, plan: Plan) -> tuple[dict[str, Any], float]:
         """The outcome of a run that nobody disturbs, and its seconds; workers change nothing, and have none of their

@@ -30,6 +30,8 @@ from vitreous.reports.scenes import dense_task
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.tasks import Detection
 
+pytestmark = pytest.mark.drawn
+
 CLASSES = ("dark", "light")
 SIZE = (64, 96)
 

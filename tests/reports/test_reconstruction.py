@@ -21,6 +21,8 @@ from vitreous.reports.restored import load_objective
 from vitreous.training.folder import Folder
 from vitreous.weights.adopt import open_weights
 
+pytestmark = pytest.mark.drawn
+
 OPTIONS = {
     "model": "ViT-16x1/4",
     "image_size": 16,

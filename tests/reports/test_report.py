@@ -28,6 +28,8 @@ from vitreous.training.folder import Folder
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.tasks import Classification
 
+pytestmark = pytest.mark.drawn
+
 
 class Heard(NullListener):
     """A listener that keeps what it is told."""

@@ -16,6 +16,8 @@ from vitreous.reports.compare import compare
 from vitreous.reports.evaluate import evaluate
 from vitreous.reports.scenes import dense_task
 
+pytestmark = pytest.mark.drawn
+
 CLASSES = ["ground", "square", "disc"]
 
 

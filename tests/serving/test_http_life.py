@@ -17,7 +17,9 @@ import pytest
 from tests.conftest import say
 from tests.serving.asking import Site, file, save_bundle, until
 from tests.serving.made import read_for
+from vitreous.errors import ResourceError
 from vitreous.serving.http.server import Server, running
+from vitreous.serving.http.start import serve
 from vitreous.serving.predict import load
 
 
@@ -177,6 +179,12 @@ def test_without_the_extra_it_names_the_command(bundle, monkeypatch):
     monkeypatch.setattr("vitreous.errors.find_spec", lambda name: None)
     found = say("serve", str(bundle))
     assert found.returncode == 6 and "pip install 'vitreous[serve]'" in found.stderr
+
+
+def test_windows_is_told_where_it_runs(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "win32")
+    with pytest.raises(ResourceError, match="does not run on Windows"):
+        serve("nowhere")
 
 
 @pytest.mark.slow

@@ -23,6 +23,8 @@ from vitreous.serving.samples import Generator, SampleOptions, columns_of, file_
 from vitreous.weights.bundle import Bundle, load_bundle
 from vitreous.weights.tasks import Generation
 
+pytestmark = pytest.mark.drawn
+
 NAMES = ("cat", "a dog", "a/dog")
 
 

@@ -223,7 +223,7 @@ def test_the_page_draws_curves_that_grow(growing, width, scheme):
         browser = player.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
         errors = []
-        page.on("pageerror", errors.append)
+        page.on("pageerror", lambda error: errors.append(error))  # it marks the function, which a builtin one refuses
         page.goto(address)
         loss = page.get_by_role("img", name="train/loss: 2 at step 1")
         playwright.expect(loss).to_be_visible()

@@ -69,15 +69,19 @@ def test_another_launch_does_not(folder, stopped_run, monkeypatch, name):
         vitreous.train(folder, out=str(stopped_run), progress=False, **RUN)
 
 
-def test_without_out_the_newest_run_is_gone_on_with_if_it_is_of_this_launch(folder, tmp_path, monkeypatch):
+def test_without_out_a_restarted_launch_goes_on_with_its_newest_run_and_a_first_attempt_begins_one(
+    folder, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "pets")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
     run = {**RUN, "steps": 3, "epochs": None}
-    first = vitreous.train(folder, progress=False, **run)
-    assert vitreous.train(folder, progress=False, **run)["run"] == first["run"]
+    first, second = (vitreous.train(folder, progress=False, **run)["run"] for _ in range(2))
+    assert first != second
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert vitreous.train(folder, progress=False, **run)["run"] == second
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "cars")
-    run["model"] = "ViT-32x1/8"  # a name of its own within the same second
-    assert vitreous.train(folder, progress=False, **run)["run"] != first["run"]
+    assert vitreous.train(folder, progress=False, **run)["run"] not in (first, second)
 
 
 def words_of(folder, out, *launch):

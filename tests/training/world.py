@@ -31,10 +31,12 @@ import torchvision.transforms.v2  # noqa: F401
 import yaml  # noqa: F401
 
 from tests.objectives import toys  # objectives that only the tests have
+from vitreous.config import adapter_of
 from vitreous.errors import VitreousError
 from vitreous.jobs.train import train
 from vitreous.reports.pages import report
 from vitreous.training import throughput
+from vitreous.training.run import Run
 from vitreous.training.session import Session
 
 
@@ -123,6 +125,7 @@ def carry_out(job: dict) -> list[int]:
 if __name__ == "__main__":
     PIL.Image.preinit()
     toys.install()
+    adapter_of(Run)
     for line in sys.stdin:
         order = json.loads(line)
         errors = os.open(order["errors"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)

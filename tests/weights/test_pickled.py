@@ -24,6 +24,14 @@ from vitreous.weights import pickled
 from vitreous.weights.entry import Entry
 from vitreous.weights.files import open_weights
 
+RUN_CHILD = pickled.run_child  # which tests/conftest.py replaces
+
+
+@pytest.fixture
+def own_process(monkeypatch):
+    """A child is started as it is outside of the tests."""
+    monkeypatch.setattr(pickled, "run_child", RUN_CHILD)
+
 
 def saved(content, zip: bool = True, protocol: int = 2) -> bytes:
     """What torch.save writes."""
@@ -343,7 +351,9 @@ def test_a_state_dict_is_read_to_the_bit(tmp_path):
     assert same(open_weights(path).read(), dict(module.state_dict()))
 
 
-def test_a_nested_file_with_parameters_and_views_is_read_to_the_bit_and_leaves_nothing_behind(tmp_path, monkeypatch):
+def test_a_nested_file_with_parameters_and_views_is_read_to_the_bit_and_leaves_nothing_behind(
+    tmp_path, monkeypatch, own_process
+):
     tensors = states()
     path, scratch = tmp_path / "a checkpoint.bin", tmp_path / "scratch"
     scratch.mkdir()
@@ -394,7 +404,7 @@ def test_a_flipped_bit_in_a_storage_is_noticed(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not hold a process to its limit of addresses")
-def test_the_child_has_a_limit_of_memory_and_the_parent_of_time(tmp_path, monkeypatch):
+def test_the_child_has_a_limit_of_memory_and_the_parent_of_time(tmp_path, monkeypatch, own_process):
     path, script = tmp_path / "plain.pt", tmp_path / "child.py"
     torch.save({"w": torch.zeros(3)}, path)
     monkeypatch.setattr(pickled, "SCRIPT", script)
@@ -417,7 +427,7 @@ raise SystemExit(unpickle.main())
 """
 
 
-def test_the_child_refuses_what_is_no_plain_tensor(tmp_path):
+def test_the_child_refuses_what_is_no_plain_tensor(tmp_path, own_process):
     """Were the look to be wrong: torch refuses code, too."""
     marker, path = tmp_path / "marker", tmp_path / "evil.pt"
     path.write_bytes(saved({"x": Marker(marker)}))

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import cache
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -148,8 +149,9 @@ def parse(kind: type[Any], verb: str, words: list[str]) -> tuple[Any, bool]:
         raise
 
 
+@cache
 def hide_empty_defaults(kind: type[Any]) -> None:
-    """Hide defaults that are None, False or empty in the help of a verb."""
+    """Hide defaults that are None, False or empty in the help of a verb; once, for it changes the annotations."""
     from typing import Annotated, get_type_hints
 
     from tyro.conf import arg

@@ -24,6 +24,8 @@ PURPOSES = {
     "ray": "clusters",
     "serve": "the page and the HTTP server",
     "tensorboard": "train --log-to tensorboard",
+    "timm": "train --model timm:NAME",
+    "transformers": "train --model hf:FOLDER",
     "video": "films as clips",
     "volumes": "NIfTI volumes",
     "wandb": "train --log-to wandb",

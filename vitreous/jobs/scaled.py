@@ -16,8 +16,8 @@ from vitreous.errors import DataError, UsageError
 from vitreous.jobs.plan import plan, with_data
 from vitreous.models.cost import macs
 from vitreous.models.names import name_of
-from vitreous.models.skip_init import NoInitMode
 from vitreous.models.zoo import build
+from vitreous.nn.no_init import NoInitMode
 from vitreous.objectives.base import Objective
 from vitreous.progress import Listener
 from vitreous.recipes.options import TrainOptions

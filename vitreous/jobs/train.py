@@ -36,7 +36,7 @@ from vitreous.training import best, parts
 from vitreous.training.folder import Folder
 from vitreous.training.live import live_curves
 from vitreous.training.probe import fitted
-from vitreous.training.ranks import Ranks, launch_name, together
+from vitreous.training.ranks import Ranks, launch_name, restart_count, together
 from vitreous.training.run import Run
 from vitreous.training.session import Session
 from vitreous.training.trackers.trackers import Trackers, chosen_trackers, tracked
@@ -172,11 +172,14 @@ def run_training(options: TrainOptions, listener: Listener, ranks: Ranks, announ
 def resume_restarted(options: TrainOptions, listener: Listener, ranks: Ranks) -> TrainOptions:
     """`options`, with `resume` where `torchrun` has started processes again, some or all, that had begun the run.
 
-    Without --out that is the newest run, if it is of this launch. The main process decides for all: a folder that it
-    has just made is no reason to go on.
+    With --out that is a run there of this launch. Without, it is the newest run, if it is of this launch and an agent
+    counts a restart: a launch may make several runs. The main process decides for all: a folder that it has just made
+    is no reason to go on.
     """
     name = launch_name()
     if options.resume or not name:
+        return options
+    if not options.out and not ranks.all_reduce_max([restart_count()], "cpu")[0]:
         return options
     folder = Folder(Path(options.out or LATEST).resolve())
     is_own = ranks.is_main and folder.config.is_file() and folder.launch() == name

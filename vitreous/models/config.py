@@ -12,6 +12,7 @@ from vitreous.models.configs.bit import Numerics as Numerics
 from vitreous.models.configs.clip import CLIPConfig as CLIPConfig
 from vitreous.models.configs.detector import DetectorConfig as DetectorConfig
 from vitreous.models.configs.dit import DiTConfig as DiTConfig
+from vitreous.models.configs.foreign import ForeignConfig as ForeignConfig
 from vitreous.models.configs.hybrid import ConvStemConfig as ConvStemConfig
 from vitreous.models.configs.hybrid import HybridConfig as HybridConfig
 from vitreous.models.configs.hybrid import StemConfig as StemConfig
@@ -24,7 +25,7 @@ from vitreous.models.configs.vit import Resize as Resize
 from vitreous.models.configs.vit import ViTConfig as ViTConfig
 
 Encoders = ViTConfig | HybridConfig | AxialConfig | SAMConfig | CLIPConfig | VideoConfig | BiTConfig | SwinConfig
-ModelConfig = Encoders | AdapterConfig | SegmenterConfig | DetectorConfig | DiTConfig
+ModelConfig = Encoders | AdapterConfig | SegmenterConfig | DetectorConfig | DiTConfig | ForeignConfig
 C = TypeVar("C", bound=ModelConfig)
 
 #: every option of every transformer

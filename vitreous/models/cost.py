@@ -13,6 +13,7 @@ from vitreous.models.config import (
     ConvStemConfig,
     DetectorConfig,
     DiTConfig,
+    ForeignConfig,
     ModelConfig,
     SegmenterConfig,
     SwinConfig,
@@ -20,6 +21,7 @@ from vitreous.models.config import (
     ViTConfig,
 )
 from vitreous.models.detector import detector_macs
+from vitreous.models.foreign import foreign_macs
 from vitreous.models.segmenter import segmenter_macs
 from vitreous.models.swin import swin_macs
 from vitreous.nn.sizes import format_size, grid_of
@@ -44,6 +46,8 @@ def macs(config: ModelConfig, image: tuple[int, ...] | None = None) -> int:
         return detector_macs(config, image, macs)
     if isinstance(config, DiTConfig):
         return dit_macs(config, image)
+    if isinstance(config, ForeignConfig):
+        return foreign_macs(config, image)
     grid, width, out = grid_of(image, config.patch), config.width, config.neck or config.width
     patches = math.prod(grid)
     tokens = patches + config.prefix * slots_of(config, grid)

@@ -28,7 +28,7 @@ from vitreous.models.config import (
     ViTConfig,
 )
 from vitreous.models.configs.dit import dit_name, parse_dit
-from vitreous.models.configs.foreign import ForeignConfig
+from vitreous.models.configs.foreign import BLOCK, ENTRY, ForeignConfig
 from vitreous.models.video_names import parse_video, video_name
 
 
@@ -77,9 +77,18 @@ class Family:
         """The number of a block from those in its name: those of a ResNet or a Swin are stage and unit. What merges
         tokens before a stage of a Swin goes with the first block of the stage."""
         if len(numbers) == 1:
-            return numbers[0]
+            return numbers[0] - getattr(config, "first_block", 0)
         stage, unit = numbers
         return sum(config.blocks[:stage]) + unit
+
+
+def parse_foreign(name: str, image: presets.Image) -> ForeignConfig | None:
+    """`timm:resnet18` or `hf:FOLDER`, for which the library is asked (`models.libraries`); None for other names."""
+    if not name.startswith(("timm:", "hf:")):
+        return None
+    from vitreous.models import libraries
+
+    return libraries.parse_foreign(name, image)
 
 
 #: tried in this order to read a name; the plain ViT is last, and refuses what is none
@@ -125,7 +134,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "dit": Family(DiTConfig, "vitreous.models.dit:DiT", parse_dit, dit_name, entry=("projection", "time", "classes")),
     "foreign": Family(
-        ForeignConfig, "vitreous.models.foreign:ForeignModel", lambda name, image: None, lambda config: config.name
+        ForeignConfig, "vitreous.models.foreign:ForeignModel", parse_foreign, lambda config: config.name, BLOCK, ENTRY
     ),
     "vit": Family(ViTConfig, "vitreous.models.vit:ViT", presets.parse_vit, presets.vit_name),
 }

@@ -1,88 +1,136 @@
-"""Encoders of other libraries behind the verbs of a ViT: timm's, transformers', or any module that gives tokens.
+"""Encoders of other libraries behind the verbs of a ViT: timm's and transformers', by name, or any module that gives
+tokens.
 
-Neither library is imported: what is there is asked for by the names that they give it.
+B images of C channels, P prefix tokens, N places, D channels of a token, F of what the head reads.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vitreous.errors import UsageError
-from vitreous.models.configs.foreign import ForeignConfig
+from vitreous.models.configs.foreign import BLOCK, ForeignConfig
+from vitreous.models.libraries import LibraryEncoder, build_encoder, build_without_weights, flatten
 from vitreous.nn.sizes import format_size
 
 WAY = "wrap_backbone(module, image_size=224, patch_size=16), of a module (B, C, H, W) -> (B, N, D)"
 
 
-class ForeignTokens(nn.Module):
-    """(B, C, *image) -> (B, P + N, D): the tokens of another library's encoder, after its last norm.
-
-    `frozen_as_is`: engines compute it as it is, in float32.
-    """
-
-    frozen_as_is = True
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, images: Tensor) -> Tensor:
-        """(B, C, *image) -> (B, P + N, D)."""
-        forward_features = getattr(self.module, "forward_features", self.module)
-        output: Any = forward_features(images.float())
-        return getattr(output, "last_hidden_state", output)
-
-    def pool(self, tokens: Tensor, prefix: int) -> Tensor:
-        """(B, P + N, D) -> (B, D): as the library does before its head, where it says so; else the first token if there
-        are `prefix` tokens, or the mean of all."""
-        forward_head = getattr(self.module, "forward_head", None)
-        if forward_head is not None:
-            return forward_head(tokens, pre_logits=True)
-        return tokens[:, 0] if prefix else tokens.mean(1)
-
-
 class ForeignModel(nn.Module):
-    """An encoder of another library, and a linear head of ours; weights and gradients are the encoder's own.
+    """An encoder of another library, and a linear head of ours, whose weights start at 0.
 
-    It has the verbs `features`, `pool` and `classify`, and `config`, that objectives, heads and engines ask for. A run
-    cannot be made of it, nor a bundle: nothing in this package can build it again. Raises UsageError without an
-    `encoder`.
+    It has the verbs `features`, `pool` and `classify`, the maps that dense heads read, and `config`, that objectives,
+    heads and engines ask for. The encoder is that of `config.library`, freshly initialised, or the module that is
+    given. Raises UsageError without either, and as `libraries.build_encoder`.
     """
 
     def __init__(self, config: ForeignConfig, encoder: nn.Module | None = None) -> None:
         super().__init__()
-        if encoder is None:
+        if encoder is None and not config.library:
             raise UsageError(
                 f"{config.name} is a model of another library", "build it there, and give wrap_backbone() the module"
             )
         self.config = config
-        self.encoder = ForeignTokens(encoder)
-        self.head = nn.Linear(config.width, config.classes) if config.classes else nn.Identity()
+        self.any_size = True  # what the library refuses is refused
+        if encoder is None:
+            with torch.device(
+                "cpu"
+            ):  # what a module works out as it is made has values, where weights are filled later
+                encoder = build_encoder(config)
+        self.encoder = LibraryEncoder(encoder)
+        self.head = nn.Linear(config.features, config.classes) if config.classes else nn.Identity()
         for parameter in self.head.parameters():
             nn.init.zeros_(parameter)
 
+    def train(self, mode: bool = True) -> ForeignModel:
+        """Parts whose parameters are all frozen stay in evaluation mode: a batch norm keeps its statistics."""
+        super().train(mode)
+        for part in self.encoder.modules() if mode else ():
+            weights = list(part.parameters())
+            if weights and not any(weight.requires_grad for weight in weights):
+                part.eval()
+        return self
+
     def forward(self, images: Tensor) -> Tensor:
-        """(B, C, *image) -> (B, classes): logits; (B, D) without a head."""
+        """(B, C, *image) -> (B, classes): logits; (B, F) without a head."""
         return self.classify(self.pool(self.features(images)))
 
     def features(self, images: Tensor) -> Tensor:
-        """(B, C, *image) -> (B, P + N, D): every token after the last norm. Raises ValueError for other channels."""
+        """(B, C, *image) -> (B, P + N, D): every token after the last norm, or every place of the last map, row by row.
+        Raises ValueError for other channels."""
+        return flatten(self.encoder(self.checked(images)), self.config.layout)
+
+    def checked(self, images: Tensor) -> Tensor:
+        """(B, C, *image), as they are. Raises ValueError for other channels, UsageError for a size that the module
+        cannot take."""
         if images.shape[1] != self.config.channels:
             raise ValueError(f"the model takes {self.config.channels} channels, the images have {images.shape[1]}")
-        return self.encoder(images)
+        if self.config.library:
+            self.config.check_image(tuple(images.shape[2:]))
+        return images
 
     def pool(self, tokens: Tensor) -> Tensor:
-        """(B, P + N, D) -> (B, D): what the head reads."""
-        return self.encoder.pool(tokens, self.config.prefix)
+        """(B, P + N, D) -> (B, F): what the head reads."""
+        return self.encoder(tokens, "pool", self.config.layout, self.config.prefix)
 
     def classify(self, pooled: Tensor) -> Tensor:
-        """(B, D) -> (B, classes)."""
+        """(B, F) -> (B, classes)."""
         return self.head(pooled)
+
+    def features_at(self, images: Tensor, strides: Sequence[int]) -> list[Tensor]:
+        """(B, C, H, W) -> for each stride, in pixels, (B, h, w, D): the map in which a place covers so many rows;
+        `config.levels` has them all. Raises ValueError for a stride of no map."""
+        self.config.check_strides(strides)
+        if self.config.stages:
+            return self.encoder(self.checked(images), "maps", tuple(strides))
+        grid = tuple(side // patch for side, patch in zip(images.shape[2:], self.config.patch, strict=True))
+        last = self.features_after(images, [self.config.depth])[0][:, self.config.prefix :]
+        return [last.unflatten(1, grid) for _ in strides]
+
+    def features_after(self, images: Tensor, depths: Sequence[int]) -> list[Tensor]:
+        """(B, C, *image) -> for each depth t, (B, P + N, D): every token after t blocks, before the last norm."""
+        return self.encoder(self.checked(images), "after", tuple(depths))
+
+    def last_norm(self, x: Tensor) -> Tensor:
+        """(..., D) -> (..., D): the norm after the last block; maps of stages are as they are."""
+        return x if self.config.stages else self.encoder(x, "norm")
+
+    def blocks(self) -> list[nn.Module]:
+        """The blocks, or the stages, in order."""
+        named = ((re.match(BLOCK, name), part) for name, part in self.named_modules())
+        return [part for match, part in named if match and match.end() == len(match.string)]
+
+    def first_layer(self) -> nn.Module:
+        """The layer that reads the image: the first convolution, or the first linear layer."""
+        return next(part for part in self.encoder.modules() if isinstance(part, nn.Conv2d | nn.Linear))
+
+    def forward_patches(self, images: Tensor, index: Tensor) -> Tensor:
+        """(B, C, *image), (B, K): no patch is left out of a module of another library. Raises NotImplementedError."""
+        raise NotImplementedError("models of other libraries compute whole images")
+
+
+@lru_cache(256)
+def foreign_macs(config: ForeignConfig, image: tuple[int, ...]) -> int:
+    """Multiply-adds of one forward pass for one image of these sides, as PyTorch counts them on a module without
+    values: products and convolutions, head included. FLOPs are twice this. 0 of a module that nothing here can build.
+    """
+    if not config.library:
+        return 0
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils.flop_counter import FlopCounterMode
+
+    module = LibraryEncoder(build_without_weights(config))
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
+        tokens = flatten(module(torch.empty(1, config.channels, *image, device="meta")), config.layout)
+        module(tokens, "pool", config.layout, config.prefix)
+    return counter.get_total_flops() // 2 + config.features * config.classes
 
 
 def wrap_backbone(
@@ -141,7 +189,7 @@ def probe(module: nn.Module, channels: int, image: tuple[int, ...]) -> Tensor:
     training = module.training
     first = next(module.parameters(), torch.empty(0))
     try:
-        tokens = ForeignTokens(module.eval())(torch.zeros(1, channels, *image, device=first.device))
+        tokens = LibraryEncoder(module.eval())(torch.zeros(1, channels, *image, device=first.device))
     except (RuntimeError, ValueError, TypeError, AssertionError) as error:
         reason = str(error).partition("\n")[0]
         raise UsageError(f"{type(module).__name__} does not take {format_size(image)} pixels ({reason})", WAY) from None

@@ -49,8 +49,8 @@ class ViT(nn.Module):
     |---|---|
     | patch projection | LeCun normal, cut at two deviations; bias 0 |
     | class token, positions, registers | 0; N(0, 0.02^2); N(0, 0.02^2) |
-    | q, k, v, attention output, MLP matrices | Xavier uniform, each on its own matrix; biases 0, those of the MLP N(0,
-    1e-6^2) | | representation layer | LeCun normal; bias 0 |
+    | q, k, v, output, MLP matrices | Xavier uniform, each matrix by itself; biases 0, those of the MLP N(0, 1e-6^2) |
+    | representation layer | LeCun normal; bias 0 |
     | head | 0 |
     """
 

@@ -12,12 +12,13 @@ from vitreous.models.config import TRANSFORMER_FIELDS, ModelConfig
 from vitreous.models.detector import Detector
 from vitreous.models.dit import DiT
 from vitreous.models.families import family_of
+from vitreous.models.foreign import ForeignModel
 from vitreous.models.names import configure
 from vitreous.models.segmenter import Segmenter
 from vitreous.models.swin import Swin
 from vitreous.models.vit import ViT
 
-Model = ViT | BiT | Swin | ViTAdapter | Segmenter | Detector  # what reads images
+Model = ViT | BiT | Swin | ViTAdapter | Segmenter | Detector | ForeignModel  # what reads images
 AnyModel = Model | DiT
 
 

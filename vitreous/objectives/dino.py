@@ -200,7 +200,8 @@ def collapse(scalars: Mapping[str, float], prototypes: int, progress: Progress) 
 
 
 def follow(student: tuple[nn.Module, ...], teacher: tuple[nn.Module, ...], momentum: float) -> None:
-    """teacher <- momentum teacher + (1 - momentum) student, parameter by parameter, in float32.
+    """teacher <- momentum teacher + (1 - momentum) student, parameter by parameter, in float32; buffers, as the
+    statistics of a batch norm, are the student's.
 
     Of a student that is shared out among processes (FSDP2), one parameter after the other is put together.
     """
@@ -208,3 +209,5 @@ def follow(student: tuple[nn.Module, ...], teacher: tuple[nn.Module, ...], momen
     for weight, follower in pairs:
         whole = weight.full_tensor() if hasattr(weight, "full_tensor") else weight  # type: ignore[operator]
         follower.lerp_(whole.detach().to(follower.dtype), 1 - momentum)
+    for own, follower in zip(nn.ModuleList(student).buffers(), nn.ModuleList(teacher).buffers(), strict=True):
+        follower.copy_(own)

@@ -80,7 +80,7 @@ def derive(
         run = replace(run, compile=6 * macs(run.model) * run.total > COMPILE_GAIN)
     if options.shards is None and run.reproducible:
         run = replace(run, shards=CANONICAL)
-    elif options.shards is None and run.objective.splittable and not (run.compile or run.draws_in_forward):
+    elif options.shards is None and run.splittable and not (run.compile or run.draws_in_forward):
         run = replace(run, shards=default_shards(device, run.batch_size, run.objective.shard_images))
     return choose_periods(run, options)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import os
 import time
 from collections.abc import AsyncIterator, Callable
@@ -26,7 +25,7 @@ from vitreous.reports.pages.formats import render
 from vitreous.reports.pages.plots import COLOURS
 from vitreous.serving.http.access import Access
 from vitreous.serving.http.refusal import Refusal
-from vitreous.serving.http.server import bind_socket
+from vitreous.serving.http.server import bind_socket, configure_uvicorn
 from vitreous.training.folder import Folder
 from vitreous.training.metrics_follower import MetricsFollower
 
@@ -114,18 +113,7 @@ class WatchServer(uvicorn.Server):
     """uvicorn, which ends the streams of events as it ends."""
 
     def __init__(self, watch: Watch) -> None:
-        super().__init__(
-            uvicorn.Config(
-                watch.app,
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                log_level=logging.CRITICAL,
-                access_log=False,
-                server_header=False,
-                timeout_graceful_shutdown=1,
-            )
-        )
+        super().__init__(configure_uvicorn(watch.app, timeout_graceful_shutdown=1))
         self.watch = watch
 
     async def on_tick(self, counter: int) -> bool:

@@ -15,12 +15,14 @@ from vitreous.data.batch import Batch
 from vitreous.errors import NonFiniteError
 from vitreous.objectives.base import Objective, Progress
 from vitreous.training.compute import Compute
+from vitreous.training.figures import HeldFigures, reads_late, sum_on_host
 from vitreous.training.flat import Flat
 from vitreous.training.optimizer import Optimizers
 from vitreous.training.parts import Cut, parts, uncut
 from vitreous.training.ranks import ALONE, Ranks
 from vitreous.training.run import Run
 from vitreous.training.schedule import factor, ramp
+from vitreous.training.shards import Scalars
 
 LARGEST, PATIENCE = 2.0**24, 2000  # of the loss's scale in float16; good steps until it doubles
 
@@ -56,6 +58,7 @@ class State(Counters):
     rate: float = 0.0  # the last learning rate
     waited: float = 0.0  # seconds that the loop waited for data
     halt: bool = False  # ends the loop after this step
+    unread: list[HeldFigures] = field(default_factory=list)  # of the last steps, still on the device
 
     @property
     def done(self) -> bool:
@@ -66,6 +69,12 @@ class State(Counters):
     def progress(self) -> Progress:
         """How far the run is."""
         return progress_at(self.run, self.step)
+
+    def settle(self, but: int = 0) -> None:
+        """Read the figures of all steps `but` the last; raises NonFiniteError where one was not finite."""
+        while len(self.unread) > but:
+            step = self.unread.pop(0)
+            count(self, step.number, *step.read(), step.samples)
 
 
 def progress_at(run: Run, step: int) -> Progress:
@@ -82,45 +91,44 @@ def fit(state: State, batches: Iterator[Batch], hooks: Sequence[tuple[int, Hook]
 
     `batches` gives this process's parts of the steps from `state.images` on (`training.parts`); each weighs as many
     images as it has. A hook runs after every step that its period divides, and after the last. Raises NonFiniteError
-    before any weight is touched if a loss or a gradient is NaN or infinite, unless the run may skip the step.
+    before any weight is touched if a loss or a gradient is NaN or infinite, unless the run may skip the step; on a GPU
+    one step later, before anything is logged or saved (`training.figures`).
     """
     run = state.run
     state.objective.train()
     compute = Compute(state.objective, state.flat, run, state.ranks)
+    compute.shards.on_host = not reads_late(run, state.flat.master.device)
     batches = timed(batches, state)
     while not state.done and not state.halt:
         state.flat.zero()
         compute.shards.scale = state.scale
         own = parts(run, state.ranks, state.images, state.cut)
         scalars, samples = compute.step(own, batches, state.step, state.images)
-        scalars = all_scalars(state, scalars)
         rate = factor(run.schedule, state.step, run.steps)
-        compute.finish(partial(move, state, scalars, rate))
-        if not math.isfinite(scalars["loss"] + state.norm):
-            skip(state, scalars["loss"], samples)
+        compute.finish(partial(move, state, scalars, samples, rate))
         size = min(run.step_size, run.total - state.images)
         state.flops += state.objective.flops(state.progress) * state.work * size
         state.step, state.images, state.rate = state.step + 1, state.images + size, run.optimizer.lr * rate
-        for period, hook in hooks:
-            if state.step % period == 0 or state.done:
-                hook(state)
+        due = [(period, hook) for period, hook in hooks if state.step % period == 0 or state.done]
+        state.settle(but=0 if state.done or any(period > 1 for period, _ in due) else 1)
+        for _, hook in due:
+            hook(state)
+    state.settle()
 
 
-def all_scalars(state: State, scalars: dict[str, float]) -> dict[str, float]:
-    """What a step logs, its loss first, summed over all processes."""
-    device, names = str(state.flat.master.device), ("loss", *state.objective.logged)
-    return {name: state.ranks.sum_number(scalars.get(name, 0.0), device) for name in names}
-
-
-def move(state: State, scalars: dict[str, float], rate: float) -> None:
+def move(state: State, scalars: Scalars, samples: Tensor, rate: float) -> None:
     """From summed gradients to new weights, at `rate` times the base learning rate; nothing where they or the loss are
-    not finite."""
-    flat, loss, values = state.flat, scalars["loss"], state.progress.values
+    known not to be finite. `samples` (n,) int64 are those of the step."""
+    flat, values = state.flat, state.progress.values
     if state.scale != 1:
         flat.master_grad.mul_(1 / state.scale)
-    options = state.run.optimizer
-    state.norm = float(flat.clip(options.clip, options.clip_by))
-    if not math.isfinite(loss + state.norm):
+    options, names = state.run.optimizer, ("loss", *state.objective.logged)
+    norm = flat.clip(options.clip, options.clip_by)
+    if reads_late(state.run, flat.master.device):
+        state.unread.append(HeldFigures(state.step + 1, names, scalars, norm, samples, state.ranks))
+    elif not count(
+        state, state.step + 1, sum_on_host(names, scalars, flat.master.device, state.ranks), float(norm), samples
+    ):
         return
     with flat.holding(state.objective.held_back(state.progress)):
         state.optimizers.step(rate, values.get("weight_decay"))
@@ -128,28 +136,35 @@ def move(state: State, scalars: dict[str, float], rate: float) -> None:
     flat.sync(state.updates, values.get("ema"))
     with torch.no_grad():
         state.objective.after_step(progress_at(state.run, state.step + 1))
-    state.losses, state.counted, state.good = state.losses + loss, state.counted + 1, state.good + 1
-    for name in state.objective.logged:
-        state.scalars[name] = state.scalars.get(name, 0.0) + scalars[name]
-    if state.run.precision == "fp16" and state.good == PATIENCE:
-        state.scale, state.good = min(2 * state.scale, LARGEST), 0
 
 
-def skip(state: State, loss: float, samples: Tensor) -> None:
-    """Leave a step out that was not finite: half the scale in float16, else one of the steps that the run may skip.
+def count(state: State, step: int, scalars: dict[str, float], norm: float, samples: Tensor) -> bool:
+    """Add the figures of a step to those since the last log, and return whether they are finite.
 
-    `samples` (n,) int64 are named in the message. Raises NonFiniteError where no more may be skipped."""
+    Where they are not: half the scale in float16, else one of the steps that the run may skip. Raises NonFiniteError,
+    which names `samples` (n,) int64, where no more may be skipped.
+    """
+    loss, state.norm = scalars["loss"], norm
+    if math.isfinite(loss + norm):
+        state.losses, state.counted, state.good = state.losses + loss, state.counted + 1, state.good + 1
+        for name in state.objective.logged:
+            state.scalars[name] = state.scalars.get(name, 0.0) + scalars[name]
+        if state.run.precision == "fp16" and state.good == PATIENCE:
+            state.scale, state.good = min(2 * state.scale, LARGEST), 0
+        return True
     if state.run.precision == "fp16" and state.scale > 1:
         state.scale, state.good = state.scale / 2, 0
-        return
+        return False
     state.skipped += 1
     if state.skipped > state.run.skip_steps:
         names = torch.cat(state.ranks.gather(samples.to(state.flat.master.device)))[:20].tolist()
         raise NonFiniteError(
-            f"step {state.step + 1}: loss {loss}, gradient norm {state.norm}; the weights were not touched (samples "
-            f"{names})",
+            f"step {step}: loss {loss}, gradient norm {norm}; the weights were not touched (samples {names})"
+            if step > state.step
+            else f"step {step}: loss {loss}, gradient norm {norm}; nothing was saved since (samples {names})",
             "lower --lr, or train with --precision fp32",
         )
+    return False
 
 
 def timed(batches: Iterator[Batch], state: State) -> Iterator[Batch]:

@@ -63,10 +63,12 @@ class Ranks:
         return value if self.world == 1 else float(self.sum(torch.tensor(value, dtype=torch.float64, device=device)))
 
     def all_reduce_max(self, values: Sequence[float], device: str) -> list[float]:
-        """The largest of each value over all processes."""
+        """The largest of each value over all processes; exchanged by processors where the group can, for which no GPU
+        is waited."""
         if self.world == 1:
             return list(values)
-        largest = torch.tensor(values, dtype=torch.float64, device=device)
+        host = "cpu:" in str(dist.get_backend_config())
+        largest = torch.tensor(values, dtype=torch.float64, device="cpu" if host else device)
         dist.all_reduce(largest, op=dist.ReduceOp.MAX)
         return largest.tolist()
 
@@ -115,6 +117,15 @@ def launch_name() -> str:
     `--rdzv-id`, the name that `--standalone` draws, or else the agent's process; "" without torchrun."""
     name = os.environ.get("TORCHELASTIC_RUN_ID", "")
     return f"process {os.getppid()} of {platform.node()}" if name == "none" else name
+
+
+def restart_count() -> int:
+    """How often the agent of `torchrun` has started this process again because one of its own had failed; 0 without
+    torchrun.
+
+    A restart because machines have come or gone is not counted, and each machine counts for itself.
+    """
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 @contextmanager

@@ -212,9 +212,11 @@ class Run:
             raise UsageError(f"ema must be at least 0 and below 1, not {self.ema}")
         if self.shards > 1 and (self.compile or (self.draws_in_forward and not self.reproducible)):
             raise UsageError(f"{self.shards} shards go with neither compile, dropout nor drop_path", "use --shards 1")
-        if not self.objective.splittable and (self.shards > 1 or self.micro_batch or self.reproducible):
+        if not self.splittable and (self.shards > 1 or self.micro_batch or self.reproducible):
+            where = f"the objective {self.objective.name}"
+            where = where if not self.objective.splittable else f"the batch norms of {name_of(self.model)}"
             raise UsageError(
-                f"the samples of a batch see each other in the objective {self.objective.name}",
+                f"the samples of a batch see each other in {where}",
                 "leave out --shards, --micro-batch and --reproducible",
             )
         if self.batch_size < self.objective.least_batch:
@@ -283,6 +285,11 @@ class Run:
         for name, hint in wrong.items():
             if hint:
                 raise UsageError(f"{name} takes pictures of one size, not with --native-aspect", f"use {hint}")
+
+    @property
+    def splittable(self) -> bool:
+        """Whether parts of a batch may be computed apart: its samples do not see each other."""
+        return self.objective.splittable and not getattr(self.model, "batch_norm", False)
 
     @property
     def draws_in_forward(self) -> bool:

@@ -56,6 +56,7 @@ class Checkpointer:
         """
         if self.saved == state.images:
             return  # to replace it would leave a moment without it
+        state.settle()
         text = json.dumps(
             {
                 "format": FORMAT,

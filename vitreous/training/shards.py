@@ -19,7 +19,7 @@ from vitreous.machine import thread_pool
 from vitreous.training.flat import Flat, named_tensors
 
 Forward = Callable[[Batch], dict[str, Tensor]]
-Scalars = dict[str, float]  # "loss", and what else an objective logs
+Scalars = dict[str, float | Tensor]  # "loss", and what else an objective logs
 MOST = 8  # shards, since each costs memory for a gradient
 
 
@@ -37,6 +37,7 @@ class Shards:
                 if name in weights:
                     tensor.grad = gradients[name]
             self.forwards.append(twin)
+        self.on_host = True  # whether scalars are numbers; else they are tensors on the device, which nobody waits for
         self.scale = 1.0  # of the loss in the backward pass: float16 gradients would vanish without it
 
     def backward(self, batch: Batch, share: float) -> Scalars:
@@ -55,7 +56,7 @@ class Shards:
         """Forward and backward of one part by itself."""
         outputs = {name: value * share for name, value in forward(batch).items()}
         (outputs["loss"] * self.scale).backward()
-        return {name: float(value.detach()) for name, value in outputs.items()}
+        return {name: float(value.detach()) if self.on_host else value.detach() for name, value in outputs.items()}
 
 
 def add_scalars(parts: Iterable[Scalars]) -> Scalars:

@@ -103,7 +103,7 @@ def save(
     channels, and for a path that is taken.
     """
     folder, config = Path(path), getattr(model, "config", None)
-    if not isinstance(model, AnyModel) or config is None:
+    if not isinstance(model, AnyModel) or config is None or not getattr(config, "library", "yes"):
         raise UsageError(
             f"{type(model).__name__} is no model of vitreous.create",
             "for others, save their state dict: it is read where known",
@@ -184,6 +184,8 @@ def fill(model: torch.nn.Module, state: dict[str, Tensor], origin: str) -> None:
         raise WeightsError(
             f"{origin} does not fit the model:" + "".join(f"\n    {line}" for line in sorted(wrong)[:20])
         )
-    model.load_state_dict({name: tensor.float() for name, tensor in state.items()}, assign=True)
+    counts = {name for name, tensor in model.state_dict().items() if not tensor.is_floating_point()}  # of batch norms
+    values = {name: tensor.long() if name in counts else tensor.float() for name, tensor in state.items()}
+    model.load_state_dict(values, assign=True)
     for parameter in model.parameters():
         parameter.requires_grad_(True)

@@ -364,11 +364,8 @@ def read(path: Path, section: str, entries: dict[str, Entry]) -> dict[str, Tenso
     with tempfile.TemporaryDirectory(prefix="vitreous-") as folder:  # for this user only
         out, seconds = Path(folder) / "weights.safetensors", SECONDS + size // BYTES_PER_SECOND
         order = {"path": os.fspath(path.absolute()), "out": os.fspath(out), "section": section, "names": list(entries)}
-        # -P: a file torch.py in the working folder is not torch. No GPU: only the memory of the process is limited.
-        command, environment = [sys.executable, "-P", os.fspath(SCRIPT)], {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-        text = json.dumps(order | {"memory": MEMORY + 3 * size})
         try:
-            done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=seconds, env=environment)
+            done = run_child(json.dumps(order | {"memory": MEMORY + 3 * size}), seconds)
         except subprocess.TimeoutExpired:
             raise WeightsError(f"{path} was not read within {seconds} s", HINT) from None
         if done.returncode:
@@ -381,3 +378,10 @@ def read(path: Path, section: str, entries: dict[str, Entry]) -> dict[str, Tenso
                 path, f"cannot be read ({shown(lines[0])})", f"see that {tempfile.gettempdir()} has room; or, {HINT}"
             )
         return read_safetensors(out)
+
+
+def run_child(order: str, seconds: float) -> subprocess.CompletedProcess[str]:
+    """Start the child with its order, and wait for its end. Raises subprocess.TimeoutExpired."""
+    # -P: a file torch.py in the working folder is not torch. No GPU: only the memory of the process is limited.
+    command, environment = [sys.executable, "-P", os.fspath(SCRIPT)], {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.run(command, input=order, capture_output=True, text=True, timeout=seconds, env=environment)

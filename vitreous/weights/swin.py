@@ -108,12 +108,17 @@ class Layout:
             "mlp_ratio": shapes[fc1][0] / width,
         }
 
+    @property
+    def counted(self) -> str:
+        """What every block has one of, by its name in it."""
+        return self.bias
+
     def blocks_in(self, shapes: Shapes) -> tuple[int, ...]:
         """Blocks of each stage. Raises ValueError where their numbers have a gap, or there are more stages than are
         read."""
         blocks: list[int] = []
-        while f"{self.stage(len(blocks))}.0.{self.bias}" in shapes:
-            blocks.append(count(shapes, f"{self.stage(len(blocks))}.{{i}}.{self.bias}"))
+        while f"{self.stage(len(blocks))}.0.{self.counted}" in shapes:
+            blocks.append(count(shapes, f"{self.stage(len(blocks))}.{{i}}.{self.counted}"))
         if len(blocks) > STAGES:
             raise ValueError(f"it has {len(blocks)} stages, and at most {STAGES} are read")
         return tuple(blocks)

@@ -19,8 +19,8 @@ from vitreous.models.config import ModelConfig, SwinConfig
 from vitreous.nn.windows import log_spaced
 from vitreous.weights import swin
 from vitreous.weights.own import NAME, OwnNames
-from vitreous.weights.swin import BRANCHES, BUFFERS, MLP, STAGES, Layout, with_windows
-from vitreous.weights.table import COPY, SEPARATE, Format, Row, Shapes, Tensors, TensorTransform, count, row, table
+from vitreous.weights.swin import BRANCHES, BUFFERS, MLP, Layout, with_windows
+from vitreous.weights.table import COPY, SEPARATE, Format, Row, Shapes, Tensors, TensorTransform, row, table
 
 ATTENTION = "attention.part.part"
 WINDOW = 8  # of the published models that say no other
@@ -74,15 +74,10 @@ class LayoutV2(Layout):
         settled: dict[str, Any] = {"image": image} | fields | known | {"window": window}
         return SwinConfig(**settled)
 
-    def blocks_in(self, shapes: Shapes) -> tuple[int, ...]:
-        """Blocks of each stage. Raises ValueError where their numbers have a gap, or there are more stages than are
-        read."""
-        blocks: list[int] = []
-        while f"{self.stage(len(blocks))}.0.{self.scale}" in shapes:
-            blocks.append(count(shapes, f"{self.stage(len(blocks))}.{{i}}.{self.scale}"))
-        if len(blocks) > STAGES:
-            raise ValueError(f"it has {len(blocks)} stages, and at most {STAGES} are read")
-        return tuple(blocks)
+    @property
+    def counted(self) -> str:
+        """The factor of the cosine."""
+        return self.scale
 
 
 def trained(settings: dict[str, Any]) -> tuple[int, ...]:

@@ -6,13 +6,15 @@ from vitreous.models.configs.adapter import AdapterConfig
 from vitreous.models.configs.axial import AxialConfig
 from vitreous.models.configs.bit import BiTConfig
 from vitreous.models.configs.clip import CLIPConfig
+from vitreous.models.configs.foreign import ForeignConfig
 from vitreous.models.configs.hybrid import HybridConfig
 from vitreous.models.configs.sam import SAMConfig
 from vitreous.models.configs.swin import SwinConfig
 from vitreous.models.configs.vit import ViTConfig
 from vitreous.models.configs.wrapped import WithBackbone
 
-Backbone = ViTConfig | HybridConfig | AxialConfig | SAMConfig | CLIPConfig | SwinConfig | BiTConfig | AdapterConfig
+Transformer = ViTConfig | HybridConfig | AxialConfig | SAMConfig | CLIPConfig | SwinConfig
+Backbone = Transformer | BiTConfig | AdapterConfig | ForeignConfig
 
 
 class OnBackbone(WithBackbone):

@@ -8,9 +8,13 @@ figures of a class.
 from __future__ import annotations
 
 import re
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from vitreous.evaluation.figure_names import MAPS, OBJECTS
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 SHARES = (
     "top1",
@@ -100,10 +104,16 @@ def break_name(name: str) -> Any:
 
 def render(template: str, **values: Any) -> str:
     """Render a template of this folder, with these formats as filters."""
+    return template_environment().get_template(template).render(**values)
+
+
+@cache
+def template_environment() -> Environment:
+    """The environment of the templates, which compiles each of them once."""
     from jinja2 import Environment, PackageLoader
 
     loader = PackageLoader("vitreous", "reports/pages")
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, loader=loader)
     environment.filters |= {"seconds": format_seconds, "percent": format_percent, "share": share_markup}
     environment.filters |= {"number": format_number, "bytes": format_bytes, "name": break_name, "counted": format_count}
-    return environment.get_template(template).render(**values)
+    return environment

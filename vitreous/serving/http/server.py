@@ -84,15 +84,9 @@ class Server:
         self.log = Log(settings.quiet)
         self.gate = Gate()
         self.http = HttpServer(
-            uvicorn.Config(
+            configure_uvicorn(
                 self.gate,
                 http=partial(LimitedProtocol, self.limits, self.count_malformed, self.gate.refuse_full),  # type: ignore[arg-type]
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                log_level=logging.CRITICAL,
-                access_log=False,
-                server_header=False,
                 proxy_headers=False,
                 timeout_keep_alive=math.ceil(self.limits.idle_seconds),
                 backlog=ACCEPTED,
@@ -218,6 +212,20 @@ class Server:
         service.served, service.reloads, service.batcher.size = served, service.reloads + 1, served.size
         card = served.predictor.card
         self.log.write(event="reloaded", model=card.name, version=card.version)
+
+
+def configure_uvicorn(app: Any, **options: Any) -> uvicorn.Config:
+    """The config of uvicorn for plain HTTP alone, without a log or a header of its own, and with `options` of it."""
+    return uvicorn.Config(
+        app,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level=logging.CRITICAL,
+        access_log=False,
+        server_header=False,
+        **options,
+    )
 
 
 def has_pending(listening: socket.socket) -> bool:

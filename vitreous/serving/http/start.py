@@ -42,7 +42,7 @@ def serve(
     UsageError and WeightsError as `load` does, ResourceError for a port that is taken and for a system on which the
     processes that decode cannot be given a socket.
     """
-    if os.name == "nt":
+    if sys.platform == "win32":
         raise ResourceError("`serve` does not run on Windows", "run it in WSL or in the container of Containerfile")
     from vitreous.serving.http.server import Server
 
@@ -74,10 +74,8 @@ def open_served(
 
 
 def settings_of(options: Any) -> tuple[Settings, str]:
-    """Settings from options, and a generated token or an empty string. Raises UsageError, and ResourceError."""
-    if sys.platform == "win32":
-        message = "serving needs processes that can be confined, as on Linux and macOS"
-        raise UsageError(message, "run it in WSL or a container")
+    """Settings from options, and a generated token or an empty string. Raises UsageError, and ResourceError
+    without the extra `serve`."""
     check_installed(("starlette", "uvicorn", "httptools", "python_multipart", "prometheus_client"), "serve")
     for name, least in (("queue", 0), ("max_bytes", 1), ("max_pixels", 1), ("decoders", 0)):
         if getattr(options, name) < least:

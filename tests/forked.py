@@ -1,0 +1,75 @@
+"""Children that read pickled weights, forked from one process that has imported torch once: what
+`vitreous.weights.pickled.run_child` starts, in milliseconds instead of seconds.
+
+python -P tests/forked.py: reads orders, a line each, and answers each with a line of JSON: exit code, stdout.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import select
+import subprocess
+import sys
+from contextlib import redirect_stdout
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+WEIGHTS = Path(__file__).parents[1] / "vitreous" / "weights"  # where `unpickle` lies, which imports nothing of ours
+
+
+class ForkingReader:
+    """Takes the place of `run_child`. The process starts with the first order, and again after one that timed out."""
+
+    process: subprocess.Popen[str] | None = None
+
+    def __call__(self, order: str, seconds: float) -> subprocess.CompletedProcess[str]:
+        """A child's end. Raises subprocess.TimeoutExpired."""
+        if self.process is None:
+            command, environment = [sys.executable, "-P", __file__], {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+            self.process = subprocess.Popen(command, stdin=-1, stdout=-1, text=True, env=environment)
+        assert self.process.stdin and self.process.stdout
+        print(order, file=self.process.stdin, flush=True)
+        if not select.select([self.process.stdout], [], [], seconds)[0]:
+            self.close()
+            raise subprocess.TimeoutExpired("a forked child", seconds)
+        code, text = json.loads(self.process.stdout.readline())
+        return subprocess.CompletedProcess("a forked child", code, text, "")
+
+    def close(self) -> None:
+        """End the process."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.communicate()
+            self.process = None
+
+
+def answer(unpickle: ModuleType, order: str) -> None:
+    """In a child: follow an order, and write how it ended."""
+    text = io.StringIO()
+    sys.stdin = io.StringIO(order)
+    with redirect_stdout(text):
+        code = unpickle.main()
+    os.write(1, (json.dumps([code, text.getvalue()]) + "\n").encode())
+
+
+def main() -> None:
+    """Fork a child for each line."""
+    import safetensors.torch  # noqa: F401  once, for all children
+    import torch  # noqa: F401
+
+    sys.path.append(os.fspath(WEIGHTS))
+    unpickle = import_module("unpickle")
+    for order in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            answer(unpickle, order)
+            os._exit(0)
+        if status := os.waitpid(child, 0)[1]:
+            print(json.dumps([os.waitstatus_to_exitcode(status), ""]), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""The documentation site: every page is reachable, every name on the page of equations exists, and the build is strict."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+EQUATIONS = (DOCS / "equations.md").read_text("utf-8")
+#: `vitreous.nn.grid.resize` as a link to its file
+NAMED = re.findall(r"\[`(vitreous(?:\.\w+)+)`\]\(\.\./(vitreous/[\w/]+\.py)\)", EQUATIONS)
+pytestmark = pytest.mark.skipif(not (ROOT / ".ci" / "run").exists(), reason="not a checkout")
+
+
+def load(name: str):
+    """A script of docs/site as a module."""
+    spec = importlib.util.spec_from_file_location(name, DOCS / "site" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def site():
+    """The script that builds the site, which imports those beside it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(DOCS / "site"))
+        yield load("build")
+
+
+def test_every_page_of_docs_is_in_the_navigation(site):
+    listed = site.listed(yaml.safe_load((DOCS / "site" / "mkdocs.yml").read_text("utf-8"))["nav"])
+    pages = {page for path, page in site.page_map().items() if path.is_relative_to(DOCS) and page.endswith(".md")}
+    assert pages <= listed
+    assert {page for page in listed if not page.endswith("*")} <= set(site.page_map().values())
+
+
+def test_what_the_page_of_equations_names_exists_where_it_says():
+    assert len(NAMED) > 100 and EQUATIONS.count("[`vitreous.") == len(NAMED)
+    for name, file in NAMED:
+        module = file.removesuffix(".py").replace("/", ".")
+        thing = importlib.import_module(module)
+        assert name == module or name.startswith(module + "."), name
+        for part in name[len(module) + 1 :].split(".") if name != module else ():
+            thing = getattr(thing, part)  # AttributeError tells the name
+        assert name == module or getattr(thing, "__module__", module) == module, f"{name} is from {thing.__module__}"
+
+
+def test_the_page_of_equations_has_all_of_the_paper():
+    assert re.findall(r"^### Eq\. (\d): ", EQUATIONS, re.MULTILINE) == list("12345678")
+    for title, last in (("Tables", 9), ("Figures", 14)):
+        rows = EQUATIONS.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+        numbers = {
+            int(number)
+            for row in re.findall(r"^\| (\d[^|]*) \|", rows, re.MULTILINE)
+            for number in re.findall(r"\d+", row)
+        }
+        assert numbers == set(range(1, last + 1))
+    assert all(
+        f"({section}" in EQUATIONS for section in ("section 3.1)", "section 4.6, B.1.2)", "D.3)", "D.6)", "D.8)")
+    )
+
+
+def test_links_and_blocks_of_the_repository_become_those_of_the_site(site):
+    pages = site.page_map()
+    text = "see\n- [it](../benchmarks/README.md#answers)\n\n```text\n[x](data.md)\n```\n[`vitreous.nn.grid.resize`](../vitreous/nn/grid.py)"
+    moved = site.relocate(site.spaced(text), DOCS / "inside.md", "inside.md", pages)
+    assert moved.splitlines() == [
+        "see",
+        "",
+        "- [it](benchmarks/index.md#answers)",
+        "",
+        "```text",
+        "[x](data.md)",
+        "```",
+        "[`vitreous.nn.grid.resize`](reference/python/nn.md#vitreous.nn.grid.resize)",
+    ]
+
+
+def test_faults_of_a_site_are_seen(site, tmp_path):
+    (tmp_path / "a.html").write_text(
+        '<h1 id="top">A</h1><a href="b.html#here">b</a><a href="#top">up</a><img src="https://x.org/y.png">'
+    )
+    (tmp_path / "b.html").write_text('<a href="c.html">c</a><a href="https://x.org">elsewhere</a>')
+    assert site.site_faults(tmp_path) == [
+        "a.html: fetches https://x.org/y.png",
+        "a.html: links to b.html#here, an anchor which is not there",
+        "b.html: links to c.html, which is not there",
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_the_site_builds_strictly(tmp_path):
+    if find_spec("zensical") is None or find_spec("mkdocstrings") is None:
+        pytest.skip("the extra `docs` is not installed")
+    script = f"import build, pathlib; print('\\n'.join(build.build(pathlib.Path({str(tmp_path / 'site')!r}))))"
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{DOCS / 'site'}"}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert not done.stdout.strip()
+    page = (tmp_path / "site" / "site" / "reference" / "command-line" / "train.html").read_text("utf-8")
+    assert "--recompute" in page and "ViT-S/16" in page

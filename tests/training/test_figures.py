@@ -1,0 +1,97 @@
+"""Figures that are read a step late, as on a GPU, and those of a processor: the same run."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.objectives.sessions import session_of
+from tests.training.test_loop import make
+from vitreous.errors import NonFiniteError
+from vitreous.training import loop
+from vitreous.training.figures import reads_late
+from vitreous.training.loop import fit
+
+
+class Reads(TorchDispatchMode):
+    """Counts how often the program asks a tensor for a number."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        host = args[:1] and isinstance(args[0], torch.Tensor) and args[0].dtype == torch.int64  # positions of samples
+        self.count += func is torch.ops.aten._local_scalar_dense.default and not host
+        return func(*args, **(kwargs or {}))
+
+
+def late(monkeypatch) -> None:
+    """Let the loop read figures late, on a processor too."""
+    monkeypatch.setattr(loop, "reads_late", lambda run, device: True)
+
+
+def test_only_a_gpu_whose_steps_depend_on_no_figure_is_read_late(tmp_path):
+    run, gpu = make(tmp_path)[0].run, torch.device("cuda", 0)
+    assert reads_late(run, gpu) and not reads_late(run, torch.device("cpu"))
+    for changes in ({"skip_steps": 1}, {"precision": "fp16"}, {"reproducible": True}):
+        assert not reads_late(replace(run, **changes), gpu)
+
+
+@pytest.mark.parametrize("name", ["supervised", "mae", "dinov2", "diffusion"])
+def test_a_run_that_reads_late_ends_in_the_same_bits(name, tmp_path, monkeypatch):
+    def session(place):
+        if name == "supervised":
+            return make(tmp_path / place, accumulate=2, batch_size=4)
+        return session_of(name, tmp_path / place)
+
+    def follow(place):
+        (begun, state), lines = session(place), []
+        figures = lambda s: lines.append([s.step, s.counted, s.norm, s.losses, *s.scalars.values()])  # noqa: E731
+        fit(state, begun.batches(state), [(3, figures)])
+        return state, lines
+
+    (tmp_path / "now").mkdir()
+    (tmp_path / "later").mkdir()
+    now, lines = follow("now")
+    late(monkeypatch)
+    later, others = follow("later")
+    assert len(lines) > 5
+    for line, other in zip(lines, others, strict=True):
+        assert line == pytest.approx(other, rel=1e-6)  # sums of a step's parts are float32 on the device
+    assert torch.equal(now.flat.master, later.flat.master) and torch.equal(now.flat.average, later.flat.average)
+    assert now.updates == later.updates == later.counted and not later.unread
+
+
+def test_no_number_is_asked_for_between_two_hooks(tmp_path, monkeypatch):
+    session, state = make(tmp_path)
+    late(monkeypatch)
+    monkeypatch.setattr(loop.HeldFigures, "read", lambda self: ({"loss": 0.0}, 0.0))  # what waits for the step before
+    with Reads() as reads:
+        fit(state, session.batches(state), [(5, lambda s: None)])
+    assert state.step == 21 and reads.count == 0
+
+
+@pytest.mark.parametrize("saves", [False, True])
+def test_a_step_that_is_not_finite_ends_the_run_before_anything_is_saved(saves, tmp_path, monkeypatch):
+    session, state = make(tmp_path)
+    late(monkeypatch)
+
+    def poison(batches):
+        for index, batch in enumerate(batches):
+            if index == 4:
+                batch["images"][1, 0, 0, 0] = math.nan
+            yield batch
+
+    hooks = [(1, session.save)] if saves else []
+    with pytest.raises(NonFiniteError, match="step 5: loss nan") as error:
+        fit(state, poison(session.batches(state)), hooks)
+    assert error.value.code == 5 and "nothing was saved" in error.value.message
+    assert state.step == (5 if saves else 6)
+    if saves:
+        session.checkpointer.settle(True)
+        resumed, fresh = make(tmp_path)
+        resumed.restore(fresh)
+        assert fresh.step == 4 and fresh.flat.master.isfinite().all()

@@ -1,0 +1,366 @@
+"""Models of timm and of transformers by name: built, described, and asked for their features.
+
+The only file that imports either library, inside functions; their extras are `vitreous[timm]` and
+`vitreous[transformers]`. B images, D channels, P prefix tokens, N places.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitreous.errors import ResourceError, UsageError, closest
+from vitreous.models.configs.foreign import BLOCK, ForeignConfig, Layout
+from vitreous.nn.no_init import NoInitMode
+from vitreous.nn.sizes import format_size
+
+PREFIXES = {"timm": "timm", "hf": "transformers"}  # of names -> the library
+DEFAULT = (224, 224)  # pixels, of models that tell no image size
+LEAST = 4  # pixels to a place of the finest map that dense heads read
+#: fields of a config of transformers that say nothing of the module
+UNUSED = ("architectures", "dtype", "id2label", "label2id", "transformers_version", "torch_dtype", "_name_or_path")
+
+
+def parse_foreign(name: str, image: tuple[int, ...] | None) -> ForeignConfig | None:
+    """The config of `timm:NAME[,OPTION=VALUE…]`, with options of `timm.create_model`, or of `hf:PLACE`: a folder or a
+    JSON file with the config of a transformers model, or a repository of the Hub. None for other names.
+
+    Raises UsageError for a name that the library has not, and for a model that gives no features; ResourceError where
+    the library is not installed.
+    """
+    kind, _, rest = name.partition(":")
+    if kind not in PREFIXES or not rest:
+        return None
+    return described(name, image)
+
+
+@lru_cache(64)
+def described(name: str, image: tuple[int, ...] | None) -> ForeignConfig:
+    """The config of a name, read off a module without weights. Raises as `parse_foreign`."""
+    kind, _, rest = name.partition(":")
+    start = ForeignConfig(name, image or (), (1, 1), 1)
+    start = start_of_timm(start, rest) if kind == "timm" else start_of_transformers(start, rest)
+    if start.library == "timm" and start.sized_by:
+        any_size = json.dumps({**json.loads(start.arguments), "dynamic_img_size": True}, sort_keys=True)
+        try:
+            flexible = replace(start, arguments=any_size)
+            return with_facts(flexible, build_without_weights(flexible))
+        except UsageError:  # a model that has no such option, or a wrong one, which is told below
+            pass
+    return with_facts(start, build_without_weights(start))
+
+
+def start_of_timm(start: ForeignConfig, text: str) -> ForeignConfig:
+    """The config with library, arguments and image size, of `NAME,OPTION=VALUE`. Raises UsageError for an unknown name
+    and for what is no option."""
+    timm = library_of("timm")
+    name, *options = text.split(",")
+    if not timm.is_model(name):
+        near = closest(name.partition(".")[0], timm.list_models())
+        raise UsageError(f"timm has no model {name}", f"perhaps you meant timm:{near}" if near else WAYS["timm"])
+    arguments: dict[str, Any] = {"model_name": name}
+    for option in options:
+        key, equals, value = option.partition("=")
+        if not equals or not key.isidentifier() or key in ("pretrained", "num_classes", "in_chans", "img_size"):
+            raise UsageError(f"{option!r} is no option of timm:{name}", "write them as timm:NAME,drop_path_rate=0.1")
+        arguments[key] = literal(value)
+    known = timm.get_pretrained_cfg(name, allow_unregistered=True)
+    size = tuple(known.input_size[1:]) if known is not None else DEFAULT
+    sized = "img_size" if known is not None and known.fixed_input_size else ""
+    return replace(
+        start,
+        library="timm",
+        image=start.image or size,
+        sized_by=sized,
+        arguments=json.dumps(arguments, sort_keys=True),
+    )
+
+
+def start_of_transformers(start: ForeignConfig, place: str) -> ForeignConfig:
+    """The same for a config of transformers. Raises UsageError where there is none."""
+    transformers = library_of("transformers")
+    try:
+        known = transformers.AutoConfig.from_pretrained(place).to_dict()
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise UsageError(f"hf:{place} is no config of a transformers model ({reason})", WAYS["hf"]) from None
+    path = Path(place)
+    if path.exists():  # its place is nobody's business, and says nothing elsewhere
+        start = replace(start, name=f"hf:{(path.parent if path.suffix == '.json' else path).resolve().name}")
+    own = known.get("image_size")
+    sides = (own, own) if isinstance(own, int) else tuple(own or DEFAULT)
+    settings = {name: value for name, value in known.items() if name not in UNUSED}
+    return replace(
+        start,
+        library="transformers",
+        image=start.image or sides,
+        sized_by="image_size" if own else "",
+        arguments=json.dumps(settings, sort_keys=True),
+    )
+
+
+WAYS = {
+    "timm": "`timm.list_models()` has their names",
+    "hf": "name a folder or a file with its config.json, or a repository that is in the Hub's cache",
+}
+
+
+def literal(text: str) -> Any:
+    """A number, a truth value or a list as Python writes it; other text as it is."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def library_of(name: str) -> Any:
+    """timm or transformers. Raises ResourceError, with the command that installs it, where it is missing."""
+    try:
+        return import_module(name)
+    except ImportError:
+        hint = f"pip install 'vitreous[{name}]'"
+        raise ResourceError(f"models of {name} need {name}, which is not installed", hint) from None
+
+
+def build_encoder(config: ForeignConfig) -> nn.Module:
+    """The module of a config, initialised as its library does it, without its head. Raises UsageError for arguments
+    that it does not take, ResourceError where the library is not installed."""
+    arguments: dict[str, Any] = json.loads(config.arguments)
+    library = library_of(config.library)
+    size = {config.sized_by: config.image} if config.sized_by else {}
+    try:
+        if config.library == "timm":
+            return library.create_model(num_classes=0, in_chans=config.channels, **size, **arguments)
+        kind = arguments.pop("model_type")
+        size = {name: list(image) if len(set(image)) > 1 else image[0] for name, image in size.items()}
+        channels = {"num_channels": config.channels} if "num_channels" in arguments else {}
+        settings = library.AutoConfig.for_model(kind, **arguments | channels | size)
+        module = library.AutoModel.from_config(settings)
+    except (TypeError, ValueError, AssertionError, RuntimeError, KeyError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise UsageError(f"{config.library} cannot build {config.name} ({reason})", "change its options") from None
+    pooler = getattr(module, "pooler", None)
+    if pooler is not None and next(pooler.parameters(), None) is not None:
+        module.pooler = None  # a layer that no classifier of theirs reads
+    return module
+
+
+def build_without_weights(config: ForeignConfig) -> nn.Module:
+    """The module with shapes and no values, in evaluation mode; one that takes images of other sizes than its own, if
+    its library has that. Raises UsageError as `build_encoder`."""
+    with torch.device("meta"), NoInitMode():
+        return build_encoder(config).eval()
+
+
+def with_facts(config: ForeignConfig, module: nn.Module) -> ForeignConfig:
+    """The config with what the module tells of itself. Raises UsageError for a module that gives neither tokens nor
+    maps."""
+    reader = LibraryEncoder(module)
+    images = torch.zeros(1, config.channels, *config.image, device="meta")
+    try:
+        with torch.no_grad():
+            output = reader.raw(images)
+            layout = layout_of(module, output)
+            tokens = flatten(output, layout)
+            pooled = reader.pool(tokens, layout, prefix := prefix_of(module, config, layout)).shape[-1]
+    except (RuntimeError, ValueError, TypeError, AttributeError, AssertionError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        problem = f"{config.name} gives no features for images of {format_size(config.image)} pixels ({reason})"
+        raise UsageError(problem, "use another --image-size, or another model") from None
+    patch = patch_of(module, config, output, layout)
+    places = math.prod(-(-side // length) for side, length in zip(config.image, patch, strict=True))
+    if layout == "tokens" and tokens.shape[1] - prefix != places:
+        problem = f"{config.name} gives {tokens.shape[1]} tokens, which are not patches of {format_size(patch)}"
+        raise UsageError(problem, "use a plain Vision Transformer or a convolutional network of the library")
+    names = [match for name, _ in module.named_parameters() if (match := re.match(BLOCK, f"encoder.module.{name}"))]
+    numbers = {int(match[1]) for match in names}
+    return replace(
+        config,
+        patch=patch,
+        width=tokens.shape[2],
+        pooled=0 if pooled == tokens.shape[2] else pooled,
+        prefix=prefix,
+        layout=layout,
+        depth=len(numbers),
+        first_block=min(numbers, default=0),
+        stages=stages_of(module) if layout != "tokens" else (),
+        batch_norm=any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules()),
+        draws=draws_at_random(module, config),
+    )
+
+
+def layout_of(module: nn.Module, output: Any) -> Layout:
+    """How a module gives its features. Raises ValueError for what is no tensor of three or four axes."""
+    if not isinstance(output, Tensor) or output.ndim not in (3, 4):
+        form = " x ".join(map(str, output.shape)) if isinstance(output, Tensor) else type(output).__name__
+        raise ValueError(f"it gives {form}")
+    if output.ndim == 3:
+        return "tokens"
+    return "channels-last" if getattr(module, "output_fmt", "NCHW") == "NHWC" else "channels-first"
+
+
+def flatten(output: Tensor, layout: Layout) -> Tensor:
+    """Features as the library gives them -> (B, P + N, D)."""
+    if layout == "tokens":
+        return output
+    return output.flatten(2).mT if layout == "channels-first" else output.flatten(1, 2)
+
+
+def prefix_of(module: nn.Module, config: ForeignConfig, layout: Layout) -> int:
+    """Tokens in front of those of the patches."""
+    if layout != "tokens":
+        return 0
+    if config.library == "timm":
+        return int(getattr(module, "num_prefix_tokens", 0))
+    registers: int = getattr(module.config, "num_register_tokens", 0) or 0
+    names = ("cls_token", "distillation_token")
+    return registers + sum(name.endswith(names) for name, _ in module.named_parameters())
+
+
+def patch_of(module: nn.Module, config: ForeignConfig, output: Tensor, layout: Layout) -> tuple[int, ...]:
+    """Features (1, ...) of an image -> pixels to a token, or to a place of the last map, per axis. Raises UsageError
+    where a module does not tell."""
+    if layout != "tokens":
+        grid = output.shape[2:] if layout == "channels-first" else output.shape[1:3]
+        strides = [side / places for side, places in zip(config.image, grid, strict=True)]
+        return tuple(2 ** round(math.log2(stride)) if stride % 1 else int(stride) for stride in strides)
+    own = getattr(getattr(module, "patch_embed", None), "patch_size", None)
+    own = own or getattr(getattr(module, "config", None), "patch_size", None)
+    if own is None:
+        raise UsageError(
+            f"{config.name} does not tell its patch size", "use wrap_backbone() in Python, or another model"
+        )
+    return (own, own) if isinstance(own, int) else tuple(own)
+
+
+def stages_of(module: nn.Module) -> tuple[tuple[int, int], ...]:
+    """Stride and channels of each map of a module, the finest first, the last of each stride; none where it gives
+    none."""
+    info = getattr(module, "feature_info", None)
+    if info is None or not hasattr(module, "forward_intermediates"):
+        return ()
+    rows = getattr(info, "info", info)
+    widths = {row["reduction"]: row["num_chs"] for row in rows}
+    chosen = {stride: width for stride, width in widths.items() if stride >= LEAST} or widths
+    return tuple(sorted(chosen.items()))
+
+
+def draws_at_random(module: nn.Module, config: ForeignConfig) -> bool:
+    """Whether a module drops anything in training."""
+    parts = any(
+        getattr(part, name, 0.0)
+        for part in module.modules()
+        if "drop" in type(part).__name__.lower()
+        for name in ("p", "drop_prob")
+    )
+    if config.library == "timm":
+        return parts
+    settings = json.loads(config.arguments)
+    words = ("drop", "attention_probs_dropout_prob")
+    return parts or any(
+        value for key, value in settings.items() if key.startswith(words) or key.endswith("dropout_prob")
+    )
+
+
+class LibraryEncoder(nn.Module):
+    """A module of another library and the ways to ask it: for its features, what its head reads, and its maps.
+
+    `frozen_as_is`: engines compute it as it is, in float32. With weights of another type the module computes under
+    autocast, from float32 copies of them, as its own library trains in mixed precision: norms and their statistics
+    stay float32. Answers have the type of the weights.
+    """
+
+    frozen_as_is = True
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor, verb: str = "raw", *arguments: Any) -> Any:
+        """The answer of a method of this class, `verb`, for x: images (B, C, *image) or tokens (B, P + N, D)."""
+        dtype = next((p.dtype for p in self.module.parameters()), torch.float32)
+        if dtype == torch.float32:
+            return getattr(self, verb)(x.float(), *arguments)
+        weights = {name: parameter.float() for name, parameter in self.named_parameters()}
+        with torch.autocast(x.device.type, dtype):
+            answer = torch.func.functional_call(self, weights, (x, verb, *arguments))
+        return [part.to(dtype) for part in answer] if isinstance(answer, list) else answer.to(dtype)
+
+    def raw(self, images: Tensor) -> Any:
+        """(B, C, *image) -> what the library gives after its last block and norm: tokens or a map."""
+        forward_features = getattr(self.module, "forward_features", None)
+        if forward_features is not None:
+            return forward_features(images)
+        output = self.module(images, **self.at_size_of(images))
+        return getattr(output, "last_hidden_state", output)
+
+    def at_size_of(self, images: Tensor) -> dict[str, bool]:
+        """What transformers has to be told of images (B, C, *image) of another size than the module's."""
+        own = getattr(getattr(self.module, "config", None), "image_size", None)
+        own = (own, own) if isinstance(own, int) else own
+        if own is None or tuple(own) == tuple(images.shape[2:]):
+            return {}
+        word = "interpolate_pos_encoding"
+        return {word: True} if word in inspect.signature(self.module.forward).parameters else {}
+
+    def pool(self, tokens: Tensor, layout: Layout, prefix: int) -> Tensor:
+        """(B, P + N, D) -> (B, F): as the library does before its head, where it says so; else the first token if there
+        are `prefix` tokens, or the mean of all, normed where the library norms the mean of a map."""
+        forward_head = getattr(self.module, "forward_head", None)
+        if forward_head is not None:
+            form = {"tokens": tokens, "channels-first": tokens.mT.unsqueeze(-1), "channels-last": tokens.unsqueeze(1)}
+            return forward_head(form[layout], pre_logits=True)
+        if prefix:
+            return tokens[:, 0]
+        norm = getattr(self.module, "layernorm", None) if layout != "tokens" else None
+        return tokens.mean(1) if norm is None else norm(tokens.mean(1))
+
+    def maps(self, images: Tensor, strides: Sequence[int]) -> list[Tensor]:
+        """(B, C, H, W) -> (B, h, w, D) for each stride: the last map of it, before any norm."""
+        module: Any = self.module
+        rows = getattr(module.feature_info, "info", module.feature_info)
+        last = {row["reduction"]: number for number, row in enumerate(rows)}
+        asked = sorted({last[stride] for stride in strides})
+        maps = module.forward_intermediates(images, indices=asked, output_fmt="NCHW", intermediates_only=True)
+        by_number = dict(zip(asked, maps, strict=True))
+        return [by_number[last[stride]].movedim(1, -1) for stride in strides]
+
+    def after(self, images: Tensor, depths: Sequence[int]) -> list[Tensor]:
+        """(B, C, *image) -> (B, P + N, D) for each depth: every token after so many blocks, before the last norm."""
+        module: Any = self.module
+        if hasattr(module, "forward_intermediates"):
+            asked = sorted({depth - 1 for depth in depths})
+            pairs = module.forward_intermediates(
+                images, indices=asked, return_prefix_tokens=True, output_fmt="NLC", intermediates_only=True
+            )
+            by_depth = {number + 1: rows for number, rows in zip(asked, map(joined, pairs), strict=True)}
+        else:
+            by_depth = dict(
+                enumerate(module(images, output_hidden_states=True, **self.at_size_of(images)).hidden_states)
+            )
+        return [by_depth[depth] for depth in depths]
+
+    def norm(self, tokens: Tensor) -> Tensor:
+        """(..., D) -> (..., D): the norm after the last block, of tokens."""
+        norm = getattr(self.module, "norm", None) or getattr(self.module, "layernorm", None)
+        return tokens if norm is None else norm(tokens)
+
+
+def joined(pair: Tensor | tuple[Tensor, Tensor]) -> Tensor:
+    """Patch tokens (B, N, D) and prefix tokens (B, P, D) -> (B, P + N, D); of a module without prefix, as they are."""
+    if isinstance(pair, Tensor):
+        return pair
+    patches, prefix = pair
+    return patches if prefix is None else torch.cat([prefix, patches], 1)

@@ -1,0 +1,23 @@
+"""Modules that are made without drawing their weights: to be counted, described or filled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+DRAWS = {Tensor.normal_, Tensor.uniform_}
+
+
+class NoInitMode(TorchFunctionMode):
+    """Random draws that leave tensors as they are. On the meta device they would draw nothing, after two seconds of
+    imports."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in DRAWS or getattr(func, "__module__", "") == "torch.nn.init":
+            return kwargs["tensor"] if "tensor" in kwargs else args[0]
+        return func(*args, **kwargs)
