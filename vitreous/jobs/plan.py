@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import replace
+from itertools import chain, count
 from pathlib import Path
 
 from vitreous.config import differences, from_yaml
@@ -80,8 +81,14 @@ def plan(
     if base and (conflicts := contradictions(base, options)):
         raise UsageError(f"the config says these already; {', '.join(conflicts)}", "leave one of them out")
     opened, run, inputs = prepare_data(opened or options.data, base, options, listener)
-    out = options.out or f"runs/{time.strftime('%Y-%m-%d-%H%M%S')}-{run_name(run, opened)}"
-    return Folder(Path(out)), run, inputs, opened
+    out = Path(options.out) if options.out else free_path(f"{time.strftime('%Y-%m-%d-%H%M%S')}-{run_name(run, opened)}")
+    return Folder(out), run, inputs, opened
+
+
+def free_path(name: str) -> Path:
+    """Where a run of that name is to lie: with a number, from 2, behind it where another has begun in this second."""
+    numbered = (f"{name}-{number}" for number in count(2))
+    return next(path for path in map(Path("runs").joinpath, chain([name], numbered)) if not path.exists())
 
 
 def open_resumed(options: TrainOptions, listener: Listener | None = None) -> Folder:
