@@ -51,7 +51,7 @@ def tuned(setting: Setting, other: OtherSet, before: Cell) -> Cell:
     if setting.scale.name == "published":
         name = PAPER.get(other.name, "vtab")
         options = setting.options(TrainOptions(recipe=f"finetune-{name}", model=before.options.model))
-    return Cell((), options, after={"init": before}, data=other.source)
+    return Cell((), options, after={"init": before}, then={"model": None}, data=other.source)  # that of the weights
 
 
 def others_of(setting: Setting) -> tuple[OtherSet, ...]:
