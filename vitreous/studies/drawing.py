@@ -55,8 +55,7 @@ def draw_dots(study: Study, rows: list[Row], factor: float, unit: str) -> Any:
             assert row.mean is not None
             colour = COLOURS[1] if row.reference is None else COLOURS[0]
             if row.mean.interval:
-                ends = [min(100.0, max(0.0, 100 * end)) if factor > 1 else end for end in row.mean.interval]
-                axes.plot(ends, [place] * 2, color=colour, linewidth=1.5)
+                axes.plot(ends_of(row.mean.interval, factor), [place] * 2, color=colour, linewidth=1.5)
             seeds = [factor * value for value in row.values.values()]
             axes.plot(seeds, [place] * len(seeds), "|", color=INK, alpha=0.5, markersize=8)
             axes.plot([factor * row.mean.mean], [place], "o", color=colour, markersize=5)
@@ -91,7 +90,7 @@ def draw_curves(
             )
             for x, mean in zip(xs, means, strict=True):
                 if mean and mean.interval:
-                    axes.plot([x, x], [factor * end for end in mean.interval], color=colour, linewidth=1, alpha=0.6)
+                    axes.plot([x, x], ends_of(mean.interval, factor), color=colour, linewidth=1, alpha=0.6)
         for name, points in curves.items():
             colour = COLOURS[list(series).index(name) % len(COLOURS)] if name in series else INK
             xs, values = zip(*points, strict=True)
@@ -100,12 +99,19 @@ def draw_curves(
             axes.set_xscale("log")
         if study.chart.logarithmic_y:
             axes.set_yscale("log")
+            for formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+                formatter("{x:.3g}")
         axes.set_xlabel(LABELS.get(study.chart.x, study.chart.x))
         axes.set_ylabel(unit)
         strip_axes(axes)
         if study.chart.series:
             axes.legend(frameon=False, title=" · ".join(study.series))
         return markup(figure, f"{study.title}: {unit} against {study.chart.x}")
+
+
+def ends_of(interval: tuple[float, float], factor: float) -> list[float]:
+    """The ends of an interval as they are drawn: those of a share within 0 and 100 %."""
+    return [min(100.0, max(0.0, factor * end)) if factor > 1 else end for end in interval]
 
 
 def x_of(study: Study, row: Row) -> float | None:

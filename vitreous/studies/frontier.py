@@ -33,7 +33,8 @@ def fit_frontiers(points: list[tuple[float, dict[int, float]]]) -> dict[int, tup
     for seed in {seed for _, errors in points for seed in errors}:
         own = [(compute, errors[seed]) for compute, errors in points if seed in errors]
         if len({compute for compute, _ in own}) > 1:
-            slope, level = np.polyfit(*np.log(own).T, 1)
+            computes, logs = np.log(own).T
+            slope, level = np.polyfit(computes, logs, 1)
             fits[seed] = float(-slope), float(level)
     return fits
 

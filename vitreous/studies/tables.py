@@ -63,7 +63,7 @@ def read_result(one: StudyRun, figure: str = "") -> Result:
     better = "lower" if figure else val.get("better", "higher")
     figure = figure or (leading_of(val) if val else "")
     value = val.get(figure) if "failure" not in summary else None
-    measured = {name: summary.get(name) for name in MEASURED} | {"samples": one.run.total}
+    measured: dict[str, float | None] = {**{name: summary.get(name) for name in MEASURED}, "samples": one.run.total}
     return Result(one.cell.place, one.seed, str(one.folder.path), figure, value, better, measured, val.get("images"))
 
 
