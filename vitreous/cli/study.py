@@ -43,13 +43,15 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         for row in document["rows"]
     ]
     console.table([*study.axes, document["figure"], "difference", "told", "published"], rows)
+    for sentence in (document["conclusion"] or {}).get("sentences", ()):
+        console.say(sentence)
     console.say(f"next: read {document['page']}")
     return document
 
 
 def list_studies(console: Console) -> dict[str, Any]:
     """Print every study with what it costs at each scale."""
-    from vitreous.studies.planning import counted_cost
+    from vitreous.studies.planning import cost_text, counted_cost
     from vitreous.studies.registry import STUDIES
     from vitreous.studies.study import SCALES
 
@@ -57,8 +59,7 @@ def list_studies(console: Console) -> dict[str, Any]:
     for study in STUDIES.values():
         scales = [counted_cost(study, scale) for scale in SCALES.values()]
         listed.append({"name": study.name, "question": study.question, "source": study.source, "scales": scales})
-        costs = (f"{cost['runs']} runs, {cost['exaflops']:.2g} EFLOP" for cost in scales)
-        rows.append([study.name, study.source, *costs])
+        rows.append([study.name, study.source, *map(cost_text, scales)])
     console.table(["name", "source", *(f"{scale.name} ({scale.about})" for scale in SCALES.values())], rows)
     console.say("`vitreous study NAME --dry-run` says the hours that one takes here; EFLOP is 10^18 operations.")
     return {"studies": listed}

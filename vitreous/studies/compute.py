@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from vitreous.recipes.options import TrainOptions
+from vitreous.studies.frontier import conclude_frontiers
 from vitreous.studies.study import Cell, Chart, Place, Published, Setting, Study, change
 
 #: ImageNet accuracy after 7 epochs of JFT-300M, by family and model (Table 6)
@@ -59,4 +60,5 @@ STUDY = Study(
     "The paper fine-tunes what it has pre-trained; here models are judged on what they are trained on. One learning "
     "rate serves all models of a family, and hybrids have a stem of convolutions for a ResNet.",
     Chart("exaflops", "family", logarithmic=True),
+    conclude=conclude_frontiers,
 )

@@ -2,16 +2,20 @@
 
 OUT/runs/MODEL-KEY/     ordinary run folders; KEY is a digest of a run's settings and its data, so that studies share
                         them
+OUT/sets/               parts of the digits, for studies that need other data sets
 OUT/NAME/study.json     the settings, every run, the table
+OUT/NAME/readings/      what was measured of each run; OUT/NAME/albums/ what was drawn of it
 OUT/NAME/report.html    the page; report.md has the same as Markdown
 """
 
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import groupby
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from vitreous.config import apply_options
@@ -24,12 +28,14 @@ from vitreous.jobs.trial import raise_if_stopped, run_trial
 from vitreous.progress import Display, Listener, NullListener
 from vitreous.reports.pages import report
 from vitreous.studies.factory import Common, RunFactory, StudyRun
+from vitreous.studies.measuring import find_pictures, measure_runs
 from vitreous.studies.options import StudyOptions, parse_duration
+from vitreous.studies.others import find_sources
 from vitreous.studies.page import write_pages
 from vitreous.studies.planning import Forecast, forecast_study
 from vitreous.studies.registry import find
-from vitreous.studies.study import SCALES, Cell, Setting, Study, with_parents
-from vitreous.studies.tables import Row, columns_of, document_of, plain_rows, read_result, tabulate
+from vitreous.studies.study import SCALES, Cell, OtherSet, Setting, Study, with_parents
+from vitreous.studies.tables import Result, columns_of, document_of, plain_rows, tabulate
 from vitreous.training.ranks import ALONE
 from vitreous.training.signals import Signals
 
@@ -42,6 +48,7 @@ class StudySettings:
 
     name: str
     data: str = "digits"
+    to: tuple[str, ...] = ()
     scale: str = "small"
     seeds: int = 3
     steps: int | None = None
@@ -74,23 +81,34 @@ def conduct(options: StudyOptions, listener: Listener) -> dict[str, Any]:
     """
     asked, home = find(options.name), Path(options.out) / options.name
     settings = settings_of(options, home)
-    store = Path(options.out) / "runs"
-    common = Common(settings.data, store, settings.share, settings.device, settings.precision, options.workers)
-    factory = RunFactory(common, listener)
-    cells = cells_of(asked, settings, factory.side())
-    if options.dry_run or (options.budget and not options.resume):
-        runs = [factory.make(cell, seed) for cell in cells for seed in range(settings.seeds)]
-        forecast = forecast_study(runs, listener)
-        if options.budget and not options.resume:
-            settings = replace(settings, share=forecast.share_of(parse_duration(options.budget)))
-            factory.common = replace(common, share=settings.share)
-        if options.dry_run:
-            return describe_forecast(settings, forecast)
+    with nullcontext(options.out) if not options.dry_run else TemporaryDirectory() as scratch:
+        sources = find_sources(asked, settings.data, settings.to, Path(scratch) / "sets")
+        store = Path(options.out) / "runs"
+        common = Common(sources.data, store, settings.share, settings.device, settings.precision, options.workers)
+        factory = RunFactory(common, listener)
+        cells = cells_of(asked, settings, factory.side(), sources.others)
+        if options.dry_run or (options.budget and not options.resume):
+            forecast = forecast_runs(asked, factory, cells, settings)
+            if options.budget and not options.resume:
+                settings = replace(settings, share=forecast.share_of(parse_duration(options.budget)))
+                factory.common = replace(common, share=settings.share)
+            if options.dry_run:
+                return describe_forecast(settings, forecast)
     begin(home, settings)
     with (signals := Signals()).caught():
-        runs = train_runs(factory, cells, settings, Training(options, listener, signals))
-    rows = tabulate(asked, [read_result(one) for one in runs if one.cell.place])
-    return write_results(asked, settings, home, rows, runs)
+        training = Training(options, listener, signals)
+        if asked.trained:
+            runs = train_runs(factory, cells, settings, training)
+        else:
+            runs = [factory.make(cell, seed) for cell in cells for seed in range(settings.seeds)]
+        results = measure_runs(asked, runs, home, common, sources.others, MeasuringListener(training))
+    return write_results(asked, settings, home, results, runs)
+
+
+def forecast_runs(asked: Study, factory: RunFactory, cells: list[Cell], settings: StudySettings) -> Forecast:
+    """What the runs of a study cost here, by a few timed steps; models that are not trained cost nothing."""
+    seeds = range(settings.seeds) if asked.trained else ()
+    return forecast_study([factory.make(cell, seed) for cell in cells for seed in seeds], factory.listener)
 
 
 def settings_of(options: StudyOptions, home: Path) -> StudySettings:
@@ -106,6 +124,7 @@ def settings_of(options: StudyOptions, home: Path) -> StudySettings:
         return replace(StudySettings(options.name, seeds=scale.seeds), **given)
     try:
         stored = StudySettings(**json.loads(state.read_text("utf-8"))["settings"])
+        stored = replace(stored, to=tuple(stored.to))
     except (OSError, ValueError, KeyError, TypeError):
         raise UsageError(f"{home} is no study: it has no {STATE}", "start it without --resume") from None
     differing = [
@@ -116,9 +135,9 @@ def settings_of(options: StudyOptions, home: Path) -> StudySettings:
     return stored
 
 
-def cells_of(asked: Study, settings: StudySettings, side: int) -> list[Cell]:
+def cells_of(asked: Study, settings: StudySettings, side: int, others: tuple[OtherSet, ...]) -> list[Cell]:
     """The cells of a study, and what is trained before them, with the steps that the settings give."""
-    setting = Setting(SCALES[settings.scale], side)
+    setting = Setting(SCALES[settings.scale], side, others)
     if settings.steps is not None:
         setting = replace(setting, scale=replace(setting.scale, steps=settings.steps))
     return with_parents(asked.cells(setting))
@@ -142,6 +161,24 @@ class Training:
     options: StudyOptions
     listener: Listener
     signals: Signals
+
+
+class MeasuringListener(NullListener):
+    """Passes on what measuring says, and ends it after a signal: what was measured is written already."""
+
+    def __init__(self, training: Training) -> None:
+        self.training = training
+
+    def note(self, text: str) -> None:
+        """The text is the measure's own matter, and is left out."""
+
+    def progress(self, label: str, done: int, total: int | None, text: str = "") -> None:
+        """The progress. Raises Interrupted after a signal, with the way to go on."""
+        options = self.training.options
+        if self.training.signals.received:
+            hint = f"continue with `vitreous study {options.name} --resume --out {options.out}`"
+            raise Interrupted("stopped while measuring, saved", hint, 128 + self.training.signals.received)
+        self.training.listener.progress(label, done, total, text)
 
 
 def train_runs(factory: RunFactory, cells: list[Cell], settings: StudySettings, training: Training) -> list[StudyRun]:
@@ -218,22 +255,27 @@ def describe_forecast(settings: StudySettings, forecast: Forecast) -> dict[str, 
 
 
 def write_results(
-    asked: Study, settings: StudySettings, home: Path, rows: list[Row], runs: list[StudyRun]
+    asked: Study, settings: StudySettings, home: Path, results: list[Result], runs: list[StudyRun]
 ) -> dict[str, Any]:
     """Write the table and the pages of a study; returns its document."""
-    results = [read_result(one) for one in runs if one.cell.place]
+    rows = tabulate(asked, results)
     figure = next((result.figure for result in results if result.figure), "top1")
+    conclusion = asked.conclude(rows) if asked.conclude else None
+    trained = runs if asked.trained else []
     document = {
         "name": asked.name,
         "settings": asdict(settings),
         "figure": figure,
         "better": next((result.better for result in results), "higher"),
         "images": next((result.images for result in results if result.images), None),
-        "runs": [str(one.folder.path) for one in runs],
-        "steps": sorted({one.run.steps for one in runs if one.cell.place}),
-        "seconds": sum(json.loads(one.folder.summary.read_text("utf-8")).get("wall_seconds") or 0 for one in runs),
+        "runs": [str(one.folder.path) for one in trained],
+        "steps": sorted({one.run.steps for one in trained if one.cell.place}),
+        "seconds": sum(json.loads(one.folder.summary.read_text("utf-8")).get("wall_seconds") or 0 for one in trained),
         "table": {"columns": columns_of(asked), "rows": plain_rows(rows)},
         "rows": [document_of(row) for row in rows],
+        "conclusion": conclusion and asdict(conclusion),
+        "others": bool(asked.others),
+        "pictures": find_pictures(runs, home),
         "published": {" · ".join(place): value for place, value in asked.published.values.items()},
         "page": str(home / "report.html"),
     }

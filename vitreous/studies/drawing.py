@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any
 
 from vitreous.reports.pages.formats import SHARES
@@ -11,17 +13,30 @@ from vitreous.studies.study import Study
 from vitreous.studies.tables import Row
 
 #: measured quantities as the axis of a figure
-LABELS = {"exaflops": "exaFLOPs of training", "parameters": "parameters", "images_per_second": "images a second"}
+LABELS = {
+    "exaflops": "exaFLOPs of training",
+    "parameters": "parameters",
+    "images_per_second": "images a second",
+    "samples": "images seen in training",
+    "gflops": "gigaFLOPs of a forward pass",
+}
 
 
-def draw_table(study: Study, rows: list[Row], figure: str, label: str) -> Any:
-    """The figure of a study's rows as SVG markup; None where no row has a mean."""
+def draw_table(
+    study: Study,
+    rows: list[Row],
+    figure: str,
+    label: str,
+    curves: Mapping[str, Sequence[Sequence[float]]] = MappingProxyType({}),
+) -> Any:
+    """The figure of a study's rows as SVG markup, with `curves` of points (x, value) over it by their names; None where
+    no row has a mean."""
     drawn = [row for row in rows if row.mean is not None]
     if not drawn:
         return None
     factor, unit = (100.0, f"{label}, %") if figure in SHARES else (1.0, label)
     if study.chart.x:
-        return draw_curves(study, drawn, factor, unit)
+        return draw_curves(study, drawn, factor, unit, curves)
     return draw_dots(study, drawn, factor, unit)
 
 
@@ -40,8 +55,7 @@ def draw_dots(study: Study, rows: list[Row], factor: float, unit: str) -> Any:
             assert row.mean is not None
             colour = COLOURS[1] if row.reference is None else COLOURS[0]
             if row.mean.interval:
-                ends = [min(100.0, max(0.0, 100 * end)) if factor > 1 else end for end in row.mean.interval]
-                axes.plot(ends, [place] * 2, color=colour, linewidth=1.5)
+                axes.plot(ends_of(row.mean.interval, factor), [place] * 2, color=colour, linewidth=1.5)
             seeds = [factor * value for value in row.values.values()]
             axes.plot(seeds, [place] * len(seeds), "|", color=INK, alpha=0.5, markersize=8)
             axes.plot([factor * row.mean.mean], [place], "o", color=colour, markersize=5)
@@ -52,13 +66,15 @@ def draw_dots(study: Study, rows: list[Row], factor: float, unit: str) -> Any:
         return markup(figure, f"{study.title}: {unit}")
 
 
-def draw_curves(study: Study, rows: list[Row], factor: float, unit: str) -> Any:
-    """Means against `x`, with intervals, a curve for each value of the axis `series`."""
+def draw_curves(
+    study: Study, rows: list[Row], factor: float, unit: str, curves: Mapping[str, Sequence[Sequence[float]]]
+) -> Any:
+    """Means against `x`, with intervals, a curve for each value of the axis `series`, and dashed ones over them."""
     from matplotlib.figure import Figure
 
     series: dict[str, list[tuple[float, Row]]] = {}
     for row in rows:
-        name = row.place[study.axes.index(study.chart.series)] if study.chart.series else ""
+        name = " · ".join(row.place[study.axes.index(axis)] for axis in study.series)
         if (x := x_of(study, row)) is not None:
             series.setdefault(name, []).append((x, row))
     with style():
@@ -74,21 +90,34 @@ def draw_curves(study: Study, rows: list[Row], factor: float, unit: str) -> Any:
             )
             for x, mean in zip(xs, means, strict=True):
                 if mean and mean.interval:
-                    axes.plot([x, x], [factor * end for end in mean.interval], color=colour, linewidth=1, alpha=0.6)
+                    axes.plot([x, x], ends_of(mean.interval, factor), color=colour, linewidth=1, alpha=0.6)
+        for name, points in curves.items():
+            colour = COLOURS[list(series).index(name) % len(COLOURS)] if name in series else INK
+            xs, values = zip(*points, strict=True)
+            axes.plot(xs, [factor * value for value in values], color=colour, linestyle="--", linewidth=1, alpha=0.8)
         if study.chart.logarithmic:
             axes.set_xscale("log")
+        if study.chart.logarithmic_y:
+            axes.set_yscale("log")
+            for formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+                formatter("{x:.3g}")
         axes.set_xlabel(LABELS.get(study.chart.x, study.chart.x))
         axes.set_ylabel(unit)
         strip_axes(axes)
         if study.chart.series:
-            axes.legend(frameon=False, title=study.chart.series)
+            axes.legend(frameon=False, title=" · ".join(study.series))
         return markup(figure, f"{study.title}: {unit} against {study.chart.x}")
+
+
+def ends_of(interval: tuple[float, float], factor: float) -> list[float]:
+    """The ends of an interval as they are drawn: those of a share within 0 and 100 %."""
+    return [min(100.0, max(0.0, factor * end)) if factor > 1 else end for end in interval]
 
 
 def x_of(study: Study, row: Row) -> float | None:
     """Where a row is on the axis of the figure: the number in its place, or what was measured; None for no number."""
     if study.chart.x not in study.axes:
-        return row.measured[study.chart.x]
+        return row.measured.get(study.chart.x)
     with suppress(ValueError):
         return float(row.place[study.axes.index(study.chart.x)].split()[0].rstrip("%"))
     return None

@@ -68,7 +68,7 @@ class RunFactory:
 
     def __init__(self, common: Common, listener: Listener) -> None:
         self.common, self.listener = common, OnceListener(listener)
-        self._opened: dict[str | None, tuple[Data, Run]] = {}
+        self._opened: dict[Any, tuple[Data, Run]] = {}
         self._inputs: dict[Any, tuple[Inputs, int]] = {}
 
     def side(self) -> int:
@@ -93,7 +93,7 @@ class RunFactory:
             steps = max(LEAST_STEPS, int(run.steps * self.common.share))
             run, inputs, opened = self.derived(replace(options, epochs=None, steps=steps))
         run = replace(run, seed=seed)
-        return StudyRun(cell, seed, run, inputs, opened, self.folder(run))
+        return StudyRun(cell, seed, run, inputs, opened, self.folder(run, Path(cell.data).name))
 
     def options(self, cell: Cell, parents: dict[str, Path]) -> TrainOptions:
         """The options of a cell's runs."""
@@ -101,12 +101,12 @@ class RunFactory:
         options = change(cell.options, **(cell.then if parents else {}))
         options = replace(
             options,
-            data=common.data,
+            data=cell.data or common.data,
             device=common.device,
             precision=common.precision,  # type: ignore[arg-type]
             workers=common.workers,
         )
-        if common.data == "digits":
+        if options.data == "digits":
             options = change(options, settings={"data.hold_out": HELD_OUT})
         for path, folder in parents.items():
             if "." in path:
@@ -117,16 +117,17 @@ class RunFactory:
 
     def derived(self, options: TrainOptions) -> tuple[Run, Inputs, Data]:
         """The run of the options, its images and the data set."""
-        if options.exclude not in self._opened:
-            opened, run, inputs = prepare_data(self.common.data, None, options, self.listener)
+        images_of = options.data, options.exclude
+        if images_of not in self._opened:
+            opened, run, inputs = prepare_data(options.data, None, options, self.listener)
             require_labels(opened)
-            self._opened[options.exclude] = opened, run
-            self._inputs[options.exclude, run.preprocess, run.data.cache] = inputs, run.data.images
+            self._opened[images_of] = opened, run
+            self._inputs[images_of, run.preprocess, run.data.cache] = inputs, run.data.images
             return run, inputs, opened
-        opened, like = self._opened[options.exclude]
+        opened, like = self._opened[images_of]
         split = {name: getattr(like.data, name) for name in ("split_seed", "hold_out", "group_by", "axes", "exclude")}
         run = derive_run(opened, options, split, self.listener, None)
-        place = options.exclude, run.preprocess, run.data.cache
+        place = images_of, run.preprocess, run.data.cache
         if place not in self._inputs:
             run, inputs = screen_inputs(opened, run, first_workers(opened, options), self.listener)
             self._inputs[place] = inputs, run.data.images
@@ -144,16 +145,18 @@ class RunFactory:
             write_text(path, text, "surrogateescape")
         return path
 
-    def folder(self, run: Run) -> Folder:
-        """The folder of a run: of a name that follows from its settings and the fingerprint of its data."""
-        return Folder(self.common.store / f"{slug(name_of(run.model))}-{run_key(run, self.common.store)}")
+    def folder(self, run: Run, other: str = "") -> Folder:
+        """The folder of a run: of a name that follows from its settings, the fingerprint of its data, and the name of
+        the `other` data set, if it is one."""
+        return Folder(self.common.store / f"{slug(name_of(run.model))}-{run_key(run, self.common.store, other)}")
 
 
-def run_key(run: Run, store: Path) -> str:
-    """The digest of a run's settings and its data's fingerprint: the same wherever data and store lie."""
+def run_key(run: Run, store: Path, other: str = "") -> str:
+    """The digest of a run's settings and its data's fingerprint: the same wherever data and store lie. A fingerprint is
+    of the names of files, so that the name of an `other` data set tells those apart whose files have the same ones."""
     data = replace(run.data, source="", workers=0)
     text = to_yaml(replace(run, data=data, **SAME))
-    return digest(text.replace(f"{os.path.abspath(store)}/", "").replace(f"{store}/", ""))
+    return digest(other + text.replace(f"{os.path.abspath(store)}/", "").replace(f"{store}/", ""))
 
 
 def digest(text: str) -> str:

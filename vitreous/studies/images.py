@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from vitreous.recipes.options import TrainOptions
+from vitreous.studies.frontier import conclude_crossings
 from vitreous.studies.study import Cell, Chart, Place, Published, Setting, Study, change
 
 SHARES = (1, 3, 10, 30, 100)  # per cent
@@ -51,4 +52,5 @@ STUDY = Study(
     "class. All runs have as many steps, so that a small share is seen more often. The hybrid has a stem of "
     "convolutions for a ResNet, and models are not of one compute.",
     Chart("training images", "model", logarithmic=True),
+    conclude=conclude_crossings,
 )

@@ -27,6 +27,9 @@ class StudyOptions:
     """A study; without a name they are listed."""
     data: str | None = None
     """The data to learn from, as `train` takes it (default: digits, with 30 % of its images held out to judge)."""
+    to: Annotated[tuple[str, ...] | None, arg(metavar="[NAME=]DATA...")] = None
+    """The other data sets of a study of transfer, few shots or pre-training; of `groups` folders of data sets (default:
+    parts of the digits)."""
     scale: Literal["small", "gpu", "published"] | None = None
     """How large models and runs are (default: small)."""
     seeds: int | None = None
@@ -51,6 +54,8 @@ class StudyOptions:
     """Processes that decode images; changes no figure."""
 
     def __post_init__(self) -> None:
+        if self.to is not None and not self.to:
+            raise UsageError("--to names no data set", "vitreous study transfer --to pets/ flowers/")
         for name in ("seeds", "steps"):
             value = getattr(self, name)
             if value is not None and value < 1:

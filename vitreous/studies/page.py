@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from vitreous.reports.pages.formats import SHARES, format_figure, format_seconds
 from vitreous.reports.pages.report import NAMES
 from vitreous.studies.drawing import draw_table
 from vitreous.studies.statistics import Estimate
-from vitreous.studies.study import SCALES, Study
+from vitreous.studies.study import FIGURES, SCALES, Study
 from vitreous.studies.tables import Row
 
 PAGE, TEXT = "report.html", "report.md"
@@ -21,14 +22,17 @@ PAGE, TEXT = "report.html", "report.md"
 def write_pages(home: Path, study: Study, document: dict[str, Any], rows: list[Row]) -> None:
     """Write `report.html` and `report.md` into the folder of a study. Raises OSError."""
     parts = page_parts(home, study, document, rows)
-    figure = draw_table(study, rows, document["figure"], parts["figure_name"])
-    write_text(home / PAGE, render("study.html", **parts, drawing=figure))
+    curves = document["conclusion"]["curves"] if document["conclusion"] else {}
+    figure = draw_table(study, rows, document["figure"], parts["figure_name"], curves)
+    drawn = [one | {"data": b64encode((home / one["file"]).read_bytes()).decode()} for one in document["pictures"]]
+    write_text(home / PAGE, render("study.html", **parts | {"pictures": drawn}, drawing=figure))
     write_text(home / TEXT, markdown(parts))
 
 
 def page_parts(home: Path, study: Study, document: dict[str, Any], rows: list[Row]) -> dict[str, Any]:
     """What both pages show, as texts."""
     figure = document["figure"]
+    label = FIGURES.get(figure, NAMES.get(figure, figure))
     table = [
         {
             "place": row.place,
@@ -40,12 +44,14 @@ def page_parts(home: Path, study: Study, document: dict[str, Any], rows: list[Ro
     ]
     return {
         "study": study,
-        "figure_name": NAMES.get(figure, figure),
+        "figure_name": label,
         "setting": setting_text(document, rows),
         "command": command_of(document["settings"], home),
-        "columns": [*study.axes, f"mean {NAMES.get(figure, figure)}", "95 % interval", "difference", "95 % interval"],
+        "columns": [*study.axes, f"mean {label}", "95 % interval", "difference", "95 % interval"],
         "table": table,
         "notes": notes_of(document, rows),
+        "conclusion": document["conclusion"],
+        "pictures": document["pictures"],
         "elsewhere": [
             (" · ".join(place), value)
             for place, value in study.published.values.items()
@@ -81,7 +87,7 @@ def points(figure: str, difference: float) -> str:
 
 def links(home: Path, row: Row) -> list[dict[str, Any]]:
     """The pages of a row's runs, relative to the study's, by seed; of a run without one its summary."""
-    files = [Path(folder) / "report.html" for folder in row.runs]
+    files = [Path(folder) / "report.html" for folder in dict.fromkeys(row.runs) if folder]
     files = [file if file.is_file() else file.with_name("summary.json") for file in files]
     return [
         {"seed": number, "href": os.path.relpath(file, home).replace(os.sep, "/")} for number, file in enumerate(files)
@@ -91,15 +97,25 @@ def links(home: Path, row: Row) -> list[dict[str, Any]]:
 def setting_text(document: dict[str, Any], rows: list[Row]) -> list[str]:
     """How the runs were made, in sentences."""
     settings = document["settings"]
+    label = FIGURES.get(document["figure"], NAMES.get(document["figure"], document["figure"]))
+    if not document["steps"]:
+        return [f"Models as they are drawn, {settings['seeds']} of each; nothing is trained. The figure is {label}."]
     steps = " to ".join(f"{count:,}" for count in sorted({document["steps"][0], document["steps"][-1]}))
     judged = f" of {document['images']:,} validation images" if document["images"] else ""
     summary = (
         f"{len(document['runs'])} runs on {settings['data']} at the scale {settings['scale']} "
         f"({SCALES[settings['scale']].about}): {settings['seeds']} of each cell, of {steps} optimiser steps, "
         f"{format_seconds(document['seconds'])} of training in all. "
-        f"The figure is {NAMES.get(document['figure'], document['figure'])}{judged}."
+        f"The figure is {label}{judged}."
     )
     lines = [summary]
+    if others := list(dict.fromkeys(settings["to"])):
+        lines.append(f"Other data sets: {', '.join(others)}.")
+    elif document["others"]:
+        lines.append(
+            "The other data sets are parts of the digits: what is learned first are the digits 0 to 4, and 40 % of the "
+            "images of each part are judged."
+        )
     if settings["share"] < 1:
         lines.append(
             f"For the budget of {settings['budget']} every run has {settings['share']:.0%} of the scale's steps: what "
@@ -130,6 +146,8 @@ def command_of(settings: dict[str, Any], home: Path) -> str:
     for name in ("data", "scale", "seeds", "steps", "budget", "device", "precision"):
         if settings[name] is not None:
             words += [f"--{name}", str(settings[name])]
+    if settings["to"]:
+        words += ["--to", *settings["to"]]
     return shlex.join([*words, "--out", str(home.parent)])
 
 
@@ -143,6 +161,13 @@ def markdown(parts: dict[str, Any]) -> str:
         runs = " ".join(f"[{run['seed']}]({run['href']})" for run in row["runs"])
         lines.append(row_text([*row["place"], *row["cells"], runs]))
     lines += ["", *(f"- {note}" for note in parts["notes"])]
+    if conclusion := parts["conclusion"]:
+        lines += ["", f"## {conclusion['title']}", "", *(f"- {sentence}" for sentence in conclusion["sentences"])]
+        if conclusion["rows"]:
+            lines += ["", row_text(conclusion["columns"]), row_text(["---"] * len(conclusion["columns"]))]
+            lines += [row_text(row) for row in conclusion["rows"]]
+    for one in parts["pictures"]:
+        lines += ["", f"![{one['title']}, {' '.join(one['place'])}]({one['file']})"]
     printed = "".join(f" {name} {value};" for name, value in parts["elsewhere"]).rstrip(";")
     lines += ["", f"Published: {study.published.of}.{printed}", "", f"What differs: {study.differs}", ""]
     return "\n".join(lines)

@@ -70,11 +70,19 @@ def training_flops(run: Run) -> float:
 
 
 def counted_cost(study: Study, scale: Scale) -> dict[str, Any]:
-    """Runs and exaFLOPs of a study on the data that a scale is meant for, without opening any."""
+    """Runs and exaFLOPs of a study on the data that a scale is meant for, without opening any; none of a study that
+    trains nothing."""
+    if not study.trained:
+        return {"scale": scale.name, "runs": 0, "exaflops": 0.0}
     info, _ = SETS[scale.data]
     cells = with_parents(study.cells(Setting(scale, max(info.size))))
     flops = sum(training_flops(counted_run(cell, scale)) for cell in cells)
     return {"scale": scale.name, "runs": scale.seeds * len(cells), "exaflops": scale.seeds * flops / 1e18}
+
+
+def cost_text(cost: dict[str, Any]) -> str:
+    """What `counted_cost` gives, in words."""
+    return f"{cost['runs']} runs, {cost['exaflops']:.2g} EFLOP" if cost["runs"] else "nothing is trained"
 
 
 def counted_run(cell: Cell, scale: Scale) -> Run:

@@ -9,22 +9,38 @@ from vitreous.studies import (
     compute,
     dino,
     dropout,
+    fewshot,
+    generators,
     images,
     labels,
+    law,
+    learned,
+    mae,
     masks,
+    merging,
     optimizers,
+    patches,
     pooling,
     positions,
+    registers,
+    regularisation,
+    resolution,
     shape,
+    speed,
     teachers,
+    transfer,
 )
 from vitreous.studies.study import Study
 
 STUDIES: dict[str, Study] = {
-    module.STUDY.name: module.STUDY
-    for module in (
-        *(positions, pooling, shape, optimizers, images, compute, axial),
-        *(masks, teachers, augmentations, dino, labels, dropout),
+    study.name: study
+    for study in (
+        *transfer.STUDIES,
+        *(regularisation.STUDY, images.STUDY, *fewshot.STUDIES, compute.STUDY, law.STUDY),
+        *(positions.STUDY, pooling.STUDY, shape.STUDY, optimizers.STUDY, axial.STUDY, patches.STUDY),
+        *(*learned.STUDIES, *speed.STUDIES),
+        *(teachers.STUDY, augmentations.STUDY, masks.STUDY, *mae.STUDIES, dino.STUDY, *registers.STUDIES),
+        *(labels.STUDY, resolution.STUDY, dropout.STUDY, merging.STUDY, generators.STUDY),
     )
 }
 

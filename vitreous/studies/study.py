@@ -1,19 +1,34 @@
 """What a study is: a question, the runs that answer it at three scales, and what was published.
 
-A study is one file with one `Study`. It trains nothing itself: its cells are options of `train`, so that each of its
-runs is one that `vitreous train` makes too. Needs no PyTorch.
+A study is one file with one `Study` or a few that share runs. It trains nothing itself: its cells are options of
+`train`, so that each of its runs is one that `vitreous train` makes too. What is read of a run is the figure that it
+leads with, another one of its validation images, or what a `Measure` measures. Needs no PyTorch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
+from vitreous.progress import Listener, NullListener
 from vitreous.recipes.options import TrainOptions
 
 ScaleName = Literal["small", "gpu", "published"]
 Place = tuple[str, ...]  # a value on each axis of a table
+#: names for people of the figures that studies measure
+FIGURES = {
+    "fewshot_top1": "few-shot top-1",
+    "merged_top1": "top-1",
+    "variance_share": "share of the filters' variance",
+    "position_contrast": "similarity within rows and columns, less elsewhere",
+    "attention_distance": "attention distance, pixels",
+    "rollout_spread": "share of the patches that hold half of the rollout",
+    "norm_ratio": "largest norm of a patch token, of the median",
+    "fastest_rate": "images a second",
+    "largest_batch": "images in the largest batch",
+}
 LARGE = 64  # pixels: larger pictures are scaled to it, but at the published scale
 
 
@@ -43,11 +58,21 @@ SCALES: dict[str, Scale] = {
 
 
 @dataclass(frozen=True)
+class OtherSet:
+    """A data set beside that of the study, as `train` takes it, with the name and the group that a table has."""
+
+    name: str
+    source: str
+    group: str = ""
+
+
+@dataclass(frozen=True)
 class Setting:
-    """What a study's cells depend on: the scale, and the side of the images in pixels."""
+    """What a study's cells depend on: the scale, the side of the images in pixels, and the other data sets."""
 
     scale: Scale
     side: int
+    others: tuple[OtherSet, ...] = ()
 
     @property
     def patch(self) -> int:
@@ -85,7 +110,8 @@ class Cell:
 
     `share` of the training images are learned from, those of smaller shares among them. `after`: cells that are
     trained first, by the option or the path of a setting that is given the folder of their run of the same seed; `then`
-    are further changes of the options that these allow. A cell without a place is in no table.
+    are further changes of the options that these allow. A cell without a place is in no table. `data`: another data
+    set than the study's.
     """
 
     place: Place
@@ -93,6 +119,7 @@ class Cell:
     share: float = 1.0
     after: dict[str, Cell] = field(default_factory=dict)
     then: dict[str, Any] = field(default_factory=dict)
+    data: str = ""
 
     @property
     def level(self) -> int:
@@ -103,11 +130,67 @@ class Cell:
 @dataclass(frozen=True)
 class Chart:
     """How a figure shows the table: means against the axis, or the measured quantity, `x`, a line for each value of the
-    axis `series`. Without `x` a row of dots with intervals."""
+    axis `series`, or of several axes. Without `x` a row of dots with intervals."""
 
     x: str = ""
-    series: str = ""
+    series: str | tuple[str, ...] = ""
     logarithmic: bool = False
+    logarithmic_y: bool = False
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A run to be measured: its folder, its settings (`training.run.Run`) and seed, the other data sets of the study,
+    and a folder for what is drawn of it. Of a model that is not trained there is no folder."""
+
+    folder: Path | None
+    run: Any
+    seed: int
+    others: tuple[OtherSet, ...]
+    album: Path
+    device: str = "auto"
+    precision: Any = "auto"
+    listener: Listener = field(default_factory=NullListener)
+
+    @property
+    def home(self) -> Path:
+        """The folder of the run. Raises ValueError for a model that is not trained."""
+        if self.folder is None:
+            raise ValueError("the model is not trained, so that it has no folder")
+        return self.folder
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A figure of a run: what its place has beside that of the run's cell, its value, None where there is none, and
+    quantities that a figure may have as its axis."""
+
+    place: Place
+    value: float | None
+    measured: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What is measured of every run in place of the figure that it leads with, by the key of that figure and whether
+    `higher` is better. `trained`: False for models as they are drawn, of which nothing is trained."""
+
+    figure: str
+    read: Callable[[Subject], list[Reading]]
+    better: Literal["higher", "lower"] = "higher"
+    trained: bool = True
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """What follows from a table: sentences, a table of its own, and curves over the figure by their names, each of
+    points (x, value)."""
+
+    title: str
+    sentences: tuple[str, ...]
+    columns: tuple[str, ...] = ()
+    rows: tuple[tuple[str, ...], ...] = ()
+    curves: dict[str, tuple[tuple[float, float], ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -124,6 +207,8 @@ class Study:
 
     `cells` gives the cells for a setting. `reference` is the place that others are compared with; a function of a place
     where it is not the same for all. `differs` says in what small runs differ from the published ones, and why.
+    `measure`: what is measured of runs, `figure`: the key of another figure than the leading one, `conclude`: what
+    follows from the rows (`tables.Row`). `others`: it needs other data sets; `groups` of them, each a folder.
     """
 
     name: str
@@ -136,6 +221,21 @@ class Study:
     published: Published
     differs: str
     chart: Chart = Chart()
+    measure: Measure | None = None
+    figure: str = ""
+    conclude: Callable[[Sequence[Any]], Conclusion] | None = None
+    others: Literal["", "sets", "groups"] = ""
+
+    @property
+    def series(self) -> tuple[str, ...]:
+        """The axes of which each value has a line in the figure."""
+        series = self.chart.series
+        return series if isinstance(series, tuple) else (series,) if series else ()
+
+    @property
+    def trained(self) -> bool:
+        """Whether its models are trained."""
+        return self.measure is None or self.measure.trained
 
     def reference_of(self, place: Place) -> Place:
         """The place that a place is compared with."""

@@ -11,7 +11,7 @@ from vitreous.studies.factory import StudyRun
 from vitreous.studies.statistics import Estimate, estimate_difference, estimate_mean
 from vitreous.studies.study import Place, Study
 
-MEASURED = ("parameters", "exaflops", "wall_seconds", "images_per_second", "peak_memory_bytes", "steps")
+MEASURED = ("parameters", "exaflops", "wall_seconds", "images_per_second", "peak_memory_bytes", "steps", "samples")
 
 
 @dataclass(frozen=True)
@@ -56,14 +56,14 @@ class Row:
         return self.difference.verdict
 
 
-def read_result(one: StudyRun) -> Result:
-    """The figures of a complete run."""
+def read_result(one: StudyRun, figure: str = "") -> Result:
+    """The leading figure of a complete run, or the one named, of which less is better."""
     summary = json.loads(one.folder.summary.read_text("utf-8"))
     val = summary.get("val") or {}
-    figure = leading_of(val) if val else ""
+    better = "lower" if figure else val.get("better", "higher")
+    figure = figure or (leading_of(val) if val else "")
     value = val.get(figure) if "failure" not in summary else None
-    measured = {name: summary.get(name) for name in MEASURED}
-    better = val.get("better", "higher")
+    measured: dict[str, float | None] = {**{name: summary.get(name) for name in MEASURED}, "samples": one.run.total}
     return Result(one.cell.place, one.seed, str(one.folder.path), figure, value, better, measured, val.get("images"))
 
 
@@ -81,7 +81,8 @@ def make_row(study: Study, place: Place, values: dict[Place, dict[int, float]], 
     """One row, of the results at its place."""
     own, reference = values[place], study.reference_of(place)
     pair = estimate_difference(values.get(reference, {}), own) if reference != place else None
-    measured = {name: mean_of([result.measured[name] for result in results]) for name in MEASURED}
+    names = dict.fromkeys(name for result in results for name in result.measured)
+    measured = {name: mean_of([result.measured.get(name) for result in results]) for name in names}
     return Row(
         place,
         own,

@@ -27,6 +27,10 @@ SHARES = (
     "miou",
     "dice",
     "pixel_accuracy",
+    "fewshot_top1",
+    "merged_top1",
+    "variance_share",
+    "rollout_spread",
     *OBJECTS,
     *MAPS,
 )  # figures shown in per cent
