@@ -54,7 +54,7 @@ def draw_figure(subject: Subject, name: str) -> dict[str, np.ndarray]:
     from vitreous.reports.inspect import inspect
 
     inspect(subject.home, out=subject.album, figures=(name,), count=LOOKED_AT, device=subject.device, split="val")
-    with np.load(subject.album / f"{name}.npz") as numbers:
+    with np.load(subject.album / f"{name}.npz", allow_pickle=False) as numbers:
         return dict(numbers)
 
 
