@@ -25,6 +25,7 @@ from vitreous.training.run import Run
 from vitreous.training.signals import Signals
 
 POLL = 0.2  # seconds between two looks for a signal
+RETRIES = 3  # of a trial whose process or machine was lost: it goes on from its newest checkpoint
 STOP_TIMEOUT = 300.0  # seconds that trials have to save after a signal
 
 
@@ -33,8 +34,9 @@ def run_trials_on_ray(
 ) -> None:
     """Train the incomplete trials on the cluster at `address`: as `ray.init` takes it, or `local` for one started here.
 
-    After a signal it returns when all trials have saved. Raises UsageError without Ray or cluster, ResourceError for a
-    trial whose machine failed or does not see the run folder, and what a trial raised.
+    After a signal it returns when all trials have saved. A trial whose process or machine is lost is started again,
+    RETRIES times. Raises UsageError without Ray or cluster, ResourceError for a trial that was lost more often or whose
+    machine does not see the run folder, and what a trial raised.
     """
     todo = [(run, folder) for run, folder in trials if not folder.summary.is_file()]
     if not todo:
@@ -48,7 +50,7 @@ def run_trials_on_ray(
         gpu = todo[0][0].device.startswith("cuda")
         resources = {"num_cpus": 1, "num_gpus": 1} if gpu else {"num_cpus": min(threads, most)}
         # one trial a process: it sets threads and the folder
-        task = ray.remote(max_retries=0, max_calls=1, **resources)(train_remotely)
+        task = ray.remote(max_retries=RETRIES, max_calls=1, **resources)(train_remotely)
         shared = ray.put(inputs)
         tasks = {
             task.remote(run, shared, str(folder.path.absolute()), os.getcwd(), threads): folder for run, folder in todo

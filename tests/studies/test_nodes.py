@@ -1,0 +1,97 @@
+"""A study on a Ray cluster of two nodes, one of whose processes is killed, ends in the table of one machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import document, run_command
+
+TITLE = b"ray::train_remotely"
+STUDY = ("study", "positions", "--steps", "60", "--seeds", "1", "--device", "cpu", "--precision", "fp32", "--json")
+#: of this cluster, whatever others there are
+TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef" * 4}
+
+
+@contextmanager
+def nodes(count: int) -> Iterator[str]:
+    """So many nodes of a cluster on this machine, a processor each, by `ray start`; gives the address."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    port = address.rpartition(":")[2]
+    start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--num-cpus=1", "--disable-usage-stats", "--block"]
+    start += ["--node-ip-address=127.0.0.1", "--object-store-memory=100000000"]
+    ends = [["--head", f"--port={port}", "--include-dashboard=false"], *[[f"--address={address}"]] * (count - 1)]
+    started: list[subprocess.Popen[str]] = []
+    try:
+        for end in ends:
+            words = [*start, *end]
+            node = subprocess.Popen(words, stdout=-1, stderr=-2, text=True, env={**os.environ, **TOKEN})
+            started.append(node)
+            assert node.stdout is not None
+            assert any("Ray runtime started" in line for line in node.stdout), "a node of Ray did not start"
+        yield address
+    finally:
+        for process in reversed(started):
+            process.send_signal(signal.SIGTERM)
+        for process in started:
+            process.wait(30)
+
+
+def workers() -> dict[int, int]:
+    """The processes that train, and the node that started each."""
+    found = {}
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            if (place / "cmdline").read_bytes().startswith(TITLE):
+                found[int(place.name)] = int((place / "stat").read_text().rpartition(") ")[2].split()[1])
+        except OSError:  # it has ended
+            continue
+    return found
+
+
+class Killer(threading.Thread):
+    """Kills the first process that has trained for a second, and writes down which nodes trained."""
+
+    killed, ended = 0, False
+
+    def run(self) -> None:
+        self.seen: dict[int, float] = {}
+        self.nodes: set[int] = set()
+        while not self.ended:
+            for process, node in workers().items():
+                self.nodes.add(node)
+                if not self.killed and time.monotonic() - self.seen.setdefault(process, time.monotonic()) > 1:
+                    os.kill(process, signal.SIGKILL)
+                    self.killed = process
+            time.sleep(0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.skipif(sys.platform != "linux", reason="only linux lists processes in /proc")
+def test_a_killed_process_of_one_of_two_nodes_changes_no_table(tmp_path):
+    here = document(run_command(*STUDY, "--out", str(tmp_path / "here"), timeout=700))
+    with nodes(2) as address:
+        killer = Killer()
+        killer.start()
+        try:
+            words = (*STUDY, "--out", str(tmp_path / "there"), "--ray", address)
+            there = document(run_command(*words, timeout=700, **TOKEN))
+        finally:
+            killer.ended = True
+            killer.join()
+    assert killer.killed and len(killer.nodes) == 2
+    means = [[(row["place"], row["mean"]) for row in one["rows"]] for one in (here, there)]
+    assert len(means[0]) == 8 and means[0] == means[1]
