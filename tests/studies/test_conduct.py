@@ -9,6 +9,7 @@ import signal
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from xml.etree.ElementTree import fromstring
 
 import numpy as np
 import pytest
@@ -85,7 +86,8 @@ def test_a_study_ends_in_a_table_and_a_page_that_needs_no_other(toy, tmp_path):
     assert all((tmp_path / "toy" / link).is_file() for link in page.links)
     assert "vitreous study toy --data digits" in text and "JFT-300M" in text and "<svg" in text
     markdown = (tmp_path / "toy" / "report.md").read_text()
-    assert re.findall(r"\]\((\S+)\)", markdown) == page.links
+    assert re.findall(r"\]\((\S+)\)", markdown) == [*page.links, "figure.svg"]
+    assert fromstring((tmp_path / "toy" / "figure.svg").read_text()).tag == "{http://www.w3.org/2000/svg}svg"
     assert json.loads((tmp_path / "toy" / "study.json").read_text())["table"]["columns"] == result["table"]["columns"]
 
 

@@ -5,7 +5,7 @@ OUT/runs/MODEL-KEY/     ordinary run folders; KEY is a digest of a run's setting
 OUT/sets/               parts of the digits, for studies that need other data sets
 OUT/NAME/study.json     the settings, every run, the table
 OUT/NAME/readings/      what was measured of each run; OUT/NAME/albums/ what was drawn of it
-OUT/NAME/report.html    the page; report.md has the same as Markdown
+OUT/NAME/report.html    the page; report.md has the same as Markdown, with figure.svg
 """
 
 from __future__ import annotations

@@ -16,17 +16,19 @@ from vitreous.studies.statistics import Estimate
 from vitreous.studies.study import FIGURES, SCALES, Study
 from vitreous.studies.tables import Row
 
-PAGE, TEXT = "report.html", "report.md"
+PAGE, TEXT, FIGURE = "report.html", "report.md", "figure.svg"
 
 
 def write_pages(home: Path, study: Study, document: dict[str, Any], rows: list[Row]) -> None:
-    """Write `report.html` and `report.md` into the folder of a study. Raises OSError."""
+    """Write `report.html`, `report.md` and its `figure.svg` into the folder of a study. Raises OSError."""
     parts = page_parts(home, study, document, rows)
     curves = document["conclusion"]["curves"] if document["conclusion"] else {}
     figure = draw_table(study, rows, document["figure"], parts["figure_name"], curves)
     drawn = [one | {"data": b64encode((home / one["file"]).read_bytes()).decode()} for one in document["pictures"]]
     write_text(home / PAGE, render("study.html", **parts | {"pictures": drawn}, drawing=figure))
-    write_text(home / TEXT, markdown(parts))
+    write_text(home / TEXT, markdown(parts | {"figure": FIGURE if figure else None}))
+    if figure:
+        write_text(home / FIGURE, str(figure).replace("<svg", '<svg style="background: #fff"', 1))
 
 
 def page_parts(home: Path, study: Study, document: dict[str, Any], rows: list[Row]) -> dict[str, Any]:
@@ -152,7 +154,7 @@ def command_of(settings: dict[str, Any], home: Path) -> str:
 
 
 def markdown(parts: dict[str, Any]) -> str:
-    """The page as Markdown, its figure left out."""
+    """The page as Markdown, with its figure in a file beside it."""
     study: Study = parts["study"]
     head = [*parts["columns"], "told", "published", "runs"]
     lines = [f"# {study.title}", "", study.question, f"({study.source})", "", "```", parts["command"], "```", ""]
@@ -160,6 +162,8 @@ def markdown(parts: dict[str, Any]) -> str:
     for row in parts["table"]:
         runs = " ".join(f"[{run['seed']}]({run['href']})" for run in row["runs"])
         lines.append(row_text([*row["place"], *row["cells"], runs]))
+    if parts["figure"]:
+        lines += ["", f"![{study.title}]({parts['figure']})"]
     lines += ["", *(f"- {note}" for note in parts["notes"])]
     if conclusion := parts["conclusion"]:
         lines += ["", f"## {conclusion['title']}", "", *(f"- {sentence}" for sentence in conclusion["sentences"])]
