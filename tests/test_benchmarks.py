@@ -277,3 +277,17 @@ def test_pictures_of_many_aspects_hold_an_undistorted_digit_and_every_way_steps(
     assert len(medians) == 4 and "squares of 16 patches" in about
     page = native.table(given, about, medians, [("squashed", 0.5, 0.25)])
     assert "| own aspect, packed | " in page and "| squashed | 50.0 % | 25.0 % |" in page
+
+
+def test_the_page_of_a_study_leaves_out_its_runs_and_where_its_data_lay(tmp_path):
+    home = tmp_path / "out" / "toy"
+    home.mkdir(parents=True)
+    (home / "study.json").write_text(json.dumps({"settings": {"data": "/where/it/lay"}}))
+    lines = ["# Toy", "", f"vitreous study toy --data /where/it/lay --out {home.parent}", "", "| a | mean | runs |"]
+    lines += ["| --- | --- | --- |", "| x | 1 | [0](../runs/x/report.html) |", "", "![Toy](figure.svg)", "", "## Fit", ""]
+    (home / "report.md").write_text("\n".join([*lines, "| b | c |", "| --- | --- |", "| y | 2 |", ""]))
+    page = script("study_page").public_page(home, "figures/toy.svg", 1, "Nothing can be told.")
+    assert page.startswith("# Toy, 20") and "\n\nNothing can be told.\n\n" in page
+    assert "vitreous study toy --data FOLDER\n" in page and str(tmp_path) not in page
+    assert "| a | mean |\n| --- | --- |\n| x | 1 |\n" in page and "](figures/toy.svg)" in page
+    assert page.endswith("## Fit\n\n| b | c |\n| --- | --- |\n| y | 2 |\n")
