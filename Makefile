@@ -1,6 +1,6 @@
 PYTHON ?= .venv/bin/python
 
-.PHONY: check docs format test slow processor reliability wheel
+.PHONY: check docs notebooks format test slow processor reliability wheel
 
 check: ## what CI runs: format, lint, types, tests
 	$(PYTHON) -m ruff format --check .
@@ -11,6 +11,9 @@ check: ## what CI runs: format, lint, types, tests
 
 docs: ## the site in build/docs/site, strictly: needs the extra `docs`
 	$(PYTHON) docs/site/build.py
+
+notebooks: ## run the notebooks and keep what they show; minutes
+	$(PYTHON) docs/site/notebooks.py
 
 format:
 	$(PYTHON) -m ruff format .

@@ -284,7 +284,15 @@ def test_the_page_of_a_study_leaves_out_its_runs_and_where_its_data_lay(tmp_path
     home.mkdir(parents=True)
     (home / "study.json").write_text(json.dumps({"settings": {"data": "/where/it/lay"}}))
     lines = ["# Toy", "", f"vitreous study toy --data /where/it/lay --out {home.parent}", "", "| a | mean | runs |"]
-    lines += ["| --- | --- | --- |", "| x | 1 | [0](../runs/x/report.html) |", "", "![Toy](figure.svg)", "", "## Fit", ""]
+    lines += [
+        "| --- | --- | --- |",
+        "| x | 1 | [0](../runs/x/report.html) |",
+        "",
+        "![Toy](figure.svg)",
+        "",
+        "## Fit",
+        "",
+    ]
     (home / "report.md").write_text("\n".join([*lines, "| b | c |", "| --- | --- |", "| y | 2 |", ""]))
     page = script("study_page").public_page(home, "figures/toy.svg", 1, "Nothing can be told.")
     assert page.startswith("# Toy, 20") and "\n\nNothing can be told.\n\n" in page

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).parents[1] / "docs"
+NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
 
 
 @pytest.mark.parametrize(
@@ -58,9 +59,18 @@ def test_a_model_in_another_library(library, tmp_path, monkeypatch):
     assert library != "supervision" or len(names["detections"]) == len(names["found"].boxes) > 0
 
 
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_kept_with_what_it_shows(notebook):
+    text = notebook.read_text("utf-8")
+    outputs = [output for cell in json.loads(text)["cells"] for output in cell.get("outputs", ())]
+    assert any("image/png" in output.get("data", {}) for output in outputs)
+    assert all(output["output_type"] != "error" and output.get("name") != "stderr" for output in outputs)
+    assert "/tmp/" not in text and "/home/" not in text
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("notebook", sorted((DOCS / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs_and_shows_what_is_kept(notebook, tmp_path, monkeypatch):
     """In a kernel of its own. Numbers may be others on another machine, not which cells show pictures, tables and texts."""
     if find_spec("nbclient") is None or find_spec("ipykernel") is None:

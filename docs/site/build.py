@@ -72,6 +72,8 @@ def page_map() -> dict[Path, str]:
 
 def stage(folder: Path) -> None:
     """Write all that the site is made of to `folder`."""
+    from notebooks import notebook_page
+
     pages = page_map()
     for path, page in pages.items():
         target = folder / page
@@ -137,17 +139,6 @@ def room_of(file: Path) -> str:
     """The page of the reference that a file of the package is on."""
     parts = file.relative_to(PACKAGE).with_suffix("").parts
     return parts[0] if len(parts) == 1 else ".".join(parts[:-1])
-
-
-def notebook_page(path: Path) -> str:
-    """A notebook as a page: text and code, and the file itself to take along."""
-    cells = json.loads(path.read_text("utf-8"))["cells"]
-    parts = [
-        "".join(c["source"]) if c["cell_type"] == "markdown" else f"```python\n{''.join(c['source'])}\n```"
-        for c in cells
-    ]
-    title, rest = parts[0].split("\n", 1) if "\n" in parts[0] else (parts[0], "")
-    return "\n\n".join([title, f"The notebook itself: [{path.name}]({path.name}).", rest, *parts[1:]]) + "\n"
 
 
 def python_pages() -> dict[str, str]:
