@@ -84,16 +84,6 @@ def test_ci_runs_the_test_command_of_the_readme():
     assert found.strip() == TWO[1]
 
 
-def told() -> list[str]:
-    """Every command that README and docs/ show, without the words behind it."""
-    found = []
-    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
-        for block in re.findall(r"```(?:text|bash)\n(.*?)```", page.read_text(), re.DOTALL):
-            lines = [line.strip() for line in block.replace("\\\n", " ").splitlines()]
-            found += [shown[1] for line in lines if (shown := re.search(r"(?:^|-m )vitreous (\S+(?: \S+)*)", line))]
-    return found
-
-
 def test_every_figure_of_the_docs_is_made_by_a_command_above_it():
     from vitreous.reports.inspect import FIGURES
 
@@ -107,22 +97,6 @@ def test_every_figure_of_the_docs_is_made_by_a_command_above_it():
         for words in re.findall(r"^vitreous inspect .*--figures ([a-z ]+)", part, re.MULTILINE):
             made |= set(words.split())
     assert made >= set(FIGURES)
-
-
-@pytest.mark.parametrize("line", told())
-def test_commands_that_are_shown_are_understood(line):
-    from importlib import import_module
-
-    from vitreous.cli.main import VERBS, parse, split_settings, verb_of
-
-    verb, words = verb_of(shlex.split(line.replace("…", "")))
-    if "--help" in words:
-        return
-    options = import_module(VERBS[verb][0]).Options
-    rest, settings = split_settings(words) if "settings" in options.__dataclass_fields__ else (words, {})
-    parse(options, verb, rest)  # exits where it does not understand
-    fields = ("model", "optimizer", "augment", "schedule", "schedules", "data", "objective", "views")
-    assert all(path.partition(".")[0] in fields for path in settings)
 
 
 @pytest.mark.timeout(3600)  # a busy machine is no fault

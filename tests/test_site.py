@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.util
 import os
@@ -13,6 +14,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+
+from vitreous.cli.main import VERBS
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -37,6 +40,12 @@ def site():
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(DOCS / "site"))
         yield load("build")
+
+
+@pytest.fixture(scope="module")
+def reference(site):
+    """The script that writes the reference of the command line."""
+    return load("command_line")
 
 
 def test_every_page_of_docs_is_in_the_navigation(site):
@@ -98,6 +107,28 @@ def test_faults_of_a_site_are_seen(site, tmp_path):
         "a.html: links to b.html#here, an anchor which is not there",
         "b.html: links to c.html, which is not there",
     ]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_reference_has_every_option_of_a_verb(reference, verb):
+    """As fields of its options, which the site does not read; a change of the parser's help text is found here."""
+    fields = dataclasses.fields(importlib.import_module(VERBS[verb][0]).Options)
+    entries = reference.help_entries(verb)
+    positional = [field for field in fields if "Positional" in str(field.type)]
+    options = [entry for entry in entries if entry.names]
+    names = [name for entry in options for name in entry.names]
+    own = {field.name.replace("_", "-") for field in fields if field.name not in ("settings", "classes")}
+    assert {f"--{name}" for name in own} - {f"--{field.name}" for field in positional} <= set(names)
+    assert len(entries) - len(options) == len(positional) and len(names) == len(set(names))
+    assert len(options) == len(fields) - len(positional) - ("settings" in {field.name for field in fields})
+    assert all(entry.text for entry in options)
+
+
+def test_an_option_of_two_names_and_one_of_choices_become_sections(reference):
+    (entry,) = [one for one in reference.help_entries("train") if "--lr" in one.names]
+    assert reference.entry_lines(entry)[0] == "### `--learning-rate FLOAT, --lr FLOAT` { #learning-rate }"
+    page = reference.verb_page("data check", "")
+    assert "### `DATA` { #data }" in page and "One of `train`, `val`, `test`." in page and "#help" not in page
 
 
 @pytest.mark.slow

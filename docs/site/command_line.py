@@ -1,11 +1,13 @@
-"""The reference of the command line, from the parser of each verb."""
+"""The reference of the command line, from the help of each verb."""
 
 from __future__ import annotations
 
-import argparse
 import inspect
+import io
+import os
 import re
-import warnings
+from contextlib import redirect_stdout, suppress
+from dataclasses import dataclass
 from importlib import import_module
 
 from docstrings import escape
@@ -13,30 +15,64 @@ from docstrings import escape
 EXAMPLE = re.compile(r"^Example: (.*(?:\n +.*)*)$", re.MULTILINE)
 
 
-def parser_of(verb: str) -> argparse.ArgumentParser:
-    """The parser that `vitreous VERB` uses."""
-    import tyro
-    from tyro.conf import DisallowNone
+@dataclass(frozen=True)
+class Entry:
+    """An option or a positional argument in the help of a verb."""
 
-    from vitreous.cli.main import VERBS, hide_empty_defaults
-
-    kind = import_module(VERBS[verb][0]).Options
-    hide_empty_defaults(kind)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return tyro.extras.get_parser(kind, prog=f"vitreous {verb}", config=(DisallowNone,))
+    names: tuple[str, ...]  # `--exact`, `--no-exact`; none for a positional argument
+    metavar: str
+    text: str
 
 
-def option_lines(action: argparse.Action) -> list[str]:
+def help_entries(verb: str) -> list[Entry]:
+    """Options and arguments as `vitreous VERB --help` prints them, but for --help itself. Raises ValueError for a help
+    text of another form."""
+    entries: list[tuple[str, list[str]]] = []
+    for line in help_text(verb).partition("\n ---")[2].splitlines():
+        if re.match(r"  \S", line):
+            invocation, _, text = line.strip().partition("  ")
+            entries.append((invocation, [text]))
+        elif line.startswith("    ") and entries:
+            entries[-1][1].append(line)
+    if not entries:
+        raise ValueError(f"the help of vitreous {verb} has another form than that of tyro 1.0: adapt help_entries")
+    read = [entry_of(invocation, " ".join(" ".join(text).split())) for invocation, text in entries]
+    return [entry for entry in read if "--help" not in entry.names]
+
+
+def help_text(verb: str) -> str:
+    """What `vitreous VERB --help` prints into a file of ASCII, in one column."""
+    from vitreous.cli.main import VERBS, parse
+
+    text = io.StringIO()
+    width = os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = "120"
+    try:
+        with redirect_stdout(text), suppress(SystemExit):
+            parse(import_module(VERBS[verb][0]).Options, verb, ["--help"])
+    finally:
+        os.environ.pop("COLUMNS")
+        os.environ |= {"COLUMNS": width} if width is not None else {}
+    return text.getvalue()
+
+
+def entry_of(invocation: str, text: str) -> Entry:
+    """`--learning-rate FLOAT, --lr FLOAT` or `RUN`, and what it does."""
+    if not invocation.startswith("-"):
+        return Entry((), invocation, text)
+    names, metavars = zip(*(form.partition(" ")[::2] for form in invocation.split(", ")), strict=True)
+    return Entry(names, metavars[-1], text)
+
+
+def entry_lines(entry: Entry) -> list[str]:
     """An option as a section: its names and what it takes, and what it does."""
-    metavar = action.metavar if isinstance(action.metavar, str) else " ".join(action.metavar or ())
+    metavar = entry.metavar
     choices = re.findall(r"[^{},]+", metavar) if metavar.startswith("{") and metavar.endswith("}") else []
     taken = "" if choices else f" {metavar}".rstrip()
-    names = [f"{name}{taken}" for name in action.option_strings] or [metavar or action.dest]
-    anchor = (action.option_strings or [action.dest])[0].strip("-").lower()
+    names = [f"{name}{taken}" for name in entry.names] or [metavar]
+    anchor = re.sub(r"\W+", "-", names[0].partition(" ")[0] if entry.names else metavar).strip("-").lower()
     values = ["One of " + ", ".join(f"`{choice}`" for choice in choices) + ".", ""] if choices else []
-    text = escape(" ".join((action.help or "").split()))
-    return [f"### `{', '.join(names)}` {{ #{anchor} }}", "", text, "", *values]
+    return [f"### `{', '.join(names)}` {{ #{anchor} }}", "", escape(entry.text), "", *values]
 
 
 def verb_page(verb: str, about: str) -> str:
@@ -49,14 +85,14 @@ def verb_page(verb: str, about: str) -> str:
     text = escape(EXAMPLE.sub("", description)) or about
     lines = [f"# vitreous {verb}", "", text, ""]
     lines += ["```text", *examples, "```", ""] if examples else []
-    actions = [action for action in parser_of(verb)._actions if action.dest != "help"]
+    entries = help_entries(verb)
     for title, chosen in (
-        ("Arguments", [action for action in actions if not action.option_strings]),
-        ("Options", [action for action in actions if action.option_strings]),
+        ("Arguments", [entry for entry in entries if not entry.names]),
+        ("Options", [entry for entry in entries if entry.names]),
     ):
         lines += [f"## {title}", ""] if chosen else []
-        for action in chosen:
-            lines += option_lines(action)
+        for entry in chosen:
+            lines += entry_lines(entry)
     lines += ["### `--json` { #json }", "", "Print one JSON document on stdout, and everything else on stderr.", ""]
     if "settings" in kind.__dataclass_fields__:
         text = "Set any value of the run by its path in config.yaml, as in `--optimizer.betas 0.9 0.95`."

@@ -61,7 +61,7 @@ def embeddings(model: Model, grid: tuple[int, ...] | None = None) -> dict[str, T
         return {}
     grid = grid or model.config.grid
     part: Any = model
-    if model.config.position_at == "each":
+    if model.config.kind == "vit" and model.config.position_at == "each":
         positions = {f"block {index}": block.position for index, block in enumerate(part.encoder.blocks)}
     else:
         positions = {"input": part.position}
@@ -158,7 +158,7 @@ def has_positions(model: Model) -> None:
     if not c.has_attention:
         raise UsageError("a BiT ResNet has no positions", "filters, features, nearest, similarity and cost work for it")
     if c.position == "none" and c.attention == "plain":
-        if c.axial:
+        if c.kind == "vit" and c.axial:
             problem = "the model has no positions but the rows and columns that its blocks look along"
             raise UsageError(problem, "distance works for it")
         hint = "filters, distance, features and the others work for it"

@@ -32,6 +32,13 @@ C = TypeVar("C", bound=ModelConfig)
 TRANSFORMER_FIELDS = (*(field.name for field in fields(ViTConfig)), *FAMILY_OF)
 
 
+def projected_cell(config: ModelConfig) -> tuple[int, ...]:
+    """Pixels per axis of the patches that one projection reads; () for models that read images otherwise."""
+    if isinstance(config, ViTConfig | SwinConfig | DiTConfig) and config.front == "patches":
+        return config.cell
+    return ()
+
+
 def replace_fields(config: C, changes: dict[str, Any]) -> C:
     """A copy with those of the changes that the config has fields for: dropout is not for a ResNet, which stays."""
     known = {field.name for field in fields(config)}

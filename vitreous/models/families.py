@@ -78,6 +78,7 @@ class Family:
         tokens before a stage of a Swin goes with the first block of the stage."""
         if len(numbers) == 1:
             return numbers[0] - getattr(config, "first_block", 0)
+        assert isinstance(config, BiTConfig | SwinConfig)
         stage, unit = numbers
         return sum(config.blocks[:stage]) + unit
 

@@ -184,6 +184,7 @@ def fresh(options: TrainOptions, facts: DatasetInfo, classes: int, recipe: Recip
     image = (options.image_size,) * 2 if options.image_size else nearby(native or LARGE_IMAGE, patch)
     size = {"patch_size": patch} if options.patch_size else {}  # a Swin's: its `patch` is a token of the last stage
     changes = size | {"image": image, "patch": patch, "classes": classes, "channels": facts.channels, "head_bias": True}
-    if native is not None and model.pool == "class":  # small data: mean pooling learns faster than a class token
+    # small data: mean pooling learns faster than a class token
+    if native is not None and model.kind == "vit" and model.pool == "class":
         changes |= {"pool": "mean", "class_token": False}
     return replace_fields(model, changes)

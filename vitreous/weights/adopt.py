@@ -16,7 +16,7 @@ from vitreous.config import from_plain, read_yaml
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import UsageError, WeightsError
 from vitreous.generation.process import process_of
-from vitreous.models.config import AdapterConfig, DetectorConfig, ModelConfig, SegmenterConfig
+from vitreous.models.config import AdapterConfig, DetectorConfig, ModelConfig, SegmenterConfig, projected_cell
 from vitreous.models.cost import windows_text
 from vitreous.models.names import name_of
 from vitreous.models.skip_init import skip_init
@@ -297,14 +297,14 @@ def fit_first_layer(
     patches = channels = ""
     if not name:
         return patches, channels
-    more = len(after.image) - len(before.image)
-    if before.front == after.front == "patches" and before.cell != after.cell and more in (0, 1):
-        patches, space = f"{format_size(before.cell)} -> {format_size(after.cell)}", after.cell[more:]
-        if before.cell != space:
-            state[name] = repatched(state[name], before.channels, before.cell, space)
+    old, new, more = projected_cell(before), projected_cell(after), len(after.image) - len(before.image)
+    if old and new and old != new and more in (0, 1):
+        patches, space = f"{format_size(old)} -> {format_size(new)}", new[more:]
+        if old != space:
+            state[name] = repatched(state[name], before.channels, old, space)
         if more:
             inflate = getattr(after, "inflate", "central")
-            state[name] = inflate_kernel(state[name], before.channels, space, after.cell[0], inflate)
+            state[name] = inflate_kernel(state[name], before.channels, space, new[0], inflate)
             patches += f" ({inflate} inflation)"
     if before.channels != after.channels:
         state[name] = rechannelled(state[name], before.channels, after.channels)

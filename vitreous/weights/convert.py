@@ -300,7 +300,7 @@ def assumed(form: Format, config: ModelConfig, state: Tensors) -> list[str]:
 
 def heads_of(config: ModelConfig) -> dict[str, Any]:
     """The number of heads, which no tensor of a ViT tells."""
-    return {"heads": config.heads} if config.kind in ("vit", "dit") else {}
+    return {"heads": config.heads} if config.kind == "vit" or config.kind == "dit" else {}
 
 
 def remedy(differences: list[str]) -> str:

@@ -267,7 +267,7 @@ def assumptions(origin: Path, form: Format, config: ModelConfig, beside: dict[st
     if clips and "image" not in beside:
         size = f"{config.image[0]} frames of {' x '.join(map(str, config.image[1:]))} pixels"
         yield f"{origin.name} does not tell the size of its clips: assumed {size} (--source-size FRAMES HEIGHT WIDTH)"
-    if config.position != "learned":
+    if config.kind != "vit" or config.position != "learned":
         return
     doubt = form.doubt(config)
     # who else has such positions always has them so
@@ -370,6 +370,7 @@ def essence(config: ModelConfig) -> dict[str, Any]:
         names = ("channels", "classes", "width", "blocks", "heads", "windows", "patch_size", "mlp_ratio", "qkv_bias")
         trained = config.pretrained_window if any(config.pretrained_window) else ()
         return {name: getattr(config, name) for name in (*names, "version")} | {"pretrained_window": trained}
+    assert config.kind == "vit"
     structure: dict[str, Any] = {
         name: getattr(config, name) for name in TRANSFORMER_FIELDS if name not in (*UNTOLD, "family")
     }

@@ -192,7 +192,7 @@ def assumed(config: ModelConfig, known: Iterable[str]) -> str:
     """A note on what was taken since a state dict does not tell it."""
     if config.kind == "swin":
         return f"a state dict does not tell everything: image size {config.image[0]} taken; vitreous.save keeps it"
-    if config.kind != "vit":
+    if config.kind == "bit":
         return (
             f"a state dict does not tell everything: image size {config.image[0]}, numerics {config.numerics} "
             "taken; vitreous.save keeps it"

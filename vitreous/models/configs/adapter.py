@@ -100,21 +100,16 @@ class AdapterConfig(Leveled, WithBackbone):
         return 0
 
     @property
-    def width_out(self) -> int:
-        """Channels of the maps."""
+    def width(self) -> int:
+        """Channels of the ViT's tokens, and of the maps."""
         return self.backbone.width
 
-    features = width_out
+    width_out = features = width
 
     @property
     def pool(self) -> Literal["mean"]:
         """The mean of the coarsest map."""
         return "mean"
-
-    @property
-    def drop_path(self) -> float:
-        """The ViT's."""
-        return self.backbone.drop_path
 
 
 def adapted(backbone: Any, adapter: Adapter = "group") -> Any:

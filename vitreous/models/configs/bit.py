@@ -52,7 +52,7 @@ class BiTConfig(Leveled):
                 f"width {self.width * self.factor} is not a multiple of 16, twice the 8 heads", "change width or axial"
             )
 
-    kind: ClassVar[Literal["vit", "bit"]] = "bit"
+    kind: ClassVar[Literal["bit"]] = "bit"
     has_stages: ClassVar[bool] = True
 
     @property

@@ -40,11 +40,11 @@ class ForeignConfig(Leveled):
     sees_whole_image: ClassVar[bool] = False
     needs_positions: ClassVar[bool] = False
     on_grid: ClassVar[bool] = False
-    kind: ClassVar[str] = "foreign"
-    front: ClassVar[str] = "conv"  # images stay float32
-    position: ClassVar[str] = "none"  # none that can be looked at
-    attention: ClassVar[str] = "none"
-    pool: ClassVar[str] = "library"
+    kind: ClassVar[Literal["foreign"]] = "foreign"
+    front: ClassVar[Literal["conv"]] = "conv"  # images stay float32
+    position: ClassVar[Literal["none"]] = "none"  # none that can be looked at
+    attention: ClassVar[Literal["none"]] = "none"
+    pool: ClassVar[Literal["library"]] = "library"
 
     name: str
     image: tuple[int, ...]

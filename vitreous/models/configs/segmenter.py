@@ -46,6 +46,11 @@ class SegmenterConfig(OnBackbone):
             )
 
     @property
+    def width(self) -> int:
+        """Channels of the backbone's tokens."""
+        return self.backbone.width
+
+    @property
     def taps(self) -> tuple[int, ...]:
         """The depths of a ViT whose tokens the head reads, the last one first."""
         if self.head == "linear":

@@ -69,7 +69,7 @@ class ViTConfig(Leveled, metaclass=ByOptions):
     """
 
     # answers of a plain ViT to what other families have fields for
-    kind: ClassVar[Literal["vit", "bit"]] = "vit"  # whose training recipes fit
+    kind: ClassVar[Literal["vit"]] = "vit"  # whose training recipes fit
     upgraded = staticmethod(resolve)  # settings as they were saved when one config had the options of all families
     SETTABLE: ClassVar[dict[str, Any]] = {  # options that change the family
         "attention": Literal["plain", "relative", "rotary", "decomposed"],

@@ -51,6 +51,16 @@ class WithBackbone:
         return self.backbone.sees_whole_image
 
     @property
+    def dropout(self) -> float:
+        """The backbone's."""
+        return self.backbone.dropout
+
+    @property
+    def drop_path(self) -> float:
+        """The backbone's."""
+        return self.backbone.drop_path
+
+    @property
     def drops_patches(self) -> bool:
         """No: whole images are read."""
         return False
