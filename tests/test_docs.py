@@ -1,9 +1,11 @@
 """The Python of the pages that need nothing but themselves."""
 
+import importlib
 import json
 import re
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,7 +56,7 @@ def test_a_model_in_another_library(library, tmp_path, monkeypatch):
     page = (DOCS / "interoperability.md").read_text("utf-8")
     blocks = re.findall(r"```(python|text)\n(.*?)```", page, re.DOTALL)
     (own,) = [block for kind, block in blocks if kind == "text" and f"{library}" in block.partition("\n")[0]]
-    names = {"torch": torch}
+    names: dict[str, Any] = {"torch": torch}
     exec(compile(blocks[0][1] + "images = torch.randn(4, 1, 8, 8)\n" + own, library, "exec"), names)
     assert library != "supervision" or len(names["detections"]) == len(names["found"].boxes) > 0
 
@@ -76,8 +78,7 @@ def test_a_notebook_runs_and_shows_what_is_kept(notebook, tmp_path, monkeypatch)
     if find_spec("nbclient") is None or find_spec("ipykernel") is None:
         pytest.skip("a library of the page on interoperability is not installed")
     monkeypatch.syspath_prepend(DOCS / "site")
-    from notebooks import execute_notebook, output_types
-
-    shown = output_types(execute_notebook(notebook, tmp_path))
-    assert shown == output_types(json.loads(notebook.read_text("utf-8")))
+    site = importlib.import_module("notebooks")
+    shown = site.output_types(site.execute_notebook(notebook, tmp_path))
+    assert shown == site.output_types(json.loads(notebook.read_text("utf-8")))
     assert {"text/html", "image/png"} <= {kind for cell in shown for kind in cell}
