@@ -28,17 +28,12 @@ def public_page(home: Path, figure: str, threads: int, note: str) -> str:
     settings = json.loads((home / "study.json").read_text("utf-8"))["settings"]
     text = (home / "report.md").read_text("utf-8").replace("](figure.svg)", f"]({figure})")
     text = text.replace(settings["data"], "FOLDER").replace(f" --out {home.parent}", "")
-    table, mark, conclusion = text.partition("\n## ")
-    rows = re.sub(
-        r"(?m)^(\|.*\|)[^|]*\|$", r"\1", table
-    ).splitlines()  # without the links to runs, which stay where they are
-    machine = f"{processor()}, {threads} thread{'s' * (threads > 1)} beside other work, torch {torch.__version__}."
-    return (
-        "\n".join([f"{rows[0]}, {time.strftime('%Y-%m-%d')}", "", note, "", machine, *rows[1:]])
-        + mark
-        + conclusion
-        + "\n" * (not mark)
-    )
+    table, *conclusion = text.split("\n## ", 1)
+    table = re.sub(r"(?m)^(\|.*\|)[^|]*\|$", r"\1", table)  # its last column links to runs, which stay where they are
+    title, _, table = table.partition("\n")
+    machine = f"{processor()}, {threads} thread{'s' * (threads > 1)}, torch {torch.__version__}."
+    head = f"{title}, {time.strftime('%Y-%m-%d')}\n\n{note}\n\n{machine}\n{table}"
+    return "\n## ".join([head, *conclusion]).rstrip("\n") + "\n"
 
 
 def main() -> None:

@@ -50,16 +50,15 @@ def block_commands(text: str) -> list[str]:
     """The words behind `vitreous` of each command in the blocks of a page, without what is said of it."""
     blocks = [block for kind, block in BLOCK.findall(text) if kind in ("text", "bash", "sh", "console")]
     lines = [line.strip() for block in blocks for line in block.replace("\\\n", " ").splitlines()]
-    return [match[1] for line in lines if (match := COMMAND.search(line)) and match[1].split()[0] in FIRST_WORDS]
+    return [match[1] for line in lines if (match := COMMAND.search(line))]
 
 
 def inline_commands(text: str) -> list[str]:
     """The same of `vitreous VERB …` in running text, where it has options or arguments."""
     spans = re.findall(r"`vitreous ([^`\n]+)`", BLOCK.sub("", text))
-    return [span for span in spans if span not in VERBS and span.split()[0] in FIRST_WORDS]
+    return [span for span in spans if span not in VERBS]
 
 
-FIRST_WORDS = {verb.split()[0] for verb in VERBS}
 COMMANDS = sorted({line for page in PAGES for line in block_commands(page.read_text("utf-8"))})
 INLINE = sorted({line for page in PAGES for line in inline_commands(page.read_text("utf-8"))} - set(COMMANDS))
 
@@ -78,9 +77,11 @@ def parse_line(line: str) -> tuple[str, Any]:
 
 def check_names(verb: str, options: Any) -> None:
     """Raise UsageError for a recipe, model, study or setting that a command names and that there is not."""
-    if verb == "train" and not (options.model or "").startswith(FOREIGN_MODELS):
-        run = recipes.example(options.recipe or ("finetune" if options.init else "photos"), options.model)
-        set_paths(run, options.settings)
+    if verb == "train":
+        model = None if (options.model or "").startswith(FOREIGN_MODELS) else options.model
+        set_paths(
+            recipes.example(options.recipe or ("finetune" if options.init else "photos"), model), options.settings
+        )
     elif verb == "recipes" and options.pattern != "NAME":
         assert fnmatch.filter(recipes.RECIPES, options.pattern)
     elif verb == "study" and options.name:
@@ -126,8 +127,8 @@ def option_names(verb: str) -> set[str]:
     return {"--json", *re.findall(r"--[a-z][a-z0-9-]*", say(*verb.split(), "--help").stdout)}
 
 
-#: what the test says besides of a command of the first page: fewer steps, images of few pixels, a free port
-BESIDES = {
+#: what the test adds to a command of the first page: fewer steps, images of few pixels, a free port
+EXTRA_OPTIONS = {
     "train digits --out runs/digits": "--epochs 3",
     "train photos/ --out runs/photos": "--epochs 2 --image-size 16",
     "train photos/ --init dinov2-s14 --out runs/pets": "--epochs 1 --image-size 28",
@@ -149,7 +150,7 @@ LEFT_BEHIND = (
 def test_the_first_page_runs(tmp_path, monkeypatch):
     """Every command of docs/start.md in order, in a folder with photographs and a picture of a digit, without network."""
     lines = block_commands(START)
-    assert set(BESIDES) <= set(lines) and len(lines) == len(re.findall(r"^vitreous ", START, re.MULTILINE))
+    assert set(EXTRA_OPTIONS) <= set(lines) and len(lines) == len(re.findall(r"^vitreous ", START, re.MULTILINE))
     make_folder(tmp_path / "photos", {"": 20}, classes=("cat", "dog"), size=(64, 48))
     save_digit(tmp_path / "digit.png")
     monkeypatch.setenv("VITREOUS_MIRROR", os.fspath(tmp_path / "mirror"))
@@ -157,7 +158,7 @@ def test_the_first_page_runs(tmp_path, monkeypatch):
     monkeypatch.setattr(doctor, "BATCH", 2)
     monkeypatch.setattr(doctor, "SECONDS", 0.0)
     for line in [*lines, *inline_commands(START)]:
-        words = [*shlex.split(line), *BESIDES.get(line, "").split()]
+        words = [*shlex.split(line), *EXTRA_OPTIONS.get(line, "").split()]
         if words[0] == "serve":
             assert ask_server(words, tmp_path)["predictions"]
             continue

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import document, run_command
+from tests.training.world import free_port
 
 TITLE = b"ray::train_remotely"
 STUDY = ("study", "positions", "--steps", "60", "--seeds", "1", "--device", "cpu", "--precision", "fp32", "--json")
@@ -26,18 +26,17 @@ TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef" * 4}
 @contextmanager
 def nodes(count: int) -> Iterator[str]:
     """So many nodes of a cluster on this machine, a processor each, by `ray start`; gives the address."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    port = address.rpartition(":")[2]
+    port = free_port()
+    address = f"127.0.0.1:{port}"
     start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--num-cpus=1", "--disable-usage-stats", "--block"]
     start += ["--node-ip-address=127.0.0.1", "--object-store-memory=100000000"]
-    ends = [["--head", f"--port={port}", "--include-dashboard=false"], *[[f"--address={address}"]] * (count - 1)]
+    roles = [["--head", f"--port={port}", "--include-dashboard=false"], *[[f"--address={address}"]] * (count - 1)]
     started: list[subprocess.Popen[str]] = []
     try:
-        for end in ends:
-            words = [*start, *end]
-            node = subprocess.Popen(words, stdout=-1, stderr=-2, text=True, env={**os.environ, **TOKEN})
+        for role in roles:
+            environment = {**os.environ, **TOKEN}
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+            node = subprocess.Popen([*start, *role], **pipes, text=True, env=environment)
             started.append(node)
             assert node.stdout is not None
             assert any("Ray runtime started" in line for line in node.stdout), "a node of Ray did not start"
@@ -51,14 +50,14 @@ def nodes(count: int) -> Iterator[str]:
 
 def workers() -> dict[int, int]:
     """The processes that train, and the node that started each."""
-    found = {}
-    for place in Path("/proc").glob("[0-9]*"):
+    parents = {}
+    for process in Path("/proc").glob("[0-9]*"):
         try:
-            if (place / "cmdline").read_bytes().startswith(TITLE):
-                found[int(place.name)] = int((place / "stat").read_text().rpartition(") ")[2].split()[1])
+            if (process / "cmdline").read_bytes().startswith(TITLE):
+                parents[int(process.name)] = int((process / "stat").read_text().rpartition(") ")[2].split()[1])
         except OSError:  # it has ended
             continue
-    return found
+    return parents
 
 
 class Killer(threading.Thread):
