@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
+FORMS = ("image/png", "text/html", "text/plain")  # of an output, of which the first that it has is kept
 
 
 def execute_notebook(path: Path, folder: Path) -> dict[str, Any]:
@@ -34,15 +35,16 @@ def execute_notebook(path: Path, folder: Path) -> dict[str, Any]:
             for output in cell.outputs:
                 if "execution_count" in output:
                     output.execution_count = None
-                if len(output.get("data", ())) > 1:  # pictures and tables need no text, which has addresses in it
-                    output.data.pop("text/plain", None)
+                if "data" in output:  # pictures and tables need no text, which has addresses in it
+                    form = next(form for form in FORMS if form in output.data)
+                    output.data = {form: output.data[form]}
     return json.loads(nbformat.writes(book))
 
 
 def output_types(book: dict[str, Any]) -> list[list[str]]:
-    """What each code cell of a notebook shows: the first type of each output, such as `text/html`."""
+    """What each code cell of a notebook shows: the form of each output, such as `text/html`, or `stream` for prints."""
     cells = [cell for cell in book["cells"] if cell["cell_type"] == "code"]
-    return [[min(o["data"]) if "data" in o else o["output_type"] for o in cell["outputs"]] for cell in cells]
+    return [[next(iter(o["data"])) if "data" in o else o["output_type"] for o in cell["outputs"]] for cell in cells]
 
 
 def notebook_page(path: Path) -> str:
@@ -60,14 +62,15 @@ def cell_parts(cell: dict[str, Any]) -> Iterator[str]:
         return
     yield f"```python\n{source}\n```"
     for output in cell["outputs"]:
-        data = {kind: "".join(text).strip() for kind, text in output.get("data", {}).items()}
-        if "image/png" in data:
-            image = data["image/png"].replace("\n", "")
-            yield f'<div class="output"><img alt="figure" src="data:image/png;base64,{image}"></div>'
-        elif "text/html" in data:
-            yield f'<div class="output">{"".join(data["text/html"].splitlines())}</div>'
-        else:
-            yield f"```text\n{data.get('text/plain') or ''.join(output.get('text', '')).rstrip()}\n```"
+        ((form, lines),) = output.get("data", {"text/plain": output.get("text")}).items()
+        text = "".join(lines).strip()
+        if form == "image/png":
+            text = f'<img alt="figure" src="data:image/png;base64,{text}">'
+        yield (
+            f"```text\n{text}\n```"
+            if form == "text/plain"
+            else f'<div class="output">{"".join(text.splitlines())}</div>'
+        )
 
 
 def main() -> None:
