@@ -261,7 +261,9 @@ def build(place: Path) -> list[str]:
         "--config-file",
         str(place / "mkdocs.yml"),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "NO_COLOR": "1"})
+    path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))  # docstrings.py imports one beside it
+    environment = {**os.environ, "NO_COLOR": "1", "PYTHONPATH": path}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode:
         return [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
     trim_search(place / "site" / "search.json")

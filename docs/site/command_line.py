@@ -10,7 +10,7 @@ from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
 from importlib import import_module
 
-from docstrings import escape
+from plain_text import escape
 
 EXAMPLE = re.compile(r"^Example: (.*(?:\n +.*)*)$", re.MULTILINE)
 
