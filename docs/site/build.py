@@ -261,7 +261,7 @@ def build(place: Path) -> list[str]:
         "--config-file",
         str(place / "mkdocs.yml"),
     ]
-    path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))  # docstrings.py imports one beside it
+    path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))  # of docstrings.py
     environment = {**os.environ, "NO_COLOR": "1", "PYTHONPATH": path}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode:
