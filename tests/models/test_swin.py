@@ -173,8 +173,28 @@ def test_configs_that_cannot_be_are_refused(changes, message):
         create("Swin-T/4", depths=(2, 2))
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("promise", contracts.ALL)
+#: whose graphs put together what those of the others have: exported in slow tests
+PUT_TOGETHER = (
+    "three stages, no bias, one channel",
+    "windows that do not",
+    "V2, windows that do not divide the grid, no bias",
+    "V2, positions of other windows, timm's padding",
+)
+
+
+@pytest.mark.parametrize(
+    "promise, name",
+    [
+        pytest.param(
+            promise,
+            name,
+            marks=[pytest.mark.slow] * (promise is contracts.export_agrees and name in PUT_TOGETHER),
+            id=f"{promise.__name__}-{name}",
+        )
+        for promise in contracts.ALL
+        for name in MODELS
+    ],
+)
 def test_promise(name, promise):
     model = make(name)
     promise(model, torch.randn(3, model.config.channels, *model.config.image))

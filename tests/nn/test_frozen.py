@@ -80,7 +80,11 @@ def unlike():
         size = str([plain.get(key) for key in SIZE])
         make = str({key: value for key, value in plain.items() if key not in SIZE})
         if not {str(plain), config.patch} <= seen:
-            found.append(pytest.param(name, marks=() if {size, config.patch, make} - seen else pytest.mark.slow))
+            large = name.startswith(
+                ("Swin-L", "Swin-B", "SwinV2-B", "SwinV2-L")
+            )  # as the smaller ones, in wider stages
+            quick = {size, config.patch, make} - seen and not large
+            found.append(pytest.param(name, marks=() if quick else pytest.mark.slow))
         seen |= {str(plain), config.patch, size, make}
     return found
 

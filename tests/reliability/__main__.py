@@ -42,9 +42,9 @@ WHOLE: dict[str, Check] = {
 }
 #: a share of each, for every run of the tests
 QUICK: dict[str, Check] = {
-    "kills": partial(kills.random_kills, kills=3),
+    "kills": partial(kills.random_kills, kills=2),
     "storm": partial(kills.storm, kills=5),
-    "crash points": partial(crashes.crash_points, every=25),
+    "crash points": partial(crashes.crash_points, every=40),
     "SIGTERM": partial(stops.sigterms, count=3),
     "SIGINT": partial(stops.interrupts, count=1),
     "damage": partial(damage.damages, flips=3, resumes=1, plans=[damage.FROZEN]),
