@@ -263,19 +263,20 @@ def page(plan: Plan, notes: list[str]) -> str:
     """The page, of the rows that are there."""
     rows = plan.made()
     some = next(iter(rows.values()), {"model": plan.model, "minutes": plan.minutes})
+    cores = "one core" if some.get("cores", 2) == 1 else f"{some.get('cores', 2)} cores"
     share: Callable[[dict, str], str] = lambda row, name: f"{row[name]:.1%}" if name in row else ""  # noqa: E731
     lines = [
         f"# Learning without labels on CIFAR-10, {time.strftime('%Y-%m-%d')}",
         "",
         f"{processor()}, torch {torch.__version__}. `{some['model']}`, pre-trained for as many",
-        f"images as {some['minutes']:g} minutes hold on {some.get('cores', 2)} cores; ours on the training",
+        f"images as {some['minutes']:g} minutes hold on {cores}; ours on the training",
         f"images but for a tenth, lightly-train on all. k-NN ({NEIGHBOURS} neighbours among all training images), linear",
         f"head and fine-tuning ({' and '.join(map(str, plan.steps))} steps of {BATCH} images, mean and deviation of seeds):",
         "top-1 of the test images.",
         "",
         "    python benchmarks/pretraining.py FOLDER --work DIR --rows ROWS.jsonl",
         "",
-        "| method | images/s, both cores | epochs | images seen | k-NN | linear | 1 % of the labels | 10 % of the labels |",
+        f"| method | images/s, {cores} | epochs | images seen | k-NN | linear | 1 % of the labels | 10 % of the labels |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for name in [method for method in METHODS if method in rows]:
@@ -307,9 +308,10 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=Plan.seeds)
     parser.add_argument("--steps", type=int, nargs=2, default=Plan.steps, help="with 1 %% and with 10 %% of the labels")
     parser.add_argument("--measured", type=int, default=Plan.measured, help="steps that measure the images a second")
+    parser.add_argument("--note", action="append", default=[], help="a sentence at the end of the page; several times")
     given = vars(parser.parse_args())
-    methods, out = given.pop("methods"), given.pop("out")
-    plan, notes = Plan(**given), []
+    methods, out, notes = given.pop("methods"), given.pop("out"), given.pop("note")
+    plan = Plan(**given)
     plan.rows.parent.mkdir(parents=True, exist_ok=True)
     for method in methods:
         if method in plan.made():
