@@ -52,7 +52,9 @@ def test_two_runs_of_different_sizes_are_compared_in_words(runs, tmp_path):
     assert counts["both"] + counts["only_b"] == round(30 * alone[1]["top1"])
     assert found["difference"]["top1"] == pytest.approx(alone[1]["top1"] - alone[0]["top1"])
     assert found["difference"]["nll"] == pytest.approx(alone[1]["nll"] - alone[0]["nll"])
-    assert found["told"] and found["verdict"].startswith("good is better by ") and "McNemar p" in found["verdict"]
+    assert (
+        found["significant"] and found["verdict"].startswith("good is better by ") and "McNemar p" in found["verdict"]
+    )
     printed = asked(poor, good, photos, cwd=tmp_path).stdout
     assert found["verdict"] in printed and f"{counts['only_b']} by the second alone" in printed
     assert found["a"]["trained_on"] is False
@@ -61,7 +63,7 @@ def test_two_runs_of_different_sizes_are_compared_in_words(runs, tmp_path):
 def test_a_run_and_itself_cannot_be_told_apart(runs, tmp_path):
     _, good, _ = runs
     found = compare(good, good / "model")
-    assert not found["told"] and "no difference can be told" in found["verdict"] and found["mcnemar_p"] == 1
+    assert not found["significant"] and "no difference can be told" in found["verdict"] and found["mcnemar_p"] == 1
     assert found["interval"]["nll"] == [0, 0] and found["b"]["trained_on"] is None
 
 

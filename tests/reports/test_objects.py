@@ -188,7 +188,7 @@ def test_two_models_are_compared_on_the_same_images(bundles, painted, tmp_path):
     assert (
         document["difference"]["ap"] == 0 and document["interval"]["ap50"] == [0, 0] and "box_ap" not in document["a"]
     )
-    assert not document["told"] and "same AP" in document["verdict"]
+    assert not document["significant"] and "same AP" in document["verdict"]
     vitreous.save(vitreous.create("ViT-32x2/8", 32, 2), tmp_path / "images")
     with pytest.raises(UsageError, match=r"answers with objects, .* does not"):
         compare(tmp_path / "images", bundles / "boxes", truth)

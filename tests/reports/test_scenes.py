@@ -130,7 +130,7 @@ def test_two_runs_are_compared_on_the_same_images(run, tmp_path):
         assert document["difference"][name] == pytest.approx(alone[1][name] - alone[0][name])
         low, high = document["interval"][name]
         assert low <= document["difference"][name] <= high
-    assert document["told"] == (document["interval"]["miou"][0] > 0) and "mIoU" in document["verdict"]
+    assert document["significant"] == (document["interval"]["miou"][0] > 0) and "mIoU" in document["verdict"]
     assert compare(run, run / "model", computing=Computing(workers=0))["interval"]["miou"] == [0, 0]
     vitreous.save(vitreous.create("ViT-32x2/8", 32, 2), tmp_path / "images")
     with pytest.raises(UsageError, match="does not"):

@@ -42,7 +42,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         ]
         for row in document["rows"]
     ]
-    console.table([*study.axes, document["figure"], "difference", "told", "published"], rows)
+    console.table([*study.axes, document["figure"], "difference", "verdict", "published"], rows)
     for sentence in (document["conclusion"] or {}).get("sentences", ()):
         console.say(sentence)
     console.say(f"next: read {document['page']}")

@@ -159,6 +159,6 @@ def describe_comparison(
         "difference": comparison.differences,
         "interval": {name: None if ends is None else list(ends) for name, ends in comparison.intervals.items()},
         "figures": {name: list(pair) for name, pair in comparison.figures.items()},
-        "told": comparison.significant,
+        "significant": comparison.significant,
         "verdict": comparison.verdict(*names),
     }

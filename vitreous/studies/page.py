@@ -156,7 +156,7 @@ def command_of(settings: dict[str, Any], home: Path) -> str:
 def markdown(parts: dict[str, Any]) -> str:
     """The page as Markdown, with its figure in a file beside it."""
     study: Study = parts["study"]
-    head = [*parts["columns"], "told", "published", "runs"]
+    head = [*parts["columns"], "verdict", "published", "runs"]
     lines = [f"# {study.title}", "", study.question, f"({study.source})", "", "```", parts["command"], "```", ""]
     lines += [*parts["setting"], "", row_text(head), row_text(["---"] * len(head))]
     for row in parts["table"]:
