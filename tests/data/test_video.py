@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -90,6 +92,11 @@ def test_folders_of_frames_without_classes_are_told_of(tmp_path):
         write_clip(tmp_path / clip, greys(3))
     assert any("numbered as the frames of a clip are" in note for note in open_data(tmp_path).notes)
     assert kinds(open_data(tmp_path)) == {Files}
+    for split in ("train", "test"):  # a name that both have is a class
+        for name in ("cat", "dog"):
+            write_clip(tmp_path / "split" / split / name, greys(3))
+    assert not any("numbered" in note for note in open_data(tmp_path / "split").notes)
+    shutil.rmtree(tmp_path / "split")
     (tmp_path / "all").mkdir()
     for clip in ("one", "two", "three"):
         (tmp_path / clip).rename(tmp_path / "all" / clip)

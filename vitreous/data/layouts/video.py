@@ -219,7 +219,7 @@ def videos(root: Path, split_seed: int = 0, stills: bool = False) -> Data:
 
 def frames_note(data: Data) -> list[str]:
     """What is noted of classes of which each is one folder of pictures that are numbered as frames are, and of one
-    size: they may be clips without classes."""
+    size: they may be clips without classes. Of a name that several splits have nothing is noted: it is a class."""
     homes: dict[str, list[str]] = {}
     for split in data.splits.values():
         if type(split) is not Files or not data.labelled:
@@ -231,6 +231,8 @@ def frames_note(data: Data) -> list[str]:
         for sample in range(len(split)):
             home, name = os.path.split(split.path(sample))
             homes.setdefault(home, []).append(name)
+    if len({os.path.basename(home) for home in homes}) < len(homes):
+        return []
     if not all(map(are_frames, homes.values())) or not all(map(of_one_size, list(homes)[:PROBED])):
         return []
     note = (
