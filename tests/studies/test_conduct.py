@@ -208,6 +208,23 @@ def test_a_run_has_one_key_wherever_data_and_store_lie(tmp_path):
     assert keys[0] == keys[1] and len(set(keys[0])) == 2
 
 
+def test_judging_takes_little_beside_training(tmp_path):
+    factory = RunFactory(Common("digits", tmp_path, device="cpu"), conduct.NullListener())
+    cell = cells(Setting(SCALES["small"], 8))[1]
+    judged = len(factory.make(cell, 0).opened.splits["val"])
+    periods = {}
+    for steps in (6, 60, 600):
+        options = replace(cell.options, steps=steps, batch_size=32)
+        run = factory.make(replace(cell, options=options), 0).run
+        assert run.total == steps * 32 and run.steps == steps
+        periods[steps] = run.evaluate_every
+        assert (-(-steps // run.evaluate_every) - 1) * judged <= run.total / 4
+        for more in ({"keep_best": True}, {"evaluate_every": steps // 6}):
+            kept = factory.make(replace(cell, options=replace(options, **more)), 0).run
+            assert kept.evaluate_every == max(1, steps // (20 if "keep_best" in more else 6))
+    assert periods == {6: 6, 60: 60, 600: 100} and judged > 400
+
+
 @pytest.mark.parametrize("name", STUDIES)
 @pytest.mark.parametrize("scale", SCALES)
 def test_every_study_has_its_reference_and_no_cell_twice(name, scale):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +30,7 @@ from vitreous.training.run import Run
 
 LEAST_STEPS = 10  # of a run that a budget shortens
 HELD_OUT = "0.3"  # of the images of `digits`: a tenth are 180, which tell no small difference
+JUDGED = 0.25  # of the images that a run is trained on, those it is judged on along its way: at most
 #: what can be otherwise and gives the same figures
 SAME = {"timeout": 300.0, "log_every": 1, "evaluate_every": 1, "save_every": 1, "keep": 2}
 
@@ -92,6 +94,8 @@ class RunFactory:
         if self.common.share < 1:
             steps = max(LEAST_STEPS, int(run.steps * self.common.share))
             run, inputs, opened = self.derived(replace(options, epochs=None, steps=steps))
+        if options.evaluate_every is None:
+            run = judge_seldom(run, len(opened.splits.get("val", ())))
         run = replace(run, seed=seed)
         return StudyRun(cell, seed, run, inputs, opened, self.folder(run, Path(cell.data).name))
 
@@ -149,6 +153,15 @@ class RunFactory:
         """The folder of a run: of a name that follows from its settings, the fingerprint of its data, and the name of
         the `other` data set, if it is one."""
         return Folder(self.common.store / f"{slug(name_of(run.model))}-{run_key(run, self.common.store, other)}")
+
+
+def judge_seldom(run: Run, images: int) -> Run:
+    """The run, judged on `images` less often where that would take long beside so short a training; a table has its last
+    figure. Where evaluations choose among its weights, as it is."""
+    if run.keep_best or run.early_stop or not images:
+        return run
+    count = int(JUDGED * run.total / images)
+    return replace(run, evaluate_every=max(run.evaluate_every, math.ceil(run.steps / (count + 1))))
 
 
 def run_key(run: Run, store: Path, other: str = "") -> str:
