@@ -156,8 +156,8 @@ class RunFactory:
 
 
 def judge_seldom(run: Run, images: int) -> Run:
-    """The run, judged on `images` less often where that would take long beside so short a training; a table has its last
-    figure. Where evaluations choose among its weights, as it is."""
+    """The run, judged on `images` less often where that would take long beside so short a training; a table has its
+    last figure. Where evaluations choose among its weights, as it is."""
     if run.keep_best or run.early_stop or not images:
         return run
     count = int(JUDGED * run.total / images)
