@@ -5,8 +5,6 @@ from __future__ import annotations
 from vitreous.recipes.options import TrainOptions
 from vitreous.studies.study import Cell, Chart, Published, Setting, Study, change
 
-FACTORS = (1, 2)
-
 
 def cells(setting: Setting) -> tuple[Cell, ...]:
     """The model of the scale, and models of twice one of its sizes; patches are halved."""
