@@ -28,14 +28,6 @@ class Segments:
     crowd: np.ndarray
 
 
-def thing_classes(targets: list[Target] | tuple[Target, ...], count: int) -> np.ndarray:
-    """(K,) bool: the classes of which any image has an object."""
-    things = np.zeros(count, bool)
-    for target in targets:
-        things[target.labels] = True
-    return things
-
-
 def true_segments(target: Target) -> Segments:
     """The segments of an image with a class map: each object, and what is left of each class.
 

@@ -22,7 +22,6 @@ NAMES = ("E", "A", "B", "a", "b")
 LEAST = 6  # runs: one more than numbers to fit
 DRAWS = 200  # of the bootstrap
 WIDE = 0.3  # width of an interval of an exponent, from which a law is not to be extrapolated
-STEP = 1e-4  # of the numbers, for their derivatives
 
 
 @dataclass(frozen=True)
