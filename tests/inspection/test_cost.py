@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from vitreous.inspection import cost as costing
-from vitreous.inspection.cost import Alive, costs, held, powers, sizes
+from vitreous.inspection.cost import Alive, costs, held, held_by_operation, largest_within, powers, sizes
 from vitreous.models.cost import macs
 from vitreous.models.zoo import create
 
@@ -66,6 +66,19 @@ def test_the_largest_batch_is_what_free_memory_holds(monkeypatch):
     (found,) = costs(model, [(16, 16)], (1, 4, 8))
     assert found.largest == 5 and list(found.rate) == [1, 4]  # eight would not fit
     assert powers(5) == [1, 2, 4] and powers(1) == [1]
+
+
+@pytest.mark.parametrize("name, changes", [("BiT-R50x1", {"blocks": (1, 1, 1, 1)}), ("ViT-64x2/8", {})])
+def test_the_largest_batch_is_the_last_that_fits(name, changes):
+    """Also where what one image holds is mostly standardised weights, of which a batch of images holds no more."""
+    model = create(name, image_size=32, num_classes=2, **changes).eval()
+    with torch.no_grad():
+        one, two = (held_by_operation(model, torch.zeros(count, 3, 32, 32)) for count in (1, 2))
+        for room in (max(one), 3 * max(one), 20 * max(one)):
+            count = largest_within(room, one, two)
+            assert held(model, torch.zeros(count, 3, 32, 32)) <= room < held(model, torch.zeros(count + 1, 3, 32, 32))
+    assert largest_within(20 * max(one), one, two) > (40 if name == "BiT-R50x1" else 19)
+    assert largest_within(max(one) - 1, one, two) == 0 and largest_within(10**15, one, two) == costing.MOST
 
 
 def test_time_is_kept(monkeypatch):

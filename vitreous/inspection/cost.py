@@ -82,10 +82,12 @@ def measured(model: Model, image: tuple[int, ...], batches: Sequence[int], secon
     black = torch.zeros(1, c.channels, *image, device=own.device, dtype=own.dtype)
     began = time.perf_counter()
     with eval_mode(model):
-        cost = Cost(image, tokens, macs(c, image), held(model, black))
+        one = held_by_operation(model, black)
+        cost = Cost(image, tokens, macs(c, image), max(one))
         gpu, free = own.is_cuda, free_memory(str(own.device))
         if not gpu:
-            cost.largest = min(MOST, int(SPARE * free / cost.memory))
+            two = held_by_operation(model, black.expand(2, *black.shape[1:]).contiguous())
+            cost.largest = largest_within(int(SPARE * free), one, two)
         cost.tried = gpu
         room = MOST if gpu else cost.largest or MOST_TIMED
         for size in batches or powers(room if gpu else min(room, MOST_TIMED)):
@@ -133,19 +135,39 @@ def held(model: Model, images: Tensor) -> int:
 
     Buffers inside kernels are not counted, and the allocator rounds up.
     """
+    return max(held_by_operation(model, images))
+
+
+def held_by_operation(model: Model, images: Tensor) -> list[int]:
+    """Return the bytes of `held` after each operation of the pass."""
     known = [tensor.untyped_storage() for tensor in (*model.parameters(), *model.buffers())]
     with Alive(known) as alive:
         alive.see(images)
         model(images)
-    return alive.peak
+    return alive.line
+
+
+def largest_within(room: int, one: list[int], two: list[int]) -> int:
+    """Return the images, at most MOST, whose pass holds no more than `room` bytes after any operation.
+
+    By what passes of one image and of two hold after each: what both hold, as weights that are standardised, no batch
+    multiplies.
+    """
+    if len(one) != len(two):  # other operations: as if everything grew with the batch
+        return min(MOST, room // max(one))
+    each = [second - first for first, second in zip(one, two, strict=True)]
+    fits = [(room - first + more) // more for first, more in zip(one, each, strict=True) if more > 0]
+    return max(0, min([MOST, *fits])) if room >= max(one) else 0
 
 
 class Alive(TorchDispatchMode):
-    """Counts the bytes of storages that are allocated and not yet freed; `peak` is the most at one time."""
+    """Counts the bytes of storages that are allocated and not yet freed; `peak` is the most at one time, `line` has
+    those after each operation."""
 
     def __init__(self, known: list[Any]) -> None:
         super().__init__()
         self.peak = self.now = 0
+        self.line: list[int] = []
         self.seen: dict[int, Any] = {storage.data_ptr(): storage for storage in known}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -154,6 +176,7 @@ class Alive(TorchDispatchMode):
         for leaf in tree_leaves(out):
             if isinstance(leaf, Tensor):
                 self.see(leaf)
+        self.line.append(self.now)
         return out
 
     def see(self, tensor: Tensor) -> None:

@@ -63,9 +63,9 @@ BATCH = Study(
     cells,
     resnet,
     Published("Figure 12 has curves and no table: large ViTs need less memory than ResNets of their accuracy", {}),
-    "On a GPU batches of powers of two are tried until one does not fit. On a processor the tensors of a pass of one "
-    "image are counted, and the figure is how many of these 80 % of the free memory would hold, at most 4096: it moves "
-    "with the memory that is free.",
+    "On a GPU batches of powers of two are tried until one does not fit. On a processor the tensors of passes of one "
+    "image and of two are counted, and the figure is how many 80 % of the free memory would hold, at most "
+    "4096: it moves with the memory that is free.",
     Chart("image size", "model", logarithmic=True, logarithmic_y=True),
     Measure("largest_batch", read_largest, trained=False),
 )
