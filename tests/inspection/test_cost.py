@@ -7,9 +7,14 @@ import torch
 from torch import nn
 
 from vitreous.inspection import cost as costing
-from vitreous.inspection.cost import Alive, costs, held, held_by_operation, largest_within, powers, sizes
+from vitreous.inspection.cost import Alive, costs, held_by_operation, largest_within, powers, sizes
 from vitreous.models.cost import macs
 from vitreous.models.zoo import create
+
+
+def held(model, images):
+    """The peak bytes of tensors in one pass."""
+    return max(held_by_operation(model, images))
 
 
 def tiny(**changes):

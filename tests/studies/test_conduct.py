@@ -220,8 +220,8 @@ def test_judging_takes_little_beside_training(tmp_path):
         periods[steps] = run.evaluate_every
         assert (-(-steps // run.evaluate_every) - 1) * judged <= run.total / 4
         for more in ({"keep_best": True}, {"evaluate_every": steps // 6}):
-            kept = factory.make(replace(cell, options=replace(options, **more)), 0).run
-            assert kept.evaluate_every == max(1, steps // (20 if "keep_best" in more else 6))
+            as_asked = factory.make(replace(cell, options=replace(options, **more)), 0).run
+            assert as_asked.evaluate_every == max(1, steps // (20 if "keep_best" in more else 6))
     assert periods == {6: 6, 60: 60, 600: 100} and judged > 400
 
 

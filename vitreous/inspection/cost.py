@@ -130,21 +130,16 @@ def timed(model: Model, images: Tensor) -> float | None:
     return len(images) / best
 
 
-def held(model: Model, images: Tensor) -> int:
-    """Return the peak bytes of tensors in one pass of (B, C, *image), images included, parameters not.
+def held_by_operation(model: Model, images: Tensor) -> list[int]:
+    """Return the bytes of tensors after each operation of one pass of (B, C, *image), images included, parameters not.
 
     Buffers inside kernels are not counted, and the allocator rounds up.
     """
-    return max(held_by_operation(model, images))
-
-
-def held_by_operation(model: Model, images: Tensor) -> list[int]:
-    """Return the bytes of `held` after each operation of the pass."""
     known = [tensor.untyped_storage() for tensor in (*model.parameters(), *model.buffers())]
     with Alive(known) as alive:
         alive.see(images)
         model(images)
-    return alive.line
+    return alive.after
 
 
 def largest_within(room: int, one: list[int], two: list[int]) -> int:
@@ -161,14 +156,19 @@ def largest_within(room: int, one: list[int], two: list[int]) -> int:
 
 
 class Alive(TorchDispatchMode):
-    """Counts the bytes of storages that are allocated and not yet freed; `peak` is the most at one time, `line` has
-    those after each operation."""
+    """Counts the bytes of storages that are allocated and not yet freed; `after` has those after each
+    operation, and `peak` is the most of them."""
 
     def __init__(self, known: list[Any]) -> None:
         super().__init__()
-        self.peak = self.now = 0
-        self.line: list[int] = []
+        self.now = 0
+        self.after: list[int] = []
         self.seen: dict[int, Any] = {storage.data_ptr(): storage for storage in known}
+
+    @property
+    def peak(self) -> int:
+        """The most bytes after any operation."""
+        return max(self.after, default=0)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation and count its outputs."""
@@ -176,7 +176,7 @@ class Alive(TorchDispatchMode):
         for leaf in tree_leaves(out):
             if isinstance(leaf, Tensor):
                 self.see(leaf)
-        self.line.append(self.now)
+        self.after.append(self.now)
         return out
 
     def see(self, tensor: Tensor) -> None:
@@ -185,7 +185,6 @@ class Alive(TorchDispatchMode):
         place, size = storage.data_ptr(), storage.nbytes()
         if place not in self.seen and size:
             self.now += size
-            self.peak = max(self.peak, self.now)
             self.seen[place] = weakref.ref(storage, lambda _: self.gone(place, size))
 
     def gone(self, place: int, size: int) -> None:
