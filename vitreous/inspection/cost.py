@@ -150,8 +150,8 @@ def largest_within(room: int, one: list[int], two: list[int]) -> int:
     """
     if len(one) != len(two):  # other operations: as if everything grew with the batch
         return min(MOST, room // max(one))
-    each = [second - first for first, second in zip(one, two, strict=True)]
-    fits = [(room - first + more) // more for first, more in zip(one, each, strict=True) if more > 0]
+    growth = [second - first for first, second in zip(one, two, strict=True)]
+    fits = [(room - first + more) // more for first, more in zip(one, growth, strict=True) if more > 0]
     return max(0, min([MOST, *fits])) if room >= max(one) else 0
 
 
