@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from vitreous.inspection import cost as costing
-from vitreous.inspection.cost import Alive, costs, held_by_operation, largest_within, powers, sizes
+from vitreous.inspection.cost import Alive, costs, expected_seconds, held_by_operation, largest_within, powers, sizes
 from vitreous.models.cost import macs
 from vitreous.models.zoo import create
 
@@ -94,3 +94,12 @@ def test_time_is_kept(monkeypatch):
     monkeypatch.setattr(costing, "TURN", 0.05)
     found = list(costs(model, [(16, 16), (256, 256)], seconds=1.2))
     assert [c.image for c in found] == [(16, 16)] and 1 <= len(found[0].rate) <= 3
+
+
+def test_what_a_pass_takes_whatever_its_batch_is_not_multiplied():
+    """A pass of 0.5 s and 0.01 s an image: of 64 images 1.14 s, where in proportion to a pass of two it would be 17."""
+    rate = {batch: batch / (0.5 + 0.01 * batch) for batch in (1, 2)}
+    assert expected_seconds(rate, 64) == pytest.approx(1.14)
+    assert expected_seconds({}, 64) == 0
+    assert expected_seconds({1: 10.0}, 64) == pytest.approx(6.4)
+    assert expected_seconds({1: 10.0, 2: 40.0}, 4) == pytest.approx(0.05)  # sooner than one image: never less than that

@@ -15,6 +15,7 @@ from vitreous.evaluation.engine import given
 from vitreous.models import zoo
 from vitreous.models.config import BiTConfig, StemConfig, ViTConfig
 from vitreous.models.names import NAMES, configure
+from vitreous.nn import resnet
 from vitreous.nn.frozen import Packed, can_pack, frozen
 
 pytestmark = pytest.mark.processor
@@ -148,3 +149,12 @@ def test_weights_that_stay_are_shared():
     model = build({})
     twin = frozen(model)
     assert twin.projection.weight.data_ptr() == model.projection.weight.data_ptr()
+
+
+def test_filters_are_standardised_once(monkeypatch):
+    """Also of a copy of a copy, which would else divide by their deviation again."""
+    model = zoo.create("BiT-R50x1", image_size=32, blocks=(1, 1), num_classes=3).eval()
+    images = torch.rand(2, 3, 32, 32)
+    wanted, twice = model(images), frozen(frozen(model))
+    monkeypatch.setattr(resnet, "standardize", None)
+    assert torch.allclose(twice(images), wanted, atol=1e-6)

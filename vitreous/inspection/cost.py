@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -92,7 +92,8 @@ def measured(model: Model, image: tuple[int, ...], batches: Sequence[int], secon
         room = MOST if gpu else cost.largest or MOST_TIMED
         for size in batches or powers(room if gpu else min(room, MOST_TIMED)):
             spent = time.perf_counter() - began
-            if size > room or (not batches and cost.rate and spent + 3 * size / cost.best[1] > seconds and not gpu):
+            late = not batches and not gpu and spent + 2 * expected_seconds(cost.rate, size) > seconds
+            if size > room or late:
                 continue
             rate = timed(model, black.expand(size, *black.shape[1:]))
             if rate is None:
@@ -100,6 +101,14 @@ def measured(model: Model, image: tuple[int, ...], batches: Sequence[int], secon
             cost.rate[size] = rate
             cost.largest = max(cost.largest, size) if gpu else cost.largest
     return cost
+
+
+def expected_seconds(rate: Mapping[int, float], size: int) -> float:
+    """Return how long a pass of `size` images would take by those timed, 0 where none is: what a pass takes whatever
+    its batch and what each image adds, by the last two; of one alone in proportion."""
+    points = [(0, 0.0), *((images, images / speed) for images, speed in sorted(rate.items()))][-2:]
+    (few, short), (many, long) = points[0], points[-1]
+    return long + (size - many) * max(0.0, long - short) / max(1, many - few)
 
 
 def powers(most: int) -> list[int]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vitreous.inspection.hooks import eval_mode, grid_of, run
 from vitreous.models.zoo import Model
-from vitreous.nn.resnet import StandardizedConv, standardize
+from vitreous.nn.resnet import StandardizedConv
 
 SHOWN = 28  # as in the paper, four rows of seven
 CUT = 0.01  # share of the patches at either end whose colour is that of the end: a few tokens are far from all others
@@ -77,7 +77,7 @@ def first_layer(model: Model) -> tuple[str, Tensor]:
     """
     first = model.first_layer()
     if isinstance(first, StandardizedConv):
-        return "root convolution", standardize(first.weight.detach().float(), first.numerics).cpu()
+        return "root convolution", first.filters().detach().float().cpu()
     weight: Any = first.weight.detach()  # type: ignore[operator]
     if model.config.front == "patches":
         weight = weight.to_dense() if weight.is_mkldnn else weight  # as `nn.frozen` packs it

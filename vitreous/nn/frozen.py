@@ -8,6 +8,8 @@ N tokens, D width. What changes is how a product is carried out, never what is c
     Mlp        the GELU is applied by the first product as it writes, if `packed`
     Encoder    where few tokens are read, the last block's keys and values are not made: its weights stay as they are
     LayerNorm  computes in float32, whatever the products compute in
+    StandardizedConv
+               its filters are standardised once, and not on every pass: `FrozenConv`
     Windows    those of a Swin, in bfloat16 on a CPU, are cut out of queries, keys and values, and attend by batched
                products: `FrozenWindows`
 
@@ -31,7 +33,7 @@ from vitreous.nn.encoder import Encoder
 from vitreous.nn.layout import Windows
 from vitreous.nn.local import LocalAttention
 from vitreous.nn.relative import GridAttention, RelativeAttention, RotaryAttention
-from vitreous.nn.resnet import LineAttention
+from vitreous.nn.resnet import LineAttention, StandardizedConv
 from vitreous.nn.spacetime import SpaceTimeHeads
 from vitreous.nn.windows import ContinuousPositionBias, WindowAttention, attend_short
 
@@ -58,6 +60,8 @@ def copied(module: nn.Module, dtype: torch.dtype, packed: bool, without: str = "
         dtype, packed = torch.float32, False  # of a few hundred offsets, once for all windows
     if isinstance(module, nn.Linear):
         return product(module, dtype, packed)
+    if isinstance(module, StandardizedConv):
+        return FrozenConv(module)
     if type(module) is Branch and type(module.part) in LAST:
         return FrozenBranch(module, dtype, packed)
     if dtype == torch.bfloat16 and isinstance(module, Windows) and FrozenWindows.takes(module):
@@ -108,6 +112,20 @@ class FrozenNorm(nn.LayerNorm):
 
 
 FROZEN = {Attention: FrozenAttention, Mlp: FrozenMlp, nn.LayerNorm: FrozenNorm}
+
+
+class FrozenConv(StandardizedConv):
+    """A `StandardizedConv` whose filters were standardised once. It stays float32: the roundings of a ResNet's many
+    convolutions add up."""
+
+    def __init__(self, conv: StandardizedConv) -> None:
+        nn.Module.__init__(self)
+        self.kernel, self.stride, self.numerics, self.same = conv.kernel, conv.stride, conv.numerics, conv.same
+        self.weight = nn.Parameter(conv.filters().detach().float(), requires_grad=False)
+
+    def filters(self) -> Tensor:
+        """The filters as they are, (O, I, k, k)."""
+        return self.weight
 
 
 class FrozenWindows(Windows):

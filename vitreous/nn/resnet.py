@@ -104,11 +104,12 @@ class StandardizedConv(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(B, I, H, W) -> (B, O, ceil(H / stride), ceil(W / stride))."""
         uneven = self.same and self.stride > 1  # with stride 1, SAME is symmetric for odd kernels and costs no copy
-        if uneven:
-            x = pad_same(x, self.kernel, self.stride)
-        return F.conv2d(
-            x, standardize(self.weight, self.numerics), None, self.stride, 0 if uneven else (self.kernel - 1) // 2
-        )
+        x = pad_same(x, self.kernel, self.stride) if uneven else x
+        return F.conv2d(x, self.filters(), None, self.stride, 0 if uneven else (self.kernel - 1) // 2)
+
+    def filters(self) -> Tensor:
+        """The standardised filters, (O, I, k, k)."""
+        return standardize(self.weight, self.numerics)
 
 
 class Shortcut(nn.Module):

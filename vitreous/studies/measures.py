@@ -179,15 +179,16 @@ def read_generated(subject: Subject, samples: int = 500) -> list[Reading]:
 
 
 def read_speed(subject: Subject, sides: Sequence[int], seconds: float) -> list[Reading]:
-    """Images a second of the fastest batch by image size, and what the largest batch would hold (arXiv:2010.11929, D.5
-    and Fig. 12). Sizes that take too long are left out."""
+    """Images a second of the fastest batch by image size, as a model infers, and what the largest batch would hold
+    (arXiv:2010.11929, D.5 and Fig. 12). Sizes that take too long are left out."""
     import torch
 
     from vitreous.inspection.cost import costs, sizes
     from vitreous.models.zoo import build
+    from vitreous.nn.frozen import frozen
 
     torch.manual_seed(subject.seed)
-    model = build(subject.run.model).to(device_of(subject)).eval()
+    model: Any = frozen(build(subject.run.model).to(device_of(subject)))
     model.any_size = True
     return [
         Reading((f"{cost.image[-1]}",), cost.best[1], {"largest": float(cost.largest), "memory": float(cost.memory)})

@@ -19,10 +19,11 @@ from vitreous.evaluation.packing import NAMES
 from vitreous.models.config import ModelConfig
 from vitreous.models.names import name_of
 from vitreous.models.zoo import Model
+from vitreous.nn.frozen import FrozenConv
 from vitreous.nn.layout import Axial, Windows
 from vitreous.nn.local import LocalAttention
 from vitreous.nn.position import Learned, LearnedAxes, crossed
-from vitreous.nn.resnet import Root, StandardizedConv, pad_same, standardize
+from vitreous.nn.resnet import Root, StandardizedConv
 from vitreous.serving.export.windows import AnyLocal, AnyWindows, size_tensor
 
 INPUT, OUTPUTS = "images", ("logits", "features")
@@ -45,21 +46,6 @@ class Answers(nn.Module):
         """(B, C, *image) float32, normalised -> (B, K) logits, (B, D) features."""
         features = self.body(images)
         return self.head(features), features
-
-
-class Standardized(nn.Module):
-    """A `StandardizedConv` whose filters were standardised once and for all."""
-
-    def __init__(self, conv: StandardizedConv) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(standardize(conv.weight.detach(), conv.numerics), requires_grad=False)
-        self.kernel, self.stride, self.uneven = conv.kernel, conv.stride, conv.same and conv.stride > 1
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, I, H, W) -> (B, O, ceil(H / stride), ceil(W / stride))."""
-        if self.uneven:
-            x = pad_same(x, self.kernel, self.stride)
-        return F.conv2d(x, self.weight, None, self.stride, 0 if self.uneven else (self.kernel - 1) // 2)
 
 
 class Bordered(nn.Module):
@@ -191,7 +177,7 @@ def replace_modules(module: nn.Module, dynamic: bool) -> None:
             continue
         replace_modules(child, dynamic)
         if isinstance(child, StandardizedConv):
-            module._modules[name] = Standardized(child)
+            module._modules[name] = FrozenConv(child)
         elif isinstance(child, Root) and child.norm is None and not child.border:
             module._modules[name] = Bordered(child)
         elif isinstance(child, Axial):
