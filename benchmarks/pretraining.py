@@ -114,13 +114,14 @@ def trained(out: Path, data: Path, **options: Any) -> dict[str, Any]:
 def processor_rate(home: Path, steps: int, data: str, **options: Any) -> float:
     """Images that training steps take in a second of one thread's processor time; measured once and kept in `home`.
 
-    The time of a run of `steps` less that of one of a quarter of them, so that neither start nor evaluation counts.
+    The time of a run of `steps` less that of one of a quarter of them, so that neither start nor evaluation counts; one
+    before both bears what a process does once.
     """
     place = home / "rate.json"
     if not place.is_file():
         home.mkdir(parents=True, exist_ok=True)
         seconds, batch = [], 0
-        for length in (steps // 4, steps):
+        for length in (steps // 4, steps // 4, steps):
             shutil.rmtree(home / "measured", ignore_errors=True)
             given: dict[str, Any] = {"steps": length, "evaluate_every": NEVER, "save_every": NEVER, "workers": 0}
             started = time.process_time()
@@ -128,7 +129,7 @@ def processor_rate(home: Path, steps: int, data: str, **options: Any) -> float:
             seconds.append(time.process_time() - started)
             batch = round(summary["epochs"] * len(open_data(data).splits["train"]) / length)
         images = batch * (steps - steps // 4)
-        place.write_text(json.dumps({"images_per_processor_second": images / (seconds[1] - seconds[0])}))
+        place.write_text(json.dumps({"images_per_processor_second": images / (seconds[2] - seconds[1])}))
     return json.loads(place.read_text())["images_per_processor_second"]
 
 

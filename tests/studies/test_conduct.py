@@ -15,16 +15,17 @@ import numpy as np
 import pytest
 
 from tests.conftest import document, make_folder, say
+from tests.reports.test_report import Heard
 from vitreous.data.layouts.digits import digits
 from vitreous.errors import Interrupted, UsageError
-from vitreous.studies import conduct, registry, study
+from vitreous.studies import conduct, registry, speed, study
 from vitreous.studies.conduct import study as make_study
 from vitreous.studies.factory import Common, RunFactory, left_out
 from vitreous.studies.options import parse_duration
 from vitreous.studies.others import find_sources
 from vitreous.studies.positions import STUDY, cells
 from vitreous.studies.registry import STUDIES
-from vitreous.studies.study import SCALES, Cell, Setting, change, with_parents
+from vitreous.studies.study import SCALES, Cell, Reading, Setting, change, with_parents
 
 QUICK = {"steps": 3, "seeds": 2, "device": "cpu", "precision": "fp32", "progress": False}
 
@@ -280,3 +281,10 @@ def test_every_study_ends_with_its_page(name, tmp_path):
 def test_runs_on_a_ray_cluster_end_in_the_same_table(toy, tmp_path):
     here = make_study("toy", out=str(tmp_path / "here"), **QUICK)
     assert table(make_study("toy", out=str(tmp_path / "there"), ray="local", **QUICK)) == table(here)
+
+
+def test_of_models_that_are_not_trained_nothing_is_said_of_training(monkeypatch, tmp_path):
+    monkeypatch.setattr(speed, "read_speed", lambda subject, sides, seconds: [Reading(("64",), 7.0, {})])
+    heard = Heard()
+    result = make_study("speed", heard, out=str(tmp_path), seeds=1, device="cpu")
+    assert len(table(result)) == 3 and heard.notes == []

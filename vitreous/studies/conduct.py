@@ -85,7 +85,8 @@ def conduct(options: StudyOptions, listener: Listener) -> dict[str, Any]:
         sources = find_sources(asked, settings.data, settings.to, Path(scratch) / "sets")
         store = Path(options.out) / "runs"
         common = Common(sources.data, store, settings.share, settings.device, settings.precision, options.workers)
-        factory = RunFactory(common, listener)
+        # what there is to say of a training says nothing of models that are measured as they are drawn
+        factory = RunFactory(common, listener if asked.trained else NullListener())
         cells = cells_of(asked, settings, factory.side(), sources.others)
         if options.dry_run or (options.budget and not options.resume):
             forecast = forecast_runs(asked, factory, cells, settings)
