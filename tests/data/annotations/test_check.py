@@ -27,6 +27,7 @@ def test_objects_are_counted(tmp_path, form):
     assert facts["objects"] == {name: labels.count(number) for number, name in enumerate(CLASSES)}
     assert facts["sizes"] == {"small": len(labels), "medium": 0, "large": 0} and facts["without_objects"] == 1
     assert f"{len(labels)} objects" in findings(document)["objects"]["text"]
+    assert "others" not in findings(document)  # files of annotations are read, not left out
 
 
 def test_what_is_wrong_with_objects_is_reported(tmp_path):

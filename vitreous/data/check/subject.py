@@ -26,6 +26,7 @@ from vitreous.data.split import Files, Split, no_labels
 from vitreous.errors import DataError, printable
 
 LOOSE = "images"  # the split of a folder that is not a data set
+ANNOTATIONS = (".json", ".xml", ".txt", ".csv", ".yaml", ".yml")  # files that say what is where
 
 
 @dataclass(frozen=True)
@@ -107,8 +108,8 @@ def parted(subject: Subject, group_by: str | None) -> list[dict[str, object]]:
 
 
 def left_out(subject: Subject) -> dict[str, int]:
-    """Count files below a folder that no split has: `images` outside the layout, or clips, and other files by
-    suffix."""
+    """Count files below a folder that no split has: `images` outside the layout, or clips, and other files by suffix,
+    but for annotations."""
     root = Path(subject.source)
     if not root.is_dir() or not all(isinstance(split, Files) for split in subject.splits.values()):
         return {}
@@ -135,6 +136,8 @@ def left_out(subject: Subject) -> dict[str, int]:
             else:
                 others[printable(suffix) or "no suffix"] += 1
     stores = [split.annotations for split in subject.splits.values() if isinstance(split, AnnotatedFiles)]
+    for suffix in ANNOTATIONS if stores else ():
+        others.pop(suffix, None)
     masks = {place for store in stores if isinstance(store, MaskFiles) for files in store.files for place in files}
     outside = images - len(subject.pool) - len(masks)
     return {**({"images": outside} if outside > 0 else {}), **dict(sorted(others.items()))}
