@@ -82,7 +82,9 @@ def inference(device: str) -> list[Contender]:
     ]
     if device == "cpu":
         int8 = partial(ours.inference, engine="openvino", precision="int8")
+        openvino = partial(ours.inference, engine="openvino")
         table += [
+            Contender("vitreous", "--engine openvino", openvino, "openvino", True),
             Contender("vitreous", "--engine openvino --precision int8", int8, "nncf", True),
             peer("onnxruntime", "fp32, by hand", models.onnxruntime, "onnxscript"),
             peer("onnxruntime", "int8 dynamic, by hand", models.onnxruntime, "onnxscript", quantised=True),

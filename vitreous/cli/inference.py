@@ -34,8 +34,9 @@ class InferenceArguments(ReadingOptions):
     """auto, cpu, cuda, cuda:1 or mps."""
     precision: Literal["auto", "fp32", "bf16", "int8"] = "auto"
     """Numbers to compute with; auto is bf16 where the device has it, else fp32; int8 needs --engine openvino."""
-    engine: Literal["auto", "torch", "openvino"] = "auto"
-    """What computes; auto is torch. openvino needs the extra `export`."""
+    engine: Literal["auto", "torch", "openvino", "fastest"] = "auto"
+    """What computes; auto is torch. openvino needs the extra `export`. fastest, of the verbs that answer about images:
+    measure which of them that is, on this machine and for this model, for some seconds at the start."""
     merge_tokens: int = 0
     """Tokens that each block merges with the one most like it (ToMe): faster, and less exact."""
     clip_views: str = "1x1"
@@ -125,12 +126,15 @@ def open_images_of(options: ImageArguments, kind: str = "pictures") -> Source:
 
 
 def choose_backend(options: ImageArguments, predictor: Predictor) -> Predictor | Remote:
-    """The predictor, or a cluster in its place. Raises UsageError for int8 on a cluster."""
+    """The predictor, or a cluster in its place. Raises UsageError for int8 and `fastest` on a cluster."""
     if options.ray is None:
         return predictor
     from vitreous.errors import UsageError
     from vitreous.serving.ray_backend import Remote
 
+    if options.engine == "fastest":
+        message = "--engine fastest is measured on one machine, and a cluster's workers may choose otherwise"
+        raise UsageError(message, "name the engine, or leave --ray out")
     if options.precision == "int8":
         message = "int8 is calibrated by one process, not by a cluster's"
         raise UsageError(message, "use --precision fp32, or leave --ray out")
@@ -138,8 +142,10 @@ def choose_backend(options: ImageArguments, predictor: Predictor) -> Predictor |
 
 
 def file_settings(options: ImageArguments, predictor: Predictor, **more: Any) -> dict[str, Any]:
-    """The settings that a file of answers depends on beside model and images; the precision is the one computed in."""
+    """The settings that a file of answers depends on beside model and images; the precision is the one computed in, and
+    so is an engine that was chosen by measuring."""
     asked = {name: getattr(options, name) for name in ("exact", "device", "engine", "merge_tokens")}
+    asked |= {"engine": predictor.runtime.how.engine} if options.engine == "fastest" else {}
     asked |= {"clip_views": options.clip_views} if options.clip_views != "1x1" else {}
     names = ("resize", "source_size", "native_aspect", "tokens")
     known = {name: value for name in names if (value := getattr(options, name)) not in (None, False)}
@@ -203,9 +209,11 @@ def write_answers(
 
 
 def print_notes(predictor: Predictor, console: Console) -> None:
-    """Print what was assumed of foreign weights whose files do not tell it."""
+    """Print what was assumed of foreign weights whose files do not tell it, and which engine was chosen."""
     for text in predictor.bundle.notes if predictor.bundle else ():
         console.note(text)
+    if note := getattr(predictor.runtime, "note", ""):
+        console.note(note)
 
 
 def print_unreadable(console: Console, messages: Sequence[str], bad: int, total: int) -> None:

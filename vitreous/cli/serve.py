@@ -48,8 +48,9 @@ class Options(ReadingOptions):
     """auto, cpu, cuda, cuda:1 or mps."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """Numbers to compute with; auto is bf16 where the device has it, else fp32."""
-    engine: Literal["auto", "torch", "openvino"] = "auto"
-    """What computes; auto is torch. openvino needs the extra `export`."""
+    engine: Literal["auto", "torch", "openvino", "fastest"] = "auto"
+    """What computes; auto is torch. openvino needs the extra `export`. fastest: measure which of them answers one image
+    sooner, for some seconds at the start (with --bulk: more of them)."""
     vae: str | None = None
     """Of a model of latents: the autoencoder that decodes them (default: that which its run names)."""
     bulk: bool = False

@@ -151,6 +151,8 @@ def make_engine(
         raise UsageError(problem, "leave it out")
     if how.merge_tokens < 0:
         raise UsageError(f"--merge-tokens must be at least 0, not {how.merge_tokens}")
+    if how.engine == "fastest":
+        raise UsageError("--engine fastest is for verbs that answer about images", "use torch or openvino")
     if how.engine == "openvino":
         if preprocess.native:
             problem = "--engine openvino computes images of one size, not pictures at their own aspect"

@@ -18,13 +18,14 @@ class InferenceOptions:
     """How outputs are computed, in the words of the command line. `auto` is the fastest that changes no output.
 
     `precision` auto is bf16 where the device multiplies it in hardware, else fp32; int8 is for the engine `openvino`
-    alone. `merge_tokens`: tokens that every block merges (ToMe), faster and less exact. `clip_views`: the sets of
-    frames of a clip, and the crops of each, of whose answers the mean is taken (`data.clip_views`).
+    alone. `engine` auto is torch; `fastest`, of verbs that answer about images, is measured as a model is loaded
+    (`serving.fastest`). `merge_tokens`: tokens that every block merges (ToMe), faster and less exact. `clip_views`: the
+    sets of frames of a clip, and the crops of each, of whose answers the mean is taken (`data.clip_views`).
     """
 
     device: str = "auto"
     precision: Literal["auto", "fp32", "bf16", "int8"] = "auto"
-    engine: Literal["auto", "torch", "openvino"] = "auto"
+    engine: Literal["auto", "torch", "openvino", "fastest"] = "auto"
     merge_tokens: int = 0
     clip_views: str = "1x1"
 

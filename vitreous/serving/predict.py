@@ -25,7 +25,7 @@ from vitreous.serving.inputs import as_items, is_image
 from vitreous.serving.notebook import card_html, predictions_html
 from vitreous.serving.objects import THRESHOLD, DetectOptions, ImageObjects, image_objects
 from vitreous.serving.pipeline import Answer, chunk_of, flow
-from vitreous.serving.runtime import Pixels, Runtime, TorchRuntime
+from vitreous.serving.runtime import Pixels, Runtime
 from vitreous.serving.sources import Item, read_item, read_views
 from vitreous.weights.options import WeightsSource, words_of
 
@@ -361,6 +361,7 @@ def predictor_of(
     that do not go together."""
     from vitreous.reports.opening import calibrating
     from vitreous.serving.card import card_of
+    from vitreous.serving.fastest import open_runtime
 
     def given() -> Iterator[Tensor]:
         for example in examples:
@@ -369,5 +370,5 @@ def predictor_of(
 
     how = how or InferenceOptions()
     views, alone = clip_views_of(how.clip_views, bundle.preprocess), replace(how, clip_views=ONE)
-    runtime = TorchRuntime(bundle, alone, lambda: calibrating(run, bundle.preprocess, given), quick)
+    runtime = open_runtime(bundle, alone, lambda: calibrating(run, bundle.preprocess, given), quick)
     return Predictor(card_of(bundle), runtime, bundle, exact, views, os.fspath(run))

@@ -22,6 +22,7 @@ from vitreous.serving.http.limits import Limits
 from vitreous.serving.http.sample_request import SampleLimits, sample_limits
 from vitreous.serving.pipeline import stacked
 from vitreous.serving.predict import Predictor
+from vitreous.serving.runtime import noise
 
 if TYPE_CHECKING:
     from vitreous.generation.samplers import State
@@ -126,14 +127,6 @@ def sides(value: Any) -> list[int] | None:
     return [int(n) for n in value] if isinstance(value, (tuple, list)) and len(value) in (2, 3) else None
 
 
-def noise(predictor: Predictor, count: int = 1) -> np.ndarray:
-    """(count, C, *image) pictures of noise, always the same."""
-    p = predictor.card.preprocess
-    shape = (count, p.channels, *p.image)
-    values = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
-    return values if p.numbers in ("colours", "uint8") else values.astype(np.float32) * np.float32(p.peak / 255)
-
-
 def prepare(predictor: Predictor, limits: Limits, run: str | os.PathLike[str] | None = None) -> Served:
     """Warm a predictor up; `run` may have an index.
 
@@ -148,7 +141,7 @@ def prepare(predictor: Predictor, limits: Limits, run: str | os.PathLike[str] | 
         )
         raise UsageError(problem, "`vitreous predict RUN FILE …` answers for these")
     size = min(batch_size(predictor), limits.queue or MOST)
-    one, card = noise(predictor), predictor.card
+    one, card = noise(predictor.card.preprocess), predictor.card
     answer = predictor.probabilities if card.classes else predictor.runtime.features
     shape: tuple[int, ...] = (1, len(card.classes))
     if card.pixel_classes:
@@ -168,7 +161,7 @@ def prepare(predictor: Predictor, limits: Limits, run: str | os.PathLike[str] | 
         symptom = "another answer the second time" if finite else "numbers that are not finite"
         message = f"{card.name} {card.version} gives {symptom}, shape {golden.shape}"
         raise WeightsError(message, "train or export it again")
-    full, seconds = noise(predictor, size), []
+    full, seconds = noise(predictor.card.preprocess, size), []
     for _ in range(2):
         began = time.perf_counter()
         answer(full)
@@ -242,6 +235,6 @@ def has_features(predictor: Predictor) -> bool:
     if predictor.bundle is not None:
         return True
     try:
-        return predictor.runtime.features(noise(predictor)).ndim == 2
+        return predictor.runtime.features(noise(predictor.card.preprocess)).ndim == 2
     except (UsageError, NotImplementedError, AttributeError):
         return False
