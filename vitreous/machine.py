@@ -1,8 +1,7 @@
-"""What the machine can do: devices, precisions, processor features, the allocator."""
+"""What the machine can do: devices, precisions, processor features."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
 import sys
@@ -12,6 +11,7 @@ from threading import Barrier
 
 import torch
 
+from vitreous.allocator import tune_allocator
 from vitreous.cores import cores
 from vitreous.errors import UsageError
 
@@ -117,26 +117,13 @@ def capabilities() -> dict[str, bool]:
     }
 
 
-def settle_process(one_arena: bool = False) -> None:
+def settle_process() -> None:
     """Prepare this process for long computations: threads no more than the cores that it may use (PyTorch does not know
-    of a container's share of the machine's time), and an allocator that keeps freed memory (`keep_freed_memory`)."""
+    of a container's share of the machine's time), and an allocator that keeps freed memory, in huge pages
+    (`tune_allocator`)."""
     if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > cores():
         torch.set_num_threads(cores())
-    keep_freed_memory(one_arena)
-
-
-def keep_freed_memory(one_arena: bool = False) -> None:
-    """Have glibc keep freed memory: a training step frees and asks for the same large tensors over and over, and each
-    time that they go back to the system their pages are faulted in anew, 10 to 20 % of a step. Elsewhere, nothing.
-
-    `one_arena`: what one thread has freed another can use, for threads that ask seldom, as those of a training step do.
-    """
-    if sys.platform == "linux" and platform.libc_ver()[0] == "glibc":
-        libc = ctypes.CDLL(None)
-        libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
-        libc.mallopt(-3, 2**30)  # M_MMAP_THRESHOLD
-        if one_arena:
-            libc.mallopt(-8, 1)  # M_ARENA_MAX
+    tune_allocator()
 
 
 @cache

@@ -42,7 +42,7 @@ def model_of(work: Work) -> Any:
 
 def train(work: Work, precision: str = "auto") -> Turn:
     """Noise, forward, backward, AdamW: a step of the loop."""
-    settle_process(one_arena=True)
+    settle_process()
     dtype, config = DTYPES[pick_precision(precision, work.device)], config_of(work)
     classes = tuple(map(str, range(config.classes)))
     objective = DiffusionConfig().build(model_of(work), Setting(classes=classes, dtype=dtype)).train()

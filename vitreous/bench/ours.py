@@ -76,7 +76,7 @@ def inference(work: Work, precision: str = "auto", engine: str = "auto") -> Turn
 
 def train(work: Work, precision: str = "auto", shards: int | None = None) -> Turn:
     """Forward, backward, clipping, AdamW: a step of the loop."""
-    settle_process(one_arena=True)
+    settle_process()
     torch.manual_seed(0)
     dtype, device = DTYPES[pick_precision(precision, work.device)], torch.device(work.device)
     objective = Supervised(create(work.model, work.image_size, CLASSES))

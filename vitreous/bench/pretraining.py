@@ -58,7 +58,7 @@ def operations(work: Work) -> float:
 
 def pretrain(work: Work, precision: str = "auto") -> Turn:
     """Masks and targets, forward, backward, clipping, AdamW, teacher: a step of the loop."""
-    settle_process(one_arena=True)
+    settle_process()
     torch.manual_seed(0)
     _, optimizer, _ = PRETRAINING[work.task]
     dtype, device = DTYPES[pick_precision(precision, work.device)], torch.device(work.device)

@@ -56,6 +56,7 @@ class TorchEngine:
     def __init__(
         self, model: Model, preprocess: Preprocess, device: str = "cpu", precision: str = "auto", merge_tokens: int = 0
     ) -> None:
+        settle_process()  # before weights are laid out
         self.preprocess, self.device = preprocess, device
         self.precision = pick_precision(precision, device)
         self.dtype = DTYPES[self.precision]
@@ -72,7 +73,6 @@ class TorchEngine:
             self.model.encoder = Merging(self.model.encoder, merge_tokens, model.config.prefix, mean)  # type: ignore[arg-type]
         self.images = given(model.config, self.dtype)
         self.tokens = (preprocess.tokens or math.prod(model.config.grid)) + model.config.prefix
-        settle_process()
 
     def __call__(self, pixels: Tensor | list[Tensor]) -> Tensor:
         """(B, C, *image) uint8, or of pictures at their own aspect a list of B -> (B, K) float32 logits, on the CPU."""

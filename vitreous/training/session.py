@@ -87,7 +87,7 @@ class Session:
 
         Raises Interrupted after a signal, with everything saved; NonFiniteError, DataError, ResourceError as they come.
         """
-        settle_process(one_arena=True)
+        settle_process()
         with self.signals.caught():
             self.health.data(self.inputs.train, self.inputs.val)
             state = self.build()

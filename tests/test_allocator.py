@@ -1,0 +1,86 @@
+"""Huge pages: the heap asks for them where the system gives them on request, takes no memory for it, and can be told not
+to."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from vitreous import allocator
+
+#: prints what was reserved, MiB of memory that this took, and MiB of huge pages of the heap after a tensor of 64 MiB
+PROBE = """
+import json, re, sys
+import torch
+from vitreous.allocator import reserve_huge_pages, tune_allocator, wants_huge_pages
+
+def kilobytes(field, heap):
+    parts = [part for part in re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", open("/proc/self/smaps").read(), flags=re.M) if part]
+    parts = [part for part in parts if "[heap]" in part.splitlines()[0] or not heap]
+    return sum(int(n) for part in parts for n in re.findall(rf"^{field}: +([0-9]+) kB", part, re.M))
+
+LIMIT
+before = kilobytes("Rss", False)
+tune_allocator()
+tune_allocator()
+taken = kilobytes("Rss", False) - before
+kept = torch.ones(16 * 2**20)
+huge = kilobytes("AnonHugePages", True)
+again = [torch.ones(2**18 * n).sum().item() for n in range(1, 40)]
+sound = again == [2**18 * n for n in range(1, 40)]
+print(json.dumps([wants_huge_pages(), reserve_huge_pages(), taken / 1024, huge / 1024, sound]))
+"""
+
+
+def probe(monkeypatch, switch: str | None = None, limit: str = "") -> list:
+    """What PROBE prints in a process of its own."""
+    if switch is None:
+        monkeypatch.delenv("VITREOUS_HUGE_PAGES", raising=False)
+    else:
+        monkeypatch.setenv("VITREOUS_HUGE_PAGES", switch)
+    script = PROBE.replace("LIMIT", limit)
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return json.loads(result.stdout)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="read from /proc")
+def test_a_large_tensor_lies_in_huge_pages_where_the_system_gives_them_on_request(monkeypatch):
+    wanted, reserved, taken, huge, sound = probe(monkeypatch)
+    assert sound and taken < 4  # MiB: address space alone
+    if wanted and allocator.glibc() is not None:
+        assert reserved >= allocator.CHUNK
+        assert huge > 32  # of 64 MiB; the system may be short of some
+    else:
+        assert reserved == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="read from /proc")
+@pytest.mark.parametrize(
+    "switch, limit", [("0", ""), (None, "import resource; resource.setrlimit(resource.RLIMIT_DATA, (2**34, 2**34))")]
+)
+def test_nothing_is_reserved_where_that_is_switched_off_or_address_space_is_limited(switch, limit, monkeypatch):
+    _, reserved, _, _, sound = probe(monkeypatch, switch, limit)
+    assert sound and reserved == 0
+
+
+def test_only_a_system_that_gives_them_on_request_is_asked(monkeypatch, tmp_path):
+    monkeypatch.delenv("VITREOUS_HUGE_PAGES", raising=False)
+    monkeypatch.setattr(allocator, "ENABLED", str(tmp_path / "enabled"))
+    assert not allocator.wants_huge_pages()
+    for text, wanted in (
+        ("always [madvise] never", True),
+        ("[always] madvise never", False),
+        ("always madvise [never]", False),
+    ):
+        (tmp_path / "enabled").write_text(text)
+        assert allocator.wants_huge_pages() is wanted
+    monkeypatch.setattr(allocator.sys, "platform", "darwin")
+    allocator.glibc.cache_clear()
+    try:
+        assert allocator.glibc() is None
+        allocator.tune_allocator()  # nothing to tune
+    finally:
+        allocator.glibc.cache_clear()
