@@ -66,6 +66,15 @@ def test_nothing_is_reserved_where_that_is_switched_off_or_address_space_is_limi
     assert sound and reserved == 0
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="read from /proc")
+def test_a_system_that_counts_address_space_as_memory_is_left_alone(monkeypatch, tmp_path):
+    monkeypatch.setattr(allocator, "OVERCOMMIT", str(tmp_path / "overcommit"))
+    assert allocator.is_limited()  # nothing is known
+    for mode, limited in (("0", False), ("1", False), ("2", True)):
+        (tmp_path / "overcommit").write_text(f"{mode}\n")
+        assert allocator.is_limited() is limited
+
+
 def test_only_a_system_that_gives_them_on_request_is_asked(monkeypatch, tmp_path):
     monkeypatch.delenv("VITREOUS_HUGE_PAGES", raising=False)
     monkeypatch.setattr(allocator, "ENABLED", str(tmp_path / "enabled"))

@@ -8,6 +8,7 @@ import os
 import platform
 import sys
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 TRIM_THRESHOLD, MMAP_THRESHOLD, ARENA_MAX = -1, -3, -8  # options of glibc's mallopt
@@ -15,6 +16,7 @@ MADV_HUGEPAGE = 14
 HUGE = 2**21  # bytes of a huge page
 CHUNK = 2**29  # bytes that are asked of the heap at a time: glibc maps a gibibyte and more elsewhere
 PLUG = 2**22  # bytes that keep what was asked for from being given back: more than any free piece of the heap has yet
+OVERCOMMIT = "/proc/sys/vm/overcommit_memory"
 ENABLED = "/sys/kernel/mm/transparent_hugepage/enabled"
 
 
@@ -63,18 +65,22 @@ def wants_huge_pages() -> bool:
     if os.environ.get("VITREOUS_HUGE_PAGES") == "0":
         return False
     try:
-        with open(ENABLED) as file:
-            return "[madvise]" in file.read()
+        return "[madvise]" in Path(ENABLED).read_text()
     except OSError:
         return False
 
 
 def is_limited() -> bool:
-    """Whether this process may not have all the address space that it asks for."""
+    """Whether address space is not to be had for nothing: this process has a limit, or the system counts it as used."""
     import resource
 
     limits = (resource.RLIMIT_AS, resource.RLIMIT_DATA)
-    return any(resource.getrlimit(limit)[0] != resource.RLIM_INFINITY for limit in limits)
+    if any(resource.getrlimit(limit)[0] != resource.RLIM_INFINITY for limit in limits):
+        return True
+    try:
+        return Path(OVERCOMMIT).read_text().strip() == "2"
+    except OSError:
+        return True
 
 
 @cache
