@@ -18,7 +18,7 @@ from PIL import ImageOps
 from tests.conftest import make_folder
 from tests.data.annotations.scenery import write_objects
 from tests.data.test_copies import scene
-from tests.serving.made import tiny
+from tests.serving.made import photograph, tiny
 from vitreous.data.annotations.target import Target
 from vitreous.data.sources import open_data
 from vitreous.evaluation.inference_options import InferenceOptions
@@ -38,6 +38,18 @@ def test_neighbours_are_judged_on_the_same_split():
     k, val, test = script("digits").neighbours()
     assert k in (1, 3, 5, 7, 9)
     assert min(val, test) > 0.95
+
+
+def test_the_parts_of_a_photograph_are_all_measured_and_the_page_says_what_follows(tmp_path):
+    for number in range(3):
+        photograph(60, 48, number).save(tmp_path / f"{number}.jpg")
+    photograph(60, 48).convert("L").save(tmp_path / "grey.jpg")
+    loader_parts = script("loader_parts")
+    rows = loader_parts.parts(tmp_path, 1)
+    assert len(rows) == 10 and all(value >= 0 for value in rows.values())
+    text = loader_parts.page(dict.fromkeys(rows, 1.0), "COMMAND")
+    assert "| resizing | 1.000 |" in text and "| the parts added up | 8.000 |" in text
+    assert "decode in 33% of the time" in text and "it would be 50%" in text
 
 
 def test_the_cifar_script_imports():

@@ -1,0 +1,124 @@
+"""What a photograph costs from its file to a normalised training crop, part by part: where the loader's limit is.
+
+    python benchmarks/loader_parts.py PHOTOGRAPHS --out benchmarks/DATE-loader-parts-HARDWARE.md
+
+Milliseconds of one core for an image, medians of rounds over all plain JPEG files of the folder; nothing is kept from
+one image to the next, as in a loader. The parts are those of crops of 224 pixels, area 0.08 to 1, mirrored every second
+time, in batches of 32. No process hands anything to another here: what the rate of `vitreous bench --tasks loader` lacks
+to the sum of the parts is the way between processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from vitreous.bench.report import hardware
+from vitreous.data.augmentation.augment import Augment, mirrored, packed
+from vitreous.data.augmentation.crops import AreaCrop
+from vitreous.data.decoding.decode import read_regular
+from vitreous.data.decoding.regions import Jpeg, decoder, open_picture
+from vitreous.data.keys import seeded
+from vitreous.data.layouts.folder import list_images
+from vitreous.data.preprocess import IMAGENET, Preprocess
+from vitreous.machine import settle_process
+
+SIDE, BATCH = (224, 224), 32
+AREA, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
+
+
+def measure(part: Callable[[int], object], count: int, rounds: int, images: int = 1) -> float:
+    """Median milliseconds for an image of `part` at 0 .. count - 1, each call of which makes so many images."""
+    seconds = []
+    for _ in range(rounds):
+        begun = time.process_time()
+        for number in range(count):
+            part(number)
+        seconds.append(time.process_time() - begun)
+    return 1000 * statistics.median(seconds) / count / images
+
+
+def parts(folder: Path, rounds: int) -> dict[str, float]:
+    """Milliseconds of each part, and of all of them in one call."""
+    contents, files = [], []
+    for file in list_images(folder):
+        if isinstance(picture := open_picture(read_regular(file), 3, file), Jpeg) and picture.layout.components == 3:
+            contents.append(picture.content)
+            files.append(file)
+    pictures = [open_picture(content, 3, "") for content in contents]
+    crop, preprocess = AreaCrop(SIDE, AREA, RATIO, "bicubic"), Preprocess(SIDE, mean=IMAGENET[0], std=IMAGENET[1])
+    boxes = []
+    for number, picture in enumerate(pictures):
+        with seeded(number):  # the box that `augment.picture` draws below
+            boxes.append(crop.box(*picture.size))
+    cut = [picture.region(box, SIDE) for picture, box in zip(pictures, boxes, strict=True)]
+    cuts = [torch.from_numpy(pixels[None]).permute(0, 3, 1, 2) for pixels in cut]
+    crops = [F.interpolate(cut, SIDE, mode="bicubic", antialias=True)[0] for cut in cuts]
+    batch, augment, decode = torch.stack(crops[:BATCH]), Augment(crop=AREA, flip=0.5), decoder()
+
+    def whole(number: int) -> object:
+        width, height = pictures[number].size
+        return decode(contents[number], (height, width, 3), 1)
+
+    one = lambda part, images=1: measure(part, len(files), rounds, images)  # noqa: E731
+    return {
+        "decoding a whole file: what the rate of the loader is compared with": one(whole),
+        "reading the file": one(lambda n: read_regular(files[n])),
+        "checking its header": one(lambda n: open_picture(contents[n], 3, "", False)),
+        "drawing a box": one(lambda n: crop.box(*pictures[n].size)),
+        "decoding the rows of the box, and cutting it out": one(lambda n: pictures[n].region(boxes[n], SIDE)),
+        "resizing": one(lambda n: F.interpolate(cuts[n], SIDE, mode="bicubic", antialias=True)),
+        "mirroring every second one": one(lambda n: packed(mirrored(crops[n], 0.5))),
+        "putting a batch together": one(lambda n: torch.stack(crops[:BATCH]), BATCH),
+        "normalising it": one(lambda n: preprocess.normalise(batch), BATCH),
+        "all before the batch, in one call": one(
+            lambda n: augment.picture(open_picture(read_regular(files[n]), 3, "", False), preprocess, n)
+        ),
+    }
+
+
+def page(rows: dict[str, float], command: str) -> str:
+    """The table, and what follows from it."""
+    whole, *parts, together = rows.values()
+    least = rows["decoding the rows of the box, and cutting it out"] + rows["resizing"]
+    chained = together + rows["putting a batch together"] + rows["normalising it"]
+    lines = [
+        f"# What a photograph costs before it is learned from, {time.strftime('%Y-%m-%d')}",
+        "",
+        f"{hardware()}.",
+        "",
+    ]
+    lines += [f"`{command}`", "", "| part | ms of one core |", "|---|---|"]
+    lines += [f"| {name} | {value:.3f} |" for name, value in rows.items()]
+    lines += [f"| the parts added up | {sum(parts):.3f} |", ""]
+    lines += [
+        f"Whole files alone decode in {whole / chained:.0%} of the time of the parts one after another, each of which finds the cache",
+        "as the one before left it: the share that a loader would reach whose processes cost nothing. If nothing but",
+        f"decoding and resizing took time, each as fast as by itself, it would be {whole / least:.0%}.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Measure, and print or write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    settle_process()
+    text = page(parts(given.folder, given.rounds), "python benchmarks/loader_parts.py photographs/")
+    print(text)
+    if given.out:
+        given.out.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
