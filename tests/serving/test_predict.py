@@ -86,6 +86,61 @@ def test_an_answer_is_the_same_bits_whatever_is_beside_it(bundle, threads, quick
     assert relative_error(features, read[:5]) < LIMITS[precision]
 
 
+def threads_of(runtime, images, monkeypatch) -> list[str]:
+    """The names of the threads that computed the parts of so many images, in a process of two threads."""
+    names, part = [], TorchEngine.part
+
+    def watched(self, pixels):
+        names.append(threading.current_thread().name)
+        return part(self, pixels)
+
+    monkeypatch.setattr(TorchEngine, "part", watched)
+
+    def body():
+        torch.set_num_threads(2)
+        return runtime.logits(np.zeros((images, 3, 16, 16), np.uint8))
+
+    before = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(1, "caller") as apart:
+            apart.submit(body).result()
+    finally:
+        torch.set_num_threads(before)
+    return [name.split("_")[0] for name in names]
+
+
+@pytest.mark.parametrize(
+    "quick, parts, keeps, expected",
+    [
+        (True, 1, True, ["caller"]),
+        (True, 2, True, ["team"] * 2),
+        (True, 1, False, ["caller"]),
+        (True, 2, False, ["caller"] * 2),
+        (False, 1, True, ["team"]),
+    ],
+)
+def test_all_threads_share_parts_that_are_waited_for_where_one_each_would_be_later_or_other_bits(
+    bundle, quick, parts, keeps, expected, monkeypatch
+):
+    runtime = TorchRuntime(bundle, InferenceOptions("cpu", "fp32"), quick=quick)
+    monkeypatch.setattr(TorchEngine, "threads_keep_bits", lambda self, size, threads: keeps)
+    assert threads_of(runtime, parts * runtime.part, monkeypatch) == expected
+
+
+@pytest.mark.parametrize("differs", [False, True])
+def test_whether_threads_change_bits_is_seen_on_noise_and_once(bundle, differs, monkeypatch):
+    made, calls = TorchEngine(bundle.model, bundle.preprocess, precision="fp32"), []
+
+    def part(pixels):
+        calls.append((threading.current_thread().name.startswith("team"), pixels.float().std().item()))
+        return torch.tensor([1.0 + 1e-6 * (differs and calls[-1][0])])
+
+    monkeypatch.setattr(made, "part", part)
+    assert [made.threads_keep_bits(1, 2) for _ in range(3)] == [not differs] * 3
+    assert [team for team, _ in calls] == [True, False]
+    assert min(deviation for _, deviation in calls) > 50  # noise, of 0 to 255
+
+
 @pytest.mark.processor
 @pytest.mark.parametrize("precision", LIMITS)
 @pytest.mark.parametrize("packed", [False, True])

@@ -72,6 +72,7 @@ class TorchEngine:
             mean = model.config.pool == "mean"
             self.model.encoder = Merging(self.model.encoder, merge_tokens, model.config.prefix, mean)  # type: ignore[arg-type]
         self.images = given(model.config, self.dtype)
+        self.kept_bits: dict[tuple[int, int], bool] = {}
         self.tokens = (preprocess.tokens or math.prod(model.config.grid)) + model.config.prefix
 
     def __call__(self, pixels: Tensor | list[Tensor]) -> Tensor:
@@ -83,12 +84,14 @@ class TorchEngine:
         parts = [pixels[low : low + size] for low in range(0, len(pixels), size)]
         return torch.cat(list(map(self.part, parts) if together else thread_pool(threads).map(self.part, parts)))
 
-    def steady(self, pixels: Tensor | list[Tensor], size: int) -> Tensor:
+    def steady(self, pixels: Tensor | list[Tensor], size: int, quick: bool = False) -> Tensor:
         """(B, C, *image) uint8 -> (B, K) float32, computed in parts of exactly `size` images, the last filled up with
         black; pictures at their own aspect, a list of B, each alone.
 
         Outputs are the same bits whatever is beside an image and however many there are. On a CPU one thread computes a
-        part: products of another height, or shared by more threads, may round otherwise.
+        part: products of another height, or shared by more threads, may round otherwise. `quick`: all threads compute
+        each part, which is answered 1.4 to 1.9 times as soon by two. Where that was seen to change no bit, only if
+        there are parts for half the threads at most: by one thread each, many are done sooner.
         """
         threads = torch.get_num_threads()
         if isinstance(pixels, list):
@@ -97,9 +100,22 @@ class TorchEngine:
             lacking = -len(pixels) % size
             whole = torch.cat([pixels, pixels.new_zeros(lacking, *pixels.shape[1:])]) if lacking else pixels
             parts = whole.split(size)
-        alone = threads == 1 or self.device != "cpu"
-        rows = list(map(self.part, parts) if alone else thread_pool(threads).map(self.part, parts))
+        together = threads == 1 or self.device != "cpu"
+        if quick and not together and isinstance(pixels, Tensor):
+            together = 2 * len(parts) <= threads or not self.threads_keep_bits(size, threads)
+        rows = list(map(self.part, parts) if together else thread_pool(threads).map(self.part, parts))
         return torch.cat(rows)[: len(pixels)].cpu()
+
+    def threads_keep_bits(self, size: int, threads: int) -> bool:
+        """Whether a part of `size` images comes out the same to the last bit from one thread and from all of them: of
+        noise, once. The split of a product depends on its shape, not on its numbers."""
+        if (size, threads) not in self.kept_bits:
+            p = self.preprocess
+            drawn = torch.rand(size, p.channels, *p.image, generator=torch.Generator().manual_seed(0))
+            pixels = (drawn * p.peak).to(p.dtype)
+            (alone,) = thread_pool(threads).map(self.part, [pixels])
+            self.kept_bits[size, threads] = torch.equal(alone, self.part(pixels))
+        return self.kept_bits[size, threads]
 
     def part_size(self, tokens: int = STEADY) -> int:
         """Return how many images make a part of about so many tokens; on a GPU always the same."""

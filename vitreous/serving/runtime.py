@@ -5,7 +5,7 @@ same to the last bit whatever comes beside it. On a CPU a part is computed by on
 images of ViT-S/16): fewer would not pay for laying out the weights anew for every product, more would not be faster. On
 two cores of an EPYC with AVX2 a ViT-S/16 did, of its best 13.7 images a second, 98 % in parts of four, 92 % in parts of
 two and 80 % in parts of one, and one image alone took 560, 320 and 170 ms. Who waits for single images asks for `quick`
-ones: parts of about 200 tokens.
+ones: parts of about 200 tokens that all threads share.
 
 B images, K classes, D numbers that the head reads.
 """
@@ -90,20 +90,20 @@ class TorchRuntime:
 
     def logits(self, pixels: Pixels) -> np.ndarray:
         """(B, C, *image) pixels -> (B, K) float32."""
-        return compute(self.engine, pixels, self.part)
+        return compute(self.engine, pixels, self.part, self.quick)
 
     def features(self, pixels: Pixels) -> np.ndarray:
         """(B, C, *image) pixels -> (B, D) float32, what the head reads."""
-        return compute(self.before_head, pixels, self.part)
+        return compute(self.before_head, pixels, self.part, self.quick)
 
     def objects(self, pixels: np.ndarray) -> Outputs:
         """(B, C, *image) pixels -> boxes, scores, labels and masks of a detector, as `packing` describes them."""
         return unpack(self.logits(pixels))
 
 
-def compute(engine: Engine, pixels: Pixels, size: int) -> np.ndarray:
+def compute(engine: Engine, pixels: Pixels, size: int, quick: bool = False) -> np.ndarray:
     """The outputs (B, K) of an engine for (B, C, *image) pixels, in parts of `size` images; for pictures at their own
-    aspect each alone."""
+    aspect each alone. `quick`: all threads may share a part that is waited for."""
     import torch
 
     from vitreous.evaluation.engine import TorchEngine
@@ -111,7 +111,7 @@ def compute(engine: Engine, pixels: Pixels, size: int) -> np.ndarray:
     if isinstance(engine, TorchEngine):
         if engine.preprocess.native:
             return engine.steady([torch.from_numpy(np.ascontiguousarray(one)) for one in pixels], size).numpy()
-        return engine.steady(torch.from_numpy(np.ascontiguousarray(pixels)), size).numpy()
+        return engine.steady(torch.from_numpy(np.ascontiguousarray(pixels)), size, quick).numpy()
     assert isinstance(pixels, np.ndarray), "only a PyTorch engine takes pictures of different sizes"
     return in_parts(lambda part: engine(torch.from_numpy(part)).numpy(), pixels, size)
 
