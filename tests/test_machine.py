@@ -12,6 +12,7 @@ import yaml
 
 from tests import other_processor
 from tests.conftest import TINY, document, say
+from vitreous.allocator import reserve_huge_pages
 from vitreous.bench.contenders import contenders
 from vitreous.cores import peak_memory
 from vitreous.errors import UsageError
@@ -105,6 +106,7 @@ def test_doctor_tells_the_precision_that_is_used(processor, monkeypatch):
     monkeypatch.setattr(doctor, "SECONDS", 0.0)
     monkeypatch.setattr(doctor, "configure_vit", lambda name: configure_vit("ViT-32x1/8", 224))
     found = document(say("doctor", "--json"))
+    assert found["huge_pages"] == ("on request" if reserve_huge_pages() else "the system's own choice")
     assert found["precision"] == processor and found["bf16"] == (processor == "bf16")
     assert found["instructions"].startswith("avx512_bf16" if processor == "bf16" else "avx2")
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from vitreous.allocator import reserve_huge_pages
 from vitreous.cores import Neighbours
 from vitreous.machine import DTYPES, environment, has_bf16, packs, pick_device, pick_precision, settle_process
 from vitreous.models.cost import computed
@@ -58,6 +59,7 @@ def examine(device: str = "auto") -> dict[str, Any]:
         "bf16": has_bf16(device),
         "precision": precision,
         "products": "packed by oneDNN" if packs(device) and can_pack(DTYPES[precision]) else "PyTorch's own",
+        "huge_pages": "on request" if reserve_huge_pages() else "the system's own choice",
         "engines": ["torch", *(["openvino"] if find_spec("openvino") else [])],
         "shards": default_shards(device, BATCH),
         "train_images_per_second": round(rate, 1),
