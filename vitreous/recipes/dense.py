@@ -25,20 +25,19 @@ def segment(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Ru
     vitreous train DATA --recipe NAME
 
     DATA has masks beside its images. Parts of 256 pixels are cut out of images scaled by 1/2 to 2, flipped and turned
-    by quarters; cross-entropy and Dice loss. Weights of any kind go in by --init; their blocks then move more slowly
-    than the head, by layer decay. Volumes are learned in parts of the size of the first of them, at most 64 voxels a
-    side, scaled along each axis, turned, with other intensities and noise; Muon moves matrices and filters.
+    by quarters; cross-entropy and Dice loss; Muon moves matrices and filters. Weights of any kind go in by --init;
+    their blocks then move more slowly than the head, by layer decay. Volumes are learned in parts of the size of the
+    first of them, at most 64 voxels a side, scaled along each axis, turned, with other intensities and noise.
     """
     batch = max(1, min(8, facts.images // 2))
     epochs = SHOWN.epochs(facts.images)
     parts = common(replace_fields(model, {"dropout": 0.0, "drop_path": 0.0}), facts)
     decay = 0.75 if options.init else 1.0
-    optimizer = Optimizer("adamw", lr=1e-3, weight_decay=0.05, layer_decay=decay)
+    optimizer = Optimizer("muon", lr=4e-3, matrix_lr=0.02, weight_decay=0.05, layer_decay=decay)
     preprocess, views = parts["preprocess"], Scenes(flip=0.5, flip_vertical=0.5, turn=True, jitter=(0.2, 0.2, 0.2))
     if len(model.image) == 3:
         zeros, ones = (0.0,) * model.channels, (1.0,) * model.channels
         preprocess, views = replace(preprocess, numbers="voxels", mean=zeros, std=ones), VolumeViews()
-        optimizer = Optimizer("muon", lr=4e-3, matrix_lr=0.02, weight_decay=0.05, layer_decay=decay)
         batch, epochs = min(batch, VOLUMES), VOLUMES_SHOWN.epochs(facts.images)
     steps = max(1, round(epochs * facts.images / batch))
     return Run(

@@ -23,15 +23,14 @@ def detect(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run
     vitreous train DATA --recipe NAME
 
     Images are scaled to fit into 320 pixels, then by 0.8 to 1.25, and cut, flipped and recoloured. Weights of any kind
-    go in by --init; they then move at a tenth of the heads' rate, the first blocks less, by layer decay.
+    go in by --init; their blocks then move more slowly than the heads, by layer decay.
     """
     batch = max(1, min(8, facts.images // 2))
     epochs = SHOWN.epochs(facts.images)
     steps = max(1, round(epochs * facts.images / batch))
     parts = common(replace_fields(model, {"dropout": 0.0, "drop_path": 0.0}), facts)
-    optimizer = Optimizer("muon", lr=2e-3, matrix_lr=0.02, betas=(0.9, 0.95), weight_decay=0.05)
-    if options.init:
-        optimizer = replace(optimizer, layer_decay=0.75, rates=(("backbone.", 0.1),))
+    decay = 0.75 if options.init else 1.0
+    optimizer = Optimizer("muon", 2e-3, matrix_lr=0.02, betas=(0.9, 0.95), weight_decay=0.05, layer_decay=decay)
     return Run(
         **parts | {"preprocess": replace(parts["preprocess"], filter="bilinear")},
         views=Scenes(scale=(0.8, 1.25), fit="whole", flip=0.5, jitter=(0.2, 0.2, 0.2), fill="mean", visible=0.25),
