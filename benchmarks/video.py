@@ -19,7 +19,7 @@ import torch
 from windows import engine_turn
 
 from vitreous.bench.race import Lane, race
-from vitreous.bench.work import Contender, Turn, Work
+from vitreous.bench.work import Contender, Timing, Turn, Work
 from vitreous.evaluation.engine import InferenceOptions
 from vitreous.machine import has_bf16, processor
 
@@ -98,7 +98,7 @@ def main() -> None:
     given = parser.parse_args()
     lanes = {}
     for frames in given.frames:
-        lanes[frames] = race(Work("inference", "", frames, 1), contenders(), given.rounds, given.seconds)
+        lanes[frames] = race(Work("inference", "", frames, 1), contenders(), Timing(given.rounds, given.seconds))
         times = [(lane.contender.label, lane.failure or f"{1000 / lane.median:.0f} ms") for lane in lanes[frames]]
         print(frames, times, flush=True)
     text = page(lanes)

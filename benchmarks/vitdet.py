@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitreous.bench.race import Lane, race
-from vitreous.bench.work import Contender, Turn, Work
+from vitreous.bench.work import Contender, Timing, Turn, Work
 from vitreous.machine import has_bf16, processor
 from vitreous.models.config import SAMConfig
 from vitreous.models.names import configure
@@ -236,7 +236,7 @@ def main() -> None:
         for passes in given.passes:
             name = f"{task}, {passes}"
             work = Work(name, given.model, given.size, 1)
-            results[name] = race(work, contenders(), given.rounds, given.seconds)
+            results[name] = race(work, contenders(), Timing(given.rounds, given.seconds))
             print(name, [(lane.contender.label, lane.failure or f"{1 / lane.median:.3f} s") for lane in results[name]])
     text = page(given.model, given.size, apart, results)
     print(text)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from vitreous.bench.race import Lane, race
-from vitreous.bench.work import Contender, Turn, Work
+from vitreous.bench.work import Contender, Timing, Turn, Work
 from vitreous.data.preprocess import Preprocess
 from vitreous.evaluation.engine import InferenceOptions, make_engine
 from vitreous.machine import has_bf16, processor
@@ -124,7 +124,7 @@ def main() -> None:
     given = parser.parse_args()
     found = {}
     for size in given.sizes:
-        found[size] = race(Work("inference", "", size, 1), contenders(), given.rounds, given.seconds)
+        found[size] = race(Work("inference", "", size, 1), contenders(), Timing(given.rounds, given.seconds))
         print(size, [(lane.contender.label, lane.failure or f"{1000 / lane.median:.0f} ms") for lane in found[size]])
     text = page(found)
     print(text)

@@ -227,6 +227,23 @@ def test_vitdet_is_compared_with_the_same_model_of_plain_modules(monkeypatch):
     assert "| work | contender | seconds | MiB |" in text
 
 
+@pytest.mark.parametrize("name", ["vitdet", "windows", "video"])
+def test_scripts_race_for_the_rounds_and_seconds_that_they_are_told(name, monkeypatch, capsys):
+    from vitreous.bench.work import Timing
+
+    module, told = script(name), []
+
+    def race(work, contenders, timing):
+        told.append(timing)
+        return []
+
+    monkeypatch.setattr(module, "race", race)
+    monkeypatch.setattr(module, "difference", lambda config: 0.0, raising=False)
+    monkeypatch.setattr(sys, "argv", [name, "--rounds", "2", "--seconds", "0.5"])
+    module.main()
+    assert set(told) == {Timing(2, 0.5)} and "| --- |" in capsys.readouterr().out.replace("|---|", "| --- |")
+
+
 def test_a_peer_of_dense_models_learns_the_maps_that_ours_do(tmp_path, monkeypatch):
     """Nuclei are painted on a background before anybody learns from them."""
     monkeypatch.syspath_prepend(str(HOME))
