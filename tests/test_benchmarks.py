@@ -227,21 +227,39 @@ def test_vitdet_is_compared_with_the_same_model_of_plain_modules(monkeypatch):
     assert "| work | contender | seconds | MiB |" in text
 
 
+def test_pages_of_memory_are_compared_by_processes_that_differ_in_nothing_else(monkeypatch):
+    from vitreous.bench.race import Lane
+    from vitreous.bench.work import Work
+
+    pages, switches = script("huge_pages"), []
+    monkeypatch.setattr(pages.ours, "train", lambda work: switches.append(pages.os.environ["VITREOUS_HUGE_PAGES"]))
+    monkeypatch.setattr(pages.ours, "inference", lambda work: switches.append("inference"))
+    monkeypatch.setenv("VITREOUS_HUGE_PAGES", "")  # put back afterwards
+    work = Work("train", "ViT-S/16", 224, 16)
+    for contender in pages.contenders():
+        contender.build(work)
+    assert switches == ["1", "0"]
+    lanes = [Lane(contender, [rate, rate]) for contender, rate in zip(pages.contenders(), (3.0, 2.0), strict=True)]
+    text = pages.page({work: lanes}, True)
+    assert "| 3.0 (3.0, 3.0) | 2.0 (2.0, 2.0) | 1.50 |" in text and "does not give" not in text
+    assert "does not give" in pages.page({work: lanes}, False)
+
+
 @pytest.mark.parametrize("name", ["vitdet", "windows", "video"])
 def test_scripts_race_for_the_rounds_and_seconds_that_they_are_told(name, monkeypatch, capsys):
     from vitreous.bench.work import Timing
 
-    module, told = script(name), []
+    module, timings = script(name), []
 
     def race(work, contenders, timing):
-        told.append(timing)
+        timings.append(timing)
         return []
 
     monkeypatch.setattr(module, "race", race)
     monkeypatch.setattr(module, "difference", lambda config: 0.0, raising=False)
     monkeypatch.setattr(sys, "argv", [name, "--rounds", "2", "--seconds", "0.5"])
     module.main()
-    assert set(told) == {Timing(2, 0.5)} and "| --- |" in capsys.readouterr().out.replace("|---|", "| --- |")
+    assert set(timings) == {Timing(2, 0.5)} and "| --- |" in capsys.readouterr().out.replace("|---|", "| --- |")
 
 
 def test_a_peer_of_dense_models_learns_the_maps_that_ours_do(tmp_path, monkeypatch):

@@ -1,0 +1,79 @@
+"""Steps of training and inference with tensors in pages of 2 MiB beside pages of 4 KiB, in turn.
+
+    python benchmarks/huge_pages.py --out benchmarks/DATE-huge-pages-HARDWARE.md
+
+Each contender is a process of its own; that with small pages has `VITREOUS_HUGE_PAGES=0`. Where the system does not
+give huge pages on request, both are the same, and the page says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from functools import partial
+from pathlib import Path
+
+from vitreous.allocator import wants_huge_pages
+from vitreous.bench import ours
+from vitreous.bench.race import Lane, race
+from vitreous.bench.report import hardware
+from vitreous.bench.work import Contender, Timing, Turn, Work
+
+WORKS = (
+    Work("train", "ViT-S/16", 224, 16),
+    Work("train", "Conv+ViT-128x4/8", 32, 128),
+    Work("inference", "ViT-S/16", 224, 1),
+    Work("inference", "ViT-S/16", 224, 16),
+)
+
+
+def prepared(work: Work, huge: bool) -> Turn:
+    """A turn of a process that has not asked for large tensors yet."""
+    os.environ["VITREOUS_HUGE_PAGES"] = str(int(huge))
+    return (ours.train if work.task == "train" else ours.inference)(work)
+
+
+def contenders() -> list[Contender]:
+    """Who takes part: both are this project."""
+    return [
+        Contender("vitreous", "2 MiB", partial(prepared, huge=True), ours=True),
+        Contender("vitreous", "4 KiB", partial(prepared, huge=False), ours=True),
+    ]
+
+
+def page(results: dict[Work, list[Lane]], wanted: bool) -> str:
+    """The table."""
+    lines = [f"# Pages of memory, {time.strftime('%Y-%m-%d')}", "", f"{hardware()}.", ""]
+    lines += [] if wanted else ["This system does not give huge pages on request: both columns are the same.", ""]
+    lines += [
+        "`python benchmarks/huge_pages.py`",
+        "",
+        "Medians of rounds in turn, and all rounds; memory is the peak of the process.",
+        "",
+    ]
+    lines += ["| work | images/s, 2 MiB | images/s, 4 KiB | ratio | MiB | MiB |", "|---|---|---|---|---|---|"]
+    for work, (huge, small) in results.items():
+        rates = [f"{lane.median:.1f} ({', '.join(f'{rate:.1f}' for rate in lane.rates)})" for lane in (huge, small)]
+        memory = [f"{lane.memory / 2**20:.0f}" for lane in (huge, small)]
+        title = f"{work.task}, {work.model} at {work.image_size}, batch {work.batch_size}"
+        lines.append("| " + " | ".join([title, *rates, f"{huge.median / small.median:.2f}", *memory]) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Race at every work, and print the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=2.0, help="of a round")
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    results = {work: race(work, contenders(), Timing(given.rounds, given.seconds)) for work in WORKS}
+    text = page(results, wants_huge_pages())
+    print(text)
+    if given.out:
+        given.out.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
