@@ -37,10 +37,10 @@ def measure(part: Callable[[int], object], count: int, rounds: int, images: int 
     """Median milliseconds for an image of `part` at 0 .. count - 1, each call of which makes so many images."""
     seconds = []
     for _ in range(rounds):
-        begun = time.process_time()
+        started = time.process_time()
         for number in range(count):
             part(number)
-        seconds.append(time.process_time() - begun)
+        seconds.append(time.process_time() - started)
     return 1000 * statistics.median(seconds) / count / images
 
 
@@ -66,18 +66,18 @@ def parts(folder: Path, rounds: int) -> dict[str, float]:
         width, height = pictures[number].size
         return decode(contents[number], (height, width, 3), 1)
 
-    one = lambda part, images=1: measure(part, len(files), rounds, images)  # noqa: E731
+    time_part = lambda part, images=1: measure(part, len(files), rounds, images)  # noqa: E731
     return {
-        "decoding a whole file: what the rate of the loader is compared with": one(whole),
-        "reading the file": one(lambda n: read_regular(files[n])),
-        "checking its header": one(lambda n: open_picture(contents[n], 3, "", False)),
-        "drawing a box": one(lambda n: crop.box(*pictures[n].size)),
-        "decoding the rows of the box, and cutting it out": one(lambda n: pictures[n].region(boxes[n], SIDE)),
-        "resizing": one(lambda n: F.interpolate(cuts[n], SIDE, mode="bicubic", antialias=True)),
-        "mirroring every second one": one(lambda n: packed(mirrored(crops[n], 0.5))),
-        "putting a batch together": one(lambda n: torch.stack(crops[:BATCH]), BATCH),
-        "normalising it": one(lambda n: preprocess.normalise(batch), BATCH),
-        "all before the batch, in one call": one(
+        "decoding a whole file: what the rate of the loader is compared with": time_part(whole),
+        "reading the file": time_part(lambda n: read_regular(files[n])),
+        "checking its header": time_part(lambda n: open_picture(contents[n], 3, "", False)),
+        "drawing a box": time_part(lambda n: crop.box(*pictures[n].size)),
+        "decoding the rows of the box, and cutting it out": time_part(lambda n: pictures[n].region(boxes[n], SIDE)),
+        "resizing": time_part(lambda n: F.interpolate(cuts[n], SIDE, mode="bicubic", antialias=True)),
+        "mirroring every second one": time_part(lambda n: packed(mirrored(crops[n], 0.5))),
+        "putting a batch together": time_part(lambda n: torch.stack(crops[:BATCH]), BATCH),
+        "normalising it": time_part(lambda n: preprocess.normalise(batch), BATCH),
+        "all before the batch, in one call": time_part(
             lambda n: augment.picture(open_picture(read_regular(files[n]), 3, "", False), preprocess, n)
         ),
     }

@@ -27,7 +27,7 @@ before = kilobytes("Rss", False)
 tune_allocator()
 tune_allocator()
 taken = kilobytes("Rss", False) - before
-kept = torch.ones(16 * 2**20)
+tensor = torch.ones(16 * 2**20)
 huge = kilobytes("AnonHugePages", True)
 again = [torch.ones(2**18 * n).sum().item() for n in range(1, 40)]
 sound = again == [2**18 * n for n in range(1, 40)]

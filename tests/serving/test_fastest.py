@@ -19,7 +19,6 @@ from vitreous.evaluation.inference_options import InferenceOptions
 from vitreous.serving import fastest
 from vitreous.serving.fastest import open_runtime, race
 from vitreous.serving.predict import load
-from vitreous.serving.runtime import noise
 
 FASTEST = InferenceOptions("cpu", "fp32", "fastest")
 
@@ -81,7 +80,7 @@ def test_the_engine_that_was_faster_is_taken_and_named(bundle, quick, other, mon
 def test_openvino_itself_agrees_and_may_be_taken(bundle, monkeypatch):
     pytest.importorskip("openvino")
     measured(monkeypatch, torch=0.5, openvino=0.25)
-    theirs, pixels = open_runtime(bundle, FASTEST), noise(bundle.preprocess, 9)
+    theirs, pixels = open_runtime(bundle, FASTEST), bundle.preprocess.noise(9)
     assert isinstance(theirs.engine, openvino.OpenVinoEngine)
     ours = TorchEngine(bundle.model, bundle.preprocess, precision="fp32")
     assert relative_error(theirs.logits(pixels), ours(torch.from_numpy(pixels)).numpy()) < LIMITS["fp32"]

@@ -221,6 +221,12 @@ class Preprocess:
         # first a copy: a difference of two types takes three times as long, to the same bits
         return floats.copy_(pixels).sub_(mean).div_(std).to(dtype)
 
+    def noise(self, count: int = 1) -> np.ndarray:
+        """(count, C, *image) pixels of noise, always the same."""
+        values = np.random.default_rng(0).integers(0, 256, (count, self.channels, *self.image), dtype=np.uint8)
+        eight_bits = self.numbers in ("colours", "uint8")
+        return values if eight_bits else values.astype(np.float32) * np.float32(self.peak / 255)
+
     def denormalise(self, images: Tensor) -> Tensor:
         """(B, C, *image) as a model takes it -> (B, C, *image) float32 in 0..peak, not clipped: the inverse of
         `normalise`."""

@@ -72,7 +72,7 @@ class TorchEngine:
             mean = model.config.pool == "mean"
             self.model.encoder = Merging(self.model.encoder, merge_tokens, model.config.prefix, mean)  # type: ignore[arg-type]
         self.images = given(model.config, self.dtype)
-        self.kept_bits: dict[tuple[int, int], bool] = {}
+        self.same_bits: dict[tuple[int, int], bool] = {}
         self.tokens = (preprocess.tokens or math.prod(model.config.grid)) + model.config.prefix
 
     def __call__(self, pixels: Tensor | list[Tensor]) -> Tensor:
@@ -109,13 +109,11 @@ class TorchEngine:
     def threads_keep_bits(self, size: int, threads: int) -> bool:
         """Whether a part of `size` images comes out the same to the last bit from one thread and from all of them: of
         noise, once. The split of a product depends on its shape, not on its numbers."""
-        if (size, threads) not in self.kept_bits:
-            p = self.preprocess
-            drawn = torch.rand(size, p.channels, *p.image, generator=torch.Generator().manual_seed(0))
-            pixels = (drawn * p.peak).to(p.dtype)
+        if (size, threads) not in self.same_bits:
+            pixels = torch.from_numpy(self.preprocess.noise(size))
             (alone,) = thread_pool(threads).map(self.part, [pixels])
-            self.kept_bits[size, threads] = torch.equal(alone, self.part(pixels))
-        return self.kept_bits[size, threads]
+            self.same_bits[size, threads] = torch.equal(alone, self.part(pixels))
+        return self.same_bits[size, threads]
 
     def part_size(self, tokens: int = STEADY) -> int:
         """Return how many images make a part of about so many tokens; on a GPU always the same."""

@@ -16,11 +16,10 @@ import numpy as np
 import torch
 
 from vitreous.errors import UsageError, VitreousError
-from vitreous.evaluation.inference_options import InferenceOptions
-from vitreous.serving.runtime import PART, TorchRuntime, noise
+from vitreous.evaluation.inference_options import InferenceOptions, Pictures
+from vitreous.serving.runtime import PART, TorchRuntime
 
 if TYPE_CHECKING:
-    from vitreous.evaluation.inference_options import Pictures
     from vitreous.weights.bundle import Bundle
 
 #: length of the difference of OpenVINO's outputs to that of PyTorch's, at most; in bfloat16 each may be off by 1e-2
@@ -49,7 +48,7 @@ def fastest_runtime(bundle: Bundle, how: InferenceOptions, quick: bool) -> Torch
     ours = TorchRuntime(bundle, replace(how, engine="torch"), quick=quick)
     try:
         theirs = TorchRuntime(bundle, replace(how, engine="openvino", precision=ours.precision), quick=quick)
-        pixels = noise(bundle.preprocess, 1 if quick else PART * torch.get_num_threads())
+        pixels = bundle.preprocess.noise(1 if quick else PART * torch.get_num_threads())
         expected, given = ours.logits(pixels), theirs.logits(pixels)
     except VitreousError as error:  # not installed, or not for this device or model
         ours.note = f"engine: torch, the only one here ({error.message})"

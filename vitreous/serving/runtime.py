@@ -21,7 +21,6 @@ import numpy as np
 from vitreous.evaluation.packing import Outputs, unpack
 
 if TYPE_CHECKING:
-    from vitreous.data.preprocess import Preprocess
     from vitreous.evaluation.engine import Engine, InferenceOptions, Pictures
     from vitreous.weights.bundle import Bundle
 
@@ -114,13 +113,6 @@ def compute(engine: Engine, pixels: Pixels, size: int, quick: bool = False) -> n
         return engine.steady(torch.from_numpy(np.ascontiguousarray(pixels)), size, quick).numpy()
     assert isinstance(pixels, np.ndarray), "only a PyTorch engine takes pictures of different sizes"
     return in_parts(lambda part: engine(torch.from_numpy(part)).numpy(), pixels, size)
-
-
-def noise(preprocess: Preprocess, count: int = 1) -> np.ndarray:
-    """(count, C, *image) pixels of noise, always the same."""
-    p = preprocess
-    values = np.random.default_rng(0).integers(0, 256, (count, p.channels, *p.image), dtype=np.uint8)
-    return values if p.numbers in ("colours", "uint8") else values.astype(np.float32) * np.float32(p.peak / 255)
 
 
 def in_parts(compute: Callable[[np.ndarray], np.ndarray], pixels: np.ndarray, size: int) -> np.ndarray:

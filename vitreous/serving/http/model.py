@@ -22,7 +22,6 @@ from vitreous.serving.http.limits import Limits
 from vitreous.serving.http.sample_request import SampleLimits, sample_limits
 from vitreous.serving.pipeline import stacked
 from vitreous.serving.predict import Predictor
-from vitreous.serving.runtime import noise
 
 if TYPE_CHECKING:
     from vitreous.generation.samplers import State
@@ -141,7 +140,7 @@ def prepare(predictor: Predictor, limits: Limits, run: str | os.PathLike[str] | 
         )
         raise UsageError(problem, "`vitreous predict RUN FILE …` answers for these")
     size = min(batch_size(predictor), limits.queue or MOST)
-    one, card = noise(predictor.card.preprocess), predictor.card
+    one, card = predictor.card.preprocess.noise(), predictor.card
     answer = predictor.probabilities if card.classes else predictor.runtime.features
     shape: tuple[int, ...] = (1, len(card.classes))
     if card.pixel_classes:
@@ -161,7 +160,7 @@ def prepare(predictor: Predictor, limits: Limits, run: str | os.PathLike[str] | 
         symptom = "another answer the second time" if finite else "numbers that are not finite"
         message = f"{card.name} {card.version} gives {symptom}, shape {golden.shape}"
         raise WeightsError(message, "train or export it again")
-    full, seconds = noise(predictor.card.preprocess, size), []
+    full, seconds = predictor.card.preprocess.noise(size), []
     for _ in range(2):
         began = time.perf_counter()
         answer(full)
@@ -235,6 +234,6 @@ def has_features(predictor: Predictor) -> bool:
     if predictor.bundle is not None:
         return True
     try:
-        return predictor.runtime.features(noise(predictor.card.preprocess)).ndim == 2
+        return predictor.runtime.features(predictor.card.preprocess.noise()).ndim == 2
     except (UsageError, NotImplementedError, AttributeError):
         return False
