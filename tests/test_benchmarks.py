@@ -165,7 +165,7 @@ def test_judged_pairs_are_counted_by_part_and_verdict_and_harder_copies_are_made
 
 def test_peers_of_dense_models_learn_from_boxes_and_maps_that_moved_with_the_pixels(monkeypatch):
     monkeypatch.syspath_prepend(str(HOME))
-    dense = script("dense")
+    dense = script("dense_peers")
     classes = np.zeros((300, 280), np.int32)
     classes[60:140, 100:180] = 1
     target = Target((300, 280), np.array([2]), np.array([[100, 60, 180, 140]], np.float32), np.zeros(1, bool))
@@ -270,7 +270,7 @@ def test_a_peer_of_dense_models_learns_the_maps_that_ours_do(tmp_path, monkeypat
 
     def peer(data):
         def judge():
-            maps = [target.class_map() for _, target in dense.scenes(data.splits["test"])]
+            maps = [target.class_map() for _, target in script("dense_peers").scenes(data.splits["test"])]
             seen.extend(maps)
             return {"miou": 1.0}, [{"class": name, "f1": 0.5} for name in data.classes]
 
