@@ -100,6 +100,23 @@ def test_without_a_second_engine_torch_answers_and_the_reason_is_told(bundle, mo
     assert runtime.how.engine == "torch" and "only one here" in runtime.note and "openvino" in runtime.note
 
 
+@pytest.mark.parametrize(
+    ("error", "says"), [(NotImplementedError("far\nno such operator"), "no such operator"), (KeyError(), "KeyError")]
+)
+def test_a_model_that_openvino_cannot_convert_is_answered_by_torch(bundle, error, says, monkeypatch):
+    pytest.importorskip("openvino")
+
+    def fail(*args, **options):
+        raise error
+
+    monkeypatch.setattr(torch.export, "export", fail)
+    runtime = open_runtime(bundle, FASTEST)
+    assert runtime.how.engine == "torch" and f"cannot convert this model: {says}" in runtime.note
+    with pytest.raises(UsageError, match=says) as refused:
+        open_runtime(bundle, InferenceOptions("cpu", "fp32", "openvino"))
+    assert "--engine torch" in refused.value.hint
+
+
 def test_turns_are_called_by_turns_and_their_medians_are_compared(monkeypatch):
     monkeypatch.setattr(fastest, "SECONDS", 0.0)
     clock, calls = [0.0], []

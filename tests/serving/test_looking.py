@@ -293,7 +293,7 @@ def test_an_index_cannot_run_code(indexed, tmp_path):
     place = save_bundle(tmp_path / "model", classes=("ant", "bee", "cat"))
     with np.load(indexed[0] / FILE, allow_pickle=False) as stored:
         arrays = dict(stored)
-    assert json.loads(str(arrays["told"]))["format"] == 1
+    assert json.loads(str(arrays["record"]))["format"] == 2
     np.savez(place / FILE, **{**arrays, "labels": np.array([{"a": 1}], dtype=object)})
     with pytest.raises(WeightsError, match="cannot be read"):
         open_index(place)

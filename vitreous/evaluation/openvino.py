@@ -32,7 +32,7 @@ class OpenVinoEngine:
     """OpenVINO on the CPU. `precision` is `auto` (bf16 where the processor has it), `fp32`, `bf16` or `int8`.
 
     Calibrated graphs are cached (`evaluation.cache`), unless `keep` is False. Raises ResourceError where OpenVINO is
-    not installed, UsageError for int8 without pictures and for a model that OpenVINO cannot compute here.
+    not installed, UsageError for int8 without pictures and for a model that OpenVINO cannot convert or compute here.
     """
 
     def __init__(
@@ -56,8 +56,7 @@ class OpenVinoEngine:
         try:
             self.compiled = ov.Core().compile_model(graph, "CPU", hints)
         except RuntimeError as error:
-            reason = str(error).strip().splitlines()[-1][:200]
-            problem = f"OpenVINO cannot compute this model in {self.precision} here: {reason}"
+            problem = f"OpenVINO cannot compute this model in {self.precision} here: {last_line(error)}"
             raise UsageError(problem, "use --precision fp32") from None
 
     def __call__(self, pixels: Tensor) -> Tensor:
@@ -92,13 +91,24 @@ def calibrate(ov: Any, model: Model, preprocess: Preprocess, pictures: list[np.n
 
 
 def convert(ov: Any, model: Model, preprocess: Preprocess) -> Any:
-    """Return the model as an OpenVINO graph that takes pixels, (B, C, *image), for any B."""
+    """Return the model as an OpenVINO graph that takes pixels, (B, C, *image), for any B. Raises UsageError for a model
+    that cannot be traced, or has operations that OpenVINO lacks."""
     whole = Whole(model.cpu().eval(), preprocess)
     example = torch.zeros(2, preprocess.channels, *preprocess.image, dtype=preprocess.dtype)
     shapes = ({0: torch.export.Dim("batch", min=1, max=65536)},)
-    graph = ov.convert_model(torch.export.export(whole, (example,), dynamic_shapes=shapes))
-    graph.reshape([-1, *example.shape[1:]])
+    try:
+        graph = ov.convert_model(torch.export.export(whole, (example,), dynamic_shapes=shapes))
+        graph.reshape([-1, *example.shape[1:]])
+    except Exception as error:  # tracing and converting fail with errors of many kinds, few of them public
+        problem = f"OpenVINO cannot convert this model: {last_line(error)}"
+        raise UsageError(problem, "use --engine torch") from error
     return graph
+
+
+def last_line(error: Exception) -> str:
+    """Return what an error says at the end, or its kind."""
+    lines = str(error).strip().splitlines()
+    return lines[-1].strip()[:200] if lines else type(error).__name__
 
 
 def quantize(graph: Any, pictures: list[np.ndarray], anywhere: bool = False) -> Any:

@@ -10,7 +10,7 @@ from vitreous.data.preprocess import IMAGENET
 from vitreous.models.config import ModelConfig, replace_fields
 from vitreous.objectives.segmentation import SegmentationConfig
 from vitreous.recipes.options import TrainOptions
-from vitreous.recipes.recipe import DatasetInfo, Length, Recipe, common, fixed_side
+from vitreous.recipes.recipe import DatasetInfo, Length, Recipe, common, dense_optimizer, fixed_side
 from vitreous.training.run import FineTune, Optimizer, Run, Schedule
 
 BATCH, WARMUP = 16, 1500  # images of a step, and steps, on ADE20K
@@ -32,8 +32,6 @@ def segment(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Ru
     batch = max(1, min(8, facts.images // 2))
     epochs = SHOWN.epochs(facts.images)
     parts = common(replace_fields(model, {"dropout": 0.0, "drop_path": 0.0}), facts)
-    decay = 0.75 if options.init else 1.0
-    optimizer = Optimizer("muon", lr=4e-3, matrix_lr=0.02, weight_decay=0.05, layer_decay=decay)
     preprocess, views = parts["preprocess"], Scenes(flip=0.5, flip_vertical=0.5, turn=True, jitter=(0.2, 0.2, 0.2))
     if len(model.image) == 3:
         zeros, ones = (0.0,) * model.channels, (1.0,) * model.channels
@@ -43,7 +41,7 @@ def segment(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Ru
     return Run(
         **parts | {"preprocess": replace(preprocess, filter="bilinear")},
         views=views,
-        optimizer=optimizer,
+        optimizer=dense_optimizer(options, lr=4e-3),
         schedule=Schedule(round(0.05 * steps)),
         objective=SegmentationConfig(),
         batch_size=batch,

@@ -11,7 +11,7 @@ from vitreous.data.preprocess import IMAGENET
 from vitreous.models.config import ModelConfig, replace_fields
 from vitreous.objectives.detection import DetectionConfig
 from vitreous.recipes.options import TrainOptions
-from vitreous.recipes.recipe import DatasetInfo, Length, Make, Recipe, common, fixed_side
+from vitreous.recipes.recipe import DatasetInfo, Length, Make, Recipe, common, dense_optimizer, fixed_side
 from vitreous.training.run import Optimizer, Run, Schedule
 
 SHOWN = Length(2e4, 5, 200)
@@ -29,12 +29,10 @@ def detect(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run
     epochs = SHOWN.epochs(facts.images)
     steps = max(1, round(epochs * facts.images / batch))
     parts = common(replace_fields(model, {"dropout": 0.0, "drop_path": 0.0}), facts)
-    decay = 0.75 if options.init else 1.0
-    optimizer = Optimizer("muon", 2e-3, matrix_lr=0.02, betas=(0.9, 0.95), weight_decay=0.05, layer_decay=decay)
     return Run(
         **parts | {"preprocess": replace(parts["preprocess"], filter="bilinear")},
         views=Scenes(scale=(0.8, 1.25), fit="whole", flip=0.5, jitter=(0.2, 0.2, 0.2), fill="mean", visible=0.25),
-        optimizer=optimizer,
+        optimizer=dense_optimizer(options, lr=2e-3, beta2=0.95),
         schedule=Schedule(round(0.05 * steps)),
         objective=DetectionConfig(
             masks=facts.masks, heads="light", width=128, hidden=256, finest=8, anchor=4.0, proposals=300

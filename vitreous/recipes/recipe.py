@@ -16,7 +16,7 @@ from vitreous.models.names import configure
 from vitreous.objectives.base import ObjectiveConfig
 from vitreous.objectives.supervised import SupervisedConfig
 from vitreous.recipes.options import TrainOptions
-from vitreous.training.run import DataOptions, Run
+from vitreous.training.run import DataOptions, Optimizer, Run
 
 Rule = Literal["linear", "sqrt", "fixed"]
 Published = tuple[str, str, str]  # model, data set, figure
@@ -175,6 +175,13 @@ def common(model: ModelConfig, facts: DatasetInfo) -> dict[str, Any]:
             std=HALF[1][:1] * model.channels,
         ),
     }
+
+
+def dense_optimizer(options: TrainOptions, lr: float, beta2: float = 0.999) -> Optimizer:
+    """Muon for masks and boxes of a few hundred images; the blocks of weights that go in (--init) move more slowly than
+    the heads, the first most."""
+    decay = 0.75 if options.init else 1.0
+    return Optimizer("muon", lr, matrix_lr=0.02, betas=(0.9, beta2), weight_decay=0.05, layer_decay=decay)
 
 
 def google(model: ModelConfig, facts: DatasetInfo, squash: bool = False) -> dict[str, Any]:

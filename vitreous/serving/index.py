@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from vitreous.evaluation.engine import InferenceOptions
 
 FILE = "index.npz"
-FORMAT = 1
+FORMAT = 2
 LIMIT = 50_000  # images
 THUMBNAIL, QUALITY = 64, 80  # pixels along the longer side, and of a JPEG
 CHUNK = 4096  # rows compared at a time, and samples whose pictures are made at a time
@@ -139,7 +139,7 @@ def write_index(
     arrays |= {f"{name}_ends": text.ends for name, text in texts.items()}
     place = folder / FILE
     with atomic(place, shared=True) as file:
-        np.savez(file, told=np.array(json.dumps({"format": FORMAT, **bundle_key(folder)})), **arrays)  # type: ignore[arg-type]
+        np.savez(file, record=np.array(json.dumps({"format": FORMAT, **bundle_key(folder)})), **arrays)  # type: ignore[arg-type]
     return place
 
 
@@ -153,7 +153,7 @@ def open_index(run: str | os.PathLike[str]) -> Index | None:
         return None
     try:
         with np.load(place, allow_pickle=False) as stored:
-            record = json.loads(str(stored["told"]))
+            record = json.loads(str(stored["record"]))
             rows = stored["features"]
             texts = [Texts(stored[name], stored[f"{name}_ends"]) for name in ("labels", "names", "thumbnails")]
         whole = rows.ndim == 2 and all(len(text.ends) == len(rows) and text.ends[-1] == len(text.all) for text in texts)
