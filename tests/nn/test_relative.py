@@ -1,8 +1,12 @@
 """Attention that knows of places, and wrappers that change where a block looks, against the loops they replace."""
 
+import math
+
 import pytest
 import torch
 
+import vitreous.nn.attention
+from tests.precision import LIMITS, relative_error
 from vitreous.nn.attention import Attention
 from vitreous.nn.block import Block, Mlp, SwiGLU
 from vitreous.nn.grid import cut, join
@@ -121,6 +125,49 @@ def test_decomposed_positions_are_the_loop():
         )
     assert torch.allclose(attention.weights(x).sum(-1), torch.ones(()))
     assert attention(torch.randn(1, 4, 5, 8)).shape == (1, 4, 5, 8)  # tables are resized
+
+
+@pytest.mark.parametrize(("short", "learned", "logits"), [(1024, 1024, 1 << 21), (1024, 1024, 3 * 20**2), (0, 0, 1)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_every_way_to_decomposed_positions_answers_and_learns_alike(
+    short, learned, logits, dtype, is_masked, monkeypatch
+):
+    """Products, in parts or at once, and the fused kernel, beside logits that are written out."""
+    for name, value in (("SHORT_GRID", short), ("LEARNED_GRID", learned), ("SHORT_LOGITS", logits)):
+        monkeypatch.setattr(vitreous.nn.attention, name, value)
+    torch.manual_seed(0)
+    part, limit = shaken(GridAttention(16, 2, (4, 5))), LIMITS["fp32" if dtype == torch.float32 else "bf16"]
+    x = torch.randn(3, 2, 4, 5, 16, requires_grad=True)
+    mask = torch.ones(20, 20).tril().bool()[None, None] if is_masked else None
+
+    def written_out(x):
+        q, k, v = part.split(x.flatten(-3, -2))
+        places = torch.arange(20)
+        down, right = places[:, None] // 5 - places // 5, places[:, None] % 5 - places % 5
+        bias = torch.einsum("...qc,qkc->...qk", q, part.rows[down + 3] + part.columns[right + 4])
+        whole = q @ k.mT / 8**0.5 + bias
+        p = (whole if mask is None else whole.masked_fill(~mask, -math.inf)).softmax(-1)
+        return part.out((p @ v).transpose(-3, -2).flatten(-2)).unflatten(-2, (4, 5)), p
+
+    def gradients(answer):
+        sums = (answer.float() * torch.linspace(-1, 1, answer.numel()).view_as(answer)).sum()
+        return torch.autograd.grad(sums, (x, part.rows, part.columns, part.qkv.weight))
+
+    expected, p = written_out(x)
+    learning = gradients(expected)
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+        answer = part(x, mask)
+        with torch.no_grad():
+            again = part(x, mask)
+            assert relative_error(part.weights(x, mask).float(), p.detach()) < limit
+            assert relative_error(part.weights(x, mask, slice(3, 7)).float(), p.detach()[..., 3:7, :]) < limit
+    assert (
+        relative_error(answer.detach().float(), expected.detach()) < limit
+        and relative_error(again.float(), expected.detach()) < limit
+    )
+    for given, wanted in zip(gradients(answer), learning, strict=True):
+        assert relative_error(given.float(), wanted) < 2 * limit
 
 
 def test_axial_is_rows_then_columns():

@@ -19,6 +19,8 @@ from vitreous.nn.segments import Segments
 ALL = slice(None)
 #: logits of a part of `attend_in_parts`, which a core's cache is to hold, and the most of one image
 CACHED_LOGITS, MOST_LOGITS = 1 << 19, 1 << 23
+#: of `attend_unscaled`: the most tokens, without gradients and learned from, and logits of a part
+SHORT_GRID, LEARNED_GRID, SHORT_LOGITS = 256, 1024, 1 << 21
 
 
 class Attention(nn.Module):
@@ -197,6 +199,29 @@ def attend_in_parts(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         logits = torch.baddbmm(nothing, queries, keys.mT, beta=0, alpha=size**-0.5)
         y[part] = torch.bmm(logits.softmax(-1), values).unflatten(0, (-1, heads))
     return y
+
+
+def attend_unscaled(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    """softmax(q k^T) v for queries and keys (..., h, N, c) of more channels than the values (..., h, N, d) have.
+
+    `mask` (..., 1, N, N) bool is true where a query may attend to a key. PyTorch's fused kernel, for which values are
+    filled up to c channels; but on a CPU, and without a mask, products by themselves are faster for windows
+    (`SHORT_GRID`), in bfloat16 with gradients up to a thousand tokens.
+    """
+    tokens, extra = q.shape[-2], q.shape[-1] - v.shape[-1]
+    learning = torch.is_grad_enabled() and q.requires_grad
+    most = LEARNED_GRID if learning and q.dtype == torch.bfloat16 else SHORT_GRID
+    tracing = torch.compiler.is_compiling()  # pyright: ignore[reportPrivateImportUsage]
+    if mask is None and q.device.type == "cpu" and tokens <= most and not tracing:
+        if learning:
+            return (q @ k.mT).softmax(-1) @ v
+        q, k, values = (x.flatten(0, -3) for x in (q, k, v))
+        y, part = torch.empty_like(values), max(1, SHORT_LOGITS // tokens**2)
+        for rows in (slice(start, start + part) for start in range(0, len(q), part)):
+            y[rows] = torch.bmm(torch.bmm(q[rows], k[rows].mT).softmax(-1), values[rows])
+        return y.view(v.shape)
+    y = F.scaled_dot_product_attention(q, k, F.pad(v, (0, extra)), attn_mask=mask, scale=1.0)
+    return y[..., : v.shape[-1]]
 
 
 def attend_segments(q: Tensor, k: Tensor, v: Tensor, segments: Segments) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitreous.nn.attention import ALL, Attention, attend, masked, probabilities
+from vitreous.nn.attention import ALL, Attention, attend, attend_unscaled, masked, probabilities
 from vitreous.nn.grid import resize
 from vitreous.nn.position import TokenPositions
 
@@ -114,6 +114,8 @@ class GridAttention(Attention):
     `size` is the grid that the tables are for, (2 h - 1, d) and (2 w - 1, d), resized where another comes:
 
         logit[q, k] = q . k / sqrt(d) + q . R_h[row_q - row_k + h - 1] + q . R_w[column_q - column_k + w - 1]
+
+    No (h w, h w) matrix of the last two terms is made: they are the last h + w channels of longer queries and keys.
     """
 
     def __init__(self, width: int, heads: int, size: tuple[int, int], bias: bool = True) -> None:
@@ -122,29 +124,34 @@ class GridAttention(Attention):
 
     def inner(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """(..., h, w, D) -> (..., h, w, D); `mask` (..., 1, h w, h w) bool, true where a query may attend to a key."""
-        q, k, v = self.split(x.flatten(-3, -2))
-        y = attend(q, k, v, masked(self.bias(q, x.shape[-3], x.shape[-2]), mask))
+        y = attend_unscaled(*self.joined(x), mask)
         return y.transpose(-3, -2).flatten(-2).unflatten(-2, x.shape[-3:-1])
 
     def weights(self, x: Tensor, mask: Tensor | None = None, queries: slice = ALL) -> Tensor:
         """(..., h, w, D) -> (..., heads, Q, h w): the probabilities of the `queries`, or all h w; rows are queries and
         sum to one."""
-        q, k, _ = self.split(x.flatten(-3, -2))
-        height, width = x.shape[-3], x.shape[-2]
-        numbers, q = torch.arange(height * width, device=x.device)[queries], q[..., queries, :]
-        rows = torch.einsum("...qc,qkc->...qk", q, relative(self.rows, height).to(q)[numbers // width])[..., :, None]
-        columns = torch.einsum("...qc,qkc->...qk", q, relative(self.columns, width).to(q)[numbers % width])[
-            ..., None, :
-        ]
-        bias = (rows + columns).flatten(-2)
-        return probabilities(q, k, bias if mask is None else masked(bias, mask[..., queries, :]))
+        q, k, _ = self.joined(x)
+        logits = q[..., queries, :] @ k.mT
+        return masked(logits, None if mask is None else mask[..., queries, :]).softmax(-1)
 
-    def bias(self, q: Tensor, height: int, width: int) -> Tensor:
-        """(..., heads, h w, d) -> (..., heads, h w, h w): what is added to the logits."""
+    def joined(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(..., h, w, D) -> queries and keys, (..., heads, h w, d + h + w), whose products are the logits, and values,
+        (..., heads, h w, d).
+
+        Behind a query's channels come its products with the vectors of all rows and all columns; behind a key's, a one
+        at its row and a one at its column.
+        """
+        height, width = x.shape[-3:-1]
+        q, k, v = self.split(x.flatten(-3, -2))
         grid = q.unflatten(-2, (height, width))  # (..., heads, h, w, d)
-        rows = torch.einsum("...ijc,ikc->...ijk", grid, relative(self.rows, height).to(q))[..., :, None]
-        columns = torch.einsum("...ijc,jkc->...ijk", grid, relative(self.columns, width).to(q))[..., None, :]
-        return (rows + columns).flatten(-4, -3).flatten(-2)
+        rows = torch.einsum("...ijc,ikc->...ijk", grid, relative(self.rows, height).to(q))
+        columns = torch.einsum("...ijc,jkc->...ijk", grid, relative(self.columns, width).to(q))
+        places = torch.arange(height * width, device=x.device)[:, None]
+        at_row = places // width == torch.arange(height, device=x.device)
+        at_column = places % width == torch.arange(width, device=x.device)
+        ones = torch.cat([at_row, at_column], -1).to(k.dtype).expand(*k.shape[:-1], -1)
+        positions = torch.cat([rows, columns], -1).flatten(-3, -2)
+        return torch.cat([q * q.shape[-1] ** -0.5, positions], -1), torch.cat([k, ones], -1), v
 
 
 def relative(table: Tensor, length: int) -> Tensor:
