@@ -140,6 +140,26 @@ def test_gradients_of_micro_batches_add_up_in_float32():
     assert not flat.grad.any()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_are_forgotten_collected_or_not(dtype):
+    """A backward pass that was broken off leaves nothing to the next step."""
+    flat = Flat(objective(), dtype, torch.device("cpu"), shards=2)
+    for collected in (True, False, True):
+        flat.zero()
+        assert all(not grad.any() for grad in flat.grads) and not flat.master_grad.any()
+        flat.total = flat.grad if dtype == torch.float32 else None
+        for number, grad in enumerate(flat.grads):
+            flat.views(grad)["model.head.weight"] += 1 + number  # as autograd adds, through a view
+        if collected:
+            flat.collect()
+            assert flat.master_grad.max() == 3 and not any(grad.any() for grad in flat.grads if grad is not flat.total)
+    flat.zero()
+    others = [grad for grad in flat.grads if grad is not flat.total]
+    versions = [grad._version for grad in others]
+    flat.zero()
+    assert others and versions == [grad._version for grad in others]  # nothing was written
+
+
 def test_clipping_is_by_the_global_norm():
     flat = Flat(objective(), torch.float32, torch.device("cpu"))
     flat.master_grad.normal_()

@@ -72,7 +72,7 @@ class Flat:
             view.copy_(self.parameters[name].detach())
         self.work = self.master if dtype == torch.float32 else self.master.to(dtype)
         self.grads = [torch.zeros_like(self.work) for _ in range(shards)]
-        self.grad = self.grads[0]
+        self.grad, self.versions = self.grads[0], [-1] * shards  # of `grads` when they were last zero
         self.total = self.grad if dtype == torch.float32 else None  # what `master_grad` gives
         self.average = self.master if ema is None else self.master.clone()
         module.to(device)
@@ -128,15 +128,18 @@ class Flat:
         return {name: vector[a:b].view(self.parameters[name].shape) for name, (a, b) in self.spans.items()}
 
     def zero(self) -> None:
-        """Forget the gradients."""
-        for grad in self.grads:
-            grad.zero_()
+        """Forget the gradients. Those that nothing was added to since `collect` set them to zero are not written
+        again."""
+        for number, grad in enumerate(self.grads):
+            if grad is self.total or grad._version != self.versions[number]:
+                grad.zero_()
+                self.versions[number] = grad._version
         if self.total is not self.grad:
             self.total = None  # its memory is the activations' until the backward pass has freed them
 
     def collect(self) -> None:
-        """Add what backward passes left in `grads` to the float32 sum, in their order."""
-        for grad in self.grads:
+        """Add what backward passes left in `grads` to the float32 sum, in their order, and set them to zero."""
+        for number, grad in enumerate(self.grads):
             if grad is self.total:
                 continue
             if self.total is None:
@@ -145,6 +148,7 @@ class Flat:
                 for total, part in zip(self.total.split(CHUNK), grad.split(CHUNK), strict=True):
                     total += part  # as a whole it would be copied to float32 first
             grad.zero_()
+            self.versions[number] = grad._version
 
     def exchange(self, ranks: Ranks) -> None:
         """Add up the float32 gradients of all processes."""
@@ -194,6 +198,8 @@ class Flat:
         or `by` each `tensor`, or each `part`, which is what stands before the first dot of the names."""
         norm = self.norm()
         if limit is not None and by == "all":
+            if norm.device.type == "cpu" and norm <= limit:  # elsewhere, to ask would be to wait for the device
+                return norm
             self.master_grad.mul_((limit / (norm + 1e-6)).clamp(max=1.0))
         elif limit is not None:
             part = {name: name if by == "tensor" else name.partition(".")[0] for name in self.spans}
