@@ -1,26 +1,38 @@
-"""CIFAR-10 from scratch in a quarter of an hour: `vitreous train` beside timm's ViT of the same size in plain PyTorch.
+"""CIFAR-10 from scratch in a quarter of an hour, three seeds: `vitreous train` beside timm's ViT in plain PyTorch.
 
-    python benchmarks/cifar.py FOLDER --out benchmarks/DATE-cifar-HARDWARE.md
+    python benchmarks/cifar.py FOLDER --work DIR --rows ROWS.jsonl --out benchmarks/DATE-cifar-HARDWARE.md
 
-FOLDER has train/CLASS/* and test/CLASS/*. One after the other, each alone on the machine. Ours is the command as it
-stands in the README. timm's model sees the same training images (the same tenth held out), the same shift and mirror,
-in bfloat16 autocast where the processor has it, with fused AdamW, label smoothing and a cosine over the same wall-clock
-time: what a good plain script does. `--alone` leaves it out.
+FOLDER has train/CLASS/* and test/CLASS/*; a tenth of the training images is held out. Each row is one run of one seed,
+judged once on the test images. Runs learn for as many images as --minutes hold on --cores cores by the processor time
+of one thread (benchmarks/pretraining.py), so rows can be made side by side with OMP_NUM_THREADS=1; timm's, whose loop is
+here, for as much processor time. A second call goes on with the rows that lack.
+
+`vitreous` is the command as it stands in the README, at this length; others of ours change one thing. timm's model has
+the width, depth and heads of ours and patches of 4 pixels, in bfloat16 autocast where the processor has it, with fused
+AdamW and a cosine, and one of two recipes: `plain`, with the shift, mirror and label smoothing that ours has; `CCT`, as
+the authors of arXiv:2104.05704 train small transformers on CIFAR-10 (crops of 0.8 to 1, RandAugment of magnitude 9,
+MixUp 0.8 or CutMix 1 until 7/12 of the run, smoothing 0.1, 5.5e-4, decay 0.06).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
-import tempfile
+import math
+import statistics
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from PIL import Image, ImageOps
+from pretraining import NEVER, processor_rate, trained
+from torch import Tensor
 
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.keys import key
@@ -32,90 +44,131 @@ from vitreous.machine import has_bf16, processor
 from vitreous.models.names import configure
 
 MODEL = "Conv+ViT-128x4/8"
+#: options of `vitreous train` by method
+OURS: dict[str, dict[str, Any]] = {
+    "vitreous": {},
+    "vitreous, units in the stem": {"model.stem.blocks": ["0", "1", "1", "0"]},
+    "vitreous, units, shifts of an eighth": {"model.stem.blocks": ["0", "1", "1", "0"], "views.shift": ["0.125"]},
+}
+THEIRS = {"timm ViT, plain": "plain", "timm ViT, CCT": "CCT"}
+BATCH = 128
+RATES = {"plain": (1e-3, 0.05, 0.05), "CCT": (5.5e-4, 0.06, 1 / 30)}  # learning rate, decay, share that warms up
+
+Views = Callable[[np.ndarray, np.ndarray, float], tuple[Tensor, Tensor]]
 
 
-def ours(folder: str, scratch: Path) -> dict:
-    """The command, timed as a whole process."""
-    out = scratch / "run"
-    started = time.perf_counter()
-    subprocess.run([sys.executable, "-m", "vitreous", "train", folder, "--model", MODEL, "--out", str(out)], check=True)
-    minutes = (time.perf_counter() - started) / 60
-    summary = json.loads((out / "summary.json").read_text())
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").open()]
-    curve = [(line["seconds"] / 60, line["val/top1"]) for line in lines if "val/top1" in line]
-    return {
-        "minutes": minutes,
-        "test": summary["test"]["top1"],
-        "interval": summary["test"]["interval"]["top1"],
-        "epochs": summary["epochs"],
-        "rate": summary["images_per_second"],
-        "memory": summary["peak_memory_bytes"],
-        "parameters": summary["parameters"],
-        "curve": curve,
+@dataclass(frozen=True)
+class Plan:
+    """What is compared, and where its runs lie."""
+
+    folder: Path
+    work: Path
+    rows: Path
+    minutes: float = 15.0
+    cores: int = 2
+    seeds: int = 3
+    measured: int = 60  # steps that count the images of a processor second
+
+    @property
+    def seconds(self) -> float:
+        """Processor seconds of a run."""
+        return 60 * self.minutes * self.cores
+
+    def home(self, name: str) -> Path:
+        """The folder of a run."""
+        return self.work / "".join(c if c.isalnum() else "-" for c in name)
+
+    def made(self) -> dict[tuple[str, int], dict[str, Any]]:
+        """The rows that are there, by method and seed."""
+        lines = self.rows.read_text("utf-8").splitlines() if self.rows.is_file() else []
+        return {(row["method"], row["seed"]): row for row in map(json.loads, lines)}
+
+
+def ours(plan: Plan, method: str, seed: int) -> dict[str, Any]:
+    """A run of ours, and its figures."""
+    options: dict[str, Any] = {"model": MODEL, "settings": OURS[method]}
+    rate = processor_rate(plan.home(method), plan.measured, str(plan.folder), **options)
+    epochs = round(rate * plan.seconds / len(open_data(str(plan.folder)).splits["train"]), 2)
+    length = {"epochs": epochs, "evaluate_every": NEVER, "save_every": 500}
+    summary = trained(plan.home(f"{method} {seed}"), plan.folder, seed=seed, **options, **length)
+    return {"epochs": epochs, "parameters": summary["parameters"], "val": summary["val"]["top1"]} | {
+        "test": summary["test"]["top1"]
     }
 
 
-def theirs(folder: str, minutes: float, rate: float) -> dict:
-    """timm's model in a plain loop that ends after as many minutes."""
-    import timm
+def theirs(plan: Plan, method: str, seed: int) -> dict[str, Any]:
+    """A run of timm's model in a plain loop, and its figures."""
     from timm.models.vision_transformer import VisionTransformer
 
-    started = time.perf_counter()
-    data, config = open_data(folder), configure(MODEL, 32)
-    preprocess = Preprocess((32, 32))
-    splits = {
-        name: (screen(split, preprocess, 0, keep=True)[0], torch.from_numpy(split.labels))
-        for name, split in data.splits.items()
-    }
-    torch.manual_seed(0)
-    model = VisionTransformer(
-        img_size=32,
-        patch_size=4,
-        embed_dim=config.width,
-        depth=config.depth,
-        num_heads=config.heads,
-        num_classes=len(data.classes),
-    )
-    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.05, fused=True)
-    images, labels = splits["train"]
-    augment, order, seen, curve, losses = Augment(shift=0.0625, flip=0.5), Order(len(images), 0), 0, [], []
-    spare = 25.0  # seconds kept for judging at the end
-    while (elapsed := time.perf_counter() - started) < 60 * minutes - spare:
-        progress = elapsed / (60 * minutes - spare)
+    recipe, data, preprocess = THEIRS[method], open_data(str(plan.folder)), Preprocess((32, 32))
+    config: Any = configure(MODEL, 32)
+    splits: dict[str, tuple[Tensor, Tensor]] = {}
+    for name, split in data.splits.items():
+        pixels = screen(split, preprocess, 0, keep=True)[0]
+        assert pixels is not None, "pictures of 32 pixels are kept in memory"
+        splits[name] = pixels, torch.from_numpy(split.labels)
+    torch.manual_seed(seed)
+    np.random.seed(seed)  # noqa: NPY002 - timm draws from it
+    sizes = {"embed_dim": config.width, "depth": config.depth, "num_heads": config.heads}
+    model = VisionTransformer(img_size=32, patch_size=4, num_classes=len(data.classes), **sizes)
+    rate, decay, warm = RATES[recipe]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=decay, fused=True)
+    views = (plain if recipe == "plain" else cct)(*splits["train"], seed, len(data.classes), preprocess)
+    order, seen, begun = Order(len(splits["train"][1]), seed), 0, time.process_time()
+    while (spent := (time.process_time() - begun) / plan.seconds) < 1:
         for group in optimizer.param_groups:
-            group["lr"] = rate * min(1.0, progress / 0.05) * (1 + np.cos(np.pi * progress)) / 2
-        samples, epochs, _ = stream(order, seen, seen + 128)
-        batch = preprocess.normalise(augment.batch(images[torch.from_numpy(samples)], key(0, epochs, samples, 0)))
+            group["lr"] = rate * min(1.0, spent / warm) * (1 + math.cos(math.pi * spent)) / 2
+        samples, epochs, _ = stream(order, seen, seen + BATCH)
+        images, targets = views(samples, epochs, spent)
         with torch.autocast("cpu", torch.bfloat16, enabled=has_bf16("cpu")):
-            loss = F.cross_entropy(model(batch).float(), labels[torch.from_numpy(samples)], label_smoothing=0.05)
+            loss = F.cross_entropy(model(images).float(), targets, label_smoothing=0.05 if recipe == "plain" else 0.0)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        seen += 128
-        losses.append(loss.item())
-        if progress * 6 >= len(curve) + 1:
-            curve.append((elapsed / 60, accuracy(model, preprocess, *splits["val"])))
-            print(
-                f"timm {elapsed / 60:.1f} min, {seen} images, loss {np.mean(losses[-100:]):.3f}, val "
-                f"{curve[-1][1]:.1%}",
-                flush=True,
-            )
-    trained = time.perf_counter() - started
-    curve.append((trained / 60, accuracy(model, preprocess, *splits["val"])))
+        seen += BATCH
+    figures = {name: accuracy(model, preprocess, *splits[name]) for name in ("val", "test")}
     return {
-        "minutes": (time.perf_counter() - started) / 60,
-        "test": accuracy(model, preprocess, *splits["test"]),
-        "epochs": seen / len(images),
-        "rate": seen / trained,
+        "epochs": round(seen / len(splits["train"][1]), 2),
         "parameters": sum(p.numel() for p in model.parameters()),
-        "curve": curve,
-        "version": timm.__version__,
-    }
+    } | figures
+
+
+def plain(images: Tensor, labels: Tensor, seed: int, classes: int, preprocess: Preprocess) -> Views:
+    """The shift and mirror that ours has: samples of an epoch -> (B, 3, 32, 32) and (B,)."""
+    augment = Augment(shift=0.0625, flip=0.5)
+
+    def views(samples: np.ndarray, epochs: np.ndarray, spent: float) -> tuple[Tensor, Tensor]:
+        rows = torch.from_numpy(samples)
+        return preprocess.normalise(augment.batch(images[rows], key(seed, epochs, samples, 0))), labels[rows]
+
+    return views
+
+
+def cct(images: Tensor, labels: Tensor, seed: int, classes: int, preprocess: Preprocess) -> Views:
+    """timm's own transforms with CCT's settings: samples of an epoch -> (B, 3, 32, 32) and (B, classes)."""
+    from timm.data import Mixup, auto_augment, create_transform  # type: ignore[attr-defined]
+
+    # at the largest magnitude timm keeps no bits, which Pillow 13 refuses
+    auto_augment.NAME_TO_OP["PosterizeIncreasing"] = lambda image, bits, **_: ImageOps.posterize(image, max(1, bits))
+    look = create_transform(
+        32, is_training=True, scale=(0.8, 1.0), auto_augment="rand-m9-mstd0.5-inc1", re_prob=0.0, interpolation="random",
+        mean=preprocess.mean, std=preprocess.std,
+    )  # fmt: skip
+    mix = partial(Mixup, mode="batch", switch_prob=0.5, label_smoothing=0.1, num_classes=classes)
+    mixed, alone = mix(mixup_alpha=0.8, cutmix_alpha=1.0), mix(mixup_alpha=0.8, cutmix_alpha=1.0, prob=0.0)
+
+    def views(samples: np.ndarray, epochs: np.ndarray, spent: float) -> tuple[Tensor, Tensor]:
+        rows = torch.from_numpy(samples)
+        pictures = [Image.fromarray(picture.permute(1, 2, 0).numpy()) for picture in images[rows]]
+        batch: Tensor = torch.stack([look(picture) for picture in pictures])  # type: ignore[operator, misc]
+        return (mixed if spent < 7 / 12 else alone)(batch, labels[rows])
+
+    return views
 
 
 @torch.inference_mode()
-def accuracy(model: torch.nn.Module, preprocess: Preprocess, images: torch.Tensor, labels: torch.Tensor) -> float:
+def accuracy(model: torch.nn.Module, preprocess: Preprocess, images: Tensor, labels: Tensor) -> float:
     """Top-1 in bfloat16 autocast."""
     model.eval()
     with torch.autocast("cpu", torch.bfloat16, enabled=has_bf16("cpu")):
@@ -127,56 +180,59 @@ def accuracy(model: torch.nn.Module, preprocess: Preprocess, images: torch.Tenso
     return hits / len(labels)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder")
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--lr", type=float, default=1e-3, help="timm's learning rate")
-    parser.add_argument("--alone", action="store_true", help="without timm")
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as scratch:
-        a = ours(arguments.folder, Path(scratch))
-    b = None if arguments.alone else theirs(arguments.folder, a["minutes"], arguments.lr)
-    low, high = a["interval"]
-    own = [
-        f"`vitreous train FOLDER --model {MODEL}`",
-        f"{a['parameters']:,}",
-        f"{a['minutes']:.1f}",
-        f"{a['epochs']:g}",
-        f"{a['rate']:.0f}",
-    ]
-    peer = []
-    if b:
-        name, epochs = f"timm ViT, AdamW {arguments.lr:g}, bf16 autocast", f"{b['epochs']:.1f}"
-        peer = [name, f"{b['parameters']:,}", f"{b['minutes']:.1f}", epochs, f"{b['rate']:.0f}", f"{b['test']:.2%}"]
-    rows = [
-        f"# CIFAR-10 (JPEG copy) from scratch, {time.strftime('%Y-%m-%d')}",
+def page(plan: Plan) -> str:
+    """The table of the rows that are there."""
+    lines = [
+        f"# CIFAR-10 from scratch, {time.strftime('%Y-%m-%d')}",
         "",
-        (
-            f"{processor()}, {torch.get_num_threads()} threads, torch "
-            f"{torch.__version__}{', timm ' + b['version'] if b else ''}."
-        ),
-        "`python benchmarks/cifar.py FOLDER`; one run each, seed 0, one after the other, whole processes timed.",
+        f"{processor()}, torch {torch.__version__}. `{MODEL}`; runs of {plan.minutes:g} minutes on {plan.cores} cores, by the",
+        "processor time of one thread. Top-1 of the test images: mean of the seeds, and each.",
         "",
-        "| | parameters | minutes, all in | epochs | images/s, training | test top-1 |",
+        "    python benchmarks/cifar.py FOLDER --work DIR --rows ROWS.jsonl",
+        "",
+        "| method | parameters | epochs | val, mean | test, mean | each seed |",
         "|---|---|---|---|---|---|",
-        "| " + " | ".join([*own, f"{a['test']:.2%} (95 %: {low:.1%} to {high:.1%})"]) + " |",
-        *(["| " + " | ".join(peer) + " |"] if peer else []),
-        "",
-        "Accuracy on the held-out tenth of the training images against minutes:",
-        "",
-        "| vitreous, minutes | val top-1 | timm, minutes | val top-1 |",
-        "|---|---|---|---|",
     ]
-    curves = (a["curve"], b["curve"] if b else [])
-    for i in range(max(map(len, curves))):
-        cells = [(f"{c[i][0]:.1f}", f"{c[i][1]:.1%}") if i < len(c) else ("", "") for c in curves]
-        rows.append("| " + " | ".join(cell for pair in cells for cell in pair) + " |")
-    rows += ["", f"Peak memory of `vitreous train`: {a['memory'] / 2**20:.0f} MiB, the pictures in memory included."]
-    text = "\n".join(rows) + "\n"
+    rows = plan.made()
+    for method in (*OURS, *THEIRS):
+        own = [row for (name, _), row in sorted(rows.items()) if name == method]
+        if own:
+            val, test = ([row[name] for row in own] for name in ("val", "test"))
+            cells = [method, f"{own[0]['parameters']:,}", f"{own[0]['epochs']:.1f}", f"{statistics.mean(val):.1%}"]
+            cells += [f"**{statistics.mean(test):.1%}**", ", ".join(f"{value:.1%}" for value in test)]
+            lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Make the rows that are not there yet, and print the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--work", type=Path, required=True, help="where runs are kept; a second call goes on with them")
+    parser.add_argument("--rows", type=Path, required=True, help="JSON lines, a run each")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument(
+        "--methods", nargs="*", choices=(*OURS, *THEIRS), default=(*OURS, *THEIRS), help="none: the page"
+    )
+    parser.add_argument("--minutes", type=float, default=Plan.minutes)
+    parser.add_argument("--cores", type=int, default=Plan.cores, help="that the minutes are of")
+    parser.add_argument("--seeds", type=int, default=Plan.seeds)
+    parser.add_argument("--measured", type=int, default=Plan.measured)
+    given = vars(parser.parse_args())
+    methods, out = given.pop("methods"), given.pop("out")
+    plan = Plan(**given)
+    for seed in range(plan.seeds):
+        for method in methods:
+            if (method, seed) not in plan.made():
+                facts = (ours if method in OURS else theirs)(plan, method, seed)
+                row = {"method": method, "seed": seed, "minutes": plan.minutes, "cores": plan.cores} | facts
+                with plan.rows.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+                print(json.dumps(row), flush=True)
+    text = page(plan)
     print(text)
-    if arguments.out:
-        arguments.out.write_text(text)
+    if out:
+        out.write_text(text)
 
 
 if __name__ == "__main__":

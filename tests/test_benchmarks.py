@@ -20,6 +20,7 @@ from tests.data.annotations.scenery import write_objects
 from tests.data.test_copies import scene
 from tests.serving.made import photograph, tiny
 from vitreous.data.annotations.target import Target
+from vitreous.data.preprocess import Preprocess
 from vitreous.data.sources import open_data
 from vitreous.evaluation.inference_options import InferenceOptions
 from vitreous.weights.bundle import load_bundle
@@ -52,8 +53,21 @@ def test_the_parts_of_a_photograph_are_all_measured_and_the_page_says_what_follo
     assert "decode in 33% of the time" in text and "it would be 50%" in text
 
 
-def test_the_cifar_script_imports():
-    assert callable(script("cifar").theirs)
+def test_peers_of_cifar_see_what_their_recipes_say(monkeypatch):
+    pytest.importorskip("timm")
+    monkeypatch.syspath_prepend(str(HOME))
+    cifar = script("cifar")
+    images, labels = torch.randint(0, 256, (12, 3, 32, 32), dtype=torch.uint8), torch.arange(12) % 3
+    given = (images, labels, 0, 3, Preprocess((32, 32)))
+    samples, epochs = np.arange(8), np.zeros(8, np.int64)
+    pictures, targets = cifar.plain(*given)(samples, epochs, 0.0)
+    assert pictures.shape == (8, 3, 32, 32) and targets.tolist() == [0, 1, 2, 0, 1, 2, 0, 1]
+    views = cifar.cct(*given)
+    pictures, mixed = views(samples, epochs, 0.5)
+    alone = views(samples, epochs, 0.6)[1]
+    assert pictures.shape == (8, 3, 32, 32) and mixed.shape == alone.shape == (8, 3)
+    assert torch.allclose(mixed.sum(1), torch.ones(8)) and torch.allclose(alone.sum(1), torch.ones(8))
+    assert alone.argmax(1).tolist() == targets.tolist() and alone.max() == pytest.approx(0.9 + 0.1 / 3)
 
 
 def test_transfer_compares_like_with_like_reads_test_images_once_and_goes_on_where_it_stopped(tmp_path, monkeypatch):
