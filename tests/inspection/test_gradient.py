@@ -20,12 +20,16 @@ def written_out(model, x, classes, monkeypatch):
 
     def attend(q, k, v, bias=None):
         logits = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5
-        a = (logits if bias is None else logits + bias).softmax(-1)
+        return answers(logits if bias is None else logits + bias, v)
+
+    def answers(logits, v):
+        a = logits.softmax(-1)
         a.retain_grad()
         maps.append(a)
         return a @ v
 
     with monkeypatch.context() as patch:
+        patch.setattr(relative, "attend_unscaled", lambda q, k, v, mask: answers(q @ k.mT, v))
         patch.setattr(plain, "attend", attend)
         patch.setattr(relative, "attend", attend)
         logits = model.classify(model.pool(model.features(x))).gather(1, classes[:, None])

@@ -198,8 +198,6 @@ class Flat:
         or `by` each `tensor`, or each `part`, which is what stands before the first dot of the names."""
         norm = self.norm()
         if limit is not None and by == "all":
-            if norm.device.type == "cpu" and norm <= limit:  # elsewhere, to ask would be to wait for the device
-                return norm
             self.master_grad.mul_((limit / (norm + 1e-6)).clamp(max=1.0))
         elif limit is not None:
             part = {name: name if by == "tensor" else name.partition(".")[0] for name in self.spans}
