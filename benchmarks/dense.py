@@ -185,23 +185,32 @@ def theirs(plan: Plan, seed: int) -> dict[str, Any]:
 
 def page(plan: Plan) -> str:
     """The table of the rows that are there."""
+    cores = "one core" if plan.cores == 1 else f"{plan.cores} cores"
     lines = [
         f"# Masks and boxes from a few hundred images, {time.strftime('%Y-%m-%d')}",
         "",
-        f"{processor()}, torch {torch.__version__}. Runs of {plan.minutes:g} minutes on {plan.cores} cores, by the processor",
-        "time of one thread; pre-training has as many again. Figures of the test images: mean of the seeds, and each.",
+        f"{processor()}, torch {torch.__version__}. Runs of so many minutes on {cores}, by the processor time",
+        "of one thread; pre-training has as many again. Figures of the test images: mean of the seeds, and each. `ap50` of",
+        "objects is of their masks, `dice` of the hippocampus the mean of its two parts.",
         "",
         "    python benchmarks/dense.py KIND FOLDER --work DIR --rows ROWS.jsonl",
         "",
-        "| data | figure | method | parameters | images learned from | mean | each seed |",
-        "|---|---|---|---|---|---|---|",
+        "| data | figure | method | minutes | parameters | images learned from | mean | each seed |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for (kind, method, _), row in sorted(plan.made().items()):
         groups.setdefault((kind, method), []).append(row)
     for (kind, method), rows in groups.items():
         values = [row[SUBJECTS[kind].figure] for row in rows]
-        cells = [kind, SUBJECTS[kind].figure, method, f"{rows[0]['parameters']:,}", f"{rows[0]['images']:,}"]
+        cells = [
+            kind,
+            SUBJECTS[kind].figure,
+            method,
+            f"{rows[0]['minutes']:g}",
+            f"{rows[0]['parameters']:,}",
+            f"{rows[0]['images']:,}",
+        ]
         cells += [f"{statistics.mean(values):.1%}", ", ".join(f"{value:.1%}" for value in values)]
         lines.append("| " + " | ".join(cells) + " |")
     wanted = [(kind, method) for kind, subject in SUBJECTS.items() for method in subject.methods]
