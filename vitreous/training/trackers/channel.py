@@ -19,6 +19,7 @@ from vitreous.training.trackers.base import Line, RunInfo, Tracker
 
 CAPACITY = 1_000  # calls that may wait; of a tracker that does not answer, further ones are dropped
 MARK_EVERY = 1.0  # seconds between two writings of how far a tracker is
+LAST_WRITE = 1.0  # seconds at most that a tracker which was given up has to write down how far it is
 FILE = "trackers.json"  # in the run folder: identity of the run at each tracker, and the last line that it has
 
 Mark = tuple[int, int]  # of a line: its step, and 1 for an evaluation, which comes after the training figures
@@ -83,7 +84,8 @@ class Channel:
         if self.thread.ident is None:
             return
         self.enqueue("")
-        self.thread.join(max(0.0, end - time.monotonic()) if not self.problem else 0.0)
+        left = end - time.monotonic()
+        self.thread.join(max(0.0, min(left, LAST_WRITE) if self.problem else left))
         if not self.thread.is_alive():
             return
         ABANDONED.add(self.thread.name)
