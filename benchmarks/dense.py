@@ -9,8 +9,8 @@ labels/): every voxel is of one of two parts or of neither. Of nuclei and volume
 split, a tenth validates. Each row is one run of one seed, judged once on the test images, all by the same code. Runs
 learn for as many images as --minutes hold on --cores cores by the processor time of one thread
 (benchmarks/pretraining.py), so rows can be made side by side with OMP_NUM_THREADS=1; a peer
-(benchmarks/dense_peers.py), whose loop is here, for as much processor time. A second call goes on with the rows that
-lack.
+(benchmarks/dense_peers.py), whose loop is here, for as much processor time, in float32, which is PyTorch's default,
+where ours takes bfloat16 if the processor has it. A second call goes on with the rows that lack.
 """
 
 from __future__ import annotations
@@ -191,7 +191,8 @@ def page(plan: Plan) -> str:
         "",
         f"{processor()}, torch {torch.__version__}. Runs of so many minutes on {cores}, by the processor time",
         "of one thread; pre-training has as many again. Figures of the test images: mean of the seeds, and each. `ap50` of",
-        "objects is of their masks, `dice` of the hippocampus the mean of its two parts.",
+        "objects is of their masks, `dice` of the hippocampus the mean of its two parts. Peers compute in float32, ours in",
+        "bfloat16 where the processor has it.",
         "",
         "    python benchmarks/dense.py KIND FOLDER --work DIR --rows ROWS.jsonl",
         "",
