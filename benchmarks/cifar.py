@@ -7,7 +7,7 @@ judged once on the test images. Runs learn for as many images as --minutes hold 
 of one thread (benchmarks/pretraining.py), so rows can be made side by side with OMP_NUM_THREADS=1; timm's, whose loop is
 here, for as much processor time. A second call goes on with the rows that lack.
 
-`vitreous` is the command as it stands in the README, at this length; others of ours change one thing. timm's model has
+`vitreous` is the command as it stands in the README, at this length; others of ours change what they are named for. timm's model has
 the width, depth and heads of ours and patches of 4 pixels, in bfloat16 autocast where the processor has it, with fused
 AdamW and a cosine, and one of two recipes: `plain`, with the shift, mirror and label smoothing that ours has; `CCT`, as
 the authors of arXiv:2104.05704 train small transformers on CIFAR-10 (crops of 0.8 to 1, RandAugment of magnitude 9,
@@ -31,7 +31,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image, ImageOps
-from pretraining import NEVER, processor_rate, trained
+from pretraining import EqualTime
 from torch import Tensor
 
 from vitreous.data.augmentation.augment import Augment
@@ -58,21 +58,10 @@ Views = Callable[[np.ndarray, np.ndarray, float], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What is compared, and where its runs lie."""
+class Plan(EqualTime):
+    """The same for CIFAR-10."""
 
-    folder: Path
-    work: Path
-    rows: Path
     minutes: float = 15.0
-    cores: int = 2
-    seeds: int = 3
-    measured: int = 60  # steps that count the images of a processor second
-
-    @property
-    def seconds(self) -> float:
-        """Processor seconds of a run."""
-        return 60 * self.minutes * self.cores
 
     def home(self, name: str) -> Path:
         """The folder of a run."""
@@ -80,20 +69,15 @@ class Plan:
 
     def made(self) -> dict[tuple[str, int], dict[str, Any]]:
         """The rows that are there, by method and seed."""
-        lines = self.rows.read_text("utf-8").splitlines() if self.rows.is_file() else []
-        return {(row["method"], row["seed"]): row for row in map(json.loads, lines)}
+        return {(row["method"], row["seed"]): row for row in self.stored()}
 
 
 def ours(plan: Plan, method: str, seed: int) -> dict[str, Any]:
     """A run of ours, and its figures."""
     options: dict[str, Any] = {"model": MODEL, "settings": OURS[method]}
-    rate = processor_rate(plan.home(method), plan.measured, str(plan.folder), **options)
-    epochs = round(rate * plan.seconds / len(open_data(str(plan.folder)).splits["train"]), 2)
-    length = {"epochs": epochs, "evaluate_every": NEVER, "save_every": 500}
-    summary = trained(plan.home(f"{method} {seed}"), plan.folder, seed=seed, **options, **length)
-    return {"epochs": epochs, "parameters": summary["parameters"], "val": summary["val"]["top1"]} | {
-        "test": summary["test"]["top1"]
-    }
+    summary, _ = plan.train(plan.folder, plan.home(f"{method} {seed}"), plan.home(method), seed, **options)
+    figures = {name: summary[name]["top1"] for name in ("val", "test")}
+    return {"epochs": summary["epochs"], "parameters": summary["parameters"]} | figures
 
 
 def theirs(plan: Plan, method: str, seed: int) -> dict[str, Any]:
@@ -114,8 +98,8 @@ def theirs(plan: Plan, method: str, seed: int) -> dict[str, Any]:
     rate, decay, warm = RATES[recipe]
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=decay, fused=True)
     views = (plain if recipe == "plain" else cct)(*splits["train"], seed, len(data.classes), preprocess)
-    order, seen, begun = Order(len(splits["train"][1]), seed), 0, time.process_time()
-    while (spent := (time.process_time() - begun) / plan.seconds) < 1:
+    order, seen, started = Order(len(splits["train"][1]), seed), 0, time.process_time()
+    while (spent := (time.process_time() - started) / plan.seconds) < 1:
         for group in optimizer.param_groups:
             group["lr"] = rate * min(1.0, spent / warm) * (1 + math.cos(math.pi * spent)) / 2
         samples, epochs, _ = stream(order, seen, seen + BATCH)
@@ -207,17 +191,9 @@ def page(plan: Plan) -> str:
 def main() -> None:
     """Make the rows that are not there yet, and print the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--work", type=Path, required=True, help="where runs are kept; a second call goes on with them")
-    parser.add_argument("--rows", type=Path, required=True, help="JSON lines, a run each")
-    parser.add_argument("--out", type=Path)
-    parser.add_argument(
-        "--methods", nargs="*", choices=(*OURS, *THEIRS), default=(*OURS, *THEIRS), help="none: the page"
-    )
-    parser.add_argument("--minutes", type=float, default=Plan.minutes)
-    parser.add_argument("--cores", type=int, default=Plan.cores, help="that the minutes are of")
-    parser.add_argument("--seeds", type=int, default=Plan.seeds)
-    parser.add_argument("--measured", type=int, default=Plan.measured)
+    Plan.add_options(parser)
+    names = (*OURS, *THEIRS)
+    parser.add_argument("--methods", nargs="*", choices=names, default=names, help="in this order; none: the page")
     given = vars(parser.parse_args())
     methods, out = given.pop("methods"), given.pop("out")
     plan = Plan(**given)

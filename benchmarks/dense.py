@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 from dense_peers import SIDE, drawn, faster_rcnn, unet
-from pretraining import processor_rate, trained
+from pretraining import EqualTime
 from torch import nn
 
 import vitreous
@@ -69,23 +69,13 @@ SUBJECTS = {
 }
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What is compared, and where its runs lie."""
+@dataclass(frozen=True, kw_only=True)
+class Plan(EqualTime):
+    """The same for one of `SUBJECTS`."""
 
     kind: str
-    folder: Path
-    work: Path
-    rows: Path
     minutes: float = 20.0
-    cores: int = 2
-    seeds: int = 3
-    measured: int = 24  # steps that count the images of a processor second
-
-    @property
-    def seconds(self) -> float:
-        """Processor seconds of a run."""
-        return 60 * self.minutes * self.cores
+    measured: int = 24
 
     def home(self, method: str, seed: int) -> Path:
         """The folder of a run."""
@@ -94,8 +84,7 @@ class Plan:
 
     def made(self) -> dict[tuple[str, str, int], dict[str, Any]]:
         """The rows that are there, by data, method and seed."""
-        lines = self.rows.read_text("utf-8").splitlines() if self.rows.is_file() else []
-        return {(row["data"], row["method"], row["seed"]): row for row in map(json.loads, lines)}
+        return {(row["data"], row["method"], row["seed"]): row for row in self.stored()}
 
 
 def prepared(plan: Plan) -> Path:
@@ -128,12 +117,8 @@ def link(path: Path, place: Path) -> None:
 
 def learn(plan: Plan, data: Path, out: Path, options: dict[str, Any], seed: int) -> dict[str, Any]:
     """A run of ours for the images of the minutes; its summary, and how many images that were."""
-    rate = processor_rate(out.parent / f"rate-{options['recipe']}", plan.measured, str(data), **options)
-    images = rate * plan.seconds
-    count = len(open_data(str(data)).splits["train"])
-    length = {"epochs": round(images / count, 2), "evaluate_every": 10**9, "save_every": 200}
-    summary = trained(out, data, seed=seed, **options, **length)
-    return {"images": round(summary["epochs"] * count), "parameters": summary["parameters"], "run": out}
+    summary, images = plan.train(data, out, out.parent / f"rate-{options['recipe']}", seed, **options)
+    return {"images": images, "parameters": summary["parameters"], "run": out}
 
 
 def ours(plan: Plan, method: str, seed: int) -> dict[str, Any]:
@@ -169,8 +154,8 @@ def theirs(plan: Plan, seed: int) -> dict[str, Any]:
     model, loss_of, judge = (unet if plan.kind == "nuclei" else faster_rcnn)(data)
     batches, images = drawn(plan.kind, data.splits["train"], seed), 0
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
-    begun, model = time.process_time(), model.train()
-    while (spent := time.process_time() - begun) < plan.seconds:
+    started, model = time.process_time(), model.train()
+    while (spent := time.process_time() - started) < plan.seconds:
         optimizer.param_groups[0]["lr"] = 1e-3 * 0.5 * (1 + math.cos(math.pi * spent / plan.seconds))
         batch = next(batches)
         loss = loss_of(*batch)
@@ -224,15 +209,8 @@ def main() -> None:
     """Make the rows that are not there yet, and print the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", choices=tuple(SUBJECTS))
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--work", type=Path, required=True, help="where runs are kept; a second call goes on with them")
-    parser.add_argument("--rows", type=Path, required=True, help="JSON lines, a run each")
-    parser.add_argument("--out", type=Path)
+    Plan.add_options(parser)
     parser.add_argument("--methods", nargs="*", default=(SCRATCH, FIRST, "peer"), help="in this order; none: the page")
-    parser.add_argument("--minutes", type=float, default=Plan.minutes)
-    parser.add_argument("--cores", type=int, default=Plan.cores, help="that the minutes are of")
-    parser.add_argument("--seeds", type=int, default=Plan.seeds)
-    parser.add_argument("--measured", type=int, default=Plan.measured)
     given = vars(parser.parse_args())
     methods, out = given.pop("methods"), given.pop("out")
     plan = Plan(**given)

@@ -97,6 +97,51 @@ class Plan:
         return {row["method"]: row for row in map(json.loads, lines)}
 
 
+@dataclass(frozen=True)
+class EqualTime:
+    """Methods that are compared after as much processor time, and where their runs lie."""
+
+    folder: Path
+    work: Path
+    rows: Path
+    minutes: float
+    cores: int = 2
+    seeds: int = 3
+    measured: int = 60  # steps that count the images of a processor second
+
+    @property
+    def seconds(self) -> float:
+        """Processor seconds of a run."""
+        return 60 * self.minutes * self.cores
+
+    def stored(self) -> list[dict[str, Any]]:
+        """The rows that are there."""
+        return [json.loads(line) for line in self.rows.read_text("utf-8").splitlines()] if self.rows.is_file() else []
+
+    @classmethod
+    def add_options(cls, parser: argparse.ArgumentParser) -> None:
+        """The options of a script that give the fields, and `--out`, where the page goes."""
+        parser.add_argument("folder", type=Path)
+        parser.add_argument(
+            "--work", type=Path, required=True, help="where runs are kept; a second call goes on with them"
+        )
+        parser.add_argument("--rows", type=Path, required=True, help="JSON lines, a run each")
+        parser.add_argument("--out", type=Path)
+        parser.add_argument("--minutes", type=float, default=cls.minutes)
+        parser.add_argument("--cores", type=int, default=cls.cores, help="that the minutes are of")
+        parser.add_argument("--seeds", type=int, default=cls.seeds)
+        parser.add_argument("--measured", type=int, default=cls.measured)
+
+    def train(self, data: Path, out: Path, rate_home: Path, seed: int, **options: Any) -> tuple[dict[str, Any], int]:
+        """A run for the images that the processor seconds hold, by the rate in `rate_home`; its summary, and how many
+        images those were."""
+        rate = processor_rate(rate_home, self.measured, str(data), **options)
+        count = len(open_data(str(data)).splits["train"])
+        length = {"epochs": round(rate * self.seconds / count, 2), "evaluate_every": NEVER, "save_every": 200}
+        summary = trained(out, data, seed=seed, **options, **length)
+        return summary, round(summary["epochs"] * count)
+
+
 def trained(out: Path, data: Path, **options: Any) -> dict[str, Any]:
     """The summary of a run: of a complete one as it lies there, else when it has been begun or has gone on to its
     end."""

@@ -293,10 +293,29 @@ def test_a_peer_of_dense_models_learns_the_maps_that_ours_do(tmp_path, monkeypat
 
     monkeypatch.setattr(dense, "unet", peer)
     root = write_objects(tmp_path / "nuclei", 40)
-    plan = dense.Plan("nuclei", root, tmp_path / "work", tmp_path / "rows.jsonl", minutes=0.001)
+    plan = dense.Plan(root, tmp_path / "work", tmp_path / "rows.jsonl", kind="nuclei", minutes=0.001)
     facts = dense.theirs(plan, 0)
     assert facts["dice_nuclei"] == 0.5 and facts["images"] >= 8
     assert seen and all(set(np.unique(one)) == {0, 1} for one in seen)
+
+
+def test_methods_of_equal_time_learn_from_what_the_seconds_hold(tmp_path, monkeypatch):
+    pretraining = script("pretraining")
+    runs = []
+
+    def trained(out, data, **options):
+        runs.append(options)
+        return {"epochs": options["epochs"]}
+
+    monkeypatch.setattr(pretraining, "processor_rate", lambda home, steps, data, **options: 0.5)
+    monkeypatch.setattr(pretraining, "trained", trained)
+    root = write_objects(tmp_path / "nuclei", 40)
+    plan = pretraining.EqualTime(root, tmp_path, tmp_path / "rows.jsonl", minutes=4.0, cores=2)
+    count = len(open_data(str(root)).splits["train"])
+    assert plan.seconds == 480 and plan.stored() == []
+    images = plan.train(root, tmp_path / "run", tmp_path / "rate", 3, recipe="segment")[1]
+    assert runs[0]["epochs"] == round(240 / count, 2) and abs(images - 240) <= 1
+    assert runs[0]["seed"] == 3 and runs[0]["recipe"] == "segment"
 
 
 def test_moving_digits_have_the_speeds_that_are_drawn_and_are_read_where_they_are(monkeypatch):

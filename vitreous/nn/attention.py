@@ -19,7 +19,7 @@ from vitreous.nn.segments import Segments
 ALL = slice(None)
 #: logits of a part of `attend_in_parts`, which a core's cache is to hold, and the most of one image
 CACHED_LOGITS, MOST_LOGITS = 1 << 19, 1 << 23
-#: of `attend_unscaled`: the most tokens, without gradients and learned from, and logits of a part
+#: of `attend_unscaled`: the most tokens, without gradients and learned from, and logits of a part; measured with AMX
 SHORT_GRID, LEARNED_GRID, SHORT_LOGITS = 256, 1024, 1 << 21
 
 
@@ -183,20 +183,22 @@ def products_pay() -> bool:
     return features.get("avx512_bf16", False) and not features.get("amx_bf16", False)
 
 
-def attend_in_parts(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """softmax(q k^T / sqrt(d)) v by batched products, without gradients: queries (B, h, Q, d), keys and values (B, h,
-    N, d) -> (B, h, Q, d).
+def attend_in_parts(
+    q: Tensor, k: Tensor, v: Tensor, scale: float | None = None, logits_at_once: int | None = None
+) -> Tensor:
+    """softmax(scale q k^T) v by batched products, without gradients: queries (B, h, Q, c), keys (B, h, N, c) and values
+    (B, h, N, d) -> (B, h, Q, d); `scale` is 1 / sqrt(c) unless given.
 
-    For each part of the batch whose logits stay in a core's cache: p = softmax(q k^T / sqrt(d)), y = p v. Logits and
-    probabilities are in the type of q, as in training (`KeptAttention`).
+    For each part of the batch, of `logits_at_once` logits or as many as stay in a core's cache: p = softmax(scale q
+    k^T), y = p v. Logits and probabilities are in the type of q, as in training (`KeptAttention`).
     """
     batch, heads, asked, size = q.shape
-    y = q.new_empty(batch, asked, heads, size).transpose(1, 2)
-    nothing, images = q.new_zeros(()), max(1, CACHED_LOGITS // (heads * asked * k.shape[2]))
+    y = q.new_empty(batch, asked, heads, v.shape[-1]).transpose(1, 2)
+    nothing, images = q.new_zeros(()), max(1, (logits_at_once or CACHED_LOGITS) // (heads * asked * k.shape[2]))
     for start in range(0, batch, images):
         part = slice(start, start + images)
         queries, keys, values = (x[part].flatten(0, 1) for x in (q, k, v))
-        logits = torch.baddbmm(nothing, queries, keys.mT, beta=0, alpha=size**-0.5)
+        logits = torch.baddbmm(nothing, queries, keys.mT, beta=0, alpha=size**-0.5 if scale is None else scale)
         y[part] = torch.bmm(logits.softmax(-1), values).unflatten(0, (-1, heads))
     return y
 
@@ -209,19 +211,16 @@ def attend_unscaled(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None)
     (`SHORT_GRID`), in bfloat16 with gradients up to a thousand tokens.
     """
     tokens, extra = q.shape[-2], q.shape[-1] - v.shape[-1]
-    learning = torch.is_grad_enabled() and q.requires_grad
+    learning = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     most = LEARNED_GRID if learning and q.dtype == torch.bfloat16 else SHORT_GRID
     tracing = torch.compiler.is_compiling()  # pyright: ignore[reportPrivateImportUsage]
-    if mask is None and q.device.type == "cpu" and tokens <= most and not tracing:
-        if learning:
-            return (q @ k.mT).softmax(-1) @ v
-        q, k, values = (x.flatten(0, -3) for x in (q, k, v))
-        y, part = torch.empty_like(values), max(1, SHORT_LOGITS // tokens**2)
-        for rows in (slice(start, start + part) for start in range(0, len(q), part)):
-            y[rows] = torch.bmm(torch.bmm(q[rows], k[rows].mT).softmax(-1), values[rows])
-        return y.view(v.shape)
-    y = F.scaled_dot_product_attention(q, k, F.pad(v, (0, extra)), attn_mask=mask, scale=1.0)
-    return y[..., : v.shape[-1]]
+    if mask is not None or q.device.type != "cpu" or tokens > most or tracing:
+        y = F.scaled_dot_product_attention(q, k, F.pad(v, (0, extra)), attn_mask=mask, scale=1.0)
+        return y[..., : v.shape[-1]]
+    if learning:
+        return (q @ k.mT).softmax(-1) @ v
+    windows = (x.reshape(-1, *x.shape[-3:]) for x in (q, k, v))
+    return attend_in_parts(*windows, scale=1.0, logits_at_once=SHORT_LOGITS).view(v.shape)
 
 
 def attend_segments(q: Tensor, k: Tensor, v: Tensor, segments: Segments) -> Tensor:
