@@ -97,6 +97,11 @@ SPELLINGS = {
     "conv+vit-s/16": "Conv+ViT-S/16",
     "Conv+Ti/8": "Conv+ViT-Ti/8",
     "conv+128x4/8": "Conv+ViT-128x4/8",
+    "conv32-64-128-128+vit-128x4/8": "Conv+ViT-128x4/8",
+    "Conv16-32-64+ViT-S/16": "Conv16-32-64+ViT-S/16",
+    "conv16-32x1-64x2+s/16": "Conv16-32x1-64x2+ViT-S/16",
+    "Conv16-32-64x0+ViT-S/16": "Conv16-32-64x0+ViT-S/16",
+    "Conv16-32x1-64+ViT-S/16": "Conv16-32x1-64x0+ViT-S/16",
     "axial-vit-b/32": "Axial-ViT-B/32",
     "Axial-ViT-64x2/4": "Axial-ViT-64x2/4",
     "axialresnet-50": "AxialResNet-50",
@@ -223,6 +228,13 @@ def test_what_is_not_read_is_the_difference_of_two_passes(name):
             work(images)
         flops.append(counter.get_total_flops())
     assert flops[1] - flops[0] == 2 * (macs(config) - computed(config)) > 0
+
+
+def test_name_of_convolutions_says_their_units():
+    assert [configure(f"Conv8-16-12{end}+ViT-24x2/4", 32).stem.blocks for end in ("", "x0", "x3")] == [
+        (0, 0, 1), (0, 0, 0), (0, 0, 3),
+    ]  # fmt: skip
+    assert configure("Conv8x2-16-12x1+ViT-24x2/4", 32).stem == ConvStemConfig(widths=(8, 16, 12), blocks=(2, 0, 1))
 
 
 def test_cost_of_convolutions_counts_units_and_cells():

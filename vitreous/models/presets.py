@@ -153,7 +153,7 @@ _TIMM = re.compile(
     re.IGNORECASE,
 )
 _HYBRID = re.compile(r"r(?P<depth>\d+)(?:x(?P<factor>\d+))?\+(?:vit-)?(?P<rest>\w+/(?P<patch>16|32))", re.IGNORECASE)
-_CONV = re.compile(r"conv(?P<widths>\d+(?:-\d+)+)?\+(?:vit-)?(?P<rest>\w+/\d+)", re.IGNORECASE)
+_CONV = re.compile(r"conv(?P<stages>\d+(?:x\d+)?(?:-\d+(?:x\d+)?)+)?\+(?:vit-)?(?P<rest>\w+/\d+)", re.IGNORECASE)
 _RESNET = re.compile(r"(?:bit-)?r(?P<depth>\d+)x(?P<factor>\d+)", re.IGNORECASE)
 
 _SWIN = re.compile(
@@ -214,13 +214,31 @@ def parse_swin(name: str, image: Image) -> SwinConfig | None:
     )
 
 
+def conv_stem(stages: str | None) -> ConvStemConfig:
+    """The stem of `16-32x1-64x2`, the usual one of None."""
+    if stages is None:
+        return ConvStemConfig()
+    sizes = [stage.partition("x") for stage in stages.lower().split("-")]
+    counts = [int(units or 0) for *_, units in sizes] if "x" in stages.lower() else [0] * (len(sizes) - 1) + [1]
+    return ConvStemConfig(widths=tuple(int(width) for width, *_ in sizes), blocks=tuple(counts))
+
+
+def conv_stem_name(stem: ConvStemConfig) -> str:
+    """`16-32x1-64x2`, the shortest text that `conv_stem` reads as this stem."""
+    if stem == ConvStemConfig():
+        return ""
+    last = len(stem.blocks) - 1
+    named = stem.blocks != (0,) * last + (1,)
+    stages = zip(stem.widths, stem.blocks, strict=True)
+    return "-".join(f"{w}x{n}" if named and (n or i == last) else f"{w}" for i, (w, n) in enumerate(stages))
+
+
 def parse_hybrid(name: str, image: Image) -> ViTConfig | None:
-    """`R50+ViT-B/16`, `R26x2+ViT-S/32`, `Conv+ViT-S/16`, or with the channels of each stage `Conv16-32-64+ViT-S/16`."""
+    """`R50+ViT-B/16`, `R26x2+ViT-S/32`, `Conv+ViT-S/16`, or with the channels of each stage `Conv16-32-64+ViT-S/16`,
+    and the residual units in it `Conv16-32x1-64x2+ViT-S/16`; without them, one in the last."""
     conv, resnet = _CONV.fullmatch(name), _HYBRID.fullmatch(name)
     if conv:
-        widths = tuple(map(int, (conv["widths"] or "").split("-"))) if conv["widths"] else ConvStemConfig().widths
-        stem = ConvStemConfig(widths=widths, blocks=(*(0,) * (len(widths) - 1), 1))
-        return at(plain(conv["rest"]), {"stem": stem}, image)
+        return at(plain(conv["rest"]), {"stem": conv_stem(conv["stages"])}, image)
     options = {"resize": "zoom", "gelu": "tanh"}
     if name in HYBRIDS:
         blocks, pixels = HYBRIDS[name]
@@ -311,10 +329,10 @@ def swin_name(config: SwinConfig) -> str:
 
 
 def hybrid_name(config: HybridConfig) -> str:
-    """`R50+ViT-B/16`, or `Conv+ViT-S/16`."""
+    """`R50+ViT-B/16`, `Conv+ViT-S/16`, or `Conv16-32x1-64x2+ViT-S/16`."""
     stem, name = config.stem, plain_name(config)
     if isinstance(stem, ConvStemConfig):
-        return f"Conv{'' if stem == ConvStemConfig() else '-'.join(map(str, stem.widths))}+ViT-{name}"
+        return f"Conv{conv_stem_name(stem)}+ViT-{name}"
     size = name.partition("/")[0]
     for hybrid, (blocks, _) in HYBRIDS.items():
         if (blocks, 64) == (stem.blocks, stem.width) and f"+ViT-{size}/" in hybrid:
