@@ -7,8 +7,8 @@ judged once on the test images. Runs learn for as many images as --minutes hold 
 of one thread (benchmarks/pretraining.py), so rows can be made side by side with OMP_NUM_THREADS=1; timm's, whose loop is
 here, for as much processor time. A second call goes on with the rows that lack.
 
-`vitreous` is the command as it stands in the README, at this length; others of ours change what they are named for. timm's model has
-the width, depth and heads of ours and patches of 4 pixels, in bfloat16 autocast where the processor has it, with fused
+`vitreous` is the command of the README at this length; others of ours are models and recipes that it has been before. timm's model
+has the width, depth and heads of ours and patches of 4 pixels, in bfloat16 autocast where the processor has it, with fused
 AdamW and a cosine, and one of two recipes: `plain`, with the shift, mirror and label smoothing that ours has; `CCT`, as
 the authors of arXiv:2104.05704 train small transformers on CIFAR-10 (crops of 0.8 to 1, RandAugment of magnitude 9,
 MixUp 0.8 or CutMix 1 until 7/12 of the run, smoothing 0.1, 5.5e-4, decay 0.06).
@@ -43,12 +43,11 @@ from vitreous.data.sources import open_data
 from vitreous.machine import has_bf16, processor
 from vitreous.models.names import configure
 
-MODEL = "Conv+ViT-128x4/8"
-#: options of `vitreous train` by method
-OURS: dict[str, dict[str, Any]] = {
-    "vitreous": {},
-    "vitreous, units in the stem": {"model.stem.blocks": ["0", "1", "1", "0"]},
-    "vitreous, units, shifts of an eighth": {"model.stem.blocks": ["0", "1", "1", "0"], "views.shift": ["0.125"]},
+#: model, and other options of `vitreous train`, by method
+OURS: dict[str, tuple[str, dict[str, Any]]] = {
+    "vitreous": ("Conv32-128x1-256x1-256+ViT-128x4/8", {}),
+    "vitreous, units in a narrow stem": ("Conv32-64x1-128x1-128+ViT-128x4/8", {}),
+    "vitreous, the recipe before": ("Conv+ViT-128x4/8", {"views.shift": ["0.0625"]}),
 }
 THEIRS = {"timm ViT, plain": "plain", "timm ViT, CCT": "CCT"}
 BATCH = 128
@@ -74,7 +73,8 @@ class Plan(EqualTime):
 
 def ours(plan: Plan, method: str, seed: int) -> dict[str, Any]:
     """A run of ours, and its figures."""
-    options: dict[str, Any] = {"model": MODEL, "settings": OURS[method]}
+    model, settings = OURS[method]
+    options: dict[str, Any] = {"model": model, "settings": settings}
     summary, _ = plan.train(plan.folder, plan.home(f"{method} {seed}"), plan.home(method), seed, **options)
     figures = {name: summary[name]["top1"] for name in ("val", "test")}
     return {"epochs": summary["epochs"], "parameters": summary["parameters"]} | figures
@@ -85,7 +85,7 @@ def theirs(plan: Plan, method: str, seed: int) -> dict[str, Any]:
     from timm.models.vision_transformer import VisionTransformer
 
     recipe, data, preprocess = THEIRS[method], open_data(str(plan.folder)), Preprocess((32, 32))
-    config: Any = configure(MODEL, 32)
+    config: Any = configure("ViT-128x4/4", 32)
     splits: dict[str, tuple[Tensor, Tensor]] = {}
     for name, split in data.splits.items():
         pixels = screen(split, preprocess, 0, keep=True)[0]
@@ -169,7 +169,7 @@ def page(plan: Plan) -> str:
     lines = [
         f"# CIFAR-10 from scratch, {time.strftime('%Y-%m-%d')}",
         "",
-        f"{processor()}, torch {torch.__version__}. `{MODEL}`; runs of {plan.minutes:g} minutes on {plan.cores} cores, by the",
+        f"{processor()}, torch {torch.__version__}. Runs of {plan.minutes:g} minutes on {plan.cores} cores, by the",
         "processor time of one thread. Top-1 of the test images: mean of the seeds, and each.",
         "",
         "    python benchmarks/cifar.py FOLDER --work DIR --rows ROWS.jsonl",
@@ -182,7 +182,8 @@ def page(plan: Plan) -> str:
         own = [row for (name, _), row in sorted(rows.items()) if name == method]
         if own:
             val, test = ([row[name] for row in own] for name in ("val", "test"))
-            cells = [method, f"{own[0]['parameters']:,}", f"{own[0]['epochs']:.1f}", f"{statistics.mean(val):.1%}"]
+            epochs = dict.fromkeys(f"{row['epochs']:.1f}" for row in own)
+            cells = [method, f"{own[0]['parameters']:,}", ", ".join(epochs), f"{statistics.mean(val):.1%}"]
             cells += [f"**{statistics.mean(test):.1%}**", ", ".join(f"{value:.1%}" for value in test)]
             lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"

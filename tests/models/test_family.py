@@ -101,7 +101,7 @@ SPELLINGS = {
     "Conv16-32-64+ViT-S/16": "Conv16-32-64+ViT-S/16",
     "conv16-32x1-64x2+s/16": "Conv16-32x1-64x2+ViT-S/16",
     "Conv16-32-64x0+ViT-S/16": "Conv16-32-64x0+ViT-S/16",
-    "Conv16-32x1-64+ViT-S/16": "Conv16-32x1-64x0+ViT-S/16",
+    "Conv16-32x1-64x0+ViT-S/16": "Conv16-32x1-64+ViT-S/16",
     "axial-vit-b/32": "Axial-ViT-B/32",
     "Axial-ViT-64x2/4": "Axial-ViT-64x2/4",
     "axialresnet-50": "AxialResNet-50",

@@ -535,6 +535,22 @@ def derived(recipe=None, images=100_000, size=(300, 400), start=None, notes=None
 
 
 @pytest.mark.parametrize(
+    "options,shift",
+    [
+        ({}, 0.0625),
+        ({"images": 20_000}, 0.125),  # 18 epochs
+        ({"epochs": 10.0}, 0.0625),
+        ({"epochs": 19.0}, 0.125),
+        ({"steps": 1000, "batch_size": 100, "accumulate": 10}, 0.0625),
+        ({"steps": 1000, "batch_size": 100, "accumulate": 11}, 0.125),
+        ({"epochs": 19.0, "model": "ViT-96x4/4"}, 0.0625),
+    ],
+)
+def test_images_shown_often_are_shifted_further(options, shift):
+    assert derived("small", size=(32, 32), **options).views.shift == shift
+
+
+@pytest.mark.parametrize(
     "recipe,before,options,after",
     [
         ("vit-imagenet", 4096, {"batch_size": 1024}, 0.00075),

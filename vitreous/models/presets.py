@@ -115,7 +115,8 @@ HYBRIDS: dict[str, tuple[tuple[int, ...], int | None]] = {
     "R50+ViT-L/16": ((3, 4, 9), None),
     "R50+ViT-L/32": ((3, 4, 6, 3), None),
 }
-CONVS = ("Conv+ViT-128x4/8", "Conv+ViT-Ti/16", "Conv+ViT-S/16")  # arXiv:2106.14881, with the stem of ConvStemConfig
+#: arXiv:2106.14881, with the stem of ConvStemConfig where none is named
+CONVS = ("Conv+ViT-128x4/8", "Conv32-128x1-256x1-256+ViT-128x4/8", "Conv+ViT-Ti/16", "Conv+ViT-S/16")
 BITS = ("50x1", "50x2", "50x3", "101x1", "101x3", "152x1", "152x2", "152x4", "200x3")
 
 #: width of the first stage, blocks and heads of all (arXiv:2103.14030, section 3.3)
@@ -227,10 +228,10 @@ def conv_stem_name(stem: ConvStemConfig) -> str:
     """`16-32x1-64x2`, the shortest text that `conv_stem` reads as this stem."""
     if stem == ConvStemConfig():
         return ""
-    last = len(stem.blocks) - 1
-    named = stem.blocks != (0,) * last + (1,)
-    stages = zip(stem.widths, stem.blocks, strict=True)
-    return "-".join(f"{w}x{n}" if named and (n or i == last) else f"{w}" for i, (w, n) in enumerate(stages))
+    if stem.blocks == (*(0,) * (len(stem.blocks) - 1), 1):
+        return "-".join(map(str, stem.widths))
+    text = "-".join(f"{w}x{n}" if n else f"{w}" for w, n in zip(stem.widths, stem.blocks, strict=True))
+    return text if any(stem.blocks) else f"{text}x0"
 
 
 def parse_hybrid(name: str, image: Image) -> ViTConfig | None:

@@ -15,6 +15,7 @@ from vitreous.training.run import Optimizer, Run, Schedule
 MEASURED = "benchmarks/README.md"
 # small pictures: models with convolutions in front, and others
 CONVOLVED, PATCHED = Length(3.6e5, 8, 300), Length(4.5e5, 10, 300)
+LONG = 10  # epochs from which wider shifts pay
 SCRATCH, STARTED = Length(1e5, 5, 100), Length(2e4, 5, 100)  # photographs
 
 
@@ -41,16 +42,19 @@ def small(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     vitreous train DATA --recipe NAME
 
     Half the patches are left out in the first part of the run, but where convolutions have made few tokens of them
-    (`Conv+ViT-128x4/8`): there all stay, fewer epochs do, and the filters move faster than the blocks.
+    (`Conv+ViT-128x4/8`): there all stay, fewer epochs do, the filters move faster than the blocks, and images that are
+    shown more than ten times are shifted by up to an eighth of their side, not a sixteenth.
     """
     few = model.front == "conv"
     batch = max(1, min(128, facts.images // 4))
     epochs = (CONVOLVED if few else PATCHED).epochs(facts.images)
     steps = max(1, round(epochs * facts.images / batch))
+    step = (options.batch_size or batch) * (options.accumulate or 1)
+    shown = (options.steps or 0) * step / facts.images or options.epochs or epochs
     muon = Optimizer("muon", lr=2e-3, matrix_lr=0.007, betas=(0.9, 0.95), weight_decay=0.05)
     return Run(
         **common(model, facts),
-        views=Augment(shift=0.0625, flip=0.5),
+        views=Augment(shift=0.125 if few and shown > LONG else 0.0625, flip=0.5),
         optimizer=replace(muon, matrix_lr=0.012, rates=((".conv.weight", 3.3),), clip=None) if few else muon,
         schedule=Schedule(warmup_steps=round(0.05 * steps)),
         objective=SupervisedConfig(
