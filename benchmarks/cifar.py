@@ -183,7 +183,8 @@ def page(plan: Plan) -> str:
         if own:
             val, test = ([row[name] for row in own] for name in ("val", "test"))
             epochs = dict.fromkeys(f"{row['epochs']:.1f}" for row in own)
-            cells = [method, f"{own[0]['parameters']:,}", ", ".join(epochs), f"{statistics.mean(val):.1%}"]
+            name = f"{method}: `{OURS[method][0]}`" if method in OURS else f"{method}: patches of 4"
+            cells = [name, f"{own[0]['parameters']:,}", ", ".join(epochs), f"{statistics.mean(val):.1%}"]
             cells += [f"**{statistics.mean(test):.1%}**", ", ".join(f"{value:.1%}" for value in test)]
             lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
