@@ -219,8 +219,9 @@ def conv_stem(stages: str | None) -> ConvStemConfig:
     """The stem of `16-32x1-64x2`, the usual one of None."""
     if stages is None:
         return ConvStemConfig()
-    sizes = [stage.partition("x") for stage in stages.lower().split("-")]
-    counts = [int(units or 0) for *_, units in sizes] if "x" in stages.lower() else [0] * (len(sizes) - 1) + [1]
+    stages = stages.lower()
+    sizes = [stage.partition("x") for stage in stages.split("-")]
+    counts = [int(units or 0) for *_, units in sizes] if "x" in stages else [0] * (len(sizes) - 1) + [1]
     return ConvStemConfig(widths=tuple(int(width) for width, *_ in sizes), blocks=tuple(counts))
 
 
