@@ -19,7 +19,7 @@ ROWS = [
     {"errors", "version"},
     {"allocator", "cores", "disk"},
     {"cluster", "config", "machine", "nn.grid", "notebook", "tables"},
-    {"progress"},
+    {"native", "progress"},
     {"nn"},
     {"models", "data", "generation"},
     {"weights", "evaluation", "inspection"},

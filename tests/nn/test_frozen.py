@@ -15,7 +15,8 @@ from vitreous.evaluation.engine import given
 from vitreous.models import zoo
 from vitreous.models.config import BiTConfig, StemConfig, ViTConfig
 from vitreous.models.names import NAMES, configure
-from vitreous.nn import resnet
+from vitreous.native import Native, native
+from vitreous.nn import kernels, resnet
 from vitreous.nn.frozen import Packed, can_pack, frozen
 
 pytestmark = pytest.mark.processor
@@ -23,23 +24,31 @@ SIZE = ("width", "heads", "hidden", "depth")
 PATHS = [(torch.float32, False), (torch.float32, True), (torch.bfloat16, False), (torch.bfloat16, True)]
 
 
+NONE = Native(None, False, "left out")
+
+
 def paths():
-    """The fast paths that this machine and this PyTorch have."""
-    return [(dtype, packed) for dtype, packed in PATHS if not packed or can_pack(dtype)]
+    """The fast paths that this machine and this PyTorch have; of packed products in bfloat16 with kernels of our own, where
+    there are some, and without."""
+    for dtype, packed in PATHS:
+        if not packed or can_pack(dtype):
+            yield dtype, packed, NONE
+    if can_pack(torch.bfloat16) and native().library is not None:
+        yield torch.bfloat16, True, native()
 
 
 @torch.inference_mode()
 def agrees(model, *batches):
     wanted = [model.eval()(images) for images in batches]
-    for dtype, packed in paths():
-        fast = frozen(model, dtype, packed)
-        for images, expected in zip(batches, wanted, strict=True):
-            found = fast(images.to(given(model.config, dtype)))
-            assert found.dtype == torch.float32
-            assert relative_error(found, expected) < LIMITS["fp32" if dtype == torch.float32 else "bf16"], (
-                dtype,
-                packed,
-            )
+    for dtype, packed, own in paths():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(kernels, "native", lambda own=own: own)
+            fast = frozen(model, dtype, packed)
+            for images, expected in zip(batches, wanted, strict=True):
+                found = fast(images.to(given(model.config, dtype)))
+                assert found.dtype == torch.float32
+                limit = LIMITS["fp32" if dtype == torch.float32 else "bf16"]
+                assert relative_error(found, expected) < limit, (dtype, packed, own.note)
 
 
 @pytest.mark.parametrize("name", MODELS)

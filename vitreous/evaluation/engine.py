@@ -20,14 +20,16 @@ from vitreous.data.preprocess import Preprocess
 from vitreous.errors import DataError, UsageError
 from vitreous.evaluation.inference_options import InferenceOptions, Pictures
 from vitreous.evaluation.packing import pack
-from vitreous.machine import DTYPES, packs, pick_device, pick_precision, settle_process, thread_pool
+from vitreous.machine import DTYPES, capabilities, packs, pick_device, pick_precision, settle_process, thread_pool
 from vitreous.models.config import ModelConfig
 from vitreous.models.packed import Packed
 from vitreous.models.zoo import Model
 from vitreous.nn.frozen import frozen
 from vitreous.nn.merge import Merging
 
-TOKENS = 1600  # of one part, about: more fall out of the caches, fewer leave the cores waiting for each other
+# tokens of one part, about: more fall out of the caches, fewer leave the cores waiting for each other; and with tiles
+# (AMX), whose products wait for weights, which a part reads once
+TOKENS, TILED_TOKENS = 1600, 3200
 IDLE = 0.1  # share of the cores that may wait before a batch is computed by all of them together
 # tokens of a part of one thread, where parts are of one size; images of such a part on a GPU
 STEADY, DEVICE_PART = 800, 32
@@ -72,6 +74,8 @@ class TorchEngine:
             mean = model.config.pool == "mean"
             self.model.encoder = Merging(self.model.encoder, merge_tokens, model.config.prefix, mean)  # type: ignore[arg-type]
         self.images = given(model.config, self.dtype)
+        tiled = self.dtype == torch.bfloat16 and capabilities().get("amx_bf16", False)
+        self.part_tokens = TILED_TOKENS if tiled else TOKENS
         self.same_bits: dict[tuple[int, int], bool] = {}
         self.tokens = (preprocess.tokens or math.prod(model.config.grid)) + model.config.prefix
 
@@ -80,7 +84,7 @@ class TorchEngine:
         if self.device != "cpu":
             return self.part(pixels).cpu()
         threads = torch.get_num_threads()
-        size, together = cut(len(pixels), max(1, round(TOKENS / self.tokens)), threads)
+        size, together = cut(len(pixels), max(1, round(self.part_tokens / self.tokens)), threads)
         parts = [pixels[low : low + size] for low in range(0, len(pixels), size)]
         return torch.cat(list(map(self.part, parts) if together else thread_pool(threads).map(self.part, parts)))
 

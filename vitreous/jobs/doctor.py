@@ -14,6 +14,7 @@ from vitreous.machine import DTYPES, environment, has_bf16, packs, pick_device, 
 from vitreous.models.cost import computed
 from vitreous.models.names import configure_vit
 from vitreous.models.vit import ViT
+from vitreous.native import native
 from vitreous.nn.frozen import can_pack
 from vitreous.objectives.supervised import Supervised
 from vitreous.training.flat import Flat
@@ -59,6 +60,7 @@ def examine(device: str = "auto") -> dict[str, Any]:
         "bf16": has_bf16(device),
         "precision": precision,
         "products": "packed by oneDNN" if packs(device) and can_pack(DTYPES[precision]) else "PyTorch's own",
+        "kernels": native().note,
         "huge_pages": "on request" if reserve_huge_pages() else "the system's own choice",
         "engines": ["torch", *(["openvino"] if find_spec("openvino") else [])],
         "shards": default_shards(device, BATCH),

@@ -5,9 +5,10 @@ N tokens, D width. What changes is how a product is carried out, never what is c
     Linear     its weight lies in the layout that the processor's product wants (oneDNN), if `packed`
     Branch     LayerScale is folded into the weights of its last product, which in float32 adds the residual as it
                writes
-    Mlp        the GELU is applied by the first product as it writes, if `packed`
+    Mlp        the GELU is applied by the first product as it writes, if `packed`, or in place by a kernel of our own
     Encoder    where few tokens are read, the last block's keys and values are not made: its weights stay as they are
-    LayerNorm  computes in float32, whatever the products compute in
+    LayerNorm  computes in float32, whatever the products compute in; where this project's kernels are compiled, one
+               before products of bfloat16 writes bfloat16 in the same pass: `NarrowNorm`
     StandardizedConv
                its filters are standardised once, and not on every pass: `FrozenConv`
     Windows    those of a Swin, in bfloat16 on a CPU, are cut out of queries, keys and values, and attend by batched
@@ -27,6 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitreous.nn import kernels
 from vitreous.nn.attention import ALL, Attention, masked
 from vitreous.nn.block import Branch, Mlp, SwiGLU
 from vitreous.nn.encoder import Encoder
@@ -66,7 +68,7 @@ def copied(module: nn.Module, dtype: torch.dtype, packed: bool, without: str = "
         return FrozenBranch(module, dtype, packed)
     if dtype == torch.bfloat16 and isinstance(module, Windows) and FrozenWindows.takes(module):
         return FrozenWindows(module, dtype, packed)
-    fused = not isinstance(module, Mlp) or (packed and module.gelu != "quick")
+    fused = not isinstance(module, Mlp) or (packed and (module.gelu != "quick" or fuses_gelu(dtype)))
     kind = FROZEN.get(type(module), type(module)) if fused else type(module)
     twin = kind.__new__(kind)
     twin.__dict__.update(module.__dict__)
@@ -109,6 +111,37 @@ class FrozenNorm(nn.LayerNorm):
     def forward(self, x: Tensor) -> Tensor:
         """(..., D) -> (..., D) float32."""
         return super().forward(x.float())
+
+
+class NarrowNorm(nn.LayerNorm):
+    """A LayerNorm in float32 that writes bfloat16."""
+
+    def __init__(self, norm: nn.LayerNorm) -> None:
+        nn.Module.__init__(self)
+        self.normalized_shape, self.eps, self.elementwise_affine = norm.normalized_shape, norm.eps, True
+        self.weight, self.bias = (
+            nn.Parameter(x.detach().float(), requires_grad=False) for x in (norm.weight, norm.bias)
+        )
+
+    @staticmethod
+    def takes(norm: nn.Module, dtype: torch.dtype, packed: bool) -> bool:
+        """Whether a norm before products in `dtype` can be such."""
+        one_axis = type(norm) is nn.LayerNorm and len(norm.normalized_shape) == 1 and norm.normalized_shape[0] % 16 == 0
+        return one_axis and norm.bias is not None and packed and fuses(dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., D) -> (..., D) bfloat16."""
+        return kernels.layer_norm(x.float(), self.weight, self.bias, self.eps)
+
+
+def fuses(dtype: torch.dtype) -> bool:
+    """Whether kernels of our own compute what lies between packed products in `dtype`."""
+    return dtype == torch.bfloat16 and kernels.can_fuse()
+
+
+def fuses_gelu(dtype: torch.dtype) -> bool:
+    """Whether a kernel of our own applies the GELU after a packed product in `dtype`."""
+    return fuses(dtype) and kernels.gelu_pays()
 
 
 FROZEN = {Attention: FrozenAttention, Mlp: FrozenMlp, nn.LayerNorm: FrozenNorm}
@@ -171,7 +204,8 @@ class FrozenBranch(nn.Module):
     def __init__(self, branch: Branch, dtype: torch.dtype, packed: bool) -> None:
         super().__init__()
         last = LAST[type(branch.part)]
-        self.norm = copied(branch.norm, dtype, packed)
+        narrow = NarrowNorm.takes(branch.norm, dtype, packed)
+        self.norm = NarrowNorm(branch.norm) if narrow else copied(branch.norm, dtype, packed)
         self.part = copied(branch.part, dtype, packed, without=last)
         self.last = product(getattr(branch.part, last), dtype, packed, branch.scale)
 
@@ -233,18 +267,21 @@ class Packed(nn.Module):
         weight, self.bias = scaled(linear, dtype, scale)
         self.dtype = dtype
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
-        self.after = ("none", "") if gelu is None else ("gelu", gelu)
+        self.gelu = gelu if fuses_gelu(dtype) else None
+        self.after = ("none", "") if gelu in (None, self.gelu) else ("gelu", gelu)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., in) -> (..., out)."""
-        return torch.ops.mkldnn._linear_pointwise(
-            x.to(self.dtype), self.weight, self.bias, self.after[0], [], self.after[1]
-        )
+        after, form = self.after
+        y = torch.ops.mkldnn._linear_pointwise(x.to(self.dtype), self.weight, self.bias, after, [], form)
+        return y if self.gelu is None else kernels.gelu_(y, self.gelu)
 
     def onto(self, x: Tensor, residual: Tensor) -> Tensor:
         """(..., in), (..., out) -> (..., out): residual + y."""
         if residual.dtype != self.dtype:
-            return residual + self(x)
+            y = self(x)
+            fused = fuses(self.dtype) and residual.dtype == torch.float32 and residual.shape == y.shape
+            return kernels.add(residual, y) if fused else residual + y
         return torch.ops.mkldnn._linear_pointwise.binary(x.to(self.dtype), residual, self.weight, self.bias, "add")
 
 

@@ -1,0 +1,184 @@
+"""Kernels of our own against PyTorch's operators; where this machine has none, how they are left out."""
+
+from __future__ import annotations
+
+import math
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.precision import relative_error
+from vitreous.native import Native, native
+from vitreous.nn import kernels
+from vitreous.nn.attention import attend
+from vitreous.nn.block import Branch, Mlp
+from vitreous.nn.frozen import NarrowNorm, can_pack, frozen
+
+ROUNDING = 2.0**-8  # of a number in bfloat16, at most
+fused = pytest.mark.skipif(native().library is None, reason=native().note)
+tiled = pytest.mark.skipif(not native().tiles, reason=f"tiles (AMX): {native().note}")
+
+
+@fused
+@pytest.mark.parametrize("shape", [(1, 16), (3, 5, 48), (2, 197, 384), (0, 32)])
+@pytest.mark.parametrize("offset", [0.0, 300.0])
+def test_a_norm_is_that_of_float32_rounded(shape, offset):
+    torch.manual_seed(0)
+    x, weight, bias = torch.randn(shape) * 5 + offset, torch.randn(shape[-1]), torch.randn(shape[-1])
+    found, wanted = kernels.layer_norm(x, weight, bias, 1e-6), F.layer_norm(x, shape[-1:], weight, bias, 1e-6)
+    assert found.dtype == torch.bfloat16 and found.shape == x.shape
+    assert torch.allclose(found.float(), wanted, rtol=ROUNDING, atol=1e-5 if offset == 0 else 1e-3)
+
+
+@fused
+def test_a_norm_takes_rows_that_do_not_lie_side_by_side_and_one_without_variance():
+    x, ones, zeros = torch.randn(4, 9, 32)[:, ::2], torch.ones(32), torch.zeros(32)
+    wanted = F.layer_norm(x, (32,), ones, zeros, 1e-6)
+    assert torch.allclose(kernels.layer_norm(x, ones, zeros, 1e-6).float(), wanted, rtol=ROUNDING, atol=1e-5)
+    assert torch.equal(kernels.layer_norm(torch.full((2, 32), 7.0), ones, zeros, 1e-6), torch.zeros(2, 32).bfloat16())
+
+
+@fused
+@pytest.mark.parametrize("shape", [(1,), (15,), (16,), (17,), (3, 5, 7), (2, 197, 384)])
+def test_a_sum_of_both_types_is_exact(shape):
+    x, y = torch.randn(shape), torch.randn(shape).bfloat16()
+    assert torch.equal(kernels.add(x, y), x + y)
+    assert torch.equal(kernels.add(x.mT.contiguous().mT if x.dim() > 1 else x, y), x + y)
+
+
+@fused
+@pytest.mark.parametrize("form", list(kernels.FORMS))
+def test_a_gelu_is_that_of_its_form_over_all_numbers_of_bfloat16(form):
+    """To 5e-5, or to the rounding of the answer; where x is infinite or no number, as x f(x) is."""
+    x = torch.arange(2**16, dtype=torch.int32).to(torch.uint16).view(torch.bfloat16)
+    x = x[x.isfinite()]
+    exact = x.double() * kernels.FORMS[form](x.double()).nan_to_num(0.0)
+    found = kernels.gelu_(x.clone(), form).double()
+    small = x.abs() < 1e4
+    assert torch.allclose(found[small], exact[small], rtol=ROUNDING, atol=5e-5)
+    assert torch.equal(found[~small], x[~small].double().clamp(min=0))
+    assert kernels.gelu_(torch.tensor([math.inf, math.nan]).bfloat16(), form).tolist()[0] == math.inf
+    assert kernels.gelu_(torch.tensor([math.nan] * 33).bfloat16(), form).isnan().all()
+
+
+def test_a_table_is_within_6e_5_of_its_function():
+    """What the kernel computes with it, in float32, on any machine."""
+    x = torch.linspace(0, 7.875, 10001)[:-1]
+    index = (4 * x).round().long()
+    rest = x - index / 4
+    for form, function in kernels.FORMS.items():
+        constant, linear, square = kernels.table(form)[:, index]
+        error = (constant + linear * rest + square * rest**2 + 0.5 - function(x.double())).abs().max()
+        assert error < 6e-5, form
+
+
+def queries(batch, heads, asked, tokens, channels):
+    """Queries, keys and values as a layer leaves them: heads side by side."""
+    torch.manual_seed(0)
+    q = torch.randn(batch, asked, heads, channels).bfloat16().transpose(1, 2) * 2
+    k, v = torch.randn(batch, tokens, 2, heads, channels).bfloat16().permute(2, 0, 3, 1, 4)
+    return q, k, v
+
+
+@tiled
+@pytest.mark.parametrize("threads", [1, 2, 7])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        (1, 1, 1, 1, 1),
+        (2, 3, 5, 17, 8),
+        (1, 6, 197, 197, 64),
+        (3, 2, 33, 31, 80),
+        (1, 2, 64, 65, 96),
+        (2, 1, 1, 300, 72),
+    ],
+)
+def test_attention_by_tiles_is_attention(sizes, threads):
+    q, k, v = queries(*sizes)
+    assert kernels.can_attend(q, k, v)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        found = kernels.attend(q, k, v)
+    finally:
+        torch.set_num_threads(before)
+    exact = F.scaled_dot_product_attention(*(x.double() for x in (q, k, v)))
+    assert found.shape == q.shape and found.dtype == q.dtype and relative_error(found, exact) < 4e-3
+    assert torch.equal(attend(q, k, v), found)  # whatever the threads
+    assert found.transpose(1, 2).is_contiguous()
+
+
+@tiled
+def test_an_answer_by_tiles_does_not_depend_on_what_is_beside_it():
+    q, k, v = queries(3, 2, 70, 70, 64)
+    together, few = kernels.attend(q, k, v), kernels.attend(q[:, :, 7:9], k, v)
+    for image in range(3):
+        one = slice(image, image + 1)
+        assert torch.equal(kernels.attend(q[one], k[one], v[one]), together[one])
+    assert torch.equal(few, together[:, :, 7:9])
+    with ThreadPoolExecutor(4) as pool:
+        for answer in pool.map(lambda _: kernels.attend(q, k, v), range(16)):
+            assert torch.equal(answer, together)
+
+
+@tiled
+def test_large_logits_do_not_overflow_and_no_number_stays_one():
+    q, k, v = queries(1, 2, 40, 40, 32)
+    found = kernels.attend(q * 200, k, v)
+    exact = F.scaled_dot_product_attention(*((x * s).double() for x, s in ((q, 200), (k, 1), (v, 1))))
+    assert found.isfinite().all() and relative_error(found, exact) < 2e-2
+    q[0, 1, 3] = math.nan
+    found = kernels.attend(q, k, v).isnan()
+    assert found[0, 1, 3].all() and found.sum() == 32
+
+
+@tiled
+def test_tiles_of_ours_leave_those_of_pytorch_s_products_as_they_were():
+    """Both set up the processor's tiles, in turn."""
+    q, k, v = queries(1, 2, 40, 40, 32)
+    a, b = torch.randn(64, 96).bfloat16(), torch.randn(96, 80).bfloat16()
+    wanted, product, fused_attention = kernels.attend(q, k, v), a @ b, F.scaled_dot_product_attention(q, k, v)
+    for _ in range(3):
+        assert torch.equal(a @ b, product)
+        assert torch.equal(kernels.attend(q, k, v), wanted)
+        assert torch.equal(F.scaled_dot_product_attention(q, k, v), fused_attention)
+
+
+def test_attention_is_by_tiles_only_where_the_kernel_takes_it(monkeypatch):
+    q, k, v = queries(2, 3, 5, 5, 8)
+    monkeypatch.setattr(kernels, "native", lambda: Native(None, True, "pretended"))
+    assert kernels.can_attend(q, k, v)
+    for other in (q.float(), q[0], q.clone().requires_grad_(), q.to("meta"), q[:, :, :, ::2], q[:, :0]):
+        assert not kernels.can_attend(other, k, v)
+    assert not kernels.can_attend(q, k[:, :1], v) and not kernels.can_attend(q, k, v[..., :4])
+    with torch.no_grad():
+        assert kernels.can_attend(q.clone().requires_grad_(), k, v)
+    monkeypatch.setattr(kernels, "MOST_KEYS", 4)
+    assert not kernels.can_attend(q, k, v)
+    monkeypatch.setattr(kernels, "native", lambda: Native(None, False, "pretended"))
+    monkeypatch.setattr(kernels, "MOST_KEYS", 5)
+    assert not kernels.can_attend(q, k, v)
+
+
+def test_without_kernels_there_is_one_clear_error(monkeypatch):
+    monkeypatch.setattr(kernels, "native", lambda: Native(None, False, "no C compiler"))
+    with pytest.raises(RuntimeError, match="no kernels of our own: no C compiler"):
+        kernels.add(torch.zeros(1), torch.zeros(1).bfloat16())
+
+
+@fused
+@pytest.mark.skipif(not can_pack(torch.bfloat16), reason="this PyTorch packs no products")
+def test_branches_use_them_where_they_are(monkeypatch):
+    """And a norm of a width that they do not take stays PyTorch's."""
+    branch, odd = Branch(Mlp(32, 64), 32), Branch(Mlp(24, 64), 24)
+    assert isinstance(frozen(branch, torch.bfloat16, True).norm, NarrowNorm)
+    assert not isinstance(frozen(odd, torch.bfloat16, True).norm, NarrowNorm)
+    assert not isinstance(frozen(branch, torch.float32, True).norm, NarrowNorm)
+    assert not isinstance(frozen(branch, torch.bfloat16, False).norm, NarrowNorm)
+    x = torch.randn(2, 5, 24)
+    with torch.inference_mode():
+        assert relative_error(frozen(odd, torch.bfloat16, True)(x), odd(x)) < 1e-2
+    monkeypatch.setattr(kernels, "native", lambda: Native(None, False, "none"))
+    assert not isinstance(frozen(branch, torch.bfloat16, True).norm, NarrowNorm)

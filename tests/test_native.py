@@ -1,0 +1,139 @@
+"""Kernels of our own: compiled once, stored, and left out where anything is missing."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vitreous import native as module
+from vitreous.native import FLAGS, SOURCE, build, find_compiler, openmp
+
+HERE = sys.platform == "linux" and platform.machine() == "x86_64"
+pytestmark = pytest.mark.skipif(not HERE, reason="they are for x86-64 on Linux")
+
+
+def can_compile() -> bool:
+    """Whether this machine has a C compiler that knows the instructions."""
+    probe = [*find_compiler(), *FLAGS, "-x", "c", "-c", "-", "-o", "/dev/null"]
+    return bool(find_compiler()) and not subprocess.run(probe, input=b"int x;", capture_output=True).returncode
+
+
+compiles = pytest.mark.skipif(not can_compile() or not openmp(), reason="no C compiler for AVX512-BF16 and AMX here")
+
+
+@pytest.fixture
+def fresh(monkeypatch, tmp_path):
+    """A processor with AVX512-BF16 alone, as far as the choice goes: what is compiled is not called. The cache is
+    empty."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("VITREOUS_NATIVE", raising=False)
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(module, "has", lambda feature: feature == "avx512_bf16")
+    return module.native.__wrapped__
+
+
+@compiles
+def test_it_is_compiled_once_and_found_again(fresh, tmp_path, monkeypatch):
+    first = fresh()
+    assert isinstance(first.library, ctypes.CDLL) and not first.tiles and first.note.startswith("compiled by ")
+    assert all(hasattr(first.library, name) for name in ("layer_norm", "add", "gelu", "attend", "request_tiles"))
+    (stored,) = (tmp_path / "vitreous" / "native").iterdir()  # and nothing else is left there
+    monkeypatch.setattr(module.subprocess, "run", lambda *arguments, **options: pytest.fail("compiled again"))
+    assert fresh().library is not None
+    assert stored.suffix == ".so"
+
+
+@compiles
+def test_another_source_is_another_library(fresh, tmp_path, monkeypatch):
+    fresh()
+    changed = tmp_path / "native.c"
+    changed.write_text(SOURCE.read_text() + "\nlong added(void) { return 7; }\n")
+    monkeypatch.setattr(module, "SOURCE", changed)
+    assert fresh().library.added() == 7
+    assert len(list((tmp_path / "vitreous" / "native").iterdir())) == 2
+
+
+@compiles
+def test_the_source_has_no_warning(tmp_path):
+    command = [*find_compiler(), *FLAGS, "-Wall", "-Wextra", "-Werror", "-c", str(SOURCE), "-o", str(tmp_path / "x.o")]
+    assert subprocess.run(command, capture_output=True, text=True).stderr == ""
+
+
+@compiles
+def test_it_shares_the_threads_of_pytorch(fresh, tmp_path):
+    """It loads no OpenMP runtime of its own: asked of a process with nothing else in it."""
+    fresh()
+    (stored,) = (tmp_path / "vitreous" / "native").iterdir()
+    script = f"import ctypes, torch; ctypes.CDLL({str(stored)!r}); print(*open('/proc/self/maps'))"
+    maps = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert str(stored) in maps
+    assert len({line.split()[-1] for line in maps.splitlines() if "gomp" in line}) == 1
+
+
+def test_it_can_be_switched_off(fresh, monkeypatch):
+    monkeypatch.setenv("VITREOUS_NATIVE", "0")
+    assert fresh() == module.Native(None, False, "switched off by VITREOUS_NATIVE=0")
+
+
+def test_without_a_compiler_a_note_says_what_to_install(fresh, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    assert fresh().library is None and "install one, as gcc" in fresh().note
+    monkeypatch.setenv("CC", "no-such-compiler -O1")
+    assert find_compiler() == []
+
+
+def test_a_compiler_that_fails_is_done_without(fresh, monkeypatch, tmp_path):
+    monkeypatch.setenv("CC", shutil.which("false"))
+    assert fresh().library is None and "false cannot compile them" in fresh().note
+    assert list((tmp_path / "vitreous" / "native").iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_is_done_without(fresh, monkeypatch, tmp_path):
+    (tmp_path / "vitreous").write_text("a file where the folder should be")
+    monkeypatch.setenv("CC", shutil.which("true"))
+    assert fresh().library is None and "cannot be stored or loaded" in fresh().note
+
+
+def test_a_stored_file_that_is_no_library_is_done_without(fresh, monkeypatch, tmp_path):
+    monkeypatch.setenv("CC", shutil.which("true"))
+    monkeypatch.setattr(module, "build", lambda compiler, runtime: Path(__file__))
+    assert fresh().library is None and "cannot be stored or loaded" in fresh().note
+
+
+@pytest.mark.parametrize("missing", ["avx512_bf16", "platform", "machine", "runtime"])
+def test_other_machines_do_without(fresh, monkeypatch, missing):
+    if missing == "avx512_bf16":
+        monkeypatch.setattr(module, "has", lambda feature: False)
+    elif missing == "platform":
+        monkeypatch.setattr(module.sys, "platform", "darwin")
+    elif missing == "machine":
+        monkeypatch.setattr(module.platform, "machine", lambda: "aarch64")
+    else:
+        monkeypatch.setattr(module, "openmp", lambda: None)
+    assert fresh().library is None and not fresh().tiles
+
+
+def test_what_is_only_assumed_of_a_processor_is_not_run(monkeypatch):
+    """VITREOUS_CPU_ISA says more than the processor has; its kernels would stop the process."""
+    monkeypatch.setenv("VITREOUS_CPU_ISA", "AVX512_CORE_AMX")
+    monkeypatch.setattr(module.torch.cpu, "get_capabilities", lambda: {"avx2": True})
+    assert not module.has("amx_bf16") and module.has("avx2")
+    monkeypatch.setenv("VITREOUS_CPU_ISA", "AVX2")
+    monkeypatch.setattr(module.torch.cpu, "get_capabilities", lambda: {"amx_bf16": True})
+    assert not module.has("amx_bf16")
+
+
+@compiles
+def test_two_processes_may_build_at_once(fresh, tmp_path):
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(4) as pool:
+        paths = set(pool.map(lambda _: build(find_compiler(), openmp()), range(4)))
+    (path,) = paths
+    assert [path] == list(path.parent.iterdir()) and ctypes.CDLL(str(path)).add

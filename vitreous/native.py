@@ -1,0 +1,103 @@
+"""Kernels of this project's own, in C: `native.c`, compiled once by the machine's C compiler, where it has one. Nothing
+needs them: without a compiler, or on another processor, PyTorch's own operators do the same.
+
+The library lies in the cache folder, by a name that changes with its source, its flags, the compiler and PyTorch's
+OpenMP runtime. It shares that runtime, so that its loops run on PyTorch's threads. `VITREOUS_NATIVE=0` leaves it out.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from vitreous.disk import cache as cache_folder
+from vitreous.machine import capabilities
+
+SOURCE = Path(__file__).with_suffix(".c")
+INSTRUCTIONS = "avx512f avx512bw avx512vl avx512dq avx512bf16 amx-tile amx-bf16"
+FLAGS = ["-O3", "-fPIC", "-fopenmp", "-fno-math-errno", *(f"-m{name}" for name in INSTRUCTIONS.split())]
+SECONDS = 60.0  # a compiler takes one
+
+
+@dataclass(frozen=True)
+class Native:
+    """The compiled library, None where there is none; whether attention may use tiles (AMX); and why, in words."""
+
+    library: ctypes.CDLL | None
+    tiles: bool
+    note: str
+
+
+@cache
+def native() -> Native:
+    """Compile the library, or load it, once a process."""
+    if os.environ.get("VITREOUS_NATIVE") == "0":
+        return Native(None, False, "switched off by VITREOUS_NATIVE=0")
+    if sys.platform != "linux" or platform.machine() != "x86_64" or not has("avx512_bf16"):
+        return Native(None, False, "for x86-64 processors with AVX512-BF16 on Linux")
+    runtime, compiler = openmp(), find_compiler()
+    if runtime is None:
+        return Native(None, False, "PyTorch has no GNU OpenMP runtime here")
+    if not compiler:
+        return Native(None, False, "no C compiler: install one, as gcc, for faster inference in bfloat16")
+    try:
+        library = ctypes.CDLL(str(build(compiler, runtime)))
+        tiles = has("amx_bf16") and library.request_tiles() == 0
+    except subprocess.SubprocessError:
+        return Native(None, False, f"{compiler[0]} cannot compile them: a newer one may, as gcc from version 11 on")
+    except (OSError, AttributeError) as error:
+        return Native(None, False, f"cannot be stored or loaded: {error}")
+    return Native(library, tiles, f"compiled by {Path(compiler[0]).name}")
+
+
+def has(feature: str) -> bool:
+    """Whether the processor has a feature and may use it, whatever VITREOUS_CPU_ISA assumes of it."""
+    return capabilities().get(feature, False) and bool(getattr(torch.cpu, "get_capabilities", dict)().get(feature))
+
+
+def find_compiler() -> list[str]:
+    """Return the command of the C compiler, from `CC` or `cc`, its program as a whole path; empty where there is
+    none."""
+    program, *options = shlex.split(os.environ.get("CC", "")) or ["cc"]
+    path = shutil.which(program)
+    return [path, *options] if path else []
+
+
+def openmp() -> str | None:
+    """Return the path of the GNU OpenMP runtime that this process has loaded with PyTorch."""
+    with open("/proc/self/maps") as file:
+        paths = {line.split(maxsplit=5)[-1].strip() for line in file if "libgomp" in line}
+    return min(paths, key=lambda path: ("torch" not in path, path), default=None)
+
+
+def build(compiler: list[str], runtime: str) -> Path:
+    """Return the path of the compiled library, compiled now unless it was before.
+
+    Raises OSError where it cannot be stored, subprocess.SubprocessError where the compiler fails.
+    """
+    program = os.stat(compiler[0])
+    facts = [*compiler, *FLAGS, runtime, str(program.st_size), str(program.st_mtime_ns)]
+    name = hashlib.sha256("\0".join([*facts, SOURCE.read_text()]).encode()).hexdigest()[:16]
+    library = cache_folder("native") / f"{name}.so"
+    if not library.exists():
+        library.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+            compiled, linked = Path(folder) / "native.o", Path(folder) / library.name
+            # linked without -fopenmp: that would load another runtime, with threads of its own
+            for arguments in ([*FLAGS, "-c", SOURCE, "-o", compiled], ["-shared", compiled, runtime, "-o", linked]):
+                command = [*compiler, *map(str, arguments)]
+                subprocess.run(command, check=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=SECONDS)
+            os.replace(linked, library)
+    return library

@@ -1,0 +1,129 @@
+"""Operators by this project's own kernels (`native.c`), for inference in bfloat16 on a CPU.
+
+What lies between products reads and writes each number once, where PyTorch's operators convert in passes of their own;
+attention keeps the logits of 32 queries in a core's cache and multiplies by tiles (AMX).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from vitreous.native import native
+
+LONG, POINTER, FLOAT = ctypes.c_long, ctypes.c_void_p, ctypes.c_float
+MOST_KEYS = 8192  # of attention: keys and values of a head are copied for each thread
+#: the f of x f(x), by the name of a GELU's form
+FORMS: dict[str, Callable[[Tensor], Tensor]] = {
+    "none": torch.special.ndtr,
+    "tanh": lambda x: torch.sigmoid(math.sqrt(8 / math.pi) * (x + 0.044715 * x**3)),
+    "quick": lambda x: torch.sigmoid(1.702 * x),
+}
+
+
+class AttentionArguments(ctypes.Structure):
+    """`Attention` of native.c."""
+
+    _fields_ = [
+        *((name, POINTER) for name in ("q", "k", "v", "y")),
+        *((f"{name}_strides", LONG * 3) for name in ("q", "k", "v", "y")),
+        *((name, LONG) for name in ("images", "heads", "queries", "keys", "channels", "parts")),
+        ("scale", FLOAT),
+    ]
+
+
+def can_fuse() -> bool:
+    """Whether `layer_norm`, `add` and `gelu_` can be called."""
+    return native().library is not None
+
+
+def gelu_pays() -> bool:
+    """Whether `gelu_` is faster than a product that applies a GELU as it writes: with tiles, where products are so fast
+    that oneDNN's error function takes as long as half of one. Without them nothing was measured."""
+    return native().tiles
+
+
+def can_attend(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether `attend` takes queries (B, h, Q, d), keys and values (B, h, N, d)."""
+    return (
+        q.device.type == "cpu"
+        and q.dtype == k.dtype == v.dtype == torch.bfloat16
+        and q.dim() == k.dim() == v.dim() == 4
+        and q.shape[:2] == k.shape[:2] == v.shape[:2]
+        and q.shape[-1] == v.shape[-1]
+        and 0 < k.shape[-2] <= MOST_KEYS
+        and q.numel() > 0
+        and all(x.stride(-1) == 1 for x in (q, k, v))
+        and not (torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)))
+        and not torch.compiler.is_compiling()  # pyright: ignore[reportPrivateImportUsage]
+        and native().tiles
+    )
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """(..., D) float32 -> (..., D) bfloat16: the norm over the last axis; D is a multiple of 16."""
+    x, width = x.contiguous(), x.shape[-1]
+    y = torch.empty(x.shape, dtype=torch.bfloat16)
+    library().layer_norm(*map(address, (x, weight, bias, y)), LONG(x.numel() // width), LONG(width), FLOAT(eps))
+    return y
+
+
+def add(x: Tensor, y: Tensor) -> Tensor:
+    """x + y in float32, of x float32 and y bfloat16 of one shape."""
+    x, y = x.contiguous(), y.contiguous()
+    total = torch.empty_like(x)
+    library().add(*map(address, (x, y, total)), LONG(x.numel()))
+    return total
+
+
+def gelu_(x: Tensor, form: str) -> Tensor:
+    """(..., D) -> (..., D): x f(x) in place, contiguous and in bfloat16, by a form of GELU; f to within 6e-5."""
+    library().gelu(address(x), address(table(form)), LONG(x.numel()))
+    return x
+
+
+@cache
+def table(form: str) -> Tensor:
+    """(3, 32) float32: constant, linear and square term of f - 1/2 around each quarter, by the parabola through three
+    points sqrt(3)/16 apart (Chebyshev's); from 7.625 on f is 1."""
+    function, step, center = FORMS[form], math.sqrt(3) / 16, torch.arange(32, dtype=torch.float64) / 4
+    below, middles, above = (function(center + offset) - 0.5 for offset in (-step, 0, step))
+    terms = torch.stack([middles, (above - below) / (2 * step), (above + below - 2 * middles) / (2 * step**2)])
+    terms[:, -1] = torch.tensor([0.5, 0.0, 0.0])
+    return terms.float()
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """softmax(q k^T / sqrt(d)) v: (B, h, Q, d) of queries, (B, h, N, d) of keys and values -> (B, h, Q, d), heads of a
+    query side by side in memory. An answer does not depend on the threads, or on other queries. Raises MemoryError."""
+    batch, heads, queries, channels = q.shape
+    y = q.new_empty(batch, queries, heads, channels).transpose(1, 2)
+    threads, most = torch.get_num_threads(), math.ceil(queries / 32)
+    uneven = batch * heads % threads and batch * heads < 4 * threads
+    parts = min(most, math.ceil(4 * threads / (batch * heads))) if uneven else 1
+    arguments = AttentionArguments(
+        *(x.data_ptr() for x in (q, k, v, y)),
+        *((LONG * 3)(*x.stride()[:3]) for x in (q, k, v, y)),
+        *(batch, heads, queries, k.shape[-2], channels, parts),
+        channels**-0.5,
+    )
+    if library().attend(ctypes.byref(arguments)):
+        raise MemoryError("no memory for attention")
+    return y
+
+
+def library() -> ctypes.CDLL:
+    """The compiled kernels. Raises RuntimeError where there are none."""
+    if (loaded := native().library) is None:
+        raise RuntimeError(f"no kernels of our own: {native().note}")
+    return loaded
+
+
+def address(x: Tensor) -> ctypes.c_void_p:
+    """(..., D) -> where it begins in memory."""
+    return POINTER(x.data_ptr())
