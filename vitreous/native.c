@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 typedef uint16_t bfloat16;
-typedef struct { float constant[32], linear[32], square[32]; } Table; /* see `gelu_of` */
+typedef struct { float constant[32], linear[32], square[32]; } Table; /* see `interpolate` */
 typedef struct { __m512 low[3], high[3]; } LoadedTable;
 typedef struct { uint8_t palette, start, reserved[14]; uint16_t row_bytes[16]; uint8_t rows[16]; } TileShapes;
 typedef struct { long image, head, token; } Strides; /* in elements */
@@ -20,10 +20,20 @@ typedef struct {
     Strides q_strides, k_strides, v_strides, y_strides;
     long images, heads, queries, keys, channels, parts;
     float scale;
+    float *statistics; /* of each query, by image and head: what is taken off its scaled logits, base 2, and 1 / sum */
 } Attention;
+typedef struct {
+    const bfloat16 *q, *k, *v, *y, *dy;
+    bfloat16 *dq, *dk, *dv;
+    Strides q_strides, k_strides, v_strides, y_strides, dy_strides, dq_strides, dk_strides, dv_strides;
+    long images, heads, queries, keys, channels;
+    float scale;
+    const float *statistics; /* as `attend` leaves them */
+} AttentionGradients;
 
 enum { ROWS = 16, TILE = 1024, BLOCK = 32 }; /* rows and bytes of a tile; queries, and channels or keys, of a block */
-enum { WORTH_THREADS = 1 << 14 };            /* elements from which on a loop is shared by threads */
+static const float LOG2_E = 1.44269504f;
+enum { WORTH_THREADS = 1 << 17 };            /* elements from which on a loop is shared by threads */
 enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
 
 static const TileShapes SHAPES = {
@@ -78,22 +88,35 @@ void add(const float *x, const bfloat16 *y, float *out, long count)
     }
 }
 
-/* x f(x) for an f with f(-x) = 1 - f(x), which has g(|x|) = f(|x|) - 1/2 by parabolas around each quarter up to 7.75:
-   x f(x) = x / 2 + |x| g(|x|) */
-static inline __m512 gelu_of(__m512 x, const LoadedTable *table)
+/* g(|x|) of a table: by parabolas around each quarter, up to 7.75 */
+static inline __m512 interpolate(__m512 size, const LoadedTable *table)
 {
     const __m512 to_quarters = _mm512_set1_ps(2097152.0f); /* 2^21: a sum with it has steps of 1/4 */
-    __m512 size = _mm512_abs_ps(x), near = _mm512_min_ps(size, _mm512_set1_ps(7.75f));
-    __m512 quarter = _mm512_add_ps(near, to_quarters), rest = _mm512_sub_ps(near, _mm512_sub_ps(quarter, to_quarters));
+    __m512 near = _mm512_min_ps(size, _mm512_set1_ps(7.75f)), quarter = _mm512_add_ps(near, to_quarters);
+    __m512 rest = _mm512_sub_ps(near, _mm512_sub_ps(quarter, to_quarters));
     __m512i index = _mm512_castps_si512(quarter);
     __m512 y = _mm512_permutex2var_ps(table->low[2], index, table->high[2]);
     y = _mm512_fmadd_ps(y, rest, _mm512_permutex2var_ps(table->low[1], index, table->high[1]));
-    y = _mm512_fmadd_ps(y, rest, _mm512_permutex2var_ps(table->low[0], index, table->high[0]));
-    return _mm512_fmadd_ps(y, size, _mm512_mul_ps(x, _mm512_set1_ps(0.5f)));
+    return _mm512_fmadd_ps(y, rest, _mm512_permutex2var_ps(table->low[0], index, table->high[0]));
 }
 
-/* x = x f(x) in place */
-void gelu(bfloat16 *x, const Table *table, long count)
+/* x f(x) for an f with f(-x) = 1 - f(x), of the table of g = f - 1/2: x / 2 + |x| g(|x|) */
+static inline __m512 gelu_of(__m512 x, const LoadedTable *table)
+{
+    __m512 size = _mm512_abs_ps(x);
+    return _mm512_fmadd_ps(interpolate(size, table), size, _mm512_mul_ps(x, _mm512_set1_ps(0.5f)));
+}
+
+/* f(x) of such an f: 1/2 + g(|x|), with the sign of x */
+static inline __m512 slope_of(__m512 x, const LoadedTable *table)
+{
+    __m512 half = interpolate(_mm512_abs_ps(x), table);
+    __m512i sign = _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32((int)0x80000000));
+    half = _mm512_castsi512_ps(_mm512_xor_si512(_mm512_castps_si512(half), sign));
+    return _mm512_add_ps(half, _mm512_set1_ps(0.5f));
+}
+
+static inline LoadedTable load_table(const Table *table)
 {
     const float *columns[3] = {table->constant, table->linear, table->square};
     LoadedTable loaded;
@@ -101,13 +124,39 @@ void gelu(bfloat16 *x, const Table *table, long count)
         loaded.low[i] = _mm512_loadu_ps(columns[i]);
         loaded.high[i] = _mm512_loadu_ps(columns[i] + 16);
     }
+    return loaded;
+}
+
+static inline __m512 lower(__m512i both) { return widen(_mm512_castsi512_si256(both)); }
+static inline __m512 upper(__m512i both) { return widen(_mm512_extracti64x4_epi64(both, 1)); }
+static inline __m512i narrow(__m512 low, __m512 high) { return (__m512i)_mm512_cvtne2ps_pbh(high, low); }
+
+/* out = x f(x); both may be one */
+void gelu(const bfloat16 *x, bfloat16 *out, const Table *table, long count)
+{
+    LoadedTable loaded = load_table(table);
 #pragma omp parallel for schedule(static) if (count > WORTH_THREADS)
     for (long i = 0; i < count; i += 32) {
         __mmask32 mask = lanes(count - i);
         __m512i both = _mm512_maskz_loadu_epi16(mask, x + i);
-        __m512 low = gelu_of(widen(_mm512_castsi512_si256(both)), &loaded);
-        __m512 high = gelu_of(widen(_mm512_extracti64x4_epi64(both, 1)), &loaded);
-        _mm512_mask_storeu_epi16(x + i, mask, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+        both = narrow(gelu_of(lower(both), &loaded), gelu_of(upper(both), &loaded));
+        _mm512_mask_storeu_epi16(out + i, mask, both);
+    }
+}
+
+/* out = x f(x), and grad = grad (f(x) + x f'(x)) in place; `slopes` is the table of what is in brackets */
+void gelu_backward(const bfloat16 *x, bfloat16 *grad, bfloat16 *out, const Table *table, const Table *slopes, long count)
+{
+    LoadedTable values = load_table(table), loaded = load_table(slopes);
+#pragma omp parallel for schedule(static) if (count > WORTH_THREADS)
+    for (long i = 0; i < count; i += 32) {
+        __mmask32 mask = lanes(count - i);
+        __m512i both = _mm512_maskz_loadu_epi16(mask, x + i), given = _mm512_maskz_loadu_epi16(mask, grad + i);
+        __m512 low = _mm512_mul_ps(lower(given), slope_of(lower(both), &loaded));
+        __m512 high = _mm512_mul_ps(upper(given), slope_of(upper(both), &loaded));
+        _mm512_mask_storeu_epi16(grad + i, mask, narrow(low, high));
+        both = narrow(gelu_of(lower(both), &values), gelu_of(upper(both), &values));
+        _mm512_mask_storeu_epi16(out + i, mask, both);
     }
 }
 
@@ -122,12 +171,10 @@ static inline __m512 exp2_of(__m512 x)
     return _mm512_scalef_ps(y, whole);
 }
 
-/* `rows` <= 16 rows of up to 32 channels -> a tile of pairs of channels (16) by rows (16); what is not there is zero */
-static void pack_transposed(const bfloat16 *from, long stride, long rows, __mmask32 channels, uint8_t *tile)
+/* 16 rows of 16 numbers of 32 bits, transposed; rows of the result are `stride` bytes apart, `most` of them stored */
+static inline void store_transposed(__m512i a[16], uint8_t *to, long stride, long most, __mmask16 columns)
 {
-    __m512i a[16], b[16];
-    for (int i = 0; i < 16; i++)
-        a[i] = i < rows ? _mm512_maskz_loadu_epi16(channels, from + i * stride) : _mm512_setzero_si512();
+    __m512i b[16];
     for (int i = 0; i < 16; i += 2) {
         b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
         b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
@@ -145,9 +192,20 @@ static void pack_transposed(const bfloat16 *from, long stride, long rows, __mmas
         b[i + 12] = _mm512_shuffle_i32x4(a[i + 8], a[i + 12], 0xdd);
     }
     for (int i = 0; i < 8; i++) {
-        _mm512_store_si512(tile + 64 * i, _mm512_shuffle_i32x4(b[i], b[i + 8], 0x88));
-        _mm512_store_si512(tile + 64 * (i + 8), _mm512_shuffle_i32x4(b[i], b[i + 8], 0xdd));
+        if (i < most)
+            _mm512_mask_storeu_epi32(to + stride * i, columns, _mm512_shuffle_i32x4(b[i], b[i + 8], 0x88));
+        if (i + 8 < most)
+            _mm512_mask_storeu_epi32(to + stride * (i + 8), columns, _mm512_shuffle_i32x4(b[i], b[i + 8], 0xdd));
     }
+}
+
+/* `rows` <= 16 rows of up to 32 channels -> a tile of pairs of channels (16) by rows (16); what is not there is zero */
+static void pack_transposed(const bfloat16 *from, long stride, long rows, __mmask32 channels, uint8_t *tile)
+{
+    __m512i a[16];
+    for (int i = 0; i < 16; i++)
+        a[i] = i < rows ? _mm512_maskz_loadu_epi16(channels, from + i * stride) : _mm512_setzero_si512();
+    store_transposed(a, tile, 64, 16, 0xffff);
 }
 
 /* keys (n, c) -> tiles by block of 16 keys, then of 32 channels */
@@ -158,21 +216,55 @@ static void pack_keys(const bfloat16 *k, long stride, long keys, long channels, 
             pack_transposed(k + n * stride + c, stride, least(keys - n, ROWS), lanes(channels - c), tiles);
 }
 
-/* values (n, c) -> tiles of pairs of keys (16) by channels (16), by block of 16 channels, then of 32 keys */
-static void pack_values(const bfloat16 *v, long stride, long keys, long channels, uint8_t *tiles)
+/* two rows of 32 numbers -> pairs of numbers one below the other, of the first and the last 16 columns */
+static inline void interleave(__m512i even, __m512i odd, __m512i *first, __m512i *last)
 {
     const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37,
                                          5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
-    const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+    *first = _mm512_permutex2var_epi16(even, low, odd);
+    *last = _mm512_permutex2var_epi16(even, _mm512_add_epi16(low, _mm512_set1_epi16(16)), odd);
+}
+
+/* values (n, c) -> tiles of pairs of keys (16) by channels (16), by block of 16 channels, then of 32 keys */
+static void pack_values(const bfloat16 *v, long stride, long keys, long channels, uint8_t *tiles)
+{
     for (long c = 0; c < channels; c += BLOCK, tiles += 2 * TILE * blocks_of(keys))
         for (long n = 0; n < BLOCK * blocks_of(keys); n += 2) {
             __mmask32 first = n < keys ? lanes(channels - c) : 0, second = n + 1 < keys ? lanes(channels - c) : 0;
-            __m512i even = _mm512_maskz_loadu_epi16(first, v + n * stride + c);
-            __m512i odd = _mm512_maskz_loadu_epi16(second, v + (n + 1) * stride + c);
+            __m512i even = _mm512_maskz_loadu_epi16(first, v + n * stride + c), low;
+            __m512i odd = _mm512_maskz_loadu_epi16(second, v + (n + 1) * stride + c), high;
             uint8_t *to = tiles + n / BLOCK * TILE + n % BLOCK * 32;
-            _mm512_store_si512(to, _mm512_permutex2var_epi16(even, low, odd));
-            _mm512_store_si512(to + TILE * blocks_of(keys), _mm512_permutex2var_epi16(even, high, odd));
+            interleave(even, odd, &low, &high);
+            _mm512_store_si512(to, low);
+            _mm512_store_si512(to + TILE * blocks_of(keys), high);
         }
+}
+
+/* x (rows, columns), its rows `stride` apart -> out (columns, wide), of which (columns, rows) are written if `wide` is
+   `rows`; beyond the rows there are zeros */
+static void transpose_block(const bfloat16 *x, long stride, long rows, long columns, bfloat16 *out, long wide)
+{
+    for (long m = 0; m < wide; m += BLOCK)
+        for (long c = 0; c < columns; c += BLOCK) {
+            __m512i low[16], high[16];
+            for (long i = 0; i < 16; i++) {
+                __mmask32 first = m + 2 * i < rows ? lanes(columns - c) : 0;
+                __mmask32 second = m + 2 * i + 1 < rows ? lanes(columns - c) : 0;
+                __m512i even = _mm512_maskz_loadu_epi16(first, x + (m + 2 * i) * stride + c);
+                interleave(even, _mm512_maskz_loadu_epi16(second, x + (m + 2 * i + 1) * stride + c), low + i, high + i);
+            }
+            __mmask16 pairs = (__mmask16)lanes(least((wide - m) / 2, 16));
+            store_transposed(low, (uint8_t *)(out + c * wide + m), 2 * wide, columns - c, pairs);
+            store_transposed(high, (uint8_t *)(out + (c + 16) * wide + m), 2 * wide, columns - c - 16, pairs);
+        }
+}
+
+/* x (rows, columns) -> out (columns, rows); both counts are even */
+void transpose(const bfloat16 *x, long stride, long rows, long columns, bfloat16 *out)
+{
+#pragma omp parallel for schedule(static) if (rows * columns > WORTH_THREADS)
+    for (long c = 0; c < columns; c += BLOCK)
+        transpose_block(x + c, stride, rows, least(columns - c, BLOCK), out + c * rows, rows);
 }
 
 /* c (32, 32) = a (32, 32 steps) b, where b is two columns of `steps` tiles each; strides in bytes */
@@ -201,8 +293,9 @@ static inline void multiply(const uint8_t *a, long a_stride, const uint8_t *b, l
     BARRIER();
 }
 
-/* Logits of a row -> exp(scale (logit - the largest)) in bfloat16, 0 beyond the keys; returns their sum. */
-static inline float exponentials(const float *logits, long keys, __m512 scale, bfloat16 *out)
+/* Logits of a row -> exp(scale (logit - the largest)) in bfloat16, 0 beyond the keys; statistics as `Attention` has
+   them. `scale` is times log2(e): exponentials are powers of two. */
+static inline void exponentials(const float *logits, long keys, __m512 scale, bfloat16 *out, float statistics[2])
 {
     __m512 most = _mm512_set1_ps(-__builtin_inff()), sum = _mm512_setzero_ps();
     for (long n = 0; n < keys; n += 16)
@@ -215,9 +308,10 @@ static inline float exponentials(const float *logits, long keys, __m512 scale, b
         low = _mm512_maskz_mov_ps((__mmask16)mask, low);
         high = _mm512_maskz_mov_ps((__mmask16)(mask >> 16), high);
         sum = _mm512_add_ps(sum, _mm512_add_ps(low, high));
-        _mm512_store_si512(out + n, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+        _mm512_store_si512(out + n, narrow(low, high));
     }
-    return _mm512_reduce_add_ps(sum);
+    statistics[0] = _mm512_cvtss_f32(shift);
+    statistics[1] = 1.0f / _mm512_reduce_add_ps(sum);
 }
 
 /* bytes of what `attend_head` works in: keys, values, queries, exponentials, logits, answers */
@@ -238,8 +332,9 @@ static void attend_head(const Attention *a, long image, long head, long first, l
     long keys = BLOCK * key_blocks, channels = BLOCK * channel_blocks;
     uint8_t *packed_keys = room, *packed_values = packed_keys + 2 * keys * channels;
     bfloat16 *asking = (bfloat16 *)(packed_values + 2 * keys * channels), *weights = asking + BLOCK * channels;
-    float *logits = (float *)(weights + BLOCK * keys), *answers = logits + BLOCK * keys, sums[BLOCK];
-    __m512 scale = _mm512_set1_ps(a->scale * 1.44269504f); /* log2(e): exponentials are powers of two */
+    float *logits = (float *)(weights + BLOCK * keys), *answers = logits + BLOCK * keys, own[BLOCK][2];
+    float(*kept)[2] = (float(*)[2])a->statistics + (image * a->heads + head) * a->queries;
+    __m512 scale = _mm512_set1_ps(a->scale * LOG2_E);
 
     pack_keys(k, a->k_strides.token, a->keys, a->channels, packed_keys);
     pack_values(v, a->v_strides.token, a->keys, a->channels, packed_values);
@@ -256,7 +351,11 @@ static void attend_head(const Attention *a, long image, long head, long first, l
             multiply((uint8_t *)asking, 2 * channels, tiles, channel_blocks, logits + BLOCK * n, 4 * keys);
         }
         for (long i = 0; i < rows; i++)
-            sums[i] = exponentials(logits + i * keys, a->keys, scale, weights + i * keys);
+            exponentials(logits + i * keys, a->keys, scale, weights + i * keys, own[i]);
+        for (long i = 0; i < rows && a->statistics; i++) {
+            kept[m + i][0] = own[i][0];
+            kept[m + i][1] = own[i][1];
+        }
         for (long c = 0; c < channel_blocks; c++) {
             const uint8_t *tiles = packed_values + 2 * c * key_blocks * TILE;
             multiply((uint8_t *)weights, 2 * keys, tiles, key_blocks, answers + BLOCK * c, 4 * channels);
@@ -264,8 +363,8 @@ static void attend_head(const Attention *a, long image, long head, long first, l
         for (long i = 0; i < rows; i++)
             for (long c = 0; c < a->channels; c += BLOCK) {
                 const float *from = answers + i * channels + c;
-                __m512 share = _mm512_set1_ps(1.0f / sums[i]), low = _mm512_mul_ps(_mm512_load_ps(from), share);
-                __m512i both = (__m512i)_mm512_cvtne2ps_pbh(_mm512_mul_ps(_mm512_load_ps(from + 16), share), low);
+                __m512 share = _mm512_set1_ps(own[i][1]), low = _mm512_mul_ps(_mm512_load_ps(from), share);
+                __m512i both = narrow(low, _mm512_mul_ps(_mm512_load_ps(from + 16), share));
                 _mm512_mask_storeu_epi16(y + (m + i) * a->y_strides.token + c, lanes(a->channels - c), both);
             }
     }
@@ -286,6 +385,163 @@ long attend(const Attention *a)
             if (!failed && first < last)
                 attend_head(a, head / a->heads, head % a->heads, first, last, room);
         }
+        _tile_release();
+        free(room);
+    }
+    return failed;
+}
+
+/* rows (n, c), `stride` apart -> (blocks of 32, blocks of 32) with zeros where there is nothing */
+static void copy_padded(const bfloat16 *x, long stride, long rows, long columns, bfloat16 *out)
+{
+    long wide = BLOCK * blocks_of(columns);
+    for (long i = 0; i < BLOCK * blocks_of(rows); i++)
+        for (long c = 0; c < wide; c += BLOCK) {
+            __mmask32 mask = i < rows ? lanes(columns - c) : 0;
+            _mm512_store_si512(out + i * wide + c, _mm512_maskz_loadu_epi16(mask, x + i * stride + c));
+        }
+}
+
+/* x (32, 32) float -> rows and columns in bfloat16, scaled */
+static void store_block(const float *x, float scale, bfloat16 *out, long stride, long rows, long columns)
+{
+    __m512 factor = _mm512_set1_ps(scale);
+    for (long i = 0; i < least(rows, BLOCK); i++) {
+        __m512 low = _mm512_mul_ps(_mm512_load_ps(x + i * BLOCK), factor);
+        __m512 high = _mm512_mul_ps(_mm512_load_ps(x + i * BLOCK + 16), factor);
+        _mm512_mask_storeu_epi16(out + i * stride, lanes(columns), narrow(low, high));
+    }
+}
+
+/* x (32, 32) -> out (32, 32), transposed */
+static void transpose_floats(const float *x, float *out)
+{
+    for (int m = 0; m < BLOCK; m += 16)
+        for (int c = 0; c < BLOCK; c += 16) {
+            __m512i a[16];
+            for (int i = 0; i < 16; i++)
+                a[i] = _mm512_load_si512(x + (m + i) * BLOCK + c);
+            store_transposed(a, (uint8_t *)(out + c * BLOCK + m), 4 * BLOCK, 16, 0xffff);
+        }
+}
+
+/* bytes of what `head_gradients` works in; see there */
+static long gradient_bytes(const AttentionGradients *a)
+{
+    long keys = BLOCK * blocks_of(a->keys), queries = BLOCK * blocks_of(a->queries);
+    long channels = BLOCK * blocks_of(a->channels);
+    return 2 * (3 * keys + 4 * queries) * channels + 2 * keys * queries + 12 * BLOCK * queries + 12 * queries +
+           8 * BLOCK * BLOCK;
+}
+
+/* Gradients of a head of an image. With p = exp(scale k q^T - shift) / sum, keys by queries, and d = sum(y dy) of each
+   query: dv = p dy, ds = p (v dy^T - d), dk = scale ds q, dq = scale (k^T ds)^T. */
+static void head_gradients(const AttentionGradients *a, long image, long head, uint8_t *room)
+{
+#define HEAD(x) (a->x + image * a->x##_strides.image + head * a->x##_strides.head)
+    const bfloat16 *q = HEAD(q), *k = HEAD(k), *v = HEAD(v), *y = HEAD(y), *dy = HEAD(dy);
+    bfloat16 *dq = HEAD(dq), *dk = HEAD(dk), *dv = HEAD(dv);
+#undef HEAD
+    const float(*statistics)[2] = (const float(*)[2])a->statistics + (image * a->heads + head) * a->queries;
+    long key_blocks = blocks_of(a->keys), query_blocks = blocks_of(a->queries), channel_blocks = blocks_of(a->channels);
+    long keys = BLOCK * key_blocks, queries = BLOCK * query_blocks, channels = BLOCK * channel_blocks;
+    bfloat16 *rows_of_k = (bfloat16 *)room, *rows_of_v = rows_of_k + keys * channels;
+    bfloat16 *k_transposed = rows_of_v + keys * channels;
+    uint8_t *asking = (uint8_t *)(k_transposed + keys * channels), *asking_dy = asking + 2 * queries * channels;
+    uint8_t *values_of_q = asking_dy + 2 * queries * channels, *values_of_dy = values_of_q + 2 * queries * channels;
+    uint8_t *values_of_ds = values_of_dy + 2 * queries * channels;
+    float *logits = (float *)(values_of_ds + 2 * keys * queries), *dp = logits + BLOCK * queries;
+    bfloat16 *p = (bfloat16 *)(dp + BLOCK * queries), *ds = p + BLOCK * queries;
+    float *shift = (float *)(ds + BLOCK * queries), *share = shift + queries, *d = share + queries;
+    float *block = d + queries, *turned = block + BLOCK * BLOCK;
+    __m512 scale = _mm512_set1_ps(a->scale * LOG2_E);
+
+    copy_padded(k, a->k_strides.token, a->keys, a->channels, rows_of_k);
+    copy_padded(v, a->v_strides.token, a->keys, a->channels, rows_of_v);
+    transpose_block(k, a->k_strides.token, a->keys, a->channels, k_transposed, keys);
+    pack_keys(q, a->q_strides.token, a->queries, a->channels, asking);
+    pack_keys(dy, a->dy_strides.token, a->queries, a->channels, asking_dy);
+    pack_values(q, a->q_strides.token, a->queries, a->channels, values_of_q);
+    pack_values(dy, a->dy_strides.token, a->queries, a->channels, values_of_dy);
+    for (long i = 0; i < queries; i++) {
+        __m512 sum = _mm512_setzero_ps();
+        for (long c = 0; c < a->channels && i < a->queries; c += BLOCK) {
+            __mmask32 mask = lanes(a->channels - c);
+            __m512i ours = _mm512_maskz_loadu_epi16(mask, y + i * a->y_strides.token + c);
+            __m512i theirs = _mm512_maskz_loadu_epi16(mask, dy + i * a->dy_strides.token + c);
+            sum = _mm512_fmadd_ps(lower(ours), lower(theirs), sum);
+            sum = _mm512_fmadd_ps(upper(ours), upper(theirs), sum);
+        }
+        d[i] = _mm512_reduce_add_ps(sum);
+        shift[i] = i < a->queries ? statistics[i][0] : 0.0f;
+        share[i] = i < a->queries ? statistics[i][1] : 0.0f; /* what is no query has no weight */
+    }
+    for (long n = 0; n < key_blocks; n++) {
+        long rows = least(a->keys - BLOCK * n, BLOCK), a_stride = 2 * channels, c_stride = 4 * queries;
+        for (long m = 0; m < query_blocks; m++) {
+            long tiles = 2 * m * channel_blocks * TILE;
+            const uint8_t *own_k = (uint8_t *)(rows_of_k + BLOCK * n * channels);
+            const uint8_t *own_v = (uint8_t *)(rows_of_v + BLOCK * n * channels);
+            multiply(own_k, a_stride, asking + tiles, channel_blocks, logits + BLOCK * m, c_stride);
+            multiply(own_v, a_stride, asking_dy + tiles, channel_blocks, dp + BLOCK * m, c_stride);
+        }
+        for (long i = 0; i < BLOCK; i++)
+            for (long m = 0; m < queries; m += BLOCK) {
+                __m512 weights[2], slopes[2];
+                for (int half = 0; half < 2; half++) {
+                    long at = m + 16 * half;
+                    __m512 power = _mm512_fmsub_ps(_mm512_load_ps(logits + i * queries + at), scale,
+                                                   _mm512_loadu_ps(shift + at));
+                    __m512 rest = _mm512_sub_ps(_mm512_load_ps(dp + i * queries + at), _mm512_loadu_ps(d + at));
+                    weights[half] = _mm512_mul_ps(exp2_of(power), _mm512_loadu_ps(share + at));
+                    weights[half] = _mm512_maskz_mov_ps(i < rows ? 0xffff : 0, weights[half]);
+                    slopes[half] = _mm512_mul_ps(weights[half], rest);
+                }
+                _mm512_store_si512(p + i * queries + m, narrow(weights[0], weights[1]));
+                _mm512_store_si512(ds + i * queries + m, narrow(slopes[0], slopes[1]));
+            }
+        for (long i = 0; i < BLOCK; i += 2)
+            for (long m = 0; m < queries; m += BLOCK) {
+                uint8_t *to = values_of_ds + (m / 16 * key_blocks + n) * TILE + i / 2 * 64;
+                const bfloat16 *from = ds + i * queries + m;
+                __m512i low, high;
+                interleave(_mm512_load_si512(from), _mm512_load_si512(from + queries), &low, &high);
+                _mm512_store_si512(to, low);
+                _mm512_store_si512(to + TILE * key_blocks, high);
+            }
+        for (long c = 0; c < channel_blocks; c++) {
+            long tiles = 2 * c * query_blocks * TILE, most = a->channels - BLOCK * c, at = BLOCK * n;
+            multiply((uint8_t *)p, 2 * queries, values_of_dy + tiles, query_blocks, block, 4 * BLOCK);
+            bfloat16 *to = dv + at * a->dv_strides.token + BLOCK * c;
+            store_block(block, 1.0f, to, a->dv_strides.token, a->keys - at, most);
+            multiply((uint8_t *)ds, 2 * queries, values_of_q + tiles, query_blocks, block, 4 * BLOCK);
+            to = dk + at * a->dk_strides.token + BLOCK * c;
+            store_block(block, a->scale, to, a->dk_strides.token, a->keys - at, most);
+        }
+    }
+    for (long c = 0; c < channel_blocks; c++)
+        for (long m = 0; m < query_blocks; m++) {
+            const uint8_t *tiles = values_of_ds + 2 * m * key_blocks * TILE;
+            multiply((uint8_t *)(k_transposed + BLOCK * c * keys), 2 * keys, tiles, key_blocks, block, 4 * BLOCK);
+            transpose_floats(block, turned);
+            bfloat16 *to = dq + BLOCK * m * a->dq_strides.token + BLOCK * c;
+            store_block(turned, a->scale, to, a->dq_strides.token, a->queries - BLOCK * m, a->channels - BLOCK * c);
+        }
+}
+
+/* Gradients of queries, keys and values from those of the answers. Returns 0, or 1 without memory. */
+long attend_backward(const AttentionGradients *a)
+{
+    long failed = 0;
+#pragma omp parallel reduction(| : failed)
+    {
+        uint8_t *room = aligned_alloc(64, (size_t)(gradient_bytes(a) + 63) / 64 * 64);
+        failed = room == NULL;
+        _tile_loadconfig(&SHAPES);
+#pragma omp for schedule(static)
+        for (long item = 0; item < a->images * a->heads; item++)
+            if (!failed)
+                head_gradients(a, item / a->heads, item % a->heads, room);
         _tile_release();
         free(room);
     }

@@ -2,6 +2,9 @@ import pytest
 import torch
 from torch import nn
 
+from tests.precision import relative_error
+from vitreous.native import Native, native
+from vitreous.nn import kernels
 from vitreous.nn.attention import Attention
 from vitreous.nn.block import Block, Branch, Mlp
 from vitreous.nn.encoder import Encoder, stack
@@ -28,8 +31,9 @@ def test_stochastic_depth_skips_whole_samples_and_keeps_the_mean():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("gelu", ["none", "tanh"])
-def test_gelu_is_computed_again_to_the_same_bits(dtype, gelu):
+def test_gelu_is_computed_again_to_the_same_bits(dtype, gelu, monkeypatch):
     """With less kept: neither GELU's values nor a copy of them."""
+    monkeypatch.setattr(kernels, "native", lambda: Native(None, False, "left out"))
     torch.manual_seed(0)
     mlp, x = Mlp(24, 96, gelu=gelu).to(dtype), torch.randn(3, 5, 24).to(dtype).requires_grad_()
     kept: list[torch.Tensor] = []
@@ -45,6 +49,29 @@ def test_gelu_is_computed_again_to_the_same_bits(dtype, gelu):
     x.grad = None
     mlp(x).backward(upstream)
     assert mlp.fc2.weight.grad is None and x.grad is not None
+
+
+@pytest.mark.skipif(not native().tiles, reason=f"tiles (AMX): {native().note}")
+@pytest.mark.parametrize("gelu", ["none", "tanh"])
+@pytest.mark.parametrize("tokens", [5, 6])  # rows of an odd and of an even number
+def test_a_gelu_of_our_own_has_the_gradients_of_pytorch_s(gelu, tokens, monkeypatch):
+    """And keeps as little."""
+    torch.manual_seed(0)
+    mlp, x = Mlp(24, 96, gelu=gelu).bfloat16(), torch.randn(3, tokens, 24).bfloat16().requires_grad_()
+    kept: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        y = mlp(x)
+    assert sum(tensor.numel() == 3 * tokens * 96 for tensor in kept) == 1
+    upstream, tensors = torch.randn_like(y), [x, *mlp.parameters()]
+    found = torch.autograd.grad(y, tensors, upstream)
+    exact = Mlp(24, 96, gelu=gelu).double()
+    exact.load_state_dict(mlp.state_dict())
+    wide = x.detach().double().requires_grad_()
+    wanted = torch.autograd.grad(exact(wide), [wide, *exact.parameters()], upstream.double())
+    assert [relative_error(a, b) < 1e-2 for a, b in zip(found, wanted, strict=True)] == [True] * len(tensors)
+    mlp.fc2.requires_grad_(False)
+    mlp(x).backward(upstream)
+    assert mlp.fc2.weight.grad is None and relative_error(x.grad, wanted[0]) < 1e-2
 
 
 def test_dropout_sits_where_the_paper_has_it():

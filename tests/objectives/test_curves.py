@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from tests.objectives.sessions import HEADS, OBJECTIVES, losses, session_of
-from vitreous.nn import attention
+from vitreous.native import Native, native
+from vitreous.nn import attention, kernels
 from vitreous.training.loop import fit
 from vitreous.training.run import Optimizer, Ramp, Schedule
 
@@ -29,13 +30,22 @@ LN_K, COLOURS = math.log(HEADS["prototypes"]), math.log(512)
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_golden_curve(name, precision, tmp_path, monkeypatch):
     """Twenty steps, equal after any refactoring, and in bfloat16 near those of float32. `python -m
-    tests.objectives.test_curves` writes them anew. A teacher attends as on any processor: by the fused kernel."""
+    tests.objectives.test_curves` writes them anew. Attention is as on any processor: by PyTorch's operators."""
     monkeypatch.setattr(attention, "products_pay", lambda: False)
+    monkeypatch.setattr(kernels, "native", lambda: Native(None, False, "left out"))
     golden = json.loads(GOLDEN.read_text())
     curve = losses(*session_of(name, tmp_path, precision=precision))
     assert len(curve) == 20
     tolerance = TOLERANCE.get(f"{name} {precision}", TOLERANCE[precision])
     assert curve == pytest.approx(golden[f"{name} {precision}"], abs=tolerance)
+    assert curve == pytest.approx(golden[f"{name} fp32"], rel=5e-2)
+
+
+@pytest.mark.skipif(not native().tiles, reason=f"tiles (AMX): {native().note}")
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_with_kernels_of_our_own_a_curve_is_near_that_of_float32(name, tmp_path):
+    golden = json.loads(GOLDEN.read_text())
+    curve = losses(*session_of(name, tmp_path, precision="bf16"))
     assert curve == pytest.approx(golden[f"{name} fp32"], rel=5e-2)
 
 

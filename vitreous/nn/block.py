@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from vitreous.nn import kernels
 from vitreous.nn.attention import ALL
 
 
@@ -50,8 +51,8 @@ class GeluLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden: Tensor, weight: Tensor, bias: Tensor, gelu: str) -> Tensor:
         ctx.save_for_backward(hidden, weight)
-        ctx.gelu = gelu
-        return F.linear(F.gelu(hidden, approximate=gelu), weight, bias)
+        ctx.gelu, ctx.own = gelu, kernels.takes_gelu(hidden)
+        return F.linear(kernels.gelu(hidden, gelu) if ctx.own else F.gelu(hidden, approximate=gelu), weight, bias)
 
     @staticmethod
     @once_differentiable
@@ -59,8 +60,16 @@ class GeluLinear(torch.autograd.Function):
         hidden, weight = ctx.saved_tensors
         of_hidden, of_weight, of_bias, _ = ctx.needs_input_grad
         rows = grad.flatten(0, -2)
-        d_weight = (F.gelu(hidden, approximate=ctx.gelu).flatten(0, -2).mT @ rows).mT if of_weight else None
-        d_hidden = torch.ops.aten.gelu_backward(grad @ weight, hidden, approximate=ctx.gelu) if of_hidden else None
+        d_weight = d_hidden = None
+        if ctx.own and of_weight:
+            d_hidden = grad @ weight
+            activated = kernels.gelu_backward_(d_hidden, hidden, ctx.gelu).flatten(0, -2)
+            d_weight = kernels.transpose(rows) @ activated if kernels.can_transpose(rows) else rows.mT @ activated
+        else:
+            if of_weight:
+                d_weight = (F.gelu(hidden, approximate=ctx.gelu).flatten(0, -2).mT @ rows).mT
+            if of_hidden:
+                d_hidden = torch.ops.aten.gelu_backward(grad @ weight, hidden, approximate=ctx.gelu)
         return d_hidden, d_weight, rows.sum(0) if of_bias else None, None
 
 
