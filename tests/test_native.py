@@ -88,6 +88,18 @@ def test_without_a_compiler_a_note_says_what_to_install(fresh, monkeypatch):
     assert find_compiler() == []
 
 
+def test_a_compiler_is_the_one_that_is_named_or_the_machine_s(monkeypatch, tmp_path):
+    for name in ("gcc", "mine"):
+        (tmp_path / name).touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CC", " ")
+    assert find_compiler() == [str(tmp_path / "gcc")]
+    (tmp_path / "cc").touch(mode=0o755)
+    assert find_compiler() == [str(tmp_path / "cc")]
+    monkeypatch.setenv("CC", "mine -m64")
+    assert find_compiler() == [str(tmp_path / "mine"), "-m64"]
+
+
 def test_a_compiler_that_fails_is_done_without(fresh, monkeypatch, tmp_path):
     monkeypatch.setenv("CC", shutil.which("false"))
     assert fresh().library is None and "false cannot compile them" in fresh().note
@@ -98,6 +110,17 @@ def test_a_folder_that_cannot_be_written_is_done_without(fresh, monkeypatch, tmp
     (tmp_path / "vitreous").write_text("a file where the folder should be")
     monkeypatch.setenv("CC", shutil.which("true"))
     assert fresh().library is None and "cannot be stored or loaded" in fresh().note
+
+
+@compiles
+def test_a_library_of_another_user_is_not_loaded(fresh, monkeypatch):
+    fresh()
+    owner = module.os.getuid()
+    monkeypatch.setattr(module.os, "getuid", lambda: owner + 1)
+    if owner != 0:  # what the system's administrator has stored may be loaded
+        assert fresh().library is None and "belongs to another user" in fresh().note
+    else:
+        assert fresh().library is not None
 
 
 def test_a_stored_file_that_is_no_library_is_done_without(fresh, monkeypatch, tmp_path):

@@ -68,11 +68,12 @@ def has(feature: str) -> bool:
 
 
 def find_compiler() -> list[str]:
-    """Return the command of the C compiler, from `CC` or `cc`, its program as a whole path; empty where there is
-    none."""
-    program, *options = shlex.split(os.environ.get("CC", "")) or ["cc"]
-    path = shutil.which(program)
-    return [path, *options] if path else []
+    """Return the command of the C compiler, from `CC`, or else `cc` or `gcc`, its program as a whole path; empty where
+    there is none."""
+    for program, *options in [shlex.split(os.environ["CC"])] if os.environ.get("CC", "").strip() else [["cc"], ["gcc"]]:
+        if path := shutil.which(program):
+            return [path, *options]
+    return []
 
 
 def openmp() -> str | None:
@@ -92,7 +93,7 @@ def build(compiler: list[str], runtime: str) -> Path:
     name = hashlib.sha256("\0".join([*facts, SOURCE.read_text()]).encode()).hexdigest()[:16]
     library = cache_folder("native") / f"{name}.so"
     if not library.exists():
-        library.parent.mkdir(parents=True, exist_ok=True)
+        library.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=library.parent) as folder:
             compiled, linked = Path(folder) / "native.o", Path(folder) / library.name
             # linked without -fopenmp: that would load another runtime, with threads of its own
@@ -100,4 +101,6 @@ def build(compiler: list[str], runtime: str) -> Path:
                 command = [*compiler, *map(str, arguments)]
                 subprocess.run(command, check=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=SECONDS)
             os.replace(linked, library)
+    if os.stat(library).st_uid not in (0, os.getuid()):
+        raise OSError(f"{library} belongs to another user")
     return library

@@ -241,6 +241,21 @@ def test_attention_is_by_tiles_only_where_the_kernel_takes_it(monkeypatch):
     assert not kernels.can_attend(q, k, v)
 
 
+@tiled
+def test_tensors_without_memory_of_their_own_are_pytorch_s_business():
+    """Those that torch.vmap batches, of one that is traced, and of a subclass."""
+
+    class Marked(torch.Tensor):
+        pass
+
+    q, k, v = queries(2, 3, 5, 5, 8)
+    together = torch.vmap(lambda q, k, v: attend(q[None], k[None], v[None])[0])(q, k, v)
+    assert relative_error(together, attend(q, k, v)) < 1e-2
+    assert not kernels.can_attend(q.as_subclass(Marked), k, v) and not kernels.takes_gelu(q.as_subclass(Marked))
+    exported = torch.export.export(Branch(Mlp(32, 64), 32).bfloat16(), (torch.randn(2, 5, 32).bfloat16(),))
+    assert "gelu" in str(exported.graph)
+
+
 def test_without_kernels_there_is_one_clear_error(monkeypatch):
     monkeypatch.setattr(kernels, "native", lambda: Native(None, False, "no C compiler"))
     with pytest.raises(RuntimeError, match="no kernels of our own: no C compiler"):

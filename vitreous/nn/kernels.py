@@ -63,7 +63,7 @@ def gelu_pays() -> bool:
 
 def takes_gelu(x: Tensor) -> bool:
     """Whether `gelu` takes x (..., D), and is faster."""
-    return x.device.type == "cpu" and x.dtype == torch.bfloat16 and x.is_contiguous() and gelu_pays() and not tracing()
+    return x.device.type == "cpu" and x.dtype == torch.bfloat16 and x.is_contiguous() and gelu_pays() and has_memory(x)
 
 
 def can_transpose(x: Tensor) -> bool:
@@ -71,9 +71,15 @@ def can_transpose(x: Tensor) -> bool:
     return x.dtype == torch.bfloat16 and x.stride(1) == 1 and not x.shape[0] % 2 and not x.shape[1] % 2 and can_fuse()
 
 
-def tracing() -> bool:
-    """Whether torch.compile is reading this code."""
-    return torch.compiler.is_compiling()  # pyright: ignore[reportPrivateImportUsage]
+def has_memory(x: Tensor) -> bool:
+    """Whether x (..., D) is a tensor with numbers in memory: none that torch.compile traces, torch.vmap batches or
+    another library has made of it."""
+    if torch.compiler.is_compiling() or type(x) is not Tensor:  # pyright: ignore[reportPrivateImportUsage]
+        return False
+    try:
+        return x.data_ptr() != 0
+    except RuntimeError:
+        return False
 
 
 def can_attend(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -87,8 +93,8 @@ def can_attend(q: Tensor, k: Tensor, v: Tensor) -> bool:
         and 0 < k.shape[-2] <= MOST_KEYS
         and q.numel() > 0
         and all(x.stride(-1) == 1 for x in (q, k, v))
-        and not tracing()
         and native().tiles
+        and all(map(has_memory, (q, k, v)))
     )
 
 
