@@ -150,7 +150,8 @@ def table(form: str) -> Tensor:
 @cache
 def slopes(form: str) -> Tensor:
     """(3, 32) float32: the same of the slope of x f(x), which is f(x) + x f'(x)."""
-    return tabulate(torch.func.vmap(torch.func.grad(lambda x: x * FORMS[form](x))))
+    function, step = FORMS[form], 1e-5
+    return tabulate(lambda x: ((x + step) * function(x + step) - (x - step) * function(x - step)) / (2 * step))
 
 
 def tabulate(function: Callable[[Tensor], Tensor]) -> Tensor:
