@@ -17,6 +17,15 @@ from vitreous.nn.block import Branch, Mlp
 from vitreous.nn.frozen import NarrowNorm, can_pack, frozen
 
 ROUNDING = 2.0**-8  # of a number in bfloat16, at most
+#: images, heads, queries, keys and channels: of one, of less than a tile, of several and a part, of channels that fill no tile
+SIZES = [
+    (1, 1, 1, 1, 1),
+    (2, 3, 5, 17, 8),
+    (2, 6, 197, 197, 64),
+    (3, 2, 33, 31, 80),
+    (1, 2, 64, 65, 96),
+    (2, 1, 1, 300, 72),
+]
 fused = pytest.mark.skipif(native().library is None, reason=native().note)
 tiled = pytest.mark.skipif(not native().tiles, reason=f"tiles (AMX): {native().note}")
 
@@ -118,17 +127,7 @@ def queries(batch, heads, asked, tokens, channels):
 
 @tiled
 @pytest.mark.parametrize("threads", [1, 2, 7])
-@pytest.mark.parametrize(
-    "sizes",
-    [
-        (1, 1, 1, 1, 1),
-        (2, 3, 5, 17, 8),
-        (1, 6, 197, 197, 64),
-        (3, 2, 33, 31, 80),
-        (1, 2, 64, 65, 96),
-        (2, 1, 1, 300, 72),
-    ],
-)
+@pytest.mark.parametrize("sizes", SIZES)
 def test_attention_by_tiles_is_attention(sizes, threads):
     q, k, v = queries(*sizes)
     assert kernels.can_attend(q, k, v)
@@ -145,17 +144,7 @@ def test_attention_by_tiles_is_attention(sizes, threads):
 
 
 @tiled
-@pytest.mark.parametrize(
-    "sizes",
-    [
-        (1, 1, 1, 1, 1),
-        (2, 3, 5, 17, 8),
-        (2, 6, 197, 197, 64),
-        (3, 2, 33, 31, 80),
-        (1, 2, 64, 65, 96),
-        (2, 1, 1, 300, 72),
-    ],
-)
+@pytest.mark.parametrize("sizes", SIZES)
 def test_gradients_by_tiles_are_those_of_attention(sizes):
     """Of an upstream gradient that lies in memory as the layer after leaves it, and of one that is spread out."""
     torch.manual_seed(1)
