@@ -51,7 +51,7 @@ def native() -> Native:
     if runtime is None:
         return Native(None, False, "PyTorch has no GNU OpenMP runtime here")
     if not compiler:
-        return Native(None, False, "no C compiler: install one, as gcc, for faster inference in bfloat16")
+        return Native(None, False, "no C compiler: install one, as gcc, for faster bfloat16")
     try:
         library = ctypes.CDLL(str(build(compiler, runtime)))
         tiles = has("amx_bf16") and library.request_tiles() == 0
