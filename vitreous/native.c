@@ -1,4 +1,4 @@
-/* Kernels for inference in bfloat16 on x86-64 with AVX512-BF16; attention also needs AMX. `native.py` compiles them,
+/* Kernels for bfloat16 on x86-64 with AVX512-BF16; attention also needs AMX. `native.py` compiles them,
    `nn/kernels.py` calls them and says what each computes.
 
    Every row is computed by itself, in one order: results do not depend on threads or on other rows. */
@@ -41,6 +41,9 @@ static const TileShapes SHAPES = {
 
 /* the compiler does not see what tiles read and write */
 #define BARRIER() __asm__ volatile("" ::: "memory")
+
+/* where a head of an image begins, in one of the tensors of `a` */
+#define HEAD(x) (a->x + image * a->x##_strides.image + head * a->x##_strides.head)
 
 static inline long least(long a, long b) { return a < b ? a : b; }
 static inline long blocks_of(long count) { return (count + BLOCK - 1) / BLOCK; }
@@ -225,34 +228,36 @@ static inline void interleave(__m512i even, __m512i odd, __m512i *first, __m512i
     *last = _mm512_permutex2var_epi16(even, _mm512_add_epi16(low, _mm512_set1_epi16(16)), odd);
 }
 
+/* rows n and n + 1 of x (rows, columns), 32 columns from c on, interleaved; what is not there is zero */
+static inline void load_pairs(const bfloat16 *x, long stride, long n, long rows, long c, long columns, __m512i *first,
+                              __m512i *last)
+{
+    __mmask32 even = n < rows ? lanes(columns - c) : 0, odd = n + 1 < rows ? lanes(columns - c) : 0;
+    const bfloat16 *from = x + n * stride + c;
+    interleave(_mm512_maskz_loadu_epi16(even, from), _mm512_maskz_loadu_epi16(odd, from + stride), first, last);
+}
+
 /* values (n, c) -> tiles of pairs of keys (16) by channels (16), by block of 16 channels, then of 32 keys */
 static void pack_values(const bfloat16 *v, long stride, long keys, long channels, uint8_t *tiles)
 {
     for (long c = 0; c < channels; c += BLOCK, tiles += 2 * TILE * blocks_of(keys))
         for (long n = 0; n < BLOCK * blocks_of(keys); n += 2) {
-            __mmask32 first = n < keys ? lanes(channels - c) : 0, second = n + 1 < keys ? lanes(channels - c) : 0;
-            __m512i even = _mm512_maskz_loadu_epi16(first, v + n * stride + c), low;
-            __m512i odd = _mm512_maskz_loadu_epi16(second, v + (n + 1) * stride + c), high;
+            __m512i low, high;
             uint8_t *to = tiles + n / BLOCK * TILE + n % BLOCK * 32;
-            interleave(even, odd, &low, &high);
+            load_pairs(v, stride, n, keys, c, channels, &low, &high);
             _mm512_store_si512(to, low);
             _mm512_store_si512(to + TILE * blocks_of(keys), high);
         }
 }
 
-/* x (rows, columns), its rows `stride` apart -> out (columns, wide), of which (columns, rows) are written if `wide` is
-   `rows`; beyond the rows there are zeros */
+/* x (rows, columns), its rows `stride` apart -> out (columns, wide), zero beyond the rows; `wide` is even */
 static void transpose_block(const bfloat16 *x, long stride, long rows, long columns, bfloat16 *out, long wide)
 {
     for (long m = 0; m < wide; m += BLOCK)
         for (long c = 0; c < columns; c += BLOCK) {
             __m512i low[16], high[16];
-            for (long i = 0; i < 16; i++) {
-                __mmask32 first = m + 2 * i < rows ? lanes(columns - c) : 0;
-                __mmask32 second = m + 2 * i + 1 < rows ? lanes(columns - c) : 0;
-                __m512i even = _mm512_maskz_loadu_epi16(first, x + (m + 2 * i) * stride + c);
-                interleave(even, _mm512_maskz_loadu_epi16(second, x + (m + 2 * i + 1) * stride + c), low + i, high + i);
-            }
+            for (long i = 0; i < 16; i++)
+                load_pairs(x, stride, m + 2 * i, rows, c, columns, low + i, high + i);
             __mmask16 pairs = (__mmask16)lanes(least((wide - m) / 2, 16));
             store_transposed(low, (uint8_t *)(out + c * wide + m), 2 * wide, columns - c, pairs);
             store_transposed(high, (uint8_t *)(out + (c + 16) * wide + m), 2 * wide, columns - c - 16, pairs);
@@ -314,7 +319,18 @@ static inline void exponentials(const float *logits, long keys, __m512 scale, bf
     statistics[1] = 1.0f / _mm512_reduce_add_ps(sum);
 }
 
-/* bytes of what `attend_head` works in: keys, values, queries, exponentials, logits, answers */
+/* rows (n, c), `stride` apart -> (blocks of 32, blocks of 32) with zeros where there is nothing */
+static void copy_padded(const bfloat16 *x, long stride, long rows, long columns, bfloat16 *out)
+{
+    long wide = BLOCK * blocks_of(columns);
+    for (long i = 0; i < BLOCK * blocks_of(rows); i++)
+        for (long c = 0; c < wide; c += BLOCK) {
+            __mmask32 mask = i < rows ? lanes(columns - c) : 0;
+            _mm512_store_si512(out + i * wide + c, _mm512_maskz_loadu_epi16(mask, x + i * stride + c));
+        }
+}
+
+/* bytes of what `attend_head` works in, a multiple of 64: keys, values, queries, exponentials, logits, answers */
 static long room_bytes(const Attention *a)
 {
     long keys = BLOCK * blocks_of(a->keys), channels = BLOCK * blocks_of(a->channels);
@@ -324,10 +340,8 @@ static long room_bytes(const Attention *a)
 /* softmax(scale q k^T) v of the queries from `first` to before `last` of a head of an image */
 static void attend_head(const Attention *a, long image, long head, long first, long last, uint8_t *room)
 {
-    const bfloat16 *q = a->q + image * a->q_strides.image + head * a->q_strides.head;
-    const bfloat16 *k = a->k + image * a->k_strides.image + head * a->k_strides.head;
-    const bfloat16 *v = a->v + image * a->v_strides.image + head * a->v_strides.head;
-    bfloat16 *y = a->y + image * a->y_strides.image + head * a->y_strides.head;
+    const bfloat16 *q = HEAD(q), *k = HEAD(k), *v = HEAD(v);
+    bfloat16 *y = HEAD(y);
     long key_blocks = blocks_of(a->keys), channel_blocks = blocks_of(a->channels);
     long keys = BLOCK * key_blocks, channels = BLOCK * channel_blocks;
     uint8_t *packed_keys = room, *packed_values = packed_keys + 2 * keys * channels;
@@ -340,12 +354,7 @@ static void attend_head(const Attention *a, long image, long head, long first, l
     pack_values(v, a->v_strides.token, a->keys, a->channels, packed_values);
     for (long m = first; m < last; m += BLOCK) {
         long rows = least(last - m, BLOCK);
-        for (long i = 0; i < BLOCK; i++)
-            for (long c = 0; c < channels; c += BLOCK) {
-                __mmask32 mask = i < rows ? lanes(a->channels - c) : 0;
-                const bfloat16 *from = q + (m + i) * a->q_strides.token + c;
-                _mm512_store_si512(asking + i * channels + c, _mm512_maskz_loadu_epi16(mask, from));
-            }
+        copy_padded(q + m * a->q_strides.token, a->q_strides.token, rows, a->channels, asking);
         for (long n = 0; n < key_blocks; n++) {
             const uint8_t *tiles = packed_keys + 2 * n * channel_blocks * TILE;
             multiply((uint8_t *)asking, 2 * channels, tiles, channel_blocks, logits + BLOCK * n, 4 * keys);
@@ -391,17 +400,6 @@ long attend(const Attention *a)
     return failed;
 }
 
-/* rows (n, c), `stride` apart -> (blocks of 32, blocks of 32) with zeros where there is nothing */
-static void copy_padded(const bfloat16 *x, long stride, long rows, long columns, bfloat16 *out)
-{
-    long wide = BLOCK * blocks_of(columns);
-    for (long i = 0; i < BLOCK * blocks_of(rows); i++)
-        for (long c = 0; c < wide; c += BLOCK) {
-            __mmask32 mask = i < rows ? lanes(columns - c) : 0;
-            _mm512_store_si512(out + i * wide + c, _mm512_maskz_loadu_epi16(mask, x + i * stride + c));
-        }
-}
-
 /* x (32, 32) float -> rows and columns in bfloat16, scaled */
 static void store_block(const float *x, float scale, bfloat16 *out, long stride, long rows, long columns)
 {
@@ -425,7 +423,7 @@ static void transpose_floats(const float *x, float *out)
         }
 }
 
-/* bytes of what `head_gradients` works in; see there */
+/* bytes of what `head_gradients` works in, a multiple of 64; see there */
 static long gradient_bytes(const AttentionGradients *a)
 {
     long keys = BLOCK * blocks_of(a->keys), queries = BLOCK * blocks_of(a->queries);
@@ -438,10 +436,8 @@ static long gradient_bytes(const AttentionGradients *a)
    query: dv = p dy, ds = p (v dy^T - d), dk = scale ds q, dq = scale (k^T ds)^T. */
 static void head_gradients(const AttentionGradients *a, long image, long head, uint8_t *room)
 {
-#define HEAD(x) (a->x + image * a->x##_strides.image + head * a->x##_strides.head)
     const bfloat16 *q = HEAD(q), *k = HEAD(k), *v = HEAD(v), *y = HEAD(y), *dy = HEAD(dy);
     bfloat16 *dq = HEAD(dq), *dk = HEAD(dk), *dv = HEAD(dv);
-#undef HEAD
     const float(*statistics)[2] = (const float(*)[2])a->statistics + (image * a->heads + head) * a->queries;
     long key_blocks = blocks_of(a->keys), query_blocks = blocks_of(a->queries), channel_blocks = blocks_of(a->channels);
     long keys = BLOCK * key_blocks, queries = BLOCK * query_blocks, channels = BLOCK * channel_blocks;
@@ -535,7 +531,7 @@ long attend_backward(const AttentionGradients *a)
     long failed = 0;
 #pragma omp parallel reduction(| : failed)
     {
-        uint8_t *room = aligned_alloc(64, (size_t)(gradient_bytes(a) + 63) / 64 * 64);
+        uint8_t *room = aligned_alloc(64, (size_t)gradient_bytes(a));
         failed = room == NULL;
         _tile_loadconfig(&SHAPES);
 #pragma omp for schedule(static)

@@ -33,7 +33,7 @@ SECONDS = 60.0  # a compiler takes one
 
 @dataclass(frozen=True)
 class Native:
-    """The compiled library, None where there is none; whether attention may use tiles (AMX); and why, in words."""
+    """The compiled library, None where there is none; whether its kernels may use tiles (AMX); and why, in words."""
 
     library: ctypes.CDLL | None
     tiles: bool
@@ -70,10 +70,12 @@ def has(feature: str) -> bool:
 def find_compiler() -> list[str]:
     """Return the command of the C compiler, from `CC`, or else `cc` or `gcc`, its program as a whole path; empty where
     there is none."""
-    for program, *options in [shlex.split(os.environ["CC"])] if os.environ.get("CC", "").strip() else [["cc"], ["gcc"]]:
-        if path := shutil.which(program):
-            return [path, *options]
-    return []
+    named = os.environ.get("CC", "").strip()
+    try:
+        commands = [shlex.split(named)] if named else [["cc"], ["gcc"]]
+    except ValueError:  # a quotation mark without its fellow
+        return []
+    return next(([path, *options] for program, *options in commands if (path := shutil.which(program))), [])
 
 
 def openmp() -> str | None:

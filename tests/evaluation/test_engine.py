@@ -49,6 +49,7 @@ def test_parts_are_small_even_and_keep_the_threads_busy(images, most, threads):
 def test_an_engine_answers_as_the_model_does(count, monkeypatch):
     """However the batch is cut: all threads together, or each on parts of its own."""
     monkeypatch.setattr(engines, "TOKENS", 17 * 4)
+    monkeypatch.setattr(engines, "TILED_TOKENS", 17 * 4)
     model = build({}).eval()
     with torch.inference_mode():
         wanted = model(PREPROCESS.normalise(pixels(count)))

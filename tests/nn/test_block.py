@@ -63,12 +63,12 @@ def test_a_gelu_of_our_own_has_the_gradients_of_pytorch_s(gelu, tokens, monkeypa
         y = mlp(x)
     assert sum(tensor.numel() == 3 * tokens * 96 for tensor in kept) == 1
     upstream, tensors = torch.randn_like(y), [x, *mlp.parameters()]
-    found = torch.autograd.grad(y, tensors, upstream)
+    gradients = torch.autograd.grad(y, tensors, upstream)
     exact = Mlp(24, 96, gelu=gelu).double()
     exact.load_state_dict(mlp.state_dict())
     wide = x.detach().double().requires_grad_()
     wanted = torch.autograd.grad(exact(wide), [wide, *exact.parameters()], upstream.double())
-    assert [relative_error(a, b) < 1e-2 for a, b in zip(found, wanted, strict=True)] == [True] * len(tensors)
+    assert [relative_error(a, b) < 1e-2 for a, b in zip(gradients, wanted, strict=True)] == [True] * len(tensors)
     mlp.fc2.requires_grad_(False)
     mlp(x).backward(upstream)
     assert mlp.fc2.weight.grad is None and relative_error(x.grad, wanted[0]) < 1e-2

@@ -45,10 +45,10 @@ def agrees(model, *batches):
             patch.setattr(kernels, "native", lambda own=own: own)
             fast = frozen(model, dtype, packed)
             for images, expected in zip(batches, wanted, strict=True):
-                found = fast(images.to(given(model.config, dtype)))
-                assert found.dtype == torch.float32
+                answers = fast(images.to(given(model.config, dtype)))
+                assert answers.dtype == torch.float32
                 limit = LIMITS["fp32" if dtype == torch.float32 else "bf16"]
-                assert relative_error(found, expected) < limit, (dtype, packed, own.note)
+                assert relative_error(answers, expected) < limit, (dtype, packed, own.note)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -36,9 +36,9 @@ tiled = pytest.mark.skipif(not native().tiles, reason=f"tiles (AMX): {native().n
 def test_a_norm_is_that_of_float32_rounded(shape, offset):
     torch.manual_seed(0)
     x, weight, bias = torch.randn(shape) * 5 + offset, torch.randn(shape[-1]), torch.randn(shape[-1])
-    found, wanted = kernels.layer_norm(x, weight, bias, 1e-6), F.layer_norm(x, shape[-1:], weight, bias, 1e-6)
-    assert found.dtype == torch.bfloat16 and found.shape == x.shape
-    assert torch.allclose(found.float(), wanted, rtol=ROUNDING, atol=1e-5 if offset == 0 else 1e-3)
+    normed, wanted = kernels.layer_norm(x, weight, bias, 1e-6), F.layer_norm(x, shape[-1:], weight, bias, 1e-6)
+    assert normed.dtype == torch.bfloat16 and normed.shape == x.shape
+    assert torch.allclose(normed.float(), wanted, rtol=ROUNDING, atol=1e-5 if offset == 0 else 1e-3)
 
 
 @fused
@@ -64,10 +64,10 @@ def test_a_gelu_is_that_of_its_form_over_all_numbers_of_bfloat16(form):
     x = torch.arange(2**16, dtype=torch.int32).to(torch.uint16).view(torch.bfloat16)
     x = x[x.isfinite()]
     exact = x.double() * kernels.FORMS[form](x.double()).nan_to_num(0.0)
-    found = kernels.gelu_(x.clone(), form).double()
+    activated = kernels.gelu_(x.clone(), form).double()
     small = x.abs() < 1e4
-    assert torch.allclose(found[small], exact[small], rtol=ROUNDING, atol=5e-5)
-    assert torch.equal(found[~small], x[~small].double().clamp(min=0))
+    assert torch.allclose(activated[small], exact[small], rtol=ROUNDING, atol=5e-5)
+    assert torch.equal(activated[~small], x[~small].double().clamp(min=0))
     assert kernels.gelu_(torch.tensor([math.inf, math.nan]).bfloat16(), form).tolist()[0] == math.inf
     assert kernels.gelu_(torch.tensor([math.nan] * 33).bfloat16(), form).isnan().all()
 
@@ -100,10 +100,10 @@ def test_a_table_is_near_its_function(form):
 def test_gradients_of_a_gelu(form, count):
     torch.manual_seed(0)
     x, grad = (3 * torch.randn(count)).bfloat16(), torch.randn(count).bfloat16()
-    found = grad.clone()
-    assert torch.equal(kernels.gelu_backward_(found, x, form), kernels.gelu(x, form))
+    of_x = grad.clone()
+    assert torch.equal(kernels.gelu_backward_(of_x, x, form), kernels.gelu(x, form))
     wanted = grad.double() * slope(form)(x.double())
-    assert torch.allclose(found.double(), wanted, rtol=ROUNDING, atol=1e-3)
+    assert torch.allclose(of_x.double(), wanted, rtol=ROUNDING, atol=1e-3)
     assert torch.equal(kernels.gelu(x, form), kernels.gelu_(x.clone(), form))
 
 
@@ -134,13 +134,13 @@ def test_attention_by_tiles_is_attention(sizes, threads):
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        found = kernels.attend(q, k, v)
+        answers = kernels.attend(q, k, v)
     finally:
         torch.set_num_threads(before)
     exact = F.scaled_dot_product_attention(*(x.double() for x in (q, k, v)))
-    assert found.shape == q.shape and found.dtype == q.dtype and relative_error(found, exact) < 4e-3
-    assert torch.equal(attend(q, k, v), found)  # whatever the threads
-    assert found.transpose(1, 2).is_contiguous()
+    assert answers.shape == q.shape and answers.dtype == q.dtype and relative_error(answers, exact) < 4e-3
+    assert torch.equal(attend(q, k, v), answers)  # whatever the threads
+    assert answers.transpose(1, 2).is_contiguous()
 
 
 @tiled
@@ -155,9 +155,9 @@ def test_gradients_by_tiles_are_those_of_attention(sizes):
     answer = F.scaled_dot_product_attention(*exact)
     laid_out = torch.randn(y.transpose(1, 2).shape).bfloat16().transpose(1, 2)
     for upstream in (laid_out, torch.randn(y.shape).bfloat16(), torch.ones(()).bfloat16().expand(y.shape)):
-        found = torch.autograd.grad(y, (q, k, v), upstream, retain_graph=True)
+        gradients = torch.autograd.grad(y, (q, k, v), upstream, retain_graph=True)
         wanted = torch.autograd.grad(answer, exact, upstream.double(), retain_graph=True)
-        for ours, theirs, given in zip(found, wanted, (q, k, v), strict=True):
+        for ours, theirs, given in zip(gradients, wanted, (q, k, v), strict=True):
             assert ours.dtype == torch.bfloat16 and ours.shape == given.shape
             assert (ours.double() - theirs).norm() < 1e-2 * theirs.norm() + 1e-2 * upstream.norm() / 30
 
@@ -196,12 +196,12 @@ def test_an_answer_by_tiles_does_not_depend_on_what_is_beside_it():
 @tiled
 def test_large_logits_do_not_overflow_and_no_number_stays_one():
     q, k, v = queries(1, 2, 40, 40, 32)
-    found = kernels.attend(q * 200, k, v)
+    answers = kernels.attend(q * 200, k, v)
     exact = F.scaled_dot_product_attention(*((x * s).double() for x, s in ((q, 200), (k, 1), (v, 1))))
-    assert found.isfinite().all() and relative_error(found, exact) < 2e-2
+    assert answers.isfinite().all() and relative_error(answers, exact) < 2e-2
     q[0, 1, 3] = math.nan
-    found = kernels.attend(q, k, v).isnan()
-    assert found[0, 1, 3].all() and found.sum() == 32
+    undefined = kernels.attend(q, k, v).isnan()
+    assert undefined[0, 1, 3].all() and undefined.sum() == 32
 
 
 @tiled

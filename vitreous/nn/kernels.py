@@ -1,4 +1,4 @@
-"""Operators by this project's own kernels (`native.c`), for inference in bfloat16 on a CPU.
+"""Operators by this project's own kernels (`native.c`), for bfloat16 on a CPU.
 
 What lies between products reads and writes each number once, where PyTorch's operators convert in passes of their own;
 attention keeps the logits of 32 queries in a core's cache and multiplies by tiles (AMX).
@@ -17,7 +17,7 @@ from torch import Tensor
 from vitreous.native import native
 
 LONG, POINTER, FLOAT = ctypes.c_long, ctypes.c_void_p, ctypes.c_float
-MOST_KEYS = 8192  # of attention: keys and values of a head are copied for each thread
+MOST_KEYS = 8192  # of attention: each thread copies keys and values of a head, and on the way back keeps its N Q slopes
 #: the f of x f(x), by the name of a GELU's form
 FORMS: dict[str, Callable[[Tensor], Tensor]] = {
     "none": torch.special.ndtr,
