@@ -18,8 +18,8 @@ LOOP = 60
 ROWS = [
     {"errors", "version"},
     {"allocator", "cores", "disk"},
-    {"cluster", "config", "machine", "nn.grid", "notebook", "tables"},
-    {"native", "progress"},
+    {"cluster", "config", "machine", "notebook", "tables"},
+    {"native", "nn.grid", "progress"},
     {"nn"},
     {"models", "data", "generation"},
     {"weights", "evaluation", "inspection"},

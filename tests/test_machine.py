@@ -24,6 +24,7 @@ from vitreous.machine import (
     best_feature,
     capabilities,
     environment,
+    fixed_table,
     has_vnni,
     packs,
     pick_precision,
@@ -156,3 +157,21 @@ def test_peak_memory_is_the_process_own_and_not_its_parent_s():
     more = torch.ones(150 * 2**20, dtype=torch.uint8)
     assert peak_memory("cpu") >= before and peak_memory("cpu") > held.numel() + more.numel()
     assert 2 * 2**20 < child < held.numel()
+
+
+def test_a_fixed_table_is_built_once_and_can_be_trained_with():
+    calls = []
+
+    def count_up(length: int) -> torch.Tensor:
+        calls.append(length)
+        return torch.arange(length, dtype=torch.float32)
+
+    cpu = torch.device("cpu")
+    with torch.inference_mode():
+        first = fixed_table(count_up, cpu, 4)
+    with torch.device("meta"):
+        again = fixed_table(count_up, cpu, 4)
+    assert again is first and calls == [4] and first.tolist() == [0, 1, 2, 3]
+    weight = torch.ones(4, requires_grad=True)
+    (weight * first).sum().backward()
+    assert weight.grad is not None and torch.equal(weight.grad, first)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
 from threading import Barrier
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vitreous.allocator import tune_allocator
 from vitreous.cores import cores
@@ -117,13 +120,60 @@ def capabilities() -> dict[str, bool]:
     }
 
 
+def copy_to_device(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
+    """Copy a tensor of any shape to a device without waiting for the work that is queued there.
+
+    A copy from pageable memory to a GPU waits for the GPU's queue; this one goes through pinned memory.
+    """
+    if tensor.device.type == "cpu" and torch.device(device).type == "cuda":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
+
+
+def fixed_table(build: Callable[..., torch.Tensor], device: torch.device, *arguments: Hashable) -> torch.Tensor:
+    """Return the tensor (*shape) `build(*arguments)` on a device, kept for the next call with the same arguments: it
+    must not be changed.
+
+    A table that is built on the host in every forward pass costs a copy, for which the host waits.
+    """
+    if torch.compiler.is_compiling():  # pyright: ignore[reportPrivateImportUsage]
+        return build(*arguments).to(device)
+    return build_table(build, device, *arguments)
+
+
+@cache  # never emptied: a CUDA graph may read a table
+def build_table(build: Callable[..., torch.Tensor], device: torch.device, *arguments: Hashable) -> torch.Tensor:
+    """Return the tensor (*shape) that `fixed_table` keeps: a normal one, also where it is first read in inference
+    mode."""
+    with torch.inference_mode(False), torch.device("cpu"):
+        return copy_to_device(build(*arguments), device)
+
+
 def settle_process() -> None:
     """Prepare this process for long computations: threads no more than the cores that it may use (PyTorch does not know
-    of a container's share of the machine's time), and an allocator that keeps freed memory, in huge pages
-    (`tune_allocator`)."""
+    of a container's share of the machine's time), float32 that is float32 on a GPU too, and an allocator that keeps
+    freed memory, in huge pages (`tune_allocator`)."""
     if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > cores():
         torch.set_num_threads(cores())
+    torch.backends.cudnn.allow_tf32 = False  # PyTorch lets float32 convolutions on a GPU round to ten bits
     tune_allocator()
+
+
+@contextmanager
+def deterministic_kernels(device: str, wanted: bool = True) -> Iterator[None]:
+    """Choose kernels whose results do not depend on the order in which a GPU's threads finish, where they are `wanted`;
+    changes nothing on a CPU. An operator that has no such kernel warns."""
+    if not (wanted and device.startswith("cuda")):
+        yield
+        return
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS has no fixed workspace otherwise
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):  # the backward passes of the fused kernels add up in any order
+            yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
 
 @cache

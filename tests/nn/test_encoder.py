@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from vitreous.models.zoo import create
-from vitreous.nn.encoder import Encoder
+from vitreous.nn.encoder import Encoder, compile_blocks
 from vitreous.nn.frozen import frozen
 
 NAMES = {
@@ -72,3 +72,23 @@ def test_taps_have_gradients_with_recomputation_too():
         assert all(p.grad is None for p in model.encoder.blocks[3].parameters())
     for plain, again in zip(*gradients, strict=True):
         torch.testing.assert_close(plain, again)
+
+
+def test_compiled_blocks_share_graphs_whatever_their_stochastic_depth(monkeypatch):
+    """Three graphs: the first block (depth rate 0), those between, and the last, of which one token is read."""
+    graphs = []
+
+    def count_graphs(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    compile_ = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda module: compile_(module, backend=count_graphs))
+    torch._dynamo.reset()
+    model = create("ViT-32x8/8", 16, 3, drop_path=0.3).train()
+    names = list(model.state_dict())
+    compile_blocks(model)
+    model(torch.randn(2, 3, 16, 16)).sum().backward()
+    assert len(graphs) == 3
+    assert list(model.state_dict()) == names
+    torch._dynamo.reset()

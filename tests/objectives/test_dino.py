@@ -18,7 +18,7 @@ from vitreous.models.names import configure
 from vitreous.models.zoo import build
 from vitreous.objectives.base import Progress, Setting, alone, identity
 from vitreous.objectives.dino import DINO, DINOConfig, collapse, cross_views, describe_targets
-from vitreous.objectives.dinov2 import DINOv2, DINOv2Config, koleo, masked_cross_entropy, sinkhorn
+from vitreous.objectives.dinov2 import DINOv2, DINOv2Config, koleo, masked_cross_entropy, masked_positions, sinkhorn
 from vitreous.objectives.heads import BatchNorm, Head, HeadOptions, compare_views
 from vitreous.recipes.registry import example
 
@@ -366,3 +366,10 @@ def test_a_collapse_is_told_with_what_mends_it():
     assert healthy["prototype_entropy"] == pytest.approx(math.log(8), rel=1e-5)
     assert not list(collapse(healthy, 16, later))
     assert describe_targets(one, torch.ones(8, 4))["feature_deviation"] == 0
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_masked_positions_are_those_that_the_host_would_count(share):
+    masks = torch.rand(5, 16, generator=torch.Generator().manual_seed(0)) < share
+    expected = masks.flatten().nonzero()[:, 0]
+    assert torch.equal(masked_positions(masks, len(expected)), expected)

@@ -6,6 +6,7 @@ import json
 import math
 import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -61,6 +62,24 @@ def measured(monkeypatch, **seconds: float) -> None:
         return {name: seconds[name] for name in turns}
 
     monkeypatch.setattr(fastest, "race", run)
+
+
+@pytest.mark.parametrize("first", ["torch", "torch, compiled"])
+def test_compiled_blocks_are_taken_on_a_gpu_where_they_are_faster(bundle, first, monkeypatch):
+    """A CPU in the place of the GPU; the compiler only traces."""
+    monkeypatch.setattr(fastest, "pick_device", lambda name: "cuda:0")
+    compile_ = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda module: compile_(module, backend="eager"))
+    seconds = {"torch": 0.5, "torch, compiled": 0.5, first: 0.25}
+    measured(monkeypatch, **seconds)
+    runtime = open_runtime(bundle, FASTEST)
+    second = next(name for name in seconds if name != first)
+    count = runtime.part
+    rates = f"{count / 0.25:.1f} images/s in fp32, {count} at a time; {second} {count / 0.5:.1f}"
+    assert runtime.note == f"engine: {first}, {rates}"
+    pixels = bundle.preprocess.noise(3)
+    expected = TorchEngine(bundle.model, bundle.preprocess, "cpu", "fp32")(torch.from_numpy(pixels)).numpy()
+    np.testing.assert_allclose(runtime.logits(pixels), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("quick", [True, False])

@@ -209,10 +209,13 @@ class Preprocess:
         """(B, C, *image) in 0..peak, uint8 or float -> (B, C, *image) for the model, float32 or of `dtype`."""
         import torch
 
+        from vitreous.machine import copy_to_device
+
         dtype = dtype or torch.float32
         shape = (1, -1) + (1,) * (pixels.dim() - 2)
-        mean = torch.tensor(self.mean, device=pixels.device).view(shape) * self.peak
-        std = torch.tensor(self.std, device=pixels.device).view(shape) * self.peak
+        mean, std = (torch.tensor(values).view(shape) * self.peak for values in (self.mean, self.std))
+        if pixels.device.type != "cpu":
+            mean, std = (copy_to_device(values, pixels.device) for values in (mean, std))
         if torch.compiler.is_compiling() or pixels.device.type != "cpu":
             return pixels.to(torch.float32, copy=True).sub_(mean).div_(std).to(dtype)
         # numpy's memory: torch asks for aligned memory, and glibc before 2.38 then does not give it the place of the

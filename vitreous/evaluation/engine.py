@@ -1,7 +1,8 @@
 """Engines: uint8 pixels in, float32 logits out, by the fastest way the machine has.
 
 On a CPU the weights are cast and packed once (`nn.frozen`), and a batch is cut into parts that stay in cache, one
-thread each, which wastes less than all cores sharing each product. On a GPU the batch goes in whole.
+thread each, which wastes less than all cores sharing each product. On a GPU the batch goes in whole, and batches of one
+shape after the third as a CUDA graph.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from vitreous.machine import DTYPES, capabilities, packs, pick_device, pick_prec
 from vitreous.models.config import ModelConfig
 from vitreous.models.packed import Packed
 from vitreous.models.zoo import Model
+from vitreous.nn.cuda_graphs import CapturedPasses, uses_graphs
 from vitreous.nn.frozen import frozen
 from vitreous.nn.merge import Merging
 
@@ -77,6 +79,8 @@ class TorchEngine:
         tiled = self.dtype == torch.bfloat16 and capabilities().get("amx_bf16", False)
         self.part_tokens = TILED_TOKENS if tiled else TOKENS
         self.same_bits: dict[tuple[int, int], bool] = {}
+        fixed = self.packed is None and model.config.kind != "detector" and not merge_tokens
+        self.captured = CapturedPasses() if fixed and uses_graphs(device) else None
         self.tokens = (preprocess.tokens or math.prod(model.config.grid)) + model.config.prefix
 
     def __call__(self, pixels: Tensor | list[Tensor]) -> Tensor:
@@ -131,7 +135,14 @@ class TorchEngine:
             pictures = [self.given(picture[None])[0] for picture in pixels]
             return self.packed(pictures).float()
         assert isinstance(pixels, Tensor)
-        outputs = self.model(self.given(pixels))
+        images = self.given(pixels)
+        if self.captured is None:
+            return self.forward(images)
+        return self.captured.run(lambda own: {"outputs": self.forward(own["images"])}, {"images": images})["outputs"]
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(b, C, *image) normalised -> (b, K) float32, of a detector as `packing` has it."""
+        outputs = self.model(images)
         return pack(outputs) if isinstance(outputs, tuple) else outputs.float()
 
     def given(self, pixels: Tensor) -> Tensor:

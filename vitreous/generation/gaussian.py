@@ -14,6 +14,7 @@ from torch import Tensor
 
 from vitreous.generation.noised import Noised
 from vitreous.generation.process import Diffusion
+from vitreous.machine import copy_to_device
 
 
 class Estimate(NamedTuple):
@@ -46,10 +47,17 @@ class Gaussian:
         self.log_variance = torch.cat([second, self.variance[1:]]).log()
         self.of_image = self.betas * before.sqrt() / (1 - self.alphas)
         self.of_noisy = (1 - before) * (1 - self.betas).sqrt() / (1 - self.alphas)
+        self.log_betas = self.betas.log()
+        self.copies: dict[tuple[int, torch.device], Tensor] = {}  # of tables, on devices that steps lie on
 
     def read(self, table: Tensor, step: Tensor, like: Tensor) -> Tensor:
         """(T,), (B,) int64 -> (B, 1, ..., 1) float32: the rows of a table, to go over (B, C, *image)."""
-        return table[step.cpu()].to(like.device, torch.float32).view(-1, *[1] * (like.dim() - 1))
+        if step.device.type != "cpu":
+            place = (id(table), step.device)
+            if place not in self.copies:
+                self.copies[place] = table.float().to(step.device)
+            return self.copies[place][step].view(-1, *[1] * (like.dim() - 1))
+        return copy_to_device(table[step].float(), like.device).view(-1, *[1] * (like.dim() - 1))
 
     def add_noise(self, images: Tensor, noise: Tensor, step: Tensor) -> Tensor:
         """(B, C, *image), the same of noise, (B,) int64 -> (B, C, *image): Eq. 4."""
@@ -70,7 +78,7 @@ class Gaussian:
     def noised(self, images: Tensor, noise: Tensor, step: Tensor) -> Noised:
         """(B, C, *image), the same of noise, (B,) int64 -> the images with noise, and what a model is to say of
         them."""
-        time = self.times[step].to(images.device, torch.float32)
+        time = copy_to_device(self.times[step].float(), images.device)
         return Noised(self.add_noise(images, noise, step), time, self.target(images, noise, step))
 
     def estimate(self, answer: Tensor, noisy: Tensor, step: Tensor) -> Estimate:
@@ -90,7 +98,7 @@ class Gaussian:
         least = self.read(self.log_variance, step, noisy)
         if answer.shape[1] == channels:
             return Estimate(image, noise, least)
-        most = self.read(self.betas.log(), step, noisy)
+        most = self.read(self.log_betas, step, noisy)
         share = (answer[:, channels:].float() + 1) / 2
         return Estimate(image, noise, share * most + (1 - share) * least)
 
@@ -114,7 +122,7 @@ class Gaussian:
         true_log = self.read(self.log_variance, step, images)
         kl = gaussian_kl(true_mean, true_log, mean, estimate.log_variance)
         first = -discretised_log_likelihood(images.float(), mean, estimate.log_variance / 2)
-        at_first = (step == 0).to(images.device).view(-1, *[1] * (images.dim() - 1))
+        at_first = copy_to_device(step == 0, images.device).view(-1, *[1] * (images.dim() - 1))
         return torch.where(at_first, first, kl).flatten(1).mean(1) / math.log(2)
 
 

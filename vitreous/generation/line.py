@@ -10,6 +10,7 @@ from torch import Tensor
 
 from vitreous.generation.noised import Noised
 from vitreous.generation.process import Flow
+from vitreous.machine import copy_to_device
 
 
 class Line:
@@ -25,6 +26,6 @@ class Line:
     def noised(self, images: Tensor, noise: Tensor, time: Tensor) -> Noised:
         """(B, C, *image), the same of noise, (B,) float -> the images with noise, and what a model is to say of them:
         the velocity x - e."""
-        time = time.to(images.device, torch.float32)
+        time = copy_to_device(time.float(), images.device)
         share = time.view(-1, *[1] * (images.dim() - 1))
         return Noised(share * images + (1 - share) * noise, time * self.process.scale, images - noise)

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitreous.machine import fixed_table
 from vitreous.models.configs.dit import DiTConfig
 from vitreous.nn.attention import Attention, NormedAttention
 from vitreous.nn.block import Mlp
@@ -87,7 +88,7 @@ class DiT(nn.Module):
 
     def place(self, tokens: Tensor) -> Tensor:
         """(B, *grid, D) -> (B, N, D): add positions of the grid, and flatten."""
-        table = sincos(tuple(tokens.shape[1:-1]), self.config.width).to(tokens.device)
+        table = fixed_table(sincos, tokens.device, tuple(tokens.shape[1:-1]), self.config.width)
         return (tokens + (table.to(tokens.dtype) if self.training else table)).flatten(1, -2)
 
     def condition(self, time: Tensor, labels: Tensor | None = None) -> Tensor:

@@ -95,6 +95,18 @@ class SwiGLU(nn.Module):
         return F.silu(a) * b
 
 
+def draw_kept_samples(y: Tensor, keep: float) -> Tensor:
+    """(B, ..., D) -> (B, 1, ..., 1): 1 / keep with probability `keep`, else 0, drawn for each sample.
+
+    A compiled graph compares uniform numbers with `keep`: `bernoulli_` would make one graph for each value of it, and
+    every block of a model has its own.
+    """
+    shape = (y.shape[0], *[1] * (y.dim() - 1))
+    if torch.compiler.is_compiling():  # pyright: ignore[reportPrivateImportUsage]
+        return (torch.rand(shape, device=y.device) < keep).to(y.dtype) / keep
+    return y.new_empty(shape).bernoulli_(keep).div_(keep)
+
+
 class Branch(nn.Module):
     """x + drop_path(scale(dropout(part(norm(x))))): the pre-norm residual branch that every block is made of.
 
@@ -132,8 +144,7 @@ class Branch(nn.Module):
         if self.scale is not None:
             y = y * self.scale
         if self.training and self.drop_path > 0:
-            keep = 1 - self.drop_path
-            y = y * y.new_empty(y.shape[0], *[1] * (y.dim() - 1)).bernoulli_(keep).div_(keep)
+            y = y * draw_kept_samples(y, 1 - self.drop_path)
         return y
 
 

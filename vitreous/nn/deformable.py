@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitreous.machine import fixed_table
+
 
 def sample_levels(values: Tensor, grids: Sequence[tuple[int, int]], places: Tensor, weights: Tensor) -> Tensor:
     """Weighted sums of values that are read bilinearly at places between those of their grids, zeros outside.
@@ -72,12 +74,17 @@ class DeformableAttention(nn.Module):
         """
         exact = torch.promote_types(queries.dtype, torch.float32)
         shape = (*queries.shape[:2], self.heads, self.levels, self.points)
-        steps = torch.tensor([[columns, rows] for rows, columns in grids], device=queries.device)  # (L, 2)
+        steps = fixed_table(grid_sides, queries.device, tuple(map(tuple, grids)))  # (L, 2)
         offsets = self.offsets(queries).to(exact).view(*shape, 2) / steps[:, None]
         places = centres[None, :, None, :, None] + offsets
         weights = self.weights(queries).to(exact).view(*shape[:3], -1).softmax(-1).view(shape)
         seen = self.value(values).to(exact).unflatten(-1, (self.heads, -1))
         return self.out(sample_levels(seen, grids, places, weights).flatten(-2).to(queries.dtype))
+
+
+def grid_sides(grids: tuple[tuple[int, int], ...]) -> Tensor:
+    """(L, 2) int64: columns and rows of each grid (rows, columns)."""
+    return torch.tensor([[columns, rows] for rows, columns in grids])
 
 
 def directions(heads: int, levels: int, points: int) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitreous.machine import fixed_table
 from vitreous.nn.sizes import grid_of
 
 #: How a table of positions is read at another grid, by the rule of whoever trained it: arguments of `F.interpolate`.
@@ -99,9 +100,14 @@ def resize(table: Tensor, grid: tuple[int, ...], how: str = "bicubic-antialias")
         return table
     for axis, (old, new) in enumerate(zip(table.shape[:-1], grid, strict=True)):
         if old != new or how == "bicubic-offset":
-            weights = axis_weights(old, new, how).to(table)  # (new, old)
+            weights = fixed_table(cast_axis_weights, table.device, old, new, how, table.dtype)  # (new, old)
             table = (weights @ table.movedim(axis, -2)).movedim(-2, axis)
     return table
+
+
+def cast_axis_weights(old: int, new: int, how: str, dtype: torch.dtype) -> Tensor:
+    """The (new, old) matrix of `axis_weights` in another dtype."""
+    return axis_weights(old, new, how).to(dtype)
 
 
 def axis_weights(old: int, new: int, how: str) -> Tensor:

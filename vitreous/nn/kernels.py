@@ -63,7 +63,7 @@ def gelu_pays() -> bool:
 
 def takes_gelu(x: Tensor) -> bool:
     """Whether `gelu` takes x (..., D), and is faster."""
-    return x.device.type == "cpu" and x.dtype == torch.bfloat16 and x.is_contiguous() and gelu_pays() and has_memory(x)
+    return x.device.type == "cpu" and x.dtype == torch.bfloat16 and x.is_contiguous() and has_memory(x) and gelu_pays()
 
 
 def can_transpose(x: Tensor) -> bool:
@@ -93,8 +93,8 @@ def can_attend(q: Tensor, k: Tensor, v: Tensor) -> bool:
         and 0 < k.shape[-2] <= MOST_KEYS
         and q.numel() > 0
         and all(x.stride(-1) == 1 for x in (q, k, v))
-        and native().tiles
         and all(map(has_memory, (q, k, v)))
+        and native().tiles
     )
 
 

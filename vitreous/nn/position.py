@@ -6,13 +6,14 @@ P prefix tokens, K patch tokens, D width.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitreous.machine import fixed_table
 from vitreous.nn.attention import ALL
 from vitreous.nn.grid import resize
 
@@ -112,7 +113,17 @@ class FactorisedPosition(nn.Module):
         return table
 
 
-class SinCosPosition(nn.Module):
+class FixedPosition(nn.Module):
+    """Positions without parameters; they know the device that their model was moved to."""
+
+    device = torch.device("cpu")
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FixedPosition:
+        self.device = fn(torch.empty(0, device=self.device)).device
+        return super()._apply(fn, recurse)
+
+
+class SinCosPosition(FixedPosition):
     """Fixed positions, `sincos` of a form; nothing to learn, and the same at any grid."""
 
     def __init__(self, width: int, form: str = "mae") -> None:
@@ -121,7 +132,7 @@ class SinCosPosition(nn.Module):
 
     def read(self, grid: tuple[int, ...]) -> Tensor:
         """(*grid, D)."""
-        return sincos(grid, self.width, form=self.form)
+        return fixed_table(sincos, self.device, grid, self.width, 10000.0, self.form)
 
 
 class SpaceTimePosition(nn.Module):
@@ -141,7 +152,7 @@ class SpaceTimePosition(nn.Module):
         return self.time.read(grid[:1]).unflatten(0, (-1, *[1] * (len(grid) - 1))) + self.space.read(grid[1:])
 
 
-class SinusoidPosition(nn.Module):
+class SinusoidPosition(FixedPosition):
     """Fixed positions of a token's number n in raster order (VideoMAE, arXiv:2203.12602, its released code): sin(n w_i)
     and cos(n w_i) in turn, w_i = 10000^(-2 i / D).
 
@@ -154,9 +165,14 @@ class SinusoidPosition(nn.Module):
 
     def read(self, grid: tuple[int, ...]) -> Tensor:
         """(*grid, D) float32."""
-        frequencies = 10000.0 ** (-torch.arange(0, self.width, 2, dtype=torch.float64) / self.width)
-        angles = torch.arange(math.prod(grid), dtype=torch.float64)[:, None] * frequencies
-        return torch.stack([angles.sin(), angles.cos()], -1).flatten(1)[:, : self.width].float().unflatten(0, grid)
+        return fixed_table(sinusoids, self.device, grid, self.width)
+
+
+def sinusoids(grid: tuple[int, ...], width: int) -> Tensor:
+    """(*grid, width) float32: the table of `SinusoidPosition`."""
+    frequencies = 10000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+    angles = torch.arange(math.prod(grid), dtype=torch.float64)[:, None] * frequencies
+    return torch.stack([angles.sin(), angles.cos()], -1).flatten(1)[:, :width].float().unflatten(0, grid)
 
 
 def everywhere(position: nn.Module, slots: Tensor | None, places: TokenPositions) -> Tensor:

@@ -84,17 +84,17 @@ class RotaryAttention(Attention):
     def turned(self, x: Tensor, places: TokenPositions) -> tuple[Tensor, Tensor, Tensor]:
         """(B, N, D) -> queries and keys, turned, and values, each (B, h, N, d)."""
         q, k, v = self.split(x)
-        angles = places.read(self.angles(places.grid, q.shape[-1]).to(x.device))[:, None]  # (1 or B, 1, K, d / 2)
+        angles = places.read(self.angles(places.grid, q.shape[-1], x.device))[:, None]  # (1 or B, 1, K, d / 2)
         cos, sin = angles.cos().to(q.dtype), angles.sin().to(q.dtype)
         return turn(q, cos, sin, places.prefix), turn(k, cos, sin, places.prefix), v
 
-    def angles(self, grid: tuple[int, ...], channels: int) -> Tensor:
+    def angles(self, grid: tuple[int, ...], channels: int, device: torch.device | None = None) -> Tensor:
         """(*grid, d / 2): by how much each pair of a head's d channels is turned, in radians."""
         pairs = channels // 2 // self.axes
-        frequencies = self.base ** (-torch.arange(pairs) / pairs)
+        frequencies = self.base ** (-torch.arange(pairs, device=device) / pairs)
         parts = []
         for axis, length in enumerate(grid):
-            line = torch.arange(length)[:, None] * frequencies
+            line = torch.arange(length, device=device)[:, None] * frequencies
             parts.append(line.view(*[-1 if a == axis else 1 for a in range(len(grid))], pairs).expand(*grid, pairs))
         return F.pad(torch.cat(parts, -1), (0, channels // 2 - len(grid) * pairs))
 

@@ -122,7 +122,7 @@ class ContinuousPositionBias(nn.Module):
 
     def offsets(self) -> Tensor:
         """-> (2 m - 1, 2 n - 1, h): the bias of each offset in rows and columns."""
-        places = log_spaced(self.size, self.pretrained).to(self.fc1.weight.device, self.fc1.weight.dtype)
+        places = log_spaced(self.size, self.pretrained, self.fc1.weight.device).to(self.fc1.weight.dtype)
         return 16 * torch.sigmoid(self.fc2(self.fc1(places).relu()).float())
 
     def forward(self) -> Tensor:
@@ -130,11 +130,15 @@ class ContinuousPositionBias(nn.Module):
         return read_offsets(self.offsets(), self.size)
 
 
-def log_spaced(size: tuple[int, int], pretrained: int = 0) -> Tensor:
+def log_spaced(size: tuple[int, int], pretrained: int = 0, device: torch.device | None = None) -> Tensor:
     """-> (2 m - 1, 2 n - 1, 2) float32: s of `ContinuousPositionBias` for each offset, in rows and columns."""
     axes = []
     for length in size:
-        line = torch.arange(1 - length, length, dtype=torch.float32) / max(1, (pretrained or length) - 1) * 8
+        line = (
+            torch.arange(1 - length, length, dtype=torch.float32, device=device)
+            / max(1, (pretrained or length) - 1)
+            * 8
+        )
         axes.append(line.sign() * (line.abs() + 1).log2() / 3)
     return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1)
 

@@ -146,6 +146,8 @@ class Objective(nn.Module):
 
     config: Any  # the `ObjectiveConfig` that it was built by
     logged: ClassVar[tuple[str, ...]] = ()  # scalars of `forward` beside "loss", logged as train/NAME
+    # `forward` reads tensors on the device alone and never waits for them, so that a CUDA graph can repeat it
+    capturable: ClassVar[bool] = False
     idle = False  # the batch is computed for nothing, as others still have samples: statistics leave it out
     reduce: Callable[[Tensor], Tensor] = staticmethod(identity)  # set by the session, as `gather`
     gather: Callable[[Tensor], tuple[Tensor, int]] = staticmethod(alone)

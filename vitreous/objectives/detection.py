@@ -19,6 +19,7 @@ from vitreous.data.split import Split
 from vitreous.errors import UsageError
 from vitreous.evaluation.coco import CocoEvaluator
 from vitreous.evaluation.evaluator import Evaluator
+from vitreous.machine import copy_to_device
 from vitreous.models.config import DetectorConfig, ModelConfig
 from vitreous.models.configs.adapter import Adapter, adapted
 from vitreous.models.configs.detector import DetectionHeads, Scores
@@ -116,7 +117,7 @@ class DetectionObjective(Objective):
         the federated loss "federated" (B, K) bool, the classes that the loss of each image counts, another."""
         device, positions = batch["images"].device, batch["positions"].numpy()
         keys = key(self.setting.seed, SAMPLING, positions).view("int64")
-        batch = batch | {"keys": torch.from_numpy(keys).to(device)}
+        batch = batch | {"keys": copy_to_device(torch.from_numpy(keys), device)}
         if not self.config.federated:
             return batch
         classes = len(self.setting.classes)
@@ -124,7 +125,7 @@ class DetectionObjective(Objective):
         frequencies = np.array(self.config.frequencies or (1,) * classes)
         keys = key(self.setting.seed, FEDERATED, positions)
         counted = federated_classes(present, frequencies, self.config.federated, keys)
-        return batch | {"federated": torch.from_numpy(counted).to(device)}
+        return batch | {"federated": copy_to_device(torch.from_numpy(counted), device)}
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         losses = self.model.losses(batch["images"], batch)

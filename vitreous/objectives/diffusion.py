@@ -21,6 +21,7 @@ from vitreous.evaluation.evaluator import Evaluator
 from vitreous.generation.gaussian import Gaussian
 from vitreous.generation.noised import Noised
 from vitreous.generation.process import Betas, Diffusion, Predicts, Process
+from vitreous.machine import copy_to_device
 from vitreous.models.config import DiTConfig, ModelConfig
 from vitreous.models.cost import macs
 from vitreous.models.dit import DiT
@@ -90,6 +91,8 @@ class GeneratorObjective(Objective):
     *image) float32} and, of a model with classes, "labels": (B,) int64, of which the last number is no class.
     """
 
+    capturable: ClassVar[bool] = True
+
     process: Process
 
     def __init__(self, model: Any, config: Any, setting: Setting) -> None:
@@ -104,7 +107,7 @@ class GeneratorObjective(Objective):
         """-> (B, C, *image) noise, and (B,) float64 numbers in [0, 1) for times and for classes left out: functions of
         the seed and the positions."""
         keys, images = key(self.setting.seed, _NOISE, batch["positions"].numpy()), batch["images"]
-        noise = torch.from_numpy(normal(keys, tuple(images.shape[1:]))).to(images.device)
+        noise = copy_to_device(torch.from_numpy(normal(keys, tuple(images.shape[1:]))), images.device)
         times, left_out = torch.from_numpy(uniform(keys, 2)).unbind(1)
         return noise, times, left_out
 
@@ -113,7 +116,7 @@ class GeneratorObjective(Objective):
         those that are left out."""
         parts: Batch = noised._asdict() | {name: batch[name] for name in ("positions", "samples")}
         if none := self.model.config.classes:
-            drop = (left_out < self.config.label_dropout).to(batch["labels"].device)
+            drop = copy_to_device(left_out < self.config.label_dropout, batch["labels"].device)
             parts["labels"] = batch["labels"].masked_fill(drop, none)
         return parts
 
@@ -162,6 +165,7 @@ class DiffusionObjective(GeneratorObjective):
         images, step = batch["images"], (times * self.gaussian.process.steps).long()
         noised = self.gaussian.noised(images, noise, step)
         both = {"clean": images, "noisy": noised.images} if self.model.config.learned_variance else {}
+        step = copy_to_device(step, images.device)
         return self.assemble(batch, noised, left_out) | {"step": step, **both}
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:

@@ -69,6 +69,8 @@ class DINO(Unlabelled):
     state that follows the student's after each step.
     """
 
+    capturable: ClassVar[bool] = True
+
     logged: ClassVar[tuple[str, ...]] = ("teacher_entropy", "prototype_entropy", "feature_deviation")
     mends: ClassVar[str] = "lower --lr, use larger batches, or --schedules.momentum.start nearer to 1"
     centre: Tensor
@@ -148,7 +150,7 @@ class DINO(Unlabelled):
 def add_outputs(outputs: Tensor, answers: Tensor, idle: bool) -> None:
     """Add (n, K) answers to (K + 1,) `outputs`: their sum, and their number; nothing where the batch is `idle`."""
     if not idle:
-        outputs += torch.cat([answers.sum(0), answers.new_tensor([float(len(answers))])])
+        outputs += torch.cat([answers.sum(0), answers.new_full((1,), len(answers))])
 
 
 def cross_views(targets: Tensor, logits: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from vitreous.data.augmentation.views import GLOBAL, MultiCrop
 from vitreous.data.batch import Batch
 from vitreous.data.keys import key
 from vitreous.errors import UsageError
+from vitreous.machine import copy_to_device
 from vitreous.models.config import ModelConfig
 from vitreous.models.cost import computed, macs
 from vitreous.models.vit import ViT
@@ -168,19 +169,22 @@ class DINOv2(Unlabelled):
         self.temperature.fill_(progress.values.get("teacher_temperature", 0.04))
         if self.frozen is not None:
             whole = (*batch["images"].shape[:2], *self.model.config.grid)
-            return {**batch, "masks": torch.ones(whole, dtype=torch.bool, device=batch["images"].device)}
+            masks = torch.ones(whole, dtype=torch.bool, device=batch["images"].device)
+            return {**batch, "masks": masks, "masked": torch.full((len(masks),), masks[0].numel())}
         keys = key(self.setting.seed, _MASK, batch["positions"].numpy()[:, None], torch.arange(GLOBAL).numpy())
         grid = self.model.config.grid
         masks = ibot_masks(keys.ravel(), grid, self.config.mask_shares, self.config.mask_probability)
         masks = torch.from_numpy(masks).reshape(*keys.shape, *grid)
-        return {**batch, "masks": masks.to(batch["images"].device)}
+        counts = masks.flatten(1).sum(1)  # on the processor, where `forward` reads it without waiting for a GPU
+        return {**batch, "masks": copy_to_device(masks, batch["images"].device), "masked": counts}
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         config, images, masks = self.config, batch["images"], batch["masks"].flatten(0, 1).flatten(1)
         count = len(images)
+        index = masked_positions(masks, int(batch["masked"].sum()))
         with torch.no_grad():
-            targets, patch_targets = self.answer(images.flatten(0, 1), masks)
-        whole, patches = self.encode(images.flatten(0, 1), masks)
+            targets, patch_targets = self.answer(images.flatten(0, 1), index)
+        whole, patches = self.encode(images.flatten(0, 1), masks, index)
         views = [whole]
         if batch["local"].shape[1]:
             views.append(self.model(batch["local"].flatten(0, 1)))
@@ -188,27 +192,28 @@ class DINOv2(Unlabelled):
         patch_logits = self.heads()[-1](patches, self.reduce, self.idle) / config.temperature
         losses = {
             "dino": cross_views(targets.unflatten(0, (count, GLOBAL)), logits),
-            "ibot": masked_cross_entropy(patch_targets, patch_logits, masks),
+            "ibot": masked_cross_entropy(patch_targets, patch_logits, masks, index),
             "koleo": sum(koleo(view, self.gather, self.idle) for view in whole.unflatten(0, (count, GLOBAL)).unbind(1)),
         }
         loss = losses["dino"] + config.patch_weight * losses["ibot"] + config.koleo * losses["koleo"]
         parts = {name: value.detach() for name, value in losses.items()}
         return {"loss": loss, **parts, **describe_targets(targets, whole)}
 
-    def encode(self, images: Tensor, masks: Tensor) -> tuple[Tensor, Tensor]:
-        """(b, C, *image), (b, N) bool -> (b, D) features and (M, D) masked patches, as the student has them: behind a
-        mask token, but for a frozen teacher."""
+    def encode(self, images: Tensor, masks: Tensor, index: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """(b, C, *image), (b, N) bool, (M,) int64 -> (b, D) features and (M, D) masked patches, as the student has
+        them: behind a mask token, but for a frozen teacher. `index`: the positions of masked patches, if known."""
         model = self.model
         hidden = masks if self.frozen is None else torch.zeros_like(masks)
         grid = model.project(hide_patches(images, hidden, model.config))
         tokens = torch.where(hidden.view(*grid.shape[:-1], 1), self.mask_token.to(grid.dtype), grid)
         encoded = model.encode(model.place(tokens), model.places(tokens))
-        return model.pool(encoded), encoded[:, model.config.prefix :][masks]
+        patches = encoded[:, model.config.prefix :]
+        return model.pool(encoded), patches[masks] if index is None else patches.flatten(0, 1)[index]
 
-    def answer(self, images: Tensor, masks: Tensor) -> tuple[Tensor, Tensor]:
-        """(b, C, *image), (b, N) bool -> (b, K) and (M, K) float32 probabilities: what the teacher says of images and
-        masked patches."""
-        logits = self.teacher_logits(images, masks)
+    def answer(self, images: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        """(b, C, *image), (M,) positions of masked patches -> (b, K) and (M, K) float32: the teacher's probabilities
+        for images and masked patches."""
+        logits = self.teacher_logits(images, index)
         if self.config.centring == "sinkhorn":
             whole, part = (sinkhorn(rows / self.temperature, self.reduce, self.idle) for rows in logits)
             return whole, part
@@ -220,18 +225,18 @@ class DINOv2(Unlabelled):
         )
         return whole, part
 
-    def teacher_logits(self, images: Tensor, masks: Tensor) -> tuple[Tensor, Tensor]:
-        """(b, C, *image), (b, N) bool -> (b, K) and (M, K) float32: of images and masked patches. Raises WeightsError
-        where a resumed run finds another frozen teacher."""
+    def teacher_logits(self, images: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        """(b, C, *image), (M,) positions of masked patches -> (b, K) and (M, K) float32: of images and masked patches.
+        Raises WeightsError where a resumed run finds another frozen teacher."""
         if self.frozen is not None:
             check_same(self.frozen, self.digest)
             patch, seen = self.model.config.patch, self.setting.normalisation
             whole, every = self.frozen.answer(images, seen, patch, self.reduce, self.idle)
-            return whole, every[masks]
+            return whole, every.flatten(0, 1)[index]
         model, dtype = self.teacher, images.dtype
         with torch.autocast(images.device.type, dtype, enabled=dtype != torch.float32):
             encoded = model.features(images)
-        features, patches = model.pool(encoded).float(), encoded[:, model.config.prefix :][masks].float()
+        features, patches = model.pool(encoded).float(), encoded[:, model.config.prefix :].flatten(0, 1)[index].float()
         whole, part = self.teacher_head, self.heads("teacher_")[-1]
         return whole(features, self.reduce, self.idle), part(patches, self.reduce, self.idle)
 
@@ -241,8 +246,8 @@ class DINOv2(Unlabelled):
         follow((self.model, *self.heads()), (self.teacher, *self.heads("teacher_")), momentum)
         for centre, outputs in ((self.centre, self.outputs), (self.patch_centre, self.patch_outputs)):
             mean = self.reduce(outputs)
-            if mean[-1] > 0:
-                centre.lerp_(mean[:-1] / mean[-1], 1 - self.config.centre_momentum)
+            target = torch.where(mean[-1] > 0, mean[:-1] / mean[-1], centre)  # no `if`, which would wait for a GPU
+            centre.lerp_(target, 1 - self.config.centre_momentum)
             outputs.zero_()
 
     def deployed(self) -> Model:
@@ -274,13 +279,23 @@ class DINOv2(Unlabelled):
         return own + GLOBAL * (2 * large if self.frozen is None else self.frozen.flops(math.prod(shape.grid)))
 
 
-def masked_cross_entropy(targets: Tensor, logits: Tensor, masks: Tensor) -> Tensor:
-    """(M, K) probabilities q and logits s of the masked patches, in the order of `masks` (b, N) bool -> a scalar: the
-    mean over images of the mean over their masked patches of -sum_k q_k log softmax(s)_k; 0 for an image without any.
+def masked_positions(masks: Tensor, count: int) -> Tensor:
+    """(b, N) bool -> (M,) int64: where it is true, in order, counted over all rows; `count` is M.
+
+    The same as `masks.flatten().nonzero()`, which would wait for a GPU to learn M.
+    """
+    return masks.flatten().to(torch.uint8).sort(descending=True, stable=True).indices[:count]
+
+
+def masked_cross_entropy(targets: Tensor, logits: Tensor, masks: Tensor, index: Tensor | None = None) -> Tensor:
+    """(M, K) probabilities q and logits s of the masked patches, at the positions `index` (M,) of `masks` (b, N) bool,
+    or in their order -> a scalar: the mean over images of the mean over their masked patches of -sum_k q_k log
+    softmax(s)_k; 0 for an image without any.
 
         for image in range(b): loss += -(q * log_softmax(s)).sum(-1)[of the image].mean() / b
     """
-    weights = (1 / masks.sum(1, keepdim=True).clamp(min=1)).expand_as(masks)[masks]
+    index = masks.flatten().nonzero()[:, 0] if index is None else index
+    weights = (1 / masks.sum(1, keepdim=True).clamp(min=1)).expand_as(masks).flatten()[index]
     terms = logits.logsumexp(-1) - (targets * logits).sum(-1)
     return (terms * weights).sum() / len(masks)
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from vitreous.data.batch import Batch
 from vitreous.errors import UsageError
+from vitreous.machine import copy_to_device
 from vitreous.models.config import ModelConfig
 from vitreous.models.vit import ViT
 from vitreous.models.zoo import Model
@@ -92,7 +93,8 @@ class Distillation(Supervised):
         """(B, C, *image) as the student gets them, float32 -> (B, K) float32: the teacher's logits, in the order of the
         student's classes. Raises WeightsError where a resumed run finds another teacher."""
         check_same(self.teacher, self.digest)
-        return self.teacher.logits(self.teacher.read(images, self.setting.normalisation))[:, self.order]
+        logits = self.teacher.logits(self.teacher.read(images, self.setting.normalisation))
+        return logits.index_select(1, copy_to_device(torch.tensor(self.order), logits.device))
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         config, (logits, taught) = self.distillation, self.answer(batch)

@@ -111,5 +111,5 @@ class BatchNorm(torch.autograd.Function):
 def mean_of_rows(rows: Tensor, reduce: Reduce, idle: bool) -> Tensor:
     """(n, C) -> (C,): the mean of the rows of all processes that are not `idle`; 0 where there is none."""
     rows = rows[:0] if idle else rows
-    sums = reduce(torch.cat([rows.sum(0), rows.new_tensor([float(len(rows))])]))
-    return sums[:-1] / sums[-1] if sums[-1] > 0 else torch.zeros_like(sums[:-1])
+    sums = reduce(torch.cat([rows.sum(0), rows.new_full((1,), len(rows))]))
+    return torch.where(sums[-1] > 0, sums[:-1] / sums[-1], 0.0)  # no `if`, which would wait for a GPU

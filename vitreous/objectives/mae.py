@@ -20,6 +20,7 @@ from vitreous.data.augmentation.masks import random_masks, tube_masks
 from vitreous.data.batch import Batch
 from vitreous.data.keys import key
 from vitreous.errors import UsageError
+from vitreous.machine import copy_to_device
 from vitreous.models.config import ModelConfig
 from vitreous.models.cost import block_macs, computed
 from vitreous.models.initial import xavier
@@ -152,6 +153,8 @@ class MAE(Unlabelled):
     squares are summed in float32 whatever the model computes in.
     """
 
+    capturable: ClassVar[bool] = True
+
     def __init__(self, model: Model, config: MAEConfig = MAEConfig(), setting: Setting = Setting()) -> None:  # noqa: B008
         super().__init__()
         self.model = cast(ViT, model)
@@ -175,7 +178,7 @@ class MAE(Unlabelled):
         """(B,) keys -> (B, K) and (B, M) int64: the visible patches and the masked ones."""
         masks = (tube_masks if self.config.tubes else random_masks)(keys, self.model.config.grid, self.config.mask)
         masked = masks.mask.reshape(len(keys), -1).nonzero()[1].reshape(len(keys), -1)
-        return torch.from_numpy(masks.keep).to(device), torch.from_numpy(masked).to(device)
+        return copy_to_device(torch.from_numpy(masks.keep), device), copy_to_device(torch.from_numpy(masked), device)
 
     def targets(self, images: Tensor, masked: Tensor) -> Tensor:
         """(B, C, *image), (B, M) int64 -> (B, M, V) float32: the pixels of these patches, normalised where the config

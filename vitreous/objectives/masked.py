@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from vitreous.data.augmentation.masks import MASK, corruptions
 from vitreous.data.batch import Batch
 from vitreous.data.keys import key
 from vitreous.errors import UsageError
+from vitreous.machine import copy_to_device
 from vitreous.models.config import ModelConfig
 from vitreous.models.cost import computed
 from vitreous.models.vit import ViT
@@ -93,6 +94,8 @@ class MaskedPatches(Unlabelled):
     pixels (B, M, V) float32.
     """
 
+    capturable: ClassVar[bool] = True
+
     def __init__(
         self,
         model: Model,
@@ -123,8 +126,8 @@ class MaskedPatches(Unlabelled):
         config = self.config
         drawn = corruptions(keys, self.model.config.grid, config.share, config.masked, config.swapped)
         predicted = drawn.predicted.reshape(len(keys), -1)
-        places = torch.from_numpy(predicted.nonzero()[1].reshape(len(keys), -1)).to(device)
-        return torch.from_numpy(drawn.source.reshape(len(keys), -1)).to(device), places
+        places = copy_to_device(torch.from_numpy(predicted.nonzero()[1].reshape(len(keys), -1)), device)
+        return copy_to_device(torch.from_numpy(drawn.source.reshape(len(keys), -1)), device), places
 
     def targets(self, images: Tensor, places: Tensor) -> Tensor:
         """(B, C, *image) normalised, (B, M) int64 -> what the head has to say of these patches.
@@ -138,7 +141,7 @@ class MaskedPatches(Unlabelled):
             return patches
         channels = patches.unflatten(-1, (shape.channels, *shape.patch))
         small = shrink(channels, SMALL if self.config.target == "small-colours" else 1, len(shape.patch))
-        mean, std = (torch.tensor(values, device=images.device) for values in self.setting.normalisation)
+        mean, std = (copy_to_device(torch.tensor(v), images.device) for v in self.setting.normalisation)
         levels = ((small * std[:, None] + mean[:, None]) * LEVELS).floor().clamp(0, LEVELS - 1).long()
         digits = LEVELS ** torch.arange(shape.channels - 1, -1, -1, device=images.device)
         colours = (levels * digits[:, None]).sum(-2)

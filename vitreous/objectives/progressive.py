@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitreous.data.keys import key
+from vitreous.machine import copy_to_device
 from vitreous.models.config import ModelConfig
 from vitreous.models.cost import computed
 from vitreous.nn.sizes import grid_of
@@ -58,7 +59,8 @@ def draw_patches(images: Tensor, patch: Sequence[int], dropout: float, seed: int
     patches = math.prod(side // size for side, size in zip(images.shape[2:], patch, strict=True))
     positions = position + np.arange(len(images))
     order = key(seed, positions[:, None], np.arange(patches)[None]).argsort(1, kind="stable")
-    return torch.from_numpy(np.sort(order[:, : patches_left(dropout, patches)], 1)).to(images.device)
+    patch_indices = torch.from_numpy(np.sort(order[:, : patches_left(dropout, patches)], 1))
+    return copy_to_device(patch_indices, images.device)
 
 
 def patches_left(dropout: float, patches: int) -> int:

@@ -80,6 +80,8 @@ class SegmentationObjective(Objective):
     Takes {"images": (B, C, *image), "classes": (B, *image) int32}. Logits are brought to float32 before the loss.
     """
 
+    capturable: ClassVar[bool] = True
+
     logged = ("cross_entropy", "dice")
 
     def __init__(self, model: Model, config: SegmentationConfig, setting: Setting) -> None:

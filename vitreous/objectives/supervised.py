@@ -105,6 +105,8 @@ class Supervised(Objective):
     do not fit the model.
     """
 
+    capturable: ClassVar[bool] = True
+
     class_weights: Tensor | None
 
     def __init__(

@@ -22,6 +22,7 @@ from vitreous.data.preprocess import Preprocess
 from vitreous.errors import UsageError, WeightsError
 from vitreous.evaluation.cache import weights_digest
 from vitreous.evaluation.libraries import needed
+from vitreous.machine import copy_to_device
 from vitreous.models.cost import macs
 from vitreous.models.zoo import Model
 from vitreous.weights.adopt import open_weights
@@ -47,6 +48,7 @@ class Teacher:
         self.source, self.classes, self.normalisation = source, classes, normalisation
         self.channels = len(normalisation[0])
         self.digest = torch.frombuffer(bytearray.fromhex(digest), dtype=torch.uint8)
+        self.checked = (0, -1)  # the tensor that `check_same` found equal, and its version
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Teacher:
         return self
@@ -55,7 +57,7 @@ class Teacher:
         """(B, C, *image) as the student gets them, of that (mean, deviation), float32 -> (B, C, *own image): the same
         pixels in the teacher's normalisation, resized where its size is another."""
         mean, std, own_mean, own_std = (
-            torch.tensor(numbers, device=images.device).view(-1, 1, 1)
+            copy_to_device(torch.tensor(numbers).view(-1, 1, 1), images.device)
             for numbers in (*normalisation, *self.normalisation)
         )
         images = (images * std + mean - own_mean) / own_std
@@ -144,7 +146,7 @@ class OnnxTeacher(Teacher):
         """(B, C, *own image) that `read` made -> (B, K) float32, on the same device."""
         pixels = np.ascontiguousarray(images.float().cpu().numpy())
         answers = self.session.run([self.output], {self.input: pixels})[0]
-        return torch.from_numpy(np.array(answers, dtype=np.float32)).to(images.device)
+        return copy_to_device(torch.from_numpy(np.array(answers, dtype=np.float32)), images.device)
 
 
 def card_in(metadata: dict[str, str], source: str) -> tuple[tuple[str, ...], Normalisation] | None:
@@ -176,8 +178,13 @@ def located(source: str) -> str:
 
 
 def check_same(teacher: Teacher, digest: Tensor) -> None:
-    """Raise WeightsError unless the teacher is the one whose `digest` (32,) uint8 the run has kept."""
-    if not torch.equal(teacher.digest, digest.cpu()):
+    """Raise WeightsError unless the teacher is the one whose `digest` (32,) uint8 the run has kept. A digest that was
+    compared and has not been written since is not read again: to read it would wait for a GPU."""
+    if teacher.checked == (id(digest), digest._version):
+        return
+    if torch.equal(teacher.digest, digest.cpu()):
+        teacher.checked = (id(digest), digest._version)
+    else:
         raise WeightsError(
             f"the teacher {teacher.source} is not what it was when the run began: its weights have another digest",
             "restore it, or start a new run",

@@ -33,7 +33,7 @@ from vitreous.weights.published import published_for
 __all__ = ["DatasetInfo", "apply", "derive"]
 
 LARGER = 1.25  # times what a model sees: such a volume is scaled to it
-COMPILE_GAIN = 3e17  # FLOPs of a run on a GPU from which a compilation of a minute or two pays for itself
+COMPILE_GAIN = 1e17  # FLOPs of a run on a GPU from which compiling blocks, about 20 s for 8 % of the time, pays
 CANONICAL = 4  # parts of a step whose sum is the same for 1, 2 and 4 processes
 
 Note = Callable[[str], None]

@@ -151,7 +151,8 @@ class TrainOptions(WeightsOptions):
     precision: Literal["auto", "fp32", "bf16", "fp16"] | None = None
     """Numbers to compute with; weights are kept in fp32 (default: auto, bf16 where the device computes with it)."""
     compile: bool | None = None
-    """torch.compile the model (default: on a GPU, where the run is long enough to gain by it)."""
+    """Compile the blocks of the model with torch.compile (default: on a GPU, where the run is long enough to gain by
+    it)."""
     shards: int | None = None
     """Parts of a batch computed side by side on a CPU (default: one a core, at most 8)."""
     reproducible: bool = False

@@ -14,7 +14,7 @@ from vitreous.data.batch import Batch
 from vitreous.data.loader import TrainLoader
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Split
-from vitreous.machine import DTYPES
+from vitreous.machine import DTYPES, copy_to_device
 from vitreous.models.cost import macs
 from vitreous.objectives.base import Objective
 from vitreous.training.loop import progress_at
@@ -83,8 +83,8 @@ def prepared_batches(
 def to_device(entry: Tensor | list[Any], device: str) -> Tensor | list[Any]:
     """Move an entry of a batch, (B, ...) or a list of B, to a device."""
     if isinstance(entry, Tensor):
-        return entry.to(device, non_blocking=True)
-    return [part.to(device, non_blocking=True) if isinstance(part, Tensor) else part for part in entry]
+        return copy_to_device(entry, device)
+    return [copy_to_device(part, device) if isinstance(part, Tensor) else part for part in entry]
 
 
 def normalise_views(preprocess: Preprocess, views: Tensor | list[Tensor]) -> Tensor | list[Tensor]:

@@ -11,6 +11,8 @@ from torch import Tensor
 from vitreous.data.batch import Batch, batch_size, rows
 from vitreous.data.keys import key
 from vitreous.machine import thread_pool
+from vitreous.nn.cuda_graphs import CapturedPasses, uses_graphs
+from vitreous.nn.encoder import compile_blocks
 from vitreous.objectives.base import Objective
 from vitreous.training.flat import Flat
 from vitreous.training.parts import Part, ends
@@ -35,11 +37,17 @@ class Compute:
         self.overlapped = ranks.joined and not self.sharded and one_pass
         self.mean = ranks.world if self.overlapped or self.sharded else 1  # they take the mean over processes
         forward = objective
+        if run.compile:
+            compile_blocks(objective)
         if self.overlapped:
             from torch.nn.parallel import DistributedDataParallel
 
             forward = DistributedDataParallel(objective, [ranks.local] if flat.master.is_cuda else None)
-        self.shards = Shards(objective, flat, torch.compile(forward) if run.compile else forward)  # type: ignore[arg-type]
+        self.shards = Shards(objective, flat, forward)
+        alone = not (self.overlapped or self.sharded)
+        fixed = run.precision != "fp16" and not (run.reproducible or run.recompute or run.preprocess.native)
+        if alone and fixed and objective.capturable and uses_graphs(flat.master.device):
+            self.shards.captured = CapturedPasses()
 
     def step(self, parts: Sequence[Part], batches: Iterator[Batch], step: int, origin: int) -> tuple[Scalars, Tensor]:
         """Leave the gradient of the whole step in `flat.master_grad`; returns this process's share of the loss and of

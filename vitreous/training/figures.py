@@ -39,7 +39,8 @@ class HeldFigures:
         self, number: int, names: Sequence[str], scalars: Scalars, norm: Tensor, samples: Tensor, ranks: Ranks
     ) -> None:
         self.number, self.names, self.samples = number, names, samples
-        shares = [torch.as_tensor(scalars.get(name, 0.0), dtype=torch.float32, device=norm.device) for name in names]
+        zero = norm.new_zeros((), dtype=torch.float32)
+        shares = [zero + scalars.get(name, 0.0) for name in names]
         values = torch.cat([ranks.sum(torch.stack(shares)), norm.detach().float()[None]])
         self.values = torch.empty(len(values), pin_memory=values.is_cuda)
         self.values.copy_(values, non_blocking=True)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from vitreous.data.batch import Batch
 from vitreous.errors import NonFiniteError
+from vitreous.machine import deterministic_kernels
 from vitreous.objectives.base import Objective, Progress
 from vitreous.training.compute import Compute
 from vitreous.training.figures import HeldFigures, reads_late, sum_on_host
@@ -90,10 +91,18 @@ def fit(state: State, batches: Iterator[Batch], hooks: Sequence[tuple[int, Hook]
     """Train until the run is complete or a hook sets `state.halt`.
 
     `batches` gives this process's parts of the steps from `state.images` on (`training.parts`); each weighs as many
-    images as it has. A hook runs after every step that its period divides, and after the last. Raises NonFiniteError
-    before any weight is touched if a loss or a gradient is NaN or infinite, unless the run may skip the step; on a GPU
-    one step later, before anything is logged or saved (`training.figures`).
+    images as it has. A hook runs after every step that its period divides, and after the last; the state then has the
+    losses of all steps. A hook of period 0 runs after every step and does not wait for the last loss, which a GPU may
+    still compute. Raises NonFiniteError before any weight is touched if a loss or a gradient is NaN or infinite, unless
+    the run may skip the step; on a GPU one step later, before anything is logged or saved (`training.figures`).
     """
+    with deterministic_kernels(state.flat.master.device.type, state.run.reproducible):
+        take_steps(state, batches, hooks)
+    state.settle()
+
+
+def take_steps(state: State, batches: Iterator[Batch], hooks: Sequence[tuple[int, Hook]]) -> None:
+    """The steps of `fit`."""
     run = state.run
     state.objective.train()
     compute = Compute(state.objective, state.flat, run, state.ranks)
@@ -109,11 +118,10 @@ def fit(state: State, batches: Iterator[Batch], hooks: Sequence[tuple[int, Hook]
         size = min(run.step_size, run.total - state.images)
         state.flops += state.objective.flops(state.progress) * state.work * size
         state.step, state.images, state.rate = state.step + 1, state.images + size, run.optimizer.lr * rate
-        due = [(period, hook) for period, hook in hooks if state.step % period == 0 or state.done]
-        state.settle(but=0 if state.done or any(period > 1 for period, _ in due) else 1)
+        due = [(period, hook) for period, hook in hooks if not period or state.step % period == 0 or state.done]
+        state.settle(but=0 if state.done or any(period for period, _ in due) else 1)
         for _, hook in due:
             hook(state)
-    state.settle()
 
 
 def move(state: State, scalars: Scalars, samples: Tensor, rate: float) -> None:

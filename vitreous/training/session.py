@@ -99,11 +99,11 @@ class Session:
             state.halt = state.halt or self.best.exhausted(self.run)
             run = self.run
             hooks = [
-                (1, self.watch),
+                (0, self.watch),
                 (run.log_every, self.log),
                 (run.evaluate_every, self.evaluate),
                 (run.save_every, self.save),
-                (1, self.stop),
+                (0, self.stop),
             ]
             try:
                 fit(state, self.batches(state), hooks)

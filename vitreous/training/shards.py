@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from vitreous.cores import cores
 from vitreous.data.batch import Batch, batch_size, rows
 from vitreous.machine import thread_pool
+from vitreous.nn.cuda_graphs import CapturedPasses
 from vitreous.training.flat import Flat, named_tensors
 
 Forward = Callable[[Batch], dict[str, Tensor]]
@@ -39,6 +40,7 @@ class Shards:
             self.forwards.append(twin)
         self.on_host = True  # whether scalars are numbers; else they are tensors on the device, which nobody waits for
         self.scale = 1.0  # of the loss in the backward pass: float16 gradients would vanish without it
+        self.captured: CapturedPasses | None = None  # set where passes are repeated as CUDA graphs
 
     def backward(self, batch: Batch, share: float) -> Scalars:
         """Add the gradient of `share` times the batch's loss to the flat gradients, and return the scalars of the
@@ -54,9 +56,15 @@ class Shards:
 
     def part(self, forward: Forward, batch: Batch, share: float) -> Scalars:
         """Forward and backward of one part by itself."""
+        if self.captured is not None:
+            return dict(self.captured.run(lambda own: self.passes(forward, own, share), batch, share))
+        return {name: float(v) if self.on_host else v for name, v in self.passes(forward, batch, share).items()}
+
+    def passes(self, forward: Forward, batch: Batch, share: float) -> dict[str, Tensor]:
+        """The same; scalars are tensors on the device."""
         outputs = {name: value * share for name, value in forward(batch).items()}
         (outputs["loss"] * self.scale).backward()
-        return {name: float(value.detach()) if self.on_host else value.detach() for name, value in outputs.items()}
+        return {name: value.detach() for name, value in outputs.items()}
 
 
 def add_scalars(parts: Iterable[Scalars]) -> Scalars:

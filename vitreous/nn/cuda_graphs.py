@@ -1,0 +1,88 @@
+"""Passes of a model as CUDA graphs: recorded once, then launched as one.
+
+A training step of a ViT launches hundreds of kernels. Those of small models and small batches finish before the host
+has launched the next ones; a graph launches all kernels of a pass at once.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+WARM_UP_PASSES = 3  # of a shape, before it is recorded: kernels are compiled and chosen there
+MAX_GRAPHS = 8  # of a model; further shapes are computed without
+
+Passes = Callable[[dict[str, Any]], dict[str, Tensor]]
+
+
+def uses_graphs(device: torch.device | str) -> bool:
+    """Whether passes on a device are recorded: on CUDA, unless `VITREOUS_CUDA_GRAPHS=0` is set."""
+    return torch.device(device).type == "cuda" and os.environ.get("VITREOUS_CUDA_GRAPHS", "1") != "0"
+
+
+class CapturedPasses:
+    """Passes that are computed as CUDA graphs where inputs of one shape come again.
+
+    Graphs read copies of the inputs and share one memory pool. Gradients are added to the same tensors as without a
+    graph, and random numbers follow `torch.manual_seed` as they do without. Threads may share one.
+    """
+
+    def __init__(self) -> None:
+        self.stream, self.pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
+        self.counts: Counter[Hashable] = Counter()
+        self.graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, dict[str, Any], dict[str, Tensor]]] = {}
+        self.works, self.lock = True, threading.Lock()
+
+    def run(self, passes: Passes, inputs: dict[str, Any], constant: Hashable = None) -> dict[str, Tensor]:
+        """What `passes` returns for inputs (B, ...) by name; tensors that the next call does not change.
+
+        `passes` may wait for no tensor and read none but those on the device; `constant` is what else it depends on.
+        """
+        tensors = {name: entry for name, entry in inputs.items() if isinstance(entry, Tensor) and entry.is_cuda}
+        if not self.works or any(isinstance(entry, list) for entry in inputs.values()):
+            return passes(inputs)
+        key = (constant, *((name, entry.shape, entry.dtype) for name, entry in sorted(tensors.items())))
+        with self.lock:
+            if key not in self.graphs:
+                self.counts[key] += 1
+                if self.counts[key] <= WARM_UP_PASSES or len(self.graphs) >= MAX_GRAPHS:
+                    return self.compute(passes, inputs)
+                if not self.capture(key, passes, inputs, tensors):
+                    return passes(inputs)
+            graph, static, outputs = self.graphs[key]
+            for name, entry in tensors.items():
+                static[name].copy_(entry)
+            graph.replay()
+            return {name: value.clone() for name, value in outputs.items()}
+
+    def compute(self, passes: Passes, inputs: dict[str, Any]) -> dict[str, Tensor]:
+        """The same without a graph, on the stream that graphs are recorded on."""
+        current = torch.cuda.current_stream()
+        self.stream.wait_stream(current)
+        with torch.cuda.stream(self.stream):
+            outputs = passes(inputs)
+        current.wait_stream(self.stream)
+        return outputs
+
+    def capture(self, key: Hashable, passes: Passes, inputs: dict[str, Any], tensors: dict[str, Tensor]) -> bool:
+        """Record the passes for inputs (B, ...) of one shape; returns False where an operator cannot be recorded."""
+        static = {**inputs, **{name: entry.clone() for name, entry in tensors.items()}}
+        graph = torch.cuda.CUDAGraph()
+        try:  # the loader's thread may call CUDA meanwhile, which only "thread_local" allows
+            with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
+                outputs = passes(static)
+        except RuntimeError as error:
+            self.works = False
+            torch.cuda.synchronize()
+            reason = str(error).strip().splitlines()[0]
+            warnings.warn(f"passes are not recorded as CUDA graphs, and launch every kernel: {reason}", stacklevel=2)
+            return False
+        self.graphs[key] = graph, static, outputs
+        return True
