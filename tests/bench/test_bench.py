@@ -11,6 +11,7 @@ from PIL import Image
 from tests.bench.field import broken, dying, late, leaning, parent, steady, zero
 from tests.conftest import document, say
 from tests.precision import LIMITS
+from vitreous.bench import race as race_module
 from vitreous.bench import report
 from vitreous.bench.contenders import TASKS, contenders, limits
 from vitreous.bench.race import Lane, race
@@ -20,6 +21,26 @@ from vitreous.errors import DataError, UsageError
 from vitreous.machine import pick_precision
 
 WORK = Work("inference", "ViT-32x1/8", 16, 2)
+
+
+@pytest.mark.parametrize("device, runs", [("cpu", [1] * 8), ("cuda:0", [1, 2, 4, 1])])
+def test_timing_waits_for_a_gpu_after_twice_as_many_turns_each_time(monkeypatch, device, runs):
+    """A fake clock: a turn on the CPU takes a second, a GPU does the turns that were launched when it is waited for."""
+    clock, launched, seen = [0.0], [0], []
+
+    def turn() -> float:
+        launched[0] += 1
+        return 2.0
+
+    def wait(device: str) -> None:
+        clock[0] += launched[0]
+        seen.append(launched[0])
+        launched[0] = 0
+
+    monkeypatch.setattr(race_module, "synchronise", wait)
+    monkeypatch.setattr(race_module.time, "perf_counter", lambda: clock[0])
+    assert race_module.work_for(7.5, turn, device) == (16.0, 8.0)
+    assert seen == runs
 
 
 FIELD = [

@@ -13,7 +13,7 @@ from vitreous.bench.peers import generating, loaders, models, pictures, pretrain
 from vitreous.bench.pretraining import pretrain
 from vitreous.bench.work import DECODING, Contender, Turn, Work
 from vitreous.machine import has_bf16
-from vitreous.training.peak import fastest, synchronise
+from vitreous.training.peak import fastest
 
 TASKS = ("inference", "train", "mae", "dino", "dit", "sample", "loader", "memory", "predict")
 SIDE = {"cpu": 2048, "cuda": 8192}  # of the matrices whose product is the peak
@@ -53,7 +53,6 @@ def peak(work: Work, precision: str) -> Turn:
     @torch.inference_mode()
     def turn() -> float:
         run()
-        synchronise(work.device)
         return operations
 
     return turn

@@ -40,7 +40,7 @@ def model_of(work: Work) -> Any:
     return model
 
 
-def train(work: Work, precision: str = "auto") -> Turn:
+def train(work: Work, precision: str = "auto", compiled: bool | None = None, graphs: bool = True) -> Turn:
     """Noise, forward, backward, AdamW: a step of the loop."""
     settle_process()
     dtype, config = DTYPES[pick_precision(precision, work.device)], config_of(work)
@@ -48,7 +48,8 @@ def train(work: Work, precision: str = "auto") -> Turn:
     objective = DiffusionConfig().build(model_of(work), Setting(classes=classes, dtype=dtype)).train()
     images = torch.randn(work.batch_size, config.channels, *config.image)
     batch = {"images": images, "labels": torch.arange(work.batch_size) % config.classes}
-    return steps(work, objective, OPTIMIZER, dtype, {name: part.to(work.device) for name, part in batch.items()})
+    batch = {name: part.to(work.device) for name, part in batch.items()}
+    return steps(work, objective, OPTIMIZER, dtype, batch, compiled, graphs)
 
 
 def sample(work: Work, precision: str = "auto") -> Turn:

@@ -25,11 +25,12 @@ from vitreous.data.split import Arrays, Files, Split
 from vitreous.evaluation.engine import InferenceOptions, make_engine
 from vitreous.machine import DTYPES, pick_precision, settle_process
 from vitreous.models.zoo import Model, create
+from vitreous.nn.cuda_graphs import CapturedPasses
+from vitreous.nn.encoder import compile_blocks
 from vitreous.objectives.supervised import Supervised
 from vitreous.serving.predict import load
 from vitreous.training.flat import Flat
 from vitreous.training.optimizer import Optimizers
-from vitreous.training.peak import synchronise
 from vitreous.training.run import Optimizer
 from vitreous.training.shards import Shards, default_shards
 from vitreous.weights.bundle import Bundle
@@ -74,14 +75,22 @@ def inference(work: Work, precision: str = "auto", engine: str = "auto") -> Turn
     return Answering(turn, lambda: computing(pixels).numpy(), exact)
 
 
-def train(work: Work, precision: str = "auto", shards: int | None = None) -> Turn:
-    """Forward, backward, clipping, AdamW: a step of the loop."""
+def train(
+    work: Work, precision: str = "auto", shards: int | None = None, compiled: bool | None = None, graphs: bool = True
+) -> Turn:
+    """Forward, backward, clipping, AdamW: a step of the loop; on a GPU with `compiled` blocks and CUDA graphs, as
+    `train` has it."""
     settle_process()
     torch.manual_seed(0)
     dtype, device = DTYPES[pick_precision(precision, work.device)], torch.device(work.device)
     objective = Supervised(create(work.model, work.image_size, CLASSES))
     flat = Flat(objective, dtype, device, shards=shards or default_shards(work.device, work.batch_size))
+    if work.compiles if compiled is None else compiled:
+        compile_blocks(objective)
     optimizers, compute = Optimizers(Optimizer(), flat), Shards(objective, flat)
+    if work.compiles:
+        compute.on_host = False
+        compute.captured = CapturedPasses() if graphs else None
     images = torch.randn(work.batch_size, 3, work.image_size, work.image_size, device=device).to(dtype)
     batch = {"images": images, "labels": torch.randint(0, CLASSES, (work.batch_size,), device=device)}
 
@@ -92,7 +101,6 @@ def train(work: Work, precision: str = "auto", shards: int | None = None) -> Tur
         flat.clip(1.0)
         optimizers.step(1.0)
         flat.sync(1)
-        synchronise(work.device)
         return work.batch_size
 
     return turn

@@ -10,12 +10,14 @@ from vitreous.data.augmentation.views import GLOBAL, MultiCrop
 from vitreous.machine import DTYPES, pick_precision, settle_process
 from vitreous.models.names import configure_vit
 from vitreous.models.zoo import create
+from vitreous.nn.cuda_graphs import CapturedPasses
+from vitreous.nn.encoder import compile_blocks
 from vitreous.objectives.base import Objective, ObjectiveConfig, Progress, Setting
 from vitreous.objectives.dino import DINOConfig
+from vitreous.objectives.dinov2 import DINOv2Config
 from vitreous.objectives.mae import MAEConfig
 from vitreous.training.flat import Flat
 from vitreous.training.optimizer import Optimizers
-from vitreous.training.peak import synchronise
 from vitreous.training.run import Optimizer
 from vitreous.training.shards import Shards, default_shards
 
@@ -23,6 +25,7 @@ LOCAL = 6  # patches along a side of a local view: 96 pixels of 16, as published
 PRETRAINING: dict[str, tuple[ObjectiveConfig, Optimizer, float]] = {  # objective, optimizer, stochastic depth
     "mae": (MAEConfig(), Optimizer(betas=(0.9, 0.95), clip=None), 0.0),
     "dino": (DINOConfig(), Optimizer(clip=3.0, clip_by="tensor"), 0.1),
+    "dinov2": (DINOv2Config(), Optimizer(clip=3.0, clip_by="part"), 0.3),
 }
 
 
@@ -56,7 +59,7 @@ def operations(work: Work) -> float:
         return objective_of(work).flops(Progress())
 
 
-def pretrain(work: Work, precision: str = "auto") -> Turn:
+def pretrain(work: Work, precision: str = "auto", compiled: bool | None = None, graphs: bool = True) -> Turn:
     """Masks and targets, forward, backward, clipping, AdamW, teacher: a step of the loop."""
     settle_process()
     torch.manual_seed(0)
@@ -64,15 +67,28 @@ def pretrain(work: Work, precision: str = "auto") -> Turn:
     dtype, device = DTYPES[pick_precision(precision, work.device)], torch.device(work.device)
     objective = objective_of(work, dtype).train()
     batch = {name: images.to(device) for name, images in images_of(work).items()}
-    return steps(work, objective, optimizer, dtype, batch)
+    return steps(work, objective, optimizer, dtype, batch, compiled, graphs)
 
 
-def steps(work: Work, objective: Objective, optimizer: Optimizer, dtype: torch.dtype, batch: dict[str, Tensor]) -> Turn:
+def steps(
+    work: Work,
+    objective: Objective,
+    optimizer: Optimizer,
+    dtype: torch.dtype,
+    batch: dict[str, Tensor],
+    compiled: bool | None = None,
+    graphs: bool = True,
+) -> Turn:
     """Return turns that are training steps of an objective on one batch, whose "images" (B, C, *image) are normalised
-    float32."""
+    float32; on a GPU with `compiled` blocks and CUDA graphs, as `train` has it."""
     count = default_shards(work.device, work.batch_size) if objective.config.splittable else 1
     flat = Flat(objective, dtype, torch.device(work.device), shards=count)
+    if work.compiles if compiled is None else compiled:
+        compile_blocks(objective)
     optimizers, compute = Optimizers(optimizer, flat), Shards(objective, flat)
+    if work.compiles:
+        compute.on_host = False
+        compute.captured = CapturedPasses() if objective.capturable and graphs else None
     batch["positions"] = batch["samples"] = torch.arange(work.batch_size)
 
     def turn() -> float:
@@ -86,7 +102,6 @@ def steps(work: Work, objective: Objective, optimizer: Optimizer, dtype: torch.d
         flat.sync(1)
         with torch.no_grad():
             objective.after_step(Progress())
-        synchronise(work.device)
         return work.batch_size
 
     return turn

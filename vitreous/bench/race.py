@@ -15,6 +15,7 @@ from typing import Any
 from vitreous.bench.profile import Profile, profile_turn
 from vitreous.bench.work import LIMITS, Answering, Contender, Timing, Turn, Work
 from vitreous.cores import default_spinning, peak_memory
+from vitreous.training.peak import synchronise
 
 PATIENCE = 900.0  # seconds that a contender may take to get ready or to do its turn
 EXACTLY = -1.0  # the order to say how exact answers are
@@ -107,12 +108,21 @@ def ask(lane: Lane, pipe: Connection, order: float | None) -> Any:
     return answer
 
 
-def work_for(seconds: float, turn: Turn) -> float:
-    """Return the units done in at least so many seconds and one turn."""
-    units, started = 0.0, time.perf_counter()
-    while not units or time.perf_counter() - started < seconds:
-        units += turn()
-    return units
+def work_for(seconds: float, turn: Turn, device: str = "cpu") -> tuple[float, float]:
+    """Do at least one turn, and more for so many seconds; returns the units done and the seconds taken, until a GPU
+    has finished them.
+
+    The host launches turns ahead of a GPU and waits for it after 1, 2, 4 … turns: without waiting it would launch many
+    times more than fit in the time.
+    """
+    units, done, ahead, started, passed = 0.0, 0, 1, time.perf_counter(), 0.0
+    while not done or passed < seconds:
+        units += sum(turn() for _ in range(ahead))
+        synchronise(device)
+        done, passed = done + ahead, time.perf_counter() - started
+        remaining = round(done / passed * (seconds - passed))
+        ahead = 1 if device == "cpu" else max(1, min(2 * ahead, remaining))
+    return units, passed
 
 
 def serve(pipe: Connection, contender: Contender, work: Work) -> None:
@@ -133,6 +143,7 @@ def serve(pipe: Connection, contender: Contender, work: Work) -> None:
         turn = contender.build(work)
         ready = time.perf_counter()
         turn()
+        synchronise(work.device)
         pipe.send(("ready", (ready - started, time.perf_counter() - ready)))
         while True:
             seconds = pipe.recv()
@@ -143,10 +154,8 @@ def serve(pipe: Connection, contender: Contender, work: Work) -> None:
                 pipe.send(("profile", profile_turn(turn, 1.0)))
                 continue
             if work.stocks:
-                work_for(seconds / 2, turn)
-            started = time.perf_counter()
-            units = work_for(seconds, turn)
-            pipe.send(("done", (units, time.perf_counter() - started, peak_memory(work.device))))
+                work_for(seconds / 2, turn, work.device)
+            pipe.send(("done", (*work_for(seconds, turn, work.device), peak_memory(work.device))))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return
     except Exception as error:  # a peer may fail in any way; the race goes on without it

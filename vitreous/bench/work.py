@@ -27,6 +27,11 @@ class Work:
     images: str | None = None
 
     @property
+    def compiles(self) -> bool:
+        """Whether `train` compiles the blocks of its model there, where a run is long enough to gain by it."""
+        return self.device.startswith("cuda")
+
+    @property
     def stocks(self) -> bool:
         """Whether contenders have processes that work ahead."""
         return self.task in ("loader", "memory")

@@ -10,7 +10,6 @@ import torch
 from vitreous.bench.generating import GUIDANCE, OPTIMIZER, STEPS, config_of
 from vitreous.bench.peers.pretraining import autocast
 from vitreous.bench.work import Turn, Work
-from vitreous.training.peak import synchronise
 
 
 def model_of(work: Work) -> Any:
@@ -54,7 +53,6 @@ def train(work: Work, precision: str = "fp32", compiled: bool = False) -> Turn:
             answer = forward(noisy, timestep=time, class_labels=labels).sample
         (answer[:, : config.channels].float() - noise).square().mean().backward()
         optimizer.step()
-        synchronise(work.device)
         return work.batch_size
 
     return turn
@@ -80,7 +78,6 @@ def sample(work: Work, precision: str = "fp32", compiled: bool = False) -> Turn:
                 answer = forward(noisy.repeat(2, 1, 1, 1), timestep=times, class_labels=both).sample
             wanted, plain = answer[:, : config.channels].float().chunk(2)
             noisy = scheduler.step(plain + GUIDANCE * (wanted - plain), time, noisy).prev_sample
-        synchronise(work.device)
         return work.batch_size
 
     return turn

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from vitreous.bench.work import Answering, Turn, Work
 from vitreous.machine import DTYPES
 from vitreous.models.names import configure, configure_vit
-from vitreous.training.peak import synchronise
 
 CLASSES = 1000
 
@@ -93,21 +92,20 @@ def logits_in(answer: Any) -> np.ndarray:
     return getattr(answer, "logits", answer).float().cpu().numpy()
 
 
-def inference(work: Work, peer: str, precision: str = "fp32", compiled: bool = False) -> Turn:
-    """A forward pass by PyTorch; `compiled` by inductor with frozen weights."""
+def inference(work: Work, peer: str, precision: str = "fp32", compiled: bool = False, mode: str | None = None) -> Turn:
+    """A forward pass by PyTorch; `compiled` by inductor with frozen weights, in a `mode` of torch.compile."""
     model: Any = ready(work, peer).to(work.device, DTYPES[precision])
     images = batch(work).to(DTYPES[precision])
     if compiled:
         import torch._inductor.config as inductor
 
         inductor.freezing = True
-        model = torch.compile(model)
+        model = torch.compile(model, mode=mode)
 
     @torch.inference_mode(not compiled)
     @torch.no_grad()
     def answer() -> Any:
         logits = model(images)
-        synchronise(work.device)
         return logits
 
     def turn() -> float:
@@ -162,13 +160,14 @@ def openvino(work: Work, precision: str) -> Turn:
     return Answering(turn, lambda: np.asarray(compiled([images.numpy()])[0]), lambda: exact(work))
 
 
-def train(work: Work, precision: str = "fp32", compiled: bool = False) -> Turn:
-    """A step of timm's model: forward, backward, clipping, AdamW (fused but for the default)."""
+def train(work: Work, precision: str = "fp32", compiled: bool = False, mode: str | None = None) -> Turn:
+    """A step of timm's model: forward, backward, clipping, AdamW (fused but for the default); `mode` is that of
+    torch.compile."""
     model = timm_model(work).to(work.device)
     images, labels = batch(work), torch.randint(0, CLASSES, (work.batch_size,), device=work.device)
     half = precision == "bf16"
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.05, fused=True if half else None)
-    forward = torch.compile(model) if compiled else model
+    forward = torch.compile(model, mode=mode) if compiled else model
 
     def turn() -> float:
         with torch.autocast(work.device.split(":")[0], torch.bfloat16) if half else nullcontext():
@@ -177,7 +176,6 @@ def train(work: Work, precision: str = "fp32", compiled: bool = False) -> Turn:
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        synchronise(work.device)
         return work.batch_size
 
     return turn

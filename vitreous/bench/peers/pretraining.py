@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from vitreous.bench.pretraining import PRETRAINING, images_of
 from vitreous.bench.work import Turn, Work
 from vitreous.models.names import configure_vit
-from vitreous.training.peak import synchronise
 
 MOMENTUM = 0.996
 
@@ -51,7 +50,6 @@ def mae(work: Work, precision: str = "fp32", compiled: bool = False) -> Turn:
             loss = forward(images).loss
         loss.backward()
         optimizer.step()
-        synchronise(work.device)
         return work.batch_size
 
     return turn
@@ -94,7 +92,6 @@ def dino(work: Work, precision: str = "fp32", together: bool = False) -> Turn:
             if parameter.grad is not None:
                 nn.utils.clip_grad_norm_(parameter, options.clip or 0.0)
         optimizer.step()
-        synchronise(work.device)
         return work.batch_size
 
     return turn
