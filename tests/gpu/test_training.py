@@ -1,0 +1,484 @@
+"""Whole training runs on a GPU: resuming, precision, compilation, memory, metrics, export, and one process of several."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.conftest import TINY, make_folder
+from tests.gpu.support import (
+    DEVICE,
+    OBJECTIVES,
+    ON_GPU,
+    check_bit_identical,
+    check_close,
+    check_tensors_close,
+    copy_state,
+    objective_session,
+    record_steps,
+    stop_after,
+    supervised_session,
+)
+from vitreous.data.augmentation.augment import Augment
+from vitreous.errors import NonFiniteError
+from vitreous.jobs.train import train
+from vitreous.native import native
+from vitreous.nn.cuda_graphs import CapturedPasses
+from vitreous.objectives.supervised import SupervisedConfig
+from vitreous.reports.evaluate import evaluate
+from vitreous.serving.export.export import export
+from vitreous.serving.predict import load
+from vitreous.training import loop, probe
+from vitreous.training.checkpoint import flaw
+from vitreous.training.loop import fit
+from vitreous.training.ranks import ALONE
+from vitreous.training.run import Optimizer
+from vitreous.training.session import Session
+from vitreous.training.shards import Shards
+
+pytestmark = pytest.mark.gpu
+#: a run without random numbers in the forward pass: dropout draws other numbers on a GPU
+STEPS = {**TINY, "epochs": None, "steps": 2, "drop_path": 0.0, "mixup": 0.0, "workers": 0, "seed": 1, "device": DEVICE}
+STEPS |= {"optimizer": "sgd", "lr": 0.05, "log_every": 2}
+LOSS_LIMIT = {"fp32": 1e-4, "bf16": 2e-2}
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("gpu") / "photos", {"train": 12, "val": 4, "test": 4})
+
+
+@pytest.fixture(scope="module")
+def trained(photos):
+    """Train two steps on a device, once per precision; returns the run folder."""
+
+    @cache
+    def train_on(device: str, precision: str) -> Path:
+        out = Path(tempfile.mkdtemp(dir=photos.parent)) / f"{device.replace(':', '-')}-{precision}"
+        train(str(photos), out=str(out), progress=False, **{**STEPS, "device": device, "precision": precision})
+        return out
+
+    return train_on
+
+
+def read_losses(run: Path) -> dict[int, float]:
+    """The loss of each step that metrics.jsonl has a line of training for."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return {line["step"]: line["train/loss"] for line in lines if "train/loss" in line}
+
+
+def save_now(session: Session, state: Any) -> None:
+    """Write a checkpoint of a session that `train` has not begun."""
+    session.folder.path.mkdir(parents=True, exist_ok=True)
+    session.save(state)
+    session.checkpointer.settle(True)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_trained_run_matches_cpu(trained, precision):
+    """Losses, exported weights and the evaluation of a run by `train`."""
+    on_device, on_cpu = trained(DEVICE, precision), trained("cpu", "fp32")
+    losses, expected = read_losses(on_device), read_losses(on_cpu)
+    assert list(losses) == list(expected) == [2]
+    check_close("mean loss", list(losses.values()), list(expected.values()), LOSS_LIMIT[precision])
+    ours, theirs = (load_file(home / "model" / "weights.safetensors") for home in (on_device, on_cpu))
+    check_tensors_close("weights of the bundle", ours, theirs, {"fp32": 1e-5, "bf16": 1e-2}[precision])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_evaluation_of_a_run_matches_cpu(trained, photos, precision):
+    """Logits on the test split, by `evaluate` with the batch sizes that it has."""
+    run = trained("cpu", "fp32")
+    expected = evaluate(run, photos, device="cpu", precision="fp32")["test"]
+    found = evaluate(run, photos, device=DEVICE, precision=precision)["test"]
+    assert found["images"] == expected["images"] == 12
+    assert found["nll"] == pytest.approx(expected["nll"], rel={"fp32": 1e-5, "bf16": 1e-2}[precision])
+
+
+def test_export_of_a_run_trained_on_the_device(trained, photos, tmp_path):
+    """The ONNX file of a model that was trained on a GPU answers as the model; `export` verifies it."""
+    for library in ("onnx", "onnxscript", "onnxruntime"):
+        if find_spec(library) is None:
+            pytest.skip(f"{library} is not on the machine with a GPU")
+    run = trained(DEVICE, "bf16")
+    export(run, "onnx", tmp_path / "model.onnx")
+    images = sorted((photos / "test").rglob("*.png"))
+    expected = load(run, device="cpu", precision="fp32").predict(images)
+    for ours, theirs in zip(load(tmp_path / "model.onnx", device="cpu").predict(images), expected, strict=True):
+        reference = dict(zip(theirs.names, theirs.probabilities, strict=True))
+        assert all(abs(p - reference[n]) < 1e-4 for n, p in zip(ours.names, ours.probabilities, strict=True))
+
+
+@pytest.mark.parametrize(("first", "second"), [(DEVICE, "cpu"), ("cpu", DEVICE)], ids=["to cpu", "to device"])
+@pytest.mark.parametrize("name", ["supervised", "dino"])
+def test_resume_cross_devices(name, first, second, tmp_path):
+    """Three steps on one device and three on another match six on the CPU, in weights, moments and teacher."""
+    options = {"epochs": 1.5, "ema": 0.9, "optimizer": Optimizer(lr=1e-3, eps=1e-3)}
+    session, whole = objective_session(name, tmp_path / "whole", **options)
+    fit(whole, session.batches(whole))
+    session, state = objective_session(name, tmp_path / "run", device=first, **options)
+    fit(state, session.batches(state), stop_after(3))
+    save_now(session, state)
+    saved = copy_state(state)
+    session, state = objective_session(name, tmp_path / "run", device=second, **options)
+    session.restore(state)
+    assert state.step == 3
+    check_bit_identical(f"{name}: a state that was moved from {first} to {second}", copy_state(state), saved)
+    fit(state, session.batches(state))
+    assert state.step == 6
+    check_tensors_close(f"{name} from {first} to {second}", copy_state(state), copy_state(whole), 1e-3)
+
+
+#: runs whose bits are promised to be those of an uninterrupted run: with --reproducible, and on a CPU without
+PROMISED: dict[str, dict[str, Any]] = {
+    "reproducible": {"reproducible": True, "shards": 2},
+    "reproducible, micro-batches": {"reproducible": True, "shards": 2, "micro_batch": 3, "accumulate": 2},
+    "bf16": {"precision": "bf16", "ema": 0.9, "reproducible": ON_GPU, "shards": 1 + ON_GPU},
+    "dropout": {
+        "model": lambda model: replace_model(model, dropout=0.1, drop_path=0.2),
+        "reproducible": ON_GPU,
+        "shards": 1 + ON_GPU,
+    },
+}
+
+
+def replace_model(model: Any, **changes: Any) -> Any:
+    """A changed model config."""
+    from dataclasses import replace
+
+    return replace(model, **changes)
+
+
+@pytest.mark.parametrize("name", PROMISED)
+def test_resumed_run_is_bit_identical(name, tmp_path):
+    """Stopped after three of six steps, saved and resumed by another session."""
+    options = {"epochs": 1.5, "device": DEVICE, "optimizer": Optimizer(), "images": draw_images(), **PROMISED[name]}
+    session, whole = supervised_session(tmp_path / "whole", **options)
+    fit(whole, session.batches(whole))
+    session, state = supervised_session(tmp_path / "run", **options)
+    fit(state, session.batches(state), stop_after(whole.step // 2))
+    save_now(session, state)
+    session, state = supervised_session(tmp_path / "run", **options)
+    session.restore(state)
+    assert 0 < state.step < whole.step
+    fit(state, session.batches(state))
+    check_bit_identical(f"resumed run, {name}", copy_state(state), copy_state(whole))
+
+
+def draw_images(count: int = 32, size: int = 64) -> torch.Tensor:
+    """(count, size, size, 3) uint8 noise: 256 tokens of an image, so that kernels add up in several blocks."""
+    return torch.randint(0, 256, (count, size, size, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(5))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", ["supervised", "patch dropout", "rotary", "mae", "mean-colour", "diffusion"])
+def test_reproducible_runs_are_bit_identical(name, precision, tmp_path):
+    """Two runs with --reproducible end in the same bits."""
+    states = []
+    for number in (1, 2):
+        options: dict[str, Any] = {"reproducible": True, "shards": 2, "precision": precision, "epochs": 1.0}
+        options |= {"device": DEVICE, "optimizer": Optimizer()}
+        home = tmp_path / str(number)
+        if name in ("supervised", "patch dropout", "rotary"):
+            options["images"] = draw_images()
+            if name == "patch dropout":
+                options["objective"] = SupervisedConfig(patch_dropout=0.25)
+            if name == "rotary":
+                options["model"] = lambda model: replace_model(model, attention="rotary")
+            session, state = supervised_session(home, **options)
+        else:
+            session, state = objective_session(name, home, **options)
+        fit(state, session.batches(state))
+        states.append(copy_state(state))
+    check_bit_identical(f"two reproducible runs of {name}, {precision}", states[1], states[0])
+
+
+def test_fp16_overflow_halves_the_scale_and_training_continues(tmp_path):
+    """Gradients overflow at a scale of 2^40: those steps change nothing, later ones train."""
+    session, state = supervised_session(tmp_path, device=DEVICE, precision="fp16", epochs=10.0)
+    state.scale = 2.0**40
+    before, history = copy_state(state), []
+
+    def note_step(state: Any) -> None:
+        history.append((state.updates, state.scale))
+        if state.updates == 0:
+            check_bit_identical(f"weights after skipped step {state.step}", masters(copy_state(state)), masters(before))
+
+    fit(state, session.batches(state), [(1, note_step)])
+    scales = [math.log2(scale) for _, scale in history]
+    assert history[0] == (0, 2.0**39), f"updates and scale of each step: {history}"
+    skipped = len(history) - state.updates
+    assert scales[-1] == 40 - skipped and 0 < state.updates < len(history) == 40, f"log2 of the scales: {scales}"
+    assert math.isfinite(state.losses) and state.counted == state.updates
+    after = masters(copy_state(state))
+    assert all(tensor.isfinite().all() for tensor in after.values())
+    assert any(not torch.equal(after[name], tensor) for name, tensor in masters(before).items())
+
+
+def masters(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The master weights of a copied state."""
+    return {name: tensor for name, tensor in state.items() if name.startswith("master/")}
+
+
+def test_fp16_losses_match_cpu(tmp_path):
+    expected, _ = record_steps(*supervised_session(tmp_path / "cpu", epochs=1.0))
+    session, state = supervised_session(tmp_path / "fp16", epochs=1.0, precision="fp16", device=DEVICE)
+    state.scale = 2.0**8  # at the usual one the first step may overflow, and leave the weights as they are
+    losses, _ = record_steps(session, state)
+    assert state.updates == 4, f"{state.updates} of 4 steps moved the weights; scale {state.scale}"
+    check_close("losses in float16", losses, expected, 1e-2)
+
+
+@pytest.fixture
+def quick_compiler(monkeypatch):
+    """On a CPU the compiler only traces: generating code takes a minute there."""
+    torch._dynamo.reset()
+    if not ON_GPU:
+        native()  # Python 3.12's platform.machine() cannot be traced the first time that it is called
+        monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    yield
+    torch._dynamo.reset()
+
+
+#: options of a compiled run, and whether its losses have to be those of the eager one
+COMPILED: dict[str, tuple[str, dict[str, Any], bool]] = {
+    "short last batch": ("supervised", {"epochs": 0.85}, True),
+    "bf16, dropout": (
+        "supervised",
+        {"precision": "bf16", "model": lambda model: replace_model(model, dropout=0.1, drop_path=0.2)},
+        False,
+    ),
+    "several_sizes": ("supervised", {"objective": SupervisedConfig(progressive=0.5), "epochs": 2.0}, True),
+    "mae": ("mae", {"epochs": 0.85}, True),
+}
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_compile_matches_eager(name, tmp_path, quick_compiler):
+    objective, options, same = COMPILED[name]
+    options = {"epochs": 1.0, "device": DEVICE, **options}
+    if objective == "supervised":
+        options["views"] = Augment(flip=0.5)
+    session, state = objective_session(objective, tmp_path / "compiled", compile=True, **options)
+    found = read_steps(session, state)
+    session, state = objective_session(objective, tmp_path / "eager", **options)
+    expected = read_steps(session, state)
+    assert len(found) == len(expected) > 1 and all(map(math.isfinite, found)), f"{found}, eager {expected}"
+    if same:
+        check_close(f"losses of {name}, compiled {found}, eager {expected}", found, expected, 1e-3)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", [*OBJECTIVES, "dropout"])
+def test_cuda_graphs_match_launched_kernels(name, precision, tmp_path, monkeypatch):
+    """The losses of ten steps, the last seven repeated from a graph; dropout draws the same numbers in both."""
+    recorded: list[bool] = []
+    capture = CapturedPasses.capture
+
+    def capture_and_note(self, *arguments: Any) -> bool:
+        recorded.append(capture(self, *arguments))
+        return recorded[-1]
+
+    monkeypatch.setattr(CapturedPasses, "capture", capture_and_note)
+    options: dict[str, Any] = {"epochs": 2.5, "device": DEVICE, "precision": precision}
+    if name == "dropout":
+        options["model"] = lambda model: replace_model(model, dropout=0.1, drop_path=0.2)
+    losses = {}
+    for graphs in ("0", "1"):
+        monkeypatch.setenv("VITREOUS_CUDA_GRAPHS", graphs)
+        session, state = objective_session("supervised" if name == "dropout" else name, tmp_path / graphs, **options)
+        losses[graphs] = read_steps(session, state)
+        if graphs == "0":
+            assert not recorded
+        elif ON_GPU and state.objective.capturable:
+            assert recorded and all(recorded), f"{recorded}: not every shape of batch was recorded"
+    limit = {"fp32": 1e-4, "bf16": 2e-2}[precision]
+    check_close(f"losses of {name} with graphs {losses['1']}, without {losses['0']}", losses["1"], losses["0"], limit)
+
+
+def read_steps(session: Session, state: Any) -> list[float]:
+    """The loss of each step, read after it: a compiled forward pass calls no hooks."""
+    found: list[float] = []
+
+    def note_loss(state: Any) -> None:
+        state.settle()
+        found.append(state.losses)
+        state.losses = 0.0
+
+    fit(state, session.batches(state), [(1, note_loss)])
+    return found
+
+
+def test_auto_micro_batch_recovers_from_memory_errors(tmp_path, monkeypatch):
+    """`--micro-batch auto` halves the batch until it fits into limited memory; the run then trains within it."""
+    images = draw_images(32, 96 if ON_GPU else 16)
+    depth, width = (4, 128) if ON_GPU else (2, 32)
+    options = {"images": images, "batch_size": 32, "epochs": 2.0, "device": DEVICE}
+    options["model"] = lambda model: replace_model(model, depth=depth, width=width, hidden=4 * width)
+    session, state = supervised_session(tmp_path / "first", **options)
+    run, inputs, notes = session.run, session.inputs, []
+    del state
+    if ON_GPU:
+        torch.cuda.empty_cache()
+        total = torch.cuda.get_device_properties(DEVICE).total_memory
+        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 300 * 2**20) / total)
+    else:
+        backward = Shards.backward
+
+        def fail_above(self, batch, share):
+            if len(batch["images"]) > 8:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+            return backward(self, batch, share)
+
+        monkeypatch.setattr(Shards, "backward", fail_above)
+    try:
+        fitted = probe.fitted(run, inputs, session.folder, ALONE, notes.append)
+        size = fitted.micro_batch
+        assert size is not None and 1 <= size <= 16, f"micro-batch {size}; notes: {notes}"
+        assert notes and str(size) in notes[0], notes
+        session, state = supervised_session(tmp_path / "second", **{**options, "micro_batch": size})
+        fit(state, session.batches(state))
+        assert state.step == 2 and math.isfinite(state.losses)
+    finally:
+        if ON_GPU:
+            torch.cuda.set_per_process_memory_fraction(1.0)
+            torch.cuda.empty_cache()
+
+
+@pytest.fixture(params=[False, True], ids=["as the device reads", "read late"])
+def late_figures(request, monkeypatch):
+    """The loop as on this device, and with the losses of a step read one step later, as on a GPU."""
+    if request.param:
+        monkeypatch.setattr(loop, "reads_late", lambda run, device: True)
+
+
+def test_metrics_have_the_loss_of_every_step(photos, tmp_path, late_figures):
+    """With --log-every 1 metrics.jsonl has one finite loss for each step, that of the CPU."""
+    options = {**STEPS, "steps": 5, "save_every": 2, "accumulate": 1, "log_every": 1}
+    train(str(photos), out=str(tmp_path / "device"), progress=False, **options)
+    train(str(photos), out=str(tmp_path / "cpu"), progress=False, **{**options, "device": "cpu"})
+    losses, expected = read_losses(tmp_path / "device"), read_losses(tmp_path / "cpu")
+    assert list(losses) == [1, 2, 3, 4, 5], losses
+    assert all(loss is not None and math.isfinite(loss) for loss in losses.values()), losses
+    if all(loss is not None for loss in expected.values()):
+        check_close(f"losses {losses}, on the CPU {expected}", list(losses.values()), list(expected.values()), 1e-3)
+
+
+@pytest.mark.parametrize("save_every", [1, 2])
+def test_nan_loss_stops_the_run_and_saves_nothing_after_it(photos, tmp_path, monkeypatch, late_figures, save_every):
+    """The third of six steps has a NaN: the run raises NonFiniteError, and checkpoints are whole and from before it."""
+    batches = Session.batches
+
+    def poison_third(self, state):
+        for number, batch in enumerate(batches(self, state), 1):
+            if number == 3:
+                batch["images"][0] = math.nan
+            yield batch
+
+    monkeypatch.setattr(Session, "batches", poison_third)
+    options = {**STEPS, "steps": 4, "accumulate": 1, "save_every": save_every, "log_every": 1, "ema": 0.9}
+    with pytest.raises(NonFiniteError, match="step 3: loss nan"):
+        train(str(photos), out=str(tmp_path / "run"), progress=False, **options)
+    saved = sorted(path for path in (tmp_path / "run" / "checkpoints").glob("step-*"))
+    assert [path.name for path in saved][-1:] == ["step-00000002"], [path.name for path in saved]
+    assert all(flaw(path) is None for path in saved)
+    for path in saved:
+        for file in path.glob("*.safetensors"):
+            tensors = load_file(file)
+            bad = [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
+            assert not bad, f"{path.name}/{file.name}: not finite: {bad[:5]}"
+    assert not (tmp_path / "run" / "model").exists()
+    assert all(loss is None or math.isfinite(loss) for loss in read_losses(tmp_path / "run").values())
+
+
+def test_skipped_steps_leave_weights_and_count(tmp_path):
+    """`skip_steps` leaves out a step with a NaN on the device."""
+    session, state = supervised_session(tmp_path, device=DEVICE, skip_steps=1, epochs=1.0, precision="bf16")
+
+    def poison_second():
+        for number, batch in enumerate(session.batches(state), 1):
+            if number == 2:
+                batch["images"][0] = math.nan
+            yield batch
+
+    fit(state, poison_second())
+    assert (state.step, state.updates, state.skipped) == (4, 3, 1)
+    assert all(tensor.isfinite().all() for tensor in copy_state(state).values())
+
+
+#: trains runs one after the other, each in a group of one process; prints why each failed, or None
+PROCESS = """
+import json, os, sys, traceback
+from vitreous.jobs.train import train
+from vitreous.reports.pages import report
+from vitreous.training import throughput
+report.write_report = lambda *parts, **named: None
+throughput.quick_peak = lambda device, precision: 1e12
+results = []
+for port, options in json.loads(sys.argv[1]):
+    os.environ["MASTER_PORT"] = str(port)
+    try:
+        train(**options)
+        results.append(None)
+    except Exception:
+        results.append(traceback.format_exc())
+print(json.dumps(results))
+"""
+
+
+def find_port() -> int:
+    """A free port."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def test_ddp_and_fsdp_of_one_process_match_a_run_without(photos, trained, tmp_path):
+    """DDP and FSDP2 with one process over NCCL give the losses of a run without torch.distributed; FSDP2 in
+    bfloat16."""
+    kinds = [("ddp", "fp32"), ("fsdp", "bf16")]
+    jobs = []
+    for parallel, precision in kinds:
+        options = {**STEPS, "data": str(photos), "out": str(tmp_path / f"{parallel}-{precision}"), "progress": False}
+        options |= {"parallel": parallel, "precision": precision, "timeout": 60.0}
+        if parallel == "ddp":  # overlaps with the backward pass where a step is one pass
+            options |= {"accumulate": 1, "batch_size": 16}
+        jobs.append((find_port(), options))
+    launched = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    launched |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}  # the machine may have no other network
+    result = subprocess.run(
+        [sys.executable, "-c", PROCESS, json.dumps(jobs)],
+        capture_output=True, text=True, timeout=150, cwd=Path(__file__).parents[2],
+        env={**os.environ, "OMP_NUM_THREADS": "1", **launched},
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr[-3000:]
+    outcomes = json.loads(result.stdout.splitlines()[-1])
+    problems = [f"{kind}: {outcome}" for kind, outcome in zip(kinds, outcomes, strict=True) if outcome]
+    for (parallel, precision), outcome in zip(kinds, outcomes, strict=True):
+        if outcome:
+            continue
+        run, alone = tmp_path / f"{parallel}-{precision}", trained(DEVICE, "fp32")
+        losses, expected = read_losses(run), read_losses(alone)
+        ours, theirs = (load_file(home / "model" / "weights.safetensors") for home in (run, alone))
+        try:
+            assert list(losses) == list(expected) == [2], (losses, expected)
+            check_close(f"loss of {parallel}, {precision}", losses[2], expected[2], LOSS_LIMIT[precision])
+            limit = {"fp32": 1e-4, "bf16": 1e-2}[precision]
+            check_tensors_close(f"weights of {parallel}, {precision}", ours, theirs, limit)
+        except AssertionError as error:
+            problems.append(str(error))
+    assert not problems, "\n".join(problems)
