@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import random
+import subprocess
 import sys
 from pathlib import Path
 
@@ -33,6 +34,18 @@ def script(name: str):
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.mark.slow
+def test_every_section_of_the_gpu_script_runs_on_a_cpu(tmp_path):
+    command = [sys.executable, str(HOME / "gpu.py"), str(tmp_path), "--device", "cpu", "--tiny"]
+    subprocess.run(command, check=True, timeout=280, capture_output=True)
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert not [row for row in rows if "failure" in row]
+    sections = {row["section"] for row in rows if "section" in row and "took" not in row}
+    assert sections == set(script("gpu").LIMITS)
+    assert next(row for row in rows if row.get("section") == "tests")["failures"] == 0
+    assert (tmp_path / "gpu.md").read_text().count("\n## ") == len(sections)
 
 
 def test_neighbours_are_judged_on_the_same_split():

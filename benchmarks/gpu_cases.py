@@ -1,0 +1,246 @@
+"""The timed cases of `gpu.py`: which models and objectives run, at which batch sizes, and beside which libraries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+import vitdet
+
+from vitreous.bench import generating, ours
+from vitreous.bench import pretraining as pretraining_steps
+from vitreous.bench.peers import generating as generating_peers
+from vitreous.bench.peers import models, pretraining
+from vitreous.bench.work import Turn, Work
+from vitreous.evaluation.engine import TorchEngine
+from vitreous.models.cost import computed, macs
+from vitreous.models.names import configure
+from vitreous.nn.encoder import compile_blocks
+from vitreous.objectives.base import Progress, Setting
+
+Build = Callable[[Work], Turn]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One contender at one piece of work; `compiles` where torch.compile takes part."""
+
+    work: Work
+    name: str
+    settings: str
+    build: Build
+    compiles: bool = False
+
+    @property
+    def label(self) -> str:
+        """`vitreous, default`."""
+        return f"{self.name}, {self.settings}"
+
+    def flops(self, executed: bool = False) -> float:
+        """Floating-point operations of an image, two to a multiply-add; 0 where nobody counts them. `executed`: without
+        those of the last block that vitreous leaves out, since the head reads one token."""
+        config = configure(self.work.model, self.work.image_size)
+        if self.work.task in ("inference", "train"):
+            passes = 1 if self.work.task == "inference" else 3
+            return 2 * passes * (computed if executed and self.name == "vitreous" else macs)(config)
+        if self.work.task in pretraining_steps.PRETRAINING:
+            return pretraining_steps.operations(self.work)
+        if self.work.task == "dit":
+            with torch.device("meta"):
+                model = generating.model_of(self.work)
+                classes = tuple(map(str, range(model.config.classes)))
+                return generating.DiffusionConfig().build(model, Setting(classes=classes)).flops(Progress())
+        return 0.0
+
+
+def training_cases(device: str, tiny: bool) -> list[Case]:
+    """Supervised steps of plain ViTs at 224 pixels in bfloat16."""
+    sizes = [("ViT-B/16", 224, (256, 64, 512)), ("ViT-L/16", 224, (128,))]
+    cases: list[Case] = []
+    timm = partial(models.train, precision="bf16", compiled=True)
+    for model, size, batches in [("ViT-64x2/16", 32, (4,))] if tiny else sizes:
+        for batch in batches:
+            work = Work("train", model, size, batch, device)
+            cases.append(
+                Case(work, "vitreous", "default: compiled blocks, CUDA graph", partial(ours.train, compiled=True), True)
+            )
+            cases.append(Case(work, "timm", "bf16 autocast, compiled", timm, True))
+            if batch < 512:
+                graphs = partial(timm, mode="reduce-overhead")
+                cases.append(Case(work, "timm", "bf16 autocast, compiled with CUDA graphs", graphs, True))
+            if (model, batch) != (sizes[0][0], 256) and not tiny:
+                continue
+            cases += [
+                Case(work, "vitreous", "compiled blocks", partial(ours.train, compiled=True, graphs=False), True),
+                Case(work, "vitreous", "CUDA graph", partial(ours.train, compiled=False)),
+                Case(work, "vitreous", "eager", partial(ours.train, compiled=False, graphs=False)),
+                Case(work, "vitreous", "compiled as a whole, CUDA graph", train_whole, True),
+                Case(work, "vitreous", "default, cuDNN attention", train_with_cudnn, True),
+                Case(work, "timm", "bf16 autocast", partial(models.train, precision="bf16")),
+            ]
+    return cases
+
+
+def train_whole(work: Work) -> Turn:
+    """A step whose objective is one compiled graph, losses included, in place of compiled blocks."""
+    shards = ours.Shards
+    ours.Shards = lambda objective, flat: shards(objective, flat, torch.compile(objective))  # type: ignore[assignment, misc]
+    try:
+        return ours.train(work, compiled=False)
+    finally:
+        ours.Shards = shards
+
+
+def train_with_cudnn(work: Work) -> Turn:
+    """The default with cuDNN's attention in place of the kernel that PyTorch prefers; `gpu.reset` undoes it."""
+    torch.backends.cuda.enable_flash_sdp(False)
+    torch.backends.cuda.enable_mem_efficient_sdp(False)
+    return ours.train(work, compiled=work.device != "cpu")
+
+
+def inference_cases(device: str, tiny: bool) -> list[Case]:
+    """Forward passes in bfloat16, from uint8 on the host and from tensors on the device."""
+    cases: list[Case] = []
+    for model, size, batch in [("ViT-64x2/16", 32, 2)] if tiny else [("ViT-B/16", 224, 256), ("ViT-B/16", 224, 1)]:
+        work = Work("inference", model, size, batch, device)
+        cases += [
+            Case(work, "vitreous", "default: CUDA graph", on_device),
+            Case(work, "vitreous", "default, from the host and back", ours.inference),
+            Case(
+                work,
+                "vitreous",
+                "--engine fastest: compiled blocks, CUDA graph",
+                partial(on_device, compiled=True),
+                True,
+            ),
+            Case(work, "timm", "bf16", partial(models.inference, peer="timm", precision="bf16")),
+            Case(
+                work,
+                "timm",
+                "bf16, compiled",
+                partial(timm_compiled, mode="reduce-overhead" if batch == 1 else None),
+                True,
+            ),
+        ]
+    return cases
+
+
+def timm_compiled(work: Work, mode: str | None) -> Turn:
+    """timm's model in bfloat16 by inductor; `mode` is that of torch.compile."""
+    return models.inference(work, "timm", "bf16", True, mode).turn  # type: ignore[attr-defined]
+
+
+def on_device(work: Work, compiled: bool = False) -> Turn:
+    """The default engine on uint8 images that lie on the device, without the copy of the logits to the host."""
+    engine = TorchEngine(*ours.answering(work), work.device)
+    if compiled:
+        compile_blocks(engine.model)
+    pixels = ours.noise(work, work.batch_size, 0).to(work.device)
+
+    def turn() -> float:
+        engine.part(pixels)
+        return work.batch_size
+
+    return turn
+
+
+def objective_cases(device: str, tiny: bool) -> list[Case]:
+    """Steps of the other objectives and families, each beside a peer."""
+
+    def work(task: str, model: str, batch: int, size: int = 224) -> Work:
+        models_ = {"dit": "DiT-64x2/2"}
+        return (
+            Work(task, models_.get(task, "ViT-64x2/16"), 32, 4, device)
+            if tiny
+            else Work(task, model, size, batch, device)
+        )
+
+    if tiny:
+        shrink_heads()
+    mae, dino = work("mae", "ViT-B/16", 256), work("dino", "ViT-S/16", 64)
+    dinov2, dit = work("dinov2", "ViT-S/16", 64), work("dit", "DiT-B/2", 256, 32)
+    swin = Work(
+        "train", "Swin-32x2-2/2-window2" if tiny else "Swin-T/4", 32 if tiny else 224, 4 if tiny else 128, device
+    )
+    dense = Work("vitdet", "ViTDet-B/16", 128 if tiny else 1024, 1 if tiny else 4, device)
+    return [
+        *own(mae, pretraining_steps.pretrain),
+        Case(
+            mae,
+            "transformers",
+            "bf16 autocast, compiled",
+            partial(pretraining.mae, precision="bf16", compiled=True),
+            True,
+        ),
+        *own(dino, pretraining_steps.pretrain),
+        Case(
+            dino, "lightly", "bf16 autocast, views together", partial(pretraining.dino, together=True, precision="bf16")
+        ),
+        *own(dinov2, pretraining_steps.pretrain),
+        *own(dit, generating.train),
+        Case(
+            dit,
+            "diffusers",
+            "bf16 autocast, compiled",
+            partial(generating_peers.train, precision="bf16", compiled=True),
+            True,
+        ),
+        *own(swin, ours.train),
+        Case(swin, "timm", "bf16 autocast, compiled", partial(models.train, precision="bf16", compiled=True), True),
+        Case(dense, "vitreous", "compiled blocks", partial(detection_backbone, is_ours=True), True),
+        Case(dense, "vitreous", "eager", partial(detection_backbone, is_ours=True, compiled=False)),
+        Case(dense, "plain modules", "bf16 autocast, compiled", partial(detection_backbone, is_ours=False), True),
+    ]
+
+
+def shrink_heads() -> None:
+    """Give the self-supervised objectives of `vitreous.bench` decoders and heads that a CPU computes in a moment."""
+    table = pretraining_steps.PRETRAINING
+    small = {"prototypes": 64, "head_width": 64, "bottleneck": 32}
+    smaller = {"mae": {"decoder_width": 32, "decoder_depth": 1, "decoder_heads": 2}, "dino": small, "dinov2": small}
+    for name, changes in smaller.items():
+        config, *others = table[name]
+        table[name] = (replace(config, **changes), *others)  # type: ignore[assignment]
+
+
+def own(work: Work, build: Callable[..., Turn]) -> list[Case]:
+    """Ours with compiled blocks, and without."""
+    return [
+        Case(work, "vitreous", "default: compiled blocks, CUDA graph", partial(build, compiled=True), True),
+        Case(work, "vitreous", "eager", partial(build, compiled=False, graphs=False)),
+    ]
+
+
+def detection_backbone(work: Work, is_ours: bool, compiled: bool = True) -> Turn:
+    """Forward and backward pass of ViTDet's backbone: ours in bfloat16, the plain modules of `vitdet.py` in autocast."""
+    config: Any = configure(work.model, work.image_size)
+    dtype = torch.bfloat16 if is_ours else torch.float32
+    model: Any = (vitdet.weighted(config) if is_ours else vitdet.PlainViTDet(config)).to(work.device, dtype).train()
+    images = torch.randn(work.batch_size, 3, *config.image, device=work.device, dtype=dtype)
+    forward = (lambda: model.features_at(images, config.strides)[0]) if is_ours else None
+    if is_ours and compiled:
+        compile_blocks(model)
+    if forward is None:
+        whole = torch.compile(model) if compiled else model
+        forward = lambda: whole(images)  # noqa: E731
+    context = nullcontext() if is_ours else torch.autocast(work.device.split(":")[0], torch.bfloat16)
+
+    def turn() -> float:
+        model.zero_grad()
+        with context:
+            loss = forward().float().square().mean()
+        loss.backward()
+        return work.batch_size
+
+    return turn
+
+
+SECTIONS: dict[str, Callable[[str, bool], list[Case]]] = {
+    "training": training_cases,
+    "inference": inference_cases,
+    "objectives": objective_cases,
+}

@@ -1,0 +1,180 @@
+"""The part of `gpu.py` that asks what else the card could give: float8 products, attention kernels, FSDP2."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from vitreous.bench import ours
+from vitreous.bench.race import work_for
+from vitreous.bench.work import Work
+from vitreous.models.zoo import create
+from vitreous.nn.encoder import compile_blocks
+from vitreous.objectives.supervised import Supervised
+from vitreous.training.optimizer import Optimizers
+from vitreous.training.peak import quick_peak, synchronise
+from vitreous.training.ranks import Ranks
+from vitreous.training.run import Optimizer
+from vitreous.training.sharded import Sharded
+from vitreous.training.shards import Shards
+
+Row = dict[str, Any]
+#: rows, inputs and outputs of a product: the two of the MLP and that of queries, keys and values, at 256 images
+SHAPES = {
+    "ViT-B/16": [(50432, 768, 2304), (50432, 768, 3072), (50432, 3072, 768)],
+    "ViT-L/16": [(25216, 1024, 3072), (25216, 1024, 4096), (25216, 4096, 1024)],
+}
+
+
+def limit_cases(device: str, tiny: bool) -> list[tuple[str, str, Callable[[], Row]]]:
+    """Work, contender, and a function that returns the rest of its row."""
+    cases: list[tuple[str, str, Callable[[], Row]]] = []
+    for model, shapes in SHAPES.items():
+        for rows, inputs, outputs in shapes:
+            shape = (64, 64, 64) if tiny else (rows, inputs, outputs)
+            name = f"product of {rows} x {inputs} by {inputs} x {outputs} ({model})"
+            cases.append((name, "bf16", partial(bf16_product, device, shape)))
+            if device.startswith("cuda"):
+                cases.append((name, "float8, quantised before", partial(fp8_product, device, shape)))
+    for tokens in (197, 785):
+        shape = (2, 2, 16, 8) if tiny else (256 if tokens < 500 else 64, 12, tokens, 64)
+        name = f"attention, {shape[0]} x 12 heads of {tokens} tokens, forward and backward"
+        cases.append((name, "default", partial(attention, device, shape, None)))
+        for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION):
+            backend = SDPBackend.MATH if tiny else backend
+            cases.append((name, backend.name.lower(), partial(attention, device, shape, backend)))
+    work = Work("train", "ViT-64x2/16" if tiny else "ViT-L/16", 32 if tiny else 224, 4 if tiny else 64, device)
+    cases.append((f"{work.title()}, one process", "flat vectors", partial(plain_step, work)))
+    cases.append((f"{work.title()}, one process", "FSDP2, world size 1", partial(sharded_step, work)))
+    step = Work("train", "ViT-64x2/16" if tiny else "ViT-B/16", 32 if tiny else 224, 4 if tiny else 256, device)
+    cases.insert(0, (step.title(), "vitreous, kernels by time", partial(profile_step, step)))
+    return cases
+
+
+def profile_step(work: Work, steps: int = 3, shown: int = 16) -> Row:
+    """The kernels of a default training step that take longest: milliseconds of a step, and how often they run."""
+    turn = ours.train(work, compiled=work.device != "cpu")
+    for _ in range(5):
+        turn()
+    kinds = [torch.profiler.ProfilerActivity.CPU]
+    if work.device != "cpu":
+        kinds.append(torch.profiler.ProfilerActivity.CUDA)
+    with torch.profiler.profile(activities=kinds) as profile:
+        for _ in range(steps):
+            turn()
+        synchronise(work.device)
+    events = [event for event in profile.key_averages() if event.self_device_time_total > 0]
+    events.sort(key=lambda event: -event.self_device_time_total)
+    total = sum(event.self_device_time_total for event in events)
+    table = [
+        f"{event.key[:70]}: {event.self_device_time_total / steps / 1000:.2f} ms, {event.count / steps:.0f} times"
+        for event in events[:shown]
+    ]
+    return {"kernel_milliseconds": total / steps / 1000, "kernels": table}
+
+
+def timed_flops(run: Callable[[], Any], flops: float, device: str) -> Row:
+    """Operations a second of a function, and their share of the bfloat16 peak."""
+
+    def turn() -> float:
+        run()
+        return 1.0
+
+    work_for(0.02, turn, device)
+    units, seconds = work_for(0.1, turn, device)
+    rate = units * flops / seconds
+    return {"tflops": rate / 1e12, "share_of_peak": rate / quick_peak(device, "bf16")}
+
+
+def bf16_product(device: str, shape: tuple[int, int, int]) -> Row:
+    """A product with a bias, as `nn.Linear` has it."""
+    rows, inputs, outputs = shape
+    x, weight, bias = (
+        torch.randn(size, device=device, dtype=torch.bfloat16)
+        for size in ((rows, inputs), (outputs, inputs), (outputs,))
+    )
+    with torch.inference_mode():
+        return timed_flops(lambda: F.linear(x, weight, bias), 2.0 * rows * inputs * outputs, device)
+
+
+def fp8_product(device: str, shape: tuple[int, int, int]) -> Row:
+    """The same in float8 (e4m3) with one scale for each tensor, which was quantised before."""
+    rows, inputs, outputs = shape
+    x, weight = (
+        torch.randn(size, device=device).to(torch.float8_e4m3fn) for size in ((rows, inputs), (outputs, inputs))
+    )
+    one = torch.ones((), device=device)
+    scaled_mm = torch._scaled_mm  # pyright: ignore[reportPrivateImportUsage]
+    product = partial(scaled_mm, x, weight.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+    with torch.inference_mode():
+        return timed_flops(product, 2.0 * rows * inputs * outputs, device)
+
+
+def attention(device: str, shape: tuple[int, ...], backend: SDPBackend | None) -> Row:
+    """Forward and backward pass of attention by one kernel, or the one that PyTorch chooses; queries, keys and values are slices of one tensor, as a
+    model has them."""
+    batch, heads, tokens, size = shape
+    qkv = torch.randn(batch, tokens, 3, heads, size, device=device, dtype=torch.bfloat16, requires_grad=True)
+    grad = torch.randn(batch, heads, tokens, size, device=device, dtype=torch.bfloat16)
+
+    def run() -> None:
+        q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))
+        with sdpa_kernel(backend) if backend else nullcontext():
+            F.scaled_dot_product_attention(q, k, v).backward(grad)
+        qkv.grad = None
+
+    return timed_flops(run, 3.5 * 4.0 * batch * heads * tokens * tokens * size, device)
+
+
+def plain_step(work: Work) -> Row:
+    """A step on flat vectors with compiled blocks."""
+    return timed_images(ours.train(work, compiled=work.device != "cpu"), work)
+
+
+def timed_images(turn: Callable[[], float], work: Work) -> Row:
+    """Images a second, and memory."""
+    from vitreous.cores import peak_memory
+
+    for _ in range(3):
+        turn()
+    units, seconds = work_for(0.1 if work.device == "cpu" else 0.8, turn, work.device)
+    return {"images_per_second": units / seconds, "memory_bytes": peak_memory(work.device)}
+
+
+def sharded_step(work: Work) -> Row:
+    """The same on FSDP2 in a group of one process."""
+    import torch.distributed as dist
+
+    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
+    cuda = work.device.startswith("cuda")
+    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
+    try:
+        objective = Supervised(create(work.model, work.image_size, ours.CLASSES))
+        dtype = torch.bfloat16 if cuda else torch.float32
+        flat = Sharded(objective, dtype, torch.device(work.device), Ranks(0, 1, 0, True))
+        if cuda:
+            compile_blocks(objective)
+        optimizers, compute = Optimizers(Optimizer(), flat), Shards(objective, flat)
+        compute.on_host = not cuda
+        images = torch.randn(work.batch_size, 3, work.image_size, work.image_size, device=work.device).to(dtype)
+        batch = {"images": images, "labels": torch.zeros(work.batch_size, dtype=torch.int64, device=work.device)}
+
+        def turn() -> float:
+            flat.zero()
+            compute.backward(batch, 1.0)
+            flat.collect()
+            flat.clip(1.0)
+            optimizers.step(1.0)
+            flat.sync(1)
+            return work.batch_size
+
+        return timed_images(turn, work)
+    finally:
+        dist.destroy_process_group()
