@@ -63,7 +63,7 @@ def swin_upernet(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) 
         replace_fields(model, {"dropout": 0.0, "drop_path": 0.2}),
         facts,
         steps=160_000,
-        optimizer=Optimizer("adamw", lr=6e-5, betas=(0.9, 0.999), weight_decay=0.01, clip=None),
+        optimizer=Optimizer("adamw", lr=6e-5, betas=(0.9, 0.999), weight_decay=0.01, decay_on="mmdet", clip=None),
         objective=SegmentationConfig(head="upernet", head_width=32, dice=0.0),
     )
 
@@ -82,7 +82,9 @@ def adapter_upernet(model: ModelConfig, facts: DatasetInfo, options: TrainOption
         replace_fields(model, {"dropout": 0.0, "drop_path": drop_path}),
         facts,
         steps=160_000,
-        optimizer=Optimizer("adamw", lr, betas=(0.9, 0.999), weight_decay=decay, layer_decay=0.95, clip=None),
+        optimizer=Optimizer(
+            "adamw", lr, betas=(0.9, 0.999), weight_decay=decay, decay_on="multi-axis", layer_decay=0.95, clip=None
+        ),
         objective=SegmentationConfig(head="upernet", head_width=32, dice=0.0, adapter="batch"),
     )
 

@@ -12,7 +12,7 @@ from vitreous.models.config import ModelConfig, replace_fields
 from vitreous.objectives.detection import DetectionConfig
 from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.recipe import DatasetInfo, Length, Make, Recipe, common, dense_optimizer, fixed_side
-from vitreous.training.run import Optimizer, Run, Schedule
+from vitreous.training.run import DecayRule, Optimizer, Run, Schedule
 
 SHOWN = Length(2e4, 5, 200)
 
@@ -74,12 +74,15 @@ def vitdet_lvis(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -
 def scaled_run(model: ModelConfig, facts: DatasetInfo, lr: float, steps: int) -> Run:
     """What ViTDet's recipes share."""
     layer_decay, drop_path = {24: (0.8, 0.4), 32: (0.9, 0.5)}.get(model.depth, (0.7, 0.1))
+    decay_on = "all" if model.depth == 32 else "vitdet"
     return published_run(
         replace_fields(model, {"dropout": 0.0, "drop_path": drop_path}),
         facts,
         batch=64,
         epochs=64 * steps / facts.images,
-        optimizer=Optimizer("adamw", lr, betas=(0.9, 0.999), weight_decay=0.1, layer_decay=layer_decay, clip=None),
+        optimizer=Optimizer(
+            "adamw", lr, weight_decay=0.1, decay_on=decay_on, layer_decay=layer_decay, clip=None, betas=(0.9, 0.999)
+        ),
         schedule=Schedule(250, "steps", milestones=(8 / 9, 26 / 27)),
         views=Scenes(scale=(0.1, 2.0), fit="whole", fill="mean", visible=0.0),
     )
@@ -94,7 +97,7 @@ def swin_mask(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> 
     sizes. Theirs are 480 to 800 pixels on the short side; these are 0.6 to 1 of what fits into 1024 x 1024. Heads have
     ViTDet's convolutions and norms.
     """
-    return tripled_run(replace_fields(model, {"dropout": 0.0, "drop_path": 0.2}), facts)
+    return tripled_run(replace_fields(model, {"dropout": 0.0, "drop_path": 0.2}), facts, "mmdet")
 
 
 def adapter_mask(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
@@ -106,19 +109,19 @@ def adapter_mask(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) 
     layer decay 0.8 for L.
     """
     drop_path = {192: 0.1, 384: 0.2, 768: 0.3}.get(model.width, 0.4)
-    decay = 0.8 if model.width >= 1024 else 1.0
-    run = tripled_run(replace_fields(model, {"dropout": 0.0, "drop_path": drop_path}), facts, decay)
+    decay_on, layer_decay = ("multi-axis", 0.8) if model.width >= 1024 else ("matrices", 1.0)
+    run = tripled_run(replace_fields(model, {"dropout": 0.0, "drop_path": drop_path}), facts, decay_on, layer_decay)
     return replace(run, objective=replace(run.objective, adapter="batch"))  # type: ignore[type-var]
 
 
-def tripled_run(model: ModelConfig, facts: DatasetInfo, layer_decay: float = 1.0) -> Run:
+def tripled_run(model: ModelConfig, facts: DatasetInfo, decay_on: DecayRule, layer_decay: float = 1.0) -> Run:
     """What runs of 36 epochs share, three times the usual 12."""
     return published_run(
         model,
         facts,
         batch=16,
         epochs=36.0,
-        optimizer=Optimizer("adamw", 1e-4, betas=(0.9, 0.999), layer_decay=layer_decay, clip=None),
+        optimizer=Optimizer("adamw", 1e-4, betas=(0.9, 0.999), decay_on=decay_on, layer_decay=layer_decay, clip=None),
         schedule=Schedule(500, "steps", milestones=(27 / 36, 33 / 36)),
         views=Scenes(scale=(0.6, 1.0), fit="whole", fill="mean", visible=0.0),
     )

@@ -100,8 +100,7 @@ def mae(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     vitreous train DATA --recipe NAME --model ViT-B/16
 
     800 epochs of ImageNet, 4096 images a step, lr 1.5e-4 x batch / 256, 40 epochs of warm-up; the crop and a flip are
-    all that is done to images. 1600 epochs, as the published models: --epochs 1600. Class and mask tokens are not
-    decayed here.
+    all that is done to images. 1600 epochs, as the published models: --epochs 1600.
     """
     fixed: dict[str, Any] = {} if options.init else {"position": "sincos"}  # weights keep their own
     if small(model):
@@ -125,7 +124,7 @@ def mae(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     return Run(
         **normalised(plain(model, **fixed), facts),
         views=CROP,
-        optimizer=Optimizer("adamw", lr=2.4e-3, betas=(0.9, 0.95), weight_decay=0.05, clip=None),
+        optimizer=Optimizer("adamw", lr=2.4e-3, betas=(0.9, 0.95), weight_decay=0.05, decay_on="multi-axis", clip=None),
         schedule=Schedule(round(40 * facts.images / 4096)),
         objective=MAEConfig(),
         batch_size=4096,
@@ -151,8 +150,8 @@ def dino(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     return Run(
         **normalised(plain(model, 0.1), facts),
         views=fitting(DINO, model),
-        optimizer=Optimizer("adamw", lr=2e-3, weight_decay=0.04, clip=3.0, clip_by="tensor"),
-        schedule=Schedule(round(10 * facts.images / 1024), end=1e-6 / 2e-3),
+        optimizer=Optimizer("adamw", lr=2e-3, weight_decay=0.04, decay_on="multi-axis", clip=3.0, clip_by="tensor"),
+        schedule=Schedule(round(10 * facts.images / 1024), end=1e-6 / 2e-3, warmup_includes_base=True),
         objective=DINOConfig(frozen=0.01),
         schedules={
             "weight_decay": Ramp(0.04, 0.4),
@@ -254,17 +253,18 @@ def short(
             "adamw",
             lr=lr,
             weight_decay=0.04,
+            decay_on="multi-axis",
             clip=3.0,
             clip_by="part",
             layer_decay=layer_decay,
             rates=(("model.projection.", 0.2),),
         ),
-        schedule=Schedule(warmup * ITERATIONS, end=1e-6 / lr),
+        schedule=Schedule(warmup * ITERATIONS, end=1e-6 / lr, warmup_includes_base=True),
         objective=DINOv2Config(frozen=1 / epochs),
         schedules={
             "weight_decay": Ramp(0.04, decay),
             "momentum": Ramp(momentum, 1.0),
-            "teacher_temperature": Ramp(0.04, 0.07, "linear", 30 * ITERATIONS),
+            "teacher_temperature": Ramp(0.04, 0.07, "linear", 30 * ITERATIONS, includes_end=True),
         },
         batch_size=batch,
         epochs=epochs * ITERATIONS * batch / facts.images,

@@ -50,7 +50,7 @@ def videomae(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> R
         **parts,
         views=replace(CROP, crop=(0.4, 1.0), flip=0.0),
         optimizer=Optimizer("adamw", lr=1.2e-3, betas=(0.9, 0.95), weight_decay=0.05, clip=None),
-        schedule=Schedule(round(40 * facts.images / 2048), end=1e-5 / 1.5e-4),
+        schedule=Schedule(round(40 * facts.images / 2048), end=1e-5 / 1.5e-4, warmup_includes_base=True),
         objective=MAEConfig(
             mask=0.9,
             tubes=True,
