@@ -599,6 +599,44 @@ def test_a_recipe_is_cut_to_a_small_data_set():
     assert derived("vit-imagenet", images=1000, warmup_steps=200).schedule.warmup_steps == 200
 
 
+@pytest.mark.parametrize("recipe", ["dit", "sit", "deit", "distil", "deit3", "finetune-imagenet-512"])
+def test_the_average_has_a_constant_decay_as_published_but_in_short_runs(recipe):
+    model = {"dit": "DiT-S/2", "sit": "DiT-S/2"}.get(recipe)
+    start = configure("ViT-L/16") if recipe.startswith("finetune") else None
+    notes, ways = [], {"images": IMAGENET, "start": start, "model": model}
+    run = derived(recipe, notes=notes, **ways)
+    assert run.ema in (0.9999, 0.99996) and not run.ema_warmup and not any("EMA" in note for note in notes)
+    assert derived(recipe, steps=1000, notes=notes, **ways).ema_warmup and any("EMA" in note for note in notes)
+    assert not derived(recipe, steps=1000, ema_warmup=False, **ways).ema_warmup
+    assert derived("small").ema_warmup
+
+
+@pytest.mark.parametrize(
+    ("recipe", "model", "rule", "linspace"),
+    [
+        ("mae", "ViT-B/16", "multi-axis", False),
+        ("videomae", None, "matrices", True),
+        ("dino", "ViT-S/16", "multi-axis", True),
+        ("dinov2", "ViT-L/16", "multi-axis", True),
+        ("dinov2-large", "DINOv2-L/14", "multi-axis", True),
+        ("swin-upernet", "Swin-T/4", "mmdet", False),
+        ("swin-mask-rcnn", "Swin-T/4", "mmdet", False),
+        ("adapter-upernet", "ViT-B/16", "multi-axis", False),
+        ("adapter-mask-rcnn", "ViT-B/16", "matrices", False),
+        ("adapter-mask-rcnn", "ViT-L/16", "multi-axis", False),
+        ("vitdet", "ViTDet-B/16", "vitdet", False),
+        ("vitdet", "ViTDet-H/16", "all", False),
+        ("vitdet-lvis", "ViTDet-H/16", "all", False),
+        ("deit", "ViT-S/16", "matrices", False),
+        ("vit-imagenet", "ViT-B/16", "all", False),
+    ],
+)
+def test_weight_decay_and_warm_up_follow_the_authors_code(recipe, model, rule, linspace):
+    config = replace(configure(model or "VideoMAE-B/16x2"), classes=0)
+    run = RECIPES[recipe].make(config, DatasetInfo(IMAGENET, (300, 400), 3), TrainOptions("x"))
+    assert (run.optimizer.decay_on, run.schedule.warmup_includes_base) == (rule, linspace)
+
+
 @pytest.mark.parametrize("recipe", ["masked-patches", "mae", "dino", "dinov2"])
 def test_few_photographs_are_learned_in_steps_of_few(recipe):
     """An epoch of the published batch has one step of all photographs, or none of a million steps ends."""

@@ -69,6 +69,7 @@ def deit(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
         batch_size=1024,
         epochs=300,
         ema=EMA,
+        ema_warmup=False,
     )
 
 
@@ -125,6 +126,7 @@ def deit3(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
         batch_size=2048,
         epochs=800,
         ema=EMA,
+        ema_warmup=False,
     )
 
 
@@ -145,6 +147,7 @@ def finish(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run
         batch_size=512,
         epochs=20,
         ema=EMA,
+        ema_warmup=False,
     )
 
 

@@ -98,6 +98,7 @@ def tuned(row: Row, model: ModelConfig, facts: DatasetInfo, ema: float | None = 
         batch_size=BATCH,
         epochs=row.steps * BATCH / facts.images,
         ema=ema,
+        ema_warmup=False,
     )
 
 

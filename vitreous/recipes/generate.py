@@ -68,6 +68,7 @@ def published(model: ModelConfig, facts: DatasetInfo, objective: GeneratorConfig
         batch_size=256,
         epochs=7e6 * 256 / facts.images,
         ema=0.9999,
+        ema_warmup=False,
     )
 
 

@@ -109,6 +109,9 @@ class TrainOptions(WeightsOptions):
     """Largest norm of the gradient (default: from the recipe)."""
     ema: float | None = None
     """Decay of the averaged weights, which are then judged and saved; 0 for none (default: from the recipe)."""
+    ema_warmup: bool | None = None
+    """Use less of --ema in the first steps, so that the average forgets the initial weights (default: from the recipe;
+    yes in runs of less than half of its steps)."""
     label_smoothing: float | None = None
     """Share of the target given to all classes alike (default: from the recipe)."""
     drop_path: float | None = None
