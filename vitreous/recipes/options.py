@@ -90,7 +90,8 @@ class TrainOptions(WeightsOptions):
     decay: Literal["cosine", "linear", "constant", "rsqrt", "steps"] | None = None
     """Shape of the learning rate after the warm-up (default: from the recipe)."""
     cooldown_steps: int | None = None
-    """Steps at the end over which the rate falls to its end, linearly (default: from the recipe)."""
+    """Steps at the end in which the learning rate is also multiplied by a line that falls to 0 (default: from the
+    recipe)."""
     layer_decay: float | None = None
     """Factor of the learning rate from one block to the one before it (default: from the recipe)."""
     last_blocks: int | None = None
