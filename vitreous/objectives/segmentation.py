@@ -21,7 +21,7 @@ from vitreous.errors import UsageError
 from vitreous.evaluation.evaluator import Evaluator
 from vitreous.evaluation.pixels import SegmentationEvaluator
 from vitreous.models.config import ModelConfig, SegmenterConfig
-from vitreous.models.configs.adapter import Adapter, adapted
+from vitreous.models.configs.adapter import Adapter, TokenSource, adapted
 from vitreous.models.configs.segmenter import DenseHead
 from vitreous.models.cost import macs
 from vitreous.models.segmenter import Segmenter
@@ -35,7 +35,8 @@ class SegmentationConfig(ObjectiveConfig):
     """Cross-entropy of pixels, and the Dice loss of classes, `dice` times (arXiv:1606.04797).
 
     `head` and `head_width` are those of `SegmenterConfig`; `adapter`: a ViT gets convolutions beside it, with group or
-    batch norm, and its head maps of four strides (`models.configs.adapter`). Raises UsageError for numbers that cannot
+    batch norm, and its head maps of four strides (`models.configs.adapter`); `adapter_tokens` is `token_source` of
+    `AdapterConfig`. Raises UsageError for numbers that cannot
     be.
     """
 
@@ -45,6 +46,7 @@ class SegmentationConfig(ObjectiveConfig):
     head: DenseHead = "unet"
     head_width: int = 16
     adapter: Adapter = "none"
+    adapter_tokens: TokenSource = "interaction"
     dice: float = 1.0
 
     def __post_init__(self) -> None:
@@ -61,7 +63,10 @@ class SegmentationConfig(ObjectiveConfig):
     def segmenter(self, backbone: ModelConfig, classes: int) -> SegmenterConfig:
         """Return the config of the whole model. Raises UsageError for a backbone that no dense head fits."""
         return SegmenterConfig(
-            backbone=adapted(backbone, self.adapter), head=self.head, classes=classes, head_width=self.head_width
+            backbone=adapted(backbone, self.adapter, self.adapter_tokens),
+            head=self.head,
+            classes=classes,
+            head_width=self.head_width,
         )
 
     @property
