@@ -32,7 +32,7 @@ class AdapterConfig(Leveled, WithBackbone):
     with groups of the ViT's blocks, by deformable attention of `heads`, each looking at `points` places of a level,
     with values of `ratio` times the width.
 
-    `token_source`: the tokens of the ViT that are added to the maps. `last` adds those after the last block to every map
+    `token_source`: the ViT tokens that are added to the maps. `last` adds those after the last block to every map
     (the authors' detection backbone). `interaction` adds the tokens after an interaction of its own to each map, the
     first interaction's to the finest map (the authors' segmentation backbone).
 
