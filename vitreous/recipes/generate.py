@@ -123,7 +123,7 @@ GENERATE = (
         sit,
         "images along straight lines from noise",
         "arXiv:2401.08740",
-        published=(("SiT-XL/2", "ImageNet at 256 pixels, guidance 1.5", "FID-50K 2.06"),),
+        published=(("SiT-XL/2", "ImageNet at 256 pixels, guidance 1.5, SDE sampler", "FID-50K 2.06"),),
         objective=FlowConfig,
         **GENERATORS,
     ),

@@ -55,11 +55,12 @@ def distort_colours(
 
 
 def truncate(values: np.ndarray) -> np.ndarray:
-    """Cut values to 0 .. 255 and drop their fractions, float32 -> uint8."""
+    """Cut values to 0 .. 255 and drop their fractions, (C, H, W) float32 -> (C, H, W) uint8."""
     return values.clip(0, 255).astype(np.uint8)
 
 
 def largest_class_share(classes: np.ndarray, ignore: int) -> float:
-    """Return the share of the most frequent class among the labelled pixels of a class map; 1 if none is labelled."""
+    """Return the share of the most frequent class among the labelled pixels of a class map (H, W) int32; 1 if none is
+    labelled."""
     counts = np.bincount(classes[classes != ignore])
     return float(counts.max() / counts.sum()) if counts.size else 1.0
