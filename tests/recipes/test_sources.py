@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ def models_of(name: str) -> tuple[str, ...]:
     return RECIPES[name].models or ("-",)
 
 
-def expected_values(name: str) -> dict[tuple[str, str], object]:
+def expected_values(name: str) -> dict[tuple[str, str], Any]:
     """Return all numbers of a recipe, and its published figures, by model and setting."""
     settings = {model: recipe_settings(name, None if model == "-" else model) for model in models_of(name)}
     values = {(model, key): value for model, of_model in settings.items() for key, value in of_model.items()}
