@@ -190,23 +190,19 @@ def test_grid_and_share_where_no_table_says():
 
 
 @pytest.mark.parametrize(
-    "images,size,model,expected",
-    [
-        (5_000, (32, 32), "BiT-R50x1", (500, 100, 0.0, 128)),
-        (50_000, (32, 32), "BiT-R152x4", (10_000, 500, 0.1, 128)),
-        (50_000, (300, 400), "BiT-R152x4", (10_000, 500, 0.1, 480)),
-        (IMAGENET, (300, 400), "BiT-R50x1", (20_000, 500, 0.1, 384)),
+    "images,size,model,expected,drops",
+    [  # google-research/big_transfer, bit_hyperrule.py
+        (5_000, (32, 32), "BiT-R50x1", (500, 100, 0.0, 128), (200, 300, 400)),
+        (50_000, (32, 32), "BiT-R152x4", (10_000, 500, 0.1, 128), (3000, 6000, 9000)),
+        (50_000, (300, 400), "BiT-R152x4", (10_000, 500, 0.1, 480), (3000, 6000, 9000)),
+        (IMAGENET, (300, 400), "BiT-R50x1", (20_000, 500, 0.1, 384), (6000, 12_000, 18_000)),
     ],
 )
-def test_bit_hyperrule(images, size, model, expected):
+def test_bit_hyperrule(images, size, model, expected, drops):
     run = derived("bit-hyperrule", images=images, size=size, start=configure(model))
     assert (run.steps, run.schedule.warmup_steps, run.views.mixup, run.model.image[0]) == expected
-    assert (run.optimizer.lr, run.optimizer.clip, run.schedule.decay, run.schedule.milestones) == (
-        0.003,
-        None,
-        "steps",
-        (0.3, 0.6, 0.9),
-    )
+    assert (run.optimizer.lr, run.optimizer.clip, run.schedule.decay) == (0.003, None, "steps")
+    assert tuple(round(share * run.steps) for share in run.schedule.milestones) == drops
 
 
 @pytest.mark.parametrize(
@@ -646,7 +642,7 @@ def test_few_photographs_are_learned_in_steps_of_few(recipe):
     assert not any("batch" in note or "warm-up" in note for note in notes), notes
     assert run.model.image == (224, 224) and run.model.width <= 768 and run.recipe == recipe
     many = derived(recipe, images=10_000)
-    assert many.batch_size >= 1024 and derived(recipe, images=9_999).batch_size == 64
+    assert many.batch_size >= 512 and derived(recipe, images=9_999).batch_size == 64
     if recipe.startswith("dino"):
         assert run.objective.prototypes < many.objective.prototypes / 10 and run.model.width == 384
         assert run.views == many.views and run.preprocess == many.preprocess  # the crops of photographs stay

@@ -86,6 +86,11 @@ class ObjectiveConfig:
         """Whether what is deployed is an encoder, that answers with features."""
         return not (self.labelled or self.annotated or self.generates)
 
+    @property
+    def draws_in_forward(self) -> bool:
+        """Whether `Objective.forward` draws random numbers outside of the backbone, as dropout in a head does."""
+        return False
+
     def check(self, model: ModelConfig, classes: tuple[str, ...], views: Any) -> None:
         """Raise UsageError for a model, classes or views that the objective cannot have."""
 

@@ -312,8 +312,9 @@ class Run:
 
     @property
     def draws_in_forward(self) -> bool:
-        """Whether the model draws at random as it computes: dropout, stochastic depth."""
-        return bool(self.model.dropout or self.model.drop_path or self.tune.lora_dropout)
+        """Whether a forward pass in training draws random numbers: dropout, stochastic depth."""
+        model, tune = self.model, self.tune
+        return bool(model.dropout or model.drop_path or tune.lora_dropout or self.objective.draws_in_forward)
 
     @property
     def mean_tokens(self) -> int:
