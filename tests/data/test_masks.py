@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 
 import numpy as np
 import pytest
@@ -112,7 +113,7 @@ def blocked(k: np.ndarray, height: int, width: int, share: float, least: int) ->
         aspect = math.exp(math.log(0.3) + 2 * math.log(1 / 0.3) * u[1])
         tall, wide = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
         failed += 1
-        if not (0 < tall <= height and 0 < wide <= width):
+        if not (0 < tall < height and 0 < wide < width):
             continue
         top, left = int(u[2] * (height - tall + 1)), int(u[3] * (width - wide + 1))
         more = int((~mask[top : top + tall, left : left + wide]).sum())
@@ -151,6 +152,50 @@ def test_ibot_masks_half_of_the_pictures_by_a_tenth_to_a_half():
     assert abs(len(masked) / 4000 - 0.5) < 0.03 and masked.max() <= 0.5
     assert abs(masked.mean() - 0.298) < 0.01  # what DINOv2's own generator gives
     assert abs(np.corrcoef(shares, uniform(key(4, np.arange(4000)), 2)[:, 1])[0, 1]) < 0.05
+
+
+def authors_mask(draw: random.Random, side: int, count: int) -> np.ndarray:
+    """One mask of `count` patches by DINOv2's generator, restated: blocks smaller than the grid along both axes."""
+    mask, left = np.zeros((side, side), bool), count
+    while left > 0:
+        for _ in range(10):
+            area, ratio = draw.uniform(4, left), math.exp(draw.uniform(math.log(0.3), -math.log(0.3)))
+            tall, wide = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+            if tall >= side or wide >= side:
+                continue
+            top, first = draw.randint(0, side - tall), draw.randint(0, side - wide)
+            block = mask[top : top + tall, first : first + wide]
+            if 0 < (more := int((~block).sum())) <= left:
+                block[:] = True
+                left -= more
+                break
+        else:
+            break
+    return mask
+
+
+def mask_statistics(masks: np.ndarray) -> dict[str, np.ndarray]:
+    """For each of (n, h, w) masks: the share of patches, whether a row or column is whole, neighbours that differ."""
+    whole = np.array([mask.all(0).any() or mask.all(1).any() for mask in masks])
+    edges = (masks[:, 1:] != masks[:, :-1]).mean((1, 2)) + (masks[:, :, 1:] != masks[:, :, :-1]).mean((1, 2))
+    return {"share": masks.mean((1, 2)), "whole line": whole.astype(float), "edges": edges}
+
+
+def compare_masks(draws: int) -> dict[str, tuple[float, float, float]]:
+    """Of masks of half of 14 x 14 patches: mean of each statistic, the authors', and the difference in standard
+    errors."""
+    generator = random.Random(0)
+    theirs = mask_statistics(np.stack([authors_mask(generator, 14, 98) for _ in range(draws)]))
+    ours = mask_statistics(ibot_masks(key(7, np.arange(draws)), (14, 14), (0.5, 0.5), mask_probability=1.0))
+    errors = {name: math.sqrt((ours[name].var() + theirs[name].var()) / draws) for name in ours}
+    means = {name: (float(ours[name].mean()), float(theirs[name].mean())) for name in ours}
+    return {name: (*means[name], abs(means[name][0] - means[name][1]) / errors[name]) for name in ours}
+
+
+def test_ibot_masks_have_the_statistics_of_the_authors():
+    """Blocks as large as the grid along an axis would make 22 % of the masks hold a whole row or column, not 17 %."""
+    for name, (found, expected, errors) in compare_masks(3000).items():
+        assert errors < 4, f"{name}: {found:.4f}, theirs {expected:.4f}"
 
 
 def test_a_mask_is_independent_of_what_augmentation_draws():

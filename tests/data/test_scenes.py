@@ -1,5 +1,6 @@
 """Views of scenes: an image and its class map move together, and chance is a function of the key."""
 
+import colorsys
 from dataclasses import replace
 
 import numpy as np
@@ -9,6 +10,7 @@ from PIL import Image
 
 from tests.data.annotations.scenery import write_maps
 from vitreous.data.annotations.target import IGNORE, no_objects
+from vitreous.data.augmentation.photometric import DRAWS, distort_colours, largest_class_share
 from vitreous.data.augmentation.scenes import Scenes
 from vitreous.data.loader import TrainLoader
 from vitreous.data.preprocess import Preprocess
@@ -75,8 +77,84 @@ def test_workers_give_the_same_batches_and_empty_ones_have_their_shape(tmp_path)
 
 
 @pytest.mark.parametrize(
-    "change", [{"scale": (0.0, 1.0)}, {"scale": (2.0, 1.0)}, {"flip": 1.5}, {"jitter": (-1, 0, 0)}]
+    "change",
+    [
+        *({"scale": (0.0, 1.0)}, {"scale": (2.0, 1.0)}, {"flip": 1.5}, {"jitter": (-1, 0, 0)}),
+        *({"hue": 0.6}, {"max_class_share": 0.0}, {"max_class_share": 1.5}),
+    ],
 )
 def test_numbers_that_cannot_be_are_refused(change):
     with pytest.raises(UsageError):
         Scenes(**change)
+
+
+def distort_as_mmsegmentation(pixels, draws):
+    """mmsegmentation's `PhotoMetricDistortion` pixel by pixel: brightness +-32, contrast and saturation 0.5 to 1.5,
+    hue +-18 of 180, each with probability 0.5."""
+
+    def to_bytes(values):
+        return [int(min(255, max(0, value))) for value in values]
+
+    use_brightness, use_contrast, use_saturation, use_hue = draws[:4] < 0.5
+    contrast_last = draws[8] >= 0.5
+    for row in pixels.reshape(3, -1).T:
+        rgb = [float(v) for v in row]
+        if use_brightness:
+            rgb = to_bytes([v + 64 * draws[4] - 32 for v in rgb])
+        if use_contrast and not contrast_last:
+            rgb = to_bytes([v * (0.5 + draws[5]) for v in rgb])
+        hue, saturation, value = colorsys.rgb_to_hsv(*(v / 255 for v in rgb))
+        if use_saturation:
+            saturation = min(1.0, saturation * (0.5 + draws[6]))
+        if use_hue:
+            hue = (hue + (36 * draws[7] - 18) / 180) % 1
+        rgb = [255 * v for v in colorsys.hsv_to_rgb(hue, saturation, value)]
+        if use_contrast and contrast_last:
+            rgb = to_bytes([v * (0.5 + draws[5]) for v in rgb])
+        row[:] = rgb
+    return pixels
+
+
+def test_colours_are_distorted_as_in_mmsegmentation():
+    generator = np.random.default_rng(0)
+    pixels = generator.integers(0, 256, (3, 6, 7), dtype=np.uint8)
+    for _ in range(40):
+        draws = generator.random(DRAWS)
+        ours = distort_colours(torch.from_numpy(pixels.copy()), (32 / 255, 0.5, 0.5), 0.1, 0.5, draws).numpy()
+        theirs = distort_as_mmsegmentation(pixels.astype(np.float64), draws)
+        # bytes of hue and saturation, which contrast may enlarge by half
+        assert np.abs(ours - theirs).max() < 8 and np.abs(ours - theirs).mean() < 2
+    still = distort_colours(torch.from_numpy(pixels), (0.1, 0.5, 0.5), 0.1, 0.0, generator.random(DRAWS))
+    assert np.array_equal(still.numpy(), pixels)
+    assert distort_colours(torch.from_numpy(pixels[:1]), (0.1, 0.5, 0.5), 0.1, 1.0, draws).shape == (1, 6, 7)
+
+
+def test_padding_keeps_its_colour_when_colours_are_distorted():
+    style = {"jitter": (0.1, 0.5, 0.5), "hue": 0.1, "jitter_style": "mmsegmentation", "jitter_probability": 1.0}
+    view, _ = view_of(replace(STILL, fill="mean", **style), image=(48, 48))
+    assert (view["images"][:, view["classes"] == IGNORE] == 128).float().mean() > 0.99
+    assert not torch.equal(view["images"], view_of(replace(STILL, fill="mean"), image=(48, 48))[0]["images"])
+
+
+def test_crops_of_one_class_are_drawn_again():
+    classes = np.zeros((64, 256), np.int32)
+    classes[:, 224:] = 1  # an eighth: one crop of 32 pixels in nine has enough of both
+    picture, target = Image.new("RGB", (256, 64)), no_objects((64, 256), classes)
+
+    def shares(scenes):
+        views = (scenes.scene(picture, target, Preprocess((32, 32)), key)["classes"].numpy() for key in range(300))
+        return np.array([largest_class_share(view, IGNORE) for view in views])
+
+    assert (shares(STILL) >= 0.75).mean() == pytest.approx(1 - 16 / 224, abs=0.05)
+    drawn = (shares(replace(STILL, max_class_share=0.75)) >= 0.75).mean()
+    assert drawn == pytest.approx((1 - 16 / 224) ** 11, abs=0.08)  # mmsegmentation: ten checks, the eleventh crop stays
+    assert largest_class_share(np.full((4, 4), IGNORE), IGNORE) == 1
+
+
+def test_scales_are_drawn_and_applied_as_named():
+    generator = np.random.default_rng(0)
+    for fit, unit in (("native", 1.0), ("whole", 0.25), ("short", 0.5)):
+        for spacing, mean in (("linear", 1.25), ("log", 1.5 / np.log(4))):
+            scenes = Scenes(scale=(0.5, 2.0), fit=fit, scale_spacing=spacing)
+            parts = [scenes.part((128, 256), (64, 64), draws) for draws in generator.random((2000, 3))]
+            assert np.mean([64 / part.height for part in parts]) == pytest.approx(unit * mean, rel=0.03)

@@ -11,8 +11,8 @@ from vitreous.errors import UsageError, WeightsError
 from vitreous.generation.gaussian import Gaussian, betas, discretised_log_likelihood, gaussian_kl
 from vitreous.generation.guidance import guide
 from vitreous.generation.process import Diffusion, Flow, process_from_json, process_to_json
-from vitreous.generation.samplers import SAMPLERS, evenly, leading
-from vitreous.generation.settings import SamplingOptions
+from vitreous.generation.samplers import SAMPLERS, descend, evenly
+from vitreous.generation.settings import SamplingOptions, strided_steps
 
 diffusers = pytest.importorskip("diffusers", reason="a test dependency")
 SHAPE = (2, 3, 4, 4)
@@ -52,7 +52,39 @@ def test_kept_steps_have_the_noise_of_all():
     assert spaced[:3] == [0, 4, 8] and spaced[-3:] == [991, 995, 999]
     whole, part = Gaussian(Diffusion()), Gaussian(Diffusion(), spaced)
     assert torch.allclose(torch.cumprod(1 - part.betas, 0), whole.alphas[spaced], rtol=1e-12)
-    assert leading(1000, 50) == list(range(0, 1000, 20))
+    assert strided_steps(1000, 50) == list(range(0, 1000, 20))
+
+
+def authors_strides(steps):
+    """The time steps of `space_timesteps` of DiT's code for "ddimN", by N."""
+    found = {}
+    for stride in range(1, steps):
+        kept = list(range(0, steps, stride))
+        found.setdefault(len(kept), kept)
+    return found
+
+
+@pytest.mark.parametrize("steps", [1000, 75])
+def test_ddim_takes_the_time_steps_of_dits_code_or_refuses(steps):
+    expected = authors_strides(steps)
+    for count in range(1, steps + 1):
+        if count in expected:
+            assert strided_steps(steps, count) == expected[count], count
+        else:
+            with pytest.raises(UsageError) as caught:
+                strided_steps(steps, count)
+            offered = [int(word) for word in caught.value.hint.replace(",", "").split() if word.isdigit()]
+            assert offered and set(offered) <= set(expected), caught.value.hint
+
+
+def test_ddpm_takes_the_time_steps_of_dits_code():
+    """Ties are rounded by the error of a sum of strides."""
+    for count in range(1, 1001):
+        stride, position, expected = 999 / max(count - 1, 1), 0.0, []
+        for _ in range(count):
+            expected.append(round(position))
+            position += stride
+        assert evenly(1000, count) == expected, count
 
 
 def test_the_posterior_is_that_of_gaussians():
@@ -68,6 +100,11 @@ def test_the_posterior_is_that_of_gaussians():
     noisy = g.add_noise(x, e, steps)
     mean = ((1 - beta).sqrt() / beta * noisy + before.sqrt() / (1 - before) * x) / precision
     assert torch.allclose(g.mean(x, noisy, steps), mean.float(), atol=1e-5)
+
+
+def authors_cdf(x):
+    """`approx_standard_normal_cdf` of DiT's code."""
+    return 0.5 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x.pow(3))))
 
 
 @pytest.mark.parametrize("predicts", ["noise", "velocity"])
@@ -96,9 +133,8 @@ def test_the_bound_is_that_of_a_loop_and_leaves_the_noise_alone():
                 torch.distributions.Normal(true, (least / 2).exp()), torch.distributions.Normal(mean, (log / 2).exp())
             )
         else:
-            normal = torch.distributions.Normal(mean, (log / 2).exp())
-            top = torch.where(x > 0.999, torch.ones_like(x), normal.cdf(x + 1 / 255))
-            bottom = torch.where(x < -0.999, torch.zeros_like(x), normal.cdf(x - 1 / 255))
+            top = torch.where(x > 0.999, torch.ones_like(x), authors_cdf((x + 1 / 255 - mean) / (log / 2).exp()))
+            bottom = torch.where(x < -0.999, torch.zeros_like(x), authors_cdf((x - 1 / 255 - mean) / (log / 2).exp()))
             want = -(top - bottom).clamp(min=1e-12).log()
         want = want.flatten(1).mean(1) / math.log(2)
         assert torch.allclose(bound, want, rtol=2e-3, atol=1e-5), step
@@ -117,7 +153,7 @@ def test_ddpm_is_that_of_diffusers(channels):
     kind = "learned_range" if channels == 6 else "fixed_small_log"
     theirs = diffusers.DDPMScheduler(variance_type=kind, clip_sample=False, timestep_spacing="leading")
     theirs.set_timesteps(50)
-    g, answer = Gaussian(Diffusion(), leading(1000, 50)), answer_of(channels)
+    g, answer = Gaussian(Diffusion(), strided_steps(1000, 50)), answer_of(channels)
     x = noise(5)
     for number, time in enumerate(theirs.timesteps):
         step = torch.full((2,), 49 - number)
@@ -169,12 +205,11 @@ def test_a_perfect_answer_ends_in_the_image(name):
     assert torch.allclose(end, image, atol=0.05 if name in ("dpm-solver", "heun") else 1e-2)
 
 
-@pytest.mark.parametrize("name", ["ddim", "ddpm"])
+@pytest.mark.parametrize("eta", [0.0, None])
 @pytest.mark.parametrize("channels", [3, 6])
-def test_one_step_ends_in_what_the_answer_takes_the_image_to_be(name, channels):
-    process = Diffusion()
-    g, noisy, answer = Gaussian(process, [0]), noise(0), noise(1).repeat(1, channels // 3, 1, 1)
-    (state,) = SAMPLERS[name](process, lambda *asked: answer, noisy, 1, lambda step: noise(2))
+def test_one_step_ends_in_what_the_answer_takes_the_image_to_be(eta, channels):
+    g, noisy, answer = Gaussian(Diffusion(), [0]), noise(0), noise(1).repeat(1, channels // 3, 1, 1)
+    (state,) = descend(g, lambda *asked: answer, noisy, lambda step: noise(2), eta)
     image = (noisy - (1 - g.alphas[0]).sqrt() * answer[:, :3]) / g.alphas[0].sqrt()
     assert torch.allclose(state.noisy, image.float(), atol=1e-5) and torch.allclose(
         state.image, image.float(), atol=1e-5
@@ -228,6 +263,10 @@ def test_samplers_and_steps_are_those_of_the_process():
     assert SamplingOptions().sampler_of(Diffusion()) == ("ddim", 50)
     assert SamplingOptions().sampler_of(Flow()) == ("heun", 25)
     assert SamplingOptions().sampler_of(Diffusion(steps=30)) == ("ddim", 30)
+    assert SamplingOptions().sampler_of(Diffusion(steps=75)) == ("ddim", 38)  # every second one
+    assert SamplingOptions(steps=600, sampler="ddpm").sampler_of(Diffusion()) == ("ddpm", 600)
+    with pytest.raises(UsageError, match="cannot make 600 steps"):
+        SamplingOptions(steps=600).sampler_of(Diffusion())
     for wrong, process in (({"sampler": "euler"}, Diffusion()), ({"sampler": "ddim"}, Flow()), ({"steps": 0}, Flow())):
         with pytest.raises(UsageError):
             SamplingOptions(**wrong).sampler_of(process)

@@ -65,12 +65,12 @@ def test_with_fresh_gates_the_vit_computes_what_it_did(name):
     model, images = make(name, gates=False), torch.randn(2, 3, *BACKBONES[name].image)
     contracts.randomise(model.backbone)
     levels = [torch.randn_like(x) for x in model.prior(torch.randn(2, 3, 64, 96))[1:]]
-    tokens, _ = model.exchange(images, levels)
+    tokens = model.exchange(images, levels)[0][-1]
     plain = model.backbone.features_at(images, [BACKBONES[name].patch[0]])[0]
     assert torch.equal(tokens.movedim(1, -1), plain)
     for interaction in model.interactions:
         torch.nn.init.ones_(interaction.injector.gate)
-    assert not torch.allclose(model.exchange(images, levels)[0].movedim(1, -1), plain, atol=1e-3)
+    assert not torch.allclose(model.exchange(images, levels)[0][-1].movedim(1, -1), plain, atol=1e-3)
 
 
 @pytest.mark.parametrize("name", BACKBONES)
@@ -85,6 +85,70 @@ def test_maps_and_what_every_model_promises(name):
     assert from_plain(ModelConfig, to_plain(model.config)) == model.config
     maps = model.features_at(images, model.config.strides)
     assert all(x.shape[-1] == 16 and torch.isfinite(x).all() for x in maps)
+
+
+def add_tokens_as_authors(model, images, per_interaction):
+    """The authors' last lines (czczup/ViT-Adapter, vit_adapter.py, `forward`), from our prior and interactions.
+
+    Their segmentation backbone enlarges or shrinks the tokens after interaction i for map i, their detection backbone
+    the last tokens for every map; both by a factor, not to a size.
+    """
+    vit, blocks = model.backbone, list(model.backbone.encoder.blocks)
+    c1, *levels = model.prior(images)
+    c = torch.cat([(x.flatten(2).mT + e) for x, e in zip(levels, model.level, strict=True)], 1)
+    places, outs = Geometry(tuple(images.shape[2:]), model.config.backbone.patch, images.device), []
+    x = vit.place(vit.project(images))
+    for interaction in model.interactions:
+        x = interaction.inject(x, c, places)
+        for _ in range(len(model.backbone.encoder.blocks) // 4):
+            x = blocks.pop(0)(x)
+        c = interaction.extract_features(c, x, places)
+        outs.append(x.mT.unflatten(2, places.grid))
+    c2, c3, c4 = (
+        part.mT.unflatten(2, grid)
+        for part, grid in zip(c.split([h * w for h, w in places.grids], 1), places.grids, strict=True)
+    )
+    c1 = model.up(c2) + c1
+    x1, x2, x3, x4 = outs if per_interaction else outs[-1:] * 4
+
+    def rescale(x, factor):
+        return torch.nn.functional.interpolate(x, scale_factor=factor, mode="bilinear", align_corners=False)
+
+    sums = (c1 + rescale(x1, 4), c2 + rescale(x2, 2), c3 + x3, c4 + rescale(x4, 0.5))
+    return [norm(y) for norm, y in zip(model.norms, sums, strict=True)]
+
+
+def difference(x, reference):
+    """The relative difference of two tensors, by their Euclidean norms."""
+    return ((x - reference).norm() / reference.norm()).item()
+
+
+@pytest.mark.parametrize("token_source", ["last", "interaction"])
+@pytest.mark.parametrize("norm", ["group", "batch"])
+def test_tokens_are_added_as_in_the_authors_detection_and_segmentation_backbones(token_source, norm):
+    backbone = ViTConfig(image=(64, 96), patch=(16, 16), **GRID | {"depth": 8})
+    torch.manual_seed(0)
+    config = AdapterConfig(backbone=backbone, norm=norm, token_source=token_source, **OPTIONS)
+    model, images = contracts.randomise(build(config)).eval(), torch.randn(2, 3, 64, 96)
+    maps = [x.movedim(-1, 1) for x in model.features_at(images, config.strides)]
+    expected = add_tokens_as_authors(model, images, token_source == "interaction")
+    assert max(map(difference, maps, expected)) <= 1e-5
+    other = add_tokens_as_authors(model, images, token_source == "last")
+    differences = [difference(x, y) for x, y in zip(maps, other, strict=True)]
+    assert min(differences[:3]) > 0.1 and differences[3] < 1e-5  # the coarsest map gets the last tokens in both
+    contracts.maps_are_those_of_the_config(model, images)
+    contracts.what_nobody_reads_is_frozen(model, images)
+
+
+@pytest.mark.parametrize(
+    ("interactions", "expected"), [(1, (0, 0, 0, 0)), (2, (0, 0, 1, 1)), (3, (0, 1, 2, 2)), (4, (0, 1, 2, 3))]
+)
+def test_interactions_are_spread_over_the_maps(interactions, expected):
+    config = AdapterConfig(
+        backbone=BACKBONES["plain"], interactions=interactions, token_source="interaction", **OPTIONS
+    )
+    assert config.token_interactions == expected
+    assert replace(config, token_source="last").token_interactions == (interactions - 1,) * 4
 
 
 def test_an_adapter_is_exported():

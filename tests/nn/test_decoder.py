@@ -72,6 +72,20 @@ def test_maps_of_a_vit_are_brought_to_four_resolutions():
     assert torch.equal(Resized(8, 0, 2)(x), x)
 
 
+def test_an_upernet_drops_channels_before_its_last_layer_in_training_alone():
+    torch.manual_seed(0)
+    patches, images = [(32, 32), (16, 16), (8, 8), (4, 4)], torch.randn(2, 3, 64, 64)
+    maps = [torch.randn(2, 64 // p, 64 // p, 8) for p, _ in patches]
+    seen = []
+    decoder = UPerNetDecoder([8] * 4, patches, 5, width=64, dropout=0.25)
+    decoder.head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
+    decoder.train()(images, maps)
+    decoder.eval()(images, maps)
+    dropped = (seen[0] == 0).all((2, 3)) & (seen[1] != 0).any((2, 3))
+    assert 0.1 < dropped.float().mean() < 0.4
+    assert torch.allclose(seen[0][~dropped], seen[1][~dropped] / 0.75)
+
+
 def test_the_parameters_of_an_upernet_are_those_of_its_parts():
     widths, k, c = (1024, 512, 256, 128), 150, 512  # Swin-B on ADE20K
     decoder = UPerNetDecoder(widths, [(32, 32), (16, 16), (8, 8), (4, 4)], k, c)

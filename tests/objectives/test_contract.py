@@ -23,7 +23,7 @@ from vitreous.models.config import ViTConfig
 from vitreous.recipes.recipe import DatasetInfo
 from vitreous.training.batches import Inputs
 from vitreous.training.folder import Folder
-from vitreous.training.loop import fit
+from vitreous.training.loop import fit, progress_at
 from vitreous.training.run import DataOptions
 from vitreous.training.session import Session
 from vitreous.weights.bundle import load_bundle
@@ -95,7 +95,7 @@ def test_a_teacher_moves_in_float32_and_by_its_schedule(tmp_path, precision):
     expected = {name: p.clone() for name, p in objective.teacher.named_parameters()}
 
     def follow(state):
-        momentum = state.progress.values["momentum"]
+        momentum = progress_at(state.run, state.step - 1).values["momentum"]  # of the step that was made
         for name, p in objective.model.named_parameters():
             expected[name] = expected[name].lerp(p.detach().float(), 1 - momentum)
 

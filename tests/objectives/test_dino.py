@@ -137,13 +137,13 @@ def test_local_views_count():
     assert torch.isfinite(own({**batch, "local": batch["local"][:, :0]})["loss"])
 
 
-@pytest.mark.parametrize("kind", [DINO, DINOv2])
-def test_prototypes_are_held_back_at_the_start_alone(kind):
+@pytest.mark.parametrize(("kind", "update"), [(DINO, "skip"), (DINOv2, "zero-lr")])
+def test_prototypes_are_frozen_at_the_start_alone(kind, update):
     own = objective(kind)
-    names = dict(own.named_parameters())
-    assert "head.prototypes.weight" in own.held_back(Progress(0, 0, 1000))
-    assert own.held_back(Progress(10, 10, 1000)) == ()
-    assert "head.prototypes.weight" in names
+    names = own.frozen_at_start()
+    assert "head.prototypes.weight" in names and set(names) <= set(dict(own.named_parameters()))
+    assert own.frozen_update(Progress(0, 0, 1000)) == update
+    assert own.frozen_update(Progress(10, 10, 1000)) is None
 
 
 def test_masked_patches_are_weighed_by_their_image():

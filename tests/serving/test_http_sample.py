@@ -89,7 +89,7 @@ def test_without_a_class_images_are_of_the_classes_in_turn(site):
     assert np.abs(pixels(alone[1]["image"]) - pixels(images[4]["image"])).max() <= 1
     assert ask(site, {})[1]["settings"]["steps"] == 50
     for sampler in ("ddim", "ddpm"):
-        assert ask(site, {"steps": 1, "sampler": sampler})[0] == 200
+        assert ask(site, {"steps": 2, "sampler": sampler})[0] == 200
 
 
 def test_images_go_from_one_seed_to_another_as_those_of_sample(site, place, tmp_path):
@@ -233,7 +233,7 @@ def test_other_bodies_and_methods_are_refused(site):
 
 
 def test_lines_have_previews_and_end_with_the_answer_of_json(site):
-    document = {"class": "ant", "count": 5, "steps": 400, "seed": 3, "guidance": 1.5}
+    document = {"class": "ant", "count": 5, "steps": 334, "seed": 3, "guidance": 1.5}
     status, body, headers = ask(site, document, LINES | {"X-Request-Id": "mine"})
     lines = [json.loads(line) for line in body.splitlines()]
     previews, last = lines[:-1], lines[-1]
@@ -370,7 +370,7 @@ def test_long_work_that_goes_on_is_not_taken_for_hung(slow, monkeypatch):
     monkeypatch.setattr("vitreous.serving.http.batcher.time", clock)
     server.service.batcher.usual, server.service.batcher.alive = 0.0, 0.0
     assert ask(site, {"steps": 40})[0] == 200 and server.service.batcher.lost == ""
-    lost, body = [], json.dumps({"steps": 60}).encode()
+    lost, body = [], json.dumps({"steps": 63}).encode()
     with site.connect() as link:
         link.sendall(b"POST /v1/sample HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n")
         link.sendall(f"Content-Length: {len(body)}\r\n\r\n".encode() + body)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -11,16 +12,22 @@ import torch
 from tests.training.test_flat import batch, objective, train
 from vitreous.models.config import ViTConfig
 from vitreous.training.flat import Flat
-from vitreous.training.optimizer import Optimizers, factor_of
+from vitreous.training.groups import factor_of, group_of
+from vitreous.training.optimizer import Optimizers
 from vitreous.training.run import Optimizer
 
 CPU = torch.device("cpu")
 
 
-def ours(options, steps=4, factor=lambda name: 1.0):
+def grouped(module, options):
+    """The parameters in groups by `options`."""
+    return Flat(module, torch.float32, CPU, group_of=partial(group_of, options, module.model.config, module))
+
+
+def ours(options, steps=4):
     """The weights after some steps."""
     module = objective()
-    flat = Flat(module, torch.float32, CPU, factor=factor)
+    flat = grouped(module, options)
     train(module, flat, Optimizers(options, flat), steps, limit=None)
     return dict(module.named_parameters())
 
@@ -98,7 +105,7 @@ def test_a_rate_of_its_own_moves_a_parameter_so_much_further(name):
         name, lr=1e-3, matrix_lr=1e-3, weight_decay=0.0, rates=(("projection", 0.2), ("qkv.weight", 0.5))
     )
     before = dict(objective().named_parameters())
-    whole, own = ours(options, 1), ours(options, 1, partial(factor_of, options, objective().model.config))
+    whole, own = ours(replace(options, rates=()), 1), ours(options, 1)
     for key in before:
         moved, expected = own[key] - before[key], whole[key] - before[key]
         share = 0.2 if "projection" in key else 0.5 if "qkv.weight" in key else 1.0
@@ -119,13 +126,13 @@ def test_layer_decay_falls_from_the_head_to_the_patches():
         "model.prefix": 0.125,
         "model.slots": 0.125,
     }
-    assert {name: factor_of(options, model, name) for name in expected} == expected
+    assert {name: factor_of(options, model, objective(), name) for name in expected} == expected
 
 
 def test_the_state_of_every_group_comes_back():
     options = Optimizer("adamw", lr=1e-2, layer_decay=0.5)
     module = objective()
-    flat = Flat(module, torch.float32, CPU, factor=partial(factor_of, options, objective().model.config))
+    flat = grouped(module, options)
     optimizers = Optimizers(options, flat)
     train(module, flat, optimizers, 2)
     assert len(flat.groups) > 4

@@ -1,7 +1,10 @@
+import math
+
+import numpy as np
 import pytest
 
-from vitreous.training.run import Schedule
-from vitreous.training.schedule import factor
+from vitreous.training.run import Ramp, Schedule
+from vitreous.training.schedule import factor, ramp
 
 STEPS = (0, 1, 250, 500, 2875, 5250, 9999, 10000)
 COSINE = (0, 6e-5, 0.015, 0.03, 0.0256066017, 0.015, 8.2019e-10, 0)
@@ -36,10 +39,33 @@ def test_rsqrt_halves_after_three_timescales():
     assert [factor(schedule, step, 9000) for step in (50, 100, 3100)] == pytest.approx([0.5, 1, 0.5])
 
 
-@pytest.mark.parametrize("decay", ["constant", "rsqrt", "cosine"])
-def test_the_cooldown_is_a_line_to_the_end(decay):
-    plain, cooled = Schedule(0, decay, end=0.1), Schedule(0, decay, end=0.1, cooldown_steps=20)
-    assert [factor(cooled, step, 100) for step in range(81)] == [factor(plain, step, 100) for step in range(81)]
-    start = factor(plain, 80, 100)
-    assert factor(cooled, 90, 100) == pytest.approx((start + 0.1) / 2)
-    assert factor(cooled, 100, 100) == pytest.approx(0.1)
+def big_vision(decay, step, steps, warmup, cooldown, timescale):
+    """`create_learning_rate_schedule` of big_vision, restated."""
+    progress = min(max((step - warmup) / (steps - warmup), 0), 1)
+    curve = {
+        "linear": 1 - progress,
+        "cosine": 0.5 * (1 + math.cos(math.pi * progress)),
+        "rsqrt": 1 / math.sqrt(1 + max(0, step - warmup) / timescale),
+    }[decay]
+    return curve * min(1, step / warmup) * min(1, (steps - step) / cooldown)
+
+
+@pytest.mark.parametrize("decay", ["linear", "cosine", "rsqrt"])
+def test_the_cooldown_multiplies_the_continuing_curve(decay):
+    schedule = Schedule(4, decay, timescale=10, cooldown_steps=8)
+    expected = [big_vision(decay, step, 20, 4, 8, 10) for step in range(21)]
+    assert [factor(schedule, step, 20) for step in range(21)] == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 2, 6, 20])
+def test_a_warm_up_that_includes_the_base_rate_is_numpys_linspace(warmup):
+    schedule = Schedule(warmup, end=0.1, warmup_includes_base=True)
+    after = 0.1 + 0.45 * (1 + np.cos(np.pi * np.arange(20 - warmup) / max(1, 20 - warmup)))
+    expected = np.concatenate([np.linspace(0, 1, warmup), after])
+    assert [factor(schedule, step, 20) for step in range(20)] == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_ramp_that_includes_its_end_is_numpys_linspace():
+    expected = [*np.linspace(0.04, 0.07, 8), *[0.07] * 12]
+    found = [ramp(Ramp(0.04, 0.07, "linear", 8, includes_end=True), step, 20) for step in range(20)]
+    assert found == pytest.approx(expected, rel=1e-12)

@@ -9,6 +9,7 @@ goes on.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 from vitreous.errors import UsageError
 from vitreous.generation.gaussian import Gaussian
 from vitreous.generation.process import Diffusion, Flow
+from vitreous.generation.settings import strided_steps
 
 Ask = Callable[[Tensor, Tensor, float], Tensor]
 Draw = Callable[[int], Tensor]
@@ -43,8 +45,8 @@ def ddpm(process: Diffusion, ask: Ask, noisy: Tensor, steps: int, draw: Draw, me
 
 def ddim(process: Diffusion, ask: Ask, noisy: Tensor, steps: int, draw: Draw, mend: Mend = leave) -> Iterator[State]:
     """(B, C, *image) -> a state after each step, without fresh noise (arXiv:2010.02502, Eq. 12 with sigma 0), on every
-    n-th step: 0, 20, ..., 980 for 50."""
-    return descend(Gaussian(process, leading(process.steps, steps)), ask, noisy, draw, 0.0, mend)
+    n-th step: 0, 20, ..., 980 for 50. Raises UsageError for a count that no stride gives."""
+    return descend(Gaussian(process, strided_steps(process.steps, steps)), ask, noisy, draw, 0.0, mend)
 
 
 def descend(
@@ -130,13 +132,13 @@ def velocity_of(process: Flow, ask: Ask, noisy: Tensor, time: float) -> Tensor:
 
 
 def evenly(steps: int, count: int) -> list[int]:
-    """`count` of `steps` numbers from the first to the last, as even as they can be: 0, 4, 8, ..., 995, 999."""
-    return [round(number * (steps - 1) / max(count - 1, 1)) for number in range(count)]
+    """Return `count` of `steps` time steps, evenly spaced from the first to the last: 0, 4, 8, ..., 995, 999.
 
-
-def leading(steps: int, count: int) -> list[int]:
-    """`count` of `steps` numbers from the first on, a fixed stride apart: 0, 20, ..., 980."""
-    return list(range(0, steps, steps // count))[:count]
+    A fractional stride is added up and rounded, as in `space_timesteps` of DiT's code, whose rounding errors decide
+    ties.
+    """
+    stride = (steps - 1) / max(count - 1, 1)
+    return [round(position) for position in accumulate([stride] * (count - 1), initial=0.0)]
 
 
 #: by name; `generation.settings` has the process and the steps of each

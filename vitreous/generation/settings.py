@@ -56,11 +56,15 @@ class SamplingOptions:
         name = self.sampler or next(iter(known))
         if name not in known:
             raise UsageError(f"--sampler {name} is not for a {process.name}", f"use {' or '.join(known)}")
-        steps, most = known[name] if self.steps is None else self.steps, most_steps(process)
-        steps = min(steps, most) if self.steps is None else steps
-        if not 1 <= steps <= most:
-            raise UsageError(f"--steps {steps} cannot be, the model's {process.name} has {most}", f"use 1 to {most}")
-        return name, steps
+        if self.steps is None:
+            return name, default_steps(process, name)
+        most = most_steps(process)
+        if not 1 <= self.steps <= most:
+            problem = f"--steps {self.steps} cannot be, the model's {process.name} has {most}"
+            raise UsageError(problem, f"use 1 to {most}")
+        if name == "ddim":
+            strided_steps(most, self.steps)
+        return name, self.steps
 
 
 def in_turn(count: int, classes: int) -> list[tuple[int, int]]:
@@ -72,6 +76,31 @@ def in_turn(count: int, classes: int) -> list[tuple[int, int]]:
 def most_steps(process: Process) -> int:
     """The steps that a sampler of the process makes at most."""
     return process.steps if isinstance(process, Diffusion) else 1000
+
+
+def default_steps(process: Process, sampler: str) -> int:
+    """Return the steps of a sampler where none are set: its usual ones, or the most below them that it can make."""
+    most = most_steps(process)
+    usual = min(USUAL_STEPS[type(process)][sampler], most)
+    return -(-most // -(-most // usual)) if sampler == "ddim" else usual
+
+
+def strided_steps(steps: int, count: int) -> list[int]:
+    """Return `count` of `steps` time steps from 0 on, a fixed stride apart: 0, 20, ..., 980 for 50 of 1000.
+
+    The stride is the smallest that gives so many, as in `space_timesteps` of DiT's code. Raises UsageError where none
+    does: sampling would start at a time step whose images have less noise than what it is given.
+    """
+    stride = -(-steps // count)
+    time_steps = list(range(0, steps, stride))
+    if len(time_steps) != count or stride >= steps:
+        strides = (max(1, min(steps - 1, stride)), max(1, stride - 1))
+        possible = sorted({-(-steps // near) for near in strides})
+        raise UsageError(
+            f"ddim cannot make {count} steps: no stride through {steps} time steps gives so many",
+            f"use --steps {' or '.join(map(str, possible))}, or --sampler ddpm",
+        )
+    return time_steps
 
 
 def forward_passes(sampler: str, steps: int) -> int:

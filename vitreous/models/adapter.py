@@ -65,35 +65,46 @@ class ViTAdapter(nn.Module):
         self.backbone.check_images(images)
         size = size_of(images)
         finest, *levels = self.prior(filled(images.to(self.level.dtype)))
-        tokens, joined = self.exchange(images, levels)
+        token_maps, joined = self.exchange(images, levels)
         grids = [tuple(level.shape[2:]) for level in levels]
         parts = joined.split([rows * columns for rows, columns in grids], 1)
         maps = [part.transpose(1, 2).unflatten(2, grid) for part, grid in zip(parts, grids, strict=True)]
         maps = [finest + self.up(maps[0]), *maps]
         outputs = {}
-        for stride, x, norm in zip(self.config.strides, maps, self.norms, strict=True):
+        for stride, x, norm, tokens in zip(self.config.strides, maps, self.norms, token_maps, strict=True):
             grid = tuple(-(-side // stride) for side in size)
             x = x[..., : grid[0], : grid[1]]
             shared = F.interpolate(tokens, size=grid, mode="bilinear", align_corners=False)
             outputs[stride] = norm(x + shared.to(x.dtype)).movedim(1, -1)
         return [outputs[stride] for stride in strides]
 
-    def exchange(self, images: Tensor, levels: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """(B, C, H, W) and levels (B, D, h, w) -> the ViT's last map (B, D, *grid), and the levels (B, M, D)."""
+    def exchange(self, images: Tensor, levels: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
+        """Run the ViT's blocks and the interactions around them.
+
+        Args:
+            images: (B, C, H, W).
+            levels: the prior's maps of strides 8, 16 and 32, (B, D, h, w) each.
+
+        Returns:
+            For each output map, the finest first, the ViT's tokens (B, D, *grid) to add to it
+            (`AdapterConfig.token_source`), and the levels after the last interaction (B, M, D).
+        """
         vit, config = self.backbone, self.config.backbone
         tokens = vit.project(images)
         places = Geometry(size_of(images), (config.patch[0], config.patch[1]), images.device)
         joined = torch.cat([x.flatten(2).transpose(1, 2) + own for x, own in zip(levels, self.level, strict=True)], 1)
         x, *context = vit.prepare(vit.place(tokens), vit.places(tokens))
-        blocks = iter(vit.encoder.blocks)
+        blocks, interaction_tokens = iter(vit.encoder.blocks), []
         interaction: Any
         for interaction, count in zip(self.interactions, self.config.groups, strict=True):
             prefix, patches = self.split(x)
             x = self.join(prefix, interaction.inject(patches, joined, places), places.grid)
             for _ in range(count):
                 x = vit.encoder.step(next(blocks), x, *context)
-            joined = interaction.extract_features(joined, self.split(x)[1], places)
-        return self.split(x)[1].transpose(1, 2).unflatten(2, places.grid), joined
+            patches = self.split(x)[1]
+            joined = interaction.extract_features(joined, patches, places)
+            interaction_tokens.append(patches.transpose(1, 2).unflatten(2, places.grid))
+        return [interaction_tokens[i] for i in self.config.token_interactions], joined
 
     def split(self, x: Tensor) -> tuple[Tensor | None, Tensor]:
         """(B, P + N, D), or (B, *grid, D) of blocks on a grid -> the tokens in front, and the patches (B, N, D)."""

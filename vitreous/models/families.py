@@ -112,7 +112,14 @@ FAMILIES: dict[str, Family] = {
     ),
     "hybrid": Family(HybridConfig, "vitreous.models.hybrid:Hybrid", presets.parse_hybrid, presets.hybrid_name),
     "axial": Family(AxialConfig, "vitreous.models.axial:AxialViT", presets.parse_axial, presets.axial_name),
-    "sam": Family(SAMConfig, "vitreous.models.sam:SAM", presets.parse_kin, presets.vit_name),
+    # convolutions `after` a block propagate between windows; like detectron2, layer decay does not reach them
+    "sam": Family(
+        SAMConfig,
+        "vitreous.models.sam:SAM",
+        presets.parse_kin,
+        presets.vit_name,
+        r"\bencoder\.blocks\.(\d+)\.(?!after\.)",
+    ),
     "clip": Family(CLIPConfig, "vitreous.models.clip:CLIP", presets.parse_kin, presets.vit_name),
     "video": Family(VideoConfig, "vitreous.models.video:Video", parse_video, video_name),
     "adapter": Family(

@@ -89,7 +89,9 @@ KIN: dict[str, dict[str, dict[str, Any]]] = {
     "DINO": {name: {"classes": 0, "resize": "bicubic-offset"} for name in ("S/16", "S/8", "B/16", "B/8")},
     "DINOv2": dict.fromkeys(("S/14", "B/14", "L/14"), _DINOV2)
     | {f"{name}-registers": _REGISTERS for name in ("S/14", "B/14", "L/14")}
-    | {"g/14": _DINOV2 | _GIANT, "g/14-registers": _REGISTERS | _GIANT},
+    | {"g/14": _DINOV2 | _GIANT, "g/14-registers": _REGISTERS | _GIANT}
+    # what facebookresearch/dinov2's vitl14.yaml trains; the published L/14 is distilled and has GELU
+    | {"L/14-swiglu": _DINOV2 | {"hidden": 2736, "mlp": "swiglu"}},
     "MAE": {name: {"classes": 0, "resize": "bicubic"} for name in ("B/16", "L/16", "H/14")},
     "CLIP": {name: _CLIP | {"classes": out} for name, out in {"B/32": 512, "B/16": 512, "L/14": 768}.items()},
     "SAM": {

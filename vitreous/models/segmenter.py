@@ -69,7 +69,7 @@ def decoder_of(config: SegmenterConfig, widths: list[int], patches: list[tuple[i
     if config.head == "unet":
         return UNETDecoder(config.channels, widths, patches, config.classes, config.head_width)
     if config.head == "upernet":
-        return UPerNetDecoder(widths, patches, config.classes, 16 * config.head_width)
+        return UPerNetDecoder(widths, patches, config.classes, 16 * config.head_width, config.head_dropout)
     return LinearDecoder(widths, config.classes)
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from vitreous.nn.decoder import CONVOLUTIONS, GROUPS, TRANSPOSED, crop, enlarge
 
 BINS = (1, 2, 3, 6)  # along each axis, of the pyramid of means
+DROPOUTS = {1: nn.Dropout1d, 2: nn.Dropout2d, 3: nn.Dropout3d}  # of whole channels, by the number of axes
 
 
 class UPerNetDecoder(nn.Module):
@@ -24,9 +25,12 @@ class UPerNetDecoder(nn.Module):
     `widths` and `patches`: the channels of each map, the coarsest first, and the pixels per axis that a place of it
     stands for. Four maps of one patch, as a ViT has them, are brought to a half, once, twice and four times their
     resolution first (arXiv:2105.15203 and others; ViTDet's pyramid has the same). Every level has `width` channels.
+    `dropout` is the probability that a channel is dropped before the last layer in training (0.1 in mmsegmentation).
     """
 
-    def __init__(self, widths: Sequence[int], patches: Sequence[tuple[int, ...]], classes: int, width: int) -> None:
+    def __init__(
+        self, widths: Sequence[int], patches: Sequence[tuple[int, ...]], classes: int, width: int, dropout: float = 0.0
+    ) -> None:
         super().__init__()
         axes = len(patches[0])
         self.resize = nn.ModuleList(nn.Identity() for _ in widths)
@@ -37,6 +41,7 @@ class UPerNetDecoder(nn.Module):
         self.laterals = nn.ModuleList(conv_norm(own, width, 1, axes) for own in widths[1:])
         self.smooth = nn.ModuleList(conv_norm(width, width, 3, axes) for _ in widths[1:])
         self.fuse = conv_norm(len(widths) * width, width, 3, axes)
+        self.dropout = DROPOUTS[axes](dropout)
         self.head = CONVOLUTIONS[axes](width, classes, 1)
         nn.init.normal_(self.head.weight, std=width**-0.5)
         nn.init.zeros_(self.head.bias)  # type: ignore[arg-type]
@@ -54,7 +59,7 @@ class UPerNetDecoder(nn.Module):
         finest = pyramid[-1].shape[2:]
         rows = [pyramid[0], *(smooth(x) for smooth, x in zip(self.smooth, pyramid[1:], strict=True))]
         fused = self.fuse(torch.cat([x if x.shape[2:] == finest else enlarge(x, finest) for x in rows], 1))
-        return crop(enlarge(self.head(fused), tuple(images.shape[2:])), images.shape[2:])
+        return crop(enlarge(self.head(self.dropout(fused)), tuple(images.shape[2:])), images.shape[2:])
 
 
 class Resized(nn.Module):

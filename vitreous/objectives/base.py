@@ -86,6 +86,11 @@ class ObjectiveConfig:
         """Whether what is deployed is an encoder, that answers with features."""
         return not (self.labelled or self.annotated or self.generates)
 
+    @property
+    def draws_in_forward(self) -> bool:
+        """Whether `Objective.forward` draws random numbers outside of the backbone, as dropout in a head does."""
+        return False
+
     def check(self, model: ModelConfig, classes: tuple[str, ...], views: Any) -> None:
         """Raise UsageError for a model, classes or views that the objective cannot have."""
 
@@ -122,6 +127,10 @@ def alone(rows: Tensor) -> tuple[Tensor, int]:
     return rows, 0
 
 
+#: `skip`: as without a gradient, neither moments nor step count change; `zero-lr`: both advance, at learning rate 0
+FrozenUpdate = Literal["skip", "zero-lr"]
+
+
 class Reconstruction(NamedTuple):
     """Images with patches restored: (B, C, *image) float32 normalised, as the encoder `seen` them and `restored`; and
     (B, *grid) bool, the patches of which it was given no pixels, and those that are `predicted`.
@@ -148,6 +157,9 @@ class Objective(nn.Module):
     logged: ClassVar[tuple[str, ...]] = ()  # scalars of `forward` beside "loss", logged as train/NAME
     # `forward` reads tensors on the device alone and never waits for them, so that a CUDA graph can repeat it
     capturable: ClassVar[bool] = False
+    #: the objective's own parameters that replace tokens before the model's blocks: their learning-rate factor is that
+    #: of the patch embedding, and their gradient is clipped with the model's
+    input_tokens: ClassVar[tuple[str, ...]] = ()
     idle = False  # the batch is computed for nothing, as others still have samples: statistics leave it out
     reduce: Callable[[Tensor], Tensor] = staticmethod(identity)  # set by the session, as `gather`
     gather: Callable[[Tensor], tuple[Tensor, int]] = staticmethod(alone)
@@ -171,9 +183,13 @@ class Objective(nn.Module):
         """What looks wrong in the mean scalars since the last log line: a name, and what it means and what mends it."""
         return iter(())
 
-    def held_back(self, progress: Progress) -> tuple[str, ...]:
-        """Names of parameters that the optimiser leaves as they are at this step."""
+    def frozen_at_start(self) -> tuple[str, ...]:
+        """Return the names of parameters that are frozen at the start of a run."""
         return ()
+
+    def frozen_update(self, progress: Progress) -> FrozenUpdate | None:
+        """Return how the optimiser treats the parameters of `frozen_at_start` at a step; None once they train."""
+        return None
 
     def frozen_parameters(self) -> Iterator[nn.Parameter]:
         """Parameters that never move, which may compute in the run's precision: those of `model` without gradient."""

@@ -22,7 +22,7 @@ from vitreous.errors import UsageError
 from vitreous.models.config import ModelConfig
 from vitreous.models.cost import computed
 from vitreous.models.zoo import Model
-from vitreous.objectives.base import ObjectiveConfig, Progress, Setting
+from vitreous.objectives.base import FrozenUpdate, ObjectiveConfig, Progress, Setting
 from vitreous.objectives.heads import Head, HeadOptions, check_head, compare_views
 from vitreous.objectives.unlabelled import STARTED, Unlabelled, check_local_views, check_views
 
@@ -135,9 +135,14 @@ class DINO(Unlabelled):
         yield from super().warnings(scalars, progress)
         yield from collapse(scalars, self.config.prototypes, progress)
 
-    def held_back(self, progress: Progress) -> tuple[str, ...]:
-        """The prototypes, at the start of the run."""
-        return ("head.prototypes.weight", "head.lengths") if progress.done < self.config.frozen else ()
+    def frozen_at_start(self) -> tuple[str, ...]:
+        """The prototypes."""
+        return prototype_names(self, "head")
+
+    def frozen_update(self, progress: Progress) -> FrozenUpdate | None:
+        """Skip the prototypes during the first share of the run, where the authors' code sets their gradient to
+        None."""
+        return "skip" if progress.done < self.config.frozen else None
 
     def flops(self, progress: Progress) -> float:
         """Three passes of the student over every view, one of the teacher over the global ones; heads included."""
@@ -145,6 +150,13 @@ class DINO(Unlabelled):
         head = sum(weight.numel() for weight in self.head.parameters() if weight.ndim == 2)
         large, small = computed(shape) + head, computed(shape, views.local_image) + head if views.locals else 0
         return 2 * (4 * GLOBAL * large + 3 * views.locals * small)
+
+
+def prototype_names(objective: nn.Module, *heads: str) -> tuple[str, ...]:
+    """Return the names of the prototypes of an objective's heads and, where these train, of their lengths."""
+    names = [f"{head}.{name}" for head in heads for name in ("prototypes.weight", "lengths")]
+    parameters = dict(objective.named_parameters())
+    return tuple(name for name in names if name in parameters)
 
 
 def add_outputs(outputs: Tensor, answers: Tensor, idle: bool) -> None:

@@ -26,8 +26,8 @@ from vitreous.models.config import ModelConfig
 from vitreous.models.cost import computed, macs
 from vitreous.models.vit import ViT
 from vitreous.models.zoo import Model
-from vitreous.objectives.base import ObjectiveConfig, Progress, Setting
-from vitreous.objectives.dino import add_outputs, collapse, cross_views, describe_targets, follow
+from vitreous.objectives.base import FrozenUpdate, ObjectiveConfig, Progress, Setting
+from vitreous.objectives.dino import add_outputs, collapse, cross_views, describe_targets, follow, prototype_names
 from vitreous.objectives.heads import Head, HeadOptions, check_head, compare_views
 from vitreous.objectives.prototypes import PrototypeTeacher, check_fits
 from vitreous.objectives.teacher import check_same, located
@@ -116,6 +116,7 @@ class DINOv2(Unlabelled):
         "prototype_entropy",
         "feature_deviation",
     )
+    input_tokens: ClassVar[tuple[str, ...]] = ("mask_token",)
     mends: ClassVar[str] = "raise --objective.koleo, lower --lr, or use larger batches"
     temperature: Tensor
     centre: Tensor
@@ -242,7 +243,7 @@ class DINOv2(Unlabelled):
 
     def after_step(self, progress: Progress) -> None:
         """Let the teacher follow the student, and the centres the teacher's outputs of this step."""
-        momentum = progress.values.get("momentum", 0.994)
+        momentum = progress.values.get("momentum", 0.992)
         follow((self.model, *self.heads()), (self.teacher, *self.heads("teacher_")), momentum)
         for centre, outputs in ((self.centre, self.outputs), (self.patch_centre, self.patch_outputs)):
             mean = self.reduce(outputs)
@@ -259,12 +260,14 @@ class DINOv2(Unlabelled):
         yield from super().warnings(scalars, progress)
         yield from collapse(scalars, self.config.prototypes, progress)
 
-    def held_back(self, progress: Progress) -> tuple[str, ...]:
-        """The prototypes, at the start of the run."""
-        if progress.done >= self.config.frozen:
-            return ()
-        heads = ("head", "patch_head")[: len(self.heads())]
-        return tuple(f"{head}.{name}" for head in heads for name in ("prototypes.weight", "lengths"))
+    def frozen_at_start(self) -> tuple[str, ...]:
+        """The prototypes of all heads."""
+        return prototype_names(self, *("head", "patch_head")[: len(self.heads())])
+
+    def frozen_update(self, progress: Progress) -> FrozenUpdate | None:
+        """Keep the prototypes at learning rate 0 during the first share of the run, as the authors' code does: their
+        moments and step count advance."""
+        return "zero-lr" if progress.done < self.config.frozen else None
 
     def flops(self, progress: Progress) -> float:
         """Three passes of the student over every view, one of the teacher over the global ones; heads included."""

@@ -21,7 +21,7 @@ from vitreous.errors import UsageError
 from vitreous.evaluation.evaluator import Evaluator
 from vitreous.evaluation.pixels import SegmentationEvaluator
 from vitreous.models.config import ModelConfig, SegmenterConfig
-from vitreous.models.configs.adapter import Adapter, adapted
+from vitreous.models.configs.adapter import Adapter, TokenSource, adapted
 from vitreous.models.configs.segmenter import DenseHead
 from vitreous.models.cost import macs
 from vitreous.models.segmenter import Segmenter
@@ -34,9 +34,9 @@ from vitreous.weights.tasks import Segmentation, Task
 class SegmentationConfig(ObjectiveConfig):
     """Cross-entropy of pixels, and the Dice loss of classes, `dice` times (arXiv:1606.04797).
 
-    `head` and `head_width` are those of `SegmenterConfig`; `adapter`: a ViT gets convolutions beside it, with group or
-    batch norm, and its head maps of four strides (`models.configs.adapter`). Raises UsageError for numbers that cannot
-    be.
+    `head`, `head_width` and `head_dropout` are those of `SegmenterConfig`. `adapter`: a ViT gets convolutions beside
+    it, with group or batch norm, and its head maps of four strides (`models.configs.adapter`); `adapter_tokens` is
+    `token_source` of `AdapterConfig`. Raises UsageError for values out of range.
     """
 
     annotated: ClassVar[Literal["", "classes", "objects"]] = "classes"
@@ -44,7 +44,9 @@ class SegmentationConfig(ObjectiveConfig):
     name: Literal["segmentation"] = "segmentation"
     head: DenseHead = "unet"
     head_width: int = 16
+    head_dropout: float = 0.0
     adapter: Adapter = "none"
+    adapter_tokens: TokenSource = "interaction"
     dice: float = 1.0
 
     def __post_init__(self) -> None:
@@ -61,8 +63,17 @@ class SegmentationConfig(ObjectiveConfig):
     def segmenter(self, backbone: ModelConfig, classes: int) -> SegmenterConfig:
         """Return the config of the whole model. Raises UsageError for a backbone that no dense head fits."""
         return SegmenterConfig(
-            backbone=adapted(backbone, self.adapter), head=self.head, classes=classes, head_width=self.head_width
+            backbone=adapted(backbone, self.adapter, self.adapter_tokens),
+            head=self.head,
+            classes=classes,
+            head_width=self.head_width,
+            head_dropout=self.head_dropout,
         )
+
+    @property
+    def draws_in_forward(self) -> bool:
+        """Whether the head has dropout."""
+        return self.head_dropout > 0
 
     @property
     def splittable(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -69,6 +69,7 @@ def deit(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
         batch_size=1024,
         epochs=300,
         ema=EMA,
+        ema_warmup=False,
     )
 
 
@@ -109,7 +110,8 @@ def deit3(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
 
     vitreous train DATA --recipe NAME --model DeiT-III-B/16
 
-    LAMB, 2048 images a step, 800 epochs, 3-Augment and colour jitter, MixUp 0.8 or CutMix 1, binary loss. Learning
+    LAMB, whose default in apex and timm clips the gradient's norm at 1, 2048 images a step, 800 epochs, 3-Augment and
+    colour jitter, MixUp 0.8 or CutMix 1, binary loss. Learning
     rate, stochastic depth and pixels are those of the size; other models take those of S. ViT-B, L and H, trained on
     smaller pictures, are finished with `deit3-finish`. Stochastic depth is the same in every block; patches of 14 do
     not divide 160 pixels: 154. Weights start as Google's code draws them; the rate follows a changed batch by its root,
@@ -119,12 +121,13 @@ def deit3(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     return Run(
         **judged(dropped(model, drop_path), facts, 1.0),
         views=replace(CROP, three=True, jitter=(0.3, 0.3, 0.3)),
-        optimizer=Optimizer("lamb", lr=lr, betas=(0.9, 0.999), weight_decay=0.05, clip=None),
+        optimizer=Optimizer("lamb", lr=lr, betas=(0.9, 0.999), weight_decay=0.05, clip=1.0),
         schedule=warmed(facts, 2048, lr),
         objective=SupervisedConfig(loss="binary"),
         batch_size=2048,
         epochs=800,
         ema=EMA,
+        ema_warmup=False,
     )
 
 
@@ -145,6 +148,7 @@ def finish(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run
         batch_size=512,
         epochs=20,
         ema=EMA,
+        ema_warmup=False,
     )
 
 

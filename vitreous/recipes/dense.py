@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from vitreous.data.augmentation.scenes import Scenes
 from vitreous.data.augmentation.volumes import VolumeViews
-from vitreous.data.preprocess import IMAGENET
+from vitreous.data.preprocess import HALF, IMAGENET
 from vitreous.models.config import ModelConfig, replace_fields
 from vitreous.objectives.segmentation import SegmentationConfig
 from vitreous.recipes.options import TrainOptions
@@ -17,6 +17,8 @@ BATCH, WARMUP = 16, 1500  # images of a step, and steps, on ADE20K
 SHOWN = Length(2e4, 5, 200)
 VOLUMES = 4  # of a step
 VOLUMES_SHOWN = Length(1e4, 5, 100)
+#: width of a ViT with an adapter -> learning rate, weight decay, stochastic depth; of others, those of B or L
+ADAPTERS = {192: (1.2e-4, 0.01, 0.1), 384: (6e-5, 0.01, 0.2), 768: (6e-5, 0.01, 0.3), 1024: (2e-5, 0.05, 0.4)}
 
 
 def segment(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
@@ -54,17 +56,18 @@ def swin_upernet(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) 
 
     vitreous train DATA --recipe NAME --init WEIGHTS
 
-    160,000 steps of 16 images; AdamW at 6e-5 with decay 0.01, 1,500 steps of warm-up, then linearly to 0; parts of 512
-    pixels at 1/2 to 2 times the resolution, flipped, recoloured; stochastic depth 0.2. Their auxiliary head on the
-    third stage is left out, as are their batch norms, for which GroupNorm stands. B and L at 640 pixels: --image-size
-    640.
+    160,000 steps of 16 images; AdamW at 6e-5 with weight decay 0.01, 1,500 steps of warm-up, then linear decay to 0;
+    stochastic depth 0.3, head dropout 0.1. Crops have 512 pixels: the short side is scaled to 0.5 to 2 times that; a
+    crop that one class covers to 75 % is drawn again; colours are distorted as in mmsegmentation. Windows attend to the
+    zeros that pad a grid. The authors' auxiliary head on the third stage is left out, and GroupNorm replaces the head's
+    batch norm. B and L at 640 pixels: --image-size 640.
     """
     return published_run(
-        replace_fields(model, {"dropout": 0.0, "drop_path": 0.2}),
+        replace_fields(model, {"dropout": 0.0, "drop_path": 0.3, "pad": "zeros"}),
         facts,
         steps=160_000,
-        optimizer=Optimizer("adamw", lr=6e-5, betas=(0.9, 0.999), weight_decay=0.01, clip=None),
-        objective=SegmentationConfig(head="upernet", head_width=32, dice=0.0),
+        optimizer=Optimizer("adamw", lr=6e-5, betas=(0.9, 0.999), weight_decay=0.01, decay_on="mmdet", clip=None),
+        objective=SegmentationConfig(head="upernet", head_width=32, head_dropout=0.1, dice=0.0),
     )
 
 
@@ -73,18 +76,33 @@ def adapter_upernet(model: ModelConfig, facts: DatasetInfo, options: TrainOption
 
     vitreous train DATA --recipe NAME --init WEIGHTS
 
-    160,000 steps of 16 images of 512 pixels, views and warm-up as `swin-upernet`; AdamW at 6e-5 with decay 0.01 (L:
-    2e-5, 0.05), layer decay 0.95, stochastic depth 0.3 (L: 0.4). The adapter has batch norm over all processes, the
-    head GroupNorm for theirs; their auxiliary head is left out.
+    160,000 steps of 16 images of 512 pixels, views, warm-up and head dropout as `swin-upernet`; AdamW, layer decay
+    0.95. Each map gets the tokens of its own interaction. The adapter has batch norm over all processes; GroupNorm
+    replaces the head's batch norm, and the authors' auxiliary head is left out. The class token stays in the ViT, where
+    theirs drops it. L starts from AugReg's weights, whose images are normalised to [-1, 1].
+
+    | size | learning rate | weight decay | stochastic depth |
+    |---|---|---|---|
+    | Ti | 1.2e-4 | 0.01 | 0.1 |
+    | S | 6e-5 | 0.01 | 0.2 |
+    | B | 6e-5 | 0.01 | 0.3 |
+    | L | 2e-5 | 0.05 | 0.4 |
     """
-    lr, decay, drop_path = (2e-5, 0.05, 0.4) if model.width >= 1024 else (6e-5, 0.01, 0.3)
-    return published_run(
+    lr, decay, drop_path = ADAPTERS.get(model.width, ADAPTERS[1024 if model.width > 768 else 768])
+    run = published_run(
         replace_fields(model, {"dropout": 0.0, "drop_path": drop_path}),
         facts,
         steps=160_000,
-        optimizer=Optimizer("adamw", lr, betas=(0.9, 0.999), weight_decay=decay, layer_decay=0.95, clip=None),
-        objective=SegmentationConfig(head="upernet", head_width=32, dice=0.0, adapter="batch"),
+        optimizer=Optimizer(
+            "adamw", lr, betas=(0.9, 0.999), weight_decay=decay, decay_on="multi-axis", layer_decay=0.95, clip=None
+        ),
+        objective=SegmentationConfig(
+            head="upernet", head_width=32, head_dropout=0.1, dice=0.0, adapter="batch", adapter_tokens="interaction"
+        ),
     )
+    if model.width < 1024 or model.channels != 3:
+        return run
+    return replace(run, preprocess=replace(run.preprocess, mean=HALF[0], std=HALF[1]))
 
 
 def dinov2_linear(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
@@ -92,10 +110,10 @@ def dinov2_linear(model: ModelConfig, facts: DatasetInfo, options: TrainOptions)
 
     vitreous train DATA --recipe NAME --init WEIGHTS
 
-    40,000 steps of 16 images; AdamW at 1e-3 with decay 1e-4, 1,500 steps of warm-up, then linearly to 0; parts of 518
-    pixels (theirs are 512, filled up to whole patches) at 1/2 to 2 times the resolution, flipped, recoloured. The
-    backbone stays as it is; their batch norm before the layer is left out, since the tokens are normalised. On four
-    depths, as their `+ms` figures: --objective.head multiscale; those also average over scales, which is left out.
+    40,000 steps of 16 images; AdamW at 1e-3 with weight decay 1e-4, 1,500 steps of warm-up, then linear decay to 0;
+    crops of 518 pixels (theirs have 512, padded to whole patches), views as `swin-upernet`. The backbone is frozen.
+    Their batch norm before the layer is left out, since the tokens are normalised. On four depths, as their `+ms`
+    figures: --objective.head multiscale; those also average over scales, which is left out.
     """
     run = published_run(
         replace_fields(model, {"dropout": 0.0, "drop_path": 0.0}),
@@ -115,7 +133,17 @@ def published_run(
     mean, std = IMAGENET if model.channels == 3 else (parts["preprocess"].mean, parts["preprocess"].std)
     return Run(
         **parts | {"preprocess": replace(parts["preprocess"], filter="bilinear", mean=mean, std=std)},
-        views=Scenes(flip=0.5, jitter=(0.125, 0.5, 0.5), jitter_probability=0.5),
+        views=Scenes(
+            scale_spacing="linear",
+            fit="short",
+            max_class_share=0.75,
+            flip=0.5,
+            jitter=(32 / 255, 0.5, 0.5),
+            hue=0.1,
+            jitter_probability=0.5,
+            jitter_style="mmsegmentation",
+            fill="mean",
+        ),
         optimizer=optimizer,
         schedule=Schedule(WARMUP, "linear"),
         objective=objective,

@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from vitreous.data.augmentation.scenes import Scenes
-from vitreous.data.preprocess import IMAGENET
+from vitreous.data.preprocess import HALF, IMAGENET
 from vitreous.models.config import ModelConfig, replace_fields
 from vitreous.objectives.detection import DetectionConfig
 from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.recipe import DatasetInfo, Length, Make, Recipe, common, dense_optimizer, fixed_side
-from vitreous.training.run import Optimizer, Run, Schedule
+from vitreous.training.run import DecayRule, Optimizer, Run, Schedule
 
 SHOWN = Length(2e4, 5, 200)
 
@@ -49,9 +49,9 @@ def vitdet(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run
     vitreous train DATA --recipe NAME --init WEIGHTS
 
     WEIGHTS are a ViT of MAE. 184,375 steps of 64 images (H: 138,281); AdamW at 1e-4 with decay 0.1 and layer decay 0.7
-    (L: 0.8, H: 0.9), a tenth of the rate after 8/9 and 26/27 of the steps, 250 steps of warm-up; stochastic depth 0.1
-    (L: 0.4, H: 0.5); large-scale jittering by 0.1 to 2 at 1024 pixels. Factors are drawn evenly by their logarithm, not
-    by themselves; the loss of boxes is smooth L1, as torchvision's.
+    (L: 0.8, H: 0.9), a tenth of the learning rate after 8/9 and 26/27 of the steps, 250 steps of warm-up; stochastic
+    depth 0.1 (L: 0.4, H: 0.5); large-scale jittering by 0.1 to 2 at 1024 pixels. The loss of boxes is smooth L1, as in
+    torchvision.
     """
     return scaled_run(model, facts, lr=1e-4, steps=138_281 if model.depth == 32 else 184_375)
 
@@ -61,12 +61,14 @@ def vitdet_lvis(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -
 
     vitreous train DATA --recipe NAME --init WEIGHTS
 
-    As `vitdet`, at 2e-4 for 156,250 steps, with 300 objects an image of scores above 0.02; images of rare classes are
-    shown more often, by repeat factors of threshold 0.001 (LVIS, arXiv:1908.03195, appendix B.2), and the federated
-    loss of a region counts 50 classes (arXiv:2103.07461). The classes are drawn for each image, theirs for
-    the images of a GPU; their background is one of the 50.
+    As `vitdet`, at 2e-4 for 156,250 steps (H: 1e-4, with stochastic depth 0.4), with 300 objects an image of scores
+    above 0.02. Images of rare classes are shown more often, by repeat factors of threshold 0.001 (LVIS,
+    arXiv:1908.03195, appendix B.2), and the federated loss of a region counts 50 classes (arXiv:2103.07461). The
+    classes are drawn for each image, theirs for the images of a GPU; their background is one of the 50.
     """
-    run = scaled_run(model, facts, lr=2e-4, steps=156_250)
+    run = scaled_run(model, facts, lr=1e-4 if model.depth == 32 else 2e-4, steps=156_250)
+    if model.depth == 32:
+        run = replace(run, model=replace_fields(run.model, {"drop_path": 0.4}))
     objective = replace(run.objective, detections=300, threshold=0.02, scores="sigmoid", federated=50)  # type: ignore[type-var]
     return replace(run, objective=objective, data=replace(run.data, sampling="repeat-factor"))
 
@@ -74,14 +76,17 @@ def vitdet_lvis(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -
 def scaled_run(model: ModelConfig, facts: DatasetInfo, lr: float, steps: int) -> Run:
     """What ViTDet's recipes share."""
     layer_decay, drop_path = {24: (0.8, 0.4), 32: (0.9, 0.5)}.get(model.depth, (0.7, 0.1))
+    decay_on = "all" if model.depth == 32 else "vitdet"
     return published_run(
         replace_fields(model, {"dropout": 0.0, "drop_path": drop_path}),
         facts,
         batch=64,
         epochs=64 * steps / facts.images,
-        optimizer=Optimizer("adamw", lr, betas=(0.9, 0.999), weight_decay=0.1, layer_decay=layer_decay, clip=None),
+        optimizer=Optimizer(
+            "adamw", lr, weight_decay=0.1, decay_on=decay_on, layer_decay=layer_decay, clip=None, betas=(0.9, 0.999)
+        ),
         schedule=Schedule(250, "steps", milestones=(8 / 9, 26 / 27)),
-        views=Scenes(scale=(0.1, 2.0), fit="whole", fill="mean", visible=0.0),
+        views=Scenes(scale=(0.1, 2.0), scale_spacing="linear", fit="whole", fill="mean", visible=0.0),
     )
 
 
@@ -91,10 +96,10 @@ def swin_mask(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> 
     vitreous train DATA --recipe NAME --init WEIGHTS
 
     AdamW at 1e-4 with decay 0.05, 16 images a step, a tenth of the rate after epochs 27 and 33; images of several
-    sizes. Theirs are 480 to 800 pixels on the short side; these are 0.6 to 1 of what fits into 1024 x 1024. Heads have
-    ViTDet's convolutions and norms.
+    sizes. Theirs are 480 to 800 pixels on the short side; these are 0.6 to 1 of what fits into 1024 x 1024. Windows
+    attend to the zeros that pad a grid. Heads have ViTDet's convolutions and norms.
     """
-    return tripled_run(replace_fields(model, {"dropout": 0.0, "drop_path": 0.2}), facts)
+    return tripled_run(replace_fields(model, {"dropout": 0.0, "drop_path": 0.2, "pad": "zeros"}), facts, "mmdet")
 
 
 def adapter_mask(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
@@ -102,25 +107,37 @@ def adapter_mask(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) 
 
     vitreous train DATA --recipe NAME --init WEIGHTS
 
-    As `swin-mask`, with the adapter's batch norm over all processes; stochastic depth 0.1 for T, 0.2 S, 0.3 B, 0.4 L,
-    layer decay 0.8 for L.
+    As `swin-mask-rcnn`, with the adapter's batch norm over all processes; stochastic depth 0.1 for Ti, 0.2 S, 0.3 B,
+    0.4 L, layer decay 0.8 for L. Patches attend within windows of 14 x 14 tokens, but for the last block of each
+    quarter of the ViT. At the ends of a grid windows are smaller; the authors pad queries, keys and values with zeros.
+    L starts from AugReg's weights, whose images are normalised to [-1, 1].
     """
     drop_path = {192: 0.1, 384: 0.2, 768: 0.3}.get(model.width, 0.4)
-    decay = 0.8 if model.width >= 1024 else 1.0
-    run = tripled_run(replace_fields(model, {"dropout": 0.0, "drop_path": drop_path}), facts, decay)
-    return replace(run, objective=replace(run.objective, adapter="batch"))  # type: ignore[type-var]
+    decay_on, layer_decay = ("multi-axis", 0.8) if model.width >= 1024 else ("matrices", 1.0)
+    windows = {"window": 14, "global_blocks": last_of_quarters(model.depth)}
+    adapted = replace_fields(model, {"dropout": 0.0, "drop_path": drop_path, **windows})
+    run = tripled_run(adapted, facts, decay_on, layer_decay)
+    run = replace(run, objective=replace(run.objective, adapter="batch"))  # type: ignore[type-var]
+    if model.width < 1024 or model.channels != 3:
+        return run
+    return replace(run, preprocess=replace(run.preprocess, mean=HALF[0], std=HALF[1]))
 
 
-def tripled_run(model: ModelConfig, facts: DatasetInfo, layer_decay: float = 1.0) -> Run:
+def last_of_quarters(depth: int) -> tuple[int, ...]:
+    """Return the index of the last block of each quarter of a ViT: 2, 5, 8 and 11 of 12."""
+    return tuple(sorted({-(-depth * quarter // 4) - 1 for quarter in (1, 2, 3, 4)}))
+
+
+def tripled_run(model: ModelConfig, facts: DatasetInfo, decay_on: DecayRule, layer_decay: float = 1.0) -> Run:
     """What runs of 36 epochs share, three times the usual 12."""
     return published_run(
         model,
         facts,
         batch=16,
         epochs=36.0,
-        optimizer=Optimizer("adamw", 1e-4, betas=(0.9, 0.999), layer_decay=layer_decay, clip=None),
+        optimizer=Optimizer("adamw", 1e-4, betas=(0.9, 0.999), decay_on=decay_on, layer_decay=layer_decay, clip=None),
         schedule=Schedule(500, "steps", milestones=(27 / 36, 33 / 36)),
-        views=Scenes(scale=(0.6, 1.0), fit="whole", fill="mean", visible=0.0),
+        views=Scenes(scale=(0.6, 1.0), scale_spacing="linear", fit="whole", fill="mean", visible=0.0),
     )
 
 

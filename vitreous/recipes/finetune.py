@@ -98,6 +98,7 @@ def tuned(row: Row, model: ModelConfig, facts: DatasetInfo, ema: float | None = 
         batch_size=BATCH,
         epochs=row.steps * BATCH / facts.images,
         ema=ema,
+        ema_warmup=False,
     )
 
 
@@ -142,17 +143,18 @@ def hyperrule(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> 
     vitreous train DATA --recipe NAME --init WEIGHTS
 
     Below 20,000 images 500 steps, below 500,000 10,000, else 20,000; MixUp 0.1 but for the smallest; SGD, lr 0.003, a
-    tenth after 30, 60 and 90 % of the steps. Pictures of less than 96 x 96 pixels are shown at 128, others at 480 (448
-    for ResNets smaller than R152x4: 384). BiT squashes them to 160, or 512, and cuts that out; here a crop takes at
-    least as large a share of the area.
+    tenth after 30, 60 and 90 % of the steps, of 500 steps after 40, 60 and 80 %. Pictures of less than 96 x 96 pixels
+    are shown at 128, others at 480 (448 for ResNets smaller than R152x4: 384). BiT squashes them to 160, or 512, and
+    cuts that out; here a crop takes at least as large a share of the area.
     """
     steps, warmup = (500, 100) if facts.images < 20_000 else (10_000, 500) if facts.images < 500_000 else (20_000, 500)
+    drops = (0.4, 0.6, 0.8) if steps == 500 else (0.3, 0.6, 0.9)
     whole, cut = sides(name_of(model), facts)
     return Run(
         **google(model, facts, squash=True),
         views=replace(INCEPTION, crop=((cut / whole) ** 2, 1.0), mixup=0.0 if facts.images < 20_000 else 0.1),
         optimizer=sgd(0.003, clip=None),
-        schedule=Schedule(warmup, "steps", milestones=(0.3, 0.6, 0.9)),
+        schedule=Schedule(warmup, "steps", milestones=drops),
         batch_size=BATCH,
         epochs=steps * BATCH / facts.images,
     )

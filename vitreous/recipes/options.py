@@ -90,7 +90,8 @@ class TrainOptions(WeightsOptions):
     decay: Literal["cosine", "linear", "constant", "rsqrt", "steps"] | None = None
     """Shape of the learning rate after the warm-up (default: from the recipe)."""
     cooldown_steps: int | None = None
-    """Steps at the end over which the rate falls to its end, linearly (default: from the recipe)."""
+    """Steps at the end in which the learning rate is also multiplied by a line that falls to 0 (default: from the
+    recipe)."""
     layer_decay: float | None = None
     """Factor of the learning rate from one block to the one before it (default: from the recipe)."""
     last_blocks: int | None = None
@@ -109,6 +110,9 @@ class TrainOptions(WeightsOptions):
     """Largest norm of the gradient (default: from the recipe)."""
     ema: float | None = None
     """Decay of the averaged weights, which are then judged and saved; 0 for none (default: from the recipe)."""
+    ema_warmup: bool | None = None
+    """Use less of --ema in the first steps, so that the average forgets the initial weights (default: from the recipe;
+    yes in runs of less than half of its steps)."""
     label_smoothing: float | None = None
     """Share of the target given to all classes alike (default: from the recipe)."""
     drop_path: float | None = None

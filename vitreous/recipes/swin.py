@@ -15,7 +15,9 @@ from vitreous.training.run import Optimizer, Run, Schedule
 END = 0.01  # of the learning rate
 #: size -> stochastic depth on ImageNet-1k
 DROP_PATH = {"T": 0.2, "S": 0.3, "B": 0.5}
-OTHERS = 0.2  # of other sizes, and on ImageNet-22k
+OTHERS = 0.2  # of other sizes
+#: the same on ImageNet-22k, and from its weights on ImageNet-1k
+DROP_PATH_22K = {"T": 0.1}
 
 
 def swin(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
@@ -28,9 +30,8 @@ def swin(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     that of the size. Tables and networks of relative positions are not decayed. The rate warms up from 0, not 5e-7;
     the head starts at 0. Their colour jitter does nothing beside RandAugment in timm, and is left out.
     """
-    size = name_of(model).partition("-")[2].partition("/")[0]
     return Run(
-        **judged(with_drop_path(model, DROP_PATH.get(size, OTHERS)), facts, JUDGED, repeats=1),
+        **judged(with_drop_path(model, DROP_PATH.get(size_of(model), OTHERS)), facts, JUDGED, repeats=1),
         views=replace(RANDOM, erase=0.25, erase_noise=True),
         optimizer=Optimizer("adamw", lr=1e-3, betas=(0.9, 0.999), weight_decay=0.05, clip=5.0),
         schedule=warmed(facts, 1024, 20),
@@ -45,13 +46,11 @@ def larger_set(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) ->
 
     vitreous train DATA --recipe NAME --model Swin-B/4
 
-    lr 1.25e-4 x batch / 512, 4096 images a step, 90 epochs of which 5 warm up; stochastic depth 0.2 for every size, all
-    else as on ImageNet-1k. The weights' head for the thousand classes of ImageNet-1k: `vitreous convert --class-map`.
+    lr 1.25e-4 x batch / 512, 4096 images a step, 90 epochs of which 5 warm up; stochastic depth 0.2 (T: 0.1), all else
+    as on ImageNet-1k. The weights' head for the thousand classes of ImageNet-1k: `vitreous convert --class-map`.
     """
-    run = swin(with_drop_path(model, OTHERS), facts, options)
-    return replace(
-        run, model=with_drop_path(model, OTHERS), schedule=warmed(facts, 4096, 5), batch_size=4096, epochs=90
-    )
+    run, model = swin(model, facts, options), with_drop_path(model, DROP_PATH_22K.get(size_of(model), OTHERS))
+    return replace(run, model=model, schedule=warmed(facts, 4096, 5), batch_size=4096, epochs=90)
 
 
 def finetune(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
@@ -59,12 +58,13 @@ def finetune(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> R
 
     vitreous train DATA --recipe NAME --init WEIGHTS
 
-    lr 2e-5 x batch / 512, 1024 images a step, 30 epochs of which 5 warm up, decay 1e-8, stochastic depth 0.2.
+    lr 2e-5 x batch / 512, 1024 images a step, 30 epochs of which 5 warm up, decay 1e-8, stochastic depth 0.2 (T:
+    0.1).
     """
     run = swin(model, facts, options)
     return replace(
         run,
-        model=with_drop_path(model, OTHERS),
+        model=with_drop_path(model, DROP_PATH_22K.get(size_of(model), OTHERS)),
         optimizer=replace(run.optimizer, lr=4e-5, weight_decay=1e-8),
         schedule=warmed(facts, 1024, 5),
         epochs=30,
@@ -88,6 +88,11 @@ def larger_image(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) 
 def window_for(model: ModelConfig) -> int:
     """The side of the window that the last grid of a model is, as published models have it."""
     return max(model.grid)
+
+
+def size_of(model: ModelConfig) -> str:
+    """Return the letter of a Swin's size, T to L, or what its name has in its place."""
+    return name_of(model).partition("-")[2].partition("/")[0]
 
 
 def with_drop_path(model: ModelConfig, rate: float) -> ModelConfig:

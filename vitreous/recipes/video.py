@@ -13,6 +13,8 @@ from vitreous.recipes.unlabelled import CROP, length, normalised, plain, small
 from vitreous.training.run import Optimizer, Run, Schedule
 
 STRIDE = 4  # frames, on Kinetics; 2 on Something-Something V2
+#: width of the encoder -> clips a step, epochs, blocks of the decoder (scripts/kinetics); of others, those of B
+SIZES = {384: (1024, 1600, 4), 768: (2048, 800, 4), 1024: (512, 1600, 12), 1280: (1024, 1600, 12)}
 
 
 def videomae(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
@@ -21,10 +23,16 @@ def videomae(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> R
 
     vitreous train CLIPS --recipe NAME --model VideoMAE-B/16x2
 
-    800 epochs of Kinetics-400, 2048 clips of 16 frames, 4 apart, a step, lr 1.5e-4 x batch / 256, 40 epochs of
-    warm-up; nine tenths of the places are hidden, the same at all times. The decoder has half of the encoder's width.
-    1600 epochs, as most published models: --epochs 1600; Something-Something: --stride 2. The crop is a share of the
-    area here, where theirs has one of four scales for each side.
+    Clips of 16 frames, 4 apart, of Kinetics-400, lr 1.5e-4 x batch / 256, 40 epochs of warm-up; 90 % of the places are
+    masked, the same at all times. The decoder has half of the encoder's width. Something-Something: --stride 2. The
+    crop is a share of the area here, where theirs has one of four scales for each side.
+
+    | size | clips a step | epochs | blocks of the decoder |
+    |---|---|---|---|
+    | S | 1024 | 1600 | 4 |
+    | B | 2048 | 800, or 1600 (--epochs 1600) | 4 |
+    | L | 512 | 1600 | 12 |
+    | H | 1024 | 1600 | 12 |
     """
     assert isinstance(model, VideoConfig), "a recipe of clips is given a model of clips"
     fixed: dict[str, Any] = {} if options.init else {"norm": "tokens"}  # weights keep their own
@@ -46,21 +54,22 @@ def videomae(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> R
             **length(facts, max(1, min(64, facts.images // 4))),
         )
     parts["preprocess"] = replace(parts["preprocess"], stride=STRIDE)
+    batch, epochs, decoder_depth = SIZES.get(model.width, SIZES[768])
     return Run(
         **parts,
         views=replace(CROP, crop=(0.4, 1.0), flip=0.0),
-        optimizer=Optimizer("adamw", lr=1.2e-3, betas=(0.9, 0.95), weight_decay=0.05, clip=None),
-        schedule=Schedule(round(40 * facts.images / 2048), end=1e-5 / 1.5e-4),
+        optimizer=Optimizer("adamw", lr=1.5e-4 * batch / 256, betas=(0.9, 0.95), weight_decay=0.05, clip=None),
+        schedule=Schedule(round(40 * facts.images / batch), end=1e-5 / 1.5e-4, warmup_includes_base=True),
         objective=MAEConfig(
             mask=0.9,
             tubes=True,
             decoder_width=model.width // 2,
-            decoder_depth=4,
+            decoder_depth=decoder_depth,
             decoder_heads=max(1, model.heads // 2),
             normalise_channels=True,
         ),
-        batch_size=2048,
-        epochs=800,
+        batch_size=batch,
+        epochs=epochs,
     )
 
 

@@ -44,9 +44,8 @@ class Compute:
 
             forward = DistributedDataParallel(objective, [ranks.local] if flat.master.is_cuda else None)
         self.shards = Shards(objective, flat, forward)
-        alone = not (self.overlapped or self.sharded)
         fixed = run.precision != "fp16" and not (run.reproducible or run.recompute or run.preprocess.native)
-        if alone and fixed and objective.capturable and uses_graphs(flat.master.device):
+        if fixed and not ranks.joined and objective.capturable and uses_graphs(flat.master.device):
             self.shards.captured = CapturedPasses()
 
     def step(self, parts: Sequence[Part], batches: Iterator[Batch], step: int, origin: int) -> tuple[Scalars, Tensor]:

@@ -15,9 +15,7 @@ are.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import NamedTuple
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -25,33 +23,18 @@ from torch import Tensor, nn
 from vitreous.errors import WeightsError
 from vitreous.models.zoo import Model
 from vitreous.objectives.base import Objective
+from vitreous.training.groups import KINDS, Group, GroupOf, clip_part, default_group
 from vitreous.training.ranks import Ranks
 
 ALIGN = 64  # elements; every tensor starts on a cache line
 CHUNK = 2**22  # elements of the gradients that are added up, or that processes exchange, at a time
-KINDS = ("matrix", "decay", "plain")
-#: convolutions that give answers: of a detector's proposals and masks
-LAST = ("cls_logits.weight", "bbox_pred.weight", "mask_fcn_logits.weight")
-
-
-class Group(NamedTuple):
-    """Parameters that the optimiser treats alike: hidden matrices, other weights, or what is never decayed; and their
-    rate's factor."""
-
-    kind: str
-    factor: float = 1.0
-
-    @property
-    def text(self) -> str:
-        """The group's name in a file."""
-        return self.kind if self.factor == 1 else f"{self.kind}@{self.factor:g}"
 
 
 class Flat:
-    """Parameters grouped by what the optimiser does to them: by kind (`matrix` first, then `decay`, `plain`) and by
-    rate.
+    """Parameters in the order of their optimiser groups: by kind (`matrix` first, then `decay`, `plain`), then by
+    learning-rate factor.
 
-    `factor`: name of a parameter -> what its learning rate is multiplied by.
+    `group_of` returns the group of a parameter from its name and shape.
     """
 
     def __init__(
@@ -61,12 +44,12 @@ class Flat:
         device: torch.device,
         ema: float | None = None,
         shards: int = 1,
-        factor: Callable[[str], float] = lambda name: 1.0,
+        group_of: GroupOf = default_group,
     ) -> None:
         self.module, self.ema, self.dtype = module, ema, dtype
         self.parameters: dict[str, Tensor] = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self.spans: dict[str, tuple[int, int]] = {}
-        self.arrange({name: Group(kind_of(name, p), factor(name)) for name, p in self.parameters.items()})
+        self.arrange({name: group_of(name, p) for name, p in self.parameters.items()})
         self.master = torch.zeros(self.length, device=device)
         for name, view in self.views(self.master).items():
             view.copy_(self.parameters[name].detach())
@@ -101,7 +84,7 @@ class Flat:
 
     def arrange(self, groups: dict[str, Group]) -> None:
         """Give every parameter its place: `spans` by name, `groups` and `names` by group."""
-        order = sorted(set(groups.values()), key=lambda group: (KINDS.index(group.kind), group.factor))
+        order = sorted(set(groups.values()), key=lambda group: (KINDS.index(group.kind), *group[1:]))
         self.names = {group: [name for name in groups if groups[name] == group] for group in order}
         self.groups: dict[Group, slice] = {}
         end = 0
@@ -195,12 +178,12 @@ class Flat:
 
     def clip(self, limit: float | None, by: str = "all") -> Tensor:
         """The norm of the whole gradient, a scalar. Gradients longer than `limit` are scaled down to it: the whole one,
-        or `by` each `tensor`, or each `part`, which is what stands before the first dot of the names."""
+        or `by` each `tensor`, or each `part`: the objective's submodules (`groups.clip_part`)."""
         norm = self.norm()
         if limit is not None and by == "all":
             self.master_grad.mul_((limit / (norm + 1e-6)).clamp(max=1.0))
         elif limit is not None:
-            part = {name: name if by == "tensor" else name.partition(".")[0] for name in self.spans}
+            part = {name: name if by == "tensor" else clip_part(self.module, name) for name in self.spans}
             squares: dict[str, Tensor] = {}
             for group, span in self.groups.items():
                 norms = self.norms(self.master_grad[span], self.names[group])
@@ -209,16 +192,6 @@ class Flat:
             for name, view in self.views(self.master_grad).items():
                 view.mul_((limit / (squares[part[name]].sqrt() + 1e-6)).clamp(max=1.0))
         return norm
-
-    @contextmanager
-    def holding(self, names: tuple[str, ...]) -> Iterator[None]:
-        """Leave these parameters as they are, whatever moves the masters within; their gradient becomes 0."""
-        masters, gradients = self.views(self.master), self.views(self.master_grad) if names else {}
-        before = {name: masters[name].clone() for name in names if name in masters}
-        for name in before:
-            gradients[name].zero_()
-        yield
-        copy_into({name: masters[name] for name in before}, before)
 
     def sync(self, step: int, decay: float | None = None) -> None:
         """After the masters moved for the `step`-th time (from 1): renew the working copy, and the average, which
@@ -294,17 +267,3 @@ def copy_into(views: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:
     """Copy tensors into views of the same shapes, name by name."""
     for name, view in views.items():
         view.copy_(tensors[name])
-
-
-def kind_of(name: str, parameter: Tensor) -> str:
-    """`matrix` for the matrices of the blocks and for convolutions but the last of a detector, `decay` for other
-    weights, `plain` for biases, norms, scales, positions and tokens, which are not decayed unless the run says so.
-    Decided by the name and the shape."""
-    if parameter.ndim < 2 or not (name.endswith("weight") or "lora_" in name):
-        return "plain"
-    if name.endswith(LAST):
-        return "decay"
-    if ".part.position." in name:  # the network that draws a Swin's biases, as its authors have it
-        return "plain"
-    hidden = ".blocks." in name or ".merge." in name
-    return "matrix" if parameter.ndim == 4 or (hidden and parameter.ndim == 2) else "decay"

@@ -127,7 +127,7 @@ def take_steps(state: State, batches: Iterator[Batch], hooks: Sequence[tuple[int
 def move(state: State, scalars: Scalars, samples: Tensor, rate: float) -> None:
     """From summed gradients to new weights, at `rate` times the base learning rate; nothing where they or the loss are
     known not to be finite. `samples` (n,) int64 are those of the step."""
-    flat, values = state.flat, state.progress.values
+    flat, progress = state.flat, state.progress
     if state.scale != 1:
         flat.master_grad.mul_(1 / state.scale)
     options, names = state.run.optimizer, ("loss", *state.objective.logged)
@@ -138,12 +138,12 @@ def move(state: State, scalars: Scalars, samples: Tensor, rate: float) -> None:
         state, state.step + 1, sum_on_host(names, scalars, flat.master.device, state.ranks), float(norm), samples
     ):
         return
-    with flat.holding(state.objective.held_back(state.progress)):
-        state.optimizers.step(rate, values.get("weight_decay"))
+    frozen = state.objective.frozen_update(progress)
+    state.optimizers.step(rate, progress.values.get("weight_decay"), frozen)
     state.updates += 1
-    flat.sync(state.updates, values.get("ema"))
+    flat.sync(state.updates, progress.values.get("ema", None if state.run.ema_warmup else state.run.ema))
     with torch.no_grad():
-        state.objective.after_step(progress_at(state.run, state.step + 1))
+        state.objective.after_step(progress)
 
 
 def count(state: State, step: int, scalars: dict[str, float], norm: float, samples: Tensor) -> bool:

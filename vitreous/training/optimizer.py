@@ -6,7 +6,6 @@ seconds that a run without it would wait for nothing.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import torch
@@ -14,9 +13,9 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
-from vitreous.models.config import ModelConfig
-from vitreous.models.families import family_of
-from vitreous.training.flat import Flat, Group, copy_into
+from vitreous.objectives.base import FrozenUpdate
+from vitreous.training.flat import Flat, copy_into
+from vitreous.training.groups import Group
 from vitreous.training.lamb import direction, trust
 from vitreous.training.lars import adaptation
 from vitreous.training.muon import muon
@@ -51,13 +50,22 @@ class Optimizers:
         }
 
     @torch.no_grad()
-    def step(self, factor: float, weight_decay: float | None = None) -> None:
-        """Move the masters, at `factor` times the base learning rates; `weight_decay` in place of the options'."""
+    def step(self, factor: float, weight_decay: float | None = None, frozen: FrozenUpdate | None = None) -> None:
+        """Update the masters.
+
+        Args:
+            factor: what the base learning rates are multiplied by.
+            weight_decay: used instead of the options' weight decay.
+            frozen: how groups that start frozen are treated; None: as all others.
+        """
         options = self.options
         usual = options.weight_decay if weight_decay is None else weight_decay
         for group, span in self.flat.groups.items():
-            weight, grad, rate = self.flat.master[span], self.flat.master_grad[span], factor * group.factor
-            decay = 0.0 if group.kind == "plain" and options.decay_on == "matrices" else usual
+            if group.starts_frozen and frozen == "skip":
+                continue
+            rate = 0.0 if group.starts_frozen and frozen else factor * group.factor
+            weight, grad = self.flat.master[span], self.flat.master_grad[span]
+            decay = 0.0 if group.kind == "plain" else usual
             if options.name == "muon" and group.kind == "matrix":
                 lr, dtype = options.matrix_lr * rate, self.flat.dtype
                 muon(*self.matrices(group), lr=lr, weight_decay=decay, momentum=MUON_MOMENTUM, dtype=dtype)
@@ -149,19 +157,3 @@ class Optimizers:
         place(views, tensors)
         for name, count in counts.items():
             count.copy_(tensors[name].reshape(()))
-
-
-def factor_of(options: Optimizer, model: ModelConfig, name: str) -> float:
-    """What the learning rate of a parameter is multiplied by: layer decay (arXiv:2106.08254), times every rate whose
-    text is in the name.
-
-    With decay d, d^(L + 1) before the blocks, d^(L - i) for block i of L (from 0), 1 after them.
-    """
-    factor = math.prod(rate for text, rate in options.rates if text in name)
-    if options.layer_decay == 1:
-        return factor
-    inner = name.removeprefix("model.")
-    while inner.startswith("backbone."):  # of a dense model, and of its adapter
-        inner = inner.removeprefix("backbone.")
-    layer = family_of(model).layer_of(inner, model)
-    return factor * options.layer_decay ** (model.depth + 1 - layer)

@@ -47,12 +47,25 @@ class DataOptions:
     repeats: int = 1  # times that an epoch shows a picture, of a share 1 / repeats of them (arXiv:1902.05509)
 
 
+#: parameters with weight decay; `Optimizer` describes each rule
+DecayRule = Literal["matrices", "multi-axis", "mmdet", "vitdet", "all"]
+
+
 @dataclass(frozen=True)
 class Optimizer:
     """How weights move. Decay is decoupled and multiplied by the current learning rate.
 
-    `adamw` with decay_on=all is the paper's Adam (arXiv:2010.11929, B.1: flax's, which decays biases and norms too); by
-    default matrices alone are decayed. `sgd` has momentum; `lamb` is arXiv:1904.00962, `lars` arXiv:1708.03888.
+    `decay_on`: the parameters with weight decay.
+
+    | rule | parameters | used by |
+    |---|---|---|
+    | `matrices` | weights of linear layers and convolutions | timm, DeiT, MAE's fine-tuning, big_vision |
+    | `multi-axis` | those, tokens, positions and prototype lengths | DINO, DINOv2, MAE, ViT-Adapter |
+    | `mmdet` | all but norms of backbone and pyramid, and positions | Swin's detection and segmentation code |
+    | `vitdet` | all but LayerNorms of the ViT, and absolute positions | detectron2's ViTDet |
+    | `all` | all | flax's Adam (arXiv:2010.11929, B.1), detectron2's ViTDet-H |
+
+    `sgd` has momentum; `lamb` is arXiv:1904.00962, `lars` arXiv:1708.03888.
     `matrix_lr` is the learning rate of Muon, which moves the matrices of the blocks and filters; AdamW with `lr` moves
     the rest. `layer_decay` d multiplies the rates of block i of L by d^(L - i), of what comes before the blocks by
     d^(L + 1). `rates` multiplies those of parameters whose name holds the text.
@@ -65,7 +78,7 @@ class Optimizer:
     eps: float = 1e-8
     momentum: float = 0.9
     weight_decay: float = 0.05
-    decay_on: Literal["matrices", "all"] = "matrices"
+    decay_on: DecayRule = "matrices"
     clip: float | None = 1.0  # of the gradient's norm
     # whose norm: of the whole gradient, of each tensor's (DINO), or of each part's of the objective (DINOv2)
     clip_by: Literal["all", "tensor", "part"] = "all"
@@ -78,8 +91,8 @@ class Schedule:
     """Linear warm-up from 0, then `decay` to `end` times the base rate (arXiv:2010.11929, Tables 3 and 4).
 
     `steps`: a tenth of the rate after each of the `milestones`, shares of the run (arXiv:1912.11370). `rsqrt`: one over
-    the square root of the step, in units of `timescale` (arXiv:2106.04560). The last `cooldown_steps` fall linearly to
-    `end`.
+    the square root of the step, in units of `timescale` (arXiv:2106.04560). In the last `cooldown_steps` the curve is
+    multiplied by a factor that falls linearly to 0.
     """
 
     warmup_steps: int = 0
@@ -88,19 +101,23 @@ class Schedule:
     milestones: tuple[float, ...] = (0.3, 0.6, 0.9)
     timescale: int = 10_000  # steps
     cooldown_steps: int = 0
+    # whether the last step of the warm-up has the base rate, as in numpy.linspace; else the step after it
+    warmup_includes_base: bool = False
 
 
 @dataclass(frozen=True)
 class Ramp:
     """A number that moves from `start` to `end` over a run: a teacher's momentum, a temperature, weight decay.
 
-    In `steps` optimiser steps, or in all of the run (0), then it stays. `cosine` begins and ends slowly.
+    In `steps` optimiser steps, or in all of the run (0), then it stays. `cosine` begins and ends slowly. With
+    `includes_end` the last of the steps has the value `end`, as in numpy.linspace; else the step after them.
     """
 
     start: float
     end: float
     curve: Literal["cosine", "linear"] = "cosine"
     steps: int = 0
+    includes_end: bool = False
 
 
 @dataclass(frozen=True)
@@ -164,6 +181,8 @@ class Run:
     accumulate: int = 1
     epochs: float = 30.0
     ema: float | None = None  # decay of the averaged copy of the weights, which is then what is judged and saved
+    # the decay at step n is min(ema, (1 + n) / (10 + n)), so that the average forgets the initial weights; else `ema`
+    ema_warmup: bool = True
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     compile: bool = False
     # a block's activations are computed again in the backward pass: less memory, a third more work
@@ -293,8 +312,9 @@ class Run:
 
     @property
     def draws_in_forward(self) -> bool:
-        """Whether the model draws at random as it computes: dropout, stochastic depth."""
-        return bool(self.model.dropout or self.model.drop_path or self.tune.lora_dropout)
+        """Whether a forward pass in training draws random numbers: dropout, stochastic depth."""
+        model, tune = self.model, self.tune
+        return bool(model.dropout or model.drop_path or tune.lora_dropout or self.objective.draws_in_forward)
 
     @property
     def mean_tokens(self) -> int:

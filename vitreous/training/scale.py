@@ -17,7 +17,7 @@ from torch import nn
 from vitreous.machine import DTYPES
 from vitreous.models.cost import activations
 from vitreous.objectives.base import Objective, Progress
-from vitreous.training.flat import kind_of
+from vitreous.training.groups import kind_of
 from vitreous.training.run import Run
 from vitreous.training.sharded import learns
 

@@ -32,9 +32,10 @@ from vitreous.training.batches import Inputs, mean_work, prepared_batches, train
 from vitreous.training.compute import count_gradients
 from vitreous.training.flat import Flat
 from vitreous.training.folder import Folder, read_lines
+from vitreous.training.groups import group_of
 from vitreous.training.health import Health
 from vitreous.training.loop import State, fit
-from vitreous.training.optimizer import Optimizers, factor_of
+from vitreous.training.optimizer import Optimizers
 from vitreous.training.parts import check, spans
 from vitreous.training.ranks import ALONE, Ranks
 from vitreous.training.run import Run
@@ -133,13 +134,12 @@ class Session:
             config = to_plain(run.objective) | {"classes": list(run.data.classes)}
             self.tell(f"{run.objective.name} {adopt_parts(objective, config, parts).text()}")
         objective.reduce, objective.gather = self.ranks.mean, self.ranks.gather_rows
-        factor = partial(factor_of, run.optimizer, run.model)
+        group = partial(group_of, run.optimizer, run.model, objective)
         if self.ranks.joined and run.parallel == "fsdp":
-            flat = Sharded(objective, dtype, device, self.ranks, run.ema, factor)
+            flat = Sharded(objective, dtype, device, self.ranks, run.ema, group)
         else:
-            flat = Flat(objective, dtype, device, run.ema, count_gradients(run, self.ranks), factor)
+            flat = Flat(objective, dtype, device, run.ema, count_gradients(run, self.ranks), group)
         self.measured = measured(objective.evaluators(self.inputs.train), self.inputs)
-        scale = 2.0**16 if run.precision == "fp16" else 1.0
         return State(
             run=run,
             objective=objective,
@@ -148,7 +148,7 @@ class Session:
             ranks=self.ranks,
             cut=partial(cuts, self.loader.order),
             work=mean_work(run, self.inputs),
-            scale=scale,
+            scale=2.0**16 if run.precision == "fp16" else 1.0,
         )
 
     def batches(self, state: State) -> Iterator[Batch]:

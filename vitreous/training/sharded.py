@@ -7,15 +7,14 @@ computes with parameters of the run's precision; masters are float32, as in `tra
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from vitreous.models.zoo import Model
 from vitreous.objectives.base import Objective
-from vitreous.training.flat import Flat, Group, kind_of, named_tensors, warm
+from vitreous.training.flat import Flat, named_tensors, warm
+from vitreous.training.groups import GroupOf, default_group
 from vitreous.training.ranks import Ranks
 
 
@@ -29,7 +28,7 @@ class Sharded(Flat):
         device: torch.device,
         ranks: Ranks,
         ema: float | None = None,
-        factor: Callable[[str], float] = lambda name: 1.0,
+        group_of: GroupOf = default_group,
     ) -> None:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
@@ -51,7 +50,7 @@ class Sharded(Flat):
         self.moving = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self.parameters = self.local()
         self.spans = {}
-        self.arrange({name: Group(kind_of(name, p), factor(name)) for name, p in self.parameters.items()})
+        self.arrange({name: group_of(name, p) for name, p in self.parameters.items()})
         self.master = torch.zeros(self.length, device=device)
         self.average = self.master if ema is None else torch.zeros_like(self.master)
         self.load(whole, whole if ema else None)

@@ -103,12 +103,13 @@ def block_masks(
 
     Takes (B,) keys and one ratio or (B,) ratios; the result is (B, *grid) bool. A block of at least `min_patches` lies
     in the last two axes and extends over the others; it may overlap others, but masks no more than is left to mask. As
-    in the authors' code, a mask that ten blocks in a row do not fit is left a little short. For one image:
+    in BEiT's, iBOT's and DINOv2's code, a block is smaller than the grid along both axes, and a mask that ten blocks in
+    a row do not fit is left a little short. For one image:
 
     while room > 0 and fewer than 10 blocks in a row did not fit:
         area, aspect = uniform in min_patches .. room, log-uniform in 0.3 .. 1 / 0.3
         tall, wide = round(sqrt(area aspect)), round(sqrt(area / aspect)); top, left = uniform over the grid
-        if the block is inside and masks 1 to room more: mask them; room -= as many
+        if tall < height and wide < width and the block masks 1 to room more: mask them; room -= as many
     """
     height, width = grid[-2:]
     room = np.broadcast_to(np.floor(np.asarray(mask_ratio) * (height * width)).astype(np.int64), len(keys)).copy()
@@ -118,7 +119,7 @@ def block_masks(
     while len(active := np.flatnonzero((room > 0) & (failed < PATIENCE))):
         draws = uniform(key(keys[active], _BLOCK, attempt), 4)
         top, left, tall, wide = proposed(draws, room[active], min_patches, (height, width))
-        inside = (tall > 0) & (wide > 0) & (tall <= height) & (wide <= width)
+        inside = (tall > 0) & (wide > 0) & (tall < height) & (wide < width)
         block = within(top, tall, height)[:, :, None] & within(left, wide, width)[:, None, :]
         more = (block & ~mask[active]).sum((1, 2))
         fits = inside & (more > 0) & (more <= room[active])
@@ -139,8 +140,9 @@ def ibot_masks(
     """Mask an image with `mask_probability`, by blocks with a ratio uniform in `mask_ratios` (iBOT, arXiv:2111.07832,
     section 4.1).
 
-    Takes (B,) keys; the result is (B, *grid) bool. DINOv2 (arXiv:2304.07193) masks exactly half of each batch, and
-    draws one ratio from each of as many equal parts of `mask_ratios`; here each image draws for itself.
+    Takes (B,) keys; the result is (B, *grid) bool. Blocks have at least 4 patches and ratios are one range, as in
+    DINOv2's code (arXiv:2304.07193). DINOv2 masks exactly half of each batch, and draws one ratio from each of as many
+    equal parts of `mask_ratios`; here each image draws for itself, so that its mask does not depend on its batch.
     """
     happens, u = uniform(key(keys, _SHARE), 2).T
     low, high = mask_ratios

@@ -12,8 +12,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitreous.data.annotations.target import Target
+from vitreous.data.annotations.target import IGNORE, Target
 from vitreous.data.augmentation.parts import Part, cut, cut_map, cut_objects, moved, moved_boxes
+from vitreous.data.augmentation.photometric import DRAWS, distort_colours, largest_class_share
 from vitreous.data.batch import Batch
 from vitreous.data.decoding.regions import Regions
 from vitreous.data.decoding.spectral import Picture, bands_of
@@ -22,30 +23,43 @@ from vitreous.data.preprocess import Preprocess, to_array
 from vitreous.errors import UsageError
 
 STACKED = ("images", "classes")  # entries of a view that are of one size for all images
+BASE_DRAWS = 7  # random numbers of every view
+CROP_ATTEMPTS = 10  # with `max_class_share` below 1
 
 
 @dataclass(frozen=True)
 class Scenes:
     """One view of an image and of its class map or its objects: scaled, cut out, flipped, recoloured.
 
-    `scale`: the range of the factor, log-uniform, that the image is scaled by before a part of the model's size is cut
-    out at a place drawn evenly; what lies outside the image is black, or of the model's mean where `fill` says so, and
-    IGNORE in the class map. Objects of which less than the share `visible` is left go. `fit`: factor 1 is
-    the image at its own resolution (`native`), or as large as it fits into the model's size (`whole`, large-scale
-    jittering of arXiv:2012.07177). `flip` and `flip_vertical` are probabilities; `turn` quarter turns, as often as not.
-    `jitter` changes brightness, contrast and saturation by factors within 1 +- x, with `jitter_probability`. Raises
-    UsageError for values out of range.
+    `scale`: the range of the factor that the image is scaled by before a crop of the model's size is taken at a
+    uniformly drawn position; `scale_spacing`: whether the factor or its logarithm is uniform. Factor 1 is the image at
+    its own resolution (`fit="native"`), as large as it fits into the model's size (`whole`, large-scale jittering of
+    arXiv:2012.07177), or with its short side as long as the model's (`short`, mmsegmentation). Outside the image the
+    crop is black, or of the model's mean (`fill`), and IGNORE in the class map. Objects of which less than the share
+    `visible` is left are dropped.
+
+    `max_class_share` below 1: a crop is drawn again, up to ten times, while one class has at least this share of its
+    labelled pixels (mmsegmentation's `cat_max_ratio`).
+
+    `flip` and `flip_vertical` are probabilities; `turn` rotates by 90 degrees with probability 0.5. `jitter` changes
+    brightness, contrast and saturation by factors within 1 +- x, and `hue` rotates the hue by up to +- that share of
+    the circle: all of them with `jitter_probability` (`jitter_style="torchvision"`), or each with that probability,
+    with brightness added (`mmsegmentation`, `photometric.distort_colours`). Raises UsageError for values out of range.
     """
 
     takes_regions: ClassVar[bool] = False
 
     scale: tuple[float, float] = (0.5, 2.0)
-    fit: Literal["native", "whole"] = "native"
+    scale_spacing: Literal["log", "linear"] = "log"
+    fit: Literal["native", "whole", "short"] = "native"
+    max_class_share: float = 1.0
     flip: float = 0.5
     flip_vertical: float = 0.0
     turn: bool = False
     jitter: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    hue: float = 0.0
     jitter_probability: float = 0.8
+    jitter_style: Literal["torchvision", "mmsegmentation"] = "torchvision"
     fill: Literal["black", "mean"] = "black"
     visible: float = 0.1
     name: Literal["scenes"] = "scenes"
@@ -55,25 +69,30 @@ class Scenes:
             raise UsageError(f"a scale of {self.scale} is none", "factors are above 0, the low one before the high one")
         if not all(0 <= p <= 1 for p in (self.flip, self.flip_vertical, self.jitter_probability, self.visible)):
             raise UsageError("flip, flip_vertical, jitter_probability and visible are shares from 0 to 1")
-        if min(self.jitter) < 0:
-            raise UsageError("jitter is not below 0")
+        if min(self.jitter) < 0 or not 0 <= self.hue <= 0.5:
+            raise UsageError(
+                f"jitter {self.jitter} and hue {self.hue} are out of range", "use 0 or more; hue up to 0.5"
+            )
+        if not 0 < self.max_class_share <= 1:
+            raise UsageError(f"max_class_share {self.max_class_share} is not a share", "use a number above 0, up to 1")
 
     def scene(self, picture: Picture, target: Target, preprocess: Preprocess, sample_key: int) -> dict[str, Tensor]:
         """Draw a view: `images` (C, *image) as `Preprocess.pixels` gives it, and where `target` has a class map
         `classes` (*image) int32, the class of each pixel or IGNORE; else `boxes` (n, 4) float32, `labels` (n,) int64,
         `crowd` (n,) bool, and `masks` (n, *image) bool where objects have them."""
         bands = bands_of(picture)
-        draws = uniform(np.array([sample_key], np.uint64), 7)[0]
-        part = self.part((bands[0].height, bands[0].width), preprocess.plane, draws[:3])
+        size = bands[0].height, bands[0].width
+        draws = uniform(np.array([sample_key], np.uint64), BASE_DRAWS + 2 * CROP_ATTEMPTS + DRAWS)[0]
+        classes = None if target.classes is None else target.class_map()
+        part = self.choose_part(size, preprocess.plane, classes, draws[:-DRAWS])
         turns = self.turn and draws[3] < 0.5, draws[4] < self.flip, draws[5] < self.flip_vertical
         cuts = [cut(band, part, preprocess, self.colour(preprocess, number)) for number, band in enumerate(bands)]
         pixels = torch.cat([torch.from_numpy(to_array(band)) for band in cuts])
-        if preprocess.numbers == "colours" and any(self.jitter) and draws[6] < self.jitter_probability:
-            with seeded(sample_key):
-                pixels = recolour(self.jitter)(pixels)
+        if preprocess.numbers == "colours" and (any(self.jitter) or self.hue):
+            pixels = self.jitter_colours(pixels, part.inside(size), draws, sample_key)
         view = {"images": moved(pixels, turns)}
-        if target.classes is not None:
-            return view | {"classes": moved(torch.from_numpy(cut_map(target.class_map(), part)), turns)}
+        if classes is not None:
+            return view | {"classes": moved(torch.from_numpy(cut_map(classes, part)), turns)}
         objects = {name: torch.from_numpy(rows) for name, rows in cut_objects(target, part, self.visible).items()}
         if "masks" in objects:
             objects["masks"] = moved(objects["masks"], turns)
@@ -87,12 +106,47 @@ class Scenes:
         mean = tuple(value * preprocess.peak for value in preprocess.mean)
         return mean if preprocess.numbers == "colours" else mean[band : band + 1]
 
+    def jitter_colours(
+        self, pixels: Tensor, inside: tuple[int, int, int, int], draws: np.ndarray, sample_key: int
+    ) -> Tensor:
+        """Jitter the colours of a view (C, h, w) by its draws; in the style of mmsegmentation `inside` alone, the
+        (left, top, right, bottom) of the image in the view."""
+        if self.jitter_style == "mmsegmentation":
+            left, top, right, bottom = inside
+            if right > left and bottom > top:
+                area = pixels[:, top:bottom, left:right]
+                area = distort_colours(area, self.jitter, self.hue, self.jitter_probability, draws[-DRAWS:])
+                pixels[:, top:bottom, left:right] = area
+            return pixels
+        if draws[6] < self.jitter_probability:
+            with seeded(sample_key):
+                pixels = recolour(self.jitter, self.hue)(pixels)
+        return pixels
+
+    def choose_part(
+        self, size: tuple[int, int], image: tuple[int, int], classes: np.ndarray | None, draws: np.ndarray
+    ) -> Part:
+        """Return the part of an image of (height, width) `size` that a view of `image` shows; drawn again while one
+        class of the map `classes` (H, W) has too large a share of it."""
+        part = self.part(size, image, draws[:3])
+        if classes is None or self.max_class_share >= 1:
+            return part
+        for positions in draws[BASE_DRAWS:].reshape(CROP_ATTEMPTS, 2):
+            if largest_class_share(cut_map(classes, part), IGNORE) < self.max_class_share:
+                break
+            part = self.part(size, image, np.array([draws[0], *positions]))
+        return part
+
     def part(self, size: tuple[int, int], image: tuple[int, int], draws: np.ndarray) -> Part:
         """Return the part of an image of (height, width) `size` that a view of `image` shows, for (3,) float64 numbers
         in [0, 1)."""
-        unit = 1.0 if self.fit == "native" else min(wanted / own for wanted, own in zip(image, size, strict=True))
-        low, high = map(math.log, self.scale)
-        factor = unit * math.exp(low + (high - low) * draws[0])
+        ratios = [wanted / own for wanted, own in zip(image, size, strict=True)]
+        unit = {"native": 1.0, "whole": min(ratios), "short": max(ratios)}[self.fit]
+        low, high = self.scale
+        if self.scale_spacing == "linear":
+            factor = unit * (low + (high - low) * draws[0])
+        else:
+            factor = unit * math.exp(math.log(low) + (math.log(high) - math.log(low)) * draws[0])
         sides = image[0] / factor, image[1] / factor
         rooms = [own - side for own, side in zip(size, sides, strict=True)]
         top, left = (min(0.0, room) + abs(room) * draw for room, draw in zip(rooms, draws[1:], strict=True))
@@ -121,8 +175,8 @@ class Scenes:
 
 
 @cache
-def recolour(jitter: tuple[float, float, float]):
-    """Compose torchvision's colour jitter of brightness, contrast and saturation."""
+def recolour(jitter: tuple[float, float, float], hue: float):
+    """Compose torchvision's colour jitter of brightness, contrast, saturation and hue."""
     from torchvision.transforms import v2
 
-    return v2.ColorJitter(*jitter)
+    return v2.ColorJitter(*jitter, hue)

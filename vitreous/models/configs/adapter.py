@@ -22,6 +22,7 @@ PUBLISHED = {192: (6, 1.0), 384: (6, 1.0), 768: (12, 0.5), 1024: (16, 0.5)}
 STRIDES = (4, 8, 16, 32)
 
 Norm = Literal["group", "batch"]
+TokenSource = Literal["last", "interaction"]
 Adapter = Literal["none", "group", "batch"]  # of an objective: the norm of the adapter that a ViT gets, or none
 
 
@@ -30,6 +31,10 @@ class AdapterConfig(Leveled, WithBackbone):
     """A ViT without a head of its own, and an adapter: convolutions of `prior` channels and more, and `interactions`
     with groups of the ViT's blocks, by deformable attention of `heads`, each looking at `points` places of a level,
     with values of `ratio` times the width.
+
+    `token_source`: the ViT tokens that are added to the maps. `last` adds those after the last block to every map
+    (the authors' detection backbone). `interaction` adds the tokens after an interaction of its own to each map, the
+    first interaction's to the finest map (the authors' segmentation backbone).
 
     `norm`: of the convolutions and of the maps. `batch` is that of the paper, over the batches of all processes (on a
     CPU: of one process); with it an image sees others of its batch in training, which wants large batches. `group` has
@@ -45,6 +50,7 @@ class AdapterConfig(Leveled, WithBackbone):
     interactions: int = 4
     prior: int = 64
     norm: Norm = "group"
+    token_source: TokenSource = "last"
 
     kind: ClassVar[Literal["adapter"]] = "adapter"
     has_stages: ClassVar[bool] = True
@@ -69,6 +75,18 @@ class AdapterConfig(Leveled, WithBackbone):
         """Blocks of the ViT in each interaction: as even as they can be."""
         whole, rest = divmod(self.backbone.depth, self.interactions)
         return tuple(whole + (number < rest) for number in range(self.interactions))
+
+    @property
+    def token_interactions(self) -> tuple[int, ...]:
+        """Return for each map, the finest first, the index of the interaction whose tokens are added to it.
+
+        With four interactions and `token_source="interaction"`: 0, 1, 2, 3. Other numbers of interactions are spread
+        evenly over the maps.
+        """
+        count, last = len(STRIDES), self.interactions - 1
+        if self.token_source == "last":
+            return (last,) * count
+        return tuple(-(-(number + 1) * self.interactions // count) - 1 for number in range(count))
 
     @property
     def levels(self) -> tuple[Level, ...]:
@@ -112,9 +130,10 @@ class AdapterConfig(Leveled, WithBackbone):
         return "mean"
 
 
-def adapted(backbone: Any, adapter: Adapter = "group") -> Any:
+def adapted(backbone: Any, adapter: Adapter = "group", token_source: TokenSource = "last") -> Any:
     """A backbone with an adapter that has this norm, or as it is with "none": the published adapter of the width of a
-    ViT, else one with the heads of the ViT. Raises UsageError as `AdapterConfig`, and for what has stages of its own.
+    ViT, else one with the heads of the ViT. `token_source` is that of `AdapterConfig`. Raises UsageError as
+    `AdapterConfig`, and for what has stages of its own.
     """
     if adapter == "none":
         return backbone
@@ -122,4 +141,6 @@ def adapted(backbone: Any, adapter: Adapter = "group") -> Any:
         raise UsageError("an adapter is for a ViT, and this backbone has stages of its own", "use adapter=none")
     heads, ratio = PUBLISHED.get(backbone.width, (backbone.heads, 0.5 if backbone.width > 384 else 1.0))
     interactions = min(4, backbone.depth)
-    return AdapterConfig(backbone=backbone, heads=heads, ratio=ratio, interactions=interactions, norm=adapter)
+    return AdapterConfig(
+        backbone=backbone, heads=heads, ratio=ratio, interactions=interactions, norm=adapter, token_source=token_source
+    )

@@ -22,8 +22,9 @@ class SegmenterConfig(OnBackbone):
     depths that are enlarged step by step beside convolutions of the image (UNETR, arXiv:2103.10504); `upernet`, a
     pyramid of means and a feature pyramid (arXiv:1807.10221). `head_width`: the channels of `unet` at the image's own
     resolution, which double with every step down; `upernet` has sixteen times as many at every level (the paper's 512
-    are 32). Of a backbone with stages of their own grids heads read those. Raises UsageError for a backbone with
-    classes, and for patches that `unet` cannot enlarge.
+    are 32). `head_dropout`: dropout of the channels before the last layer of `upernet`. Of a backbone with stages of
+    their own grids heads read those. Raises UsageError for a backbone with classes, for patches that `unet` cannot
+    enlarge, and for a `head_dropout` out of range or with another head.
     """
 
     family: Literal["segmenter"] = "segmenter"
@@ -31,6 +32,7 @@ class SegmenterConfig(OnBackbone):
     head: DenseHead = "unet"
     classes: int = 2
     head_width: int = 16
+    head_dropout: float = 0.0
 
     kind: ClassVar[Literal["segmenter"]] = "segmenter"
 
@@ -39,6 +41,8 @@ class SegmenterConfig(OnBackbone):
             raise UsageError("a backbone has no classes of its own", "use classes=0")
         if self.classes < 2 or self.head_width < 1:
             raise UsageError(f"{self.classes} classes cannot be told apart", "name at least two, background included")
+        if not 0 <= self.head_dropout < 1 or (self.head_dropout and self.head != "upernet"):
+            raise UsageError(f"head_dropout {self.head_dropout} with head={self.head}", "use 0, or head=upernet")
         if self.head == "unet" and any(side & (side - 1) for side in self.backbone.patch):
             raise UsageError(
                 f"patches of {self.backbone.patch} pixels are no powers of two, by which a unet enlarges",

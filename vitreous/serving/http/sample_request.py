@@ -11,7 +11,15 @@ from typing import Any
 
 from vitreous.errors import nearest
 from vitreous.generation.process import Process
-from vitreous.generation.settings import GUIDANCE, USUAL_STEPS, SamplingOptions, forward_passes, in_turn, most_steps
+from vitreous.generation.settings import (
+    GUIDANCE,
+    USUAL_STEPS,
+    SamplingOptions,
+    default_steps,
+    forward_passes,
+    in_turn,
+    most_steps,
+)
 from vitreous.serving.http.refusal import Refusal, shorten
 
 IMAGES = 64  # of one request
@@ -53,7 +61,7 @@ def sample_limits(
 ) -> SampleLimits:
     """The limits of a model of `image` (H, W) where an answer may have so many pixels."""
     steps = most_steps(process)
-    samplers = {name: min(usual, steps) for name, usual in USUAL_STEPS[type(process)].items()}
+    samplers = {name: default_steps(process, name) for name in USUAL_STEPS[type(process)]}
     if find_spec("diffusers") is None:
         samplers.pop("dpm-solver", None)
     images = max(1, min(IMAGES, pixels // math.prod(image)))

@@ -1,0 +1,172 @@
+"""Twenty steps of DINO and DINOv2 beside the optimisation of the authors' code, restated in PyTorch's terms.
+
+Forward and backward passes are those of the objective on both sides; schedules, parameter groups, weight decay, freeze,
+clipping and the teacher's update are compared. `python -m tests.objectives.test_authors_steps` prints the differences.
+"""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.objectives.sessions import MODEL, OBJECTIVES, losses, session_of
+from vitreous.objectives.base import Progress
+from vitreous.training.loop import fit
+from vitreous.training.run import Optimizer, Ramp, Schedule
+
+STEPS, FROZEN, WARMUP = 20, 5, 6
+LR, END, CLIP, LAYER_DECAY, PATCH_FACTOR = 2e-3, 1e-6, 0.05, 0.9, 0.2
+EPS = 1e-6  # Adam makes a direction of gradients that are rounding error
+DECAY, MOMENTUM = (0.4, 1.0), (0.9, 1.0)
+TEMPERATURE = (0.04, 0.07, 8)
+ENTRY = ("mask_token", "model.projection.", "model.position.", "model.prefix", "model.slots")
+
+
+def cosine(base, final, total, warmup=0):
+    """The values of `total` steps: numpy.linspace from 0 to `base`, then a cosine from `base` to `final`."""
+    shares = np.arange(total - warmup) / (total - warmup)
+    curve = final + 0.5 * (base - final) * (1 + np.cos(np.pi * shares))
+    return np.concatenate([np.linspace(0, base, warmup), curve])
+
+
+def is_prototype(name):
+    return name.endswith(("prototypes.weight", "lengths"))
+
+
+def groups_of(module, name):
+    """The optimiser's groups, one a parameter, with `decays`, `factor` and `prototype`."""
+    groups = []
+    for key, parameter in module.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        factor = 1.0
+        if name == "dino":  # tensors of one axis and biases do not decay
+            decays = not key.endswith(".bias") and parameter.ndim > 1
+        else:  # biases, norms and layer scales do not decay
+            decays = not (key.endswith((".bias", ".scale")) or "norm" in key)
+            layer = MODEL.depth + 1
+            if key.startswith(ENTRY):
+                layer = 0
+            elif ".blocks." in key:
+                layer = 1 + int(key.partition(".blocks.")[2].partition(".")[0])
+            factor = LAYER_DECAY ** (MODEL.depth + 1 - layer) * (PATCH_FACTOR if "projection" in key else 1.0)
+        groups.append({"params": [parameter], "decays": decays, "factor": factor, "prototype": is_prototype(key)})
+    return groups
+
+
+def clip(module, name):
+    """Clip each tensor for DINO; backbone with its mask token, and each head, for DINOv2."""
+    parts = defaultdict(list)
+    for key, parameter in module.named_parameters():
+        if parameter.grad is not None:
+            part = "model" if key == "mask_token" else key.partition(".")[0]
+            parts[key if name == "dino" else part].append(parameter)
+    for parameters in parts.values():
+        torch.nn.utils.clip_grad_norm_(parameters, CLIP)
+
+
+def authors_run(module, batches, name):
+    """Train a copy of an objective on prepared batches; returns the loss of each step."""
+    lr, momentum = cosine(LR, END, STEPS, WARMUP), cosine(*MOMENTUM, STEPS)
+    decay, found = cosine(*DECAY, STEPS), []
+    start, end, ramp = TEMPERATURE
+    temperatures = np.concatenate([np.linspace(start, end, ramp), np.full(STEPS - ramp, end)])
+    optimizer = torch.optim.AdamW(groups_of(module, name), betas=(0.9, 0.999), eps=EPS)
+    pairs = {"model": "teacher", "head": "teacher_head", "patch_head": "teacher_patch_head"}
+    for step, batch in enumerate(batches):
+        for group in optimizer.param_groups:
+            held = name != "dino" and group["prototype"] and step < FROZEN
+            group["lr"] = 0.0 if held else lr[step] * group["factor"]
+            group["weight_decay"] = decay[step] * group["decays"]
+        module.temperature.fill_(temperatures[step])
+        optimizer.zero_grad()
+        loss = module(batch)["loss"]
+        loss.backward()
+        clip(module, name)
+        if name == "dino" and step < FROZEN:
+            for key, parameter in module.named_parameters():
+                if is_prototype(key):
+                    parameter.grad = None
+        optimizer.step()
+        with torch.no_grad():
+            for student in dict(module.named_children()).keys() & pairs:
+                teacher = getattr(module, pairs[student])
+                for own, follower in zip(getattr(module, student).parameters(), teacher.parameters(), strict=True):
+                    follower.mul_(momentum[step]).add_((1 - momentum[step]) * own)
+            module.after_step(Progress(values={"momentum": 1.0}))  # moves the centres alone
+        found.append(loss.item())
+    return found
+
+
+def compare_runs(name, home):
+    """The largest relative difference of a loss, and of each trained tensor after all steps."""
+    objective = replace(OBJECTIVES[name], frozen=FROZEN / STEPS, unit_prototypes=False)
+    optimizer = Optimizer(lr=LR, eps=EPS, weight_decay=DECAY[0], clip=CLIP, decay_on="multi-axis")
+    optimizer = replace(optimizer, clip_by="tensor" if name == "dino" else "part")
+    if name != "dino":
+        optimizer = replace(optimizer, layer_decay=LAYER_DECAY, rates=(("model.projection.", PATCH_FACTOR),))
+    ramps = {
+        "weight_decay": Ramp(*DECAY),
+        "momentum": Ramp(*MOMENTUM),
+        "teacher_temperature": Ramp(*TEMPERATURE[:2], "linear", TEMPERATURE[2], includes_end=True),
+    }
+    model = replace(MODEL, position="learned", registers=1, layer_scale=0.5)
+    schedule = Schedule(WARMUP, end=END / LR, warmup_includes_base=True)
+    changes = {"optimizer": optimizer, "schedule": schedule, "schedules": ramps, "model": model}
+    session, state = session_of(name, home, objective=objective, **changes)
+    twin = copy.deepcopy(session.build().objective)
+    batches = [copy.deepcopy(batch) for batch in session.batches(session.build())]
+    for parameter in twin.parameters():
+        parameter.grad = None
+    expected = authors_run(twin, batches, name)
+    curve = losses(session, state)
+    loss = max(abs(a - b) / abs(b) for a, b in zip(curve, expected, strict=True))
+    trained = dict(state.objective.named_parameters())
+    tensors = {
+        key: ((trained[key] - parameter).norm() / parameter.norm()).item()
+        for key, parameter in twin.named_parameters()
+        if not key.endswith("qkv.bias")  # the gradient of a key's bias is rounding error, which Adam normalises
+    }
+    counts = {key: int(count) for key, count in state.optimizers.state().items() if key.startswith("step/")}
+    assert {count for key, count in counts.items() if "frozen" in key} == {STEPS - FROZEN if name == "dino" else STEPS}
+    assert {count for key, count in counts.items() if "frozen" not in key} == {STEPS}
+    return loss, tensors
+
+
+@pytest.mark.parametrize("name", ["dino", "dinov2", "dinov2-sinkhorn"])
+def test_twenty_steps_are_those_of_the_authors_code(name, tmp_path):
+    loss, tensors = compare_runs(name, tmp_path)
+    assert loss < 1e-5
+    assert max(tensors.values()) < 1e-5, max(tensors, key=lambda key: tensors[key])
+
+
+def compare_averages(home, **changes):
+    """The relative difference of the averaged weights from `update_ema` of DiT's code after 20 steps."""
+    session, state = session_of("diffusion", home, ema=0.99, **changes)
+    expected = state.flat.master.clone()
+    fit(state, session.batches(state), [(1, lambda s: expected.mul_(0.99).add_(s.flat.master, alpha=0.01))])
+    return ((state.flat.average - expected).norm() / expected.norm()).item()
+
+
+def test_the_average_without_a_warm_up_is_dits(tmp_path):
+    assert compare_averages(tmp_path, ema_warmup=False) < 1e-6
+    assert compare_averages(tmp_path, ema_warmup=True) > 1e-3
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for name in ("dino", "dinov2", "dinov2-sinkhorn"):
+        with tempfile.TemporaryDirectory() as scratch:
+            loss, tensors = compare_runs(name, Path(scratch))
+        ranked = sorted(tensors, key=lambda key: -tensors[key])
+        print(f"{name}: loss {loss:.1e}; tensors", {key: f"{tensors[key]:.1e}" for key in ranked[:6]})
+    with tempfile.TemporaryDirectory() as scratch:
+        averages = {warms: compare_averages(Path(scratch), ema_warmup=warms) for warms in (True, False)}
+        print("averaged weights, by EMA warm-up:", {warms: f"{value:.1e}" for warms, value in averages.items()})

@@ -1,0 +1,73 @@
+"""Every number of every recipe has a row in `sources.csv` with its source; neither changes without the other."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from tests.recipes.hyperparameters import VERDICTS, published_figures, read_table, recipe_settings
+from vitreous.recipes.names import NAMES
+from vitreous.recipes.registry import RECIPES
+
+ROWS = list(enumerate(read_table(), 2))  # line of the file, row
+#: file and line of a repository at a commit
+PLACE = re.compile(r"[\w.-]+/[\w.-]+@[0-9a-f]{7,} \S+(:\d+)?")
+
+
+def models_of(name: str) -> tuple[str, ...]:
+    """Return the models of a recipe; `-` if it names none."""
+    return RECIPES[name].models or ("-",)
+
+
+def expected_values(name: str) -> dict[tuple[str, str], Any]:
+    """Return all numbers of a recipe, and its published figures, by model and setting."""
+    settings = {model: recipe_settings(name, None if model == "-" else model) for model in models_of(name)}
+    values = {(model, key): value for model, of_model in settings.items() for key, value in of_model.items()}
+    return values | published_figures(name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_number_of_a_recipe_is_that_of_its_row(name):
+    problems = []
+    for (model, setting), value in expected_values(name).items():
+        found = [(line, row) for line, row in ROWS if row.setting == setting and row.covers(name, model)]
+        what = f"{name}, {model}: {setting} = {json.dumps(value)}"
+        if len(found) != 1:
+            problems.append(f"{what} has {len(found)} rows, at lines {[line for line, _ in found]}")
+        elif json.loads(found[0][1].value) != value:
+            line, row = found[0]
+            problems.append(f"{what}, and line {line} has {row.value} from {row.source}")
+    assert not problems, "compare with the source, then write value, source and agrees into sources.csv:\n" + "\n".join(
+        problems
+    )
+
+
+def test_every_row_is_of_a_number_and_names_its_source():
+    values = {name: expected_values(name) for name in NAMES}
+    for line, row in ROWS:
+        where = f"sources.csv:{line}"
+        places = [(name, model) for name in NAMES for model in models_of(name) if row.covers(name, model)]
+        if row.setting.startswith("published"):
+            places = [(name, model) for name in NAMES for model, _ in values[name] if row.covers(name, model)][:1]
+        assert places, f"{where}: there is no recipe for {row.recipes}, {row.models}"
+        for name, model in places:
+            assert (model, row.setting) in values[name], f"{where}: {name} has no {row.setting} for {model}"
+        assert row.agrees in VERDICTS and row.source, f"{where}: {row.agrees} is not among {VERDICTS}, or no source"
+        assert row.note or row.agrees != "differs", f"{where}: a difference needs a note"
+        if "@" in row.source:
+            assert PLACE.match(row.source), f"{where}: {row.source} is not owner/name@commit path:line"
+
+
+def test_a_changed_number_is_noticed(monkeypatch):
+    original = recipe_settings
+
+    def changed(name, model=None):
+        settings = original(name, model)
+        return settings | {"optimizer.lr": settings["optimizer.lr"] * 2}
+
+    monkeypatch.setitem(globals(), "recipe_settings", changed)
+    with pytest.raises(AssertionError, match=r"optimizer\.lr = 0\.002, and line \d+ has 0\.001 from facebookresearch"):
+        test_every_number_of_a_recipe_is_that_of_its_row("deit")

@@ -1,0 +1,125 @@
+"""Weight decay and learning-rate factors of each parameter, by the rules of the authors' code, restated."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from tests.objectives.sessions import MODEL, OBJECTIVES
+from vitreous.models.config import SAMConfig, SwinConfig
+from vitreous.models.zoo import build
+from vitreous.nn.pyramid import LayerNorm2d
+from vitreous.nn.windows import RelativePositionBias
+from vitreous.objectives.base import Setting
+from vitreous.objectives.detection import DetectionConfig
+from vitreous.objectives.segmentation import SegmentationConfig
+from vitreous.training.groups import factor_of, group_of, kind_of
+from vitreous.training.run import Optimizer
+
+VITDET = SAMConfig(
+    image=(64, 64), patch=(16, 16), classes=0, width=32, depth=4, heads=2, hidden=64, class_token=False, pool="mean",
+    norm="none", attention="decomposed", window=2, global_blocks=(1, 3), conv_blocks=(1, 3), position_grid=(2, 2),
+)  # fmt: skip
+SWIN = SwinConfig(
+    image=(64, 64), patch_size=(4, 4), classes=0, width=16, blocks=(1, 1, 1, 1), heads=(1, 1, 2, 2), window=2
+)
+CLASSES = Setting(classes=("a", "b"))
+
+
+def detector():
+    """ViTDet with convolutional propagation and Mask R-CNN's heads."""
+    return DetectionConfig(masks=True, heads="vitdet", width=32, hidden=32).build(build(VITDET), CLASSES)
+
+
+def decays(module, rule):
+    """Whether each parameter decays, by name."""
+    return {name: kind_of(name, p, rule) != "plain" for name, p in module.named_parameters()}
+
+
+def owners(module):
+    """The module that each parameter belongs to, and the one around that, by the parameter's name."""
+    found = {}
+    for name, part in module.named_modules():
+        around = module.get_submodule(name.rpartition(".")[0])
+        found |= {f"{name}.{key}".lstrip("."): (part, around) for key, _ in part.named_parameters(recurse=False)}
+    return found
+
+
+def test_vitdet_decays_all_but_layer_norms_of_blocks_and_positions():
+    """`weight_decay_norm=0` reaches torch.nn.LayerNorm, not detectron2's own LayerNorm over channels."""
+    module = detector()
+    expected = {
+        name: not (isinstance(part, nn.LayerNorm) and not isinstance(around, LayerNorm2d))
+        and not name.endswith("position.table")
+        for name, (part, around) in owners(module).items()
+    }
+    assert decays(module, "vitdet") == expected
+    assert sum(not value for value in expected.values()) == 4 * 4 + 1
+    assert all(decays(module, "all").values())
+
+
+def test_layer_decay_of_vitdet_does_not_reach_convolutional_propagation():
+    """`get_vit_lr_decay_rate` of detectron2: blocks, but not what has `.residual.` in its name."""
+    options, module = Optimizer(layer_decay=0.5), detector()
+    for name, _ in module.named_parameters():
+        layer = VITDET.depth + 1
+        if name.startswith(("model.backbone.position", "model.backbone.projection")):
+            layer = 0
+        elif ".blocks." in name and ".after." not in name:
+            layer = 1 + int(name.partition(".blocks.")[2].partition(".")[0])
+        assert factor_of(options, VITDET, module, name) == 0.5 ** (VITDET.depth + 1 - layer), name
+
+
+def test_swins_dense_code_decays_biases_but_no_norms_of_the_backbone():
+    """`custom_keys` of norm, absolute_pos_embed and relative_position_bias_table. Norms of the head are named `bn`."""
+    module = SegmentationConfig(head="upernet", head_width=1).build(build(SWIN), CLASSES)
+    expected = {
+        name: not isinstance(part, (nn.LayerNorm, RelativePositionBias)) for name, (part, _) in owners(module).items()
+    }
+    assert decays(module, "mmdet") == expected
+    assert any(name.endswith("qkv.bias") and value for name, value in expected.items())
+
+
+@pytest.mark.parametrize("name", ["mae", "dino", "dinov2-sinkhorn"])
+def test_tokens_positions_and_prototype_lengths_decay_where_they_do_in_the_authors_code(name):
+    """Tensors of several axes there: `mask_token` is (1, D)."""
+    config = OBJECTIVES[name]
+    config = replace(config, unit_prototypes=False) if "dino" in name else config
+    module = config.build(build(replace(MODEL, position="learned", registers=1, layer_scale=0.1)), Setting())
+    found = {key: value for key, value in decays(module, "multi-axis").items() if "teacher" not in key}
+    for key, value in found.items():
+        exempt = key.endswith((".bias", ".scale")) or ".norm." in key
+        assert value == (not exempt), key
+    before = decays(module, "matrices")
+    added = {key for key, value in found.items() if value and not before[key]}
+    assert {"model.prefix", "model.slots", "model.position.table"} <= added
+
+
+@pytest.mark.parametrize("name", ["dino", "dinov2-sinkhorn"])
+def test_prototypes_have_groups_of_their_own(name):
+    module = OBJECTIVES[name].build(build(MODEL), Setting())
+    options = Optimizer(layer_decay=0.9, rates=(("projection", 0.2),))
+    groups = {key: group_of(options, MODEL, module, key, p) for key, p in module.named_parameters() if p.requires_grad}
+    frozen = {key for key, group in groups.items() if group.starts_frozen}
+    assert frozen == {key for key in groups if "prototypes" in key or "lengths" in key}
+    assert len({group.text for group in groups.values()}) == len(set(groups.values()))
+    if "mask_token" in groups:
+        assert groups["mask_token"].factor == pytest.approx(0.9**3)
+        assert groups["model.projection.weight"].factor == pytest.approx(0.2 * 0.9**3)
+
+
+def test_a_mask_token_is_clipped_with_the_backbone():
+    from vitreous.training.flat import Flat
+
+    module = OBJECTIVES["dinov2"].build(build(MODEL), Setting())
+    flat = Flat(module, torch.float32, torch.device("cpu"))
+    flat.zero()
+    gradients = flat.views(flat.master_grad)
+    gradients["mask_token"].fill_(1.0)
+    gradients["model.projection.weight"].fill_(2.0)
+    whole = torch.cat([gradients["mask_token"].flatten(), gradients["model.projection.weight"].flatten()]).norm()
+    flat.clip(1.0, "part")
+    assert torch.allclose(gradients["mask_token"], torch.full((32,), 1 / whole.item()), rtol=1e-4)

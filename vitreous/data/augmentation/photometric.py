@@ -1,0 +1,66 @@
+"""Colour distortion as published for semantic segmentation: brightness, contrast, saturation and hue, one by one.
+
+From SSD (arXiv:1512.02325, section 3.6) by way of mmsegmentation's `PhotoMetricDistortion`, which ADE20K's recipes use.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+DRAWS = 9  # numbers that one distortion takes
+LEVELS = 256  # of a channel; hue is a circle of as many
+
+
+def distort_colours(
+    pixels: Tensor, jitter: tuple[float, float, float], hue: float, probability: float, draws: np.ndarray
+) -> Tensor:
+    """Distort the colours of an image; each operation is applied or left out by its own draw.
+
+    Values are cut to 0 .. 255 and to whole numbers after each operation. Contrast comes before saturation and hue, or
+    after them, with probability 0.5 each.
+
+    Args:
+        pixels: (C, H, W) uint8. Saturation and hue need C = 3 and are left out for other images.
+        jitter: brightness adds up to +- `jitter[0]` of the range of values; contrast and saturation multiply by up to
+            1 +- `jitter[1]` and 1 +- `jitter[2]`.
+        hue: the largest rotation of the hue, as a share of the full circle.
+        probability: of each operation.
+        draws: (DRAWS,) float64 in [0, 1).
+
+    Returns:
+        (C, H, W) uint8.
+    """
+    applied, values = draws[:4] < probability, 2 * draws[4:8] - 1  # each in -1 .. 1
+    x = pixels.numpy()
+    if applied[0]:
+        x = truncate(x + np.float32(255 * jitter[0] * values[0]))
+    contrast = np.float32(1 + jitter[1] * values[1])
+    before = draws[8] < 0.5
+    if applied[1] and before:
+        x = truncate(x * contrast)
+    if len(x) == 3 and (applied[2] or applied[3]):
+        hsv = np.array(Image.fromarray(np.ascontiguousarray(x.transpose(1, 2, 0))).convert("HSV"))
+        if applied[2]:
+            hsv[..., 1] = truncate(hsv[..., 1] * np.float32(1 + jitter[2] * values[2]))
+        if applied[3]:
+            hsv[..., 0] += np.uint8(round(LEVELS * hue * values[3]) % LEVELS)  # bytes wrap around as the circle
+        distorted = Image.frombytes("HSV", (hsv.shape[1], hsv.shape[0]), hsv.tobytes())
+        x = np.asarray(distorted.convert("RGB")).transpose(2, 0, 1)
+    if applied[1] and not before:
+        x = truncate(x * contrast)
+    return torch.from_numpy(np.ascontiguousarray(x))
+
+
+def truncate(values: np.ndarray) -> np.ndarray:
+    """Cut values to 0 .. 255 and drop their fractions, (C, H, W) float32 -> (C, H, W) uint8."""
+    return values.clip(0, 255).astype(np.uint8)
+
+
+def largest_class_share(classes: np.ndarray, ignore: int) -> float:
+    """Return the share of the most frequent class among the labelled pixels of a class map (H, W) int32; 1 if none is
+    labelled."""
+    counts = np.bincount(classes[classes != ignore])
+    return float(counts.max() / counts.sum()) if counts.size else 1.0
