@@ -165,16 +165,7 @@ def sharded_step(work: Work) -> Row:
         compute.on_host = not cuda
         images = torch.randn(work.batch_size, 3, work.image_size, work.image_size, device=work.device).to(dtype)
         batch = {"images": images, "labels": torch.zeros(work.batch_size, dtype=torch.int64, device=work.device)}
-
-        def turn() -> float:
-            flat.zero()
-            compute.backward(batch, 1.0)
-            flat.collect()
-            flat.clip(1.0)
-            optimizers.step(1.0)
-            flat.sync(1)
-            return work.batch_size
-
+        turn = ours.step_turn(flat, compute, optimizers, batch, work.batch_size)
         return timed_images(turn, work)
     finally:
         dist.destroy_process_group()

@@ -94,6 +94,13 @@ def train(
     images = torch.randn(work.batch_size, 3, work.image_size, work.image_size, device=device).to(dtype)
     batch = {"images": images, "labels": torch.randint(0, CLASSES, (work.batch_size,), device=device)}
 
+    return step_turn(flat, compute, optimizers, batch, work.batch_size)
+
+
+def step_turn(flat: Flat, compute: Shards, optimizers: Optimizers, batch: dict[str, Tensor], images: int) -> Turn:
+    """Return turns that are training steps on one batch (B, ...) of so many images: forward, backward, clipping,
+    optimiser, working copy."""
+
     def turn() -> float:
         flat.zero()
         compute.backward(batch, 1.0)
@@ -101,7 +108,7 @@ def train(
         flat.clip(1.0)
         optimizers.step(1.0)
         flat.sync(1)
-        return work.batch_size
+        return images
 
     return turn
 
