@@ -15,6 +15,7 @@ from pathlib import Path
 
 from vitreous.data.annotations.objects import Scene, data_of_scenes, finite
 from vitreous.data.annotations.shapes import Shape
+from vitreous.data.layouts.split_names import SPLIT_OF_NAME, split_of_name
 from vitreous.data.split import Data
 from vitreous.errors import DataError, printable
 
@@ -28,7 +29,6 @@ NAMES = {
     "split": ("split", "subset", "set"),
 }
 EDGES = ("left", "top", "right", "bottom")
-SPLITS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 
 
 def is_box_table(path: Path) -> bool:
@@ -72,9 +72,9 @@ def box_table(path: Path, split_seed: int = 0) -> Data:
         if len(row) < len(head):
             raise DataError(f"{where} has {len(row)} cells, the header {len(head)}", "mend it")
         cells = {key: row[position].strip() for key, position in columns.items()}
-        split = SPLITS.get(cells.get("split", "train").lower())
+        split = split_of_name(cells.get("split", "train"))
         if split is None:
-            raise DataError(f"{where}: split {printable(cells['split'])}", f"one of {', '.join(SPLITS)}")
+            raise DataError(f"{where}: split {printable(cells['split'])}", f"one of {', '.join(SPLIT_OF_NAME)}")
         if not cells["image"]:
             raise DataError(f"{where} names no image", "give its path")
         objects = boxes[split, cells["image"]]

@@ -11,7 +11,6 @@ ids of their categories.
 from __future__ import annotations
 
 import json
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -25,13 +24,13 @@ from vitreous.data.annotations.shapes import Shape, decode_runs
 from vitreous.data.annotations.target import Verified
 from vitreous.data.decoding.decode import read_regular
 from vitreous.data.layouts.folder import list_images
+from vitreous.data.layouts.split_names import find_split_folders, split_in_text
 from vitreous.data.split import Data
 from vitreous.errors import DataError, printable
 
 FREQUENCY = {"r": "rare", "c": "common", "f": "frequent"}  # of LVIS: in up to 10, up to 100, and more training images
 FILES = ("instances_*.json", "*.json")  # in `annotations`, the first pattern that fits any
 INSIDE = "_annotations.coco.json"  # in the folder of a split
-SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 MINI = 2  # corners of a polygon that is none: such parts are left out
 
 
@@ -44,7 +43,7 @@ def is_coco(root: Path) -> bool:
 
 def files_of(root: Path) -> dict[str, Path]:
     """Split -> JSON file, in the folders of splits or in `annotations`."""
-    inside = {SPLITS[home.name.lower()]: home / INSIDE for home in root.glob("*") if home.name.lower() in SPLITS}
+    inside = {split: home / INSIDE for split, home in find_split_folders(root).items()}
     if inside := {split: place for split, place in inside.items() if place.is_file()}:
         return inside
     return listed_files(root / "annotations", FILES)
@@ -55,18 +54,12 @@ def listed_files(folder: Path, patterns: Sequence[str]) -> dict[str, Path]:
     alone."""
     for pattern in patterns:
         places = sorted(folder.glob(pattern))
-        named = {split_in(place.stem): place for place in places}
+        named = {split_in_text(place.stem): place for place in places}
         if len(places) == 1 and None in named:
             return {"train": places[0]}
         if named := {split: place for split, place in named.items() if split}:
             return named
     return {}
-
-
-def split_in(name: str) -> str | None:
-    """The split that a file name tells: `instances_val2017` is val."""
-    words = re.findall(r"[a-z]+", name.lower())
-    return next((SPLITS[word] for word in words if word in SPLITS), None)
 
 
 def coco(root: Path, split_seed: int = 0) -> Data:
@@ -180,8 +173,10 @@ def images_near(place: Path, root: Path) -> dict[str, Path]:
     """The image files that a JSON file can mean, by the end of their path; those nearest to its name win."""
     home = place.parent if root.is_file() or place.name == INSIDE else root
     home = home.parent if home.name == "annotations" else home
-    words = [place.stem.split("_", 1)[-1], split_in(place.stem) or ""]
-    folders = [home / inner / word for word in words if word for inner in ("", "images")] + [home / "images", home]
+    folders = [home / inner / place.stem.split("_", 1)[-1] for inner in ("", "images")]
+    split = split_in_text(place.stem)
+    inside = [find_split_folders(home / inner) for inner in ("", "images")]
+    folders += [homes[split] for homes in inside if split in homes] + [home / "images", home]
     images: dict[str, Path] = {}
     for folder in folders:
         if folder.is_dir():

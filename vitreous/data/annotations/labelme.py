@@ -19,8 +19,8 @@ import numpy as np
 from vitreous.data.annotations.objects import Scene, data_of_scenes, finite, parse_all
 from vitreous.data.annotations.shapes import Shape
 from vitreous.data.decoding.decode import read_regular
-from vitreous.data.layouts.classes import split_homes
 from vitreous.data.layouts.folder import list_images
+from vitreous.data.layouts.split_names import find_split_folders
 from vitreous.data.split import Data
 from vitreous.errors import DataError, printable
 
@@ -30,7 +30,7 @@ Parsed = tuple[list[tuple[str, Shape]], tuple[int, int] | None]
 
 def is_labelme(root: Path) -> bool:
     """Whether a folder is a data set of this kind: beside the first image, of a split or below it, lies such a file."""
-    for home in (root, *split_homes(root).values()):
+    for home in (root, *find_split_folders(root).values()):
         first = next((place for place in sorted(home.glob("*.json")) if place.is_file()), None)
         if first is not None:
             return b'"shapes"' in read_regular(first)
@@ -42,7 +42,7 @@ def labelme(root: Path, split_seed: int = 0) -> Data:
 
     Raises DataError for files that are no such JSON, or whose image is missing.
     """
-    homes = split_homes(root) or {"train": root}
+    homes = find_split_folders(root) or {"train": root}
     images = {split: list_images(home) for split, home in homes.items()}
     for split, home in homes.items():
         stems = {place.with_suffix("") for place in images[split]}

@@ -25,8 +25,8 @@ from vitreous.cores import default_workers
 from vitreous.data.annotations.objects import image_size
 from vitreous.data.annotations.target import IGNORE, AnnotatedFiles, Target, boxes_of, no_objects, stack_masks
 from vitreous.data.decoding.decode import read_regular, reason
-from vitreous.data.layouts.classes import split_homes
 from vitreous.data.layouts.folder import entries, is_folder, list_images
+from vitreous.data.layouts.split_names import find_split_folders
 from vitreous.data.split import Data, Split, relative, with_val
 from vitreous.errors import DataError, printable
 
@@ -128,7 +128,9 @@ class MaskFiles:
 
 def are_masks(root: Path) -> bool:
     """Whether a folder has masks beside its images, in one of the layouts above."""
-    return any(mask_folder(home, PICTURES) or object_folders(home) for home in (root, *homes_of(root).values()))
+    return any(
+        mask_folder(home, PICTURES) or object_folders(home) for home in (root, *find_split_folders(root).values())
+    )
 
 
 def masks(root: Path, split_seed: int = 0, reader: Reader | None = None, given: Sequence[str] = ()) -> Data:
@@ -177,19 +179,14 @@ def masks(root: Path, split_seed: int = 0, reader: Reader | None = None, given: 
     return Data(printable(root), tuple(names), splits, notes, unsplit, whole)
 
 
-def homes_of(root: Path) -> dict[str, Path]:
-    """The folders of splits below a folder; none where it is no folder."""
-    return split_homes(root) if root.is_dir() else {}
-
-
 def places_of(root: Path, reader: Reader) -> dict[str, tuple[Path, str]]:
-    """Split -> the folder with `images` and masks, and the folder below each of both that the split is in, if any."""
-    homes = homes_of(root)
+    """Split -> the folder with `images` and masks, and the split whose folder below both it is in, if any."""
+    homes = find_split_folders(root)
     if homes and any(mask_folder(home, reader) or object_folders(home) for home in homes.values()):
         return {name: (home, "") for name, home in homes.items()}
-    inner = homes_of(image_folder(root, reader))
+    inner = find_split_folders(image_folder(root, reader))
     if mask_folder(root, reader) and inner:
-        return {name: (root, home.name) for name, home in inner.items()}
+        return {name: (root, name) for name in inner}
     return {"train": (root, "")}
 
 
@@ -216,7 +213,7 @@ def object_folders(home: Path) -> list[Path]:
     return folders
 
 
-def pairs(home: Path, inner: str, reader: Reader) -> tuple[bool, list[Path], list[list[Path]]]:
+def pairs(home: Path, split: str, reader: Reader) -> tuple[bool, list[Path], list[list[Path]]]:
     """Whether masks are class maps, the images, and the masks of each. Raises DataError where they do not go
     together."""
     folder = mask_folder(home, reader)
@@ -231,7 +228,10 @@ def pairs(home: Path, inner: str, reader: Reader) -> tuple[bool, list[Path], lis
         if not images:
             raise DataError(f"{printable(home)} has no images with masks", "put them into images/ and masks/")
         return False, images, files
-    by_stem, wanted = (named_files(place / inner, reader) for place in (folder, image_folder(home, reader)))
+    places = [folder, image_folder(home, reader)]
+    if split:
+        places = [find_split_folders(place).get(split, place / split) for place in places]
+    by_stem, wanted = (named_files(place, reader) for place in places)
     for stems, others, lacks in ((wanted, by_stem, "mask"), (by_stem, wanted, "image")):
         if missing := [place for stem, place in stems.items() if stem not in others]:
             problem = f"{len(missing)} of {len(stems)} have no {lacks}; the first is {printable(missing[0])}"

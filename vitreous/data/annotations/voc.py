@@ -17,6 +17,7 @@ from vitreous.data.annotations.objects import Scene, data_of_scenes, finite, par
 from vitreous.data.annotations.shapes import Shape
 from vitreous.data.decoding.decode import read_regular
 from vitreous.data.layouts.folder import list_images
+from vitreous.data.layouts.split_names import split_entries
 from vitreous.data.split import Data
 from vitreous.errors import DataError, printable
 
@@ -68,11 +69,10 @@ def voc(root: Path, split_seed: int = 0) -> Data:
 def splits_of(root: Path, files: dict[str, Path]) -> dict[str, list[str]]:
     """Split -> names of its images, by the lists; all of them are `train` where there are no lists."""
     names = {}
-    for split in ("train", "val", "test"):
-        place = root / SETS / f"{split}.txt"
-        if place.is_file():
-            lines = place.read_text("utf-8", "replace").splitlines()
-            names[split] = [line.split()[0] for line in lines if line.strip()]
+    places = {place.stem: place for place in (root / SETS).glob("*.txt")}
+    for split, stem in split_entries(places, printable(root / SETS)).items():
+        lines = places[stem].read_text("utf-8", "replace").splitlines()
+        names[split] = [line.split()[0] for line in lines if line.strip()]
     return names or {"train": list(files)}
 
 

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
-from vitreous.data.annotations.masks import MASKS, Reader, homes_of, image_folder, mask_folder, masks
+from vitreous.data.annotations.masks import MASKS, Reader, image_folder, mask_folder, masks
 from vitreous.data.decoding.decode import read_regular
 from vitreous.data.decoding.volumes import OWN, SUFFIXES, open_volume, read_labels, stem_of, volume_form
 from vitreous.data.layouts.folder import walk
+from vitreous.data.layouts.split_names import find_split_folders
 from vitreous.data.split import Data
 from vitreous.errors import DataError, printable
 
@@ -45,7 +46,7 @@ VOLUMES = Reader(3, (("images", DECATHLON[0]), (*MASKS, DECATHLON[1])), list_vol
 def are_volumes(root: Path) -> bool:
     """Whether a folder has volumes with masks beside them: files of an ending that only volumes have, or a first mask
     of three axes."""
-    for home in (root, *homes_of(root).values()):
+    for home in (root, *find_split_folders(root).values()):
         folder = mask_folder(home, VOLUMES)
         if folder is not None:
             images, first = list_volumes(image_folder(home, VOLUMES)), list_volumes(folder)[0]

@@ -18,14 +18,13 @@ from vitreous.config import read_yaml
 from vitreous.data.annotations.objects import Scene, data_of_scenes, finite, image_size, parse_all
 from vitreous.data.annotations.shapes import Shape, box_corners, polygon_of_mask
 from vitreous.data.decoding.decode import read_regular
-from vitreous.data.layouts.classes import split_homes
 from vitreous.data.layouts.folder import list_images
+from vitreous.data.layouts.split_names import find_split_folders, split_entries
 from vitreous.data.split import Data
 from vitreous.errors import DataError, UsageError, printable
 
 CONFIGS = ("data.yaml", "data.yml", "dataset.yaml")
 CLASSES = "classes.txt"
-SPLITS = {"train": ("train",), "val": ("val", "valid"), "test": ("test",)}  # their keys in data.yaml
 Line = tuple[int, tuple[float, ...]]  # a class, and coordinates in shares
 
 
@@ -84,10 +83,10 @@ def read_config(place: Path) -> tuple[dict[int, str], dict[str, list[Path]]]:
     home = place.parent / str(config.get("path") or ".")
     home = home if home.is_dir() else place.parent
     listed = {}
-    for split, keys in SPLITS.items():
-        if (given := next((config[key] for key in keys if config.get(key)), None)) is not None:
-            words = given if isinstance(given, list) else [given]
-            listed[split] = [image for word in words for image in images_of(str(word), home, origin)]
+    keys = [key for key, value in config.items() if isinstance(key, str) and value]
+    for split, key in split_entries(keys, origin).items():
+        words = config[key] if isinstance(config[key], list) else [config[key]]
+        listed[split] = [image for word in words for image in images_of(str(word), home, origin)]
     return table, listed
 
 
@@ -104,7 +103,7 @@ def images_of(word: str, home: Path, origin: str) -> list[Path]:
 
 def folders_below(root: Path) -> dict[str, list[Path]]:
     """The images of each folder of a split below `images`; all are `train` where there are none."""
-    homes = split_homes(root / "images")
+    homes = find_split_folders(root / "images")
     return {name: list_images(home) for name, home in homes.items()} or {"train": list_images(root / "images")}
 
 

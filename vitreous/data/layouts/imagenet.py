@@ -16,6 +16,7 @@ from pathlib import Path
 
 from vitreous.data.decoding.decode import read_regular
 from vitreous.data.layouts.folder import classified, entries, is_folder, list_classes, split_folders, walk
+from vitreous.data.layouts.split_names import find_split_folders
 from vitreous.data.split import Data, Paths
 from vitreous.errors import DataError, printable
 
@@ -32,7 +33,7 @@ ILSVRC2012 = "385e0240499426c022b773be1ae4da780f057b89c9694c7f47199f62746b6edd"
 def is_imagenet(root: Path) -> bool:
     """Whether the classes of a folder, or of its training images, are synsets, all of them."""
     home = tree(root)
-    train = home / "train" if (home / "train").is_dir() else home
+    train = find_split_folders(home).get("train", home)
     names = [entry.name for entry in entries(os.fspath(train)) if is_folder(entry)]
     return bool(names) and all(SYNSET.fullmatch(name) for name in names)
 

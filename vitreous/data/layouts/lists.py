@@ -16,11 +16,12 @@ import numpy as np
 
 from vitreous.data.decoding.decode import read_regular
 from vitreous.data.layouts.classes import too_few_classes
+from vitreous.data.layouts.split_names import SPLIT_NAMES, find_split_folders, split_entries
 from vitreous.data.split import Data, Files, Split, with_val
 from vitreous.errors import DataError, first_lines, printable
 
 ALL = "train800val200"  # the 1,000 images that the last training of a task is allowed
-LISTS = {"train": ("train800", "train"), "val": ("val200", "val", "valid", "validation"), "test": ("test",)}
+VTAB = {"train": "train800", "val": "val200"}  # lists that VTAB-1k has for a split, preferred to others
 EXPECTED = "expected a path below the folder and the number of a class in every line: images/train/000001.jpg 5"
 
 
@@ -34,7 +35,15 @@ class Line(NamedTuple):
 
 def are_lists(root: Path) -> bool:
     """Whether a folder has a list of training images, and no folder of them by classes."""
-    return any((root / f"{name}.txt").is_file() for name in LISTS["train"]) and not (root / "train").is_dir()
+    return "train" in find_lists(root) and "train" not in find_split_folders(root)
+
+
+def find_lists(root: Path) -> dict[str, str]:
+    """{split: name of its list without the ending}, in the order train, val, test. Raises DataError where two lists
+    are of one split."""
+    names = [place.stem for place in root.glob("*.txt") if place.is_file()]
+    listed = split_entries(names, printable(root)) | {split: name for split, name in VTAB.items() if name in names}
+    return {split: listed[split] for split in SPLIT_NAMES if split in listed}
 
 
 def lists(root: Path, split_seed: int = 0) -> Data:
@@ -45,10 +54,8 @@ def lists(root: Path, split_seed: int = 0) -> Data:
     validation, a tenth of the training images is held out. Raises DataError, with file and line, for invalid lines and
     classes, one image with two classes, missing files.
     """
-    names = {
-        split: next((name for name in names if (root / f"{name}.txt").is_file()), "") for split, names in LISTS.items()
-    }
-    parts = {split: read(root, name) for split, name in names.items() if name}
+    names = find_lists(root)
+    parts = {split: read(root, name) for split, name in names.items()}
     whole = read(root, ALL) if names["train"] == "train800" and (root / f"{ALL}.txt").is_file() else None
     if whole is not None:
         check_agreement(parts, whole)

@@ -29,7 +29,8 @@ from typing import NamedTuple
 import numpy as np
 
 from vitreous.data.decoding.decode import read_regular
-from vitreous.data.layouts.classes import WORDS, class_order, label_array, one_class_note, too_few_classes
+from vitreous.data.layouts.classes import class_order, label_array, one_class_note, too_few_classes
+from vitreous.data.layouts.split_names import SPLIT_OF_NAME, split_of_name
 from vitreous.data.layouts.video import ClipFiles, are_clip_files, clips_note
 from vitreous.data.layouts.volumes import ArrayFiles, arrays_note, axes_of_files, no_arrays
 from vitreous.data.split import Data, Files, Split, no_labels, with_val
@@ -246,9 +247,12 @@ def row_of(cells: list[str], header: Header, name: str, line: int) -> Row:
         hint = "take out the | that has nothing on one side"
         raise DataError(f"{where}: an empty label in {printable(row['label'])}", hint)
     word, group = row.get("split", "").strip(), row.get(header.group, "").strip()
-    if "split" in row and word not in WORDS:
+    split = split_of_name(word)
+    if "split" in row and not split:
         problem = f"unknown split {printable(word)}" if word else "no split"
-        raise DataError(f"{where}: {problem}", nearest(word, WORDS) or f"use {', '.join(WORDS)}")
+        raise DataError(
+            f"{where}: {problem}", nearest(word.lower(), SPLIT_OF_NAME) or f"use {', '.join(SPLIT_OF_NAME)}"
+        )
     if header.group in row and not group:
         raise DataError(
             f"{where}: no {printable(header.group)}", "give an image that belongs to no other a name of its own"
@@ -259,7 +263,7 @@ def row_of(cells: list[str], header: Header, name: str, line: int) -> Row:
     )
     if end <= start:
         raise DataError(f"{where}: the end, {end:g} s, is not after the start, {start:g} s", "mend them")
-    return Row(row["path"], named, WORDS.get(word, ""), group, line, start, end)
+    return Row(row["path"], named, split or "", group, line, start, end)
 
 
 def second(cell: str, column: str, usual: float, where: str) -> float:
