@@ -27,7 +27,7 @@ from vitreous.data.annotations.target import IGNORE, AnnotatedFiles, Target, box
 from vitreous.data.decoding.decode import read_regular, reason
 from vitreous.data.layouts.folder import entries, is_folder, list_images
 from vitreous.data.layouts.split_names import find_split_folders
-from vitreous.data.split import Data, Split, relative, with_val
+from vitreous.data.split import Data, Files, Split, no_labels, relative, with_val
 from vitreous.errors import DataError, printable
 
 MASKS = ("masks", "labels", "annotations")  # names of the folder with class maps
@@ -143,7 +143,9 @@ def masks(root: Path, split_seed: int = 0, reader: Reader | None = None, given: 
     reader = reader or PICTURES
     names, palette = named_classes(root)
     names = names or list(given)
-    listed = {name: pairs(home, inner, reader) for name, (home, inner) in places_of(root, reader).items()}
+    places_of_splits = places_of(root, reader)
+    unlabelled = {name: unmasked_images(*place, reader) for name, place in places_of_splits.items() if name != "train"}
+    listed = {name: pairs(*place, reader) for name, place in places_of_splits.items() if unlabelled.get(name) is None}
     if "train" not in listed:
         raise DataError(f"{printable(root)} has {', '.join(listed)} but no train folder", "name one of them train")
     kinds = {kind for kind, *_ in listed.values()}
@@ -174,8 +176,9 @@ def masks(root: Path, split_seed: int = 0, reader: Reader | None = None, given: 
         for row, numbers in enumerate(present[name]):
             labels[row, [number for number in numbers if number < len(names)]] = 1
         splits[name] = AnnotatedFiles(images, labels, np.arange(len(images)), store)
-    unsplit = list(listed) == ["train"]
+    splits |= {name: Files(images, no_labels(len(images))) for name, images in unlabelled.items() if images is not None}
     splits, whole = with_val(splits, split_seed, notes)
+    unsplit = whole is not None and "test" not in splits
     return Data(printable(root), tuple(names), splits, notes, unsplit, whole)
 
 
@@ -237,6 +240,17 @@ def pairs(home: Path, split: str, reader: Reader) -> tuple[bool, list[Path], lis
             problem = f"{len(missing)} of {len(stems)} have no {lacks}; the first is {printable(missing[0])}"
             raise DataError(problem, f"the {lacks} of a file has its name, but for the ending")
     return True, list(wanted.values()), [[by_stem[stem]] for stem in wanted]
+
+
+def unmasked_images(home: Path, split: str, reader: Reader) -> list[Path] | None:
+    """The images of a split that has no masks at all; None where it has some. The arguments are those of `pairs`."""
+    folder = mask_folder(home, reader)
+    if folder is None:
+        return None if reader.axes == 2 and object_folders(home) else reader.files(home)
+    inner = find_split_folders(folder).get(split, folder / split) if split else folder
+    if inner.is_dir() and reader.files(inner):
+        return None
+    return reader.files(find_split_folders(image_folder(home, reader))[split])
 
 
 def named_files(folder: Path, reader: Reader) -> dict[str, Path]:

@@ -16,7 +16,7 @@ from vitreous.cores import default_workers
 from vitreous.data.annotations.shapes import Box, Shape, target_of
 from vitreous.data.annotations.target import AnnotatedFiles, Target, Verified
 from vitreous.data.decoding.decode import read_regular, upright_size
-from vitreous.data.split import Data, Split, with_val
+from vitreous.data.split import Data, Split, no_labels, with_val
 from vitreous.errors import DataError, printable
 
 
@@ -65,24 +65,24 @@ def data_of_scenes(
 ) -> Data:
     """Return a data set of scenes by split; without `val`, a tenth of `train` is held out.
 
-    Objects of no area are left out, which a note tells. Raises DataError for splits without `train` or images, and for
-    two classes of one name.
+    Objects of no area are left out, which a note tells. A held-out split without objects has no labels. Raises
+    DataError for splits without `train` or images, and for two classes of one name.
     """
     check_classes(name, classes)
     check_train(name, scenes)
     splits: dict[str, Split] = {}
     for split, rows in scenes.items():
-        if rows:
-            shown = [without_empty(scene) for scene in rows]
-            labels = np.zeros((len(rows), len(classes)), np.float32)
-            for row, scene in enumerate(shown):
-                labels[row, [shape.label for shape in scene.shapes]] = 1
-            images = [scene.image for scene in shown]
-            splits[split] = AnnotatedFiles(images, labels, np.arange(len(rows)), ObjectFiles(shown))
+        shown = [without_empty(scene) for scene in rows]
+        labels = np.zeros((len(rows), len(classes)), np.float32)
+        for row, scene in enumerate(shown):
+            labels[row, [shape.label for shape in scene.shapes]] = 1
+        if split != "train" and not any(scene.shapes or scene.verified for scene in shown):
+            labels = no_labels(len(rows))
+        images = [scene.image for scene in shown]
+        splits[split] = AnnotatedFiles(images, labels, np.arange(len(rows)), ObjectFiles(shown))
     notes += empty_notes([scene for rows in scenes.values() for scene in rows])
-    unsplit = list(splits) == ["train"]
     splits, whole = with_val(splits, split_seed, notes)
-    return Data(name, tuple(classes), splits, notes, unsplit, whole)
+    return Data(name, tuple(classes), splits, notes, whole is not None and "test" not in splits, whole)
 
 
 def check_classes(name: str, classes: Sequence[str]) -> None:

@@ -24,7 +24,7 @@ from vitreous.data.annotations.painted import Painted
 from vitreous.data.annotations.target import IGNORE, AnnotatedFiles, Target, boxes_of
 from vitreous.data.decoding.decode import read_regular
 from vitreous.data.layouts.folder import list_images
-from vitreous.data.split import Data, Split, with_val
+from vitreous.data.split import Data, Files, Split, no_labels, with_val
 from vitreous.errors import DataError, printable
 
 FILES, INSTANCES = "panoptic_*.json", "instances_*.json"  # in `annotations`
@@ -140,18 +140,19 @@ def panoptic(root: Path, split_seed: int = 0) -> Data:
     check_classes(printable(root), names)
     splits: dict[str, Split] = {}
     for split, document in documents.items():
+        if split != "train" and not document["annotations"]:
+            images = [str(row.get("file_name")) for row in document["images"]]
+            splits[split] = Files(images, no_labels(len(images)))
+            continue
         rows = panoramas_of(document, files[split], root, kinds)
         labels = np.zeros((len(rows), len(names)), np.float32)
         for row, one in enumerate(rows):
             labels[row, [segment.label for segment in one.segments]] = 1
-        if rows:
-            splits[split] = AnnotatedFiles(
-                [one.image for one in rows], labels, np.arange(len(rows)), PanopticFiles(rows)
-            )
+        splits[split] = AnnotatedFiles([one.image for one in rows], labels, np.arange(len(rows)), PanopticFiles(rows))
     check_train(printable(root), splits)
     notes: list[str] = []
-    unsplit = list(splits) == ["train"]
     splits, whole = with_val(splits, split_seed, notes)
+    unsplit = whole is not None and "test" not in splits
     return Data(printable(root), tuple(names), splits, notes, unsplit, whole)
 
 

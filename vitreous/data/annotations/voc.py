@@ -47,18 +47,21 @@ def voc(root: Path, split_seed: int = 0) -> Data:
     files = {place.stem: place for place in sorted((root / "Annotations").glob("*.xml"))}
     names = splits_of(root, files)
     for split, stems in names.items():
+        unlabelled = split != "train" and not any(stem in files for stem in stems)
         for stem in stems:
             for table, kind, where in ((files, "annotations", root / "Annotations"), (images, "image", folder)):
-                if stem not in table:
+                if stem not in table and not (unlabelled and table is files):
                     problem = f"{printable(stem)} of {split} has no {kind} in {printable(where)}"
                     raise DataError(problem, "restore the file, or remove the name from the list")
-    wanted = sorted({stem for stems in names.values() for stem in stems})
+    wanted = sorted({stem for stems in names.values() for stem in stems if stem in files})
     parsed = dict(zip(wanted, parse_all([files[stem] for stem in wanted], parse_file), strict=True))
     classes = sorted({name for rows, _ in parsed.values() for name, _ in rows})
     zero = any(min(shape.box[:2]) < 1 for rows, _ in parsed.values() for _, shape in rows if shape.box)
     scenes = {
         split: [
             Scene(images[stem], shapes_of(parsed[stem][0], classes, 0 if zero else 1), files[stem], parsed[stem][1])
+            if stem in parsed
+            else Scene(images[stem], (), images[stem])
             for stem in stems
         ]
         for split, stems in names.items()

@@ -173,7 +173,7 @@ def open_tables(
         for split, table in tables.items():
             labels[split] = no_labels(sum(map_stream(stream).num_rows for stream in table.streams(image)))
     else:
-        labels, classes = read_labels(name, tables, label, features, notes)
+        labels, classes = read_labels(name, tables, label, features)
     if len(classes) == 1:
         unlabelled = too_few_classes(name, classes)
         notes += one_class_note(classes)
@@ -189,10 +189,10 @@ def open_tables(
 
 
 def read_labels(
-    name: str, tables: dict[str, Streams], column: str, features: dict[str, Any], notes: list[str]
+    name: str, tables: dict[str, Streams], column: str, features: dict[str, Any]
 ) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
-    """The labels (n,) or (n, K) of each split, `train` first, and the classes. Splits of which no row has a label are
-    left out.
+    """The labels (n,) or (n, K) of each split, `train` first, and the classes; `no_labels` of a held-out split of which
+    no row has one.
 
     Raises DataError for labels that are missing or that training does not have.
     """
@@ -201,8 +201,8 @@ def read_labels(
     for split, table in tables.items():
         words, codes, counts = encode_labels(table.values(column), names)
         missing = codes < 0
-        if split != "train" and len(codes) and missing.all():
-            notes.append(f"{split} has no labels and is left out")
+        if split != "train" and missing.all():
+            labels[split] = no_labels(len(codes) if counts is None else len(counts))
             continue
         if missing.any():
             problem = f"{missing.sum()} of {len(missing)} labels of {split} are missing"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,13 @@ import numpy as np
 from vitreous.data.decoding.decode import SUFFIXES, reason
 from vitreous.data.decoding.volumes import OWN as VOLUMES
 from vitreous.data.layouts.classes import class_order, natural, one_class_note, too_few_classes, unknown_classes
-from vitreous.data.layouts.split_names import find_split_folders, has_role_name, is_system_name, role_names_note
+from vitreous.data.layouts.split_names import (
+    NO_CLASS_WORDS,
+    find_split_folders,
+    has_role_name,
+    is_system_name,
+    role_names_note,
+)
 from vitreous.data.split import Data, Files, Paths, Split, no_labels, with_val
 from vitreous.errors import DataError, first_names, printable
 
@@ -97,14 +103,23 @@ def classified(
         home = homes["train"]
         unlabelled = too_few_classes(printable(home), classes, LAYOUT) if classes else no_classes(home, lister)
         paths = {name: Paths(lister(os.fspath(home))) for name, home in homes.items()}
-        splits = {name: Files(part, no_labels(len(part))) for name, part in paths.items() if len(part)}
+        splits = {name: Files(part, no_labels(len(part))) for name, part in paths.items()}
         notes, classes = one_class_note(classes), []
     else:
-        splits = {name: files_of(name, tree, classes) for name, tree in listed.items()}
+        loose = {name: lister(os.fspath(homes[name])) for name, tree in listed.items() if has_no_classes(tree, classes)}
+        splits = {name: files_of(name, tree, classes) for name, tree in listed.items() if name not in loose}
+        splits |= {name: Files(paths, no_labels(len(paths))) for name, paths in loose.items()}
     notes += role_names_note(classes)
     splits, whole = with_val(splits, split_seed, notes)
     unsplit = homes["train"] == root
     return Data(printable(root), tuple(classes), splits, notes, unsplit, whole, unlabelled=unlabelled)
+
+
+def has_no_classes(tree: dict[str, Paths], classes: Sequence[str]) -> bool:
+    """Whether a split has no class folders: none at all, or a single one that is no class and is named like a split,
+    as in `test/unknown` and `test/test1` of competitions."""
+    other = next(iter(tree), "")
+    return not tree or (len(tree) == 1 and other not in classes and has_role_name(other, NO_CLASS_WORDS))
 
 
 def no_classes(home: Path, lister: Callable[[str], list[str]]) -> DataError:

@@ -50,7 +50,7 @@ def imagenet(root: Path, split_seed: int = 0) -> Data:
     Raises DataError as a folder does, and for images to validate on without ground truth.
     """
     home = tree(root)
-    homes, notes = split_folders(home), []
+    homes = split_folders(home)
     places = [home, *list(home.absolute().parents)[: 3 if home.name == "CLS-LOC" else 1]]
     listed = {}
     for name, place in homes.items():
@@ -58,12 +58,9 @@ def imagenet(root: Path, split_seed: int = 0) -> Data:
         loose = [] if classes or name == "train" else walk(os.fspath(place))
         if loose and name == "val":
             classes = classify_files(loose, places)
-        if classes or name == "train":
-            listed[name] = classes
-        else:
-            notes.append(f"{name} has {len(loose)} images without labels, which are left out")
+        listed[name] = classes
     data = classified(home, homes, listed, split_seed)
-    return replace(data, name=printable(root), notes=notes + data.notes, titles=titles_of(data.classes, places))
+    return replace(data, name=printable(root), titles=titles_of(data.classes, places))
 
 
 def classify_files(files: list[str], places: list[Path]) -> dict[str, Paths]:

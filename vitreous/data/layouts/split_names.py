@@ -24,6 +24,8 @@ ROLE_WORDS = frozenset(
 )
 #: words that are as often classes (`mask` and `no mask`): they count beside another name of a role
 WEAK_ROLE_WORDS = frozenset(["image", "img", "mask", "label", "annot", "segmentation", "boxes"])
+#: words of the one folder of a split without labels
+NO_CLASS_WORDS = ROLE_WORDS | WEAK_ROLE_WORDS | {"unknown", "unlabeled", "unlabelled", "all"}
 SYSTEM_NAMES = frozenset(
     ["__macosx", "@eadir", "#recycle", "#snapshot", "@recycle", "$recycle.bin", "system volume information"]
     + ["lost+found", "__pycache__"]

@@ -22,7 +22,7 @@ import difflib
 import io
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -109,20 +109,19 @@ def table(source: Path, split_seed: int = 0, group_by: str | None = None, axes: 
         problem = f"{', '.join(parts)} but no row of the split train" if rows else "no rows"
         raise DataError(f"{name} has {problem}", EXPECTED)
     classes = class_order(list({label for row in parts["train"] for label in row.labels or ()}))
-    multiple = sum(len(row.labels or ()) > 1 for row in rows)
-    none = sum(not row.labels for row in rows)
+    labelled = [row for split, part in parts.items() if split == "train" or has_labels(part) for row in part]
+    multiple = sum(len(row.labels or ()) > 1 for row in labelled)
+    none = sum(not row.labels for row in labelled)
     multilabel = multiple + none > 0
     unlabelled = why_unlabelled(name, rows, classes, multilabel)
     if unlabelled is not None:
         notes += one_class_note(classes)
         classes = []
     elif multilabel:
-        notes.append(f"multi-label: {multiple} of {len(rows)} images have several labels, {none} have none")
+        notes.append(f"multi-label: {multiple} of {len(labelled)} images have several labels, {none} have none")
     kind = kind_of_files(rows, home, name, axes)
     splits: dict[str, Split] = {
-        split: files_of(
-            part, home, no_labels(len(part)) if unlabelled else labels_of(part, split, classes, multilabel, name), kind
-        )
+        split: files_of(part, home, labels_of(part, split, () if unlabelled else classes, multilabel, name), kind)
         for split, part in parts.items()
     }
     notes[:0] = [clips_note(len(rows)) if kind == CLIPS else arrays_note(len(rows), kind)] if kind else []
@@ -306,13 +305,21 @@ def distinct(rows: list[Row], name: str) -> tuple[list[Row], list[str]]:
     return list(unique.values()), notes
 
 
+def has_labels(rows: list[Row]) -> bool:
+    """Whether any row has a label."""
+    return any(row.labels for row in rows)
+
+
 def listing(rows: list[Row]) -> str:
     """The first rows by line and path, and how many more there are."""
     return first_lines((f"line {row.line}: {printable(row.path)}" for row in rows), len(rows))
 
 
-def labels_of(rows: list[Row], split: str, classes: list[str], multilabel: bool, name: str) -> np.ndarray:
-    """Rows -> (n,) int64 classes, or (n, K) float32 if `multilabel`. Raises DataError for classes that train lacks."""
+def labels_of(rows: list[Row], split: str, classes: Sequence[str], multilabel: bool, name: str) -> np.ndarray:
+    """Rows -> (n,) int64 classes, or (n, K) float32 if `multilabel`; (n, 0) without classes, and for a held-out split
+    without labels. Raises DataError for classes that train lacks."""
+    if not classes or (split != "train" and not has_labels(rows)):
+        return no_labels(len(rows))
     known = set(classes)
     line = next((f", line {row.line}" for row in rows if not known.issuperset(row.labels or ())), "")
     codes = {label: code for code, label in enumerate(dict.fromkeys(row.labels or () for row in rows))}

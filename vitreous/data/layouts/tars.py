@@ -68,13 +68,16 @@ def tars(source: Path, split_seed: int = 0) -> Data:
     clips, videos = of_clips(whole)
     if not clips and videos.any():
         rows = {split: part[~videos[part]] for split, part in rows.items()}
-    rows = {split: part for split, part in rows.items() if len(part)}
+    rows = {split: part for split, part in rows.items() if len(part) or "" not in archives}
     if "train" not in rows:
         raise DataError(f"{name} has {', '.join(rows)} but no images to train on", EXPECTED)
+    without = unlabelled_splits(whole, name, codes, rows)
     notes = [f"{count} {kind}" for kind, count in whole.notes.items()]
     notes[:0] = [clips_note(len(whole.samples))] if clips else []
     notes += [f"{videos.sum():,} videos beside pictures are left out"] if not clips and videos.any() else []
-    labels, classes, unlabelled = labels_of_splits(name, words, codes, rows, names_beside(source), notes)
+    labelled = {split: part for split, part in rows.items() if split not in without}
+    labels, classes, unlabelled = labels_of_splits(name, words, codes, labelled, names_beside(source), notes)
+    labels |= {split: no_labels(len(rows[split])) for split in without}
     kind = StoredClips if clips else Stored
     splits: dict[str, Split] = {split: kind(whole, part, labels[split]) for split, part in rows.items()}
     splits, undrawn = with_val(splits, split_seed, notes)
@@ -197,19 +200,32 @@ def labels_of(whole: Index, name: str) -> tuple[Sequence[tuple[Word, ...]], np.n
     """The distinct labels; the position of each sample's among them, (n,) int64; and of its split in SPLIT_NAMES by
     its folder, (n,) int64. -1 stands for none.
 
-    Raises DataError, with the first of them, for samples without a label where others have one, or where labels stand
-    apart from the images.
     """
     split_at, class_at = split_and_class(whole.folders)
     words, own, homes = whole.words, whole.samples["label"], whole.samples["home"]
     if not (own >= 0).any():
         codes = {word: number for number, word in enumerate(dict.fromkeys(word for word in class_at if word))}
         words, own = tuple((word,) for word in codes), np.array([codes.get(word, -1) for word in class_at])[homes]
-    missing = np.flatnonzero(own < 0)
-    if len(missing) and (len(missing) < len(own) or whole.notes.get(ORPHANS)):
-        listing = first_lines((whole.name(int(row)) for row in missing), len(missing))
-        raise DataError(f"{name}: {len(missing)} of {len(own)} samples have no label:{listing}", EXPECTED)
     return words, own, np.array(split_at, dtype=np.int64)[homes]
+
+
+def unlabelled_splits(whole: Index, name: str, codes: np.ndarray, rows: dict[str, np.ndarray]) -> list[str]:
+    """The held-out splits of which no sample has a label, where others have one. `codes`, (n,): positions of labels, -1
+    for none; `rows`: the samples of each split, (m,).
+
+    Raises DataError, with the first of them, for samples of other splits without a label, and where labels are stored
+    apart from the images.
+    """
+    without = codes < 0
+    if not without.any() or (without.all() and not whole.notes.get(ORPHANS)):
+        return []
+    held_out = [split for split, part in rows.items() if split != "train" and without[part].all()]
+    samples = np.concatenate([part for split, part in rows.items() if split not in held_out])
+    missing = samples[without[samples]]
+    if len(missing):
+        listing = first_lines((whole.name(int(row)) for row in missing), len(missing))
+        raise DataError(f"{name}: {len(missing)} of {len(samples)} samples have no label:{listing}", EXPECTED)
+    return held_out
 
 
 def split_and_class(folders: Sequence[str]) -> tuple[list[int], list[str]]:
