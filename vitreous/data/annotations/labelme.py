@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +21,9 @@ import numpy as np
 from vitreous.data.annotations.objects import Scene, data_of_scenes, finite, parse_all
 from vitreous.data.annotations.shapes import Shape
 from vitreous.data.decoding.decode import read_regular
+from vitreous.data.layouts.file_names import find_file, normalise_name
 from vitreous.data.layouts.folder import list_images
-from vitreous.data.layouts.split_names import find_split_folders
+from vitreous.data.layouts.split_names import find_split_folders, is_system_name
 from vitreous.data.split import Data
 from vitreous.errors import DataError, printable
 
@@ -45,9 +48,12 @@ def labelme(root: Path, split_seed: int = 0) -> Data:
     homes = find_split_folders(root) or {"train": root}
     images = {split: list_images(home) for split, home in homes.items()}
     for split, home in homes.items():
-        stems = {place.with_suffix("") for place in images[split]}
-        for place in sorted(home.rglob("*.json")):
-            if place.with_suffix("") not in stems:
+        stems = Counter(normalise_name(os.fspath(place.with_suffix(""))) for place in images[split])
+        for place in sorted(place for place in home.rglob("*.json") if not is_system_name(place.name)):
+            count = stems[normalise_name(os.fspath(place.with_suffix("")))]
+            if count > 1:
+                raise DataError(f"{printable(place)} has {count} images of its name beside it", "rename or remove one")
+            if not count:
                 raise DataError(f"{printable(place)} has no image of its name beside it", "restore or remove it")
     every = [place for rows in images.values() for place in rows]
     parsed = dict(zip(every, parse_all(every, parse_file), strict=True))
@@ -56,15 +62,21 @@ def labelme(root: Path, split_seed: int = 0) -> Data:
     def scene(place: Path) -> Scene:
         rows, size = parsed[place]
         shapes = tuple(replace(shape, label=classes.index(name)) for name, shape in rows)
-        return Scene(place, shapes, place.with_suffix(".json"), size)
+        return Scene(place, shapes, json_file(place), size)
 
     scenes = {split: [scene(place) for place in rows] for split, rows in images.items()}
     return data_of_scenes(printable(root), classes, scenes, split_seed, [])
 
 
+def json_file(image: Path) -> Path:
+    """The file of an image, in the Unicode form that it has."""
+    place = image.with_suffix(".json")
+    return Path(find_file(place) or place)
+
+
 def parse_file(image: Path) -> Parsed:
     """The objects of an image with the names of their classes, and its size. Raises DataError."""
-    place = image.with_suffix(".json")
+    place = json_file(image)
     if not place.is_file():
         return [], None
     origin = printable(place)
@@ -80,7 +92,7 @@ def parse_file(image: Path) -> Parsed:
         where = f"{origin}, shape {number}"
         if not isinstance(entry, dict) or not isinstance(entry.get("label"), str) or not entry["label"]:
             raise DataError(f"{where} has no label", "name its class")
-        name, group = entry["label"], entry.get("group_id")
+        name, group = normalise_name(entry["label"]), entry.get("group_id")
         polygon = polygon_of(entry, where)
         if group is not None and (name, str(group)) in groups:
             position = groups[name, str(group)]

@@ -25,6 +25,7 @@ from vitreous.cores import default_workers
 from vitreous.data.annotations.objects import image_size
 from vitreous.data.annotations.target import IGNORE, AnnotatedFiles, Target, boxes_of, no_objects, stack_masks
 from vitreous.data.decoding.decode import read_regular, reason
+from vitreous.data.layouts.file_names import normalise_name
 from vitreous.data.layouts.folder import entries, is_folder, list_images
 from vitreous.data.layouts.split_names import find_split_folders
 from vitreous.data.split import Data, Files, Split, no_labels, relative, with_val
@@ -257,9 +258,9 @@ def named_files(folder: Path, reader: Reader) -> dict[str, Path]:
     """Path below a folder without the ending -> image file. Raises DataError for two files of one name."""
     files: dict[str, Path] = {}
     for place in reader.files(folder):
-        other = files.setdefault(os.fspath(reader.stem(place).relative_to(folder)), place)
+        other = files.setdefault(normalise_name(os.fspath(reader.stem(place).relative_to(folder))), place)
         if other != place:
-            problem = f"{printable(other)} and {printable(place)} differ in their ending alone"
+            problem = f"{printable(other)} and {printable(place)} differ in their ending or Unicode form alone"
             raise DataError(problem, "remove one: images and masks go together by their names")
     return files
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -16,6 +16,7 @@ from vitreous.cores import default_workers
 from vitreous.data.annotations.shapes import Box, Shape, target_of
 from vitreous.data.annotations.target import AnnotatedFiles, Target, Verified
 from vitreous.data.decoding.decode import read_regular, upright_size
+from vitreous.data.layouts.file_names import normalise_name
 from vitreous.data.split import Data, Split, no_labels, with_val
 from vitreous.errors import DataError, printable
 
@@ -86,9 +87,10 @@ def data_of_scenes(
 
 
 def check_classes(name: str, classes: Sequence[str]) -> None:
-    """Raise DataError for two classes of one name."""
-    if len(set(classes)) < len(classes):
-        twice = next(one for number, one in enumerate(classes) if one in classes[:number])
+    """Raise DataError for two classes of one name, in any Unicode form."""
+    names = list(map(normalise_name, classes))
+    if len(set(names)) < len(names):
+        twice = next(one for number, one in enumerate(names) if one in names[:number])
         raise DataError(f"{name} names two classes {printable(twice)}", "rename or join them")
 
 
@@ -142,11 +144,8 @@ def image_size(place: Path) -> tuple[int, int]:
     return height, width
 
 
-def matching_image(images: Mapping[str, Path], name: str, origin: str) -> Path:
-    """The image file of this name, or of this path's end. Raises DataError, naming `origin`."""
-    place = images.get(name) or images.get(os.path.basename(name.replace("\\", "/")))
-    if place is None:
-        raise DataError(
-            f"{origin}: the image {printable(name)} is not there", "restore it, or remove what is said of it"
-        )
-    return place
+def check_distinct(images: Sequence[Path], origin: str) -> None:
+    """Raise DataError, naming `origin`, for two samples of one image file."""
+    if twice := next((image for image, count in Counter(images).items() if count > 1), None):
+        problem = f"{origin}: {images.count(twice)} entries mean the image {printable(twice)}"
+        raise DataError(problem, "keep one of them, or write more of the path")

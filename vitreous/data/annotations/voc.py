@@ -16,8 +16,9 @@ from pathlib import Path
 from vitreous.data.annotations.objects import Scene, data_of_scenes, finite, parse_all
 from vitreous.data.annotations.shapes import Shape
 from vitreous.data.decoding.decode import read_regular
+from vitreous.data.layouts.file_names import FileIndex, normalise_name
 from vitreous.data.layouts.folder import list_images
-from vitreous.data.layouts.split_names import split_entries
+from vitreous.data.layouts.split_names import is_system_name, split_entries
 from vitreous.data.split import Data
 from vitreous.errors import DataError, printable
 
@@ -43,9 +44,12 @@ def voc(root: Path, split_seed: int = 0) -> Data:
     """
     folder = image_folder(root)
     assert folder is not None, "asked by is_voc"
-    images = {place.stem: place for place in list_images(folder)}
-    files = {place.stem: place for place in sorted((root / "Annotations").glob("*.xml"))}
+    index = FileIndex(list_images(folder), folder, stems=True)
+    places = [place for place in sorted((root / "Annotations").glob("*.xml")) if not is_system_name(place.name)]
+    files = {normalise_name(place.stem): place for place in places}
     names = splits_of(root, files)
+    wanted = dict.fromkeys(stem for stems in names.values() for stem in stems)
+    images = {stem: image for stem in wanted if (image := index.match(stem, printable(root)))}
     for split, stems in names.items():
         unlabelled = split != "train" and not any(stem in files for stem in stems)
         for stem in stems:
@@ -75,7 +79,7 @@ def splits_of(root: Path, files: dict[str, Path]) -> dict[str, list[str]]:
     places = {place.stem: place for place in (root / SETS).glob("*.txt")}
     for split, stem in split_entries(places, printable(root / SETS)).items():
         lines = places[stem].read_text("utf-8", "replace").splitlines()
-        names[split] = [line.split()[0] for line in lines if line.strip()]
+        names[split] = [normalise_name(line.split()[0]) for line in lines if line.strip()]
     return names or {"train": list(files)}
 
 
@@ -94,7 +98,7 @@ def parse_file(place: Path) -> tuple[list[Named], tuple[int, int] | None]:
     rows = []
     for number, element in enumerate(tree.iter("object"), 1):
         where = f"{origin}, object {number}"
-        name = (element.findtext("name") or "").strip()
+        name = normalise_name((element.findtext("name") or "").strip())
         if not name:
             raise DataError(f"{where} has no name", "name its class")
         corners = [element.findtext(f"bndbox/{key}") for key in CORNERS]

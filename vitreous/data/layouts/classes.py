@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from vitreous.data.layouts.file_names import normalise_name
 from vitreous.errors import DataError, first_names, nearest, printable
 
 NO_TEXT = ("Cc", "Cs", "Zl", "Zp")  # of Unicode's categories: control, half of a pair or no UTF-8, ends of lines
@@ -68,7 +69,8 @@ def label_array(
 
     Raises DataError for other classes than `classes`, and for labels that would not fit into memory.
     """
-    place = {name: number for number, name in enumerate(classes)}
+    place = {normalise_name(name): number for number, name in enumerate(classes)}
+    words = [tuple(map(normalise_name, label)) for label in words]
     unknown = [name for label in np.unique(own).tolist() for name in words[label] if name not in place]
     if unknown:
         raise unknown_classes(where, unknown, classes, listed)

@@ -14,6 +14,7 @@ import numpy as np
 from vitreous.data.decoding.decode import SUFFIXES, reason
 from vitreous.data.decoding.volumes import OWN as VOLUMES
 from vitreous.data.layouts.classes import class_order, natural, one_class_note, too_few_classes, unknown_classes
+from vitreous.data.layouts.file_names import normalise_name
 from vitreous.data.layouts.split_names import (
     NO_CLASS_WORDS,
     find_split_folders,
@@ -140,6 +141,8 @@ def no_classes(home: Path, lister: Callable[[str], list[str]]) -> DataError:
 
 def files_of(name: str, tree: dict[str, Paths], classes: list[str]) -> Files:
     """One split's files, labelled by class name. Raises DataError for a class that training does not have."""
+    forms = {normalise_name(label): label for label in classes}
+    tree = {forms.get(normalise_name(label), label): paths for label, paths in tree.items()}
     known = set(classes)
     if unknown := [label for label in class_order(tree) if label not in known]:
         raise unknown_classes(name, unknown, classes)

@@ -16,6 +16,7 @@ import numpy as np
 
 from vitreous.data.decoding.decode import read_regular
 from vitreous.data.layouts.classes import too_few_classes
+from vitreous.data.layouts.file_names import find_file
 from vitreous.data.layouts.split_names import SPLIT_NAMES, find_split_folders, split_entries
 from vitreous.data.split import Data, Files, Split, no_labels, with_val
 from vitreous.errors import DataError, first_lines, printable
@@ -98,6 +99,8 @@ def read(root: Path, name: str, held_out: bool = False) -> list[Line]:
         path = os.path.normpath(path.strip())
         if os.path.isabs(path) or path.startswith(".."):
             raise DataError(f"{where}: {printable(path)} is not below {printable(root)}", EXPECTED)
+        if not path.isascii() and (place := find_file(root / path)):
+            path = os.path.relpath(place, root)
         line = lines.setdefault(path, Line(path, int(label), where))
         if line.label != int(label):
             stated = f"of class {label}, but of {line.label} in {line.where}"

@@ -30,6 +30,7 @@ import numpy as np
 
 from vitreous.data.decoding.decode import read_regular
 from vitreous.data.layouts.classes import class_order, label_array, one_class_note, too_few_classes
+from vitreous.data.layouts.file_names import find_file, normalise_name
 from vitreous.data.layouts.split_names import SPLIT_OF_NAME, split_of_name
 from vitreous.data.layouts.video import ClipFiles, are_clip_files, clips_note
 from vitreous.data.layouts.volumes import ArrayFiles, arrays_note, axes_of_files, no_arrays
@@ -74,6 +75,11 @@ class Row(NamedTuple):
         """What the row names: a file, or a part of it."""
         return os.path.normpath(self.path), self.start, self.end
 
+    def located(self, home: Path) -> Row:
+        """The row with its path in the Unicode form that the file below `home` has, if there is one."""
+        path = None if self.path.isascii() else find_file(os.path.join(home, self.path))
+        return self if path is None else self._replace(path=os.path.relpath(path, home))
+
     @property
     def is_part(self) -> bool:
         """Whether it names a part of a file."""
@@ -96,8 +102,9 @@ def table(source: Path, split_seed: int = 0, group_by: str | None = None, axes: 
     name = printable(source)
     lines = read(source, name)
     header = header_of(*next(lines), group_by, name)
-    rows, notes = distinct([row_of(cells, header, name, line) for line, cells in lines], name)
+    rows = [row_of(cells, header, name, line) for line, cells in lines]
     home = source.parent.absolute() if any(os.path.isabs(row.path) for row in rows) else source.parent
+    rows, notes = distinct([row.located(home) for row in rows], name)
     if missing := [row for row in rows if not os.path.lexists(os.path.join(home, row.path))]:
         problem = f"{len(missing)} of {len(rows)} files are not there:{listing(missing)}"
         raise DataError(f"{name}: {problem}", f"looked in {printable(home)}")
@@ -241,7 +248,7 @@ def row_of(cells: list[str], header: Header, name: str, line: int) -> Row:
     if not row["path"]:
         raise DataError(f"{where}: no path", EXPECTED)
     text = row.get("label", "").strip()
-    labels = [label.strip() for label in text.split("|")] if text else []
+    labels = [normalise_name(label.strip()) for label in text.split("|")] if text else []
     if "" in labels:
         hint = "take out the | that has nothing on one side"
         raise DataError(f"{where}: an empty label in {printable(row['label'])}", hint)
