@@ -23,6 +23,7 @@ from PIL import Image
 
 from vitreous.cores import default_workers
 from vitreous.data.annotations.objects import image_size
+from vitreous.data.annotations.palettes import apply_palette
 from vitreous.data.annotations.target import IGNORE, AnnotatedFiles, Target, boxes_of, no_objects, stack_masks
 from vitreous.data.decoding.decode import read_regular, reason
 from vitreous.data.layouts.file_names import normalise_name
@@ -40,8 +41,8 @@ Palette = dict[tuple[int, ...], int]
 
 class Reader(NamedTuple):
     """What finds and reads images of so many `axes` and their masks: the files below a folder, a path without its
-    ending, the size of an image, the numbers or colours of a mask; `names` those of the folder of images and of the
-    folder of masks."""
+    ending, the size of an image, the numbers or colours of a mask, the classes of a mask on the grid of its image of
+    this size; `names` those of the folder of images and of the folder of masks."""
 
     axes: int
     names: tuple[tuple[str, ...], tuple[str, ...]]
@@ -49,6 +50,7 @@ class Reader(NamedTuple):
     stem: Callable[[Path], Path]
     size: Callable[[Path], tuple[int, ...]]
     mask: Callable[[Path], np.ndarray]
+    align: Callable[[np.ndarray, Path, Path, tuple[int, ...]], np.ndarray]
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +82,8 @@ class MaskFiles:
         size = self.reader.size(self.images[row])
         if self.maps:
             place = self.files[row][0]
-            classes = self.classes_of(self.reader.mask(place), place)
+            classes = self.classes_of(read_values(place, self.palette, self.reader), place)
+            classes = self.reader.align(classes, place, self.images[row], size)
             check_size(classes.shape, size, place, self.images[row])
             return no_objects(size, classes)
         masks = []
@@ -294,7 +297,7 @@ def values_in(places: Sequence[Path], palette: Palette | None, reader: Reader) -
     for colours where the classes have none."""
 
     def numbers(place: Path) -> set[int]:
-        mask = reader.mask(place)
+        mask = read_values(place, palette, reader)
         if mask.ndim == reader.axes:
             return set(np.unique(mask).tolist())
         if palette is None:
@@ -305,6 +308,13 @@ def values_in(places: Sequence[Path], palette: Palette | None, reader: Reader) -
 
     with ThreadPoolExecutor(max(1, default_workers())) as pool:
         return list(pool.map(numbers, places))
+
+
+def read_values(place: Path, palette: Palette | None, reader: Reader) -> np.ndarray:
+    """(*image) numbers of a mask, or (H, W, C) uint8 colours; `palette`: the colours of the classes, with which that of
+    the file is compared. Raises DataError."""
+    values = reader.mask(place)
+    return apply_palette(values, place, palette) if palette and values.ndim == 2 else values
 
 
 def codes_of(colours: np.ndarray) -> np.ndarray:
@@ -343,4 +353,9 @@ def without_ending(place: Path) -> Path:
     return place.with_suffix("")
 
 
-PICTURES = Reader(2, (("images",), MASKS), list_images, without_ending, image_size, read_mask)
+def keep_pixels(classes: np.ndarray, place: Path, image: Path, size: tuple[int, ...]) -> np.ndarray:
+    """Return the classes (H, W) of a picture as they are: its file states no orientation."""
+    return classes
+
+
+PICTURES = Reader(2, (("images",), MASKS), list_images, without_ending, image_size, read_mask, keep_pixels)

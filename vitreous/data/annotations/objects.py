@@ -148,4 +148,4 @@ def check_distinct(images: Sequence[Path], origin: str) -> None:
     """Raise DataError, naming `origin`, for two samples of one image file."""
     if twice := next((image for image, count in Counter(images).items() if count > 1), None):
         problem = f"{origin}: {images.count(twice)} entries mean the image {printable(twice)}"
-        raise DataError(problem, "keep one of them, or write more of the path")
+        raise DataError(problem, "keep one of them, in one annotation file, or write more of the path")
