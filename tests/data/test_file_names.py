@@ -194,3 +194,22 @@ def test_files_of_both_forms_are_not_confused(tmp_path):
     assert find_file(tmp_path / f"{DECOMPOSED}.png") == str(tmp_path / f"{DECOMPOSED}.png")
     assert find_file(tmp_path / "missing.png") is None
     assert find_file(tmp_path / COMPOSED / "é.png") is None
+
+
+def test_files_that_state_another_image_are_refused(tmp_path):
+    write_voc(tmp_path / "voc", "1.jpg", "1")
+    write_voc(tmp_path / "voc", "2.jpg", "2")
+    place = tmp_path / "voc" / "Annotations" / "2.xml"
+    text = place.read_text()
+    place.write_text(text.replace("<object>", "<filename>C:\\old\\elsewhere.jpg</filename><object>", 1))
+    assert len(boxes_of(tmp_path / "voc")) == 2  # no such image: the name of the file decides
+    place.write_text(text.replace("<object>", "<filename>1.jpg</filename><object>", 1))
+    with pytest.raises(DataError, match=r"named like 2 and states the image 1\.jpg"):
+        open_data(tmp_path / "voc")
+    shape = {"label": "ant", "shape_type": "rectangle", "points": [[1, 1], [5, 5]]}
+    for number in range(2):
+        write_image(tmp_path / "labelme" / f"{number}.png")
+        document = {"shapes": [shape], "imagePath": "../0.png"}
+        (tmp_path / "labelme" / f"{number}.json").write_text(json.dumps(document))
+    with pytest.raises(DataError, match=r"named like 1\.png and states the image 0\.png"):
+        open_data(tmp_path / "labelme")

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.data.annotations.objects import Scene, data_of_scenes, finite, parse_all
+from vitreous.data.annotations.objects import Scene, check_stated_image, data_of_scenes, finite, parse_all
 from vitreous.data.annotations.shapes import Shape
 from vitreous.data.decoding.decode import read_regular
 from vitreous.data.layouts.file_names import find_file, normalise_name
@@ -86,6 +86,7 @@ def parse_file(image: Path) -> Parsed:
         raise DataError(f"{origin} is no JSON ({str(error)[:80]})", "mend or remove it") from None
     if not isinstance(document, dict) or not isinstance(document.get("shapes"), list):
         raise DataError(f"{origin} is no file of LabelMe's", "it has a list shapes")
+    check_stated_image(document.get("imagePath"), image, origin)
     rows: list[tuple[str, Shape]] = []
     groups: dict[tuple[str, Any], int] = {}
     for number, entry in enumerate(document["shapes"], 1):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,7 @@ from vitreous.cores import default_workers
 from vitreous.data.annotations.shapes import Box, Shape, target_of
 from vitreous.data.annotations.target import AnnotatedFiles, Target, Verified
 from vitreous.data.decoding.decode import read_regular, upright_size
-from vitreous.data.layouts.file_names import normalise_name
+from vitreous.data.layouts.file_names import find_file, normalise_name
 from vitreous.data.split import Data, Split, no_labels, with_val
 from vitreous.errors import DataError, printable
 
@@ -142,6 +143,16 @@ def image_size(place: Path) -> tuple[int, int]:
     """(height, width) of an image file. Raises DataError."""
     width, height = upright_size(read_regular(place), printable(place))
     return height, width
+
+
+def check_stated_image(stated: Any, image: Path, origin: str) -> None:
+    """Raise DataError, naming `origin`, where an annotation file pairs with `image` by its own name and states the name
+    of another image that lies beside it. `stated`: a file name or path, or anything else where none is stated."""
+    name = re.split(r"[/\\]", stated.strip())[-1] if isinstance(stated, str) else ""
+    other = find_file(image.parent / name) if name else None
+    if other and normalise_name(Path(other).stem) != normalise_name(image.stem):
+        problem = f"{origin} is named like {printable(image.name)} and states the image {printable(name)}"
+        raise DataError(problem, "rename the file, or correct the image that it states")
 
 
 def check_distinct(images: Sequence[Path], origin: str) -> None:

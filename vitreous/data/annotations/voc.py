@@ -13,7 +13,7 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from pathlib import Path
 
-from vitreous.data.annotations.objects import Scene, data_of_scenes, finite, parse_all
+from vitreous.data.annotations.objects import Scene, check_stated_image, data_of_scenes, finite, parse_all
 from vitreous.data.annotations.shapes import Shape
 from vitreous.data.decoding.decode import read_regular
 from vitreous.data.layouts.file_names import FileIndex, normalise_name
@@ -86,7 +86,8 @@ def splits_of(root: Path, files: dict[str, Path]) -> dict[str, list[str]]:
 def parse_file(place: Path) -> tuple[list[Named], tuple[int, int] | None]:
     """The objects of an image with the names of their classes, corners as the file has them, and its size.
 
-    Raises DataError for what is no XML of this kind; a document with declarations of its own is refused.
+    Raises DataError for what is no XML of this kind, for one that states another image, and for a document with
+    declarations of its own.
     """
     origin, content = printable(place), read_regular(place)
     if b"<!ENTITY" in content or b"<!DOCTYPE" in content:
@@ -95,6 +96,9 @@ def parse_file(place: Path) -> tuple[list[Named], tuple[int, int] | None]:
         tree = ElementTree.fromstring(content)
     except (ElementTree.ParseError, ValueError, LookupError) as error:
         raise DataError(f"{origin} is no XML ({error})", "mend or remove it") from None
+    folder = image_folder(place.parent.parent)
+    if folder is not None:
+        check_stated_image(tree.findtext("filename"), folder / place.with_suffix("").name, origin)
     rows = []
     for number, element in enumerate(tree.iter("object"), 1):
         where = f"{origin}, object {number}"
