@@ -204,7 +204,7 @@ def test_a_test_split_without_labels_is_left_out(tmp_path):
     write(tmp_path / "train.parquet", {"image": images(4), "label": [0, 1] * 2}, NAMED)
     write(tmp_path / "test.parquet", {"image": images(4), "label": [-1] * 4}, NAMED)
     data = open_data(tmp_path)
-    assert "test" not in data.splits and "test has no labels and is left out" in data.notes
+    assert "test" not in data.splits and "test has 4 images without labels and is left out" in data.notes
 
 
 def test_images_that_are_not_there(tmp_path):

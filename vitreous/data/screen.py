@@ -58,7 +58,8 @@ def readable(split: Split, bad: dict[int, DataError]) -> np.ndarray:
     """The positions (m,) int64 of a split's readable images. Raises DataError if there are none."""
     good = np.array([sample for sample in range(len(split)) if sample not in bad], dtype=np.int64)
     if not len(good):
-        raise DataError(f"none of {len(split)} images can be read; the first: {next(iter(bad.values())).message}")
+        first = next((f"; the first: {error.message}" for error in bad.values()), "")
+        raise DataError(f"none of {len(split)} images can be read{first}", "restore them, or name another split")
     return good
 
 

@@ -18,7 +18,7 @@ from vitreous.data.annotations.yolo import has_config, is_yolo, yolo
 from vitreous.data.grouping import grouped
 from vitreous.data.layouts.arrow import hub, is_parquet, parquet
 from vitreous.data.layouts.digits import digits
-from vitreous.data.layouts.folder import LAYOUT, folder, list_images
+from vitreous.data.layouts.folder import LAYOUT, folder, images_below, list_images
 from vitreous.data.layouts.imagenet import imagenet, is_imagenet
 from vitreous.data.layouts.lists import are_lists, lists
 from vitreous.data.layouts.named import named
@@ -118,6 +118,16 @@ def open_images(source: str | os.PathLike[str]) -> Data | Files:
     return whole if data.unsplit and not data.labelled and isinstance(whole, Files) else data
 
 
+def refuse_local_digits() -> None:
+    """Raise UsageError where `digits` may also mean a folder of images in the working directory."""
+    home = Path("digits")
+    if not home.is_dir() or (home / "config.yaml").exists():  # the latter is a run
+        return
+    if next(images_below(home), None):
+        problem = f"digits is the embedded data set, and a folder of images in {printable(os.getcwd())}"
+        raise UsageError(problem, "write ./digits for the folder, or change to another directory for the embedded set")
+
+
 def detect_layout(
     name: str, split_seed: int, group_by: str | None = None, stills: bool = False, axes: int | None = None
 ) -> Data:
@@ -125,6 +135,7 @@ def detect_layout(
     `group_by`, if it is one; `stills` and `axes` as `open_data` has them. Raises DataError and UsageError as
     `open_data`."""
     if name == "digits":
+        refuse_local_digits()
         return digits(split_seed)
     if name.startswith(NAMED):
         return hub(name, split_seed) if name.startswith("hf:") else named(name, split_seed)

@@ -301,15 +301,35 @@ def require_labels(data: Data) -> None:
 def with_val(
     splits: dict[str, Split], seed: int, notes: list[str], groups: np.ndarray | None = None
 ) -> tuple[dict[str, Split], Split | None]:
-    """Order splits; draw a missing `val` from `train`, with a note, and then return that whole `train` too. `groups`,
-    (n,) int64, are never drawn apart."""
-    whole = None
+    """Order splits; leave out those that `leave_out_unusable` names; draw a missing `val` from `train`, with a note,
+    and then return that whole `train` too. `groups`, (n,) int64, are never drawn apart. Raises DataError where `train`
+    has no images."""
+    splits, whole = leave_out_unusable(splits, notes), None
     if "val" not in splits:
         whole = splits["train"]
         drawn, note = held_out(whole, seed, groups)
         splits = splits | drawn
         notes.append(note)
     return {name: splits[name] for name in ("train", "val", "test") if name in splits}, whole
+
+
+def leave_out_unusable(splits: dict[str, Split], notes: list[str]) -> dict[str, Split]:
+    """The splits without those that nothing can be measured on, each with a note: a split without images, and one
+    without labels where `train` has labels. A layout gives a split of which no image has a label the labels
+    `no_labels`; this is the one place that decides what becomes of it. Raises DataError where `train` has no images."""
+    if not len(splits["train"]):
+        others = ", ".join(name for name, split in splits.items() if len(split))
+        problem = f"the train split has no images{f', {others} has' if others else ''}"
+        raise DataError(problem, "put the training images into train, or name another folder")
+    usable = dict[str, Split]()
+    for name, split in splits.items():
+        if not len(split):
+            notes.append(f"{name} has no images and is left out")
+        elif is_labelled(splits["train"]) and not is_labelled(split):
+            notes.append(f"{name} has {len(split):,} images without labels and is left out")
+        else:
+            usable[name] = split
+    return usable
 
 
 def held_out(whole: Split, seed: int, groups: np.ndarray | None = None) -> tuple[dict[str, Split], str]:

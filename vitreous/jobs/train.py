@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -207,12 +207,16 @@ def evaluate_run(
     judged = run.objective.labelled or run.objective.annotated
     if judged and (read or ("val" in opened.splits and len(opened.splits["val"]))):
         split = "test" if read else "val"
-        with nullcontext() if read else suppress(DataError):  # the page can do without
+        try:
             if run.objective.annotated:
                 answers, report = judge_scenes(folder.path, None, split, computing)
             else:
                 answers = compute_answers(folder.path, None, split, computing)
                 report = judge(answers.logits, answers.split.labels, answers.bundle.classes, answers.readable)
+        except DataError as error:
+            if read and run.data.bad_images == "stop":
+                raise
+            listener.note(f"the {split} split is not evaluated: {error.message}")  # the page can do without
     if read and answers is not None and report is not None:
         summary["test"] = report.summary()
         record(folder.path, answers.source, "test", summary["test"])

@@ -149,7 +149,7 @@ def test_colours_that_no_class_has_are_refused(tmp_path):
 def test_masks_of_two_kinds_and_two_files_of_one_name_are_refused(tmp_path):
     home = write_maps(tmp_path / "twice")
     Image.open(home / "masks" / "1.png").save(home / "masks" / "1.tif")
-    with pytest.raises(DataError, match=r"1\.png and .*1\.tif differ in their ending alone"):
+    with pytest.raises(DataError, match=r"1\.png and .*1\.tif differ in their ending or Unicode form alone"):
         open_data(home)
     write_maps(tmp_path / "mixed" / "train")
     write_objects(tmp_path / "mixed" / "val")

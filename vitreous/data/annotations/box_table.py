@@ -10,11 +10,14 @@ object. Paths are relative to the folder of the file. Classes are in alphabetica
 from __future__ import annotations
 
 import csv
+import os
 from collections import defaultdict
 from pathlib import Path
 
 from vitreous.data.annotations.objects import Scene, data_of_scenes, finite
 from vitreous.data.annotations.shapes import Shape
+from vitreous.data.layouts.file_names import find_file, normalise_name
+from vitreous.data.layouts.split_names import SPLIT_OF_NAME, split_of_name
 from vitreous.data.split import Data
 from vitreous.errors import DataError, printable
 
@@ -28,7 +31,6 @@ NAMES = {
     "split": ("split", "subset", "set"),
 }
 EDGES = ("left", "top", "right", "bottom")
-SPLITS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 
 
 def is_box_table(path: Path) -> bool:
@@ -72,23 +74,24 @@ def box_table(path: Path, split_seed: int = 0) -> Data:
         if len(row) < len(head):
             raise DataError(f"{where} has {len(row)} cells, the header {len(head)}", "mend it")
         cells = {key: row[position].strip() for key, position in columns.items()}
-        split = SPLITS.get(cells.get("split", "train").lower())
+        split = split_of_name(cells.get("split", "train"))
         if split is None:
-            raise DataError(f"{where}: split {printable(cells['split'])}", f"one of {', '.join(SPLITS)}")
+            raise DataError(f"{where}: split {printable(cells['split'])}", f"one of {', '.join(SPLIT_OF_NAME)}")
         if not cells["image"]:
             raise DataError(f"{where} names no image", "give its path")
-        objects = boxes[split, cells["image"]]
+        image = find_file(path.parent / cells["image"]) or os.path.join(path.parent, cells["image"])
+        objects = boxes[split, os.path.normpath(image)]
         if not any(cells[key] for key in ("class", *EDGES)):
             continue
         left, top, right, bottom = finite([cells[edge] for edge in EDGES], where)
         if not cells["class"] or right < left or bottom < top:
             problem = "the box ends before it begins" if cells["class"] else "the box has no class"
             raise DataError(f"{where}: {problem}", "mend or remove it")
-        objects.append((cells["class"], Shape(0, (left, top, right, bottom))))
+        objects.append((normalise_name(cells["class"]), Shape(0, (left, top, right, bottom))))
     classes = sorted({name for objects in boxes.values() for name, _ in objects})
     scenes: dict[str, list[Scene]] = defaultdict(list)
     for (split, name), objects in boxes.items():
-        image = path.parent / name
+        image = Path(name)
         if not image.is_file():
             raise DataError(
                 f"{origin}: the image {printable(name)} is not there", "paths are relative to the file's folder"

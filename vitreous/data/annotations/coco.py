@@ -11,7 +11,6 @@ ids of their categories.
 from __future__ import annotations
 
 import json
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -20,18 +19,19 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.data.annotations.objects import Scene, data_of_scenes, finite, matching_image
+from vitreous.data.annotations.objects import Scene, check_distinct, data_of_scenes, finite
 from vitreous.data.annotations.shapes import Shape, decode_runs
 from vitreous.data.annotations.target import Verified
 from vitreous.data.decoding.decode import read_regular
+from vitreous.data.layouts.file_names import FileIndex, normalise_name
 from vitreous.data.layouts.folder import list_images
+from vitreous.data.layouts.split_names import find_split_folders, is_system_name, split_in_text
 from vitreous.data.split import Data
 from vitreous.errors import DataError, printable
 
 FREQUENCY = {"r": "rare", "c": "common", "f": "frequent"}  # of LVIS: in up to 10, up to 100, and more training images
 FILES = ("instances_*.json", "*.json")  # in `annotations`, the first pattern that fits any
 INSIDE = "_annotations.coco.json"  # in the folder of a split
-SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 MINI = 2  # corners of a polygon that is none: such parts are left out
 
 
@@ -42,31 +42,31 @@ def is_coco(root: Path) -> bool:
     return bool(files_of(root))
 
 
-def files_of(root: Path) -> dict[str, Path]:
-    """Split -> JSON file, in the folders of splits or in `annotations`."""
-    inside = {SPLITS[home.name.lower()]: home / INSIDE for home in root.glob("*") if home.name.lower() in SPLITS}
-    if inside := {split: place for split, place in inside.items() if place.is_file()}:
+def files_of(root: Path) -> dict[str, list[Path]]:
+    """Split -> JSON files, in the folders of splits or in `annotations`. Raises DataError as `listed_files`."""
+    inside = {split: home / INSIDE for split, home in find_split_folders(root).items()}
+    if inside := {split: [place] for split, place in inside.items() if place.is_file()}:
         return inside
     return listed_files(root / "annotations", FILES)
 
 
-def listed_files(folder: Path, patterns: Sequence[str]) -> dict[str, Path]:
-    """Split -> file, of the first pattern that fits any. A file whose name tells no split is `train` where it is
-    alone."""
+def listed_files(folder: Path, patterns: Sequence[str]) -> dict[str, list[Path]]:
+    """Split -> files, of the first pattern that fits any. Files are `train` where no name contains a split. Raises
+    DataError for a file whose name contains no split beside others, and for one whose name contains two."""
     for pattern in patterns:
-        places = sorted(folder.glob(pattern))
-        named = {split_in(place.stem): place for place in places}
-        if len(places) == 1 and None in named:
-            return {"train": places[0]}
-        if named := {split: place for split, place in named.items() if split}:
-            return named
+        places = sorted(place for place in folder.glob(pattern) if not is_system_name(place.name))
+        named: dict[str | None, list[Path]] = defaultdict(list)
+        for place in places:
+            named[split_in_text(place.stem)].append(place)
+        unnamed = named.pop(None, [])
+        if named and unnamed:
+            problem = f"{printable(unnamed[0])} names no split, {printable(next(iter(named.values()))[0])} does"
+            raise DataError(problem, "put train, val or test into its name, or move it out of the folder")
+        if named:
+            return {split: files for split, files in named.items() if split}
+        if len(unnamed) == 1 or (unnamed and all(b'"categories"' in read_regular(place) for place in unnamed)):
+            return {"train": unnamed}
     return {}
-
-
-def split_in(name: str) -> str | None:
-    """The split that a file name tells: `instances_val2017` is val."""
-    words = re.findall(r"[a-z]+", name.lower())
-    return next((SPLITS[word] for word in words if word in SPLITS), None)
 
 
 def coco(root: Path, split_seed: int = 0) -> Data:
@@ -74,16 +74,21 @@ def coco(root: Path, split_seed: int = 0) -> Data:
 
     Raises DataError for what is no such JSON, for ids that are missing or there twice, and for images that are missing.
     """
-    files = {"train": root} if root.is_file() else files_of(root)
-    documents = {split: read_document(place) for split, place in files.items()}
+    files = {"train": [root]} if root.is_file() else files_of(root)
+    documents = {place: read_document(place) for places in files.values() for place in places}
     names: dict[int, str] = {}
-    for split, document in documents.items():
-        for number, name in categories_of(document, printable(files[split])).items():
+    for place, document in documents.items():
+        for number, name in categories_of(document, printable(place)).items():
             if names.setdefault(number, name) != name:
                 problem = f"category {number} is {printable(names[number])} and {printable(name)}"
-                raise DataError(f"{printable(files[split])}: {problem} in another split", "give all splits the same")
+                raise DataError(f"{printable(place)}: {problem} in another file", "give all files the same")
     classes = {number: place for place, number in enumerate(sorted(names))}
-    scenes = {split: scenes_of(documents[split], place, root, classes) for split, place in files.items()}
+    scenes = {
+        split: [scene for place in places for scene in scenes_of(documents[place], place, root, classes)]
+        for split, places in files.items()
+    }
+    for split, places in files.items():
+        check_distinct([scene.image for scene in scenes[split]], ", ".join(map(printable, places)))
     data = data_of_scenes(printable(root), [names[number] for number in sorted(names)], scenes, split_seed, [])
     return replace(data, frequency=frequency_of(documents.values()))
 
@@ -113,7 +118,7 @@ def categories_of(document: dict[str, Any], origin: str) -> dict[int, str]:
             raise DataError(f"{origin}: category {str(row)[:60]} has no id or no name", "it has both")
         if number in names:
             raise DataError(f"{origin}: two categories have the id {number}", "give each its own")
-        names[number] = name
+        names[number] = normalise_name(name)
     return names
 
 
@@ -166,7 +171,7 @@ def scenes_of(document: dict[str, Any], place: Path, root: Path, classes: dict[i
         rows[row["image_id"]].append(shape_of(row, classes[row["category_id"]], where))
     return [
         Scene(
-            matching_image(images, name_in(row), origin),
+            images.find(name_in(row), origin),
             tuple(rows[number]),
             place,
             size_in(row),
@@ -176,20 +181,16 @@ def scenes_of(document: dict[str, Any], place: Path, root: Path, classes: dict[i
     ]
 
 
-def images_near(place: Path, root: Path) -> dict[str, Path]:
-    """The image files that a JSON file can mean, by the end of their path; those nearest to its name win."""
+def images_near(place: Path, root: Path) -> FileIndex:
+    """The image files that a JSON file can mean: those of the folder that is nearest to its name."""
     home = place.parent if root.is_file() or place.name == INSIDE else root
     home = home.parent if home.name == "annotations" else home
-    words = [place.stem.split("_", 1)[-1], split_in(place.stem) or ""]
-    folders = [home / inner / word for word in words if word for inner in ("", "images")] + [home / "images", home]
-    images: dict[str, Path] = {}
-    for folder in folders:
-        if folder.is_dir():
-            for image in list_images(folder):
-                images.setdefault(image.name, image)
-                images.setdefault(image.relative_to(folder).as_posix(), image)
-            break
-    return images
+    folders = [home / inner / place.stem.split("_", 1)[-1] for inner in ("", "images")]
+    split = split_in_text(place.stem)
+    inside = [find_split_folders(home / inner) for inner in ("", "images")]
+    folders += [homes[split] for homes in inside if split in homes] + [home / "images", home]
+    folder = next((folder for folder in folders if folder.is_dir()), home)
+    return FileIndex(list_images(folder), folder)
 
 
 def size_in(row: dict[str, Any]) -> tuple[int, int] | None:

@@ -10,17 +10,20 @@ from __future__ import annotations
 
 import json
 import math
+import os
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from vitreous.data.annotations.objects import Scene, data_of_scenes, finite, parse_all
+from vitreous.data.annotations.objects import Scene, check_stated_image, data_of_scenes, finite, parse_all
 from vitreous.data.annotations.shapes import Shape
 from vitreous.data.decoding.decode import read_regular
-from vitreous.data.layouts.classes import split_homes
+from vitreous.data.layouts.file_names import find_file, normalise_name
 from vitreous.data.layouts.folder import list_images
+from vitreous.data.layouts.split_names import find_split_folders, is_system_name
 from vitreous.data.split import Data
 from vitreous.errors import DataError, printable
 
@@ -30,7 +33,7 @@ Parsed = tuple[list[tuple[str, Shape]], tuple[int, int] | None]
 
 def is_labelme(root: Path) -> bool:
     """Whether a folder is a data set of this kind: beside the first image, of a split or below it, lies such a file."""
-    for home in (root, *split_homes(root).values()):
+    for home in (root, *find_split_folders(root).values()):
         first = next((place for place in sorted(home.glob("*.json")) if place.is_file()), None)
         if first is not None:
             return b'"shapes"' in read_regular(first)
@@ -42,12 +45,15 @@ def labelme(root: Path, split_seed: int = 0) -> Data:
 
     Raises DataError for files that are no such JSON, or whose image is missing.
     """
-    homes = split_homes(root) or {"train": root}
+    homes = find_split_folders(root) or {"train": root}
     images = {split: list_images(home) for split, home in homes.items()}
     for split, home in homes.items():
-        stems = {place.with_suffix("") for place in images[split]}
-        for place in sorted(home.rglob("*.json")):
-            if place.with_suffix("") not in stems:
+        stems = Counter(normalise_name(os.fspath(place.with_suffix(""))) for place in images[split])
+        for place in sorted(place for place in home.rglob("*.json") if not is_system_name(place.name)):
+            count = stems[normalise_name(os.fspath(place.with_suffix("")))]
+            if count > 1:
+                raise DataError(f"{printable(place)} has {count} images of its name beside it", "rename or remove one")
+            if not count:
                 raise DataError(f"{printable(place)} has no image of its name beside it", "restore or remove it")
     every = [place for rows in images.values() for place in rows]
     parsed = dict(zip(every, parse_all(every, parse_file), strict=True))
@@ -56,15 +62,21 @@ def labelme(root: Path, split_seed: int = 0) -> Data:
     def scene(place: Path) -> Scene:
         rows, size = parsed[place]
         shapes = tuple(replace(shape, label=classes.index(name)) for name, shape in rows)
-        return Scene(place, shapes, place.with_suffix(".json"), size)
+        return Scene(place, shapes, json_file(place), size)
 
     scenes = {split: [scene(place) for place in rows] for split, rows in images.items()}
     return data_of_scenes(printable(root), classes, scenes, split_seed, [])
 
 
+def json_file(image: Path) -> Path:
+    """The file of an image, in the Unicode form that it has."""
+    place = image.with_suffix(".json")
+    return Path(find_file(place) or place)
+
+
 def parse_file(image: Path) -> Parsed:
     """The objects of an image with the names of their classes, and its size. Raises DataError."""
-    place = image.with_suffix(".json")
+    place = json_file(image)
     if not place.is_file():
         return [], None
     origin = printable(place)
@@ -74,13 +86,14 @@ def parse_file(image: Path) -> Parsed:
         raise DataError(f"{origin} is no JSON ({str(error)[:80]})", "mend or remove it") from None
     if not isinstance(document, dict) or not isinstance(document.get("shapes"), list):
         raise DataError(f"{origin} is no file of LabelMe's", "it has a list shapes")
+    check_stated_image(document.get("imagePath"), image, origin)
     rows: list[tuple[str, Shape]] = []
     groups: dict[tuple[str, Any], int] = {}
     for number, entry in enumerate(document["shapes"], 1):
         where = f"{origin}, shape {number}"
         if not isinstance(entry, dict) or not isinstance(entry.get("label"), str) or not entry["label"]:
             raise DataError(f"{where} has no label", "name its class")
-        name, group = entry["label"], entry.get("group_id")
+        name, group = normalise_name(entry["label"]), entry.get("group_id")
         polygon = polygon_of(entry, where)
         if group is not None and (name, str(group)) in groups:
             position = groups[name, str(group)]

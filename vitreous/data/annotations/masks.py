@@ -23,11 +23,13 @@ from PIL import Image
 
 from vitreous.cores import default_workers
 from vitreous.data.annotations.objects import image_size
+from vitreous.data.annotations.palettes import apply_palette
 from vitreous.data.annotations.target import IGNORE, AnnotatedFiles, Target, boxes_of, no_objects, stack_masks
 from vitreous.data.decoding.decode import read_regular, reason
-from vitreous.data.layouts.classes import split_homes
+from vitreous.data.layouts.file_names import normalise_name
 from vitreous.data.layouts.folder import entries, is_folder, list_images
-from vitreous.data.split import Data, Split, relative, with_val
+from vitreous.data.layouts.split_names import find_split_folders
+from vitreous.data.split import Data, Files, Split, no_labels, relative, with_val
 from vitreous.errors import DataError, printable
 
 MASKS = ("masks", "labels", "annotations")  # names of the folder with class maps
@@ -39,8 +41,8 @@ Palette = dict[tuple[int, ...], int]
 
 class Reader(NamedTuple):
     """What finds and reads images of so many `axes` and their masks: the files below a folder, a path without its
-    ending, the size of an image, the numbers or colours of a mask; `names` those of the folder of images and of the
-    folder of masks."""
+    ending, the size of an image, the numbers or colours of a mask, the classes of a mask on the grid of its image of
+    this size; `names` those of the folder of images and of the folder of masks."""
 
     axes: int
     names: tuple[tuple[str, ...], tuple[str, ...]]
@@ -48,6 +50,7 @@ class Reader(NamedTuple):
     stem: Callable[[Path], Path]
     size: Callable[[Path], tuple[int, ...]]
     mask: Callable[[Path], np.ndarray]
+    align: Callable[[np.ndarray, Path, Path, tuple[int, ...]], np.ndarray]
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +82,8 @@ class MaskFiles:
         size = self.reader.size(self.images[row])
         if self.maps:
             place = self.files[row][0]
-            classes = self.classes_of(self.reader.mask(place), place)
+            classes = self.classes_of(read_values(place, self.palette, self.reader), place)
+            classes = self.reader.align(classes, place, self.images[row], size)
             check_size(classes.shape, size, place, self.images[row])
             return no_objects(size, classes)
         masks = []
@@ -128,7 +132,9 @@ class MaskFiles:
 
 def are_masks(root: Path) -> bool:
     """Whether a folder has masks beside its images, in one of the layouts above."""
-    return any(mask_folder(home, PICTURES) or object_folders(home) for home in (root, *homes_of(root).values()))
+    return any(
+        mask_folder(home, PICTURES) or object_folders(home) for home in (root, *find_split_folders(root).values())
+    )
 
 
 def masks(root: Path, split_seed: int = 0, reader: Reader | None = None, given: Sequence[str] = ()) -> Data:
@@ -141,7 +147,9 @@ def masks(root: Path, split_seed: int = 0, reader: Reader | None = None, given: 
     reader = reader or PICTURES
     names, palette = named_classes(root)
     names = names or list(given)
-    listed = {name: pairs(home, inner, reader) for name, (home, inner) in places_of(root, reader).items()}
+    places_of_splits = places_of(root, reader)
+    unlabelled = {name: unmasked_images(*place, reader) for name, place in places_of_splits.items() if name != "train"}
+    listed = {name: pairs(*place, reader) for name, place in places_of_splits.items() if unlabelled.get(name) is None}
     if "train" not in listed:
         raise DataError(f"{printable(root)} has {', '.join(listed)} but no train folder", "name one of them train")
     kinds = {kind for kind, *_ in listed.values()}
@@ -172,24 +180,20 @@ def masks(root: Path, split_seed: int = 0, reader: Reader | None = None, given: 
         for row, numbers in enumerate(present[name]):
             labels[row, [number for number in numbers if number < len(names)]] = 1
         splits[name] = AnnotatedFiles(images, labels, np.arange(len(images)), store)
-    unsplit = list(listed) == ["train"]
+    splits |= {name: Files(images, no_labels(len(images))) for name, images in unlabelled.items() if images is not None}
     splits, whole = with_val(splits, split_seed, notes)
+    unsplit = whole is not None and "test" not in splits
     return Data(printable(root), tuple(names), splits, notes, unsplit, whole)
 
 
-def homes_of(root: Path) -> dict[str, Path]:
-    """The folders of splits below a folder; none where it is no folder."""
-    return split_homes(root) if root.is_dir() else {}
-
-
 def places_of(root: Path, reader: Reader) -> dict[str, tuple[Path, str]]:
-    """Split -> the folder with `images` and masks, and the folder below each of both that the split is in, if any."""
-    homes = homes_of(root)
+    """Split -> the folder with `images` and masks, and the split whose folder below both it is in, if any."""
+    homes = find_split_folders(root)
     if homes and any(mask_folder(home, reader) or object_folders(home) for home in homes.values()):
         return {name: (home, "") for name, home in homes.items()}
-    inner = homes_of(image_folder(root, reader))
+    inner = find_split_folders(image_folder(root, reader))
     if mask_folder(root, reader) and inner:
-        return {name: (root, home.name) for name, home in inner.items()}
+        return {name: (root, name) for name in inner}
     return {"train": (root, "")}
 
 
@@ -216,7 +220,7 @@ def object_folders(home: Path) -> list[Path]:
     return folders
 
 
-def pairs(home: Path, inner: str, reader: Reader) -> tuple[bool, list[Path], list[list[Path]]]:
+def pairs(home: Path, split: str, reader: Reader) -> tuple[bool, list[Path], list[list[Path]]]:
     """Whether masks are class maps, the images, and the masks of each. Raises DataError where they do not go
     together."""
     folder = mask_folder(home, reader)
@@ -231,7 +235,10 @@ def pairs(home: Path, inner: str, reader: Reader) -> tuple[bool, list[Path], lis
         if not images:
             raise DataError(f"{printable(home)} has no images with masks", "put them into images/ and masks/")
         return False, images, files
-    by_stem, wanted = (named_files(place / inner, reader) for place in (folder, image_folder(home, reader)))
+    places = [folder, image_folder(home, reader)]
+    if split:
+        places = [find_split_folders(place).get(split, place / split) for place in places]
+    by_stem, wanted = (named_files(place, reader) for place in places)
     for stems, others, lacks in ((wanted, by_stem, "mask"), (by_stem, wanted, "image")):
         if missing := [place for stem, place in stems.items() if stem not in others]:
             problem = f"{len(missing)} of {len(stems)} have no {lacks}; the first is {printable(missing[0])}"
@@ -239,13 +246,24 @@ def pairs(home: Path, inner: str, reader: Reader) -> tuple[bool, list[Path], lis
     return True, list(wanted.values()), [[by_stem[stem]] for stem in wanted]
 
 
+def unmasked_images(home: Path, split: str, reader: Reader) -> list[Path] | None:
+    """The images of a split that has no masks at all; None where it has some. The arguments are those of `pairs`."""
+    folder = mask_folder(home, reader)
+    if folder is None:
+        return None if reader.axes == 2 and object_folders(home) else reader.files(home)
+    inner = find_split_folders(folder).get(split, folder / split) if split else folder
+    if inner.is_dir() and reader.files(inner):
+        return None
+    return reader.files(find_split_folders(image_folder(home, reader))[split])
+
+
 def named_files(folder: Path, reader: Reader) -> dict[str, Path]:
     """Path below a folder without the ending -> image file. Raises DataError for two files of one name."""
     files: dict[str, Path] = {}
     for place in reader.files(folder):
-        other = files.setdefault(os.fspath(reader.stem(place).relative_to(folder)), place)
+        other = files.setdefault(normalise_name(os.fspath(reader.stem(place).relative_to(folder))), place)
         if other != place:
-            problem = f"{printable(other)} and {printable(place)} differ in their ending alone"
+            problem = f"{printable(other)} and {printable(place)} differ in their ending or Unicode form alone"
             raise DataError(problem, "remove one: images and masks go together by their names")
     return files
 
@@ -279,7 +297,7 @@ def values_in(places: Sequence[Path], palette: Palette | None, reader: Reader) -
     for colours where the classes have none."""
 
     def numbers(place: Path) -> set[int]:
-        mask = reader.mask(place)
+        mask = read_values(place, palette, reader)
         if mask.ndim == reader.axes:
             return set(np.unique(mask).tolist())
         if palette is None:
@@ -290,6 +308,13 @@ def values_in(places: Sequence[Path], palette: Palette | None, reader: Reader) -
 
     with ThreadPoolExecutor(max(1, default_workers())) as pool:
         return list(pool.map(numbers, places))
+
+
+def read_values(place: Path, palette: Palette | None, reader: Reader) -> np.ndarray:
+    """(*image) numbers of a mask, or (H, W, C) uint8 colours; `palette`: the colours of the classes, with which that of
+    the file is compared. Raises DataError."""
+    values = reader.mask(place)
+    return apply_palette(values, place, palette) if palette and values.ndim == 2 else values
 
 
 def codes_of(colours: np.ndarray) -> np.ndarray:
@@ -328,4 +353,9 @@ def without_ending(place: Path) -> Path:
     return place.with_suffix("")
 
 
-PICTURES = Reader(2, (("images",), MASKS), list_images, without_ending, image_size, read_mask)
+def keep_pixels(classes: np.ndarray, place: Path, image: Path, size: tuple[int, ...]) -> np.ndarray:
+    """Return the classes (H, W) of a picture as they are: its file states no orientation."""
+    return classes
+
+
+PICTURES = Reader(2, (("images",), MASKS), list_images, without_ending, image_size, read_mask, keep_pixels)

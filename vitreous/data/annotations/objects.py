@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
+import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -16,7 +17,8 @@ from vitreous.cores import default_workers
 from vitreous.data.annotations.shapes import Box, Shape, target_of
 from vitreous.data.annotations.target import AnnotatedFiles, Target, Verified
 from vitreous.data.decoding.decode import read_regular, upright_size
-from vitreous.data.split import Data, Split, with_val
+from vitreous.data.layouts.file_names import find_file, normalise_name
+from vitreous.data.split import Data, Split, no_labels, with_val
 from vitreous.errors import DataError, printable
 
 
@@ -65,30 +67,31 @@ def data_of_scenes(
 ) -> Data:
     """Return a data set of scenes by split; without `val`, a tenth of `train` is held out.
 
-    Objects of no area are left out, which a note tells. Raises DataError for splits without `train` or images, and for
-    two classes of one name.
+    Objects of no area are left out, which a note tells. A held-out split without objects has no labels. Raises
+    DataError for splits without `train` or images, and for two classes of one name.
     """
     check_classes(name, classes)
     check_train(name, scenes)
     splits: dict[str, Split] = {}
     for split, rows in scenes.items():
-        if rows:
-            shown = [without_empty(scene) for scene in rows]
-            labels = np.zeros((len(rows), len(classes)), np.float32)
-            for row, scene in enumerate(shown):
-                labels[row, [shape.label for shape in scene.shapes]] = 1
-            images = [scene.image for scene in shown]
-            splits[split] = AnnotatedFiles(images, labels, np.arange(len(rows)), ObjectFiles(shown))
+        shown = [without_empty(scene) for scene in rows]
+        labels = np.zeros((len(rows), len(classes)), np.float32)
+        for row, scene in enumerate(shown):
+            labels[row, [shape.label for shape in scene.shapes]] = 1
+        if split != "train" and not any(scene.shapes or scene.verified for scene in shown):
+            labels = no_labels(len(rows))
+        images = [scene.image for scene in shown]
+        splits[split] = AnnotatedFiles(images, labels, np.arange(len(rows)), ObjectFiles(shown))
     notes += empty_notes([scene for rows in scenes.values() for scene in rows])
-    unsplit = list(splits) == ["train"]
     splits, whole = with_val(splits, split_seed, notes)
-    return Data(name, tuple(classes), splits, notes, unsplit, whole)
+    return Data(name, tuple(classes), splits, notes, whole is not None and "test" not in splits, whole)
 
 
 def check_classes(name: str, classes: Sequence[str]) -> None:
-    """Raise DataError for two classes of one name."""
-    if len(set(classes)) < len(classes):
-        twice = next(one for number, one in enumerate(classes) if one in classes[:number])
+    """Raise DataError for two classes of one name, in any Unicode form."""
+    names = list(map(normalise_name, classes))
+    if len(set(names)) < len(names):
+        twice = next(one for number, one in enumerate(names) if one in names[:number])
         raise DataError(f"{name} names two classes {printable(twice)}", "rename or join them")
 
 
@@ -142,11 +145,18 @@ def image_size(place: Path) -> tuple[int, int]:
     return height, width
 
 
-def matching_image(images: Mapping[str, Path], name: str, origin: str) -> Path:
-    """The image file of this name, or of this path's end. Raises DataError, naming `origin`."""
-    place = images.get(name) or images.get(os.path.basename(name.replace("\\", "/")))
-    if place is None:
-        raise DataError(
-            f"{origin}: the image {printable(name)} is not there", "restore it, or remove what is said of it"
-        )
-    return place
+def check_stated_image(stated: Any, image: Path, origin: str) -> None:
+    """Raise DataError, naming `origin`, where an annotation file pairs with `image` by its own name and states the name
+    of another image that lies beside it. `stated`: a file name or path, or anything else where none is stated."""
+    name = re.split(r"[/\\]", stated.strip())[-1] if isinstance(stated, str) else ""
+    other = find_file(image.parent / name) if name else None
+    if other and normalise_name(Path(other).stem) != normalise_name(image.stem):
+        problem = f"{origin} is named like {printable(image.name)} and states the image {printable(name)}"
+        raise DataError(problem, "rename the file, or correct the image that it states")
+
+
+def check_distinct(images: Sequence[Path], origin: str) -> None:
+    """Raise DataError, naming `origin`, for two samples of one image file."""
+    if twice := next((image for image, count in Counter(images).items() if count > 1), None):
+        problem = f"{origin}: {images.count(twice)} entries mean the image {printable(twice)}"
+        raise DataError(problem, "keep one of them, in one annotation file, or write more of the path")

@@ -19,12 +19,13 @@ import numpy as np
 
 from vitreous.data.annotations.coco import categories_of, images_near, is_id, listed_files, read_document, size_in
 from vitreous.data.annotations.masks import check_size, codes_of, read_mask
-from vitreous.data.annotations.objects import check_classes, check_train, image_size, matching_image
+from vitreous.data.annotations.objects import check_classes, check_distinct, check_train, image_size
 from vitreous.data.annotations.painted import Painted
 from vitreous.data.annotations.target import IGNORE, AnnotatedFiles, Target, boxes_of
 from vitreous.data.decoding.decode import read_regular
+from vitreous.data.layouts.file_names import FileIndex
 from vitreous.data.layouts.folder import list_images
-from vitreous.data.split import Data, Split, with_val
+from vitreous.data.split import Data, Files, Split, no_labels, with_val
 from vitreous.errors import DataError, printable
 
 FILES, INSTANCES = "panoptic_*.json", "instances_*.json"  # in `annotations`
@@ -127,31 +128,33 @@ def panoptic(root: Path, split_seed: int = 0) -> Data:
 
     Raises DataError for what is no such JSON, for ids that are missing or there twice, and for files that are missing.
     """
-    files = {"train": root} if root.is_file() else listed_files(root / "annotations", (FILES,))
-    documents = {split: read_document(place) for split, place in files.items()}
+    files = {"train": [root]} if root.is_file() else listed_files(root / "annotations", (FILES,))
+    documents = {place: read_document(place) for places in files.values() for place in places}
     kinds: dict[int, tuple[str, bool]] = {}
-    for split, document in documents.items():
-        for number, kind in kinds_of(document, printable(files[split])).items():
+    for place, document in documents.items():
+        for number, kind in kinds_of(document, printable(place)).items():
             if kinds.setdefault(number, kind) != kind:
-                problem = f"{printable(files[split])}: category {number} is another one in another split"
-                raise DataError(problem, "give all splits the same")
+                problem = f"{printable(place)}: category {number} is another one in another file"
+                raise DataError(problem, "give all files the same")
     order = sorted(kinds)
     names = [kinds[number][0] for number in order]
     check_classes(printable(root), names)
     splits: dict[str, Split] = {}
-    for split, document in documents.items():
-        rows = panoramas_of(document, files[split], root, kinds)
+    for split, places in files.items():
+        if split != "train" and not any(documents[place]["annotations"] for place in places):
+            images = [str(row.get("file_name")) for place in places for row in documents[place]["images"]]
+            splits[split] = Files(images, no_labels(len(images)))
+            continue
+        rows = [row for place in places for row in panoramas_of(documents[place], place, root, kinds)]
+        check_distinct([row.image for row in rows], ", ".join(map(printable, places)))
         labels = np.zeros((len(rows), len(names)), np.float32)
         for row, one in enumerate(rows):
             labels[row, [segment.label for segment in one.segments]] = 1
-        if rows:
-            splits[split] = AnnotatedFiles(
-                [one.image for one in rows], labels, np.arange(len(rows)), PanopticFiles(rows)
-            )
+        splits[split] = AnnotatedFiles([one.image for one in rows], labels, np.arange(len(rows)), PanopticFiles(rows))
     check_train(printable(root), splits)
     notes: list[str] = []
-    unsplit = list(splits) == ["train"]
     splits, whole = with_val(splits, split_seed, notes)
+    unsplit = whole is not None and "test" not in splits
     return Data(printable(root), tuple(names), splits, notes, unsplit, whole)
 
 
@@ -172,7 +175,7 @@ def panoramas_of(
     """The images of a split with their segments, in the order of the file. Raises DataError."""
     origin, images = printable(place), images_near(place, root)
     folder = place.with_suffix("") if place.with_suffix("").is_dir() else place.parent
-    pictures = {picture.name: picture for picture in list_images(folder)}
+    pictures = FileIndex(list_images(folder), folder)
     known: dict[int, dict[str, Any]] = {}
     for row in document["annotations"]:
         if not is_id(row.get("image_id")) or not isinstance(row.get("file_name"), str):
@@ -191,8 +194,8 @@ def panoramas_of(
             raise DataError(f"{origin}: image {number} {problem}", "give each image its id and one annotation")
         numbers.add(number)
         segments = segments_of(known[number], kinds, labels, f"{origin}, image {number}")
-        picture = matching_image(pictures, known[number]["file_name"], origin)
-        rows.append(Panorama(matching_image(images, name, origin), picture, segments, place, size_in(row)))
+        picture = pictures.find(known[number]["file_name"], origin)
+        rows.append(Panorama(images.find(name, origin), picture, segments, place, size_in(row)))
     if lost := sorted(known.keys() - numbers):
         raise DataError(f"{origin}: there is no image {lost[0]}", "add the image, or remove its annotation")
     return rows

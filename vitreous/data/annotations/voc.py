@@ -13,10 +13,12 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from pathlib import Path
 
-from vitreous.data.annotations.objects import Scene, data_of_scenes, finite, parse_all
+from vitreous.data.annotations.objects import Scene, check_stated_image, data_of_scenes, finite, parse_all
 from vitreous.data.annotations.shapes import Shape
 from vitreous.data.decoding.decode import read_regular
+from vitreous.data.layouts.file_names import FileIndex, normalise_name
 from vitreous.data.layouts.folder import list_images
+from vitreous.data.layouts.split_names import is_system_name, split_entries
 from vitreous.data.split import Data
 from vitreous.errors import DataError, printable
 
@@ -42,22 +44,28 @@ def voc(root: Path, split_seed: int = 0) -> Data:
     """
     folder = image_folder(root)
     assert folder is not None, "asked by is_voc"
-    images = {place.stem: place for place in list_images(folder)}
-    files = {place.stem: place for place in sorted((root / "Annotations").glob("*.xml"))}
+    index = FileIndex(list_images(folder), folder, stems=True)
+    places = [place for place in sorted((root / "Annotations").glob("*.xml")) if not is_system_name(place.name)]
+    files = {normalise_name(place.stem): place for place in places}
     names = splits_of(root, files)
+    wanted = dict.fromkeys(stem for stems in names.values() for stem in stems)
+    images = {stem: image for stem in wanted if (image := index.match(stem, printable(root)))}
     for split, stems in names.items():
+        unlabelled = split != "train" and not any(stem in files for stem in stems)
         for stem in stems:
             for table, kind, where in ((files, "annotations", root / "Annotations"), (images, "image", folder)):
-                if stem not in table:
+                if stem not in table and not (unlabelled and table is files):
                     problem = f"{printable(stem)} of {split} has no {kind} in {printable(where)}"
                     raise DataError(problem, "restore the file, or remove the name from the list")
-    wanted = sorted({stem for stems in names.values() for stem in stems})
+    wanted = sorted({stem for stems in names.values() for stem in stems if stem in files})
     parsed = dict(zip(wanted, parse_all([files[stem] for stem in wanted], parse_file), strict=True))
     classes = sorted({name for rows, _ in parsed.values() for name, _ in rows})
     zero = any(min(shape.box[:2]) < 1 for rows, _ in parsed.values() for _, shape in rows if shape.box)
     scenes = {
         split: [
             Scene(images[stem], shapes_of(parsed[stem][0], classes, 0 if zero else 1), files[stem], parsed[stem][1])
+            if stem in parsed
+            else Scene(images[stem], (), images[stem])
             for stem in stems
         ]
         for split, stems in names.items()
@@ -68,18 +76,18 @@ def voc(root: Path, split_seed: int = 0) -> Data:
 def splits_of(root: Path, files: dict[str, Path]) -> dict[str, list[str]]:
     """Split -> names of its images, by the lists; all of them are `train` where there are no lists."""
     names = {}
-    for split in ("train", "val", "test"):
-        place = root / SETS / f"{split}.txt"
-        if place.is_file():
-            lines = place.read_text("utf-8", "replace").splitlines()
-            names[split] = [line.split()[0] for line in lines if line.strip()]
+    places = {place.stem: place for place in (root / SETS).glob("*.txt")}
+    for split, stem in split_entries(places, printable(root / SETS)).items():
+        lines = places[stem].read_text("utf-8", "replace").splitlines()
+        names[split] = [normalise_name(line.split()[0]) for line in lines if line.strip()]
     return names or {"train": list(files)}
 
 
 def parse_file(place: Path) -> tuple[list[Named], tuple[int, int] | None]:
     """The objects of an image with the names of their classes, corners as the file has them, and its size.
 
-    Raises DataError for what is no XML of this kind; a document with declarations of its own is refused.
+    Raises DataError for what is no XML of this kind, for one that states another image, and for a document with
+    declarations of its own.
     """
     origin, content = printable(place), read_regular(place)
     if b"<!ENTITY" in content or b"<!DOCTYPE" in content:
@@ -88,10 +96,13 @@ def parse_file(place: Path) -> tuple[list[Named], tuple[int, int] | None]:
         tree = ElementTree.fromstring(content)
     except (ElementTree.ParseError, ValueError, LookupError) as error:
         raise DataError(f"{origin} is no XML ({error})", "mend or remove it") from None
+    folder = image_folder(place.parent.parent)
+    if folder is not None:
+        check_stated_image(tree.findtext("filename"), folder / place.with_suffix("").name, origin)
     rows = []
     for number, element in enumerate(tree.iter("object"), 1):
         where = f"{origin}, object {number}"
-        name = (element.findtext("name") or "").strip()
+        name = normalise_name((element.findtext("name") or "").strip())
         if not name:
             raise DataError(f"{where} has no name", "name its class")
         corners = [element.findtext(f"bndbox/{key}") for key in CORNERS]

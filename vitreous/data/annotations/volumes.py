@@ -3,6 +3,7 @@
     DIR/images/a.nii.gz    DIR/masks/a.nii.gz     each voxel is the number of its class; also DIR/labels, in any format
     DIR/imagesTr/a.nii.gz  DIR/labelsTr/a.nii.gz  DIR/dataset.json, as in the Medical Segmentation Decathlon
 
+Masks of NIfTI files are brought to the axis order and directions of their images, by the affines of both.
 Splits and `classes.txt` are as for pictures; without that file `labels` of `dataset.json` name the classes.
 """
 
@@ -13,10 +14,12 @@ from pathlib import Path
 
 import numpy as np
 
-from vitreous.data.annotations.masks import MASKS, Reader, homes_of, image_folder, mask_folder, masks
+from vitreous.data.annotations.masks import MASKS, Reader, image_folder, mask_folder, masks
 from vitreous.data.decoding.decode import read_regular
+from vitreous.data.decoding.orientation import align_labels
 from vitreous.data.decoding.volumes import OWN, SUFFIXES, open_volume, read_labels, stem_of, volume_form
 from vitreous.data.layouts.folder import walk
+from vitreous.data.layouts.split_names import find_split_folders
 from vitreous.data.split import Data
 from vitreous.errors import DataError, printable
 
@@ -39,13 +42,15 @@ def labels_in(place: Path) -> np.ndarray:
     return read_labels(place)
 
 
-VOLUMES = Reader(3, (("images", DECATHLON[0]), (*MASKS, DECATHLON[1])), list_volumes, stem_of, volume_size, labels_in)
+VOLUMES = Reader(
+    3, (("images", DECATHLON[0]), (*MASKS, DECATHLON[1])), list_volumes, stem_of, volume_size, labels_in, align_labels
+)
 
 
 def are_volumes(root: Path) -> bool:
     """Whether a folder has volumes with masks beside them: files of an ending that only volumes have, or a first mask
     of three axes."""
-    for home in (root, *homes_of(root).values()):
+    for home in (root, *find_split_folders(root).values()):
         folder = mask_folder(home, VOLUMES)
         if folder is not None:
             images, first = list_volumes(image_folder(home, VOLUMES)), list_volumes(folder)[0]

@@ -10,6 +10,7 @@ An image without a file, or with an empty one, has no object.
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -18,14 +19,14 @@ from vitreous.config import read_yaml
 from vitreous.data.annotations.objects import Scene, data_of_scenes, finite, image_size, parse_all
 from vitreous.data.annotations.shapes import Shape, box_corners, polygon_of_mask
 from vitreous.data.decoding.decode import read_regular
-from vitreous.data.layouts.classes import split_homes
+from vitreous.data.layouts.file_names import find_file, normalise_name
 from vitreous.data.layouts.folder import list_images
+from vitreous.data.layouts.split_names import find_split_folders, is_system_name, split_entries, split_of_name
 from vitreous.data.split import Data
 from vitreous.errors import DataError, UsageError, printable
 
 CONFIGS = ("data.yaml", "data.yml", "dataset.yaml")
 CLASSES = "classes.txt"
-SPLITS = {"train": ("train",), "val": ("val", "valid"), "test": ("test",)}  # their keys in data.yaml
 Line = tuple[int, tuple[float, ...]]  # a class, and coordinates in shares
 
 
@@ -84,10 +85,10 @@ def read_config(place: Path) -> tuple[dict[int, str], dict[str, list[Path]]]:
     home = place.parent / str(config.get("path") or ".")
     home = home if home.is_dir() else place.parent
     listed = {}
-    for split, keys in SPLITS.items():
-        if (given := next((config[key] for key in keys if config.get(key)), None)) is not None:
-            words = given if isinstance(given, list) else [given]
-            listed[split] = [image for word in words for image in images_of(str(word), home, origin)]
+    keys = [key for key, value in config.items() if isinstance(key, str) and value]
+    for split, key in split_entries(keys, origin).items():
+        words = config[key] if isinstance(config[key], list) else [config[key]]
+        listed[split] = [image for word in words for image in images_of(str(word), home, origin)]
     return table, listed
 
 
@@ -98,13 +99,14 @@ def images_of(word: str, home: Path, origin: str) -> list[Path]:
             return list_images(place)
         if place.is_file():
             lines = place.read_text("utf-8", "replace").split("\n")
-            return [home / line.strip() for line in lines if line.strip()]
+            paths = [home / line.strip() for line in lines if line.strip()]
+            return [Path(find_file(path) or path) for path in paths]
     raise DataError(f"{origin}: {printable(word)} is not there", "name a folder of images below the file's own")
 
 
 def folders_below(root: Path) -> dict[str, list[Path]]:
     """The images of each folder of a split below `images`; all are `train` where there are none."""
-    homes = split_homes(root / "images")
+    homes = find_split_folders(root / "images")
     return {name: list_images(home) for name, home in homes.items()} or {"train": list_images(root / "images")}
 
 
@@ -121,19 +123,26 @@ def label_file(image: Path) -> Path:
     parts = list(image.parts)
     if "images" in parts[:-1]:
         parts[len(parts) - 2 - parts[-2::-1].index("images")] = "labels"
-    return Path(*parts).with_suffix(".txt")
+    place = Path(*parts).with_suffix(".txt")
+    if not place.parent.is_dir() and (split := split_of_name(place.parent.name)):
+        place = find_split_folders(place.parent.parent).get(split, place.parent) / place.name
+    return Path(find_file(place) or place)
 
 
 def check_images(images: list[Path]) -> None:
-    """Raise DataError for an image of a list that is not there, and for a text file without an image, in folders that
-    hold nothing but these."""
+    """Raise DataError for an image of a list that is not there, for a text file of two images, and for one without an
+    image, in folders that hold nothing but these."""
     if missing := next((image for image in images if not image.is_file()), None):
         raise DataError(f"the image {printable(missing)} is not there", "restore it, or take it from the list")
+    for place, count in Counter(map(label_file, dict.fromkeys(images))).items():
+        if count > 1 and place.is_file():
+            raise DataError(f"{printable(place)} belongs to {count} images of its name", "rename or remove one")
     for labels, folder in sorted({(label_file(image).parent, image.parent) for image in images}):
         if labels != folder and labels.is_dir():
-            stems = {place.stem for place in folder.iterdir()}
+            stems = {normalise_name(place.stem) for place in folder.iterdir()}
             for place in sorted(labels.glob("*.txt")):
-                if place.stem not in stems and place.name != CLASSES:
+                known = normalise_name(place.stem) in stems or place.name == CLASSES
+                if not known and not is_system_name(place.name):
                     problem = f"{printable(place)} has no image of its name in {printable(folder)}"
                     raise DataError(problem, "restore the image, or remove the file")
 

@@ -59,7 +59,7 @@ KINDS = (
 )
 MODES = ("other", "1", "L", "P", "RGB", "RGBA", "LA", "PA", "CMYK", "I", "I;16", "I;16B", "I;16L", "YCbCr", "RGBX")
 SUFFIX_OF = {
-    "JPEG": {".jpg", ".jpeg"}, "MPO": {".jpg", ".jpeg"}, "PNG": {".png"},
+    "JPEG": {".jpg", ".jpeg", ".jpe", ".jfif"}, "MPO": {".jpg", ".jpeg"}, "PNG": {".png"},
     "WEBP": {".webp"}, "GIF": {".gif"}, "BMP": {".bmp"},
     "TIFF": {".tif", ".tiff"}, "NPY": {".npy"}, "AVIF": {".avif"}, "HEIF": {".heic", ".heif", ".hif"},
 }  # fmt: skip

@@ -25,7 +25,8 @@ from vitreous.errors import DataError, printable
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")  # read everywhere; AVIF and HEIF where `heif.is_readable`
 SUFFIXES = frozenset(
-    [".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".npy", ".avif", ".heic", ".heif", ".hif"]
+    [".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".npy"]
+    + [".avif", ".heic", ".heif", ".hif"]
 )
 MAX_BYTES = 512 * 2**20
 BACKGROUND = 255  # white: shows where an image is transparent

@@ -33,6 +33,7 @@ KINDS = {1: "signal", 3: "volume"}  # axes -> what an array of so many is called
 MAX_VOXELS = 2**28  # numbers of a volume: 1 GiB as float32
 MAX_CHANNELS = 64
 MAX_CLASS = 65_535  # the largest number in a mask
+ROUNDING = 1e-3  # that a class number stored as a float may differ from a whole number
 PERCENTILES = (0.5, 99.5)  # that values are clipped to
 GZIP, ZIP = b"\x1f\x8b", b"PK\x03\x04"
 HEAD = 544  # bytes that hold the header of a NIfTI file of either version
@@ -80,7 +81,8 @@ def read_volume(
 
 
 def read_labels(raw: Raw, name: str | None = None) -> np.ndarray:
-    """Read a path, a file's bytes, or voxels (D, H, W) as (D, H, W) int32. Numbers may be stored as floats.
+    """Read a path, a file's bytes, or voxels (D, H, W) as (D, H, W) int32. Numbers may be stored as floats, and differ
+    from whole numbers by ROUNDING, as a scale factor in the header leaves them.
 
     Raises DataError for files that cannot be read, several channels, and values that are no whole numbers from 0 on.
     """
@@ -91,10 +93,10 @@ def read_labels(raw: Raw, name: str | None = None) -> np.ndarray:
     values = call(file.read, name)
     check_finite(values, name)
     low, high = values.min().item(), values.max().item()
-    fraction = values[np.rint(values) != values][:1] if values.dtype.kind == "f" else ()
-    for wrong in (*fraction, *([low] if low < 0 else []), *([high] if high > MAX_CLASS else [])):
+    fraction = values[np.abs(np.rint(values) - values) > ROUNDING][:1] if values.dtype.kind == "f" else ()
+    for wrong in (*fraction, *([low] if low < -ROUNDING else []), *([high] if high > MAX_CLASS + ROUNDING else [])):
         raise DataError(f"{name}: {wrong:g} is no class", "classes are whole numbers from 0 on")
-    return np.ascontiguousarray(values, dtype=np.int32)
+    return np.ascontiguousarray(np.rint(values) if values.dtype.kind == "f" else values, dtype=np.int32)
 
 
 def volume_form(raw: Raw, name: str | None = None, axes: int = 3) -> tuple[int, tuple[int, ...]]:

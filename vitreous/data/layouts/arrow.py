@@ -20,15 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.data.layouts.classes import (
-    SPLITS,
-    WORDS,
-    class_order,
-    label_array,
-    natural,
-    one_class_note,
-    too_few_classes,
-)
+from vitreous.data.layouts.classes import class_order, label_array, natural, one_class_note, too_few_classes
+from vitreous.data.layouts.split_names import SPLIT_NAMES, split_entries, split_in_text, split_of_name
 from vitreous.data.split import Data, Split, Stored, no_labels, with_val
 from vitreous.data.stores.rows import Column, Parquet, Streams, map_stream
 from vitreous.errors import DataError, UsageError, nearest, printable
@@ -84,7 +77,11 @@ def parquet(source: str, split_seed: int = 0) -> Data:
         parts.setdefault(split_of(file, root) if root.is_dir() else "", []).append(file)
     if len(parts) > 1 and "" in parts:
         raise DataError(f"{printable(parts[''][0])} belongs to no split, others do", LAYOUT)
-    folders = {file.parent for file in files if file.parent != home and file.parent.name not in (*WORDS, "data")}
+    folders = {
+        file.parent
+        for file in files
+        if file.parent != home and file.parent.name != "data" and not split_of_name(file.parent.name)
+    }
     if len(folders) > 1:
         problem = f"{printable(root)} holds several data sets: {', '.join(map(printable, sorted(folders)))}"
         raise UsageError(problem, "name one of them")
@@ -98,8 +95,7 @@ def parquet(source: str, split_seed: int = 0) -> Data:
 
 def split_of(file: Path, root: Path) -> str:
     """The split in the name of a file, or else in that of its folder; or an empty string."""
-    words = re.findall(r"[a-z]+", file.stem.lower()) + ([file.parent.name.lower()] if file.parent != root else [])
-    return next((WORDS[word] for word in words if word in WORDS), "")
+    return split_in_text(file.stem) or (split_of_name(file.parent.name) if file.parent != root else None) or ""
 
 
 def hub(source: str, split_seed: int = 0) -> Data:
@@ -125,12 +121,13 @@ def hub(source: str, split_seed: int = 0) -> Data:
         raise describe_failure(base, error) from None
     tables: dict[str, Streams] = {}
     notes = []
-    for split, part in dataset.items():
+    named = {name: split for split, name in split_entries(map(str, dataset), base).items()}
+    for name, part in dataset.items():
         files = tuple(Path(file["filename"]) for file in part.cache_files)
-        if str(split) in WORDS and files:
-            tables[WORDS[str(split)]] = Streams(files)
+        if str(name) in named and files:
+            tables[named[str(name)]] = Streams(files)
         else:
-            notes.append(f"the split {split} is left out")
+            notes.append(f"the split {name} is left out")
     features = dict(next(iter(dataset.values())).features.to_dict())
     data = open_tables(base, tables, features, columns, "", split_seed)
     return replace(data, notes=notes + data.notes)
@@ -168,7 +165,7 @@ def open_tables(
     if "train" not in tables:
         raise DataError(f"{name} has {', '.join(tables) or 'no split that is known'} but no split train", LAYOUT)
     image, label = choose_columns(name, tables["train"], features, columns)
-    tables = {split: tables[split] for split in SPLITS if split in tables}
+    tables = {split: tables[split] for split in SPLIT_NAMES if split in tables}
     notes: list[str] = []
     labels, classes, unlabelled = dict[str, np.ndarray](), (), None
     if label is None:
@@ -176,7 +173,7 @@ def open_tables(
         for split, table in tables.items():
             labels[split] = no_labels(sum(map_stream(stream).num_rows for stream in table.streams(image)))
     else:
-        labels, classes = read_labels(name, tables, label, features, notes)
+        labels, classes = read_labels(name, tables, label, features)
     if len(classes) == 1:
         unlabelled = too_few_classes(name, classes)
         notes += one_class_note(classes)
@@ -192,10 +189,10 @@ def open_tables(
 
 
 def read_labels(
-    name: str, tables: dict[str, Streams], column: str, features: dict[str, Any], notes: list[str]
+    name: str, tables: dict[str, Streams], column: str, features: dict[str, Any]
 ) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
-    """The labels (n,) or (n, K) of each split, `train` first, and the classes. Splits of which no row has a label are
-    left out.
+    """The labels (n,) or (n, K) of each split, `train` first, and the classes; `no_labels` of a held-out split of which
+    no row has one.
 
     Raises DataError for labels that are missing or that training does not have.
     """
@@ -204,8 +201,8 @@ def read_labels(
     for split, table in tables.items():
         words, codes, counts = encode_labels(table.values(column), names)
         missing = codes < 0
-        if split != "train" and len(codes) and missing.all():
-            notes.append(f"{split} has no labels and is left out")
+        if split != "train" and missing.all():
+            labels[split] = no_labels(len(codes) if counts is None else len(counts))
             continue
         if missing.any():
             problem = f"{missing.sum()} of {len(missing)} labels of {split} are missing"

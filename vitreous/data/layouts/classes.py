@@ -1,18 +1,16 @@
-"""Names of splits and classes, and labels as arrays: what all layouts share."""
+"""Class names in order, and labels as arrays, for all layouts."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 import numpy as np
 
+from vitreous.data.layouts.file_names import normalise_name
 from vitreous.errors import DataError, first_names, nearest, printable
 
-SPLITS = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
-WORDS = {word: split for split, words in SPLITS.items() for word in words}
 NO_TEXT = ("Cc", "Cs", "Zl", "Zp")  # of Unicode's categories: control, half of a pair or no UTF-8, ends of lines
 MAX_LABELS = 2**33  # bytes of the labels of all images, (n, K) float32
 
@@ -21,12 +19,6 @@ def natural(name: str) -> tuple[list[tuple[int, int, str]], str]:
     """A sort key in which 2 comes before 10; equal keys fall back to the name itself."""
     runs = re.findall(r"\d+|\D+", name)
     return [(0, int(run), "") if run.isdecimal() else (1, 0, run) for run in runs], name
-
-
-def split_homes(root: Path) -> dict[str, Path]:
-    """The folders of the splits in a folder."""
-    first = {split: next((root / n for n in names if (root / n).is_dir()), None) for split, names in SPLITS.items()}
-    return {split: home for split, home in first.items() if home}
 
 
 def class_order(names: Iterable[str]) -> list[str]:
@@ -77,7 +69,8 @@ def label_array(
 
     Raises DataError for other classes than `classes`, and for labels that would not fit into memory.
     """
-    place = {name: number for number, name in enumerate(classes)}
+    place = {normalise_name(name): number for number, name in enumerate(classes)}
+    words = [tuple(map(normalise_name, label)) for label in words]
     unknown = [name for label in np.unique(own).tolist() for name in words[label] if name not in place]
     if unknown:
         raise unknown_classes(where, unknown, classes, listed)

@@ -3,27 +3,48 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from vitreous.data.decoding.decode import SUFFIXES, reason
 from vitreous.data.decoding.volumes import OWN as VOLUMES
-from vitreous.data.layouts.classes import (
-    class_order,
-    natural,
-    one_class_note,
-    split_homes,
-    too_few_classes,
-    unknown_classes,
+from vitreous.data.layouts.classes import class_order, natural, one_class_note, too_few_classes, unknown_classes
+from vitreous.data.layouts.file_names import normalise_name
+from vitreous.data.layouts.split_names import (
+    NO_CLASS_WORDS,
+    find_split_folders,
+    has_role_name,
+    is_system_name,
+    role_names_note,
 )
 from vitreous.data.split import Data, Files, Paths, Split, no_labels, with_val
-from vitreous.errors import DataError, printable
+from vitreous.errors import DataError, first_names, printable
 
 LAYOUT = (
     "expected DIR/CLASS/*.jpg, or DIR/train/CLASS/*.jpg with val/ and test/ beside it, or a CSV file with columns "
     "path,label"
+)
+#: endings of image files that Pillow may read and this package does not
+UNREAD_IMAGES = (
+    ".dib",
+    ".ppm",
+    ".pgm",
+    ".pbm",
+    ".pnm",
+    ".pfm",
+    ".tga",
+    ".jp2",
+    ".j2k",
+    ".jpx",
+    ".jxl",
+    ".ico",
+    ".dds",
+    ".sgi",
 )
 FLAT = (
     "put each image into a folder of its class, or write a CSV file with columns path,label; predict, embed and "
@@ -37,17 +58,32 @@ def folder(root: Path, split_seed: int = 0) -> Data:
     With one class, or none, all images below each folder, at any depth, are data without labels. Without `val`, a tenth
     of `train` is held out, never `test`. Class order is natural (2 before 10), the same on every file system.
     """
-    homes = split_folders(root)
-    return classified(root, homes, {name: list_classes(home) for name, home in homes.items()}, split_seed)
+    homes, skipped = split_folders(root), Counter[str]()
+    lister = partial(walk, skipped=skipped)
+    data = classified(root, homes, {name: list_classes(home, lister) for name, home in homes.items()}, split_seed)
+    return replace(data, notes=[*skipped_notes(skipped), *siblings_note(root, homes), *data.notes])
 
 
 def split_folders(root: Path) -> dict[str, Path]:
-    """The folders of the splits, or `root` as `train` where it has none. Raises DataError for splits without
-    `train`."""
-    homes = split_homes(root)
+    """The folders of the splits, or `root` as `train` where it has none, or where `train` is a class as in `bus`,
+    `car`, `train`. Raises DataError for splits without `train`."""
+    homes = find_split_folders(root)
     if homes and "train" not in homes:
         raise DataError(f"{printable(root)} has {', '.join(homes)} but no train folder", LAYOUT)
+    if list(homes) == ["train"] and has_images(homes["train"]) and any(map(has_images, siblings_of(homes["train"]))):
+        return {"train": root}
     return homes or {"train": root}
+
+
+def siblings_of(home: Path) -> list[Path]:
+    """The folders beside a folder that are not named like splits, images or annotations, in natural order."""
+    names = [entry.name for entry in entries(os.fspath(home.parent)) if is_folder(entry) and entry.name != home.name]
+    return [home.parent / name for name in sorted(names, key=natural) if not has_role_name(name)]
+
+
+def has_images(home: Path) -> bool:
+    """Whether a folder directly contains image files."""
+    return any(entry.name.lower().endswith(tuple(SUFFIXES)) for entry in entries(os.fspath(home)))
 
 
 def classified(
@@ -68,13 +104,23 @@ def classified(
         home = homes["train"]
         unlabelled = too_few_classes(printable(home), classes, LAYOUT) if classes else no_classes(home, lister)
         paths = {name: Paths(lister(os.fspath(home))) for name, home in homes.items()}
-        splits = {name: Files(part, no_labels(len(part))) for name, part in paths.items() if len(part)}
+        splits = {name: Files(part, no_labels(len(part))) for name, part in paths.items()}
         notes, classes = one_class_note(classes), []
     else:
-        splits = {name: files_of(name, tree, classes) for name, tree in listed.items()}
+        loose = {name: lister(os.fspath(homes[name])) for name, tree in listed.items() if has_no_classes(tree, classes)}
+        splits = {name: files_of(name, tree, classes) for name, tree in listed.items() if name not in loose}
+        splits |= {name: Files(paths, no_labels(len(paths))) for name, paths in loose.items()}
+    notes += role_names_note(classes)
     splits, whole = with_val(splits, split_seed, notes)
     unsplit = homes["train"] == root
     return Data(printable(root), tuple(classes), splits, notes, unsplit, whole, unlabelled=unlabelled)
+
+
+def has_no_classes(tree: dict[str, Paths], classes: Sequence[str]) -> bool:
+    """Whether a split has no class folders: none at all, or a single one that is no class and is named like a split,
+    as in `test/unknown` and `test/test1` of competitions."""
+    other = next(iter(tree), "")
+    return not tree or (len(tree) == 1 and other not in classes and has_role_name(other, NO_CLASS_WORDS))
 
 
 def no_classes(home: Path, lister: Callable[[str], list[str]]) -> DataError:
@@ -95,6 +141,8 @@ def no_classes(home: Path, lister: Callable[[str], list[str]]) -> DataError:
 
 def files_of(name: str, tree: dict[str, Paths], classes: list[str]) -> Files:
     """One split's files, labelled by class name. Raises DataError for a class that training does not have."""
+    forms = {normalise_name(label): label for label in classes}
+    tree = {forms.get(normalise_name(label), label): paths for label, paths in tree.items()}
     known = set(classes)
     if unknown := [label for label in class_order(tree) if label not in known]:
         raise unknown_classes(name, unknown, classes)
@@ -115,11 +163,38 @@ def list_images(home: Path) -> list[Path]:
     return [Path(path) for path in walk(os.fspath(home))]
 
 
-def walk(home: str, suffixes: frozenset[str] = SUFFIXES) -> list[str]:
-    """The same as text, of files whose names end in one of `suffixes`."""
-    endings = tuple(suffixes)
-    paths = (entry.path.removeprefix("./") for entry in files_below(home) if entry.name.lower().endswith(endings))
+def walk(home: str, suffixes: frozenset[str] = SUFFIXES, skipped: Counter[str] | None = None) -> list[str]:
+    """The same as text, of files whose names end in one of `suffixes`; `skipped` counts the endings of other files that
+    are images."""
+    endings, paths = tuple(suffixes), []
+    for entry in files_below(home):
+        name = entry.name.lower()
+        if name.endswith(endings):
+            paths.append(entry.path.removeprefix("./"))
+        elif skipped is not None and name.endswith(UNREAD_IMAGES):
+            skipped[os.path.splitext(name)[1]] += 1
     return sorted(paths, key=natural)
+
+
+def skipped_notes(skipped: Counter[str]) -> list[str]:
+    """The note on image files in formats that are not read, by their endings; no note without such files."""
+    if not skipped:
+        return []
+    listed = ", ".join(f"{count:,} {ending}" for ending, count in sorted(skipped.items()))
+    return [f"{skipped.total():,} image files are skipped, as their formats are not supported: {listed}"]
+
+
+def siblings_note(root: Path, homes: dict[str, Path]) -> list[str]:
+    """The note on folders of images beside those of the splits, which are not read; no note without such folders."""
+    if homes["train"] == root:
+        return []
+    unread = [place.name for place in siblings_of(homes["train"]) if next(images_below(place), None)]
+    return [f"folders beside the splits are not read: {first_names(unread, 5)}"] if unread else []
+
+
+def images_below(home: Path) -> Iterator[os.DirEntry[str]]:
+    """Every image file below a folder, in the order of the file system."""
+    return (entry for entry in files_below(os.fspath(home)) if entry.name.lower().endswith(tuple(SUFFIXES)))
 
 
 def files_below(home: str) -> Iterator[os.DirEntry[str]]:
@@ -139,9 +214,9 @@ def files_below(home: str) -> Iterator[os.DirEntry[str]]:
 
 
 def entries(place: str) -> list[os.DirEntry[str]]:
-    """The entries of a folder that are not hidden. Raises DataError where it cannot be read."""
+    """The entries of a folder that are neither hidden nor a system's. Raises DataError where it cannot be read."""
     try:
-        return [entry for entry in os.scandir(place) if not entry.name.startswith(".")]
+        return [entry for entry in os.scandir(place) if not is_system_name(entry.name)]
     except OSError as error:
         problem = f"{printable(place)}: cannot be read ({reason(error)})"
         raise DataError(problem, "mend its permissions, or remove it") from None

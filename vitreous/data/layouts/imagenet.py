@@ -16,6 +16,7 @@ from pathlib import Path
 
 from vitreous.data.decoding.decode import read_regular
 from vitreous.data.layouts.folder import classified, entries, is_folder, list_classes, split_folders, walk
+from vitreous.data.layouts.split_names import find_split_folders
 from vitreous.data.split import Data, Paths
 from vitreous.errors import DataError, printable
 
@@ -32,7 +33,7 @@ ILSVRC2012 = "385e0240499426c022b773be1ae4da780f057b89c9694c7f47199f62746b6edd"
 def is_imagenet(root: Path) -> bool:
     """Whether the classes of a folder, or of its training images, are synsets, all of them."""
     home = tree(root)
-    train = home / "train" if (home / "train").is_dir() else home
+    train = find_split_folders(home).get("train", home)
     names = [entry.name for entry in entries(os.fspath(train)) if is_folder(entry)]
     return bool(names) and all(SYNSET.fullmatch(name) for name in names)
 
@@ -49,7 +50,7 @@ def imagenet(root: Path, split_seed: int = 0) -> Data:
     Raises DataError as a folder does, and for images to validate on without ground truth.
     """
     home = tree(root)
-    homes, notes = split_folders(home), []
+    homes = split_folders(home)
     places = [home, *list(home.absolute().parents)[: 3 if home.name == "CLS-LOC" else 1]]
     listed = {}
     for name, place in homes.items():
@@ -57,12 +58,9 @@ def imagenet(root: Path, split_seed: int = 0) -> Data:
         loose = [] if classes or name == "train" else walk(os.fspath(place))
         if loose and name == "val":
             classes = classify_files(loose, places)
-        if classes or name == "train":
-            listed[name] = classes
-        else:
-            notes.append(f"{name} has {len(loose)} images without labels, which are left out")
+        listed[name] = classes
     data = classified(home, homes, listed, split_seed)
-    return replace(data, name=printable(root), notes=notes + data.notes, titles=titles_of(data.classes, places))
+    return replace(data, name=printable(root), titles=titles_of(data.classes, places))
 
 
 def classify_files(files: list[str], places: list[Path]) -> dict[str, Paths]:

@@ -16,11 +16,14 @@ import numpy as np
 
 from vitreous.data.decoding.decode import read_regular
 from vitreous.data.layouts.classes import too_few_classes
-from vitreous.data.split import Data, Files, Split, with_val
+from vitreous.data.layouts.file_names import find_file
+from vitreous.data.layouts.split_names import SPLIT_NAMES, find_split_folders, split_entries
+from vitreous.data.split import Data, Files, Split, no_labels, with_val
 from vitreous.errors import DataError, first_lines, printable
 
 ALL = "train800val200"  # the 1,000 images that the last training of a task is allowed
-LISTS = {"train": ("train800", "train"), "val": ("val200", "val", "valid", "validation"), "test": ("test",)}
+VTAB = {"train": "train800", "val": "val200"}  # lists that VTAB-1k has for a split, preferred to others
+NO_LABEL = -1
 EXPECTED = "expected a path below the folder and the number of a class in every line: images/train/000001.jpg 5"
 
 
@@ -34,7 +37,15 @@ class Line(NamedTuple):
 
 def are_lists(root: Path) -> bool:
     """Whether a folder has a list of training images, and no folder of them by classes."""
-    return any((root / f"{name}.txt").is_file() for name in LISTS["train"]) and not (root / "train").is_dir()
+    return "train" in find_lists(root) and "train" not in find_split_folders(root)
+
+
+def find_lists(root: Path) -> dict[str, str]:
+    """{split: name of its list without the ending}, in the order train, val, test. Raises DataError where two lists
+    are of one split."""
+    names = [place.stem for place in root.glob("*.txt") if place.is_file()]
+    listed = split_entries(names, printable(root)) | {split: name for split, name in VTAB.items() if name in names}
+    return {split: listed[split] for split in SPLIT_NAMES if split in listed}
 
 
 def lists(root: Path, split_seed: int = 0) -> Data:
@@ -45,10 +56,8 @@ def lists(root: Path, split_seed: int = 0) -> Data:
     validation, a tenth of the training images is held out. Raises DataError, with file and line, for invalid lines and
     classes, one image with two classes, missing files.
     """
-    names = {
-        split: next((name for name in names if (root / f"{name}.txt").is_file()), "") for split, names in LISTS.items()
-    }
-    parts = {split: read(root, name) for split, name in names.items() if name}
+    names = find_lists(root)
+    parts = {split: read(root, name, split != "train") for split, name in names.items()}
     whole = read(root, ALL) if names["train"] == "train800" and (root / f"{ALL}.txt").is_file() else None
     if whole is not None:
         check_agreement(parts, whole)
@@ -56,7 +65,7 @@ def lists(root: Path, split_seed: int = 0) -> Data:
     if missing := [line for line in lines if not os.path.lexists(root / line.path)]:
         listing = first_lines((f"{line.where}: {printable(line.path)}" for line in missing), len(missing))
         raise DataError(f"{len(missing)} listed files are not there:{listing}", f"looked in {printable(root)}")
-    numbers = sorted({line.label for line in lines})
+    numbers = sorted({line.label for line in lines} - {NO_LABEL})
     classes = class_names(root, numbers, lines)
     splits: dict[str, Split] = {split: files(root, part, numbers) for split, part in parts.items()}
     unseen = len(numbers) - len(np.unique(splits["train"].labels))
@@ -67,14 +76,19 @@ def lists(root: Path, split_seed: int = 0) -> Data:
     return Data(printable(root), classes, splits, notes, whole=undrawn)
 
 
-def read(root: Path, name: str) -> list[Line]:
-    """The lines of a list; one that repeats another is left out. Raises DataError, with the line."""
+def read(root: Path, name: str, held_out: bool = False) -> list[Line]:
+    """The lines of a list; one that repeats another is left out. The list of a `held_out` split may be empty, or have
+    paths alone, of the label NO_LABEL. Raises DataError, with the line."""
     source = printable(root / f"{name}.txt")
+    if held_out and not (root / f"{name}.txt").stat().st_size:
+        return []
     try:
         text = read_regular(root / f"{name}.txt").decode("utf-8-sig")
     except UnicodeDecodeError:
         raise DataError(f"{source}: not UTF-8", "save it as UTF-8") from None
     lines: dict[str, Line] = {}
+    if held_out and (unlabelled := paths_without_labels(root, text)):
+        return [Line(path, NO_LABEL, source) for path in unlabelled]
     for number, words in enumerate(text.splitlines(), 1):
         if not words.strip():
             continue
@@ -85,13 +99,22 @@ def read(root: Path, name: str) -> list[Line]:
         path = os.path.normpath(path.strip())
         if os.path.isabs(path) or path.startswith(".."):
             raise DataError(f"{where}: {printable(path)} is not below {printable(root)}", EXPECTED)
+        if not path.isascii() and (place := find_file(root / path)):
+            path = os.path.relpath(place, root)
         line = lines.setdefault(path, Line(path, int(label), where))
         if line.label != int(label):
             stated = f"of class {label}, but of {line.label} in {line.where}"
             raise DataError(f"{where}: {printable(path)} is {stated}", "keep one of them")
-    if not lines:
+    if not lines and not held_out:
         raise DataError(f"{source} lists no image", EXPECTED)
     return list(lines.values())
+
+
+def paths_without_labels(root: Path, text: str) -> list[str]:
+    """The distinct lines of a list of which every line is the path of a file; none for any other list."""
+    paths = [os.path.normpath(line.strip()) for line in text.splitlines() if line.strip()]
+    inside = all(not os.path.isabs(path) and not path.startswith("..") for path in paths)
+    return list(dict.fromkeys(paths)) if inside and all(map(os.path.isfile, map(root.joinpath, paths))) else []
 
 
 def check_agreement(parts: dict[str, list[Line]], whole: list[Line]) -> None:
@@ -125,6 +148,8 @@ def class_names(root: Path, numbers: list[int], lines: list[Line]) -> tuple[str,
 
 
 def files(root: Path, lines: list[Line], numbers: list[int]) -> Files:
-    """The images of a list, in its order."""
+    """The images of a list, in its order; without labels if it has paths alone."""
+    if not lines or lines[0].label == NO_LABEL:
+        return Files([os.path.join(root, line.path) for line in lines], no_labels(len(lines)))
     labels = np.searchsorted(numbers, [line.label for line in lines]).astype(np.int64)
     return Files([os.path.join(root, line.path) for line in lines], labels)

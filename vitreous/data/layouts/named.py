@@ -24,7 +24,7 @@ from PIL import Image
 
 from vitreous.data.decoding.decode import read_regular, reason
 from vitreous.data.decoding.gate import MAX_PIXELS
-from vitreous.data.split import Arrays, Data, Files, Split, Stored, with_val
+from vitreous.data.split import Arrays, Data, Files, Split, Stored, no_labels, with_val
 from vitreous.disk import cache
 from vitreous.errors import DataError, UsageError, closest, printable
 
@@ -235,8 +235,7 @@ def named(source: str, split_seed: int = 0) -> Data:
         if split == "train":
             classes, titles = named_classes(known, dataset, part)
         if len(part) and (part.labels < 0).all():
-            notes.append(f"{split} has no labels and is left out")
-            continue
+            part = part.take(np.arange(len(part)), no_labels(len(part)))
         parts[split] = part
     if "N/A" in classes[:1]:  # its letters count from 1
         classes = classes[1:]

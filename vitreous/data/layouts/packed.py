@@ -18,7 +18,7 @@ import numpy as np
 
 from vitreous.data.decoding.decode import read_regular
 from vitreous.data.latents import latents_from_json
-from vitreous.data.layouts.classes import SPLITS
+from vitreous.data.layouts.split_names import SPLIT_NAMES
 from vitreous.data.layouts.tars import tars
 from vitreous.data.split import Data, Split, Stored, with_val
 from vitreous.errors import DataError, UsageError, printable
@@ -111,7 +111,9 @@ def describe(folder: Path) -> dict[str, Any]:
         problem = f"was written by a later vitreous (format {version}, this one reads {VERSION})"
         raise DataError(f"{printable(file)} {problem}", "update")
     plain = all(isinstance(name, str) and name == os.path.basename(name) and name.strip(".") for name in names)
-    known = form in ("tar", *ARRAYS) and all(isinstance(name, str) for name in classes) and set(splits) <= set(SPLITS)
+    known = (
+        form in ("tar", *ARRAYS) and all(isinstance(name, str) for name in classes) and set(splits) <= set(SPLIT_NAMES)
+    )
     if not plain or not known:
         raise DataError(f"{printable(file)} is damaged", ANEW)
     return document
@@ -130,7 +132,7 @@ def packed(folder: Path, split_seed: int = 0) -> Data:
         data = tars(folder, split_seed)
     else:
         classes, parts = tuple(document["classes"]), document["splits"]
-        splits: dict[str, Split] = {n: read_arrays(folder, document, n) for n in SPLITS if n in parts}
+        splits: dict[str, Split] = {n: read_arrays(folder, document, n) for n in SPLIT_NAMES if n in parts}
         if "train" not in splits:
             problem = f"{printable(folder)} has {', '.join(splits)} but no images to train on"
             raise DataError(problem, "pack data with a train split")

@@ -22,14 +22,16 @@ import difflib
 import io
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from vitreous.data.decoding.decode import read_regular
-from vitreous.data.layouts.classes import WORDS, class_order, label_array, one_class_note, too_few_classes
+from vitreous.data.layouts.classes import class_order, label_array, one_class_note, too_few_classes
+from vitreous.data.layouts.file_names import find_file, normalise_name
+from vitreous.data.layouts.split_names import SPLIT_OF_NAME, split_of_name
 from vitreous.data.layouts.video import ClipFiles, are_clip_files, clips_note
 from vitreous.data.layouts.volumes import ArrayFiles, arrays_note, axes_of_files, no_arrays
 from vitreous.data.split import Data, Files, Split, no_labels, with_val
@@ -73,6 +75,11 @@ class Row(NamedTuple):
         """What the row names: a file, or a part of it."""
         return os.path.normpath(self.path), self.start, self.end
 
+    def located(self, home: Path) -> Row:
+        """The row with its path in the Unicode form that the file below `home` has, if there is one."""
+        path = None if self.path.isascii() else find_file(os.path.join(home, self.path))
+        return self if path is None else self._replace(path=os.path.relpath(path, home))
+
     @property
     def is_part(self) -> bool:
         """Whether it names a part of a file."""
@@ -95,8 +102,9 @@ def table(source: Path, split_seed: int = 0, group_by: str | None = None, axes: 
     name = printable(source)
     lines = read(source, name)
     header = header_of(*next(lines), group_by, name)
-    rows, notes = distinct([row_of(cells, header, name, line) for line, cells in lines], name)
+    rows = [row_of(cells, header, name, line) for line, cells in lines]
     home = source.parent.absolute() if any(os.path.isabs(row.path) for row in rows) else source.parent
+    rows, notes = distinct([row.located(home) for row in rows], name)
     if missing := [row for row in rows if not os.path.lexists(os.path.join(home, row.path))]:
         problem = f"{len(missing)} of {len(rows)} files are not there:{listing(missing)}"
         raise DataError(f"{name}: {problem}", f"looked in {printable(home)}")
@@ -108,20 +116,19 @@ def table(source: Path, split_seed: int = 0, group_by: str | None = None, axes: 
         problem = f"{', '.join(parts)} but no row of the split train" if rows else "no rows"
         raise DataError(f"{name} has {problem}", EXPECTED)
     classes = class_order(list({label for row in parts["train"] for label in row.labels or ()}))
-    multiple = sum(len(row.labels or ()) > 1 for row in rows)
-    none = sum(not row.labels for row in rows)
+    labelled = [row for split, part in parts.items() if split == "train" or has_labels(part) for row in part]
+    multiple = sum(len(row.labels or ()) > 1 for row in labelled)
+    none = sum(not row.labels for row in labelled)
     multilabel = multiple + none > 0
     unlabelled = why_unlabelled(name, rows, classes, multilabel)
     if unlabelled is not None:
         notes += one_class_note(classes)
         classes = []
     elif multilabel:
-        notes.append(f"multi-label: {multiple} of {len(rows)} images have several labels, {none} have none")
+        notes.append(f"multi-label: {multiple} of {len(labelled)} images have several labels, {none} have none")
     kind = kind_of_files(rows, home, name, axes)
     splits: dict[str, Split] = {
-        split: files_of(
-            part, home, no_labels(len(part)) if unlabelled else labels_of(part, split, classes, multilabel, name), kind
-        )
+        split: files_of(part, home, labels_of(part, split, () if unlabelled else classes, multilabel, name), kind)
         for split, part in parts.items()
     }
     notes[:0] = [clips_note(len(rows)) if kind == CLIPS else arrays_note(len(rows), kind)] if kind else []
@@ -241,14 +248,17 @@ def row_of(cells: list[str], header: Header, name: str, line: int) -> Row:
     if not row["path"]:
         raise DataError(f"{where}: no path", EXPECTED)
     text = row.get("label", "").strip()
-    labels = [label.strip() for label in text.split("|")] if text else []
+    labels = [normalise_name(label.strip()) for label in text.split("|")] if text else []
     if "" in labels:
         hint = "take out the | that has nothing on one side"
         raise DataError(f"{where}: an empty label in {printable(row['label'])}", hint)
     word, group = row.get("split", "").strip(), row.get(header.group, "").strip()
-    if "split" in row and word not in WORDS:
+    split = split_of_name(word)
+    if "split" in row and not split:
         problem = f"unknown split {printable(word)}" if word else "no split"
-        raise DataError(f"{where}: {problem}", nearest(word, WORDS) or f"use {', '.join(WORDS)}")
+        raise DataError(
+            f"{where}: {problem}", nearest(word.lower(), SPLIT_OF_NAME) or f"use {', '.join(SPLIT_OF_NAME)}"
+        )
     if header.group in row and not group:
         raise DataError(
             f"{where}: no {printable(header.group)}", "give an image that belongs to no other a name of its own"
@@ -259,7 +269,7 @@ def row_of(cells: list[str], header: Header, name: str, line: int) -> Row:
     )
     if end <= start:
         raise DataError(f"{where}: the end, {end:g} s, is not after the start, {start:g} s", "mend them")
-    return Row(row["path"], named, WORDS.get(word, ""), group, line, start, end)
+    return Row(row["path"], named, split or "", group, line, start, end)
 
 
 def second(cell: str, column: str, usual: float, where: str) -> float:
@@ -302,13 +312,21 @@ def distinct(rows: list[Row], name: str) -> tuple[list[Row], list[str]]:
     return list(unique.values()), notes
 
 
+def has_labels(rows: list[Row]) -> bool:
+    """Whether any row has a label."""
+    return any(row.labels for row in rows)
+
+
 def listing(rows: list[Row]) -> str:
     """The first rows by line and path, and how many more there are."""
     return first_lines((f"line {row.line}: {printable(row.path)}" for row in rows), len(rows))
 
 
-def labels_of(rows: list[Row], split: str, classes: list[str], multilabel: bool, name: str) -> np.ndarray:
-    """Rows -> (n,) int64 classes, or (n, K) float32 if `multilabel`. Raises DataError for classes that train lacks."""
+def labels_of(rows: list[Row], split: str, classes: Sequence[str], multilabel: bool, name: str) -> np.ndarray:
+    """Rows -> (n,) int64 classes, or (n, K) float32 if `multilabel`; (n, 0) without classes, and for a held-out split
+    without labels. Raises DataError for classes that train lacks."""
+    if not classes or (split != "train" and not has_labels(rows)):
+        return no_labels(len(rows))
     known = set(classes)
     line = next((f", line {row.line}" for row in rows if not known.issuperset(row.labels or ())), "")
     codes = {label: code for code, label in enumerate(dict.fromkeys(row.labels or () for row in rows))}

@@ -22,15 +22,13 @@ import numpy as np
 
 from vitreous.data.decoding.clips import GIF, VIDEOS, is_animated
 from vitreous.data.decoding.decode import is_image, read_regular
-from vitreous.data.layouts.classes import (
-    SPLITS,
-    WORDS,
-    class_order,
-    label_array,
-    natural,
-    one_class_note,
-    split_homes,
-    too_few_classes,
+from vitreous.data.layouts.classes import class_order, label_array, natural, one_class_note, too_few_classes
+from vitreous.data.layouts.split_names import (
+    SPLIT_NAMES,
+    find_split_folders,
+    role_names_note,
+    split_in_text,
+    split_of_name,
 )
 from vitreous.data.layouts.video import StoredClips, clips_note, probed
 from vitreous.data.split import Data, Split, Stored, no_labels, with_val
@@ -66,17 +64,20 @@ def tars(source: Path, split_seed: int = 0) -> Data:
     unsplit = "" in archives and not (inside >= 0).any()
     if "" in archives:
         owner = np.maximum(inside, 0)
-    rows = {split: np.flatnonzero(owner == n) for n, split in enumerate(SPLITS if "" in archives else archives)}
+    rows = {split: np.flatnonzero(owner == n) for n, split in enumerate(SPLIT_NAMES if "" in archives else archives)}
     clips, videos = of_clips(whole)
     if not clips and videos.any():
         rows = {split: part[~videos[part]] for split, part in rows.items()}
-    rows = {split: part for split, part in rows.items() if len(part)}
+    rows = {split: part for split, part in rows.items() if len(part) or "" not in archives}
     if "train" not in rows:
         raise DataError(f"{name} has {', '.join(rows)} but no images to train on", EXPECTED)
+    without = unlabelled_splits(whole, name, codes, rows)
     notes = [f"{count} {kind}" for kind, count in whole.notes.items()]
     notes[:0] = [clips_note(len(whole.samples))] if clips else []
     notes += [f"{videos.sum():,} videos beside pictures are left out"] if not clips and videos.any() else []
-    labels, classes, unlabelled = labels_of_splits(name, words, codes, rows, names_beside(source), notes)
+    labelled = {split: part for split, part in rows.items() if split not in without}
+    labels, classes, unlabelled = labels_of_splits(name, words, codes, labelled, names_beside(source), notes)
+    labels |= {split: no_labels(len(rows[split])) for split in without}
     kind = StoredClips if clips else Stored
     splits: dict[str, Split] = {split: kind(whole, part, labels[split]) for split, part in rows.items()}
     splits, undrawn = with_val(splits, split_seed, notes)
@@ -130,14 +131,14 @@ def labels_of_splits(
     counts = labels["train"].sum(0) if multilabel else np.bincount(labels["train"], minlength=len(classes))
     if absent := int((counts == 0).sum()):
         notes.append(f"{absent} of {len(classes)} classes have no training image")
+    notes += role_names_note(classes)
     return labels, classes, None
 
 
 def are_tars(folder: Path) -> bool:
     """Whether a folder has archives, rather than folders of images that an archive lies beside."""
-    homes = [folder / name for name in WORDS if (folder / name).is_dir()]
-    if homes:
-        return any(map(list_archives, homes))
+    if homes := find_split_folders(folder):
+        return any(map(list_archives, homes.values()))
     entries = list(os.scandir(folder))
     if not list_archives(folder) and not any(entry.name.lower().endswith(COMPRESSED) for entry in entries):
         return False
@@ -154,7 +155,7 @@ def list_archives(home: Path) -> list[Path]:
 def archives_of(source: Path) -> dict[str, list[Path]]:
     """Split -> its archives in natural order; the split is "" where nothing names one. Raises DataError."""
     if source.is_dir():
-        if inside := {split: own for split, home in split_homes(source).items() if (own := list_archives(home))}:
+        if inside := {split: own for split, home in find_split_folders(source).items() if (own := list_archives(home))}:
             return inside
         paths = list_archives(source)
     else:
@@ -167,23 +168,13 @@ def archives_of(source: Path) -> dict[str, list[Path]]:
         raise DataError(f"{len(missing)} of {len(paths)} archives are not there:{names}", EXPECTED)
     archives: dict[str, list[Path]] = {}
     for path in paths:
-        archives.setdefault(split_in(path.stem), []).append(path)
+        archives.setdefault(split_in_text(path.stem) or "", []).append(path)
     if "" in archives and len(archives) > 1:
         stray = printable(archives[""][0])
         raise DataError(f"{stray} names no split, as others do", "name it train-..., val-... or test-...")
     if "train" not in archives and len(paths) > 1 and "" not in archives:
         raise DataError(f"{printable(source)} has {', '.join(archives)} but no archives to train on", EXPECTED)
     return archives if "" in archives or "train" in archives else {"": paths}
-
-
-def split_in(stem: str) -> str:
-    """The split that a file name has as a word of its own: `imagenet-train-0001` -> `train`. Raises DataError for
-    two."""
-    words = set(re.split(r"[^a-z]+", stem.lower()))
-    splits = [split for split, names in SPLITS.items() if words & set(names)]
-    if len(splits) > 1:
-        raise DataError(f"{printable(stem)}.tar names two splits, {' and '.join(splits)}", "rename it")
-    return splits[0] if splits else ""
 
 
 def expand(pattern: str) -> list[Path]:
@@ -206,26 +197,39 @@ def expand(pattern: str) -> list[Path]:
 
 
 def labels_of(whole: Index, name: str) -> tuple[Sequence[tuple[Word, ...]], np.ndarray, np.ndarray]:
-    """The distinct labels; the position of each sample's among them, (n,) int64; and of its split in SPLITS by its
-    folder, (n,) int64. -1 stands for none.
+    """The distinct labels; the position of each sample's among them, (n,) int64; and of its split in SPLIT_NAMES by
+    its folder, (n,) int64. -1 stands for none.
 
-    Raises DataError, with the first of them, for samples without a label where others have one, or where labels stand
-    apart from the images.
     """
     split_at, class_at = split_and_class(whole.folders)
     words, own, homes = whole.words, whole.samples["label"], whole.samples["home"]
     if not (own >= 0).any():
         codes = {word: number for number, word in enumerate(dict.fromkeys(word for word in class_at if word))}
         words, own = tuple((word,) for word in codes), np.array([codes.get(word, -1) for word in class_at])[homes]
-    missing = np.flatnonzero(own < 0)
-    if len(missing) and (len(missing) < len(own) or whole.notes.get(ORPHANS)):
-        listing = first_lines((whole.name(int(row)) for row in missing), len(missing))
-        raise DataError(f"{name}: {len(missing)} of {len(own)} samples have no label:{listing}", EXPECTED)
     return words, own, np.array(split_at, dtype=np.int64)[homes]
 
 
+def unlabelled_splits(whole: Index, name: str, codes: np.ndarray, rows: dict[str, np.ndarray]) -> list[str]:
+    """The held-out splits of which no sample has a label, where others have one. `codes`, (n,): positions of labels, -1
+    for none; `rows`: the samples of each split, (m,).
+
+    Raises DataError, with the first of them, for samples of other splits without a label, and where labels are stored
+    apart from the images.
+    """
+    without = codes < 0
+    if not without.any() or (without.all() and not whole.notes.get(ORPHANS)):
+        return []
+    held_out = [split for split, part in rows.items() if split != "train" and without[part].all()]
+    samples = np.concatenate([part for split, part in rows.items() if split not in held_out])
+    missing = samples[without[samples]]
+    if len(missing):
+        listing = first_lines((whole.name(int(row)) for row in missing), len(missing))
+        raise DataError(f"{name}: {len(missing)} of {len(samples)} samples have no label:{listing}", EXPECTED)
+    return held_out
+
+
 def split_and_class(folders: Sequence[str]) -> tuple[list[int], list[str]]:
-    """Folders in archives -> for each the position of its split in SPLITS, or -1, and its class, or "".
+    """Folders in archives -> for each the position of its split in SPLIT_NAMES, or -1, and its class, or "".
 
     A path is PREFIX/[SPLIT/]CLASS/...: the prefix is what all folders share, and there are splits where all have one.
     """
@@ -233,7 +237,8 @@ def split_and_class(folders: Sequence[str]) -> tuple[list[int], list[str]]:
     levels = zip(*(own[:-1] for own in parts), strict=False)
     common = len(list(itertools.takewhile(lambda level: len(set(level)) == 1, levels)))
     parts = [own[common:] or [""] for own in parts]
-    splits = [list(SPLITS).index(WORDS[own[0]]) if own[0] in WORDS else -1 for own in parts]
+    named = [split_of_name(own[0]) for own in parts]
+    splits = [list(SPLIT_NAMES).index(split) if split else -1 for split in named]
     if -1 in splits or 0 not in splits or len(set(splits)) == 1:
         return [-1] * len(parts), [own[0] for own in parts]
     return splits, [own[1] if len(own) > 1 else "" for own in parts]
@@ -245,7 +250,7 @@ def names_beside(source: Path) -> tuple[str, ...]:
     Raises DataError for a file that cannot be read, and for a name that stands there twice.
     """
     home = source if source.is_dir() else source.parent
-    near = [home, home.parent] if home.name in WORDS else [home]
+    near = [home, home.parent] if split_of_name(home.name) else [home]
     for file in (place / name for place in near for name in NAMES):
         if not file.is_file():
             continue

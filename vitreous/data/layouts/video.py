@@ -22,6 +22,7 @@ from vitreous.data.decoding.clips import GIF, VIDEOS, Pictures, is_animated, ope
 from vitreous.data.decoding.decode import SUFFIXES, read_regular, upright_size
 from vitreous.data.layouts.classes import natural
 from vitreous.data.layouts.folder import classified, entries, is_folder, list_classes, split_folders
+from vitreous.data.layouts.split_names import find_split_folders
 from vitreous.data.split import Data, Files, S, Split, Stored
 from vitreous.errors import DataError, printable
 
@@ -113,7 +114,7 @@ def are_clips(root: Path) -> bool:
     """Whether all that a folder, its splits and their classes hold is clips; where these are GIFs alone, animated
     ones."""
     clips = None
-    for home in split_folders(root).values() if (root / "train").is_dir() else (root,):
+    for home in split_folders(root).values() if "train" in find_split_folders(root) else (root,):
         own = clips_below(os.fspath(home))
         if own is None:
             return False
@@ -142,7 +143,7 @@ def probed(count: int) -> list[int]:
 def hold_clips(root: Path) -> bool:
     """Whether there are clips below a folder, whatever else there is: files of them, animated GIFs, folders of
     frames."""
-    homes = split_folders(root).values() if (root / "train").is_dir() else (root,)
+    homes = split_folders(root).values() if "train" in find_split_folders(root) else (root,)
     clips = [path for home in homes for path in clips_below(os.fspath(home), stills=True) or [] if not is_still(path)]
     return bool(clips) and (are_moving(clips) or any(is_animated(read_regular(path)) for path in clips[:PROBED]))
 

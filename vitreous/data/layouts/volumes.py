@@ -23,6 +23,7 @@ from vitreous.data.decoding.decode import SUFFIXES as PICTURES
 from vitreous.data.decoding.volumes import OWN, SIGNALS, SUFFIXES, TEXT, array_axes
 from vitreous.data.layouts.classes import natural
 from vitreous.data.layouts.folder import classified, entries, files_below, is_folder, list_classes, split_folders, walk
+from vitreous.data.layouts.split_names import find_split_folders
 from vitreous.data.split import Data, Files, Split
 from vitreous.errors import DataError, printable
 
@@ -79,7 +80,7 @@ def array_folder_axes(root: Path, axes: int | None = None) -> int | None:
     if axes is not None:
         return axes if axes in ENDINGS and walk(os.fspath(root), ENDINGS[axes]) else None
     paths = []
-    for home in split_folders(root).values() if (root / "train").is_dir() else (root,):
+    for home in split_folders(root).values() if "train" in find_split_folders(root) else (root,):
         for entry in filter(is_folder, entries(os.fspath(home))):
             own = arrays_below(entry.path)
             if own is None:

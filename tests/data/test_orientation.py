@@ -1,0 +1,120 @@
+"""Masks of volumes on the grid of their images, and masks with palettes beside the colours of classes."""
+
+from __future__ import annotations
+
+from itertools import permutations, product
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.data.annotations.solids import AFFINE, solid
+from tests.data.test_split_names import write_image
+from vitreous.data.sources import open_data
+from vitreous.errors import DataError
+
+nibabel = pytest.importorskip("nibabel")
+
+
+def write_nifti(place: Path, voxels: np.ndarray, affine: np.ndarray | None) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    nibabel.save(nibabel.Nifti1Image(voxels, affine), place)
+
+
+def classes_of(root: Path) -> np.ndarray:
+    return open_data(root).split("train").target(0).classes
+
+
+def reorient(values: np.ndarray, turn: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The same voxels in another order, and their affine."""
+    affine = AFFINE @ nibabel.orientations.inv_ornt_aff(turn, values.shape)
+    return nibabel.orientations.apply_orientation(values, turn), affine
+
+
+@pytest.mark.parametrize("axes", list(permutations(range(3))))
+def test_masks_of_any_orientation_are_brought_to_the_image(tmp_path, axes):
+    voxels, classes = solid(1)
+    for signs in product((1, -1), repeat=3):
+        write_nifti(tmp_path / "images" / "0.nii.gz", voxels, AFFINE)
+        turned, affine = reorient(classes, np.array(list(zip(axes, signs, strict=True)), float))
+        write_nifti(tmp_path / "masks" / "0.nii.gz", turned, affine)
+        assert np.array_equal(classes_of(tmp_path), classes)
+
+
+def test_images_of_another_orientation(tmp_path):
+    voxels, classes = solid(1)
+    turned, affine = reorient(voxels, np.array([[1, -1], [0, 1], [2, -1]], float))
+    write_nifti(tmp_path / "images" / "0.nii.gz", turned, affine)
+    write_nifti(tmp_path / "masks" / "0.nii.gz", classes, AFFINE)
+    assert np.isclose(turned[classes_of(tmp_path) == 1].mean(), voxels[classes == 1].mean())
+
+
+def test_masks_off_the_grid_are_refused(tmp_path):
+    voxels, classes = solid(1)
+    write_nifti(tmp_path / "images" / "0.nii.gz", voxels, AFFINE)
+    moved = AFFINE.copy()
+    moved[0, 3] += 4
+    for affine in (moved, AFFINE * [[1.1], [1.1], [1.1], [1]], np.eye(4)):
+        write_nifti(tmp_path / "masks" / "0.nii.gz", classes, affine)
+        with pytest.raises(DataError, match=r"off the grid|axes in another order"):
+            classes_of(tmp_path)
+    near = AFFINE.copy()
+    near[0, 3] += 0.01
+    write_nifti(tmp_path / "masks" / "0.nii.gz", classes, near)
+    assert np.array_equal(classes_of(tmp_path), classes)
+
+
+def test_headers_without_an_affine_and_other_formats(tmp_path):
+    voxels, classes = solid(1)
+    write_nifti(tmp_path / "images" / "0.nii.gz", voxels, AFFINE)
+    write_nifti(tmp_path / "masks" / "0.nii.gz", classes, None)  # the codes of both forms are 0
+    assert np.array_equal(classes_of(tmp_path), classes)
+    (tmp_path / "masks" / "0.nii.gz").unlink()
+    np.savez(tmp_path / "masks" / "0.npz", classes)
+    assert np.array_equal(classes_of(tmp_path), classes)
+
+
+def test_labels_that_a_scale_factor_left_beside_whole_numbers(tmp_path):
+    voxels, classes = solid(1)
+    write_nifti(tmp_path / "images" / "0.nii.gz", voxels, AFFINE)
+    write_nifti(tmp_path / "masks" / "0.nii.gz", classes.astype(np.float32) * np.float32(0.9999999), AFFINE)
+    assert np.array_equal(classes_of(tmp_path), classes)
+    write_nifti(tmp_path / "masks" / "0.nii.gz", classes.astype(np.float32) * np.float32(0.5), AFFINE)
+    with pytest.raises(DataError, match="is no class"):
+        classes_of(tmp_path)
+
+
+def write_palette(place: Path, numbers: np.ndarray, palette: list[tuple[int, int, int]]) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    image = Image.fromarray(numbers.astype(np.uint8), "P")
+    image.putpalette([value for colour in palette for value in colour])
+    image.save(place)
+
+
+ROAD, SKY, CAR = (128, 64, 128), (70, 130, 180), (0, 0, 142)
+
+
+@pytest.mark.parametrize(
+    "palette,expected",
+    [
+        ([ROAD, SKY, CAR], [0, 1, 2]),
+        ([SKY, CAR, ROAD], [1, 2, 0]),
+        ([(0, 0, 0), (1, 1, 1), (2, 2, 2)], [0, 1, 2]),
+        ([ROAD, SKY, (9, 8, 7)], [0, 1, 2]),
+    ],
+)
+def test_palettes_beside_colours_of_classes(tmp_path, palette, expected):
+    numbers = np.arange(120).reshape(10, 12) % 3
+    write_image(tmp_path / "images" / "0.png")
+    write_palette(tmp_path / "masks" / "0.png", numbers, palette)
+    (tmp_path / "classes.txt").write_text("road 128 64 128\nsky 70 130 180\ncar 0 0 142\n")
+    assert np.array_equal(classes_of(tmp_path), np.array(expected)[numbers])
+
+
+def test_palettes_of_other_colours_are_refused(tmp_path):
+    write_image(tmp_path / "images" / "0.png")
+    write_palette(tmp_path / "masks" / "0.png", np.arange(120).reshape(10, 12) % 3, [CAR, (5, 6, 7), (9, 8, 7)])
+    (tmp_path / "classes.txt").write_text("road 128 64 128\nsky 70 130 180\ncar 0 0 142\n")
+    with pytest.raises(DataError, match=r"palette with colours that classes\.txt does not list"):
+        classes_of(tmp_path)

@@ -1,0 +1,300 @@
+"""Held-out splits without images or without labels: left out with a note, in every layout."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.data.test_split_names import write_classes, write_image
+from vitreous.data.sources import open_data
+from vitreous.data.split import Arrays, leave_out_unusable, no_labels
+from vitreous.errors import DataError
+
+NO_LABELS, NO_IMAGES = "test has 2 images without labels and is left out", "test has no images and is left out"
+
+
+def flat(root: Path) -> str:
+    write_classes(root / "train")
+    for number in range(2):
+        write_image(root / "test" / f"{number}.png")
+    return NO_LABELS
+
+
+def one_folder(root: Path) -> str:
+    write_classes(root / "train")
+    for number in range(2):
+        write_image(root / "test" / "unknown" / f"{number}.png")
+    return NO_LABELS
+
+
+def empty_folders(root: Path) -> str:
+    write_classes(root / "train")
+    (root / "test" / "ant").mkdir(parents=True)
+    return NO_IMAGES
+
+
+def synsets(root: Path) -> str:
+    write_classes(root / "train", ("n01440764", "n01443537"))
+    for number in range(2):
+        write_image(root / "test" / f"{number}.png")
+    return NO_LABELS
+
+
+def signals(root: Path) -> str:
+    for place in (*(f"train/{name}/{n}.npz" for name in ("ant", "bee") for n in range(3)), "test/0.npz", "test/1.npz"):
+        (root / place).parent.mkdir(parents=True, exist_ok=True)
+        np.savez(root / place, np.arange(16, dtype=np.float32))
+    return NO_LABELS
+
+
+def animations(root: Path) -> str:
+    frames = [Image.new("L", (8, 8), value) for value in (0, 255)]
+    for place in (*(f"train/{name}/{n}.gif" for name in ("ant", "bee") for n in range(3)), "test/0.gif", "test/1.gif"):
+        (root / place).parent.mkdir(parents=True, exist_ok=True)
+        frames[0].save(root / place, save_all=True, append_images=frames[1:])
+    return NO_LABELS
+
+
+def table(root: Path) -> str:
+    rows = [(f"{number}.png", label, "train") for number, label in enumerate("ababab")]
+    rows += [(f"{number}.png", "", "test") for number in (6, 7)]
+    for path, *_ in rows:
+        write_image(root / path)
+    with (root / "data.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("path", "label", "split"), *rows])
+    return NO_LABELS
+
+
+def lists(root: Path, held_out: str = "6.png\n7.png\n") -> str:
+    for number in range(8):
+        write_image(root / f"{number}.png")
+    (root / "train.txt").write_text("".join(f"{number}.png {number % 2}\n" for number in range(6)))
+    (root / "test.txt").write_text(held_out)
+    return NO_LABELS if held_out else NO_IMAGES
+
+
+def empty_list(root: Path) -> str:
+    return lists(root, "")
+
+
+def archives(root: Path, count: int = 2) -> str:
+    image = write_image(root / "image.png").read_bytes()
+    (root / "image.png").unlink()
+    for split, many in (("train", 6), ("test", count)):
+        with tarfile.open(root / f"{split}-0.tar", "w") as archive:
+            for number in range(many):
+                label = [(f"{split}{number}.cls", b"%d" % (number % 2))] if split == "train" else []
+                for name, content in ((f"{split}{number}.png", image), *label):
+                    member = tarfile.TarInfo(name)
+                    member.size = len(content)
+                    archive.addfile(member, io.BytesIO(content))
+    return NO_LABELS if count else NO_IMAGES
+
+
+def empty_archive(root: Path) -> str:
+    return archives(root, 0)
+
+
+def parquet_files(root: Path, count: int = 2) -> str:
+    arrow = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as parquet
+
+    image = write_image(root / "image.png").read_bytes()
+    (root / "image.png").unlink()
+    for split, labels in (("train", [0, 1] * 3), ("test", [None] * count)):
+        columns = {"image": arrow.array([image] * len(labels), arrow.binary())}
+        columns["label"] = arrow.array(labels, arrow.int64())
+        parquet.write_table(arrow.table(columns), root / f"{split}-0.parquet")
+    return NO_LABELS if count else NO_IMAGES
+
+
+def empty_parquet(root: Path) -> str:
+    return parquet_files(root, 0)
+
+
+def coco(root: Path, count: int = 2) -> str:
+    for split, many in (("train", 4), ("test", count)):
+        (root / split).mkdir(parents=True)
+        images = [{"id": number, "file_name": f"{number}.png"} for number in range(many)]
+        boxes = [{"id": n, "image_id": n, "category_id": 1, "bbox": [1, 1, 4, 4]} for n in range(many)]
+        for row in images:
+            write_image(root / split / row["file_name"])
+        document = {"images": images, "annotations": boxes if split == "train" else []}
+        document["categories"] = [{"id": 1, "name": "ant"}]
+        (root / split / "_annotations.coco.json").write_text(json.dumps(document))
+    return NO_LABELS if count else NO_IMAGES
+
+
+def empty_coco(root: Path) -> str:
+    return coco(root, 0)
+
+
+def panoptic(root: Path) -> str:
+    for split, many in (("train", 4), ("test", 2)):
+        home = root / "annotations" / f"panoptic_{split}"
+        home.mkdir(parents=True)
+        images = [{"id": number, "file_name": f"{number}.png"} for number in range(many)]
+        rows = []
+        for row in images:
+            write_image(root / split / row["file_name"])
+            Image.new("RGB", (12, 10), (7, 0, 0)).save(home / row["file_name"])
+            segments = [{"id": 7, "category_id": 1}]
+            rows.append({"image_id": row["id"], "file_name": row["file_name"], "segments_info": segments})
+        document = {"images": images, "annotations": rows if split == "train" else []}
+        document["categories"] = [{"id": 1, "name": "ant", "isthing": 1}]
+        home.with_suffix(".json").write_text(json.dumps(document))
+    return NO_LABELS
+
+
+def yolo(root: Path, count: int = 2) -> str:
+    for split, many in (("train", 4), ("test", count)):
+        for kind in ("images", "labels"):
+            (root / kind / split).mkdir(parents=True)
+        for number in range(many):
+            write_image(root / "images" / split / f"{number}.png")
+            if split == "train":
+                (root / "labels" / split / f"{number}.txt").write_text("0 0.5 0.5 0.2 0.2\n")
+    return NO_LABELS if count else NO_IMAGES
+
+
+def empty_yolo(root: Path) -> str:
+    return yolo(root, 0)
+
+
+def voc(root: Path, count: int = 2) -> str:
+    (root / "Annotations").mkdir()
+    (root / "ImageSets" / "Main").mkdir(parents=True)
+    box = "<xmin>1</xmin><ymin>1</ymin><xmax>5</xmax><ymax>5</ymax>"
+    for number in range(6):
+        write_image(root / "JPEGImages" / f"{number}.jpg")
+        if number < 4:
+            text = f"<annotation><object><name>ant</name><bndbox>{box}</bndbox></object></annotation>"
+            (root / "Annotations" / f"{number}.xml").write_text(text)
+    (root / "ImageSets" / "Main" / "train.txt").write_text("0\n1\n2\n3\n")
+    (root / "ImageSets" / "Main" / "test.txt").write_text("4\n5\n" if count else "")
+    return NO_LABELS if count else NO_IMAGES
+
+
+def empty_voc(root: Path) -> str:
+    return voc(root, 0)
+
+
+def labelme(root: Path) -> str:
+    shape = {"label": "ant", "shape_type": "rectangle", "points": [[1, 1], [5, 5]]}
+    for split, many in (("train", 4), ("test", 2)):
+        for number in range(many):
+            write_image(root / split / f"{number}.png")
+            if split == "train":
+                (root / split / f"{number}.json").write_text(json.dumps({"shapes": [shape]}))
+    return NO_LABELS
+
+
+def box_table(root: Path) -> str:
+    rows = [(f"{number}.png", "ant", "train", 1, 1, 4, 4) for number in range(4)]
+    rows += [(f"{number}.png", "", "test", "", "", "", "") for number in (4, 5)]
+    for path, *_ in rows:
+        write_image(root / path)
+    with (root / "data.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("image", "class", "split", "left", "top", "right", "bottom"), *rows])
+    return NO_LABELS
+
+
+def masks(root: Path, inside: bool = True) -> str:
+    for split, many in (("train", 4), ("test", 2)):
+        for number in range(many):
+            images, maps = (f"{split}/{kind}" if inside else f"{kind}/{split}" for kind in ("images", "masks"))
+            write_image(root / images / f"{number}.png")
+            if split == "train":
+                (root / maps).mkdir(parents=True, exist_ok=True)
+                Image.fromarray(np.eye(10, 12, dtype=np.uint8)).save(root / maps / f"{number}.png")
+    return NO_LABELS
+
+
+def masks_outside(root: Path) -> str:
+    return masks(root, False)
+
+
+def volumes(root: Path) -> str:
+    for split, many in (("train", 4), ("test", 2)):
+        for kind in ("images", "masks") if split == "train" else ("images",):
+            (root / split / kind).mkdir(parents=True)
+            for number in range(many):
+                np.savez(root / split / kind / f"{number}.npz", np.eye(4, dtype=np.uint8)[None].repeat(4, 0))
+    return NO_LABELS
+
+
+CLASSES = (flat, one_folder, empty_folders, synsets, signals, animations, table, lists, empty_list)
+STORES = (archives, empty_archive, parquet_files, empty_parquet)
+OBJECTS = (coco, empty_coco, panoptic, yolo, empty_yolo, voc, empty_voc, labelme, box_table)
+MASKS = (masks, masks_outside, volumes)
+
+
+@pytest.mark.parametrize("write", [*CLASSES, *STORES, *OBJECTS, *MASKS], ids=lambda write: write.__name__)
+def test_the_split_is_left_out(tmp_path: Path, write: Callable[[Path], str]):
+    note = write(tmp_path)
+    source = tmp_path / "data.csv" if (tmp_path / "data.csv").exists() else tmp_path
+    data = open_data(source)
+    assert note in data.notes
+    assert "test" not in data.splits and data.labelled
+    assert data.multilabel == (write in OBJECTS + MASKS)
+    assert sum(map(len, data.splits.values())) == len(data.split("train")) + len(data.splits.get("val", ()))
+
+
+def test_val_without_labels_is_drawn_from_train(tmp_path):
+    write_classes(tmp_path / "train", count=10)
+    write_image(tmp_path / "val" / "0.png")
+    data = open_data(tmp_path)
+    assert (len(data.split("val")), len(data.split("train"))) == (2, 18)
+    assert "val has 1 images without labels and is left out" in data.notes
+
+
+def test_a_class_that_train_lacks_stays_an_error(tmp_path):
+    write_classes(tmp_path / "train")
+    write_image(tmp_path / "test" / "wasp" / "0.png")
+    with pytest.raises(DataError, match="train lacks: wasp"):
+        open_data(tmp_path)
+
+
+def test_archives_with_some_labels_missing_stay_an_error(tmp_path):
+    archives(tmp_path)
+    with tarfile.open(tmp_path / "train-1.tar", "w") as archive:
+        content = write_image(tmp_path / "x.png").read_bytes()
+        member = tarfile.TarInfo("x.png")
+        member.size = len(content)
+        archive.addfile(member, io.BytesIO(content))
+    with pytest.raises(DataError, match="1 of 7 samples have no label"):
+        open_data(tmp_path)
+
+
+def test_splits_without_labels_stay_where_train_has_none():
+    images = np.zeros((3, 4, 4), np.uint8)
+    splits = {"train": Arrays(images, no_labels(3)), "test": Arrays(images, no_labels(3))}
+    notes: list[str] = []
+    assert list(leave_out_unusable(splits, notes)) == ["train", "test"] and not notes
+    with pytest.raises(DataError, match="train split has no images"):
+        leave_out_unusable(splits | {"train": Arrays(images[:0], no_labels(0))}, notes)
+
+
+@pytest.mark.parametrize("kind", ["flat", "unreadable"])
+def test_training_ends_with_a_report(tmp_path, monkeypatch, kind):
+    from vitreous.cli.main import main
+
+    monkeypatch.chdir(tmp_path)
+    flat(Path("data"))
+    if kind == "unreadable":
+        for name in ("ant", "bee"):
+            Path("data/test", name).mkdir()
+            Path("data/test", name, "0.png").write_text("no image")
+    words = "train data --out run --model ViT-32x2/4 --image-size 16 --steps 2 --batch-size 4 --workers 0"
+    with pytest.raises(SystemExit) as ended:
+        main([*words.split(), "--bad-images", "skip"])
+    assert ended.value.code == 0
+    assert json.loads(Path("run/summary.json").read_text())["test"] is None

@@ -1,0 +1,94 @@
+"""Find files by the names that annotations give them, in any Unicode form and below any folder.
+
+A name is compared in Unicode's form NFC, since file systems and tools store accents in different forms. `find_file`
+resolves a path, `FileIndex` the end of a path.
+"""
+
+from __future__ import annotations
+
+import os
+import unicodedata
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
+
+from vitreous.errors import DataError, first_names, printable
+
+
+def normalise_name(name: str) -> str:
+    """Return a name in Unicode's form NFC, in which names are compared."""
+    return unicodedata.normalize("NFC", name)
+
+
+def find_file(path: str | os.PathLike[str]) -> str | None:
+    """Return a path that exists, with the letters as the file system has them: the path itself, or the only one that
+    differs in Unicode form alone; None without one."""
+    text = os.fspath(path)
+    if os.path.lexists(text):
+        return text
+    head, tail = os.path.split(text)
+    folder = head if os.path.isdir(head or ".") else find_file(head) if tail else None
+    if folder is None or (tail.isascii() and folder == head):
+        return None
+    name = normal_names(folder or ".", os.stat(folder or ".").st_mtime_ns).get(normalise_name(tail))
+    return os.path.join(folder, name) if name else None
+
+
+@lru_cache(maxsize=64)
+def normal_names(folder: str, changed: int) -> dict[str, str]:
+    """Return {name in NFC: name} of a folder, without names that share a form; `changed` is its modification time."""
+    names: dict[str, str] = {}
+    for name in os.listdir(folder):
+        key = normalise_name(name)
+        names[key] = "" if key in names else name
+    return names
+
+
+class FileIndex:
+    """The files of a folder, found by the longest end of a path that one file alone has. With `stems` the names that
+    are looked up have no ending."""
+
+    def __init__(self, paths: Iterable[Path], home: Path, stems: bool = False) -> None:
+        self.home, self.stems = home, stems
+        self.paths: dict[str, list[tuple[tuple[str, ...], Path]]] = {}
+        for path in paths:
+            parts = self.split_path(os.fspath(path.with_suffix("") if stems else path))
+            self.paths.setdefault(parts[-1], []).append((parts, path))
+        self.depth = len(self.split_path(os.fspath(home)))
+
+    @staticmethod
+    def split_path(name: str) -> tuple[str, ...]:
+        """Return the parts of a path of any system, in NFC."""
+        return tuple(part for part in normalise_name(name).replace("\\", "/").split("/") if part not in ("", "."))
+
+    def match(self, name: str, origin: str) -> Path | None:
+        """Return the file of this name; None without one. Raises DataError, naming `origin`, for a name that several
+        files match."""
+        wanted = self.split_path(name)
+        candidates = self.paths.get(wanted[-1], []) if wanted else []
+        lengths = [count_shared_end(parts, wanted) for parts, _ in candidates]
+        best = [one for one, length in zip(candidates, lengths, strict=True) if length == max(lengths)]
+        if len(best) > 1:
+            best = [one for one in best if one[0][self.depth :] == wanted] or best
+        if len(best) > 1:
+            best = [one for one in best if os.fspath(one[1]).endswith(name)] or best
+        if len(best) > 1:
+            listed = first_names((os.fspath(path) for _, path in best), 3)
+            problem = f"{origin}: {printable(name)} matches {len(best)} files: {listed}"
+            raise DataError(problem, "write more of the path, or rename the files")
+        return best[0][1] if best else None
+
+    def find(self, name: str, origin: str) -> Path:
+        """Return the file of this name. Raises DataError, naming `origin`, for a name that no file or several files
+        match."""
+        path = self.match(name, origin)
+        if path is None:
+            problem = f"{origin}: the image {printable(name)} is not there"
+            raise DataError(problem, "restore it, or remove what is said of it")
+        return path
+
+
+def count_shared_end(parts: tuple[str, ...], others: tuple[str, ...]) -> int:
+    """Return how many parts two paths share at their ends."""
+    pairs = zip(reversed(parts), reversed(others), strict=False)
+    return next((count for count, (one, other) in enumerate(pairs) if one != other), min(len(parts), len(others)))

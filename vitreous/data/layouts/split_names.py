@@ -1,0 +1,91 @@
+"""Names of splits: one table for folders, files, columns and keys of all layouts, in any case.
+
+Use `split_of_name` for a whole name (`Training`), `split_in_text` for a word inside a name (`train-0001`), and
+`find_split_folders` for the folders of a data set. `role_names_note` warns of classes that are named like splits,
+images or annotations, `is_system_name` is true of folders that file servers and archivers add.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+from vitreous.errors import DataError, first_names, printable
+
+SPLIT_NAMES = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}
+SPLIT_OF_NAME = {name: split for split, names in SPLIT_NAMES.items() for name in names}
+#: words of folders that contain images or annotations of any class
+ROLE_WORDS = frozenset(
+    [*SPLIT_OF_NAME, "trainval", "images", "imgs", "jpegimages", "masks", "labels", "annotations", "annotation"]
+    + ["annots", "bboxes", "groundtruth", "gt", "segmentations", "segmentationclass", "segmentationobject"]
+    + ["trainannot", "valannot", "testannot"]
+)
+#: words that are as often classes (`mask` and `no mask`): they count beside another name of a role
+WEAK_ROLE_WORDS = frozenset(["image", "img", "mask", "label", "annot", "segmentation", "boxes"])
+#: words of the one folder of a split without labels
+NO_CLASS_WORDS = ROLE_WORDS | WEAK_ROLE_WORDS | {"unknown", "unlabeled", "unlabelled", "all"}
+SYSTEM_NAMES = frozenset(
+    ["__macosx", "@eadir", "#recycle", "#snapshot", "@recycle", "$recycle.bin", "system volume information"]
+    + ["lost+found", "__pycache__"]
+)
+
+
+def split_of_name(name: str) -> str | None:
+    """Return the split that a whole name stands for, in any case: `Testing` is test; None for other names."""
+    return SPLIT_OF_NAME.get(name.strip().lower())
+
+
+def split_in_text(text: str) -> str | None:
+    """Return the split that a name contains as a separate word, in any case: `instances_val2017` is val; None without
+    one. Raises DataError for a name that contains two."""
+    splits = dict.fromkeys(filter(None, map(split_of_name, re.findall(r"[a-z]+", text.lower()))))
+    if len(splits) > 1:
+        raise DataError(f"{printable(text)} names two splits, {' and '.join(splits)}", "rename it")
+    return next(iter(splits), None)
+
+
+def split_entries(names: Iterable[str], where: str) -> dict[str, str]:
+    """Return {split: name} for the names that are split names, in the order train, val, test. Raises DataError where
+    two names mean one split; `where` is the place that contains them."""
+    name_of_split: dict[str, str] = {}
+    for name in sorted(names):
+        split = split_of_name(name)
+        if split and name_of_split.setdefault(split, name) != name:
+            both = f"{printable(name_of_split[split])} and {printable(name)}"
+            raise DataError(f"{where} has two {split} splits, {both}", "merge them, or rename one")
+    return {split: name_of_split[split] for split in SPLIT_NAMES if split in name_of_split}
+
+
+def find_split_folders(root: Path) -> dict[str, Path]:
+    """Return {split: folder} for the split folders directly below a folder, in the order train, val, test; none where
+    it is no folder. Raises DataError where two folders mean one split."""
+    try:
+        with os.scandir(root) as entries:
+            names = [entry.name for entry in entries if split_of_name(entry.name) and entry.is_dir()]
+    except OSError:
+        return {}
+    return {split: root / name for split, name in split_entries(names, printable(root)).items()}
+
+
+def is_system_name(name: str) -> bool:
+    """Return whether a file or folder is hidden, or one that a file server, a system or an archiver has added:
+    `@eaDir` of Synology, `__MACOSX` of macOS."""
+    return name.startswith(".") or name.lower() in SYSTEM_NAMES
+
+
+def has_role_name(name: str, words: Collection[str] = ROLE_WORDS) -> bool:
+    """Return whether a folder is named like a split, images or annotations: `train2017`, `masks`."""
+    parts = re.findall(r"[^\W\d_]+", name.lower())
+    return bool(parts) and all(part in words for part in parts)
+
+
+def role_names_note(classes: Iterable[str]) -> list[str]:
+    """Return a warning about classes that are named like splits, images or annotations; no note without such."""
+    classes = list(classes)
+    names = [name for name in classes if has_role_name(name, ROLE_WORDS | WEAK_ROLE_WORDS)]
+    if not names or (len(names) == 1 and not has_role_name(names[0])):
+        return []
+    problem = f"folders named like splits, images or annotations are read as classes: {first_names(names, 5)}"
+    return [f"{problem}; if they are none, arrange the folder as docs/data.md describes"]
