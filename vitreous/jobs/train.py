@@ -152,7 +152,7 @@ def run_training(options: TrainOptions, listener: Listener, ranks: Ranks, announ
         listener.note(slow)
     if resumed is None:
         listener.note(exports_note(run.model, graphs=not run.preprocess.native))
-    with folder.locked() if ranks.is_main else nullcontext():
+    with folder.locked() if ranks.is_main else nullcontext(), folder.resumable():
         display = listener if options.live and isinstance(listener, Display) else None
         with (
             tracked(logs, folder, listener, options.log_timeout) as trackers,

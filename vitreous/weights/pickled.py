@@ -22,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, NamedTuple, NoReturn
 
+from vitreous.children import run_to_end
 from vitreous.errors import WeightsError
 from vitreous.weights.entry import AGAIN, ITEM, KINDS, SAVE, SMALLER, Entry, refuse, shown
 from vitreous.weights.npz import SLACK, Archive
@@ -384,4 +385,4 @@ def run_child(order: str, seconds: float) -> subprocess.CompletedProcess[str]:
     """Start the child with its order, and wait for its end. Raises subprocess.TimeoutExpired."""
     # -P: a file torch.py in the working folder is not torch. No GPU: only the memory of the process is limited.
     command, environment = [sys.executable, "-P", os.fspath(SCRIPT)], {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.run(command, input=order, capture_output=True, text=True, timeout=seconds, env=environment)
+    return run_to_end(command, seconds, order, environment)
