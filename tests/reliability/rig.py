@@ -203,6 +203,19 @@ class Bench:
             )
         return Child(process.pid, said)
 
+    @cached_property
+    def pair_outcome(self) -> dict[str, Any]:
+        """The outcome of an undisturbed run of two processes."""
+        out = self.out()
+        self.finish_pair(out)
+        return outcome(out)
+
+    def finish_pair(self, out: Path) -> None:
+        """Let a run of two processes come to its end. Raises Miss if it fails."""
+        child = self.start_pair(WORKERS, out)
+        if code := child.wait():
+            raise Miss(f"two processes: exit {code}: {child.text}")
+
     def finish(self, plan: Plan, out: Path, prepare: Callable[[], object] | None = None) -> str:
         """Let a run come to its end; returns what it said. Raises Miss if it fails."""
         child = self.start(plan, out, prepare)

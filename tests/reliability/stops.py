@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.reliability.rig import ADAMW, MUON, PLANS, WORKERS, Bench, Child, Plan, newest_step, steps_logged
+from tests.reliability.rig import ADAMW, MUON, PLANS, WORKERS, Bench, Child, Plan, newest_step, outcome, steps_logged
 from tests.reliability.tally import Tally, expect
 from vitreous.jobs import data as data_job
 from vitreous.training import saving
@@ -180,8 +180,12 @@ def group_signals(bench: Bench, tally: Tally, number: int = signal.SIGTERM, coun
                 slowest = max(slowest, stopped(child, out, sent, 128 + number)[1])
             time.sleep(0.2)
             expect(not (left := [pid for pid in workers if alive(pid)]), f"processes {left} live on")
-            bench.finish(WORKERS, out)
-            bench.same(WORKERS, out)
+            if paired:
+                bench.finish_pair(out)
+                expect(outcome(out) == bench.pair_outcome, "the outcome of two processes differs")
+            else:
+                bench.finish(WORKERS, out)
+                bench.same(WORKERS, out)
     tally.facts["slowest stop"] = f"{slowest:.1f} s"
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
+from types import TracebackType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -225,6 +227,13 @@ def collate(rows: list[tuple[int, Any]]) -> tuple[Tensor, Tensor | Joined | list
 def start_worker(worker: int) -> None:
     """In a worker process: leave stop signals to the main process, which saves and then ends its workers."""
     obey_parent_only()
+    sys.excepthook = ignore_closed_connection
+
+
+def ignore_closed_connection(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """In a worker process: print no traceback where the main process stops while a thread hands a batch over."""
+    if not isinstance(error, ConnectionError | EOFError):
+        sys.__excepthook__(kind, error, trace)
 
 
 def load(
