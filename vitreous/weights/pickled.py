@@ -178,8 +178,8 @@ class Describer(pickle._Unpickler):
         refuse(self.path, f"makes {name} from what it is not made of", SAVE)
 
     def load_build(self) -> None:
-        """Drop the state of an inert object, and the versions of the modules' formats, an attribute of the OrderedDict of
-        a module's tensors."""
+        """Drop the state of an inert object, and the versions of the modules' formats, an attribute of the OrderedDict
+        of a module's tensors."""
         state = self.stack.pop()
         if isinstance(self.stack[-1], Inert):
             return
