@@ -30,6 +30,7 @@ from vitreous.data.keys import key, one_key
 from vitreous.data.layouts.video import open_sample
 from vitreous.data.preprocess import Preprocess, opened_clip
 from vitreous.data.sampling import Order, repeat_factors, stream
+from vitreous.data.shared_memory import usable_workers
 from vitreous.data.split import Split, is_labelled
 from vitreous.data.worker_deaths import WORKER_DEATHS, worker_error
 from vitreous.errors import DataError
@@ -249,7 +250,9 @@ def load(
         first = next(places, [])
         places = chain([first], places) if first else places
         views = reader.views.count if isinstance(reader, EvalLoader) and reader.views else 1
-        prefetch = ahead(len(first) * views * reader.preprocess.channels * reader.preprocess.area, workers)
+        size = len(first) * views * reader.preprocess.channels * reader.preprocess.area
+        workers = usable_workers(workers, size)
+        prefetch = ahead(size, workers) if workers else None
     for samples, images in in_workers(Decoding(reader), places, workers, collate, prefetch, pin):
         yield samples, images.apart() if isinstance(images, Joined) else images
 
@@ -266,6 +269,7 @@ def in_workers(
 
     `prefetch`: lists that each process makes before they are asked for; of no use without processes.
     """
+    workers = usable_workers(workers)
     options: dict[str, Any] = {"num_workers": workers, "collate_fn": collate, "pin_memory": pin}
     if workers:
         options |= {"timeout": HANG, "prefetch_factor": prefetch, "worker_init_fn": start_worker}

@@ -68,7 +68,9 @@ def convert(order: dict[str, Any]) -> None:
     import torch
     from safetensors.torch import save_file
 
-    stand_ins = [(Inert, name) for name in order["objects"]] + [(InertMapping, name) for name in order["mappings"]]
+    stand_ins: list[Any] = [(Inert, name) for name in order["objects"]] + [
+        (InertMapping, name) for name in order["mappings"]
+    ]
     with torch.serialization.safe_globals(stand_ins):
         content = torch.load(order["path"], map_location="cpu", weights_only=True, mmap=zipped)
     tensors = {}

@@ -19,6 +19,7 @@ from PIL import Image
 
 from vitreous.children import obey_parent_only, stop_signals_blocked
 from vitreous.data.copies.windows import LARGER, view
+from vitreous.data.shared_memory import usable_workers
 from vitreous.data.split import Split
 from vitreous.errors import DataError, ResourceError
 
@@ -101,7 +102,7 @@ def scan_parts(
     """
     size, limit = (1, SLOW) if slow else (SPAN, HANG)
     spans = deque(range(low, min(low + size, len(samples))) for low in range(0, len(samples), size))
-    if not workers:
+    if not usable_workers(workers):
         yield from ((span, *job(pool, samples[span.start : span.stop])) for span in spans)
         return
     from pebble import ProcessPool
