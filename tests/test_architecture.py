@@ -17,7 +17,7 @@ LOOP = 60
 #: each row may import from itself and from the rows above it
 ROWS = [
     {"errors", "version"},
-    {"allocator", "cores", "disk"},
+    {"allocator", "children", "cores", "disk"},
     {"cluster", "config", "machine", "notebook", "tables"},
     {"native", "nn.grid", "progress"},
     {"nn"},

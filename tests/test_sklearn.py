@@ -226,3 +226,15 @@ def test_a_signal_ends_a_whole_grid(number, error, monkeypatch):
     with warnings.catch_warnings(), pytest.raises(error):
         warnings.simplefilter("ignore")
         GridSearchCV(estimator, {"epochs": [1, 2]}, cv=2).fit(X, y)
+
+
+def test_channels_first_are_channels_last():
+    images = np.random.default_rng(0).integers(0, 256, (5, 16, 24, 3), dtype=np.uint8)
+    estimator = VitreousClassifier()
+    for wanted in (images, images.astype(np.float32), images[..., :1]):
+        read = estimator.read_images(np.moveaxis(wanted, -1, 1), reset=True)
+        assert np.array_equal(read, estimator.read_images(wanted, reset=True))
+    pair = [images[0], images[1][:8]]
+    read = estimator.read_images([np.moveaxis(row, -1, 0) for row in pair], reset=True)
+    assert all(np.array_equal(row, wanted) for row, wanted in zip(read, pair, strict=True))
+    assert np.array_equal(estimator.read_images(images[:, :, :3, :3], reset=True), images[:, :, :3, :3])  # either way

@@ -9,6 +9,7 @@ import signal
 import threading
 from typing import Any
 
+from vitreous.children import stop_signals_blocked
 from vitreous.errors import UsageError
 
 #: read by Ray when it is imported
@@ -33,7 +34,10 @@ def connect_ray(address: str) -> Any:
     handler = signal.getsignal(signal.SIGTERM)
     local: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
     try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, ignore_reinit_error=True, **local)
+        with stop_signals_blocked():  # a cluster that is started here stays up until the trials have saved
+            ray.init(
+                address=address, log_to_driver=False, logging_level=logging.ERROR, ignore_reinit_error=True, **local
+            )
     except (ConnectionError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
         hint = "start one with `ray start --head`, or use --ray local"

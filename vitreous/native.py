@@ -22,6 +22,7 @@ from pathlib import Path
 
 import torch
 
+from vitreous.children import run_to_end
 from vitreous.disk import cache as cache_folder
 from vitreous.machine import capabilities
 
@@ -101,7 +102,7 @@ def build(compiler: list[str], runtime: str) -> Path:
             # linked without -fopenmp: that would load another runtime, with threads of its own
             for arguments in ([*FLAGS, "-c", SOURCE, "-o", compiled], ["-shared", compiled, runtime, "-o", linked]):
                 command = [*compiler, *map(str, arguments)]
-                subprocess.run(command, check=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=SECONDS)
+                run_to_end(command, SECONDS).check_returncode()
             os.replace(linked, library)
     if os.stat(library).st_uid not in (0, os.getuid()):
         raise OSError(f"{library} belongs to another user")

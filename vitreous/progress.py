@@ -35,18 +35,35 @@ class NullListener:
         """Ignore progress."""
 
 
+LAUNCHER = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what every launcher of torch.distributed sets
+
+
+def is_launched() -> bool:
+    """Whether `torchrun` or another launcher has started this process; RANK alone is other programs' too."""
+    return all(name in os.environ for name in LAUNCHER)
+
+
 def speaks() -> bool:
-    """Whether this process is the one of those that `torchrun` started that speaks to people."""
-    return os.environ.get("RANK", "0") == "0"
+    """Whether this process prints for people: of those that a launcher has started, the first."""
+    return not is_launched() or os.environ["RANK"] == "0"
 
 
-def write_line(text: str, stream: TextIO) -> None:
-    """Print a line. Where the reader of a pipe has gone away, the line and all that follow are dropped, and the work
-    goes on."""
+def write_line(text: str, stream: TextIO | None) -> None:
+    """Print a line. Where the stream is missing or closed, or the reader of a pipe has gone away, the line and all that
+    follow are dropped, and the work goes on."""
+    if stream is None or getattr(stream, "closed", False):
+        return
     try:
         print(text, file=stream, flush=True)
-    except BrokenPipeError:
+    except OSError as error:
+        if stream is not sys.stderr and not isinstance(error, BrokenPipeError):
+            raise  # a full disk that takes results
         discard(stream)
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether a stream is there, open, and a terminal."""
+    return stream is not None and not getattr(stream, "closed", False) and stream.isatty()
 
 
 def discard(stream: TextIO) -> None:
@@ -69,7 +86,7 @@ class Display:
     """Shows a run on stderr: what it notes, and its progress. It hears what the loop tells its listener."""
 
     def __init__(self) -> None:
-        self.terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        self.terminal = is_terminal(sys.stderr) and os.environ.get("TERM") != "dumb"
         self.bar = None
         self.task = None
         self.cell: Callable[[str], None] | None = None  # of a notebook
@@ -78,7 +95,7 @@ class Display:
         self.last_line = 0.0
         self.began = time.monotonic()
         self.first = 0  # done when the label began: a resumed run, or its first steps
-        self.neighbours = Neighbours(self.note, siblings="RANK" in os.environ)
+        self.neighbours = Neighbours(self.note, siblings=is_launched())
 
     def note(self, text: str) -> None:
         """One line of news on stderr."""

@@ -42,6 +42,7 @@ from vitreous.weights.bundle import Bundle
 
 ROW_MODEL = "ViT-32x2/1"  # for rows of numbers, where no model is named
 ROW_TOKENS = 64  # of a row at most: longer ones have several numbers to a token
+COLOURS = (1, 3, 4)  # channels of grey images, RGB and RGBA
 ROW_LEAST = 4  # of a row at least, filled up with 0: recipes hide some
 SEEDS = 2**31  # of a run
 TAKEN = ("out", "resume", "override", "dry_run", "data", "seed")  # options of `train` that have no meaning here
@@ -99,17 +100,19 @@ class ImageEstimator(BaseEstimator):
         self.predictor_: Predictor = predictor_of("", bundle, InferenceOptions(device=device))
 
     def read_images(self, X: Any, reset: bool) -> Images:
-        """X as an array (n, H, W[, C]), uint8 or float32, or a list of paths, PIL images or arrays. `reset` as
-        scikit-learn's `validate_data` has it. Raises ValueError and TypeError as that does, and UsageError for an
-        `image_shape` that does not fit."""
+        """X as an array (n, H, W[, C]), uint8 or float32, or a list of paths, PIL images or arrays; channels may be
+        first. `reset` as scikit-learn's `validate_data` has it. Raises ValueError and TypeError as that does, and
+        UsageError for an `image_shape` that does not fit."""
         if (pictures := listed_pictures(X)) is not None:
             if not pictures:
                 raise ValueError("Found array with 0 sample(s) while a minimum of 1 is required.")
-            return pictures
+            return [channels_last(row) if isinstance(row, np.ndarray) else row for row in pictures]
         if getattr(X, "ndim", 2) > 2:
             array = check_array(X, allow_nd=True, dtype=None, ensure_2d=False, estimator=self)  # type: ignore[arg-type]
             if array.ndim > 4:
-                raise ValueError(f"Found array with dim {array.ndim}, expected (n, H, W) or (n, H, W, C).")
+                raise ValueError(
+                    f"Found array with dim {array.ndim}, expected (n, H, W), (n, H, W, C) or (n, C, H, W)."
+                )
             if array.ndim == 3 and array.dtype == np.uint8 and array.shape[2] in (3, 4):
                 raise ValueError(f"X of shape {array.shape} is one picture in colours: give X[None]")
             return as_pixels(array)
@@ -304,9 +307,18 @@ def is_numeric(X: Any) -> bool:
 
 
 def as_pixels(array: np.ndarray) -> np.ndarray:
-    """(n, H, W[, C]) of any numbers -> the same in uint8 if it is that, else in float32; one channel has no axis."""
+    """(n, H, W[, C]) or (n, C, H, W) of any numbers -> (n, H, W[, C]), uint8 if it is that, else float32; one channel
+    has no axis."""
+    array = channels_last(array) if array.ndim == 4 else array
     array = array[..., 0] if array.ndim == 4 and array.shape[-1] == 1 else array
     return array if array.dtype == np.uint8 else array.astype(np.float32)
+
+
+def channels_last(array: np.ndarray) -> np.ndarray:
+    """(..., C, H, W) -> (..., H, W, C), where only the third axis from the end can be that of 1, 3 or 4 channels; any
+    other array as it is."""
+    is_first = array.ndim >= 3 and array.shape[-3] in COLOURS and array.shape[-1] not in COLOURS
+    return np.moveaxis(array, -3, -1) if is_first else array
 
 
 def as_rows(table: np.ndarray) -> np.ndarray:

@@ -119,6 +119,25 @@ def test_labels_of_every_kind(case, tmp_path):
     assert data.multilabel == (case == "several")
 
 
+def test_labels_stored_as_floats(tmp_path):
+    """pandas stores integers as floats where one is missing."""
+    for name, values in {"one": [1.0, 0.0, 1.0, 2.0], "several": [[1.0, 0.0], [0.0], [], [2.0]]}.items():
+        for kind in (pa.float64(), pa.float32()):
+            column = pa.array(values, pa.list_(kind) if name == "several" else kind)
+            whole = pa.array(values, pa.list_(pa.int64()) if name == "several" else pa.int64())
+            found = open_data(write(tmp_path / "float.parquet", {"image": images(4), "label": column}))
+            wanted = open_data(write(tmp_path / "int.parquet", {"image": images(4), "label": whole}))
+            assert found.classes == wanted.classes == ("0", "1", "2")
+            assert np.array_equal(found.splits["train"].labels, wanted.splits["train"].labels)
+    fraction = write(tmp_path / "a.parquet", {"image": images(2), "label": pa.array([0.0, 1.5])})
+    assert "label is 1.5 in row 1" in str(refusal(fraction))
+    missing = write(tmp_path / "b.parquet", {"image": images(2), "label": pa.array([0.0, float("nan")])})
+    assert "1 of 2 labels of train are missing" in str(refusal(missing))
+    score = write(tmp_path / "c.parquet", {"image": images(4), "score": pa.array([0.0, 1.0, 0.0, 1.0])})
+    assert not open_data(score).classes  # any column of floats may be something else
+    assert open_data(f"{score}#label=score").classes == ("0", "1")
+
+
 def test_columns_found_by_what_they_hold(tmp_path):
     columns = {
         "thumbnail_hash": [b"\1" * 8] * 20,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import tempfile
 import time
@@ -28,6 +29,9 @@ WHOLE: dict[str, Check] = {
     "crash points": crashes.crash_points,
     "SIGTERM": stops.sigterms,
     "SIGINT": stops.interrupts,
+    "SIGTERM to the group": stops.group_signals,
+    "SIGINT to the group": partial(stops.group_signals, number=signal.SIGINT),
+    "worker deaths": stops.worker_deaths,
     "boundaries": stops.boundaries,
     "damage": damage.damages,
     "none valid": damage.none_valid,
@@ -47,6 +51,9 @@ QUICK: dict[str, Check] = {
     "crash points": partial(crashes.crash_points, every=40),
     "SIGTERM": partial(stops.sigterms, count=3),
     "SIGINT": partial(stops.interrupts, count=1),
+    "SIGTERM to the group": partial(stops.group_signals, count=3, pairs=0),
+    "SIGINT to the group": partial(stops.group_signals, number=signal.SIGINT, count=2, pairs=0),
+    "worker deaths": partial(stops.worker_deaths, count=1),
     "damage": partial(damage.damages, flips=3, resumes=1, plans=[damage.FROZEN]),
     "none valid": partial(damage.none_valid, count=1),
     "full disk": partial(disk.full_disks, share=4),

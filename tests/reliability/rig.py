@@ -11,6 +11,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 import traceback
@@ -189,6 +190,31 @@ class Bench:
     def start(self, plan: Plan, out: Path, prepare: Callable[[], object] | None = None, *more: str) -> Child:
         """Begin or continue a run."""
         return start([*plan.words(self.photos(plan.side), out), *more], self.home / f"{out.name}.said", prepare)
+
+    def start_pair(self, plan: Plan, out: Path) -> Child:
+        """Begin or continue a run in two processes of `torchrun`, in a process group of their own."""
+        said = self.home / f"{out.name}.said"
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        command = [*launcher, "-m", "vitreous", *plan.words(self.photos(plan.side), out)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        with open(said, "w") as file:
+            process = subprocess.Popen(
+                command, stdout=file, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+            )
+        return Child(process.pid, said)
+
+    @cached_property
+    def pair_outcome(self) -> dict[str, Any]:
+        """The outcome of an undisturbed run of two processes."""
+        out = self.out()
+        self.finish_pair(out)
+        return outcome(out)
+
+    def finish_pair(self, out: Path) -> None:
+        """Let a run of two processes come to its end. Raises Miss if it fails."""
+        child = self.start_pair(WORKERS, out)
+        if code := child.wait():
+            raise Miss(f"two processes: exit {code}: {child.text}")
 
     def finish(self, plan: Plan, out: Path, prepare: Callable[[], object] | None = None) -> str:
         """Let a run come to its end; returns what it said. Raises Miss if it fails."""

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.reliability.rig import ADAMW, MUON, PLANS, WORKERS, Bench, Child, Plan, newest_step, steps_logged
+from tests.reliability.rig import ADAMW, MUON, PLANS, WORKERS, Bench, Child, Plan, newest_step, outcome, steps_logged
 from tests.reliability.tally import Tally, expect
 from vitreous.jobs import data as data_job
 from vitreous.training import saving
@@ -153,6 +153,79 @@ def interrupts(bench: Bench, tally: Tally, count: int = 3) -> None:
             expect(not left, f"workers {left} live on")
             bench.finish(WORKERS, out)
             bench.same(WORKERS, out)
+
+
+def group_signals(bench: Bench, tally: Tally, number: int = signal.SIGTERM, count: int = 50, pairs: int = 5) -> None:
+    """A stop signal to the whole process group, workers included, at random times: the step saved, no worker left, and
+    the same outcome after resuming. `pairs` of the trials have two processes, started by `torchrun`."""
+    chance, sent, slowest = random.Random(bench.seed + 11 + number), bench.home / "sent", 0.0
+    while tally.tried < count:
+        paired, out = tally.tried < pairs, bench.out()
+        delay = chance.uniform(0.0, 2.0) if paired else chance.uniform(0.05, bench.reference(WORKERS)[1])
+        child = bench.start_pair(WORKERS, out) if paired else bench.start(WORKERS, out)
+        if paired:
+            wait_for(out / "metrics.jsonl", child)
+        time.sleep(delay)
+        if (out / "model").exists():
+            child.wait()
+            continue  # the run was nearly complete
+        workers = descendants(child.pid)
+        sent.write_text(str(time.monotonic()))
+        os.killpg(child.pid, number)
+        with tally.trial(f"seed {bench.seed}, signal {number} to the group after {delay:.3f} s, two: {paired}"):
+            if paired:  # the exit code is torchrun's own
+                child.wait()
+                expect("stopped at step" in child.text and newest_step(out) > 0, child.text)
+            else:
+                slowest = max(slowest, stopped(child, out, sent, 128 + number)[1])
+            time.sleep(0.2)
+            expect(not (left := [pid for pid in workers if alive(pid)]), f"processes {left} live on")
+            if paired:
+                bench.finish_pair(out)
+                expect(outcome(out) == bench.pair_outcome, "the outcome of two processes differs")
+            else:
+                bench.finish(WORKERS, out)
+                bench.same(WORKERS, out)
+    tally.facts["slowest stop"] = f"{slowest:.1f} s"
+
+
+def worker_deaths(bench: Bench, tally: Tally, count: int = 5) -> None:
+    """A worker killed at random times: exit 6 with one message, the newest checkpoint kept, the same outcome after
+    resuming."""
+    chance, out = random.Random(bench.seed + 12), bench.out()
+    while tally.tried < count:
+        out = bench.out()
+        with tally.trial("SIGKILL to a worker"):
+            step = chance.randrange(5, 15)
+
+            def kill_worker() -> None:
+                os.kill(children(os.getpid())[0], signal.SIGKILL)
+                time.sleep(0.05)
+
+            child = bench.start(WORKERS, out, at_step(step, kill_worker))
+            code, text = child.wait(), child.text
+            expect(code == 6 and "Traceback" not in text, f"exit {code}: {text}")
+            expect("a data worker stopped" in text and "continue with --resume" in text, text)
+            expect(flaw(Store(out / "checkpoints").place(newest_step(out))) is None, "the checkpoint is not valid")
+            bench.finish(WORKERS, out)
+            bench.same(WORKERS, out)
+
+
+def wait_for(file: Path, child: Child, limit: float = 60.0) -> None:
+    """Wait until a file of a run is there. Raises Miss after `limit` seconds."""
+    deadline = time.monotonic() + limit
+    while not file.exists():
+        expect(time.monotonic() < deadline, f"{file.name} is not there after {limit:g} s: {child.text}")
+        time.sleep(0.01)
+
+
+def descendants(pid: int) -> list[int]:
+    """The processes below a process, at every level."""
+    try:
+        below = children(pid)
+    except OSError:
+        return []
+    return [*below, *(pid for child in below for pid in descendants(child))]
 
 
 def children(pid: int) -> list[int]:

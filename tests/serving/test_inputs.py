@@ -48,6 +48,8 @@ def ways(file: str) -> dict[str, object]:
         "Path": Path(file),
         "bytes": Path(file).read_bytes(),
         "bytearray": bytearray(Path(file).read_bytes()),
+        "BytesIO": io.BytesIO(Path(file).read_bytes()),
+        "open file": open(file, "rb"),
         "lazy PIL": Image.open(file),
         "PIL": Image.fromarray(pixels),
         "array": pixels,
@@ -56,6 +58,11 @@ def ways(file: str) -> dict[str, object]:
         "tensor": torch.from_numpy(pixels.copy()).permute(2, 0, 1),
         "float tensor": torch.from_numpy(floats).permute(2, 0, 1).requires_grad_(True),
     }
+
+
+def test_a_file_that_is_open_as_text_is_refused(predictor):
+    with pytest.raises(UsageError, match='open it with mode "rb"'):
+        predictor.predict(io.StringIO("text"))
 
 
 def test_every_way_to_give_a_picture_gets_the_same_answer(predictor, file):
@@ -115,7 +122,7 @@ def test_pixels_that_cannot_be_meant_are_refused(predictor, image, message):
 
 @pytest.mark.parametrize("image", [7, None, [7], [[b"x"]]])
 def test_what_is_no_image_is_refused_with_what_is(predictor, image):
-    with pytest.raises(UsageError, match=r"is no image\n  give a path, bytes, a PIL image"):
+    with pytest.raises(UsageError, match=r"is no image\n  give a path, bytes, an open binary file, a PIL image"):
         predictor.predict(image)
 
 

@@ -68,6 +68,20 @@ def test_a_run_is_never_overwritten_and_keeps_its_settings(folder, finished):
     assert result.returncode == 2 and "no run folder" in result.stderr
 
 
+def test_a_finished_run_goes_on_with_more_epochs_and_refuses_other_changes(folder, finished):
+    words = ("train", str(folder), "--out", str(finished), "--resume")
+    assert say(*words, "--epochs", "4").returncode == 2
+    result = say(*words, "--override", "--lr", "0.5")
+    assert result.returncode == 2 and "is complete" in result.stderr and "raise --epochs" in result.stderr
+    steps = json.loads((finished / "summary.json").read_text())["steps"]
+    result = say(*words, "--override", "--epochs", "4")
+    assert result.returncode == 0, result.stderr
+    assert json.loads((finished / "summary.json").read_text())["steps"] > steps
+    logged = [json.loads(line)["step"] for line in (finished / "metrics.jsonl").open() if "train/loss" in line]
+    assert logged == list(range(1, logged[-1] + 1))
+    assert "epochs: 4" in (finished / "config.yaml").read_text()
+
+
 def test_changed_data_are_refused(folder, finished):
     (finished / "summary.json").unlink()
     next((folder / "train" / "ant").iterdir()).unlink()

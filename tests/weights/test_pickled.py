@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import os
 import pickle
@@ -10,9 +11,10 @@ import struct
 import subprocess
 import sys
 import time
+import types
 import zipfile
-from collections import OrderedDict
-from pathlib import Path
+from collections import Counter, OrderedDict, defaultdict
+from pathlib import Path, PosixPath
 
 import numpy as np
 import pytest
@@ -102,7 +104,9 @@ def attacks(marker: Path) -> dict[str, tuple[bytes, str]]:
         "another method.pt": (edited(zip_file, 10, b"\x63\0"), "method 99"),
         "after the pickle.pt": (remade(good, {"data.pkl": zipped_pickle(good) + payload}), "after its pickle"),
         "module.pt": (saved(torch.nn.Linear(2, 2)), "torch.nn.modules.linear.Linear"),
-        "array inside.pt": (saved({"w": np.zeros(3)}), "_reconstruct"),
+        "array alone.pt": (saved({"w": np.zeros(3)}), "no tensors"),
+        "settings alone.pt": (saved(argparse.Namespace(w=weights)), "dict"),
+        "inert call of a function.pt": (saved({"w": weights, "x": evil, "args": argparse.Namespace()}), named),
         "function inside.pt": (saved({"w": weights, "f": torch.nn.functional.relu}), "torch.nn.functional.relu"),
         "code by name.pt": (saved({"w": weights, "f": eval}), "eval"),
     }
@@ -118,6 +122,43 @@ def attacks(marker: Path) -> dict[str, tuple[bytes, str]]:
 def zipped_pickle(content: bytes) -> bytes:
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         return archive.read(next(name for name in archive.namelist() if name.endswith("data.pkl")))
+
+
+class Settings(dict):
+    """A dict of another module, as the settings of many training scripts are."""
+
+
+Settings.__module__, Settings.__qualname__, Settings.__name__ = "yacs.config", "CfgNode", "CfgNode"
+
+
+@pytest.mark.parametrize("zip", [True, False])
+def test_objects_beside_the_weights_are_inert(tmp_path, monkeypatch, zip):
+    beside = {
+        "args": argparse.Namespace(arch="vit", lr=5e-4, center=torch.zeros(2), nested=argparse.Namespace(x=[1])),
+        "metric": np.float64(71.2),
+        "flag": np.bool_(True),
+        "epoch": np.int64(3),
+        "scores": np.arange(4.0),
+        "names": np.array(["a", "b"]),
+        "out": PosixPath("/runs/1"),
+        "state": defaultdict(dict, {0: {"step": torch.tensor(3.0)}}),
+        "seen": {1, 2},
+        "device": torch.device("cpu"),
+        "counts": Counter("abc"),
+        "raw": b"\x00\xff",
+    }
+    settings = Settings(lr=1e-3)
+    settings.immutable = True  # type: ignore[attr-defined]
+    module = types.ModuleType("yacs.config")
+    module.CfgNode = Settings  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "yacs", types.ModuleType("yacs"))
+    monkeypatch.setitem(sys.modules, "yacs.config", module)
+    content = saved({**beside, "config": settings, "model": {"w": torch.arange(6.0)}}, zip)
+    monkeypatch.undo()
+    monkeypatch.setattr(pickled, "run_child", RUN_CHILD)
+    (tmp_path / "a.pth").write_bytes(content)
+    read = open_weights(tmp_path / "a.pth").read()
+    assert same(read, {"w": torch.arange(6.0)})
 
 
 def test_code_is_refused_by_name_and_never_run(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import json
 import os
 import re
@@ -14,7 +16,32 @@ from vitreous.errors import VitreousError
 from vitreous.progress import Display, descriptor_of, speaks, write_line
 
 NUMBER = re.compile(r"-|-*[\d,.]*\d[\d,.]*[%GM]*")  # a cell of a column of numbers
+REPLACE = "vitreous.replace"  # the name of an error handler of encodings
+PLAIN = {"…": "...", "–": "-", "—": "-", "×": "x", "→": "->", "·": "*"}
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def prepare_streams() -> None:
+    """Make stdin, stdout and stderr usable: a closed one is the null device, whose number no file that is opened later
+    can get; one whose encoding lacks a character prints a replacement."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    codecs.register_error(REPLACE, replace_character)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+        stream = getattr(sys, name)
+        if mode == "w" and isinstance(stream, io.TextIOWrapper) and not stream.encoding.lower().startswith("utf"):
+            stream.reconfigure(errors=REPLACE)
+
+
+def replace_character(error: UnicodeError) -> tuple[str, int]:
+    """Replace what an encoding lacks: dots and dashes by ASCII, other characters by an escape that JSON reads too."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    text = error.object[error.start : error.end]
+    return "".join(PLAIN.get(c, json.dumps(c)[1:-1]) for c in text), error.end
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any, NoReturn
 
-from vitreous.cli.console import Console, as_json, reserve_stdout
+from vitreous.cli.console import Console, as_json, prepare_streams, reserve_stdout
 from vitreous.cores import bound_threads
 from vitreous.errors import UsageError, VitreousError, nearest, out_of_memory
 from vitreous.progress import ABANDONED, discard, speaks, write_line
@@ -49,6 +49,7 @@ WAYS = "use --micro-batch auto, --recompute, or a smaller model"  # out of too l
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit with its code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    prepare_streams()
     bound_threads()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # a run that trains has its own way
     try:

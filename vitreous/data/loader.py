@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import signal
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
+from types import TracebackType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from vitreous.children import obey_parent_only, stop_signals_blocked
 from vitreous.data.annotations.reader import SceneReader
 from vitreous.data.annotations.target import AnnotatedSplit
 from vitreous.data.augmentation.augment import Augment, Views
@@ -28,8 +30,10 @@ from vitreous.data.keys import key, one_key
 from vitreous.data.layouts.video import open_sample
 from vitreous.data.preprocess import Preprocess, opened_clip
 from vitreous.data.sampling import Order, repeat_factors, stream
+from vitreous.data.shared_memory import usable_workers
 from vitreous.data.split import Split, is_labelled
-from vitreous.errors import DataError, ResourceError
+from vitreous.data.worker_deaths import WORKER_DEATHS, worker_error
+from vitreous.errors import DataError
 from vitreous.machine import free_memory
 
 HANG = 120.0  # seconds after which a worker that sends nothing is given up
@@ -221,10 +225,16 @@ def collate(rows: list[tuple[int, Any]]) -> tuple[Tensor, Tensor | Joined | list
     return torch.tensor(samples), joined
 
 
-def leave_signals(worker: int) -> None:
-    """In a worker: end on SIGTERM, and leave Ctrl-C to the main process, whatever handlers were inherited."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def start_worker(worker: int) -> None:
+    """In a worker process: leave stop signals to the main process, which saves and then ends its workers."""
+    obey_parent_only()
+    sys.excepthook = ignore_closed_connection
+
+
+def ignore_closed_connection(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """In a worker process: print no traceback where the main process stops while a thread hands a batch over."""
+    if not isinstance(error, ConnectionError | EOFError):
+        sys.__excepthook__(kind, error, trace)
 
 
 def load(
@@ -240,7 +250,9 @@ def load(
         first = next(places, [])
         places = chain([first], places) if first else places
         views = reader.views.count if isinstance(reader, EvalLoader) and reader.views else 1
-        prefetch = ahead(len(first) * views * reader.preprocess.channels * reader.preprocess.area, workers)
+        size = len(first) * views * reader.preprocess.channels * reader.preprocess.area
+        workers = usable_workers(workers, size)
+        prefetch = ahead(size, workers) if workers else None
     for samples, images in in_workers(Decoding(reader), places, workers, collate, prefetch, pin):
         yield samples, images.apart() if isinstance(images, Joined) else images
 
@@ -257,16 +269,18 @@ def in_workers(
 
     `prefetch`: lists that each process makes before they are asked for; of no use without processes.
     """
+    workers = usable_workers(workers)
     options: dict[str, Any] = {"num_workers": workers, "collate_fn": collate, "pin_memory": pin}
     if workers:
-        options |= {"timeout": HANG, "prefetch_factor": prefetch, "worker_init_fn": leave_signals}
+        options |= {"timeout": HANG, "prefetch_factor": prefetch, "worker_init_fn": start_worker}
     try:
-        yield from DataLoader(items, batch_sampler=places, **options)  # type: ignore[arg-type]
+        with stop_signals_blocked():  # also for the moment before a worker has started
+            batches = iter(DataLoader(items, batch_sampler=places, **options))  # type: ignore[arg-type]
+        yield from WORKER_DEATHS.watch(batches) if workers else batches
     except RuntimeError as error:
         if "DataLoader" not in str(error):
             raise
-        problem = f"a data worker stopped: {str(error).splitlines()[0]}"
-        raise ResourceError(problem, "try fewer --workers, or --workers 0") from None
+        raise worker_error(error) from None
 
 
 def ahead(size: int, workers: int) -> int:

@@ -23,6 +23,7 @@ from vitreous.training.folder import Folder
 from vitreous.training.run import Run
 
 LATEST = "runs/latest"
+MAX_NAME = 160  # bytes; file systems allow 255, and a date and a number are added
 #: settings that a run cannot change: they say what it is, or where it is in its stream of pictures
 FIXED = (
     "model.",
@@ -120,6 +121,20 @@ def open_resumed(options: TrainOptions, listener: Listener | None = None) -> Fol
     return folder
 
 
+def extends_complete_run(folder: Folder, options: TrainOptions) -> bool:
+    """Whether the options make a complete run longer. Raises UsageError for other changed settings, which no step is
+    left for."""
+    stored = folder.run()
+    wanted = apply(stored, options)
+    if wanted.total > stored.total:
+        return True
+    if changed := [line for line in differences(stored, wanted) if not line.startswith(FREE)]:
+        listing = "".join(f"\n    {line}" for line in changed)
+        hint = f"raise --epochs or --steps, or start a new run from its weights: --init {folder.path}"
+        raise UsageError(f"{folder.path} is complete, so these settings change nothing:{listing}", hint)
+    return False
+
+
 def is_moved(source: str, stored: str) -> bool:
     """Whether `source` may be the data of a run that was at `stored`, where nothing exists now; the fingerprint then
     decides."""
@@ -156,9 +171,10 @@ def contradictions(run: Run, options: TrainOptions) -> list[str]:
 
 
 def run_name(run: Run, opened: Data) -> str:
-    """The name of a run, of model and data, usable as a file name."""
+    """The name of a run, of model and data, usable as a file name: at most MAX_NAME bytes."""
     words = f"{name_of(run.model)}-{Path(opened.name).name}"
-    return "".join(c if c.isalnum() or c in "-+._" else "-" for c in words)
+    name = "".join(c if c.isalnum() or c in "-+._" else "-" for c in words)
+    return os.fsencode(name)[:MAX_NAME].decode("utf-8", "ignore")
 
 
 def read_config(path: str) -> str:

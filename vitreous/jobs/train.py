@@ -21,7 +21,7 @@ from vitreous.disk import write_text
 from vitreous.errors import DataError, UsageError, check_path
 from vitreous.evaluation.classification import judge
 from vitreous.evaluation.engine import CHUNK, InferenceOptions
-from vitreous.jobs.plan import LATEST, open_resumed, plan, with_data
+from vitreous.jobs.plan import LATEST, extends_complete_run, open_resumed, plan, with_data
 from vitreous.jobs.transfer import TRIALS, check_options, initial_document, plan_protocol, transfer
 from vitreous.machine import environment, pick_device, warning
 from vitreous.progress import Display, Listener, NullListener
@@ -122,7 +122,7 @@ def run_training(options: TrainOptions, listener: Listener, ranks: Ranks, announ
         options = replace(options, out=ranks.broadcast_text(options.out or str(Path(LATEST).resolve())))
         resumed = open_resumed(options, listener)
         check_options(options, resumed)
-        if resumed.summary.is_file():
+        if resumed.summary.is_file() and not extends_complete_run(resumed, options):
             listener.note(f"{resumed.path} is already complete")
             return json.loads(resumed.summary.read_text("utf-8"))
     else:
@@ -152,7 +152,7 @@ def run_training(options: TrainOptions, listener: Listener, ranks: Ranks, announ
         listener.note(slow)
     if resumed is None:
         listener.note(exports_note(run.model, graphs=not run.preprocess.native))
-    with folder.locked() if ranks.is_main else nullcontext():
+    with folder.locked() if ranks.is_main else nullcontext(), folder.resumable():
         display = listener if options.live and isinstance(listener, Display) else None
         with (
             tracked(logs, folder, listener, options.log_timeout) as trackers,
@@ -236,8 +236,10 @@ def create_folder(folder: Folder, run: Run, documents: dict[str, Any], resumed: 
     if resumed is None:
         launch = {"torchrun": name} if (name := launch_name()) else {}
         folder.create(run, command, {"environment": environment() | launch, **documents})
-    elif differences(resumed.run(), run):
+        return
+    if differences(resumed.run(), run):
         folder.renew(run, command, documents)
+    folder.summary.unlink(missing_ok=True)  # of a complete run that goes on
 
 
 def describe_data(run: Run, opened: Data) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from vitreous.errors import UsageError
 from vitreous.models.configs.foreign import BLOCK, ForeignConfig
 from vitreous.models.libraries import LibraryEncoder, build_encoder, build_without_weights, flatten
+from vitreous.nn.single_values import accept_single_values
 from vitreous.nn.sizes import format_size
 
 WAY = "wrap_backbone(module, image_size=224, patch_size=16), of a module (B, C, H, W) -> (B, N, D)"
@@ -44,6 +45,7 @@ class ForeignModel(nn.Module):
                 "cpu"
             ):  # what a module works out as it is made has values, where weights are filled later
                 encoder = build_encoder(config)
+        accept_single_values(encoder)
         self.encoder = LibraryEncoder(encoder)
         self.head = nn.Linear(config.features, config.classes) if config.classes else nn.Identity()
         for parameter in self.head.parameters():

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitreous.nn.deformable import DeformableAttention, centres_of
+from vitreous.nn.single_values import has_single_values
 
 STRIDES = (8, 16, 32)  # of the levels that exchange features with the ViT, in pixels
 COARSEST = STRIDES[-1]
@@ -38,10 +39,11 @@ class BatchNorm(nn.Module):
         norm, exact = self.statistics, x.to(torch.promote_types(x.dtype, torch.float32))
         mean, variance = norm.running_mean, norm.running_var
         assert mean is not None and variance is not None
-        if not self.training:
+        training = self.training and not (x.device.type == "cpu" and has_single_values(x))
+        if not training:
             mean, variance = mean.to(exact), variance.to(exact)  # they may have been cast with the weights
-        if x.device.type == "cpu" or not self.training:
-            y = F.batch_norm(exact, mean, variance, None, None, self.training, norm.momentum or 0.0, norm.eps)
+        if x.device.type == "cpu" or not training:
+            y = F.batch_norm(exact, mean, variance, None, None, training, norm.momentum or 0.0, norm.eps)
         else:
             y = norm(exact)
         return (y * self.weight[:, None, None] + self.bias[:, None, None]).to(x.dtype)

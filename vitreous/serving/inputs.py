@@ -19,7 +19,7 @@ import os
 import sys
 from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
 import numpy as np
 from PIL import Image
@@ -31,9 +31,9 @@ from vitreous.serving.sources import Item
 if TYPE_CHECKING:
     from torch import Tensor
 
-    ImageInput: TypeAlias = str | os.PathLike[str] | bytes | Image.Image | np.ndarray | Tensor
+    ImageInput: TypeAlias = str | os.PathLike[str] | bytes | BinaryIO | Image.Image | np.ndarray | Tensor
 
-TAKES = "a path, bytes, a PIL image, an array (H, W, C), a tensor (C, H, W), or a list of them"
+TAKES = "a path, bytes, an open binary file, a PIL image, an array (H, W, C), a tensor (C, H, W), or a list of them"
 
 
 def is_tensor(value: Any) -> bool:
@@ -44,9 +44,26 @@ def is_tensor(value: Any) -> bool:
 
 def is_image(value: Any) -> bool:
     """Whether a value is one image, rather than several."""
-    return isinstance(value, (str, os.PathLike, bytes, bytearray, memoryview, Image.Image, np.ndarray)) or is_tensor(
-        value
-    )
+    kinds = (str, os.PathLike, bytes, bytearray, memoryview, Image.Image, np.ndarray)
+    return isinstance(value, kinds) or is_tensor(value) or is_file(value)
+
+
+def is_file(value: Any) -> bool:
+    """Whether a value is an open file, an `io.BytesIO` or an upload: what has a method `read`."""
+    return callable(getattr(value, "read", None))
+
+
+def read_file(file: Any, name: str) -> bytes:
+    """The bytes of an open file, from its beginning where it can seek. Raises UsageError for one opened as text."""
+    try:
+        if file.seekable():
+            file.seek(0)
+    except AttributeError:  # an upload's wrapper, which is at its beginning
+        pass
+    content = file.read()
+    if not isinstance(content, (bytes, bytearray, memoryview)):
+        raise UsageError(f"{name}: the file gives {type(content).__name__}, not bytes", 'open it with mode "rb"')
+    return bytes(content)
 
 
 def as_items(images: ImageInput | Iterable[ImageInput], preprocess: Preprocess) -> list[Item]:
@@ -72,6 +89,8 @@ def as_item(image: Any, preprocess: Preprocess, name: str) -> Item:
             message = f"{name}: {' x '.join(map(str, image.shape))} is a batch, not an image"
             raise UsageError(message, "give list(batch)")
         return Item(name, b"", partial(read_pixels, image, preprocess, name))
+    if is_file(image):
+        return Item(name, read_file(image, name))
     raise UsageError(f"{name}: {type(image).__name__} is no image", f"give {TAKES}")
 
 

@@ -136,6 +136,18 @@ class Folder:
             file.flush()
             yield
 
+    @contextmanager
+    def resumable(self) -> Iterator[None]:
+        """Add to a ResourceError which checkpoint is kept, and how to continue from it."""
+        try:
+            yield
+        except ResourceError as error:
+            newest = next(self.store(0).places(), None)
+            if newest is None or "--resume" in error.hint:
+                raise
+            hint = f"{error.hint}; then continue with --resume --out {self.path}".removeprefix("; then ")
+            raise ResourceError(f"{error.message}; checkpoint {newest.name} is kept", hint) from None
+
     def append(self, line: dict[str, Any]) -> None:
         """Add one line to the metrics; sinks get it also where it cannot be written."""
         for sink in self.sinks:

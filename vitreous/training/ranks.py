@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from vitreous.errors import ResourceError, UsageError
+from vitreous.progress import LAUNCHER, is_launched
 
 # words of what collectives raise when a process is gone
 LOST = ("gloo", "nccl", "timed out", "connection", "process group")
@@ -135,7 +136,8 @@ def together(device: str, timeout: float):
     A process that is lost, or that lets the others wait for more than `timeout` seconds, ends all with a ResourceError.
     Raises UsageError where a machine has fewer GPUs than processes.
     """
-    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ or dist.is_initialized():
+    if not is_launched() or dist.is_initialized():
+        check_environment()
         yield ALONE if not dist.is_initialized() else _joined()
         return
     local = int(os.environ.get("LOCAL_RANK", "0"))
@@ -160,6 +162,15 @@ def together(device: str, timeout: float):
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def check_environment() -> None:
+    """Raise UsageError for several processes without the address at which they meet."""
+    world = os.environ.get("WORLD_SIZE", "1")
+    if "RANK" in os.environ and world != "1" and not is_launched() and not dist.is_initialized():
+        missing = " and ".join(name for name in LAUNCHER if name not in os.environ)
+        hint = "start it with torchrun, or unset RANK and WORLD_SIZE"
+        raise UsageError(f"WORLD_SIZE is {world} without {missing}", hint)
 
 
 def join_group(backend: str, timeout: timedelta) -> None:

@@ -5,23 +5,34 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import active_children
 
+#: seconds in which SIGINTs under `torchrun` count as one: the group gets it, and the agent passes it on
+REPEATED = 5.0
+
 
 class Signals:
-    """The signal that came in, if one did; a second SIGINT ends the process at once."""
+    """The first stop signal received, if any; a second SIGINT ends the process at once."""
 
     def __init__(self) -> None:
         self.received: int | None = None
+        self.received_at = 0.0
 
     def __call__(self, number: int, frame: object) -> None:
+        if self.received is not None and self.is_repeated():
+            return
         if number == signal.SIGINT and self.received == signal.SIGINT:
             for worker in active_children():
                 worker.kill()
             os._exit(130)
-        self.received = number
+        self.received, self.received_at = number, time.monotonic()
+
+    def is_repeated(self) -> bool:
+        """Whether the agent of `torchrun` may have sent again the signal that its process group has received."""
+        return "TORCHELASTIC_RUN_ID" in os.environ and time.monotonic() - self.received_at < REPEATED
 
     @contextmanager
     def caught(self) -> Iterator[None]:

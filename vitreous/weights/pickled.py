@@ -20,11 +20,23 @@ import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, NoReturn
 
+from vitreous.children import run_to_end
 from vitreous.errors import WeightsError
 from vitreous.weights.entry import AGAIN, ITEM, KINDS, SAVE, SMALLER, Entry, refuse, shown
 from vitreous.weights.npz import SLACK, Archive
+from vitreous.weights.pickle_names import (
+    MAPPINGS,
+    NAMES,
+    OBJECTS,
+    STORAGES,
+    Described,
+    Inert,
+    InertMapping,
+    Storage,
+    StorageClass,
+)
 from vitreous.weights.safetensors_file import read_safetensors
 
 if TYPE_CHECKING:
@@ -45,22 +57,6 @@ SCRIPT = Path(__file__).with_name("unpickle.py")
 MEMORY = 8 << 30  # bytes of address space that torch's libraries and their working memory take, twice over
 SECONDS, BYTES_PER_SECOND = 120, 20 << 20
 
-#: what a pickle may name, as "module name": classes of storages, with the dtype of their elements ...
-STORAGES = {
-    "torch DoubleStorage": "float64",
-    "torch FloatStorage": "float32",
-    "torch HalfStorage": "float16",
-    "torch BFloat16Storage": "bfloat16",
-    "torch LongStorage": "int64",
-    "torch IntStorage": "int32",
-    "torch ShortStorage": "int16",
-    "torch CharStorage": "int8",
-    "torch ByteStorage": "uint8",
-    "torch BoolStorage": "bool",
-}
-#: ... what containers and tensors are made by, and dtypes, which may lie beside the weights
-MAKERS = ("collections OrderedDict", "torch Size", "torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_parameter")
-NAMES = {*STORAGES, *MAKERS, *(f"torch {dtype}" for dtype in ITEM)}
 #: the members that torch.save writes into a zip, under one folder
 MEMBER = re.compile(
     r"data\.pkl|data/\d+|version|byteorder|\.format_version|\.storage_alignment|\.data/serialization_id"
@@ -69,30 +65,10 @@ MEMBER = re.compile(
 #: the instructions that torch.save writes; later protocols' are followed for the names in them, and then refused
 OPCODES = re.compile(
     "PROTO|STOP|MARK|NONE|NEWTRUE|NEWFALSE|BININT[12]?|LONG1|BINFLOAT|(SHORT_)?BINUNICODE|SHORT_BINSTRING|EMPTY_TUPLE|"
-    "EMPTY_LIST|EMPTY_DICT|TUPLE[123]?|APPENDS?|SETITEMS?|(LONG_)?BINPUT|(LONG_)?BINGET|GLOBAL|REDUCE|BUILD|BINPERSID|"
+    "EMPTY_LIST|EMPTY_DICT|TUPLE[123]?|APPENDS?|SETITEMS?|(LONG_)?BINPUT|(LONG_)?BINGET|GLOBAL|REDUCE|BUILD|NEWOBJ|BINPERSID|"
     "FRAME|MEMOIZE|STACK_GLOBAL"
 )
 TEXTS = {"BINUNICODE", "SHORT_BINUNICODE"}
-
-
-class Storage(NamedTuple):
-    """A run of numbers in the file."""
-
-    key: str
-    dtype: str
-    elements: int
-
-
-class Described(NamedTuple):
-    """Stands for a tensor."""
-
-    entry: Entry
-
-
-class StorageClass(NamedTuple):
-    """Stands for a class of storages."""
-
-    dtype: str
 
 
 def scan(path: Path, file: BinaryIO) -> None:
@@ -151,6 +127,8 @@ class Describer(pickle._Unpickler):
             "torch Size": self.make_size,
             "torch._utils _rebuild_tensor_v2": self.make_tensor,
             "torch._utils _rebuild_parameter": self.make_parameter,
+            **dict.fromkeys(OBJECTS, Inert),
+            **dict.fromkeys(MAPPINGS, InertMapping),
         }
 
     def find_class(self, module: str, name: str) -> Any:
@@ -200,8 +178,11 @@ class Describer(pickle._Unpickler):
         refuse(self.path, f"makes {name} from what it is not made of", SAVE)
 
     def load_build(self) -> None:
-        """The versions of the modules' formats, which an OrderedDict of a module's tensors has as an attribute."""
+        """Drop the state of an inert object, and the versions of the modules' formats, an attribute of the OrderedDict
+        of a module's tensors."""
         state = self.stack.pop()
+        if isinstance(self.stack[-1], Inert):
+            return
         if type(self.stack[-1]) is not dict or type(state) is not dict or list(state) != ["_metadata"]:
             refuse(self.path, "sets the attributes of an object, which is no tensor", HINT)
 
@@ -211,6 +192,13 @@ class Describer(pickle._Unpickler):
         if type(arguments) is not tuple or maker not in self.makers.values():
             refuse(self.path, "calls what does not make tensors", HINT)
         self.stack[-1] = maker(*arguments)
+
+    def load_newobj(self) -> None:
+        """Make an inert object without a call of its constructor, and nothing else."""
+        _, maker = self.stack.pop(), self.stack[-1]
+        if maker is not Inert and maker is not InertMapping:
+            refuse(self.path, "makes an object, which is no tensor", HINT)
+        self.stack[-1] = maker()
 
     def load_setitem(self) -> None:
         """Set one item of a dict."""
@@ -225,17 +213,19 @@ class Describer(pickle._Unpickler):
     def set_items(self, items: list[Any]) -> None:
         """Set [key, value, key, value, ...] in the dict on top of the stack."""
         target = self.stack[-1]
-        if type(target) is not dict:
+        if type(target) not in (dict, InertMapping):
             raise TypeError("items for something else than a dict")
         for key, value in zip(items[::2], items[1::2], strict=True):
             if type(key) not in (str, int):
                 refuse(self.path, f"has a dict with a key that is a {type(key).__name__.lower()}", HINT)
-            target[key] = value
+            if type(target) is dict:
+                target[key] = value
 
     dispatch: ClassVar[dict[int, Any]] = {
         **pickle._Unpickler.dispatch,
         pickle.BUILD[0]: load_build,
         pickle.REDUCE[0]: load_reduce,
+        pickle.NEWOBJ[0]: load_newobj,
         pickle.SETITEM[0]: load_setitem,
         pickle.SETITEMS[0]: load_setitems,
     }
@@ -364,6 +354,8 @@ def read(path: Path, section: str, entries: dict[str, Entry]) -> dict[str, Tenso
     with tempfile.TemporaryDirectory(prefix="vitreous-") as folder:  # for this user only
         out, seconds = Path(folder) / "weights.safetensors", SECONDS + size // BYTES_PER_SECOND
         order = {"path": os.fspath(path.absolute()), "out": os.fspath(out), "section": section, "names": list(entries)}
+        order |= {"objects": [name.replace(" ", ".") for name in OBJECTS]}
+        order |= {"mappings": [name.replace(" ", ".") for name in MAPPINGS]}
         try:
             done = run_child(json.dumps(order | {"memory": MEMORY + 3 * size}), seconds)
         except subprocess.TimeoutExpired:
@@ -384,4 +376,4 @@ def run_child(order: str, seconds: float) -> subprocess.CompletedProcess[str]:
     """Start the child with its order, and wait for its end. Raises subprocess.TimeoutExpired."""
     # -P: a file torch.py in the working folder is not torch. No GPU: only the memory of the process is limited.
     command, environment = [sys.executable, "-P", os.fspath(SCRIPT)], {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.run(command, input=order, capture_output=True, text=True, timeout=seconds, env=environment)
+    return run_to_end(command, seconds, order, environment)

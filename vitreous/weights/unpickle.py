@@ -1,7 +1,8 @@
 """The child process that reads a pickled file: JSON on stdin says what, a safetensors file is what it leaves.
 
 Run as a script, on its own, with nothing of this package imported. The order: `path`, `out`, `section` (the key of the
-state dict, or ""), `names` of the tensors, and `memory`, the bytes of address space it may take.
+state dict, or ""), `names` of the tensors, `memory`, the bytes of address space it may take, and the names of the
+`objects` and `mappings` that may lie beside the tensors: stand-ins take their places, which do nothing.
 """
 
 from __future__ import annotations
@@ -9,7 +10,28 @@ from __future__ import annotations
 import json
 import sys
 import zipfile
+from collections import OrderedDict
 from typing import Any
+
+
+class Inert:
+    """Stands for any object beside the tensors; arguments and state are dropped."""
+
+    def __new__(cls, *arguments: object) -> Inert:
+        return object.__new__(cls)
+
+    def __init__(self, *arguments: object) -> None:
+        pass
+
+    def __setstate__(self, state: object) -> None:
+        """Drop the state."""
+
+
+class InertMapping:
+    """Stands for the class of a dictionary of another type, which a plain one takes the place of."""
+
+    def __new__(cls, *arguments: object) -> Any:
+        return OrderedDict()
 
 
 def main() -> int:
@@ -46,7 +68,11 @@ def convert(order: dict[str, Any]) -> None:
     import torch
     from safetensors.torch import save_file
 
-    content = torch.load(order["path"], map_location="cpu", weights_only=True, mmap=zipped)
+    stand_ins: list[Any] = [(Inert, name) for name in order["objects"]] + [
+        (InertMapping, name) for name in order["mappings"]
+    ]
+    with torch.serialization.safe_globals(stand_ins):
+        content = torch.load(order["path"], map_location="cpu", weights_only=True, mmap=zipped)
     tensors = {}
     for name in order["names"]:
         section, _, end = name.partition("/") if order["section"] == "*" else (order["section"], "", name)

@@ -101,12 +101,25 @@ def read_document(place: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise DataError(f"{origin} is no JSON ({str(error)[:80]})", "mend or replace it") from None
     lists = ("images", "annotations", "categories")
-    if not isinstance(document, dict) or not all(isinstance(document.get(name), list) for name in lists):
+    if not isinstance(document, dict):
         raise DataError(f"{origin} is no file of COCO's", f"it has the lists {', '.join(lists)}")
+    if missing := [name for name in lists if not isinstance(document.get(name), list)]:
+        hint = f"add {', '.join(missing)}; COCO's files have the lists {', '.join(lists)}"
+        if missing == ["categories"]:
+            hint = f'add "categories": [{example_categories(document)}] with the names of your classes'
+        raise DataError(f"{origin} has no list {' and '.join(missing)}", hint)
     for name in lists:
         if wrong := next((one for one in document[name] if not isinstance(one, dict)), None):
             raise DataError(f"{origin}: {str(wrong)[:60]} in {name} is no object", "mend it")
     return document
+
+
+def example_categories(document: dict[str, Any]) -> str:
+    """The entries for the first category ids of the annotations, as JSON."""
+    rows = (row for row in document["annotations"] if isinstance(row, dict))
+    numbers = sorted({row["category_id"] for row in rows if is_id(row.get("category_id"))})
+    entries = [json.dumps({"id": number, "name": f"class {number}"}) for number in numbers[:3]]
+    return ", ".join(entries + ["…"] * (len(numbers) > 3))
 
 
 def categories_of(document: dict[str, Any], origin: str) -> dict[int, str]:

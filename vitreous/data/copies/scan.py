@@ -17,7 +17,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from vitreous.children import obey_parent_only, stop_signals_blocked
 from vitreous.data.copies.windows import LARGER, view
+from vitreous.data.shared_memory import usable_workers
 from vitreous.data.split import Split
 from vitreous.errors import DataError, ResourceError
 
@@ -100,7 +102,7 @@ def scan_parts(
     """
     size, limit = (1, SLOW) if slow else (SPAN, HANG)
     spans = deque(range(low, min(low + size, len(samples))) for low in range(0, len(samples), size))
-    if not workers:
+    if not usable_workers(workers):
         yield from ((span, *job(pool, samples[span.start : span.stop])) for span in spans)
         return
     from pebble import ProcessPool
@@ -115,7 +117,9 @@ def scan_parts(
             while spans or tasks:
                 while spans and len(tasks) < 2 * workers:
                     span = spans.popleft()
-                    tasks[processes.schedule(run_job, [samples[span.start : span.stop]], timeout=limit)] = span
+                    with stop_signals_blocked():  # for the pool's threads and processes, which the first task starts
+                        task = processes.schedule(run_job, [samples[span.start : span.stop]], timeout=limit)
+                    tasks[task] = span
                 finished = wait(tasks, timeout=1.0, return_when=FIRST_COMPLETED).done
                 if not finished:
                     yield range(0), empty, {}
@@ -203,8 +207,8 @@ _worker: dict[str, Any] = {}  # in a worker process: the pool and the job
 
 
 def start_worker(pool: Pool, job: Job) -> None:
-    """In a worker process: end at once on SIGTERM, and remember what to do."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    """In a worker process: leave stop signals to the main process, and keep the pool and the job."""
+    obey_parent_only()
     gc.freeze()  # to collect garbage among what the main process left would copy all of it
     _worker.update(pool=pool, job=job)
 

@@ -199,7 +199,7 @@ def read_labels(
     names, labels = class_names(features.get(column)), dict[str, np.ndarray]()
     classes = names
     for split, table in tables.items():
-        words, codes, counts = encode_labels(table.values(column), names)
+        words, codes, counts = encode_labels(to_integers(table.values(column), f"{name}, {split}", column), names)
         missing = codes < 0
         if split != "train" and missing.all():
             labels[split] = no_labels(len(codes) if counts is None else len(counts))
@@ -230,6 +230,8 @@ def choose_columns(
         if column not in types:
             raise UsageError(f"{name} has no column {column}", nearest(column, types) or f"it has {', '.join(types)}")
     can_label = [column for column, kind in types.items() if is_label_type(kind)]
+    named = {columns.get("label"), *(column for column in types if column.lower() in LABELS)}
+    can_label += [column for column, kind in types.items() if column in named and is_float_type(kind)]
     can_image = [column for column, kind in types.items() if is_image_type(kind)]
     images = [c for c in can_image if isinstance(features.get(c), dict) and features[c].get("_type") == "Image"]
     images = images or [c for c in can_image if types[c].num_fields]
@@ -259,6 +261,34 @@ def is_label_type(kind: Any) -> bool:
 
     item = kind.value_type if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_dictionary(kind) else kind
     return any(test(item) for test in (pt.is_integer, pt.is_boolean, pt.is_string, pt.is_large_string))
+
+
+def is_float_type(kind: Any) -> bool:
+    """Whether a type is floating-point numbers, as pandas stores integers where one is missing, or lists of those."""
+    import pyarrow.types as pt
+
+    return pt.is_floating(kind.value_type if pt.is_list(kind) or pt.is_large_list(kind) else kind)
+
+
+def to_integers(values: Any, name: str, column: str) -> Any:
+    """A column of labels with floats as integers, NaN as missing. Raises DataError for a fraction."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not is_float_type(values.type):
+        return values
+    if not pa.types.is_floating(values.type):
+        parts = (to_integers(pa.chunked_array([chunk.flatten()]), name, column) for chunk in values.chunks)
+        chunks = zip(values.chunks, parts, strict=True)
+        lists = [pa.ListArray.from_arrays(chunk.offsets.cast(pa.int32()), part.chunk(0)) for chunk, part in chunks]
+        return pa.chunked_array(lists, pa.list_(pa.int64()))
+    values = pc.if_else(pc.is_nan(values), pa.scalar(None, values.type), values)
+    whole = pc.equal(values, pc.floor(values))
+    if pc.all(whole).as_py() is False:
+        row = pc.index(whole, False).as_py()
+        problem = f"{name}: {column} is {values[row].as_py():g} in row {row}, which is no class number"
+        raise DataError(problem, "name another column: #label=COLUMN")
+    return values.cast(pa.int64())
 
 
 def is_image_type(kind: Any) -> bool:

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from vitreous.children import STOP_SIGNALS
 from vitreous.config import from_plain
 from vitreous.data.decoding.clips import open_clip
 from vitreous.data.decoding.decode import FORMATS, upright_size
@@ -101,7 +102,8 @@ def limit_time(seconds: float) -> None:
 def confine(memory: int) -> None:
     """Drop privileges: limit memory to `memory` bytes, forbid files, processes and core dumps, and die with the
     parent; what the system has of these."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the server ends its children
+    for number in STOP_SIGNALS:  # they go to the whole group; the server answers what it accepted, then ends this
+        signal.signal(number, signal.SIG_IGN)
     prepare()
     with suppress(OSError, AttributeError):
         os.nice(5)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from vitreous.children import stop_signals_blocked
 from vitreous.config import to_plain
 from vitreous.data.preprocess import Preprocess
 from vitreous.serving.http.child import ANSWER, JOB, PIXELS
@@ -37,7 +38,7 @@ class Child:
         words = [*command, str(theirs.fileno()), str(limits.decode_seconds), str(limits.decode_memory)]
         environment = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
         environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        with theirs:
+        with theirs, stop_signals_blocked():
             self.process = subprocess.Popen(
                 words, stdin=subprocess.DEVNULL, stdout=2, env=environment, pass_fds=(theirs.fileno(),)
             )

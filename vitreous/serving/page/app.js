@@ -59,8 +59,8 @@ async function look(file) {
     put(shown, name, frames);
     if (model.can.predict) blank(model.classes.length);
     const top = Math.min(MOST, model.classes.length);
-    const dense = model.can.segment ? "/v1/segment" : model.can.detect ? `/v1/detect?threshold=${LEAST}` : "/v1/embed";
-    const path = model.can.predict ? `/v1/predict?top=${top}` : dense;
+    const dense = model.can.segment ? "v1/segment" : model.can.detect ? `v1/detect?threshold=${LEAST}` : "v1/embed";
+    const path = model.can.predict ? `v1/predict?top=${top}` : dense;
     const answer = await numbers(path, upload(file, name));
     if (answer.model.version !== model.version) {
       trouble("The server has another model now.", "Load the page again to ask it.", () => location.reload());
@@ -126,7 +126,7 @@ async function show(entry, shown = null) {
   objects?.show(entry);
   if (!model.can.neighbours) return;
   try {
-    entry.near ??= (await numbers("/v1/neighbours?count=8", upload(entry.file, entry.name))).neighbours;
+    entry.near ??= (await numbers("v1/neighbours?count=8", upload(entry.file, entry.name))).neighbours;
     if (own === turn) neighbours(entry.near);
   } catch (error) {
     if (own === turn) failed(error, () => show(entry));
@@ -183,7 +183,7 @@ function token(wrong) {
 
 async function start() {
   try {
-    model = await numbers("/v1/model");
+    model = await numbers("v1/model");
   } catch (error) {
     if (!(error instanceof Refused)) throw error;
     trouble(error.message, error.hint, start);

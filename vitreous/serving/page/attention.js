@@ -133,7 +133,7 @@ export class Attention {
     const query = this.query ? this.query.join(",") : "answer", head = this.kind === "raw" ? "all" : this.fused;
     const key = `kind=${this.kind}&layer=all&head=${head}&query=${query}`;
     if (!entry.maps.has(key)) {
-      const asked = numbers(`/v1/attention?${key}`, upload(entry.file, entry.name));
+      const asked = numbers(`v1/attention?${key}`, upload(entry.file, entry.name));
       entry.maps.set(key, asked);
       asked.catch(() => entry.maps.delete(key));
       if (entry.maps.size > KEPT) entry.maps.delete(entry.maps.keys().next().value);

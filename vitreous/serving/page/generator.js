@@ -74,7 +74,7 @@ export class Generator {
     say(`Making ${count(asked.count)}.`);
     let done = 0;
     try {
-      const answer = await lines("/v1/sample", asked, this.work.signal, (line) => {
+      const answer = await lines("v1/sample", asked, this.work.signal, (line) => {
         done = line.done;
         part("progress").value = done;
         this.show(line.images.map((image, place) => ({ image, class: this.classOf(asked, place), number: this.numberOf(asked, place) })), line.columns);

@@ -13,8 +13,8 @@ export function inside(can) {
   const watcher = new IntersectionObserver((seen) => {
     if (!seen.some((one) => one.isIntersecting)) return;
     watcher.disconnect();
-    if (can.positions) numbers("/v1/positions").then((answer) => new Positions(answer), () => { part("positions").hidden = true; });
-    if (can.filters) blob("/v1/filters").then(filters, () => { part("filters").hidden = true; });
+    if (can.positions) numbers("v1/positions").then((answer) => new Positions(answer), () => { part("positions").hidden = true; });
+    if (can.filters) blob("v1/filters").then(filters, () => { part("filters").hidden = true; });
   }, { rootMargin: "200px" });
   watcher.observe(part("inside"));
 }

@@ -16,7 +16,7 @@ export class Player {
 
   /** The frames of a file, from the server: a canvas each. */
   async open(file, name) {
-    const strip = await createImageBitmap(await picture("/v1/frames", file, name));
+    const strip = await createImageBitmap(await picture("v1/frames", file, name));
     const width = strip.width, height = strip.height / this.count;
     return Array.from({ length: this.count }, (_, frame) => {
       const canvas = Object.assign(document.createElement("canvas"), { width, height });

@@ -1,0 +1,30 @@
+"""Names of run folders, and COCO files that lack a list."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from vitreous.data.sources import open_data
+from vitreous.errors import DataError
+from vitreous.jobs.plan import MAX_NAME, run_name
+from vitreous.models.names import configure
+
+
+@pytest.mark.parametrize("letter", ["d", "é", "中"])
+def test_a_long_folder_name_gives_a_run_name_that_fits(letter):
+    run = SimpleNamespace(model=configure("ViT-32x2/8"))
+    name = run_name(run, SimpleNamespace(name=letter * 240))  # type: ignore[arg-type]
+    assert name.startswith(f"ViT-32x2-8-{letter}") and MAX_NAME - 3 <= len(name.encode()) <= MAX_NAME
+
+
+def test_coco_without_categories_names_the_entries_to_add(tmp_path):
+    (tmp_path / "train").mkdir()
+    annotations = [{"id": 1, "image_id": 1, "category_id": 7, "bbox": [0, 0, 2, 2]}]
+    file = tmp_path / "train" / "_annotations.coco.json"
+    file.write_text(json.dumps({"images": [{"id": 1, "file_name": "a.png"}], "annotations": annotations}))
+    with pytest.raises(DataError) as refused:
+        open_data(tmp_path)
+    assert "has no list categories" in str(refused.value) and '{"id": 7, "name": "class 7"}' in str(refused.value)

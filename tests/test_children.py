@@ -1,0 +1,60 @@
+"""Child processes and stop signals to the process group."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from vitreous.children import obey_parent_only, run_to_end, stop_signals_blocked
+
+pytest.importorskip("fcntl")  # a system that can fork
+
+
+def fork_child(sleep: float = 30.0) -> int:
+    """A forked child that obeys its parent alone."""
+    with stop_signals_blocked():
+        pid = os.fork()
+    if pid == 0:
+        obey_parent_only()
+        time.sleep(sleep)
+        os._exit(0)
+    return pid
+
+
+def is_running(pid: int) -> bool:
+    return os.waitpid(pid, os.WNOHANG) == (0, 0)
+
+
+def test_a_child_survives_the_signals_of_others_and_obeys_its_parent():
+    pid = fork_child()
+    for name in ("TERM", "INT", "TERM"):
+        subprocess.run(["sh", "-c", f"kill -{name} {pid}"], check=True)
+    time.sleep(0.3)
+    assert is_running(pid)
+    os.kill(pid, signal.SIGTERM)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 143
+
+
+def test_a_signal_that_arrives_while_a_child_starts_reaches_the_parent_afterwards():
+    received = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
+    try:
+        with stop_signals_blocked():
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert received == []
+        assert received == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_program_outlives_a_signal_and_not_its_time():
+    kill_itself = "import os, signal; os.kill(os.getpid(), signal.SIGTERM); print(input())"
+    done = run_to_end([sys.executable, "-c", kill_itself], 30, "an order")
+    assert (done.returncode, done.stdout) == (0, "an order\n")
+    with pytest.raises(subprocess.TimeoutExpired):
+        run_to_end([sys.executable, "-c", "import time; time.sleep(60)"], 0.3)

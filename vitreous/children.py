@@ -1,0 +1,68 @@
+"""Child processes that survive a stop signal to their process group, so that the parent can save its work.
+
+`timeout`, Slurm, systemd and a terminal's Ctrl-C send SIGTERM or SIGINT to every process of a group at once. Only the
+parent knows what has to be saved. It starts its children inside `stop_signals_blocked`; a Python child then calls
+`obey_parent_only`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+CAN_BLOCK = hasattr(signal, "pthread_sigmask")  # not on Windows
+
+
+@contextmanager
+def stop_signals_blocked() -> Iterator[None]:
+    """Block SIGTERM and SIGINT in this thread; child processes and threads that it starts meanwhile inherit the mask.
+
+    A signal that arrives in the meantime is handled when the context closes.
+    """
+    if not CAN_BLOCK:
+        yield
+        return
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+
+
+def obey_parent_only() -> None:
+    """In a child process: ignore SIGINT, and SIGTERM unless the parent process has sent it (`Process.terminate`)."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if not hasattr(signal, "sigwaitinfo"):  # macOS, Windows: the sender of a signal is unknown
+        signal.signal(signal.SIGTERM, signal.SIG_IGN if CAN_BLOCK else signal.SIG_DFL)
+        return
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    threading.Thread(target=exit_on_parent_signal, args=(os.getppid(),), name="parent's SIGTERM", daemon=True).start()
+
+
+def exit_on_parent_signal(parent: int) -> None:
+    """Wait for a SIGTERM from the process `parent`, then exit with 143; a SIGTERM from another process is dropped."""
+    while signal.sigwaitinfo((signal.SIGTERM,)).si_pid != parent:
+        pass
+    os._exit(128 + signal.SIGTERM)
+
+
+def run_to_end(
+    command: Sequence[str], seconds: float, text: str = "", environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a program that survives stop signals to the group; `text` is its stdin. Raises TimeoutExpired after
+    `seconds`, with the program killed."""
+    pipe = subprocess.PIPE
+    with stop_signals_blocked():
+        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment)
+    with process:
+        try:
+            output, errors = process.communicate(text, timeout=seconds)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, output, errors)

@@ -1,0 +1,95 @@
+"""The names that a pickle of `torch.save` may contain, as "module name", and what stands for them when it is described.
+
+Training scripts store their settings and metrics beside the weights: `argparse.Namespace`, NumPy scalars, paths. These
+are inert: nothing of their module is imported, called or set, here or in the child process that reads the tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from vitreous.weights.entry import ITEM, Entry
+
+#: classes of storages, with the dtype of their elements
+STORAGES = {
+    "torch DoubleStorage": "float64",
+    "torch FloatStorage": "float32",
+    "torch HalfStorage": "float16",
+    "torch BFloat16Storage": "bfloat16",
+    "torch LongStorage": "int64",
+    "torch IntStorage": "int32",
+    "torch ShortStorage": "int16",
+    "torch CharStorage": "int8",
+    "torch ByteStorage": "uint8",
+    "torch BoolStorage": "bool",
+}
+#: functions that build containers and tensors
+MAKERS = ("collections OrderedDict", "torch Size", "torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_parameter")
+NUMPY = (
+    "numpy dtype",
+    "numpy ndarray",
+    *(f"numpy {kind}" for kind in ("float64", "float32", "int64", "int32", "bool_")),
+)
+BUILTINS = ("set", "frozenset", "dict", "list", "int", "float", "str", "bool", "object", "bytes", "complex")
+#: objects without items: settings, numbers, paths, devices
+OBJECTS = (
+    "argparse Namespace",
+    "types SimpleNamespace",
+    *NUMPY,
+    *(f"{core}.multiarray {name}" for core in ("numpy.core", "numpy._core") for name in ("scalar", "_reconstruct")),
+    "_codecs encode",  # how protocol 2 stores bytes, a NumPy number's among them
+    *(f"pathlib {name}" for name in ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath")),
+    "torch device",
+    *(f"{module} {name}" for module in ("__builtin__", "builtins") for name in BUILTINS),
+    "typing Any",
+    *(f"omegaconf.base {name}" for name in ("ContainerMetadata", "Metadata")),
+    *(f"omegaconf.{name}" for name in ("dictconfig DictConfig", "listconfig ListConfig")),
+    *(f"omegaconf.nodes {kind}Node" for kind in ("Any", "String", "Integer", "Float", "Boolean")),
+)
+#: dictionaries of another type
+MAPPINGS = (
+    "collections defaultdict",
+    "collections Counter",
+    "yacs.config CfgNode",
+    "easydict EasyDict",
+    "addict.addict Dict",
+    "lightning_fabric.utilities.data AttributeDict",
+    "lightning.fabric.utilities.data AttributeDict",
+    "pytorch_lightning.utilities.parsing AttributeDict",
+)
+NAMES = {*STORAGES, *MAKERS, *OBJECTS, *MAPPINGS, *(f"torch {dtype}" for dtype in ITEM)}
+
+
+class Storage(NamedTuple):
+    """A run of numbers in the file."""
+
+    key: str
+    dtype: str
+    elements: int
+
+
+class Described(NamedTuple):
+    """Stands for a tensor."""
+
+    entry: Entry
+
+
+class StorageClass(NamedTuple):
+    """Stands for a class of storages."""
+
+    dtype: str
+
+
+class Inert:
+    """Stands for an object that is neither a tensor nor a container of tensors; its arguments and state are dropped."""
+
+    def __init__(self, *arguments: object) -> None:
+        pass
+
+    def extend(self, items: Iterable[object]) -> None:
+        """Drop items, as those of a list."""
+
+
+class InertMapping(Inert):
+    """Stands for a dictionary of another type; its items are dropped."""
