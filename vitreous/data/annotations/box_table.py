@@ -10,12 +10,15 @@ object. Paths are relative to the folder of the file. Classes are in alphabetica
 from __future__ import annotations
 
 import csv
+import io
 from collections import defaultdict
 from pathlib import Path
 
 from vitreous.data.annotations.objects import Scene, data_of_scenes, finite
 from vitreous.data.annotations.shapes import Shape
+from vitreous.data.decoding.decode import open_regular
 from vitreous.data.split import Data
+from vitreous.data.text_files import read_text
 from vitreous.errors import DataError, printable
 
 NAMES = {
@@ -27,6 +30,7 @@ NAMES = {
     "bottom": ("bottom", "ymax", "y_max", "y2"),
     "split": ("split", "subset", "set"),
 }
+MAX_HEADER = 65536  # bytes of the first line
 EDGES = ("left", "top", "right", "bottom")
 SPLITS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 
@@ -36,11 +40,23 @@ def is_box_table(path: Path) -> bool:
     if not path.is_file():  # a pipe would be waited for
         return False
     try:
-        with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
-            columns = columns_of(next(csv.reader(file), []))
-    except (OSError, csv.Error):
+        text = read_text(path)
+    except DataError:  # the header of a file in another encoding is read, and the file is then refused
+        text = header_text(path)
+    try:
+        columns = columns_of(next(csv.reader(io.StringIO(text, newline="")), []))
+    except csv.Error:
         return False
     return all(edge in columns for edge in EDGES)
+
+
+def header_text(path: Path) -> str:
+    """The first line of a file whose encoding is not known; empty where it cannot be read."""
+    try:
+        with open_regular(path) as file:
+            return file.readline(MAX_HEADER).decode("latin-1").replace("\0", "")
+    except (OSError, DataError):
+        return ""
 
 
 def columns_of(head: list[str]) -> dict[str, int]:
@@ -56,11 +72,10 @@ def box_table(path: Path, split_seed: int = 0) -> Data:
     Raises DataError for a header without image or class, and for rows that are no boxes, by their number.
     """
     origin = printable(path)
-    with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
-        try:
-            head, *rows = csv.reader(file, strict=True)
-        except csv.Error as error:
-            raise DataError(f"{origin} is no CSV ({error})", "mend it") from None
+    try:
+        head, *rows = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
+    except csv.Error as error:
+        raise DataError(f"{origin} is not valid CSV ({error})", "fix the file") from None
     columns = columns_of(head)
     if missing := [key for key in ("image", "class") if key not in columns]:
         raise DataError(f"{origin} has no column {missing[0]}", f"name it one of {', '.join(NAMES[missing[0]])}")

@@ -16,12 +16,13 @@ from typing import Any
 
 import numpy as np
 
+from vitreous.data.annotations.fields import read_class_name, shorten_value
 from vitreous.data.annotations.objects import Scene, data_of_scenes, finite, parse_all
 from vitreous.data.annotations.shapes import Shape
-from vitreous.data.decoding.decode import read_regular
 from vitreous.data.layouts.classes import split_homes
 from vitreous.data.layouts.folder import list_images
 from vitreous.data.split import Data
+from vitreous.data.text_files import contains_word, read_text
 from vitreous.errors import DataError, printable
 
 ROUND = 64  # corners of a circle as a polygon
@@ -33,7 +34,7 @@ def is_labelme(root: Path) -> bool:
     for home in (root, *split_homes(root).values()):
         first = next((place for place in sorted(home.glob("*.json")) if place.is_file()), None)
         if first is not None:
-            return b'"shapes"' in read_regular(first)
+            return contains_word(first, '"shapes"')
     return False
 
 
@@ -69,18 +70,18 @@ def parse_file(image: Path) -> Parsed:
         return [], None
     origin = printable(place)
     try:
-        document = json.loads(read_regular(place))
+        document = json.loads(read_text(place))
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{origin} is no JSON ({str(error)[:80]})", "mend or remove it") from None
+        raise DataError(f"{origin} is not valid JSON ({str(error)[:80]})", "fix or remove the file") from None
     if not isinstance(document, dict) or not isinstance(document.get("shapes"), list):
         raise DataError(f"{origin} is no file of LabelMe's", "it has a list shapes")
     rows: list[tuple[str, Shape]] = []
     groups: dict[tuple[str, Any], int] = {}
     for number, entry in enumerate(document["shapes"], 1):
         where = f"{origin}, shape {number}"
-        if not isinstance(entry, dict) or not isinstance(entry.get("label"), str) or not entry["label"]:
-            raise DataError(f"{where} has no label", "name its class")
-        name, group = entry["label"], entry.get("group_id")
+        if not isinstance(entry, dict):
+            raise DataError(f"{where} is not an object: {shorten_value(entry)}", "give it a label and points")
+        name, group = read_class_name(entry.get("label"), where, "label"), entry.get("group_id")
         polygon = polygon_of(entry, where)
         if group is not None and (name, str(group)) in groups:
             position = groups[name, str(group)]

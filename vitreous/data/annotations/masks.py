@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -28,11 +29,13 @@ from vitreous.data.decoding.decode import read_regular, reason
 from vitreous.data.layouts.classes import split_homes
 from vitreous.data.layouts.folder import entries, is_folder, list_images
 from vitreous.data.split import Data, Split, relative, with_val
+from vitreous.data.text_files import read_lines
 from vitreous.errors import DataError, printable
 
 MASKS = ("masks", "labels", "annotations")  # names of the folder with class maps
 CLASSES = "classes.txt"
 VOID = 255  # in a class map of numbers: IGNORE
+COLOURED = re.compile(r"(.*\S)\s+([0-9]+)\s+([0-9]+)\s+([0-9]+)")
 OBJECT = "object"  # the class of objects that nobody named
 Palette = dict[tuple[int, ...], int]
 
@@ -257,21 +260,24 @@ def named_classes(root: Path) -> tuple[list[str], Palette | None]:
     if not place.is_file():
         return [], None
     names, palette = [], {}
-    for number, line in enumerate(place.read_text("utf-8", "replace").splitlines(), 1):
-        words = line.split()
-        if not words:
+    for number, line in enumerate(read_lines(place), 1):
+        if not line.strip():
             continue
-        colour = (
-            words[-3:] if len(words) > 3 and all(word.isdecimal() and int(word) < 256 for word in words[-3:]) else []
-        )
-        name = " ".join(words[: len(words) - len(colour)])
+        name, colour = split_colour(line)
         if name in names or (bool(colour) != bool(palette) and names):
             problem = "is there twice" if name in names else "has no colour, or others have none"
             raise DataError(f"{printable(place)}, line {number}: {printable(name)} {problem}", "one class a line")
         if colour:
-            palette[tuple(map(int, colour))] = len(names)
+            palette[colour] = len(names)
         names.append(name)
     return names, palette or None
+
+
+def split_colour(line: str) -> tuple[str, tuple[int, ...]]:
+    """The name and the colour in a line of `classes.txt`; the colour is empty where the line has none."""
+    match = COLOURED.fullmatch(line.strip())
+    colour = tuple(int(value) for value in match.groups()[1:]) if match else ()
+    return (match[1], colour) if match and max(colour) < 256 else (line.strip(), ())
 
 
 def values_in(places: Sequence[Path], palette: Palette | None, reader: Reader) -> list[set[int]]:

@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 
 from vitreous.data.annotations.masks import MASKS, Reader, homes_of, image_folder, mask_folder, masks
-from vitreous.data.decoding.decode import read_regular
 from vitreous.data.decoding.volumes import OWN, SUFFIXES, open_volume, read_labels, stem_of, volume_form
 from vitreous.data.layouts.folder import walk
 from vitreous.data.split import Data
+from vitreous.data.text_files import read_text
 from vitreous.errors import DataError, printable
 
 DECATHLON = ("imagesTr", "labelsTr")
@@ -73,7 +73,7 @@ def described_classes(place: Path) -> list[str]:
     if not place.is_file():
         return []
     try:
-        labels = json.loads(read_regular(place).decode("utf-8-sig"))["labels"]
+        labels = json.loads(read_text(place))["labels"]
         turned = all(str(key).isdecimal() for key in labels)
         numbered = {int(key if turned else name): str(name if turned else key) for key, name in labels.items()}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):

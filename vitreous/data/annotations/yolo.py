@@ -17,10 +17,10 @@ import numpy as np
 from vitreous.config import read_yaml
 from vitreous.data.annotations.objects import Scene, data_of_scenes, finite, image_size, parse_all
 from vitreous.data.annotations.shapes import Shape, box_corners, polygon_of_mask
-from vitreous.data.decoding.decode import read_regular
 from vitreous.data.layouts.classes import split_homes
 from vitreous.data.layouts.folder import list_images
 from vitreous.data.split import Data
+from vitreous.data.text_files import read_lines, read_text
 from vitreous.errors import DataError, UsageError, printable
 
 CONFIGS = ("data.yaml", "data.yml", "dataset.yaml")
@@ -69,9 +69,9 @@ def read_config(place: Path) -> tuple[dict[int, str], dict[str, list[Path]]]:
     """Class names by number, and the images of each split. Raises DataError."""
     origin = printable(place)
     try:
-        config = read_yaml(read_regular(place).decode("utf-8", "replace"))
+        config = read_yaml(read_text(place))
     except (UsageError, ValueError) as error:
-        raise DataError(f"{origin} is no YAML ({str(error)[:80]})", "mend it") from None
+        raise DataError(f"{origin} is not valid YAML ({str(error)[:80]})", "fix the file") from None
     names = config.get("names") if isinstance(config, dict) else None
     names = dict(enumerate(names)) if isinstance(names, list) else names
     table: dict[int, str] = {}
@@ -97,8 +97,7 @@ def images_of(word: str, home: Path, origin: str) -> list[Path]:
         if place.is_dir():
             return list_images(place)
         if place.is_file():
-            lines = place.read_text("utf-8", "replace").split("\n")
-            return [home / line.strip() for line in lines if line.strip()]
+            return [home / line.strip() for line in read_lines(place) if line.strip()]
     raise DataError(f"{origin}: {printable(word)} is not there", "name a folder of images below the file's own")
 
 
@@ -112,7 +111,7 @@ def named_classes(root: Path) -> dict[int, str]:
     """The names in classes.txt by number; none where there is no such file."""
     places = [root / CLASSES, root / "labels" / CLASSES]
     place = next((one for one in places if one.is_file()), None)
-    lines = place.read_text("utf-8", "replace").splitlines() if place else []
+    lines = read_lines(place) if place else []
     return dict(enumerate(line.strip() for line in lines if line.strip()))
 
 
@@ -144,7 +143,7 @@ def parse_labels(image: Path) -> list[Line]:
     if not place.is_file() or not place.stat().st_size:
         return []
     rows = []
-    for number, text in enumerate(read_regular(place).decode("utf-8", "replace").splitlines(), 1):
+    for number, text in enumerate(read_lines(place), 1):
         words = text.split()
         if not words:
             continue

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vitreous.data.decoding.decode import read_regular
 from vitreous.data.layouts.classes import too_few_classes
 from vitreous.data.split import Data, Files, Split, with_val
+from vitreous.data.text_files import read_lines
 from vitreous.errors import DataError, first_lines, printable
 
 ALL = "train800val200"  # the 1,000 images that the last training of a task is allowed
@@ -70,12 +70,8 @@ def lists(root: Path, split_seed: int = 0) -> Data:
 def read(root: Path, name: str) -> list[Line]:
     """The lines of a list; one that repeats another is left out. Raises DataError, with the line."""
     source = printable(root / f"{name}.txt")
-    try:
-        text = read_regular(root / f"{name}.txt").decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise DataError(f"{source}: not UTF-8", "save it as UTF-8") from None
     lines: dict[str, Line] = {}
-    for number, words in enumerate(text.splitlines(), 1):
+    for number, words in enumerate(read_lines(root / f"{name}.txt"), 1):
         if not words.strip():
             continue
         path, _, label = words.strip().rpartition(" " if "\t" not in words else "\t")
@@ -114,7 +110,7 @@ def class_names(root: Path, numbers: list[int], lines: list[Line]) -> tuple[str,
     file = root / "classes.txt"
     if not file.is_file():
         return tuple(map(str, numbers))
-    names = [name.strip() for name in read_regular(file).decode("utf-8-sig", "replace").splitlines()]
+    names = [name.strip() for name in read_lines(file)]
     if strange := next((line for line in lines if line.label >= len(names)), None):
         hint = "a class is the number of its line there, counted from 0"
         raise DataError(f"{strange.where}: class {strange.label}, but classes.txt has {len(names)} names", hint)
