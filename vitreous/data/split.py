@@ -233,6 +233,7 @@ class Data:
     groups: np.ndarray | None = None
     group_column: str | None = None  # of a table, that names them
     identity: str = ""  # the fingerprint that it had before images were left out of it by a list, where any were
+    unlearnable: DataError | None = None  # why no annotated object of the training images can be learned
     unlabelled: DataError | None = None  # why the images have no labels; None where they have, or that is plain
     latents: Latents | None = None  # of what, where the samples are latents
 

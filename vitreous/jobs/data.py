@@ -10,6 +10,7 @@ import numpy as np
 
 from vitreous.config import set_paths
 from vitreous.cores import default_workers
+from vitreous.data.annotations.learnable import require_learnable
 from vitreous.data.annotations.painted import find_objects, has_masks, paint_classes, with_masks
 from vitreous.data.buckets import assign, measure_forms
 from vitreous.data.copies.listing import excluded as names_in
@@ -61,6 +62,7 @@ def prepare_data(
     if objective.labelled:
         require_labels(opened)
     if objective.annotated:
+        require_learnable(opened, "classes" if objective.annotated == "classes" else "objects")
         opened = {"classes": paint_classes, "objects": find_objects}[objective.annotated](opened)
     opened = opened.holding_out(share, seed)
     for note in opened.notes:

@@ -3,7 +3,8 @@
     image,class,left,top,right,bottom[,split]
 
 Columns are known by these names or by others in use (`filename`, `label`, `xmin`, `x1` ...); corners are pixels, of
-which the image has those from 0 to its width and height. A row without a class and corners is an image without an
+which the image has those from 0 to its width and height. Columns `width` and `height` state the size of the image,
+which is compared with its file. A row without a class and corners is an image without an
 object. Paths are relative to the folder of the file. Classes are in alphabetical order.
 """
 
@@ -12,9 +13,11 @@ from __future__ import annotations
 import csv
 import io
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 
-from vitreous.data.annotations.objects import Scene, data_of_scenes, finite
+from vitreous.data.annotations.objects import Scene, finite
+from vitreous.data.annotations.scenes import data_of_scenes
 from vitreous.data.annotations.shapes import Shape
 from vitreous.data.decoding.decode import open_regular
 from vitreous.data.split import Data
@@ -28,8 +31,11 @@ NAMES = {
     "top": ("top", "ymin", "y_min", "y1"),
     "right": ("right", "xmax", "x_max", "x2"),
     "bottom": ("bottom", "ymax", "y_max", "y2"),
+    "width": ("width", "image_width", "img_width"),
+    "height": ("height", "image_height", "img_height"),
     "split": ("split", "subset", "set"),
 }
+ROUNDING = 1.5  # pixels by which the size of a box may differ from its corners
 MAX_HEADER = 65536  # bytes of the first line
 EDGES = ("left", "top", "right", "bottom")
 SPLITS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
@@ -80,6 +86,7 @@ def box_table(path: Path, split_seed: int = 0) -> Data:
     if missing := [key for key in ("image", "class") if key not in columns]:
         raise DataError(f"{origin} has no column {missing[0]}", f"name it one of {', '.join(NAMES[missing[0]])}")
     boxes: dict[tuple[str, str], list[tuple[str, Shape]]] = defaultdict(list)
+    sizes: dict[tuple[str, str], set[tuple[str, str]]] = defaultdict(set)
     for number, row in enumerate(rows, 2):
         if not any(row):
             continue
@@ -93,6 +100,7 @@ def box_table(path: Path, split_seed: int = 0) -> Data:
         if not cells["image"]:
             raise DataError(f"{where} names no image", "give its path")
         objects = boxes[split, cells["image"]]
+        sizes[split, cells["image"]].add((cells.get("height", ""), cells.get("width", "")))
         if not any(cells[key] for key in ("class", *EDGES)):
             continue
         left, top, right, bottom = finite([cells[edge] for edge in EDGES], where)
@@ -102,6 +110,7 @@ def box_table(path: Path, split_seed: int = 0) -> Data:
         objects.append((cells["class"], Shape(0, (left, top, right, bottom))))
     classes = sorted({name for objects in boxes.values() for name, _ in objects})
     scenes: dict[str, list[Scene]] = defaultdict(list)
+    stated = stated_sizes(sizes, boxes)
     for (split, name), objects in boxes.items():
         image = path.parent / name
         if not image.is_file():
@@ -109,5 +118,27 @@ def box_table(path: Path, split_seed: int = 0) -> Data:
                 f"{origin}: the image {printable(name)} is not there", "paths are relative to the file's folder"
             )
         shapes = tuple(Shape(classes.index(label), shape.box) for label, shape in objects)
-        scenes[split].append(Scene(image, shapes, path))
+        scenes[split].append(Scene(image, shapes, path, stated[split, name]))
     return data_of_scenes(origin, classes, scenes, split_seed, [])
+
+
+def stated_sizes(
+    sizes: Mapping[tuple[str, str], set[tuple[str, str]]], boxes: Mapping[tuple[str, str], list[tuple[str, Shape]]]
+) -> dict[tuple[str, str], tuple[int, int] | None]:
+    """The (height, width) of each image by its columns; None for all where the columns hold something else: the sizes
+    of the boxes, or several sizes of one image."""
+    stated: dict[tuple[str, str], tuple[int, int] | None] = {}
+    for key, cells in sizes.items():
+        height, width = min(cells)
+        if len(cells) > 1 or not (height.isdecimal() and width.isdecimal() and int(height) and int(width)):
+            return dict.fromkeys(sizes)
+        stated[key] = int(height), int(width)
+    shapes = [(stated[key], shape.box) for key, rows in boxes.items() for _, shape in rows]
+    of_boxes = all(
+        size is not None
+        and box is not None
+        and abs(box[2] - box[0] - size[1]) <= ROUNDING
+        and abs(box[3] - box[1] - size[0]) <= ROUNDING
+        for size, box in shapes
+    )
+    return dict.fromkeys(sizes) if of_boxes else stated

@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 
 from vitreous.data.annotations.fields import is_integer, read_class_name, read_flag, read_id, shorten_value
-from vitreous.data.annotations.objects import Scene, data_of_scenes, finite, matching_image
+from vitreous.data.annotations.objects import Scene, finite, matching_image
+from vitreous.data.annotations.scenes import data_of_scenes
 from vitreous.data.annotations.shapes import Shape, decode_runs
 from vitreous.data.annotations.target import Verified
 from vitreous.data.layouts.folder import list_images

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from vitreous.data.annotations.fields import read_class_name, shorten_value
-from vitreous.data.annotations.objects import Scene, data_of_scenes, finite, parse_all
+from vitreous.data.annotations.objects import Scene, finite, parse_all
+from vitreous.data.annotations.scenes import data_of_scenes
 from vitreous.data.annotations.shapes import Shape
 from vitreous.data.layouts.classes import split_homes
 from vitreous.data.layouts.folder import list_images

@@ -14,9 +14,8 @@ import numpy as np
 
 from vitreous.cores import default_workers
 from vitreous.data.annotations.shapes import Box, Shape, target_of
-from vitreous.data.annotations.target import AnnotatedFiles, Target, Verified
+from vitreous.data.annotations.target import Target, Verified
 from vitreous.data.decoding.decode import read_regular, upright_size
-from vitreous.data.split import Data, Split, with_val
 from vitreous.errors import DataError, printable
 
 
@@ -60,31 +59,6 @@ class ObjectFiles:
                 digest.update(repr(shape.runs).encode() if shape.runs is not None else b"")
 
 
-def data_of_scenes(
-    name: str, classes: Sequence[str], scenes: Mapping[str, Sequence[Scene]], split_seed: int, notes: list[str]
-) -> Data:
-    """Return a data set of scenes by split; without `val`, a tenth of `train` is held out.
-
-    Objects of no area are left out, which a note tells. Raises DataError for splits without `train` or images, and for
-    two classes of one name.
-    """
-    check_classes(name, classes)
-    check_train(name, scenes)
-    splits: dict[str, Split] = {}
-    for split, rows in scenes.items():
-        if rows:
-            shown = [without_empty(scene) for scene in rows]
-            labels = np.zeros((len(rows), len(classes)), np.float32)
-            for row, scene in enumerate(shown):
-                labels[row, [shape.label for shape in scene.shapes]] = 1
-            images = [scene.image for scene in shown]
-            splits[split] = AnnotatedFiles(images, labels, np.arange(len(rows)), ObjectFiles(shown))
-    notes += empty_notes([scene for rows in scenes.values() for scene in rows])
-    unsplit = list(splits) == ["train"]
-    splits, whole = with_val(splits, split_seed, notes)
-    return Data(name, tuple(classes), splits, notes, unsplit, whole)
-
-
 def check_classes(name: str, classes: Sequence[str]) -> None:
     """Raise DataError for two classes of one name."""
     if len(set(classes)) < len(classes):
@@ -100,23 +74,9 @@ def check_train(name: str, splits: Mapping[str, Sized]) -> None:
         raise DataError(problem, "name one of the splits train")
 
 
-def without_empty(scene: Scene) -> Scene:
-    """Return the scene without the objects whose boxes have no area."""
-    return replace(scene, shapes=tuple(shape for shape in scene.shapes if not is_empty(shape.extent())))
-
-
 def is_empty(box: Box | None) -> bool:
     """Whether a box has no area; None is no box."""
     return box is not None and (box[2] <= box[0] or box[3] <= box[1])
-
-
-def empty_notes(scenes: Sequence[Scene]) -> list[str]:
-    """Return what to note of objects that are left out."""
-    counts = [sum(is_empty(shape.extent()) for shape in scene.shapes) for scene in scenes]
-    if not any(counts):
-        return []
-    first = printable(next(scene.origin for scene, count in zip(scenes, counts, strict=True) if count))
-    return [f"{sum(counts)} objects of no area are left out; the first is in {first}"]
 
 
 def parse_all(places: Sequence[Path], parse: Callable[[Path], Any]) -> list[Any]:

@@ -15,7 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from vitreous.data.annotations.fields import read_class_name, read_flag
-from vitreous.data.annotations.objects import Scene, data_of_scenes, finite, parse_all
+from vitreous.data.annotations.objects import Scene, finite, parse_all
+from vitreous.data.annotations.scenes import data_of_scenes
 from vitreous.data.annotations.shapes import Shape
 from vitreous.data.decoding.decode import read_regular
 from vitreous.data.layouts.folder import list_images
