@@ -52,11 +52,12 @@ def prepare_data(
     seed, share, group_by = split_options(base, options)
     exclude = options.exclude or (base.data.exclude if base else None)
     axes = options.axes or (base.data.axes if base else None)
+    ignore_index = options.ignore_index if options.ignore_index is not None or not base else base.data.ignore_index
     in_buckets = options.buckets is not None or bool(base and base.preprocess.buckets)
     if isinstance(source, Data):
         opened = source
     else:
-        how = (source, seed, group_by, in_buckets, axes)
+        how = (source, seed, group_by, in_buckets, axes, ignore_index)
         opened = open_data_of_run(folder.path, *how) if folder else open_data(*how)
     objective = base.objective if base else objective_of(options)
     if objective.labelled:
@@ -71,6 +72,7 @@ def prepare_data(
         listed = json.loads((folder.path / "excluded.json").read_text("utf-8")) if folder else names_in(exclude)
         opened = exclude_images(opened, frozenset(listed), exclude, listener)
     split = {"split_seed": seed, "hold_out": share, "group_by": group_by, "axes": axes, "exclude": exclude}
+    split["ignore_index"] = ignore_index
     workers = first_workers(opened, options)
     if base is None and in_buckets:
         check_buckets(options, opened)

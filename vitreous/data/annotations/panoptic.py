@@ -17,9 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from vitreous.data.annotations.class_maps import codes_of
 from vitreous.data.annotations.coco import categories_of, images_near, listed_files, read_document, size_in
 from vitreous.data.annotations.fields import read_flag, read_id, shorten_value
-from vitreous.data.annotations.masks import check_size, codes_of, read_mask
+from vitreous.data.annotations.mask_files import read_mask
+from vitreous.data.annotations.masks import check_size
 from vitreous.data.annotations.objects import check_classes, check_train, image_size, matching_image
 from vitreous.data.annotations.painted import Painted
 from vitreous.data.annotations.target import IGNORE, AnnotatedFiles, Target, boxes_of

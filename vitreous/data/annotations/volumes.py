@@ -49,7 +49,9 @@ def are_volumes(root: Path) -> bool:
         folder = mask_folder(home, VOLUMES)
         if folder is not None:
             images, first = list_volumes(image_folder(home, VOLUMES)), list_volumes(folder)[0]
-            return any(place.name.lower().endswith(tuple(OWN)) for place in (*images, first)) or is_solid(first)
+            return any(place.name.lower().endswith(tuple(OWN)) for place in (*images, first)) or (
+                bool(images) and is_solid(first)
+            )
     return False
 
 
@@ -61,10 +63,10 @@ def is_solid(place: Path) -> bool:
         return False
 
 
-def volumes(root: Path, split_seed: int = 0) -> Data:
+def volumes(root: Path, split_seed: int = 0, ignore_index: int | None = None) -> Data:
     """Open volumes with masks beside them. Raises DataError as `masks` does, and for a `dataset.json` that does not
     number its classes from 0 on."""
-    return masks(root, split_seed, VOLUMES, described_classes(root / DESCRIPTION))
+    return masks(root, split_seed, VOLUMES, described_classes(root / DESCRIPTION), ignore_index)
 
 
 def described_classes(place: Path) -> list[str]:

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import yaml
 
+from vitreous.data.annotations.class_maps import CLASSES
 from vitreous.data.annotations.drawing import class_colours, picture_of_map
-from vitreous.data.annotations.masks import CLASSES
 from vitreous.data.annotations.painted import paint_classes
 from vitreous.data.annotations.shapes import runs_of_mask
 from vitreous.data.annotations.target import AnnotatedFiles, AnnotatedSplit, Target, require_pictures

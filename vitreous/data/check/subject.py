@@ -72,12 +72,17 @@ class Subject:
 
 
 def open_subject(
-    source: str, split: str | None = None, group_by: str | None = None, axes: int | None = None
+    source: str,
+    split: str | None = None,
+    group_by: str | None = None,
+    axes: int | None = None,
+    ignore_index: int | None = None,
 ) -> Subject:
-    """Open a source, or a single split of it, and the groups of a table by the column `group_by`; `axes` as `open_data`
-    has it. Raises DataError where there are no images, and for a column that is not there."""
+    """Open a source, or a single split of it, and the groups of a table by the column `group_by`; `axes` and
+    `ignore_index` as `open_data` has them. Raises DataError where there are no images, and for a column that is not
+    there."""
     try:
-        data = detect_layout(source, 0, group_by, axes=axes)
+        data = detect_layout(source, 0, group_by, axes=axes, ignore_index=ignore_index)
     except DataError as error:
         paths = list_images(Path(source)) if Path(source).is_dir() else []
         if not paths:
