@@ -72,7 +72,7 @@ def to_whole_numbers(values: np.ndarray, name: str) -> np.ndarray:
     for values that are not whole and for those that are too large."""
     numbers = values.astype(np.float64)
     numbers[np.isnan(numbers)] = VOID
-    whole = np.round(numbers)
+    whole = np.round(np.nan_to_num(numbers, posinf=0.5, neginf=0.5))
     if (wrong := ~(np.abs(numbers - whole) <= ROUNDING)).any():
         problem = f"{name}: the floating-point value {numbers[wrong][0]:g} is not a class number"
         raise DataError(problem, SAVE_MASK)
