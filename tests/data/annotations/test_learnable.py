@@ -311,3 +311,17 @@ def test_label_files_beside_the_images_are_read(tmp_path, config):
         (home / "data.yaml").unlink()
         (home / "classes.txt").write_text("cat\ndog\nowl\n")
     assert np.array_equal(open_data(str(home)).split("train").target(0).boxes, expected.boxes)
+
+
+def test_images_without_any_label_are_no_classes_to_learn(tmp_path):
+    home = write_no_labels(tmp_path / "data")
+    trained = say("train", str(home), *DETECT[2:], "--out", str(tmp_path / "run"))
+    assert trained.returncode == 3 and "label files do not exist" in trained.stderr
+
+
+@pytest.mark.parametrize(("mark", "encoding"), [(";", "utf-8-sig"), ("\t", "utf-16")])
+def test_tables_as_spreadsheets_write_them(tmp_path, mark, encoding):
+    rows = "".join(f"{number}.png,cat,3,3,9,9\n" for number in range(8))
+    source = write_table(tmp_path, "")
+    source.write_bytes(("image,class,left,top,right,bottom\n" + rows).replace(",", mark).encode(encoding))
+    assert open_data(str(source)).split("train").target(0).boxes.tolist() == [[3, 3, 9, 9]]

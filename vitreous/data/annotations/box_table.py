@@ -1,7 +1,8 @@
 """CSV: a row for each box, with a header.
 
-    image,class,left,top,right,bottom[,split]
+    image,class,left,top,right,bottom[,width,height][,split]
 
+Cells are between commas, semicolons or tabs.
 Columns are known by these names or by others in use (`filename`, `label`, `xmin`, `x1` ...); corners are pixels, of
 which the image has those from 0 to its width and height. Columns `width` and `height` state the size of the image,
 which is compared with its file. A row without a class and corners is an image without an
@@ -13,7 +14,7 @@ from __future__ import annotations
 import csv
 import io
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from vitreous.data.annotations.objects import Scene, finite
@@ -50,10 +51,17 @@ def is_box_table(path: Path) -> bool:
     except DataError:  # the header of a file in another encoding is read, and the file is then refused
         text = header_text(path)
     try:
-        columns = columns_of(next(csv.reader(io.StringIO(text, newline="")), []))
+        columns = columns_of(next(csv_reader(text), []))
     except csv.Error:
         return False
     return all(edge in columns for edge in EDGES)
+
+
+def csv_reader(text: str, strict: bool = False) -> Iterator[list[str]]:
+    """Read the rows of a table between commas, or between semicolons or tabs where its header has no comma."""
+    head = text.partition("\n")[0]
+    mark = next((mark for mark in ",;\t" if mark in head), ",")
+    return csv.reader(io.StringIO(text, newline=""), delimiter=mark, strict=strict)
 
 
 def header_text(path: Path) -> str:
@@ -79,7 +87,7 @@ def box_table(path: Path, split_seed: int = 0) -> Data:
     """
     origin = printable(path)
     try:
-        head, *rows = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
+        head, *rows = csv_reader(read_text(path), strict=True)
     except csv.Error as error:
         raise DataError(f"{origin} is not valid CSV ({error})", "fix the file") from None
     columns = columns_of(head)
