@@ -232,3 +232,27 @@ def test_converted_maps_keep_pixels_without_a_class(tmp_path):
     converted = open_data(str(tmp_path / "out"))
     assert converted.classes == data.classes
     assert all((classes[:2] == IGNORE).all() for classes in maps_of(converted).values())
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_train_refuses_one_mask_with_a_number_of_no_class(tmp_path, split):
+    for name, count in (("train", 4), ("val", 2)):
+        write_maps(tmp_path / name, count, "")
+    (tmp_path / "classes.txt").write_text("ground\nsquare\ndisc\n")
+    Image.fromarray(np.full((24, 32), 7, np.uint8)).save(tmp_path / split / "masks" / "1.png")
+    error = find_unlearnable(open_data(str(tmp_path)))
+    assert error is not None and "1.png has class 7, and there are 3" in error.message
+
+
+@pytest.mark.parametrize("ending", ["png", "jpg"])
+def test_train_refuses_one_colour_of_no_class(tmp_path, ending):
+    colours = np.array([[0, 0, 0], [200, 30, 30], [30, 200, 30]], np.uint8)
+    write_maps(tmp_path, names="ground 0 0 0\nsquare 200 30 30\ndisc 30 200 30\n")
+    for number in range(8):
+        (tmp_path / "masks" / f"{number}.png").unlink()
+        values = colours[scene(number)[1]]
+        if ending == "png" and number == 3:
+            values[0] = 9
+        Image.fromarray(values).save(tmp_path / "masks" / f"{number}.{ending}")
+    error = find_unlearnable(open_data(str(tmp_path)))
+    assert error is not None and "of no class" in error.message and ("lossy" in error.message) == (ending == "jpg")

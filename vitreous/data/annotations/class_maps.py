@@ -52,7 +52,9 @@ def map_classes(
 ) -> MapClasses:
     """Read the class numbers of all maps: the names of their classes, notes on lossy files and on gaps. Raises
     DataError as `values_in`."""
-    values = {name: values_in(files, palette, reader) for name, files in places.items()}
+    read = {name: values_in(files, palette, reader, root) for name, files in places.items()}
+    values = {name: [numbers for numbers, _ in part] for name, part in read.items()}
+    errors = (error for part in read.values() for _, error in part if error is not None)
     every = set().union(*(one for part in values.values() for one in part))
     lossy = [place for files in places.values() for place in files if is_lossy(place)]
     smeared = not palette and ignore_index is None and are_smeared_binary(lossy)
@@ -60,23 +62,19 @@ def map_classes(
     binary = smeared or (not palette and ignore_index != VOID and every <= {0, VOID} and VOID in every)
     threshold = MIDDLE if smeared else 0
     notes = [describe_lossy(lossy, len(every), smeared)] if lossy else []
-    error = None
     if not names:
         names = [f"class {number}" for number in range(2 if binary else 1 + max(known, default=0))]
         notes.append(f"classes are numbered, as {printable(root / CLASSES)} is not there to name them")
         if not binary and (gaps := describe_gaps(known)):
             notes.append(gaps)
-    elif not palette and not binary:
-        pairs = zip(places["train"], values["train"], strict=True)
-        errors = (
-            number_error(np.array(sorted(one - {VOID, ignore_index})), len(names), place, root) for place, one in pairs
-        )
-        error = next((one for one in errors if one is not None), None)
-    ignored = set() if binary else {VOID, ignore_index}
+    ignored = {VOID, ignore_index}
     present = {
         name: [{int(value > threshold) for value in one} if binary else one - ignored for one in part]
         for name, part in values.items()
     }
+    pairs = [pair for name, part in present.items() for pair in zip(places[name], part, strict=True)]
+    beyond = (number_error(np.array(sorted(numbers), int), len(names), place, root) for place, numbers in pairs)
+    error = next((one for one in (*errors, *beyond) if one is not None), None)
     return MapClasses(names, present, notes, binary, threshold, error)
 
 
@@ -121,24 +119,41 @@ def split_colour(line: str) -> tuple[str, tuple[int, ...]]:
     return (match[1], colour) if match and max(colour) < 256 else (line.strip(), ())
 
 
-def values_in(places: Sequence[Path], palette: Palette | None, reader: MaskReader) -> list[set[int]]:
-    """The numbers in each class map; of one in colours the classes. Raises DataError for one that cannot be read, and
-    for colours where the classes have none."""
+def values_in(
+    places: Sequence[Path], palette: Palette | None, reader: MaskReader, root: Path
+) -> list[tuple[set[int], DataError | None]]:
+    """The numbers in each class map; of one in colours the classes, and the error for a colour of no class. Raises
+    DataError for one that cannot be read, and for colours where the classes have none."""
 
     axes, read = reader
 
-    def numbers(place: Path) -> set[int]:
+    def numbers(place: Path) -> tuple[set[int], DataError | None]:
         mask = read(place) if palette else to_numbers_if_grey(read(place))
         if mask.ndim == axes:
-            return set(np.unique(mask).tolist())
+            return set(np.unique(mask).tolist()), None
         if palette is None:
             hint = f"write {CLASSES}, a class a line with its colour: road 128 64 128"
             raise DataError(f"{printable(place)} is in colours, and no file says whose they are", hint)
-        codes = set(np.unique(codes_of(mask)).tolist())
-        return {number for (red, green, blue), number in palette.items() if 65536 * red + 256 * green + blue in codes}
+        colours = [colour_of(code) for code in np.unique(codes_of(mask)).tolist()]
+        unknown = next((colour for colour in colours if colour not in palette), None)
+        classes = {palette[colour] for colour in colours if colour in palette}
+        return classes, None if unknown is None else colour_error(unknown, place, root)
 
     with ThreadPoolExecutor(max(1, default_workers())) as pool:
         return list(pool.map(numbers, places))
+
+
+def colour_of(code: int) -> tuple[int, int, int]:
+    """Red, green and blue of a number of `codes_of`."""
+    return code >> 16, code >> 8 & 255, code & 255
+
+
+def colour_error(colour: tuple[int, ...], place: Path, root: Path) -> DataError:
+    """Return the error for a colour of a mask that no class has."""
+    problem = f"{printable(place)} has the colour {' '.join(map(str, colour))} of no class"
+    if is_lossy(place):
+        return DataError(f"{problem}; it is a lossy file", "save masks as PNG: compression changes their colours")
+    return DataError(problem, f"write {printable(root / CLASSES)}, a class a line with its colour: road 128 64 128")
 
 
 def codes_of(colours: np.ndarray) -> np.ndarray:

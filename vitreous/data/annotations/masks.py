@@ -24,6 +24,8 @@ from vitreous.data.annotations.class_maps import (
     MapClasses,
     Palette,
     codes_of,
+    colour_error,
+    colour_of,
     map_classes,
     named_classes,
     number_error,
@@ -121,10 +123,9 @@ class MaskFiles:
         values, where = np.unique(codes, return_inverse=True)
         table = []
         for value in values.tolist():
-            colour = (value >> 16, value >> 8 & 255, value & 255)
+            colour = colour_of(value)
             if colour not in known:
-                lines = f"write {printable(self.root / CLASSES)}, a class a line with its colour: road 128 64 128"
-                raise DataError(f"{printable(place)} has the colour {' '.join(map(str, colour))} of no class", lines)
+                raise colour_error(colour, place, self.root)
             table.append(known[colour])
         return np.array(table, np.int32)[where].reshape(codes.shape)
 
