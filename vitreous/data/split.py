@@ -296,7 +296,7 @@ def no_labels(count: int) -> np.ndarray:
 def require_labels(data: Data) -> None:
     """Raise DataError, with the reason, for data whose images have no labels."""
     if not data.labelled:
-        raise data.unlabelled or DataError(f"{data.name} has no labels", "name data with classes")
+        raise data.unlabelled or data.unlearnable or DataError(f"{data.name} has no labels", "name data with classes")
     if data.multilabel and not any(split.labels.any() for split in data.splits.values()):
         raise data.unlearnable or DataError(f"{data.name}: no image has a label", "name the classes of the images")
 

@@ -156,7 +156,7 @@ def masks(
 ) -> Data:
     """Open images with masks beside them, pictures unless a `reader` is named. Without `val`, a tenth of `train` is
     held out. `given`: names of the classes where there is no `classes.txt`. `ignore_index`: the number of pixels
-    without a class, beside 255.
+    without a class, beside 255. A held-out split whose masks have no pixel of a class has no labels.
 
     Raises DataError for splits without `train`, images without a mask, masks without an image, masks in which nothing
     tells the classes, and files that cannot be read.
@@ -192,6 +192,8 @@ def masks(
         labels = np.zeros((len(images), len(names)), np.float32)
         for row, numbers in enumerate(classes.present[name]):
             labels[row, [number for number in numbers if 0 <= number < len(names)]] = 1
+        if name != "train" and not labels.any():
+            labels = no_labels(len(images))
         splits[name] = AnnotatedFiles(images, labels, np.arange(len(images)), store)
     splits |= {name: Files(images, no_labels(len(images))) for name, images in unlabelled.items() if images is not None}
     splits, whole = with_val(splits, split_seed, notes)

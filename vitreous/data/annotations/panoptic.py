@@ -144,7 +144,8 @@ def panoptic(root: Path, split_seed: int = 0) -> Data:
     check_classes(printable(root), names)
     splits: dict[str, Split] = {}
     for split, places in files.items():
-        if split != "train" and not any(documents[place]["annotations"] for place in places):
+        entries = [row for place in places for row in documents[place]["annotations"]]
+        if split != "train" and not any(row.get("segments_info") for row in entries):
             images = [str(row.get("file_name")) for place in places for row in documents[place]["images"]]
             splits[split] = Files(images, no_labels(len(images)))
             continue
