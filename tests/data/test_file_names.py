@@ -204,12 +204,12 @@ def test_files_that_state_another_image_are_refused(tmp_path):
     place.write_text(text.replace("<object>", "<filename>C:\\old\\elsewhere.jpg</filename><object>", 1))
     assert len(boxes_of(tmp_path / "voc")) == 2  # no such image: the name of the file decides
     place.write_text(text.replace("<object>", "<filename>1.jpg</filename><object>", 1))
-    with pytest.raises(DataError, match=r"named like 2 and states the image 1\.jpg"):
+    with pytest.raises(DataError, match=r"named like the image 2 and states the image 1\.jpg"):
         open_data(tmp_path / "voc")
     shape = {"label": "ant", "shape_type": "rectangle", "points": [[1, 1], [5, 5]]}
     for number in range(2):
         write_image(tmp_path / "labelme" / f"{number}.png")
         document = {"shapes": [shape], "imagePath": "../0.png"}
         (tmp_path / "labelme" / f"{number}.json").write_text(json.dumps(document))
-    with pytest.raises(DataError, match=r"named like 1\.png and states the image 0\.png"):
+    with pytest.raises(DataError, match=r"named like the image 1 and states the image 0\.png"):
         open_data(tmp_path / "labelme")

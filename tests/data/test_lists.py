@@ -126,7 +126,7 @@ def test_lists_that_do_not_agree(task):
     (task / "train800.txt").write_bytes(b"\n\n")
     assert "lists no image" in refusal(task)
     (task / "train800.txt").write_bytes(b"\xff 1\n")
-    assert "not UTF-8" in refusal(task)
+    assert "not valid UTF-8" in refusal(task)
 
 
 def test_a_folder_of_training_images_by_classes_goes_before_a_list(task):

@@ -118,3 +118,12 @@ def test_palettes_of_other_colours_are_refused(tmp_path):
     (tmp_path / "classes.txt").write_text("road 128 64 128\nsky 70 130 180\ncar 0 0 142\n")
     with pytest.raises(DataError, match=r"palette with colours that classes\.txt does not list"):
         classes_of(tmp_path)
+
+
+def test_arrays_of_class_numbers_beside_colours_of_classes(tmp_path):
+    numbers = np.arange(120).reshape(10, 12) % 3
+    write_image(tmp_path / "images" / "0.png")
+    (tmp_path / "masks").mkdir()
+    np.save(tmp_path / "masks" / "0.npy", numbers)
+    (tmp_path / "classes.txt").write_text("a 1 1 1\nb 2 2 2\nc 3 3 3\n")
+    assert np.array_equal(classes_of(tmp_path), numbers)

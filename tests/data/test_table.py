@@ -91,7 +91,7 @@ def test_quotes_line_ends_blank_lines_and_a_mark_at_the_start(home, end, encodin
 
 
 FAULTS = {
-    "nothing": ("", "empty file"),
+    "nothing": ("", "is empty"),
     "blank lines": ("\n\n", "x.csv is empty"),
     "no rows": ("path,label\n", "x.csv has no rows"),
     "no header": (lines("ab"), "line 1: unknown column images/0.png"),
@@ -125,7 +125,7 @@ FAULTS = {
         "path,label\n" + lines("ab" * 3) + "images/x.png,a\n",
         "1 of 7 files are not there:\n    line 8: images/x.png",
     ),
-    "a NUL": ("path,label\n" + lines("ab") + "images/\0.png,a\n", "line 4: images/\\x00.png"),
+    "a NUL": ("path,label\n" + lines("ab") + "images/\0.png,a\n", "line 4: NUL bytes"),
 }
 
 
@@ -137,8 +137,8 @@ def test_every_fault_is_named_with_its_line(home, fault):
 
 def test_bytes_that_are_no_text_are_named_with_their_line(home):
     (home / "x.csv").write_bytes("path,label\nimages/0.png,a\nimages/1.png,caf\xe9\n".encode("latin-1"))
-    assert "line 3: not UTF-8" in refusal(home / "x.csv")
-    assert "not UTF-8" in refusal(write(home, "path,label\n", "utf-16"))
+    assert "line 3: byte 0xE9 is not valid UTF-8" in refusal(home / "x.csv")
+    assert "looks like UTF-16 LE" in refusal(write(home, "path,label\n", "utf-16-le"))
 
 
 def test_the_first_twenty_missing_files_are_named_and_the_others_counted(home):

@@ -14,6 +14,8 @@ import pytest
 from PIL import Image
 
 from tests.data.test_split_names import write_classes, write_image
+from vitreous.data.annotations.learnable import require_learnable
+from vitreous.data.check.check import check
 from vitreous.data.sources import open_data
 from vitreous.data.split import Arrays, leave_out_unusable, no_labels
 from vitreous.errors import DataError
@@ -246,6 +248,66 @@ def test_the_split_is_left_out(tmp_path: Path, write: Callable[[Path], str]):
     assert "test" not in data.splits and data.labelled
     assert data.multilabel == (write in OBJECTS + MASKS)
     assert sum(map(len, data.splits.values())) == len(data.split("train")) + len(data.splits.get("val", ()))
+
+
+@pytest.mark.parametrize("write", OBJECTS + MASKS, ids=lambda write: write.__name__)
+def test_train_and_check_accept_the_other_splits(tmp_path, write):
+    note = write(tmp_path)
+    source = tmp_path / "data.csv" if (tmp_path / "data.csv").exists() else tmp_path
+    require_learnable(open_data(source), "classes" if write in MASKS else "objects")
+    facts, subject = check(source, workers=0)
+    assert note in facts["notes"] and facts["unlearnable"] is facts["refused"] is None
+    assert list(subject.splits) == ["train"] and facts["passed"], facts["findings"]
+
+
+def swap_splits(root: Path) -> Path:
+    """Exchange the names `train` and `test` of files and folders, and in a table."""
+    for place in sorted(root.rglob("*train*"), reverse=True):
+        other = place.with_name(place.name.replace("train", "test"))
+        held = place.rename(place.with_name("held"))
+        if other.exists():
+            other.rename(place)
+        held.rename(other)
+    table = root / "data.csv"
+    if not table.exists():
+        return root
+    words = table.read_text().replace("train", "held").replace("test", "train").replace("held", "test")
+    table.write_text(words)
+    return table
+
+
+@pytest.mark.parametrize("write", [coco, yolo, voc, labelme, box_table], ids=lambda write: write.__name__)
+def test_train_and_check_refuse_training_images_without_objects(tmp_path, write):
+    write(tmp_path)
+    source = swap_splits(tmp_path)
+    if write is voc:
+        for name in "45":
+            (tmp_path / "Annotations" / f"{name}.xml").write_text("<annotation></annotation>")
+    with pytest.raises(DataError, match="none of 2 training images has an annotated object") as refused:
+        require_learnable(open_data(source), "objects")
+    facts, _ = check(source, workers=0)
+    assert facts["unlearnable"]["message"] == refused.value.message and not facts["passed"]
+
+
+def write_void_masks(root: Path) -> None:
+    masks(root)
+    (root / "test" / "masks").mkdir()
+    for number in range(2):
+        Image.new("L", (12, 10), 255).save(root / "test" / "masks" / f"{number}.png")
+
+
+def write_empty_segments(root: Path) -> None:
+    panoptic(root)
+    place = root / "annotations" / "panoptic_test.json"
+    document = json.loads(place.read_text())
+    rows = [{"image_id": n, "file_name": f"{n}.png", "segments_info": []} for n in range(2)]
+    place.write_text(json.dumps(document | {"annotations": rows}))
+
+
+@pytest.mark.parametrize("write", [write_void_masks, write_empty_segments])
+def test_annotations_without_any_class_are_no_labels(tmp_path, write):
+    write(tmp_path)
+    assert NO_LABELS in open_data(tmp_path).notes
 
 
 def test_val_without_labels_is_drawn_from_train(tmp_path):

@@ -37,6 +37,8 @@ class Options:
     axes: Literal[1, 2, 3] | None = None
     """What .npy files and TIFF stacks are, where they could be either: 1 signals, 2 pictures, 3 volumes (default: as
     their endings and shapes say)."""
+    ignore_index: int | None = None
+    """The number of pixels without a class in class maps; 255 always is one."""
     workers: int | None = None
     """Processes that read images; changes nothing (default: one a core)."""
 
@@ -58,7 +60,14 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         raise UsageError(f"{out} is a folder", "name a file: --out report.html")
     size = default_image if options.image_size is None else options.image_size
     document, subject = check(
-        options.data, options.split, options.workers, size, options.group_by, options.axes, console.progress
+        options.data,
+        options.split,
+        options.workers,
+        size,
+        options.group_by,
+        options.axes,
+        options.ignore_index,
+        console.progress,
     )
     if out:
         write_output(out, page(document, subject))

@@ -21,6 +21,8 @@ class Options:
     """COCO, Pascal VOC, YOLO, LabelMe, a CSV file of boxes, or masks beside images."""
     out: Annotated[Positional[str], arg(metavar="DIR")]
     """The folder to make."""
+    ignore_index: int | None = None
+    """The number of pixels without a class in class maps; 255 always is one."""
     to: Literal["coco", "yolo", "voc", "masks"] = "coco"
     """The format: coco keeps boxes, masks and crowds; yolo masks or boxes; voc boxes; masks a class for every pixel."""
 
@@ -32,7 +34,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     from vitreous.data.annotations.writing import convert_annotations
     from vitreous.data.sources import open_data
 
-    data = open_data(options.source)
+    data = open_data(options.source, ignore_index=options.ignore_index)
     for note in data.notes:
         if not note.startswith("held out"):
             console.note(note)

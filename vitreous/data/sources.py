@@ -45,6 +45,7 @@ def open_data(
     group_by: str | None = None,
     stills: bool = False,
     axes: int | None = None,
+    ignore_index: int | None = None,
 ) -> Data:
     """Open a data set: `digits`, a folder with splits, a folder with classes, a folder of images, a CSV file,
     WebDataset archives (a folder, a file, or a pattern such as `x-{000..127}.tar`), what `vitreous data pack` has made,
@@ -54,11 +55,12 @@ def open_data(
     `split_seed` chooses the held-out tenth(s) where the source has no split of its own; `group_by` names what is never
     drawn apart, as `vitreous.data.grouping` has it. With `stills` a folder of clips and pictures is one of clips, of
     which the pictures have one frame; else it is one of pictures. `axes`: files of a folder or a table are signals (1),
-    pictures (2) or volumes (3), where that is not to be told from them. Images without labels, or of one class, are
+    pictures (2) or volumes (3), where that is not to be told from them. `ignore_index`: the number of pixels without a
+    class in class maps. Images without labels, or of one class, are
     data too, with no classes (`require_labels` refuses them). Raises DataError for a missing or empty folder, or a
     class that only a held-out split has; UsageError for an unknown name.
     """
-    data = detect_layout(os.fspath(source), split_seed, group_by, stills, axes)
+    data = detect_layout(os.fspath(source), split_seed, group_by, stills, axes, ignore_index)
     return data if group_by is None else grouped(data, group_by, source, split_seed)
 
 
@@ -86,11 +88,12 @@ def open_data_of_run(
     group_by: str | None = None,
     stills: bool = False,
     axes: int | None = None,
+    ignore_index: int | None = None,
 ) -> Data:
     """Open the data set that a run was trained on, `source` in its config.yaml. Raises as `open_data`, and DataError
     where it is gone."""
     try:
-        return open_data(source, split_seed, group_by, stills, axes)
+        return open_data(source, split_seed, group_by, stills, axes, ignore_index)
     except DataError as error:
         if not is_on_disk(source) or os.path.lexists(source):
             raise
@@ -128,12 +131,28 @@ def refuse_local_digits() -> None:
         raise UsageError(problem, "write ./digits for the folder, or change to another directory for the embedded set")
 
 
+def check_ignore_index(path: Path, ignore_index: int) -> None:
+    """Raise UsageError for a negative number, and for data without class maps in files."""
+    if ignore_index < 0:
+        raise UsageError(f"--ignore-index cannot be {ignore_index}", "name a number that masks have, such as 100")
+    if not path.is_dir() or not any(fits(path) for fits, _ in MASKS):
+        problem = f"--ignore-index is for class maps, and {printable(path)} has none beside its images"
+        raise UsageError(problem, "leave it out, or name a folder with images/ and masks/")
+
+
 def detect_layout(
-    name: str, split_seed: int, group_by: str | None = None, stills: bool = False, axes: int | None = None
+    name: str,
+    split_seed: int,
+    group_by: str | None = None,
+    stills: bool = False,
+    axes: int | None = None,
+    ignore_index: int | None = None,
 ) -> Data:
     """Open the data set of that name, in the layout that it has; of a table the groups are those of the column
-    `group_by`, if it is one; `stills` and `axes` as `open_data` has them. Raises DataError and UsageError as
-    `open_data`."""
+    `group_by`, if it is one; `stills`, `axes` and `ignore_index` as `open_data` has them. Raises DataError and
+    UsageError as `open_data`."""
+    if ignore_index is not None:
+        check_ignore_index(Path(name), ignore_index)
     if name == "digits":
         refuse_local_digits()
         return digits(split_seed)
@@ -154,7 +173,8 @@ def detect_layout(
     if path.is_dir():
         listed = () if has_config(path) else ((are_lists, lists),)
         moving = (hold_clips, partial(videos, stills=True)) if stills else (are_clips, videos)
-        kinds = ((are_tars, tars), *listed, (is_imagenet, imagenet), *COCO, *MASKS, *OBJECTS, moving)
+        maps = tuple((fits, partial(read, ignore_index=ignore_index)) for fits, read in MASKS)
+        kinds = ((are_tars, tars), *listed, (is_imagenet, imagenet), *COCO, *maps, *OBJECTS, moving)
         if reader := next((read for fits, read in kinds if fits(path)), None):
             return reader(path, split_seed)
         if axes is None and (own := array_folder_axes(path)):

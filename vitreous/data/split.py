@@ -233,6 +233,7 @@ class Data:
     groups: np.ndarray | None = None
     group_column: str | None = None  # of a table, that names them
     identity: str = ""  # the fingerprint that it had before images were left out of it by a list, where any were
+    unlearnable: DataError | None = None  # why no annotated object of the training images can be learned
     unlabelled: DataError | None = None  # why the images have no labels; None where they have, or that is plain
     latents: Latents | None = None  # of what, where the samples are latents
 
@@ -293,9 +294,11 @@ def no_labels(count: int) -> np.ndarray:
 
 
 def require_labels(data: Data) -> None:
-    """Raises DataError, saying why, for data whose images have no labels."""
+    """Raise DataError, with the reason, for data whose images have no labels."""
     if not data.labelled:
-        raise data.unlabelled or DataError(f"{data.name} has no labels", "name data with classes")
+        raise data.unlabelled or data.unlearnable or DataError(f"{data.name} has no labels", "name data with classes")
+    if data.multilabel and not any(split.labels.any() for split in data.splits.values()):
+        raise data.unlearnable or DataError(f"{data.name}: no image has a label", "name the classes of the images")
 
 
 def with_val(

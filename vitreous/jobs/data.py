@@ -10,6 +10,7 @@ import numpy as np
 
 from vitreous.config import set_paths
 from vitreous.cores import default_workers
+from vitreous.data.annotations.learnable import require_learnable
 from vitreous.data.annotations.painted import find_objects, has_masks, paint_classes, with_masks
 from vitreous.data.buckets import assign, measure_forms
 from vitreous.data.copies.listing import excluded as names_in
@@ -51,16 +52,18 @@ def prepare_data(
     seed, share, group_by = split_options(base, options)
     exclude = options.exclude or (base.data.exclude if base else None)
     axes = options.axes or (base.data.axes if base else None)
+    ignore_index = options.ignore_index if options.ignore_index is not None or not base else base.data.ignore_index
     in_buckets = options.buckets is not None or bool(base and base.preprocess.buckets)
     if isinstance(source, Data):
         opened = source
     else:
-        how = (source, seed, group_by, in_buckets, axes)
+        how = (source, seed, group_by, in_buckets, axes, ignore_index)
         opened = open_data_of_run(folder.path, *how) if folder else open_data(*how)
     objective = base.objective if base else objective_of(options)
     if objective.labelled:
         require_labels(opened)
     if objective.annotated:
+        require_learnable(opened, "classes" if objective.annotated == "classes" else "objects")
         opened = {"classes": paint_classes, "objects": find_objects}[objective.annotated](opened)
     opened = opened.holding_out(share, seed)
     for note in opened.notes:
@@ -69,6 +72,7 @@ def prepare_data(
         listed = json.loads((folder.path / "excluded.json").read_text("utf-8")) if folder else names_in(exclude)
         opened = exclude_images(opened, frozenset(listed), exclude, listener)
     split = {"split_seed": seed, "hold_out": share, "group_by": group_by, "axes": axes, "exclude": exclude}
+    split["ignore_index"] = ignore_index
     workers = first_workers(opened, options)
     if base is None and in_buckets:
         check_buckets(options, opened)

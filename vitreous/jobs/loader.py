@@ -109,7 +109,9 @@ def create_loader(
         )
     chosen = TrainOptions(os.fspath(data), seed=seed, workers=workers)
     (chosen,) = apply_options("create_loader", options, chosen, known=OWN, aliases=ALIASES)
-    opened = open_data(chosen.data, chosen.split_seed or 0, chosen.group_by, axes=chosen.axes)
+    opened = open_data(
+        chosen.data, chosen.split_seed or 0, chosen.group_by, axes=chosen.axes, ignore_index=chosen.ignore_index
+    )
     part = opened.split(split)
     run = derive_run(opened, chosen, {}, NullListener(), None)
     read = preprocess or run.preprocess

@@ -32,6 +32,7 @@ FIXED = (
     "data.split_seed",
     "data.group_by",
     "data.axes",
+    "data.ignore_index",
     "data.exclude",
     "seed",
     "init",

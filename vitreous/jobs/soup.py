@@ -218,7 +218,9 @@ def open_judging_data(
     source = named or next(iter(sources.values()))
     views: dict[str, Data] = {}
     for run, data in (pair for pair in known if os.path.realpath(pair[1].source) == os.path.realpath(source)):
-        opened = open_data_of_run(run, source, data.split_seed, data.group_by, axes=data.axes)
+        opened = open_data_of_run(
+            run, source, data.split_seed, data.group_by, axes=data.axes, ignore_index=data.ignore_index
+        )
         view = opened.holding_out(data.hold_out, data.split_seed)
         if data.fingerprint not in (opened.fingerprint(), view.fingerprint()):
             listener.note(

@@ -261,7 +261,7 @@ PATHS = {
         "objective.": "loss patch_dropout progressive",
         "model.": "drop_path dropout resize",
         "views.": "mixup cutmix erase",
-        "data.": "sampling workers split_seed group_by axes exclude exact",
+        "data.": "sampling workers split_seed group_by axes ignore_index exclude exact",
     }.items()
     for option in options.split()
 }

@@ -126,19 +126,22 @@ def data_for(
     UsageError for a bundle without data, and, if `labelled`, DataError for data without labels.
     """
     folder, source = Folder(Path(run)), os.fspath(data) if data is not None else None
-    split_seed, share, group_by, axes = 0, None, None, None
+    split_seed, share, group_by, axes, ignore_index = 0, None, None, None, None
     if folder.config.is_file():
         trained, preprocess = folder.run().data, preprocess or folder.run().preprocess
         source, split_seed = source or trained.source, trained.split_seed
         own = (trained.hold_out, trained.group_by, trained.axes)
         share, group_by, axes = own if data is None else (None, None, None)
+        ignore_index = trained.ignore_index
     if source is None:
         problem = f"{run} is a bundle without a run: there are no data to judge it on"
         raise UsageError(problem, "name a data set after it")
     opened = (
-        open_data_of_run(run, source, split_seed, group_by, stills, axes)
+        open_data_of_run(run, source, split_seed, group_by, stills, axes, ignore_index)
         if data is None
-        else open_for(source, split_seed, preprocess.kind if preprocess is not None else "pictures", stills)
+        else open_for(
+            source, split_seed, preprocess.kind if preprocess is not None else "pictures", stills, ignore_index
+        )
     )
     if labelled:
         require_labels(opened)
@@ -146,21 +149,21 @@ def data_for(
     return source, everything(opened) if data is not None and opened.unsplit and split in (None, "test") else opened
 
 
-def open_for(source: str, split_seed: int, kind: str, stills: bool = False) -> Data:
+def open_for(source: str, split_seed: int, kind: str, stills: bool = False, ignore_index: int | None = None) -> Data:
     """Open data for a model of pictures, clips, volumes or signals: what could be pictures too is taken for volumes and
-    signals by models of these; `stills` as `open_data` has it. Raises as `open_data`."""
+    signals by models of these; `stills` and `ignore_index` as `open_data` has them. Raises as `open_data`."""
     axes, opened = {"signals": 1, "volumes": 3}.get(kind), None
     try:
-        opened = open_data(source, split_seed, stills=stills)
+        opened = open_data(source, split_seed, stills=stills, ignore_index=ignore_index)
         if axes is None or kind_of(next(iter(opened.splits.values()))) != "pictures":
             return opened
-        return open_data(source, split_seed, axes=axes)
+        return open_data(source, split_seed, axes=axes, ignore_index=ignore_index)
     except DataError:
         if opened is not None:
             return opened  # pictures, which are refused by what they are
         if axes is None:
             raise
-    return open_data(source, split_seed, axes=axes)
+    return open_data(source, split_seed, axes=axes, ignore_index=ignore_index)
 
 
 def choose_split(data: Data, split: str | None, note: Callable[[str], None]) -> str:

@@ -82,7 +82,7 @@ def trained_on(folder: Folder, answers: Answered, data: str | os.PathLike[str] |
             opened = (
                 answers.opened
                 if mine
-                else open_data(source, run.split_seed, run.group_by, axes=run.axes).holding_out(
+                else open_data(source, run.split_seed, run.group_by, False, run.axes, run.ignore_index).holding_out(
                     run.hold_out, run.split_seed
                 )
             )

@@ -129,7 +129,10 @@ class RunFactory:
             self._inputs[images_of, run.preprocess, run.data.cache] = inputs, run.data.images
             return run, inputs, opened
         opened, like = self._opened[images_of]
-        split = {name: getattr(like.data, name) for name in ("split_seed", "hold_out", "group_by", "axes", "exclude")}
+        split = {
+            name: getattr(like.data, name)
+            for name in ("split_seed", "hold_out", "group_by", "axes", "exclude", "ignore_index")
+        }
         run = derive_run(opened, options, split, self.listener, None)
         place = images_of, run.preprocess, run.data.cache
         if place not in self._inputs:

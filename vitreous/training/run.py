@@ -34,6 +34,7 @@ class DataOptions:
     # what names the group of an image, none of which is in `train` and in `val`: `group`, or an expression
     group_by: str | None = None
     axes: Literal[1, 2, 3] | None = None  # files are signals, pictures or volumes; None: as they can be told
+    ignore_index: int | None = None  # in class maps: the number of pixels without a class, beside 255
     # the list of training images that are left out; the run keeps their names in excluded.json
     exclude: str | None = None
     exact: bool = False  # a photograph is never decoded at a lower resolution for a crop that shrinks it

@@ -142,7 +142,7 @@ def test_voc_that_counts_from_zero_and_boxes_without_area(tmp_path):
     place.write_text(f"<annotation>{rows}</annotation>")
     data = open_data(str(home))
     assert targets(data)["val", "3"].boxes.tolist() == [[0, 4, 8, 9]]
-    assert any("1 objects of no area" in note and "3.xml" in note for note in data.notes)
+    assert any("1 boxes without area" in note and "3.xml" in note for note in data.notes)
 
 
 def test_what_is_known_of_an_image_of_lvis(tmp_path):

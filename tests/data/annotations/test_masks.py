@@ -106,15 +106,15 @@ def unknown_class(file):
 
 
 def unknown_colour(file):
-    Image.fromarray(np.full((24, 32, 3), 9, np.uint8)).save(file)
+    Image.fromarray(np.full((24, 32, 3), (9, 8, 7), np.uint8)).save(file)
 
 
 @pytest.mark.parametrize(("change", "text"), [
     (oversized, "1.png is 5 x 5 pixels, its image .*1.png 32 x 24"),
     (unknown_class, "1.png has class 7, and there are 3"),
     (unknown_colour, "1.png is in colours, and no file says whose"),
-    (lambda file: file.write_bytes(b"no picture"), "1.png: not a readable mask"),
-    (lambda file: file.write_bytes(file.read_bytes()[:60]), "1.png: not a readable mask"),
+    (lambda file: file.write_bytes(b"no picture"), "1.png is not a readable mask"),
+    (lambda file: file.write_bytes(file.read_bytes()[:60]), "1.png is not a readable mask"),
     (lambda file: file.write_bytes(b""), "1.png"),
     (lambda file: file.unlink(), "1 of 8 have no mask; the first is .*images/1.png"),
     (lambda file: file.rename(file.with_name("other.png")), "1 of 8 have no mask"),
@@ -142,7 +142,7 @@ def test_colours_that_no_class_has_are_refused(tmp_path):
     for place in (home / "masks").iterdir():
         Image.open(place).convert("RGB").save(place)
     unknown_colour(home / "masks" / "1.png")
-    with pytest.raises(DataError, match=r"1\.png has the colour 9 9 9 of no class"):
+    with pytest.raises(DataError, match=r"1\.png has the colour 9 8 7 of no class"):
         maps_of(open_data(home))
 
 

@@ -1,24 +1,31 @@
 """CSV: a row for each box, with a header.
 
-    image,class,left,top,right,bottom[,split]
+    image,class,left,top,right,bottom[,width,height][,split]
 
+Cells are between commas, semicolons or tabs.
 Columns are known by these names or by others in use (`filename`, `label`, `xmin`, `x1` ...); corners are pixels, of
-which the image has those from 0 to its width and height. A row without a class and corners is an image without an
+which the image has those from 0 to its width and height. Columns `width` and `height` state the size of the image,
+which is compared with its file. A row without a class and corners is an image without an
 object. Paths are relative to the folder of the file. Classes are in alphabetical order.
 """
 
 from __future__ import annotations
 
 import csv
+import io
 import os
 from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from vitreous.data.annotations.objects import Scene, data_of_scenes, finite
+from vitreous.data.annotations.objects import Scene, finite
+from vitreous.data.annotations.scenes import data_of_scenes
 from vitreous.data.annotations.shapes import Shape
+from vitreous.data.decoding.decode import open_regular
 from vitreous.data.layouts.file_names import find_file, normalise_name
 from vitreous.data.layouts.split_names import SPLIT_OF_NAME, split_of_name
 from vitreous.data.split import Data
+from vitreous.data.text_files import read_text
 from vitreous.errors import DataError, printable
 
 NAMES = {
@@ -28,8 +35,12 @@ NAMES = {
     "top": ("top", "ymin", "y_min", "y1"),
     "right": ("right", "xmax", "x_max", "x2"),
     "bottom": ("bottom", "ymax", "y_max", "y2"),
+    "width": ("width", "image_width", "img_width"),
+    "height": ("height", "image_height", "img_height"),
     "split": ("split", "subset", "set"),
 }
+ROUNDING = 1.5  # pixels by which the size of a box may differ from its corners
+MAX_HEADER = 65536  # bytes of the first line
 EDGES = ("left", "top", "right", "bottom")
 
 
@@ -38,11 +49,30 @@ def is_box_table(path: Path) -> bool:
     if not path.is_file():  # a pipe would be waited for
         return False
     try:
-        with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
-            columns = columns_of(next(csv.reader(file), []))
-    except (OSError, csv.Error):
+        text = read_text(path)
+    except DataError:  # the header of a file in another encoding is read, and the file is then refused
+        text = header_text(path)
+    try:
+        columns = columns_of(next(csv_reader(text), []))
+    except csv.Error:
         return False
     return all(edge in columns for edge in EDGES)
+
+
+def csv_reader(text: str, strict: bool = False) -> Iterator[list[str]]:
+    """Read the rows of a table between commas, or between semicolons or tabs where its header has no comma."""
+    head = text.partition("\n")[0]
+    mark = next((mark for mark in ",;\t" if mark in head), ",")
+    return csv.reader(io.StringIO(text, newline=""), delimiter=mark, strict=strict)
+
+
+def header_text(path: Path) -> str:
+    """The first line of a file whose encoding is not known; empty where it cannot be read."""
+    try:
+        with open_regular(path) as file:
+            return file.readline(MAX_HEADER).decode("latin-1").replace("\0", "")
+    except (OSError, DataError):
+        return ""
 
 
 def columns_of(head: list[str]) -> dict[str, int]:
@@ -58,15 +88,15 @@ def box_table(path: Path, split_seed: int = 0) -> Data:
     Raises DataError for a header without image or class, and for rows that are no boxes, by their number.
     """
     origin = printable(path)
-    with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
-        try:
-            head, *rows = csv.reader(file, strict=True)
-        except csv.Error as error:
-            raise DataError(f"{origin} is no CSV ({error})", "mend it") from None
+    try:
+        head, *rows = csv_reader(read_text(path), strict=True)
+    except csv.Error as error:
+        raise DataError(f"{origin} is not valid CSV ({error})", "fix the file") from None
     columns = columns_of(head)
     if missing := [key for key in ("image", "class") if key not in columns]:
         raise DataError(f"{origin} has no column {missing[0]}", f"name it one of {', '.join(NAMES[missing[0]])}")
     boxes: dict[tuple[str, str], list[tuple[str, Shape]]] = defaultdict(list)
+    sizes: dict[tuple[str, str], set[tuple[str, str]]] = defaultdict(set)
     for number, row in enumerate(rows, 2):
         if not any(row):
             continue
@@ -79,8 +109,9 @@ def box_table(path: Path, split_seed: int = 0) -> Data:
             raise DataError(f"{where}: split {printable(cells['split'])}", f"one of {', '.join(SPLIT_OF_NAME)}")
         if not cells["image"]:
             raise DataError(f"{where} names no image", "give its path")
-        image = find_file(path.parent / cells["image"]) or os.path.join(path.parent, cells["image"])
-        objects = boxes[split, os.path.normpath(image)]
+        image = os.path.normpath(find_file(path.parent / cells["image"]) or os.path.join(path.parent, cells["image"]))
+        objects = boxes[split, image]
+        sizes[split, image].add((cells.get("height", ""), cells.get("width", "")))
         if not any(cells[key] for key in ("class", *EDGES)):
             continue
         left, top, right, bottom = finite([cells[edge] for edge in EDGES], where)
@@ -90,6 +121,7 @@ def box_table(path: Path, split_seed: int = 0) -> Data:
         objects.append((normalise_name(cells["class"]), Shape(0, (left, top, right, bottom))))
     classes = sorted({name for objects in boxes.values() for name, _ in objects})
     scenes: dict[str, list[Scene]] = defaultdict(list)
+    stated = stated_sizes(sizes, boxes)
     for (split, name), objects in boxes.items():
         image = Path(name)
         if not image.is_file():
@@ -97,5 +129,27 @@ def box_table(path: Path, split_seed: int = 0) -> Data:
                 f"{origin}: the image {printable(name)} is not there", "paths are relative to the file's folder"
             )
         shapes = tuple(Shape(classes.index(label), shape.box) for label, shape in objects)
-        scenes[split].append(Scene(image, shapes, path))
+        scenes[split].append(Scene(image, shapes, path, stated[split, name]))
     return data_of_scenes(origin, classes, scenes, split_seed, [])
+
+
+def stated_sizes(
+    sizes: Mapping[tuple[str, str], set[tuple[str, str]]], boxes: Mapping[tuple[str, str], list[tuple[str, Shape]]]
+) -> dict[tuple[str, str], tuple[int, int] | None]:
+    """The (height, width) of each image by its columns; None for all where the columns hold something else: the sizes
+    of the boxes, or several sizes of one image."""
+    stated: dict[tuple[str, str], tuple[int, int] | None] = {}
+    for key, cells in sizes.items():
+        height, width = min(cells)
+        if len(cells) > 1 or not (height.isdecimal() and width.isdecimal() and int(height) and int(width)):
+            return dict.fromkeys(sizes)
+        stated[key] = int(height), int(width)
+    shapes = [(stated[key], shape.box) for key, rows in boxes.items() for _, shape in rows]
+    of_boxes = all(
+        size is not None
+        and box is not None
+        and abs(box[2] - box[0] - size[1]) <= ROUNDING
+        and abs(box[3] - box[1] - size[0]) <= ROUNDING
+        for size, box in shapes
+    )
+    return dict.fromkeys(sizes) if of_boxes else stated

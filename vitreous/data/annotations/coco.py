@@ -19,14 +19,16 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.data.annotations.objects import Scene, check_distinct, data_of_scenes, finite
+from vitreous.data.annotations.fields import is_integer, read_class_name, read_flag, read_id, shorten_value
+from vitreous.data.annotations.objects import Scene, check_distinct, finite
+from vitreous.data.annotations.scenes import data_of_scenes
 from vitreous.data.annotations.shapes import Shape, decode_runs
 from vitreous.data.annotations.target import Verified
-from vitreous.data.decoding.decode import read_regular
 from vitreous.data.layouts.file_names import FileIndex, normalise_name
 from vitreous.data.layouts.folder import list_images
 from vitreous.data.layouts.split_names import find_split_folders, is_system_name, split_in_text
 from vitreous.data.split import Data
+from vitreous.data.text_files import contains_word, read_text
 from vitreous.errors import DataError, printable
 
 FREQUENCY = {"r": "rare", "c": "common", "f": "frequent"}  # of LVIS: in up to 10, up to 100, and more training images
@@ -64,7 +66,7 @@ def listed_files(folder: Path, patterns: Sequence[str]) -> dict[str, list[Path]]
             raise DataError(problem, "put train, val or test into its name, or move it out of the folder")
         if named:
             return {split: files for split, files in named.items() if split}
-        if len(unnamed) == 1 or (unnamed and all(b'"categories"' in read_regular(place) for place in unnamed)):
+        if len(unnamed) == 1 or (unnamed and all(contains_word(place, '"categories"') for place in unnamed)):
             return {"train": unnamed}
     return {}
 
@@ -97,9 +99,9 @@ def read_document(place: Path) -> dict[str, Any]:
     """A JSON file with the lists of COCO. Raises DataError."""
     origin = printable(place)
     try:
-        document = json.loads(read_regular(place))
+        document = json.loads(read_text(place))
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{origin} is no JSON ({str(error)[:80]})", "mend or replace it") from None
+        raise DataError(f"{origin} is not valid JSON ({str(error)[:80]})", "fix or replace the file") from None
     lists = ("images", "annotations", "categories")
     if not isinstance(document, dict):
         raise DataError(f"{origin} is no file of COCO's", f"it has the lists {', '.join(lists)}")
@@ -123,12 +125,11 @@ def example_categories(document: dict[str, Any]) -> str:
 
 
 def categories_of(document: dict[str, Any], origin: str) -> dict[int, str]:
-    """Id -> name. Raises DataError for ids that are no numbers, names that are no text, and ids that come twice."""
+    """Id -> name. Raises DataError for ids that are not integers, names that are not text, and duplicate ids."""
     names: dict[int, str] = {}
     for row in document["categories"]:
-        number, name = row.get("id"), row.get("name")
-        if not is_id(number) or not isinstance(name, str) or not name:
-            raise DataError(f"{origin}: category {str(row)[:60]} has no id or no name", "it has both")
+        where = f"{origin}, category {shorten_value(row)}"
+        number, name = read_id(row, "id", where), read_class_name(row.get("name"), where)
         if number in names:
             raise DataError(f"{origin}: two categories have the id {number}", "give each its own")
         names[number] = normalise_name(name)
@@ -137,8 +138,8 @@ def categories_of(document: dict[str, Any], origin: str) -> dict[int, str]:
 
 def frequency_of(documents: Iterable[dict[str, Any]]) -> dict[str, str]:
     """Class -> rare, common or frequent, for those of which a federated data set says so."""
-    rows = [row for document in documents for row in document["categories"]]
-    return {row["name"]: FREQUENCY[row["frequency"]] for row in rows if row.get("frequency") in FREQUENCY}
+    rows = [row for document in documents for row in document["categories"] if row.get("frequency") in FREQUENCY]
+    return {normalise_name(row["name"].strip()): FREQUENCY[row["frequency"]] for row in rows}
 
 
 def verified_in(row: dict[str, Any], classes: dict[int, int], where: str) -> Verified | None:
@@ -147,7 +148,7 @@ def verified_in(row: dict[str, Any], classes: dict[int, int], where: str) -> Ver
     parts = []
     for name in ("neg_category_ids", "not_exhaustive_category_ids"):
         listed = row.get(name, [])
-        if not isinstance(listed, list) or any(number not in classes for number in listed):
+        if not isinstance(listed, list) or any(not is_integer(number) or number not in classes for number in listed):
             raise DataError(f"{where}: {name} {str(listed)[:60]} are no categories", "they are a list of ids")
         parts.append(np.array([classes[number] for number in listed], np.int64))
     return Verified(*parts) if "neg_category_ids" in row else None
@@ -159,29 +160,27 @@ def name_in(row: dict[str, Any]) -> Any:
     return row.get("file_name", address.rsplit("/", 1)[-1] if isinstance(address, str) else None)
 
 
-def is_id(value: Any) -> bool:
-    """Whether a value can be an id."""
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
 def scenes_of(document: dict[str, Any], place: Path, root: Path, classes: dict[int, int]) -> list[Scene]:
     """The images of a split with their objects. Raises DataError."""
     origin, images = printable(place), images_near(place, root)
     rows: dict[int, list[Shape]] = defaultdict(list)
     known: dict[int, dict[str, Any]] = {}
     for row in document["images"]:
-        if not is_id(row.get("id")) or not isinstance(name_in(row), str):
-            raise DataError(f"{origin}: image {str(row)[:60]} has no id or no file_name", "it has both")
-        if row["id"] in known:
-            raise DataError(f"{origin}: two images have the id {row['id']}", "give each its own")
-        known[row["id"]] = row
+        where = f"{origin}, image {shorten_value(row)}"
+        number = read_id(row, "id", where)
+        if not isinstance(name_in(row), str):
+            raise DataError(f"{where} has no file_name", "give it the name of its image file")
+        if number in known:
+            raise DataError(f"{origin}: two images have the id {number}", "give each its own")
+        known[number] = row
     for row in document["annotations"]:
-        where = f"{origin}, annotation {row.get('id')}"
-        if row.get("image_id") not in known:
-            raise DataError(f"{where}: there is no image {row.get('image_id')}", "add the image, or remove it")
-        if row.get("category_id") not in classes:
-            raise DataError(f"{where}: there is no category {row.get('category_id')}", "name it in categories")
-        rows[row["image_id"]].append(shape_of(row, classes[row["category_id"]], where))
+        where = f"{origin}, annotation {shorten_value(row.get('id'))}"
+        number, category = read_id(row, "image_id", where), read_id(row, "category_id", where)
+        if number not in known:
+            raise DataError(f"{where}: there is no image {number}", "add the image, or remove the annotation")
+        if category not in classes:
+            raise DataError(f"{where}: there is no category {category}", "name it in categories")
+        rows[number].append(shape_of(row, classes[category], where))
     return [
         Scene(
             images.find(name_in(row), origin),
@@ -216,7 +215,7 @@ def size_in(row: dict[str, Any]) -> tuple[int, int] | None:
 
 def shape_of(row: dict[str, Any], label: int, where: str) -> Shape:
     """One annotation. Raises DataError, naming `where`, for coordinates and run lengths that cannot be meant."""
-    box, mask, crowd = row.get("bbox"), row.get("segmentation"), bool(row.get("iscrowd", 0))
+    box, mask, crowd = row.get("bbox"), row.get("segmentation"), read_flag(row.get("iscrowd"), "iscrowd", where)
     corners = None
     if box is not None:
         numbers = finite(box if isinstance(box, list) else [box], where)
@@ -244,7 +243,7 @@ def runs_in(mask: dict[str, Any], where: str) -> list[int]:
     counts, size = mask.get("counts"), mask.get("size")
     try:
         runs = decode_runs(counts) if isinstance(counts, str) else counts
-        if not isinstance(runs, list) or not all(is_id(run) and run >= 0 for run in runs):
+        if not isinstance(runs, list) or not all(is_integer(run) and run >= 0 for run in runs):
             raise ValueError("counts are run lengths")
         if not isinstance(size, list) or len(size) != 2 or sum(runs) != size[0] * size[1]:
             raise ValueError(f"the run lengths cover {sum(runs)} pixels, size is {size}")

@@ -18,13 +18,15 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.data.annotations.objects import Scene, check_stated_image, data_of_scenes, finite, parse_all
+from vitreous.data.annotations.fields import read_class_name, shorten_value
+from vitreous.data.annotations.objects import Scene, check_stated_image, finite, parse_all
+from vitreous.data.annotations.scenes import data_of_scenes
 from vitreous.data.annotations.shapes import Shape
-from vitreous.data.decoding.decode import read_regular
 from vitreous.data.layouts.file_names import find_file, normalise_name
 from vitreous.data.layouts.folder import list_images
 from vitreous.data.layouts.split_names import find_split_folders, is_system_name
 from vitreous.data.split import Data
+from vitreous.data.text_files import contains_word, read_text
 from vitreous.errors import DataError, printable
 
 ROUND = 64  # corners of a circle as a polygon
@@ -36,7 +38,7 @@ def is_labelme(root: Path) -> bool:
     for home in (root, *find_split_folders(root).values()):
         first = next((place for place in sorted(home.glob("*.json")) if place.is_file()), None)
         if first is not None:
-            return b'"shapes"' in read_regular(first)
+            return contains_word(first, '"shapes"')
     return False
 
 
@@ -81,19 +83,20 @@ def parse_file(image: Path) -> Parsed:
         return [], None
     origin = printable(place)
     try:
-        document = json.loads(read_regular(place))
+        document = json.loads(read_text(place))
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{origin} is no JSON ({str(error)[:80]})", "mend or remove it") from None
+        raise DataError(f"{origin} is not valid JSON ({str(error)[:80]})", "fix or remove the file") from None
     if not isinstance(document, dict) or not isinstance(document.get("shapes"), list):
         raise DataError(f"{origin} is no file of LabelMe's", "it has a list shapes")
-    check_stated_image(document.get("imagePath"), image, origin)
+    check_stated_image(document.get("imagePath"), image.parent, image.stem, origin)
     rows: list[tuple[str, Shape]] = []
     groups: dict[tuple[str, Any], int] = {}
     for number, entry in enumerate(document["shapes"], 1):
         where = f"{origin}, shape {number}"
-        if not isinstance(entry, dict) or not isinstance(entry.get("label"), str) or not entry["label"]:
-            raise DataError(f"{where} has no label", "name its class")
-        name, group = normalise_name(entry["label"]), entry.get("group_id")
+        if not isinstance(entry, dict):
+            raise DataError(f"{where} is not an object: {shorten_value(entry)}", "give it a label and points")
+        name = normalise_name(read_class_name(entry.get("label"), where, "label"))
+        group = entry.get("group_id")
         polygon = polygon_of(entry, where)
         if group is not None and (name, str(group)) in groups:
             position = groups[name, str(group)]

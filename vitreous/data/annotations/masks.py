@@ -5,27 +5,36 @@
 
 Both may lie in folders of splits, `train`, `val` and `test`, above or below `images` and `masks`. `DIR/classes.txt`
 names the classes, a line each from number 0 on, with a colour where maps are in colours: `road 128 64 128`. In a class
-map of numbers 255 is IGNORE, as in Pascal VOC; a map in black and white (0 and 255 alone) has two classes.
+map of numbers 255 is IGNORE, as in Pascal VOC, and so is `ignore_index`; a map in black and white (0 and 255 alone) has
+two classes. Grey RGB images, whole floating-point numbers and .npy arrays are maps of numbers.
 """
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import Image
 
-from vitreous.cores import default_workers
+from vitreous.data.annotations.class_maps import (
+    CLASSES,
+    MapClasses,
+    Palette,
+    codes_of,
+    colour_error,
+    colour_of,
+    map_classes,
+    named_classes,
+    number_error,
+)
+from vitreous.data.annotations.mask_files import MIDDLE, VOID, is_lossy, read_mask, to_numbers_if_grey
 from vitreous.data.annotations.objects import image_size
 from vitreous.data.annotations.palettes import apply_palette
 from vitreous.data.annotations.target import IGNORE, AnnotatedFiles, Target, boxes_of, no_objects, stack_masks
-from vitreous.data.decoding.decode import read_regular, reason
 from vitreous.data.layouts.file_names import normalise_name
 from vitreous.data.layouts.folder import entries, is_folder, list_images
 from vitreous.data.layouts.split_names import find_split_folders
@@ -33,10 +42,7 @@ from vitreous.data.split import Data, Files, Split, no_labels, relative, with_va
 from vitreous.errors import DataError, printable
 
 MASKS = ("masks", "labels", "annotations")  # names of the folder with class maps
-CLASSES = "classes.txt"
-VOID = 255  # in a class map of numbers: IGNORE
 OBJECT = "object"  # the class of objects that nobody named
-Palette = dict[tuple[int, ...], int]
 
 
 class Reader(NamedTuple):
@@ -57,9 +63,10 @@ class Reader(NamedTuple):
 class MaskFiles:
     """What lies beside each image: `files` (n) lists of mask files, of which each image of class maps has one.
 
-    `images`: the image files. `palette`: colour -> class, for maps in colours; `binary`: 255 is class 1. `maps`: files
-    are class maps, else each is one object. `count`: classes. `reader`: what reads images and masks, `PICTURES` or
-    that of volumes, which have class maps alone.
+    `images`: the image files. `palette`: colour -> class, for maps in colours; `binary`: values above
+    `threshold` are class 1. `ignore_index`: the number of pixels without a class, as 255 is. `maps`: files are class
+    maps, else each is one object. `count`: classes. `reader`: what reads images and masks, `PICTURES` or that of
+    volumes, which have class maps alone.
     """
 
     root: Path
@@ -70,6 +77,8 @@ class MaskFiles:
     count: int = 1
     palette: Palette | None = None
     binary: bool = False
+    threshold: int = 0
+    ignore_index: int | None = None
 
     @property
     def axes(self) -> int:
@@ -90,7 +99,8 @@ class MaskFiles:
         for place in self.files[row]:
             mask = self.reader.mask(place)
             check_size(mask.shape[:2], size, place, self.images[row])
-            mask = mask.any(-1) if mask.ndim == 3 else mask > 0
+            mask = mask > (MIDDLE if is_lossy(place) else 0)
+            mask = mask.any(-1) if mask.ndim == 3 else mask
             if mask.any():
                 masks.append(mask)
         none = np.zeros(len(masks), bool)
@@ -99,15 +109,16 @@ class MaskFiles:
     def classes_of(self, values: np.ndarray, place: Path) -> np.ndarray:
         """(*image) numbers or (H, W, 3) colours -> (*image) int32 classes, or IGNORE. Raises DataError for what is no
         class."""
+        if self.palette is None:
+            values = to_numbers_if_grey(values)
         if values.ndim > self.reader.axes:
             return self.classes_of_colours(values, place)
         classes = values.astype(np.int32)
         if self.binary:
-            return (classes > 0).astype(np.int32)
-        classes[classes == VOID] = IGNORE
-        if classes.max(initial=0) >= self.count:
-            problem = f"{printable(place)} has class {classes.max()}, and there are {self.count}"
-            raise DataError(problem, f"name it in {printable(self.root / CLASSES)}, one class a line from 0 on")
+            return (classes > self.threshold).astype(np.int32)
+        classes[(classes == VOID) | (classes == self.ignore_index)] = IGNORE
+        if (error := number_error(classes, self.count, place, self.root)) is not None:
+            raise error
         return classes
 
     def classes_of_colours(self, colours: np.ndarray, place: Path) -> np.ndarray:
@@ -117,10 +128,9 @@ class MaskFiles:
         values, where = np.unique(codes, return_inverse=True)
         table = []
         for value in values.tolist():
-            colour = (value >> 16, value >> 8 & 255, value & 255)
+            colour = colour_of(value)
             if colour not in known:
-                lines = f"write {printable(self.root / CLASSES)}, a class a line with its colour: road 128 64 128"
-                raise DataError(f"{printable(place)} has the colour {' '.join(map(str, colour))} of no class", lines)
+                raise colour_error(colour, place, self.root)
             table.append(known[colour])
         return np.array(table, np.int32)[where].reshape(codes.shape)
 
@@ -137,9 +147,16 @@ def are_masks(root: Path) -> bool:
     )
 
 
-def masks(root: Path, split_seed: int = 0, reader: Reader | None = None, given: Sequence[str] = ()) -> Data:
+def masks(
+    root: Path,
+    split_seed: int = 0,
+    reader: Reader | None = None,
+    given: Sequence[str] = (),
+    ignore_index: int | None = None,
+) -> Data:
     """Open images with masks beside them, pictures unless a `reader` is named. Without `val`, a tenth of `train` is
-    held out. `given`: names of the classes where there is no `classes.txt`.
+    held out. `given`: names of the classes where there is no `classes.txt`. `ignore_index`: the number of pixels
+    without a class, beside 255. A held-out split whose masks have no pixel of a class has no labels.
 
     Raises DataError for splits without `train`, images without a mask, masks without an image, masks in which nothing
     tells the classes, and files that cannot be read.
@@ -157,33 +174,31 @@ def masks(root: Path, split_seed: int = 0, reader: Reader | None = None, given: 
         problem = f"{printable(root)} has class maps in some splits, a mask for each object in others"
         raise DataError(problem, "give all splits the same kind")
     maps = kinds == {True}
-    notes: list[str] = []
-    if not maps:
+    if maps:
+        places = {name: [files[0] for files in masks] for name, (_, _, masks) in listed.items()}
+        read = partial(read_values, palette=palette, reader=reader)
+        classes = map_classes(root, places, names, palette, (reader.axes, read), ignore_index)
+    else:
         if len(names) > 1:
             hint = f"leave {CLASSES} out, or give class maps"
             raise DataError(f"{printable(root)} has a mask for each object, which do not tell classes", hint)
-        names, binary = names or [OBJECT], False
         present = {name: [{0} if files else set() for files in masks] for name, (_, _, masks) in listed.items()}
-    else:
-        places = {name: [files[0] for files in masks] for name, (_, _, masks) in listed.items()}
-        values = {name: values_in(files, palette, reader) for name, files in places.items()}
-        every = set().union(*(one for part in values.values() for one in part))
-        binary = not palette and every <= {0, VOID} and VOID in every
-        if not names:
-            names = [f"class {number}" for number in range(2 if binary else 1 + max(every - {VOID}, default=0))]
-            notes.append(f"classes are numbered, as {printable(root / CLASSES)} is not there to name them")
-        present = {name: [class_numbers(one, binary) for one in part] for name, part in values.items()}
+        classes = MapClasses(names or [OBJECT], present, [])
+    names, notes = classes.names, classes.notes
     splits: dict[str, Split] = {}
     for name, (_, images, files) in listed.items():
-        store = MaskFiles(root, images, files, maps, reader, len(names), palette, binary)
+        options = (len(names), palette, classes.binary, classes.threshold, ignore_index)
+        store = MaskFiles(root, images, files, maps, reader, *options)
         labels = np.zeros((len(images), len(names)), np.float32)
-        for row, numbers in enumerate(present[name]):
-            labels[row, [number for number in numbers if number < len(names)]] = 1
+        for row, numbers in enumerate(classes.present[name]):
+            labels[row, [number for number in numbers if 0 <= number < len(names)]] = 1
+        if name != "train" and not labels.any():
+            labels = no_labels(len(images))
         splits[name] = AnnotatedFiles(images, labels, np.arange(len(images)), store)
     splits |= {name: Files(images, no_labels(len(images))) for name, images in unlabelled.items() if images is not None}
     splits, whole = with_val(splits, split_seed, notes)
     unsplit = whole is not None and "test" not in splits
-    return Data(printable(root), tuple(names), splits, notes, unsplit, whole)
+    return Data(printable(root), tuple(names), splits, notes, unsplit, whole, unlearnable=classes.error)
 
 
 def places_of(root: Path, reader: Reader) -> dict[str, tuple[Path, str]]:
@@ -268,76 +283,11 @@ def named_files(folder: Path, reader: Reader) -> dict[str, Path]:
     return files
 
 
-def named_classes(root: Path) -> tuple[list[str], Palette | None]:
-    """The names in `classes.txt`, and their colours where it has any; nothing where there is no such file. Raises
-    DataError for a line that cannot be meant."""
-    place = root / CLASSES
-    if not place.is_file():
-        return [], None
-    names, palette = [], {}
-    for number, line in enumerate(place.read_text("utf-8", "replace").splitlines(), 1):
-        words = line.split()
-        if not words:
-            continue
-        colour = (
-            words[-3:] if len(words) > 3 and all(word.isdecimal() and int(word) < 256 for word in words[-3:]) else []
-        )
-        name = " ".join(words[: len(words) - len(colour)])
-        if name in names or (bool(colour) != bool(palette) and names):
-            problem = "is there twice" if name in names else "has no colour, or others have none"
-            raise DataError(f"{printable(place)}, line {number}: {printable(name)} {problem}", "one class a line")
-        if colour:
-            palette[tuple(map(int, colour))] = len(names)
-        names.append(name)
-    return names, palette or None
-
-
-def values_in(places: Sequence[Path], palette: Palette | None, reader: Reader) -> list[set[int]]:
-    """The numbers in each class map; of one in colours the classes. Raises DataError for one that cannot be read, and
-    for colours where the classes have none."""
-
-    def numbers(place: Path) -> set[int]:
-        mask = read_values(place, palette, reader)
-        if mask.ndim == reader.axes:
-            return set(np.unique(mask).tolist())
-        if palette is None:
-            hint = f"write {CLASSES}, a class a line with its colour: road 128 64 128"
-            raise DataError(f"{printable(place)} is in colours, and no file says whose they are", hint)
-        codes = set(np.unique(codes_of(mask)).tolist())
-        return {number for (red, green, blue), number in palette.items() if 65536 * red + 256 * green + blue in codes}
-
-    with ThreadPoolExecutor(max(1, default_workers())) as pool:
-        return list(pool.map(numbers, places))
-
-
 def read_values(place: Path, palette: Palette | None, reader: Reader) -> np.ndarray:
     """(*image) numbers of a mask, or (H, W, C) uint8 colours; `palette`: the colours of the classes, with which that of
     the file is compared. Raises DataError."""
     values = reader.mask(place)
     return apply_palette(values, place, palette) if palette and values.ndim == 2 else values
-
-
-def codes_of(colours: np.ndarray) -> np.ndarray:
-    """(H, W, C) uint8 colours -> (H, W) int64, a number for each colour."""
-    return (colours[..., :3].astype(np.int64) * (65536, 256, 1)).sum(-1)
-
-
-def class_numbers(values: set[int], binary: bool) -> set[int]:
-    """The classes of numbers in a class map."""
-    return {int(value > 0) for value in values} if binary else values - {VOID}
-
-
-def read_mask(place: Path) -> np.ndarray:
-    """(H, W) numbers of a mask, of palettes their indices, or (H, W, C) uint8 colours. Raises DataError."""
-    try:
-        with Image.open(io.BytesIO(read_regular(place))) as image:
-            if image.mode in ("1", "L", "P", "I", "I;16"):
-                return np.asarray(image).astype(np.int32) * (VOID if image.mode == "1" else 1)
-            return np.asarray(image.convert("RGB"))
-    except Exception as error:
-        raise DataError(
-            f"{printable(place)}: not a readable mask ({reason(error)})", "restore it, or remove it"
-        ) from None
 
 
 def check_size(own: tuple[int, ...], image: tuple[int, ...], place: Path, of: Path) -> None:

@@ -15,10 +15,9 @@ import numpy as np
 
 from vitreous.cores import default_workers
 from vitreous.data.annotations.shapes import Box, Shape, target_of
-from vitreous.data.annotations.target import AnnotatedFiles, Target, Verified
+from vitreous.data.annotations.target import Target, Verified
 from vitreous.data.decoding.decode import read_regular, upright_size
 from vitreous.data.layouts.file_names import find_file, normalise_name
-from vitreous.data.split import Data, Split, no_labels, with_val
 from vitreous.errors import DataError, printable
 
 
@@ -62,31 +61,6 @@ class ObjectFiles:
                 digest.update(repr(shape.runs).encode() if shape.runs is not None else b"")
 
 
-def data_of_scenes(
-    name: str, classes: Sequence[str], scenes: Mapping[str, Sequence[Scene]], split_seed: int, notes: list[str]
-) -> Data:
-    """Return a data set of scenes by split; without `val`, a tenth of `train` is held out.
-
-    Objects of no area are left out, which a note tells. A held-out split without objects has no labels. Raises
-    DataError for splits without `train` or images, and for two classes of one name.
-    """
-    check_classes(name, classes)
-    check_train(name, scenes)
-    splits: dict[str, Split] = {}
-    for split, rows in scenes.items():
-        shown = [without_empty(scene) for scene in rows]
-        labels = np.zeros((len(rows), len(classes)), np.float32)
-        for row, scene in enumerate(shown):
-            labels[row, [shape.label for shape in scene.shapes]] = 1
-        if split != "train" and not any(scene.shapes or scene.verified for scene in shown):
-            labels = no_labels(len(rows))
-        images = [scene.image for scene in shown]
-        splits[split] = AnnotatedFiles(images, labels, np.arange(len(rows)), ObjectFiles(shown))
-    notes += empty_notes([scene for rows in scenes.values() for scene in rows])
-    splits, whole = with_val(splits, split_seed, notes)
-    return Data(name, tuple(classes), splits, notes, whole is not None and "test" not in splits, whole)
-
-
 def check_classes(name: str, classes: Sequence[str]) -> None:
     """Raise DataError for two classes of one name, in any Unicode form."""
     names = list(map(normalise_name, classes))
@@ -103,23 +77,9 @@ def check_train(name: str, splits: Mapping[str, Sized]) -> None:
         raise DataError(problem, "name one of the splits train")
 
 
-def without_empty(scene: Scene) -> Scene:
-    """Return the scene without the objects whose boxes have no area."""
-    return replace(scene, shapes=tuple(shape for shape in scene.shapes if not is_empty(shape.extent())))
-
-
 def is_empty(box: Box | None) -> bool:
     """Whether a box has no area; None is no box."""
     return box is not None and (box[2] <= box[0] or box[3] <= box[1])
-
-
-def empty_notes(scenes: Sequence[Scene]) -> list[str]:
-    """Return what to note of objects that are left out."""
-    counts = [sum(is_empty(shape.extent()) for shape in scene.shapes) for scene in scenes]
-    if not any(counts):
-        return []
-    first = printable(next(scene.origin for scene, count in zip(scenes, counts, strict=True) if count))
-    return [f"{sum(counts)} objects of no area are left out; the first is in {first}"]
 
 
 def parse_all(places: Sequence[Path], parse: Callable[[Path], Any]) -> list[Any]:
@@ -145,13 +105,14 @@ def image_size(place: Path) -> tuple[int, int]:
     return height, width
 
 
-def check_stated_image(stated: Any, image: Path, origin: str) -> None:
-    """Raise DataError, naming `origin`, where an annotation file pairs with `image` by its own name and states the name
-    of another image that lies beside it. `stated`: a file name or path, or anything else where none is stated."""
+def check_stated_image(stated: Any, folder: Path, stem: str, origin: str) -> None:
+    """Raise DataError, naming `origin`, where an annotation file pairs with the image `stem` in `folder`, named without
+    its ending, and states another image that is there. `stated`: a file name or path, or anything else where none is
+    stated."""
     name = re.split(r"[/\\]", stated.strip())[-1] if isinstance(stated, str) else ""
-    other = find_file(image.parent / name) if name else None
-    if other and normalise_name(Path(other).stem) != normalise_name(image.stem):
-        problem = f"{origin} is named like {printable(image.name)} and states the image {printable(name)}"
+    other = find_file(folder / name) if name else None
+    if other and normalise_name(Path(other).stem) != normalise_name(stem):
+        problem = f"{origin} is named like the image {printable(stem)} and states the image {printable(name)}"
         raise DataError(problem, "rename the file, or correct the image that it states")
 
 

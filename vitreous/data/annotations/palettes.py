@@ -9,6 +9,7 @@ import numpy as np
 from PIL import Image
 
 from vitreous.data.decoding.decode import read_regular
+from vitreous.data.decoding.npy import MAGIC
 from vitreous.errors import DataError, first_names, printable
 
 
@@ -16,7 +17,10 @@ def apply_palette(values: np.ndarray, place: Path, colours: dict[tuple[int, ...]
     """Return the (H, W) numbers of a mask, or its (H, W, 3) uint8 colours where its palette has the colours of the
     classes at other numbers; `colours`: colour -> class. Numbers of files without a palette, and of grey palettes, are
     returned as they are. Raises DataError for a palette that contradicts the colours of the classes."""
-    with Image.open(io.BytesIO(read_regular(place))) as image:
+    content = read_regular(place)
+    if content.startswith(MAGIC):
+        return values
+    with Image.open(io.BytesIO(content)) as image:
         palette = image.convert("P").getpalette("RGB") if image.mode == "P" else None
     if not palette:
         return values

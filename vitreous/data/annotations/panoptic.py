@@ -17,15 +17,18 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.data.annotations.coco import categories_of, images_near, is_id, listed_files, read_document, size_in
-from vitreous.data.annotations.masks import check_size, codes_of, read_mask
+from vitreous.data.annotations.class_maps import codes_of
+from vitreous.data.annotations.coco import categories_of, images_near, listed_files, read_document, size_in
+from vitreous.data.annotations.fields import read_flag, read_id, shorten_value
+from vitreous.data.annotations.mask_files import read_mask
+from vitreous.data.annotations.masks import check_size
 from vitreous.data.annotations.objects import check_classes, check_distinct, check_train, image_size
 from vitreous.data.annotations.painted import Painted
 from vitreous.data.annotations.target import IGNORE, AnnotatedFiles, Target, boxes_of
-from vitreous.data.decoding.decode import read_regular
 from vitreous.data.layouts.file_names import FileIndex
 from vitreous.data.layouts.folder import list_images
 from vitreous.data.split import Data, Files, Split, no_labels, with_val
+from vitreous.data.text_files import contains_word
 from vitreous.errors import DataError, printable
 
 FILES, INSTANCES = "panoptic_*.json", "instances_*.json"  # in `annotations`
@@ -117,7 +120,7 @@ def things_of(split: Split, count: int) -> np.ndarray | None:
 def is_panoptic(root: Path) -> bool:
     """Whether a folder has such files and none of instances, or a JSON file is one of them."""
     if root.is_file():
-        return root.suffix.lower() == ".json" and b'"segments_info"' in read_regular(root)
+        return root.suffix.lower() == ".json" and contains_word(root, '"segments_info"')
     home = root / "annotations"
     return bool(listed_files(home, (FILES,))) and not any(home.glob(INSTANCES))
 
@@ -141,7 +144,8 @@ def panoptic(root: Path, split_seed: int = 0) -> Data:
     check_classes(printable(root), names)
     splits: dict[str, Split] = {}
     for split, places in files.items():
-        if split != "train" and not any(documents[place]["annotations"] for place in places):
+        entries = [row for place in places for row in documents[place]["annotations"]]
+        if split != "train" and not any(row.get("segments_info") for row in entries):
             images = [str(row.get("file_name")) for place in places for row in documents[place]["images"]]
             splits[split] = Files(images, no_labels(len(images)))
             continue
@@ -162,10 +166,11 @@ def kinds_of(document: dict[str, Any], origin: str) -> dict[int, tuple[str, bool
     """Id of a category -> its name, and whether it is one of things. Raises DataError where that is not said."""
     kinds = {}
     for number, name in categories_of(document, origin).items():
+        where = f"{origin}: category {printable(name)}"
         thing = next(row.get("isthing") for row in document["categories"] if row["id"] == number)
-        if thing not in (0, 1):
-            raise DataError(f"{origin}: category {printable(name)} has no isthing", "1 for what is counted, else 0")
-        kinds[number] = name, bool(thing)
+        if thing is None:
+            raise DataError(f"{where} has no isthing", "set isthing to 1 for countable objects, else to 0")
+        kinds[number] = name, read_flag(thing, "isthing", where)
     return kinds
 
 
@@ -178,17 +183,20 @@ def panoramas_of(
     pictures = FileIndex(list_images(folder), folder)
     known: dict[int, dict[str, Any]] = {}
     for row in document["annotations"]:
-        if not is_id(row.get("image_id")) or not isinstance(row.get("file_name"), str):
-            raise DataError(f"{origin}: annotation {str(row)[:60]} has no image_id or no file_name", "it has both")
-        if row["image_id"] in known:
-            raise DataError(f"{origin}: image {row['image_id']} has two annotations", "remove one")
-        known[row["image_id"]] = row
+        where = f"{origin}, annotation {shorten_value(row)}"
+        number = read_id(row, "image_id", where)
+        if not isinstance(row.get("file_name"), str):
+            raise DataError(f"{where} has no file_name", "give it the name of its PNG file")
+        if number in known:
+            raise DataError(f"{origin}: image {number} has two annotations", "remove one")
+        known[number] = row
     labels = {number: label for label, number in enumerate(sorted(kinds))}
     rows, numbers = [], set()
     for row in document["images"]:
-        number, name = row.get("id"), row.get("file_name")
-        if not is_id(number) or not isinstance(name, str):
-            raise DataError(f"{origin}: image {str(row)[:60]} has no id or no file_name", "it has both")
+        where, name = f"{origin}, image {shorten_value(row)}", row.get("file_name")
+        number = read_id(row, "id", where)
+        if not isinstance(name, str):
+            raise DataError(f"{where} has no file_name", "give it the name of its image file")
         if number in numbers or number not in known:
             problem = "is there twice" if number in numbers else "has no annotation"
             raise DataError(f"{origin}: image {number} {problem}", "give each image its id and one annotation")
@@ -210,10 +218,11 @@ def segments_of(
     if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
         raise DataError(f"{where} has no segments_info", "a list of id and category_id")
     for entry in listed:
-        number, category = entry.get("id"), entry.get("category_id")
-        if not is_id(number) or not 0 < number < 1 << 24 or number in segments:
-            raise DataError(f"{where}: segment id {str(number)[:40]}", "a number from 1 to 16777215, once an image")
-        if not is_id(category) or category not in kinds:
-            raise DataError(f"{where}: there is no category {str(category)[:40]}", "name it in categories")
-        segments[number] = Segment(number, labels[category], kinds[category][1], bool(entry.get("iscrowd", 0)))
+        number, category = read_id(entry, "id", where), read_id(entry, "category_id", where)
+        if not 0 < number < 1 << 24 or number in segments:
+            raise DataError(f"{where}: segment id {number}", "a number from 1 to 16777215, once an image")
+        if category not in kinds:
+            raise DataError(f"{where}: there is no category {category}", "name it in categories")
+        crowd = read_flag(entry.get("iscrowd"), "iscrowd", f"{where}, segment {number}")
+        segments[number] = Segment(number, labels[category], kinds[category][1], crowd)
     return tuple(segments.values())

@@ -9,21 +9,26 @@ off. Objects marked `difficult` are crowds: neither learned as objects nor judge
 
 from __future__ import annotations
 
+import re
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from pathlib import Path
 
-from vitreous.data.annotations.objects import Scene, check_stated_image, data_of_scenes, finite, parse_all
+from vitreous.data.annotations.fields import read_class_name, read_flag
+from vitreous.data.annotations.objects import Scene, check_stated_image, finite, parse_all
+from vitreous.data.annotations.scenes import data_of_scenes
 from vitreous.data.annotations.shapes import Shape
 from vitreous.data.decoding.decode import read_regular
 from vitreous.data.layouts.file_names import FileIndex, normalise_name
 from vitreous.data.layouts.folder import list_images
 from vitreous.data.layouts.split_names import is_system_name, split_entries
 from vitreous.data.split import Data
+from vitreous.data.text_files import decode_text, read_lines
 from vitreous.errors import DataError, printable
 
 IMAGES, SETS = ("JPEGImages", "images"), Path("ImageSets") / "Main"
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
+PRESENCE = re.compile(r"\s+-?[01]$")
 Named = tuple[str, Shape]  # the name of a class, and an object
 
 
@@ -78,9 +83,15 @@ def splits_of(root: Path, files: dict[str, Path]) -> dict[str, list[str]]:
     names = {}
     places = {place.stem: place for place in (root / SETS).glob("*.txt")}
     for split, stem in split_entries(places, printable(root / SETS)).items():
-        lines = places[stem].read_text("utf-8", "replace").splitlines()
-        names[split] = [normalise_name(line.split()[0]) for line in lines if line.strip()]
+        lines = (normalise_name(line.strip()) for line in read_lines(places[stem]))
+        names[split] = [listed_stem(line, files) for line in lines if line]
     return names or {"train": list(files)}
+
+
+def listed_stem(line: str, files: dict[str, Path]) -> str:
+    """The name of an image in a line of a list, which may contain spaces; the lists of single classes have 1, 0 or -1
+    after it."""
+    return line if line in files else PRESENCE.sub("", line)
 
 
 def parse_file(place: Path) -> tuple[list[Named], tuple[int, int] | None]:
@@ -92,24 +103,25 @@ def parse_file(place: Path) -> tuple[list[Named], tuple[int, int] | None]:
     origin, content = printable(place), read_regular(place)
     if b"<!ENTITY" in content or b"<!DOCTYPE" in content:
         raise DataError(f"{origin} declares entities", "annotations need none: remove the declaration")
+    declared = b"encoding" in content[:200].partition(b"?>")[0]
     try:
-        tree = ElementTree.fromstring(content)
+        tree = ElementTree.fromstring(content if declared else decode_text(content, origin))
     except (ElementTree.ParseError, ValueError, LookupError) as error:
-        raise DataError(f"{origin} is no XML ({error})", "mend or remove it") from None
+        if declared:  # an encoding that the content does not have
+            decode_text(content, origin)
+        raise DataError(f"{origin} is not valid XML ({error})", "fix or remove the file") from None
     folder = image_folder(place.parent.parent)
     if folder is not None:
-        check_stated_image(tree.findtext("filename"), folder / place.with_suffix("").name, origin)
+        check_stated_image(tree.findtext("filename"), folder, place.stem, origin)
     rows = []
     for number, element in enumerate(tree.iter("object"), 1):
         where = f"{origin}, object {number}"
-        name = normalise_name((element.findtext("name") or "").strip())
-        if not name:
-            raise DataError(f"{where} has no name", "name its class")
+        name = normalise_name(read_class_name(element.findtext("name"), where))
         corners = [element.findtext(f"bndbox/{key}") for key in CORNERS]
         left, top, right, bottom = finite(corners, where)
         if right < left or bottom < top:
             raise DataError(f"{where}: the box ends before it begins", "exchange its corners")
-        crowd = (element.findtext("difficult") or "0").strip() == "1"
+        crowd = read_flag(element.findtext("difficult"), "difficult", where)
         rows.append((name, Shape(0, (left, top, right, bottom), crowd=crowd)))
     size = [tree.findtext(f"size/{key}") for key in ("height", "width")]
     if all(text and text.strip().isdecimal() and int(text) for text in size):

@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 
 from vitreous.data.annotations.masks import MASKS, Reader, image_folder, mask_folder, masks
-from vitreous.data.decoding.decode import read_regular
 from vitreous.data.decoding.orientation import align_labels
 from vitreous.data.decoding.volumes import OWN, SUFFIXES, open_volume, read_labels, stem_of, volume_form
 from vitreous.data.layouts.folder import walk
 from vitreous.data.layouts.split_names import find_split_folders
 from vitreous.data.split import Data
+from vitreous.data.text_files import read_text
 from vitreous.errors import DataError, printable
 
 DECATHLON = ("imagesTr", "labelsTr")
@@ -54,7 +54,9 @@ def are_volumes(root: Path) -> bool:
         folder = mask_folder(home, VOLUMES)
         if folder is not None:
             images, first = list_volumes(image_folder(home, VOLUMES)), list_volumes(folder)[0]
-            return any(place.name.lower().endswith(tuple(OWN)) for place in (*images, first)) or is_solid(first)
+            return any(place.name.lower().endswith(tuple(OWN)) for place in (*images, first)) or (
+                bool(images) and is_solid(first)
+            )
     return False
 
 
@@ -66,10 +68,10 @@ def is_solid(place: Path) -> bool:
         return False
 
 
-def volumes(root: Path, split_seed: int = 0) -> Data:
+def volumes(root: Path, split_seed: int = 0, ignore_index: int | None = None) -> Data:
     """Open volumes with masks beside them. Raises DataError as `masks` does, and for a `dataset.json` that does not
     number its classes from 0 on."""
-    return masks(root, split_seed, VOLUMES, described_classes(root / DESCRIPTION))
+    return masks(root, split_seed, VOLUMES, described_classes(root / DESCRIPTION), ignore_index)
 
 
 def described_classes(place: Path) -> list[str]:
@@ -78,7 +80,7 @@ def described_classes(place: Path) -> list[str]:
     if not place.is_file():
         return []
     try:
-        labels = json.loads(read_regular(place).decode("utf-8-sig"))["labels"]
+        labels = json.loads(read_text(place))["labels"]
         turned = all(str(key).isdecimal() for key in labels)
         numbered = {int(key if turned else name): str(name if turned else key) for key, name in labels.items()}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
+import unicodedata
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,8 @@ from typing import Any
 import numpy as np
 import yaml
 
+from vitreous.data.annotations.class_maps import CLASSES, split_colour
 from vitreous.data.annotations.drawing import class_colours, picture_of_map
-from vitreous.data.annotations.masks import CLASSES
 from vitreous.data.annotations.painted import paint_classes
 from vitreous.data.annotations.shapes import runs_of_mask
 from vitreous.data.annotations.target import AnnotatedFiles, AnnotatedSplit, Target, require_pictures
@@ -25,6 +27,7 @@ from vitreous.disk import atomic_path, write_error
 from vitreous.errors import DataError, UsageError, printable
 from vitreous.progress import Listener, NullListener
 
+UNSTORABLE = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")  # in XML and lines of lists
 Rows = list[tuple[str, Target]]  # the name of an image in the new folder, and what is on it
 
 
@@ -53,6 +56,7 @@ def convert_annotations(data: Data, out: Path, to: str, listener: Listener | Non
     require_pictures(data.splits.values(), "annotations are converted of pictures")
     if to == "masks":
         data = paint_classes(data)
+    check_class_names(data.classes, to)
     form, splits = FORMATS[to], given_splits(data)
     counts: dict[str, dict[str, int]] = {}
     lost = maps = 0
@@ -93,19 +97,45 @@ def given_splits(data: Data) -> dict[str, AnnotatedSplit]:
 
 def copy_images(split: AnnotatedSplit, folder: Path, others: dict[str, Rows], listener: Listener) -> Rows:
     """Copy the images of a split into a folder, and read what is on them. Names that are taken get a number before
-    them. Raises DataError."""
+    them; characters that a format could not store become `_`. Raises DataError."""
     folder.mkdir(parents=True, exist_ok=True)
-    taken = {Path(name).stem for rows in others.values() for name, _ in rows}
+    taken = {name_key(Path(name).stem) for rows in others.values() for name, _ in rows}
     rows: Rows = []
     for sample in range(len(split)):
         place = path_of(split, sample)
-        stem = place.stem if place.stem not in taken else f"{sample}-{place.stem}"
-        taken.add(stem)
+        stem = unique_stem(storable_stem(place.stem), sample, taken)
+        taken.add(name_key(stem))
         target = split.target(sample)
         shutil.copyfile(place, folder / (stem + place.suffix))
         rows.append((stem + place.suffix, target))
         listener.progress("convert", sample + 1, len(split), place.name)
     return rows
+
+
+def storable_stem(stem: str) -> str:
+    """Make a file name without its ending fit for lists and label files: no control characters, no bytes that are not
+    UTF-8, no spaces around it and no leading dots, which hide a file."""
+    return UNSTORABLE.sub("_", stem).strip().lstrip(".") or "_"
+
+
+def name_key(stem: str) -> str:
+    """What two file names have in common that are one name on some file systems."""
+    return unicodedata.normalize("NFC", stem).casefold()
+
+
+def unique_stem(stem: str, sample: int, taken: set[str]) -> str:
+    """Put the number of the sample before a name that is taken, until it is not."""
+    while name_key(stem) in taken:
+        stem = f"{sample}-{stem}"
+    return stem
+
+
+def check_class_names(classes: Sequence[str], to: str) -> None:
+    """Raise DataError for a class name that files of the format `to` cannot store as it is."""
+    for name in classes:
+        if UNSTORABLE.search(name) or name != name.strip() or not name:
+            problem = f"the class name {name!a} has control characters, line ends or spaces around it"
+            raise DataError(f"{problem}, which {to} files cannot store", "rename the class")
 
 
 def path_of(split: AnnotatedSplit, sample: int) -> Path:
@@ -192,8 +222,12 @@ def write_masks(home: Path, split: str, rows: Rows, classes: tuple[str, ...]) ->
 
 
 def finish_masks(home: Path, splits: dict[str, Rows], classes: tuple[str, ...]) -> None:
-    """`classes.txt`."""
-    (home / CLASSES).write_text("\n".join(classes) + "\n", "utf-8")
+    """`classes.txt`, with colours where a name could be taken for one with a colour."""
+    colours = class_colours(classes)
+    names = list(classes)
+    if any(split_colour(name)[1] for name in classes):  # a name that ends as a colour does gets its own behind it
+        names = [f"{name} {' '.join(map(str, colour))}" for name, colour in zip(classes, colours, strict=True)]
+    (home / CLASSES).write_bytes(("\n".join(names) + "\n").encode())
 
 
 FORMATS = {

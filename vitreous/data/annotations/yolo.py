@@ -4,6 +4,8 @@
     DIR/images/train/a.jpg
     DIR/labels/train/a.txt   lines of class, centre x, centre y, width, height; or of class, x, y, x, y, ...
 
+Label files may also lie beside their images. With `kpt_shape` in data.yaml the values after a box are keypoints, which
+are left out.
 Without `data.yaml` the splits are the folders below `images`, classes are named in `classes.txt` or by their numbers.
 An image without a file, or with an empty one, has no object.
 """
@@ -11,18 +13,21 @@ An image without a file, or with an empty one, has no object.
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from vitreous.config import read_yaml
-from vitreous.data.annotations.objects import Scene, data_of_scenes, finite, image_size, parse_all
+from vitreous.data.annotations.keypoints import UNSTATED, Keypoints, count_values, read_keypoints, refuse_keypoints
+from vitreous.data.annotations.objects import Scene, finite, image_size, parse_all
+from vitreous.data.annotations.scenes import data_of_scenes
 from vitreous.data.annotations.shapes import Shape, box_corners, polygon_of_mask
-from vitreous.data.decoding.decode import read_regular
 from vitreous.data.layouts.file_names import find_file, normalise_name
 from vitreous.data.layouts.folder import list_images
 from vitreous.data.layouts.split_names import find_split_folders, is_system_name, split_entries, split_of_name
 from vitreous.data.split import Data
+from vitreous.data.text_files import read_lines, read_text
 from vitreous.errors import DataError, UsageError, printable
 
 CONFIGS = ("data.yaml", "data.yml", "dataset.yaml")
@@ -31,8 +36,12 @@ Line = tuple[int, tuple[float, ...]]  # a class, and coordinates in shares
 
 
 def is_yolo(root: Path) -> bool:
-    """Whether a folder is a data set of this kind: it has data.yaml, or text files below `labels` beside `images`."""
-    return has_config(root) or ((root / "images").is_dir() and any((root / "labels").rglob("*.txt")))
+    """Whether a folder is a data set of this kind: it has data.yaml, or text files below `labels` beside `images`, or
+    classes.txt and text files beside the images."""
+    if has_config(root) or not (root / "images").is_dir():
+        return has_config(root)
+    labelled = any((root / "labels").rglob("*.txt"))
+    return labelled or ((root / CLASSES).is_file() and any((root / "images").rglob("*.txt")))
 
 
 def has_config(root: Path) -> bool:
@@ -47,12 +56,14 @@ def yolo(root: Path, split_seed: int = 0) -> Data:
     classes without a name, and lines that are no boxes and no polygons.
     """
     place = next((root / name for name in CONFIGS if (root / name).is_file()), None)
-    names, listed = read_config(place) if place else (named_classes(root), folders_below(root))
+    names, listed, keypoints = read_config(place) if place else (named_classes(root), folders_below(root), UNSTATED)
     images = [image for rows in listed.values() for image in rows]
     check_images(images)
-    lines = dict(zip(images, parse_all(images, parse_labels), strict=True))
+    lines = dict(zip(images, parse_all(images, partial(parse_labels, keypoints=keypoints)), strict=True))
+    if keypoints == UNSTATED:
+        refuse_keypoints(lines)
     numbers = {number for rows in lines.values() for number, _ in rows}
-    notes = []
+    notes = ["keypoints are left out: only the boxes of the label files are read"] if count_values(keypoints) else []
     if not names:
         names = {number: f"class {number}" for number in range(1 + max(numbers, default=0))}
         notes.append(f"classes are numbered, as neither data.yaml nor {CLASSES} names them")
@@ -66,13 +77,13 @@ def yolo(root: Path, split_seed: int = 0) -> Data:
     return data_of_scenes(printable(root), titles, scenes, split_seed, notes)
 
 
-def read_config(place: Path) -> tuple[dict[int, str], dict[str, list[Path]]]:
-    """Class names by number, and the images of each split. Raises DataError."""
+def read_config(place: Path) -> tuple[dict[int, str], dict[str, list[Path]], Keypoints]:
+    """Class names by number, the images of each split, and the keypoints of each object. Raises DataError."""
     origin = printable(place)
     try:
-        config = read_yaml(read_regular(place).decode("utf-8", "replace"))
+        config = read_yaml(read_text(place))
     except (UsageError, ValueError) as error:
-        raise DataError(f"{origin} is no YAML ({str(error)[:80]})", "mend it") from None
+        raise DataError(f"{origin} is not valid YAML ({str(error)[:80]})", "fix the file") from None
     names = config.get("names") if isinstance(config, dict) else None
     names = dict(enumerate(names)) if isinstance(names, list) else names
     table: dict[int, str] = {}
@@ -89,7 +100,7 @@ def read_config(place: Path) -> tuple[dict[int, str], dict[str, list[Path]]]:
     for split, key in split_entries(keys, origin).items():
         words = config[key] if isinstance(config[key], list) else [config[key]]
         listed[split] = [image for word in words for image in images_of(str(word), home, origin)]
-    return table, listed
+    return table, listed, read_keypoints(config, origin)
 
 
 def images_of(word: str, home: Path, origin: str) -> list[Path]:
@@ -98,8 +109,7 @@ def images_of(word: str, home: Path, origin: str) -> list[Path]:
         if place.is_dir():
             return list_images(place)
         if place.is_file():
-            lines = place.read_text("utf-8", "replace").split("\n")
-            paths = [home / line.strip() for line in lines if line.strip()]
+            paths = [home / line.strip() for line in read_lines(place) if line.strip()]
             return [Path(find_file(path) or path) for path in paths]
     raise DataError(f"{origin}: {printable(word)} is not there", "name a folder of images below the file's own")
 
@@ -114,19 +124,21 @@ def named_classes(root: Path) -> dict[int, str]:
     """The names in classes.txt by number; none where there is no such file."""
     places = [root / CLASSES, root / "labels" / CLASSES]
     place = next((one for one in places if one.is_file()), None)
-    lines = place.read_text("utf-8", "replace").splitlines() if place else []
+    lines = read_lines(place) if place else []
     return dict(enumerate(line.strip() for line in lines if line.strip()))
 
 
 def label_file(image: Path) -> Path:
-    """The text file of an image: `labels` in the place of the last `images` of its path, else beside it."""
+    """The text file of an image: `labels` in the place of the last `images` of its path, else beside the image."""
+    beside = image.with_suffix(".txt")
     parts = list(image.parts)
+    place = beside
     if "images" in parts[:-1]:
         parts[len(parts) - 2 - parts[-2::-1].index("images")] = "labels"
-    place = Path(*parts).with_suffix(".txt")
-    if not place.parent.is_dir() and (split := split_of_name(place.parent.name)):
-        place = find_split_folders(place.parent.parent).get(split, place.parent) / place.name
-    return Path(find_file(place) or place)
+        place = Path(*parts).with_suffix(".txt")
+        if not place.parent.is_dir() and (split := split_of_name(place.parent.name)):
+            place = find_split_folders(place.parent.parent).get(split, place.parent) / place.name
+    return Path(find_file(place) or find_file(beside) or place)
 
 
 def check_images(images: list[Path]) -> None:
@@ -147,22 +159,30 @@ def check_images(images: list[Path]) -> None:
                     raise DataError(problem, "restore the image, or remove the file")
 
 
-def parse_labels(image: Path) -> list[Line]:
-    """The lines of an image's file; none where there is no file. Raises DataError."""
+def parse_labels(image: Path, keypoints: Keypoints = UNSTATED) -> list[Line]:
+    """The lines of an image's file, without the values of its keypoints; none where there is no file. Raises
+    DataError."""
     place = label_file(image)
     if not place.is_file() or not place.stat().st_size:
         return []
     rows = []
-    for number, text in enumerate(read_regular(place).decode("utf-8", "replace").splitlines(), 1):
+    for number, text in enumerate(read_lines(place), 1):
         words = text.split()
         if not words:
             continue
         where = f"{printable(place)}, line {number}"
         label, *shares = finite(words, where)
+        if extra := count_values(keypoints):
+            if len(shares) not in (4, 4 + extra):
+                hint = f"class, box and {extra} values of keypoints, as kpt_shape {list(keypoints or ())} states"
+                raise DataError(f"{where} has {len(words)} numbers", hint)
+            shares = shares[:4]
         if label < 0 or label != int(label):
             raise DataError(f"{where}: {words[0]} is no number of a class", "classes are numbered from 0")
         if len(shares) != 4 and (len(shares) < 6 or len(shares) % 2):
             hint = "class, centre x, centre y, width, height; or class and at least three pairs of x and y"
+            if len(shares) > 4 and (len(shares) - 4) % 3 == 0:
+                hint += f"; for keypoints add kpt_shape: [{(len(shares) - 4) // 3}, 3] to data.yaml"
             raise DataError(f"{where} has {len(words)} numbers", hint)
         if min(shares) < -1 or max(shares) > 2:
             raise DataError(f"{where}: {max(shares, key=abs):g} is no share of a side", "divide by width and height")

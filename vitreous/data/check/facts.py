@@ -42,6 +42,7 @@ def facts(
         "kind": kind_of(subject.pool.splits[0]),
         "refused": as_dict(subject.refused),
         "unlabelled": as_dict(subject.unlabelled),
+        "unlearnable": as_dict(subject.unlearnable),
         "classes": list(subject.classes),
         "notes": subject.notes,
         "splits": {name: split_facts(subject, name, part) for name, part in zip(subject.splits, parts, strict=True)},

@@ -49,7 +49,7 @@ def dedup_command(source: str, split: str) -> str:
 
 def failures(facts: dict[str, Any], source: str) -> Iterator[Row]:
     """Yield what hinders training."""
-    for level, kind in ((FAILS, "refused"), (WARNS, "unlabelled")):
+    for level, kind in ((FAILS, "refused"), (FAILS, "unlearnable"), (WARNS, "unlabelled")):
         if error := facts[kind]:
             yield level, kind, error["message"], error["hint"]
     kind = facts["kind"]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from vitreous.data.annotations.learnable import find_unlearnable
 from vitreous.data.annotations.masks import MaskFiles
 from vitreous.data.annotations.target import AnnotatedFiles, axes_of, kind_of
 from vitreous.data.copies.listing import as_made
@@ -33,7 +34,8 @@ ANNOTATIONS = (".json", ".xml", ".txt", ".csv", ".yaml", ".yml")  # files that s
 class Subject:
     """Splits by name, as the user made them: what `train` would draw from the training images is not drawn.
 
-    `refused` is why the source is not a data set, `unlabelled` why its images have no labels, and thus no classes.
+    `refused` is why the source is not a data set, `unlabelled` why its images have no labels, and thus no classes,
+    `unlearnable` why nothing of their annotations can be learned.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Subject:
     notes: list[str] = field(default_factory=list)
     refused: DataError | None = None
     unlabelled: DataError | None = None
+    unlearnable: DataError | None = None
     column: str | None = None  # of a table, that names the group of each image
 
     @cached_property
@@ -69,12 +72,17 @@ class Subject:
 
 
 def open_subject(
-    source: str, split: str | None = None, group_by: str | None = None, axes: int | None = None
+    source: str,
+    split: str | None = None,
+    group_by: str | None = None,
+    axes: int | None = None,
+    ignore_index: int | None = None,
 ) -> Subject:
-    """Open a source, or a single split of it, and the groups of a table by the column `group_by`; `axes` as `open_data`
-    has it. Raises DataError where there are no images, and for a column that is not there."""
+    """Open a source, or a single split of it, and the groups of a table by the column `group_by`; `axes` and
+    `ignore_index` as `open_data` has them. Raises DataError where there are no images, and for a column that is not
+    there."""
     try:
-        data = detect_layout(source, 0, group_by, axes=axes)
+        data = detect_layout(source, 0, group_by, axes=axes, ignore_index=ignore_index)
     except DataError as error:
         paths = list_images(Path(source)) if Path(source).is_dir() else []
         if not paths:
@@ -93,6 +101,7 @@ def open_subject(
         tuple(map(printable, data.classes)),
         data.notes,
         unlabelled=data.unlabelled,
+        unlearnable=find_unlearnable(data) if split is None else None,
         column=data.group_column,
     )
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.data.decoding.decode import read_regular
 from vitreous.data.layouts.video import ClipFiles
 from vitreous.data.split import Data, Files, Split
+from vitreous.data.text_files import read_text
 from vitreous.disk import is_utf8
 from vitreous.errors import DataError, UsageError, printable
 from vitreous.tables import MARKED, as_csv, marked
@@ -36,9 +36,9 @@ def excluded(path: str | os.PathLike[str]) -> frozenset[str]:
     """Read the names of the copies in a list, as `Split.name` gives them. Raises DataError, with the row, otherwise."""
     name, hint = printable(path), "make it with `vitreous data dedup`"
     try:
-        rows = list(csv.reader(io.StringIO(read_regular(path).decode("utf-8-sig"), newline=""), strict=True))
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{name}: not CSV in UTF-8 ({error})", hint) from None
+        rows = list(csv.reader(io.StringIO(read_text(path), newline=""), strict=True))
+    except csv.Error as error:
+        raise DataError(f"{name} is not valid CSV ({error})", hint) from None
     if not rows or "path" not in rows[0]:
         raise DataError(f"{name}: no column path", hint)
     for number, row in enumerate(rows, 1):

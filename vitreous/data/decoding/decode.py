@@ -222,6 +222,8 @@ def flatten(image: Image.Image, mode: str, name: str) -> Image.Image:
 
 def reason(error: Exception) -> str:
     """Shorten an exception of Pillow or of the system to one line."""
+    if isinstance(error, UnidentifiedImageError):  # its text names an object in memory
+        return "not an image of a known format"
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return text.splitlines()[0][:120] if text else type(error).__name__
 

@@ -18,6 +18,7 @@ from vitreous.data.decoding.decode import read_regular
 from vitreous.data.layouts.folder import classified, entries, is_folder, list_classes, split_folders, walk
 from vitreous.data.layouts.split_names import find_split_folders
 from vitreous.data.split import Data, Paths
+from vitreous.data.text_files import read_lines, read_text
 from vitreous.errors import DataError, printable
 
 SYNSET = re.compile(r"n\d{8}")
@@ -85,7 +86,7 @@ def solution(places: list[Path]) -> dict[str, str]:
     file = find(places, (SOLUTION,))
     if not file:
         return {}
-    rows = list(csv.reader(io.StringIO(read_regular(file).decode("utf-8", "replace"))))
+    rows = list(csv.reader(io.StringIO(read_text(file))))
     truth = {row[0]: row[1].split(" ", 1)[0] for row in rows[1:] if len(row) == 2}
     if not truth or not all(SYNSET.fullmatch(synset) for synset in truth.values()):
         problem = f"{printable(file)}: expected ImageId,PredictionString and a synset in every row"
@@ -124,7 +125,7 @@ def titles_of(classes: tuple[str, ...], places: list[Path]) -> dict[str, str]:
     ILSVRC2012's 1,000."""
     file, titles = find(places, TITLES), {}
     if file:
-        for line in read_regular(file).decode("utf-8", "replace").splitlines():
+        for line in read_lines(file):
             synset, *rest = line.split(None, 1)[:2] if line.strip() else ("",)
             titles[synset] = rest[0].strip() if rest else ""
     elif meta := find_devkit(places, "meta.mat"):

@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vitreous.data.decoding.decode import read_regular
 from vitreous.data.layouts.classes import too_few_classes
 from vitreous.data.layouts.file_names import find_file
 from vitreous.data.layouts.split_names import SPLIT_NAMES, find_split_folders, split_entries
 from vitreous.data.split import Data, Files, Split, no_labels, with_val
+from vitreous.data.text_files import read_lines
 from vitreous.errors import DataError, first_lines, printable
 
 ALL = "train800val200"  # the 1,000 images that the last training of a task is allowed
@@ -80,16 +80,11 @@ def read(root: Path, name: str, held_out: bool = False) -> list[Line]:
     """The lines of a list; one that repeats another is left out. The list of a `held_out` split may be empty, or have
     paths alone, of the label NO_LABEL. Raises DataError, with the line."""
     source = printable(root / f"{name}.txt")
-    if held_out and not (root / f"{name}.txt").stat().st_size:
-        return []
-    try:
-        text = read_regular(root / f"{name}.txt").decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise DataError(f"{source}: not UTF-8", "save it as UTF-8") from None
+    listed = read_lines(root / f"{name}.txt")
     lines: dict[str, Line] = {}
-    if held_out and (unlabelled := paths_without_labels(root, text)):
+    if held_out and (unlabelled := paths_without_labels(root, listed)):
         return [Line(path, NO_LABEL, source) for path in unlabelled]
-    for number, words in enumerate(text.splitlines(), 1):
+    for number, words in enumerate(listed, 1):
         if not words.strip():
             continue
         path, _, label = words.strip().rpartition(" " if "\t" not in words else "\t")
@@ -110,9 +105,9 @@ def read(root: Path, name: str, held_out: bool = False) -> list[Line]:
     return list(lines.values())
 
 
-def paths_without_labels(root: Path, text: str) -> list[str]:
+def paths_without_labels(root: Path, lines: list[str]) -> list[str]:
     """The distinct lines of a list of which every line is the path of a file; none for any other list."""
-    paths = [os.path.normpath(line.strip()) for line in text.splitlines() if line.strip()]
+    paths = [os.path.normpath(line.strip()) for line in lines if line.strip()]
     inside = all(not os.path.isabs(path) and not path.startswith("..") for path in paths)
     return list(dict.fromkeys(paths)) if inside and all(map(os.path.isfile, map(root.joinpath, paths))) else []
 
@@ -137,7 +132,7 @@ def class_names(root: Path, numbers: list[int], lines: list[Line]) -> tuple[str,
     file = root / "classes.txt"
     if not file.is_file():
         return tuple(map(str, numbers))
-    names = [name.strip() for name in read_regular(file).decode("utf-8-sig", "replace").splitlines()]
+    names = [name.strip() for name in read_lines(file)]
     if strange := next((line for line in lines if line.label >= len(names)), None):
         hint = "a class is the number of its line there, counted from 0"
         raise DataError(f"{strange.where}: class {strange.label}, but classes.txt has {len(names)} names", hint)

@@ -28,13 +28,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vitreous.data.decoding.decode import read_regular
 from vitreous.data.layouts.classes import class_order, label_array, one_class_note, too_few_classes
 from vitreous.data.layouts.file_names import find_file, normalise_name
 from vitreous.data.layouts.split_names import SPLIT_OF_NAME, split_of_name
 from vitreous.data.layouts.video import ClipFiles, are_clip_files, clips_note
 from vitreous.data.layouts.volumes import ArrayFiles, arrays_note, axes_of_files, no_arrays
 from vitreous.data.split import Data, Files, Split, no_labels, with_val
+from vitreous.data.text_files import read_text
 from vitreous.errors import DataError, first_lines, first_names, nearest, printable
 
 CLIPS = -1  # in place of the axes of volumes and signals
@@ -190,13 +190,7 @@ def read_groups(parts: dict[str, list[Row]], notes: list[str]) -> np.ndarray | N
 
 def read(source: Path, name: str) -> Iterator[tuple[int, list[str]]]:
     """The line and the cells of the header, and of each row. Raises DataError with the line."""
-    content = read_regular(source)
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise DataError(f"{name}, line {line}: not UTF-8", "save it as UTF-8") from None
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    reader = csv.reader(io.StringIO(read_text(source), newline=""), strict=True)
     line, empty = 1, True
     try:
         for cells in reader:

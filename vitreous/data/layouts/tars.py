@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from vitreous.data.decoding.clips import GIF, VIDEOS, is_animated
-from vitreous.data.decoding.decode import is_image, read_regular
+from vitreous.data.decoding.decode import is_image
 from vitreous.data.layouts.classes import class_order, label_array, natural, one_class_note, too_few_classes
 from vitreous.data.layouts.split_names import (
     SPLIT_NAMES,
@@ -33,6 +33,7 @@ from vitreous.data.layouts.split_names import (
 from vitreous.data.layouts.video import StoredClips, clips_note, probed
 from vitreous.data.split import Data, Split, Stored, no_labels, with_val
 from vitreous.data.stores.tarindex import ORPHANS, Index, Word, index
+from vitreous.data.text_files import read_lines, read_text
 from vitreous.errors import DataError, first_lines, printable
 
 EXPECTED = (
@@ -255,10 +256,9 @@ def names_beside(source: Path) -> tuple[str, ...]:
         if not file.is_file():
             continue
         try:
-            text = read_regular(file).decode("utf-8-sig")
-            listed: Any = json.loads(text).get("classes") if file.suffix == ".json" else text.splitlines()
+            listed: Any = json.loads(read_text(file)).get("classes") if file.suffix == ".json" else read_lines(file)
         except (ValueError, AttributeError, RecursionError):
-            hint = 'expected UTF-8: a name a line, or {"classes": [...]}'
+            hint = 'expected a name on each line, or {"classes": [...]}'
             raise DataError(f"{printable(file)} cannot be read", hint) from None
         if file.suffix == ".json" and listed is None:
             continue

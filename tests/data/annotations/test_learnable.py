@@ -1,0 +1,327 @@
+"""Objects that cannot be learned are counted with the reason; `train` and `data check` refuse data without any."""
+
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.conftest import say
+from tests.data.annotations.scenery import write_maps, write_objects
+from tests.data.annotations.test_panoptic import write_panoptic
+from tests.data.annotations.writing_scenes import WRITERS, save_image, write_coco, write_yolo
+from vitreous.data.annotations.fields import read_flag
+from vitreous.data.annotations.learnable import find_unlearnable, require_learnable
+from vitreous.data.check.check import check
+from vitreous.data.sources import open_data
+from vitreous.errors import DataError
+
+DETECT = ("--recipe", "detect", "--model", "ViT-32x2/8", "--image-size", "32", "--steps", "1", "--workers", "0")
+
+
+def edit_json(place, change):
+    document = json.loads(place.read_text())
+    change(document)
+    place.write_text(json.dumps(document))
+
+
+def edit_annotations(home, **values):
+    """COCO with other values in every annotation."""
+    write_coco(home)
+    for place in (home / "annotations").iterdir():
+        edit_json(place, lambda document: [entry.update(values) for entry in document["annotations"]])
+    return home
+
+
+def rewrite_texts(home, pattern, change):
+    for place in home.rglob(pattern):
+        place.write_text(change(place.read_text()))
+    return home
+
+
+def write_crowds(home):
+    return edit_annotations(home, iscrowd=1)
+
+
+def write_difficult(home):
+    WRITERS["voc"](home)
+    return rewrite_texts(home, "*.xml", lambda text: text.replace("</name>", "</name><difficult>1</difficult>"))
+
+
+def write_empty_boxes(home):
+    return edit_annotations(home, bbox=[3, 3, 0, 0], segmentation=[])
+
+
+def write_outside(home):
+    return edit_annotations(home, bbox=[300, 300, 20, 20], segmentation=[])
+
+
+def write_shares(home):
+    return edit_annotations(home, bbox=[0.1, 0.2, 0.4, 0.4], segmentation=[])
+
+
+def write_voc_shares(home):
+    WRITERS["voc"](home)
+    return rewrite_texts(
+        home, "*.xml", lambda text: re.sub(r"(<[xy]m\w\w>)(\d+)", lambda m: f"{m[1]}{int(m[2]) / 40}", text)
+    )
+
+
+def write_labelme_shares(home):
+    WRITERS["labelme"](home)
+
+    def divide(document):
+        for entry in document["shapes"]:
+            entry["points"] = [[x / 40, y / 40] for x, y in entry["points"]]
+
+    for place in home.rglob("*.json"):
+        edit_json(place, divide)
+    return home
+
+
+def write_csv_shares(home):
+    rows = "".join(f"{number}.png,cat,0.1,0.2,0.5,0.6\n" for number in range(8))
+    return write_table(home, "image,label,xmin,ymin,xmax,ymax\n" + rows)
+
+
+def write_csv_sizes(home):
+    rows = "".join(f"{number}.png,1024,768,cat,3,3,9,9\n" for number in range(8))
+    return write_table(home, "filename,width,height,class,xmin,ymin,xmax,ymax\n" + rows)
+
+
+def write_table(home, text):
+    for number in range(8):
+        save_image(home / f"{number}.png", number)
+    (home / "boxes.csv").write_text(text)
+    return home / "boxes.csv"
+
+
+def write_voc_sizes(home):
+    WRITERS["voc"](home)
+    return rewrite_texts(home, "*.xml", lambda text: text.replace("<width>32<", "<width>64<"))
+
+
+def write_no_labels(home):
+    write_yolo(home)
+    shutil.rmtree(home / "labels")
+    return home
+
+
+def write_empty_labels(home):
+    return rewrite_texts(write_yolo(home), "*.txt", lambda text: "")
+
+
+def write_no_shapes(home):
+    WRITERS["labelme"](home)
+    for place in home.rglob("*.json"):
+        edit_json(place, lambda document: document.update(shapes=[]))
+    return home
+
+
+def write_empty_masks(home):
+    write_objects(home)
+    for place in home.glob("*/masks/*.png"):
+        Image.new("L", (32, 24)).save(place)
+    return home
+
+
+def write_constant_maps(home, value=0):
+    write_maps(home)
+    for place in (home / "masks").iterdir():
+        Image.new("L", (32, 24), value).save(place)
+    return home
+
+
+def write_unknown_maps(home):
+    write_constant_maps(home, 255)
+    Image.fromarray(np.full((24, 32), 255, np.uint8)).save(home / "masks" / "0.png")
+    return home
+
+
+UNLEARNABLE = {
+    write_crowds: "crowds",
+    write_difficult: "crowds",
+    write_empty_boxes: "without area",
+    write_outside: "outside their image",
+    write_shares: "shares of the image, not pixels",
+    write_voc_shares: "shares of the image, not pixels",
+    write_labelme_shares: "shares of the image, not pixels",
+    write_csv_shares: "shares of the image, not pixels",
+    write_csv_sizes: "32 x 24 pixels, .*boxes.csv states 1024 x 768",
+    write_voc_sizes: "states 64 x 24",
+    write_no_labels: "label files do not exist",
+    write_empty_labels: "none of 3 training images has an annotated object",
+    write_no_shapes: "none of 3 training images has an annotated object",
+    write_empty_masks: "no object on 4 training images can be learned",
+    write_constant_maps: r"has one class \(ground\)",
+    write_unknown_maps: "has one class",
+}
+
+
+@pytest.mark.parametrize("write", UNLEARNABLE, ids=lambda write: write.__name__)
+def test_data_without_anything_to_learn_are_refused(tmp_path, write):
+    source = write(tmp_path / "data")
+    maps = "maps" in write.__name__
+    with pytest.raises(DataError, match=UNLEARNABLE[write]) as refusal:
+        require_learnable(open_data(str(source)), "classes" if maps else "objects")
+    assert refusal.value.hint and refusal.value.code == 3
+    document, _ = check(str(source), workers=0)
+    finding = next(row for row in document["findings"] if row["what"] == "unlearnable")
+    assert not document["passed"] and finding["level"] == "fails"
+    assert re.search(UNLEARNABLE[write], finding["text"])
+
+
+@pytest.mark.parametrize("form", WRITERS)
+def test_other_data_can_be_learned(tmp_path, form):
+    data = open_data(str(WRITERS[form](tmp_path)))
+    assert find_unlearnable(data) is None and not any("cannot be learned" in note for note in data.notes)
+
+
+def test_the_command_line_agrees(tmp_path):
+    source = write_crowds(tmp_path / "data")
+    trained = say("train", str(source), *DETECT, "--out", str(tmp_path / "run"))
+    assert trained.returncode == 3 and "crowds" in trained.stderr and not (tmp_path / "run").exists()
+    checked = say("data", "check", str(source))
+    assert checked.returncode != 0 and "crowds" in checked.stdout + checked.stderr
+
+
+def test_panoptic_crowds_are_no_objects_but_classes(tmp_path):
+    write_panoptic(tmp_path)
+
+    def crowd(document):
+        for entry in document["annotations"]:
+            for segment in entry["segments_info"]:
+                segment["iscrowd"] = "1"
+
+    for place in (tmp_path / "annotations").glob("*.json"):
+        edit_json(place, crowd)
+    data = open_data(str(tmp_path))
+    assert find_unlearnable(data, "classes") is None and find_unlearnable(data) is None
+    with pytest.raises(DataError, match="no object on 3 training images"):
+        require_learnable(data, "objects")
+
+
+@pytest.mark.parametrize(
+    ("value", "flag"),
+    [(0, False), (1, True), ("0", False), ("1", True), (False, False), (True, True), (None, False), (1.0, True)]
+    + [("false", False), (" True ", True), ("", False)],
+)
+def test_flags_as_numbers_and_text(value, flag):
+    assert read_flag(value, "iscrowd", "x.json") is flag
+
+
+@pytest.mark.parametrize("value", [2, -1, "yes", [], {}, 0.5, "2"])
+def test_other_flags_are_refused(tmp_path, value):
+    with pytest.raises(DataError, match=r"annotation .*iscrowd .* is not 0 or 1"):
+        open_data(str(edit_annotations(tmp_path, iscrowd=value)))
+
+
+def test_text_zero_is_no_crowd(tmp_path):
+    data = open_data(str(edit_annotations(tmp_path, iscrowd="0")))
+    assert not any(data.split("train").target(sample).crowd.any() for sample in range(3))
+
+
+def test_the_lost_share_is_noted(tmp_path):
+    write_coco(tmp_path)
+    place = tmp_path / "annotations" / "instances_train2017.json"
+    edit_json(place, lambda document: document["annotations"][0].update(bbox=[99, 99, 5, 5], segmentation=[]))
+    notes = open_data(str(tmp_path)).notes
+    assert any(
+        re.search(r"train: 1 of 4 objects \(25%\).*1 boxes outside their image.*instances_train", n) for n in notes
+    )
+
+
+def test_boxes_that_do_not_fit_their_images_are_noted(tmp_path):
+    boxes = {"quarter": (1, 1, 10, 10), "beyond": (20, 2, 40, 10)}
+    texts = {"quarter": "upper left quarter", "beyond": "over the edge"}
+    for kind, box in boxes.items():
+        home = tmp_path / kind
+        lines = ["image,label,xmin,ymin,xmax,ymax"]
+        for number in range(12):
+            save_image(home / f"{number}.png", number)
+            lines += [f"{number}.png,cat,{','.join(map(str, box))}"] * 2
+        (home / "boxes.csv").write_text("\n".join(lines))
+        assert any(texts[kind] in note for note in open_data(str(home / "boxes.csv")).notes)
+
+
+def test_columns_of_box_sizes_are_no_image_sizes(tmp_path):
+    rows = "".join(f"{number}.png,6,6,cat,3,3,9,9\n" for number in range(8))
+    source = write_table(tmp_path, "filename,width,height,class,xmin,ymin,xmax,ymax\n" + rows)
+    data = open_data(str(source))
+    assert find_unlearnable(data) is None and data.split("train").target(0).boxes.tolist() == [[3, 3, 9, 9]]
+
+
+def write_pose(home, values, stated=True, polygons=False):
+    """YOLO with two keypoints after each box."""
+    write_yolo(home)
+    points = "0.4 0.4 2 0.6 0.6 0" if values == 3 else "0.4 0.4 0.6 0.6"
+    for place in (home / "labels").rglob("*.txt"):
+        place.write_text(f"0 0.5 0.5 0.5 0.5 {points}\n1 0.5 0.5 0.25 0.25 {points}\n")
+    config = home / "data.yaml"
+    words = f"kpt_shape: [2, {values}]\n" if stated else "kpt_shape: null\n" if polygons else ""
+    config.write_text(config.read_text() + words)
+    return home
+
+
+@pytest.mark.parametrize("values", [2, 3])
+def test_keypoints_are_left_out(tmp_path, values):
+    data = open_data(str(write_pose(tmp_path, values)))
+    target = data.split("train").target(0)
+    assert target.boxes.tolist() == [[8, 6, 24, 18], [12, 9, 20, 15]] and target.layers is None
+    assert any("keypoints" in note for note in data.notes)
+
+
+@pytest.mark.parametrize("values", [2, 3])
+def test_keypoints_that_nothing_states_are_refused(tmp_path, values):
+    home = write_pose(tmp_path / "unstated", values, stated=False)
+    with pytest.raises(DataError, match="2 keypoints") as refusal:
+        open_data(str(home))
+    assert f"kpt_shape: [2, {values}]" in refusal.value.hint
+    if values == 2:
+        home = write_pose(tmp_path / "polygons", values, stated=False, polygons=True)
+        assert open_data(str(home)).split("train").target(0).layers is not None
+
+
+def test_three_values_of_one_keypoint_name_kpt_shape(tmp_path):
+    write_yolo(tmp_path)
+    (tmp_path / "labels" / "train" / "0.txt").write_text("0 0.5 0.5 0.5 0.5 0.4 0.4 2\n")
+    with pytest.raises(DataError) as refusal:
+        open_data(str(tmp_path))
+    assert "kpt_shape: [1, 3]" in refusal.value.hint
+
+
+@pytest.mark.parametrize("shape", ["3", "[17]", "[0, 2]", "[17, 4]", "[a, b]"])
+def test_damaged_kpt_shapes_are_refused(tmp_path, shape):
+    home = write_pose(tmp_path, 2, stated=False)
+    (home / "data.yaml").write_text((home / "data.yaml").read_text() + f"kpt_shape: {shape}\n")
+    with pytest.raises(DataError, match="kpt_shape"):
+        open_data(str(home))
+
+
+@pytest.mark.parametrize("config", [True, False])
+def test_label_files_beside_the_images_are_read(tmp_path, config):
+    expected = open_data(str(write_yolo(tmp_path / "usual"))).split("train").target(0)
+    home = write_yolo(tmp_path / "beside")
+    for place in (home / "labels").rglob("*.txt"):
+        shutil.move(place, home / "images" / place.relative_to(home / "labels"))
+    shutil.rmtree(home / "labels")
+    if not config:
+        (home / "data.yaml").unlink()
+        (home / "classes.txt").write_text("cat\ndog\nowl\n")
+    assert np.array_equal(open_data(str(home)).split("train").target(0).boxes, expected.boxes)
+
+
+def test_images_without_any_label_are_no_classes_to_learn(tmp_path):
+    home = write_no_labels(tmp_path / "data")
+    trained = say("train", str(home), *DETECT[2:], "--out", str(tmp_path / "run"))
+    assert trained.returncode == 3 and "label files do not exist" in trained.stderr
+
+
+@pytest.mark.parametrize(("mark", "encoding"), [(";", "utf-8-sig"), ("\t", "utf-16")])
+def test_tables_as_spreadsheets_write_them(tmp_path, mark, encoding):
+    rows = "".join(f"{number}.png,cat,3,3,9,9\n" for number in range(8))
+    source = write_table(tmp_path, "")
+    source.write_bytes(("image,class,left,top,right,bottom\n" + rows).replace(",", mark).encode(encoding))
+    assert open_data(str(source)).split("train").target(0).boxes.tolist() == [[3, 3, 9, 9]]

@@ -1,0 +1,258 @@
+"""Masks in every file that holds class numbers, lossy masks, gaps in class numbers, and `--ignore-index`."""
+
+import io
+import json
+import re
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.conftest import say
+from tests.data.annotations.scenery import scene, write_maps, write_objects
+from tests.data.annotations.test_masks import maps_of
+from vitreous.data.annotations.learnable import find_unlearnable
+from vitreous.data.annotations.mask_files import describe_gaps, is_lossy, read_mask
+from vitreous.data.annotations.target import IGNORE
+from vitreous.data.annotations.writing import convert_annotations
+from vitreous.data.check.check import check
+from vitreous.data.sources import open_data
+from vitreous.errors import DataError, UsageError
+
+
+def write_npy(values):
+    file = io.BytesIO()
+    np.save(file, values)
+    return file.getvalue()
+
+
+def encode(image, form):
+    file = io.BytesIO()
+    image.save(file, form)
+    return file.getvalue()
+
+
+#: how (H, W) uint8 classes are stored: the ending and the bytes
+STORED = {
+    "png": (".png", lambda classes: encode(Image.fromarray(classes), "PNG")),
+    "16 bits": (".png", lambda classes: encode(Image.fromarray(classes.astype(np.uint16)), "PNG")),
+    "32 bits": (".tif", lambda classes: encode(Image.fromarray(classes.astype(np.int32)), "TIFF")),
+    "float TIFF": (".tif", lambda classes: encode(Image.fromarray(classes.astype(np.float32)), "TIFF")),
+    "nearly whole": (".tif", lambda classes: encode(Image.fromarray(classes.astype(np.float32) * 0.9999999), "TIFF")),
+    "grey RGB": (".png", lambda classes: encode(Image.fromarray(np.stack([classes] * 3, -1)), "PNG")),
+    "grey RGBA": (".png", lambda classes: encode(Image.fromarray(classes).convert("RGBA"), "PNG")),
+    "grey and alpha": (".png", lambda classes: encode(Image.fromarray(classes).convert("LA"), "PNG")),
+    "npy": (".npy", lambda classes: write_npy(classes)),
+    "npy int64": (".npy", lambda classes: write_npy(classes.astype(np.int64))),
+    "npy float": (".npy", lambda classes: write_npy(classes.astype(np.float64))),
+    "npy Fortran": (".npy", lambda classes: write_npy(np.asfortranarray(classes))),
+    "npy channel": (".npy", lambda classes: write_npy(classes[..., None])),
+    "npy grey RGB": (".npy", lambda classes: write_npy(np.stack([classes] * 3, -1))),
+}
+
+
+def store_maps(home, form, change=lambda classes: classes, names="ground\nsquare\ndisc\n"):
+    """Class maps in another kind of file."""
+    write_maps(home, names=names)
+    ending, write = STORED[form]
+    for number in range(8):
+        (home / "masks" / f"{number}.png").unlink()
+        (home / "masks" / f"{number}{ending}").write_bytes(write(change(scene(number)[1].copy())))
+    return home
+
+
+@pytest.mark.parametrize("form", STORED)
+def test_class_numbers_are_read_from_every_kind_of_file(tmp_path, form):
+    maps = maps_of(open_data(str(store_maps(tmp_path, form))))
+    assert all(np.array_equal(maps[f"{number}.png"], scene(number)[1]) for number in range(8))
+
+
+def test_boolean_arrays_are_black_and_white(tmp_path):
+    write_maps(tmp_path, names="")
+    for number in range(8):
+        (tmp_path / "masks" / f"{number}.png").unlink()
+        (tmp_path / "masks" / f"{number}.npy").write_bytes(write_npy(scene(number)[1] > 0))
+    data = open_data(str(tmp_path))
+    assert data.classes == ("class 0", "class 1") and np.array_equal(maps_of(data)["2.png"], scene(2)[1] > 0)
+
+
+def test_nan_is_a_pixel_without_a_class(tmp_path):
+    values = np.zeros((24, 32), np.float32)
+    values[0] = np.nan
+    (tmp_path / "a.tif").write_bytes(encode(Image.fromarray(values), "TIFF"))
+    assert (read_mask(tmp_path / "a.tif")[0] == 255).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("a.tif", encode(Image.fromarray(np.full((4, 4), 0.37, np.float32)), "TIFF"), "0.37 is not a class number"),
+        ("a.npy", write_npy(np.full((4, 4), 0.5)), "0.5 is not a class number"),
+        ("a.npy", write_npy(np.full((4, 4), np.inf)), "inf is not a class number"),
+        ("a.npy", write_npy(np.full((4, 4), 1 << 40)), "too large"),
+        ("a.npy", write_npy(np.zeros((5, 4, 4), np.float32)), "5 x 4 x 4 is not a mask"),
+        ("a.npy", write_npy(np.zeros(4)), "4 is not a mask"),
+        ("a.npy", write_npy(np.array([["a", "b"]])), "type <U1"),
+        ("a.npy", write_npy(np.zeros((4, 4)))[:-3], "damaged"),
+        ("a.npy", b"\x93NUMPY\x01\x00", "damaged"),
+        ("a.png", b"no image at all", "not an image of a known format"),
+    ],
+)
+def test_other_files_are_refused_with_the_reason(tmp_path, name, content, reason):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=re.escape(reason)) as refusal:
+        read_mask(tmp_path / name)
+    assert name in refusal.value.message and "0x" not in refusal.value.message
+
+
+def save_lossy(place, values, form="JPEG"):
+    Image.fromarray(values).save(place, form, quality=60)
+
+
+@pytest.mark.parametrize(("form", "ending"), [("JPEG", ".jpg"), ("WEBP", ".webp")])
+def test_lossy_maps_are_noted(tmp_path, form, ending):
+    write_maps(tmp_path, names="")
+    for number in range(8):
+        (tmp_path / "masks" / f"{number}.png").unlink()
+        save_lossy(tmp_path / "masks" / f"{number}{ending}", scene(number)[1] * 50, form)
+    data = open_data(str(tmp_path))
+    assert any("8 masks are lossy files" in note and "PNG" in note for note in data.notes)
+    document, _ = check(str(tmp_path), workers=0)
+    assert any("lossy" in note for note in document["notes"])
+
+
+def test_lossy_black_and_white_is_restored(tmp_path):
+    write_maps(tmp_path, names="")
+    for number in range(8):
+        (tmp_path / "masks" / f"{number}.png").unlink()
+        save_lossy(tmp_path / "masks" / f"{number}.jpg", (scene(number)[1] == 1).astype(np.uint8) * 255)
+    data = open_data(str(tmp_path))
+    assert data.classes == ("class 0", "class 1") and any("lossy" in note for note in data.notes)
+    assert np.array_equal(maps_of(data)["2.png"], scene(2)[1] == 1)
+    assert (data.split("train").labels == 1).all()
+
+
+def test_lossy_masks_of_objects_have_no_halo(tmp_path):
+    write_objects(tmp_path)
+    for place in tmp_path.glob("*/masks/*.png"):
+        save_lossy(place.with_suffix(".jpg"), np.asarray(Image.open(place)))
+        place.unlink()
+    split = open_data(str(tmp_path)).split("train")
+    classes = scene(int(split.name(0)[-5]))[1]
+    assert split.target(0).mask(0).sum() == (classes == 1).sum()
+
+
+def test_lossless_files_are_not_lossy(tmp_path):
+    Image.new("L", (4, 4)).save(tmp_path / "a.webp", lossless=True)
+    Image.new("L", (4, 4)).save(tmp_path / "a.png")
+    assert not any(is_lossy(tmp_path / name) for name in ("a.webp", "a.png", "nobody.png"))
+
+
+def mark_void(classes, value=100):
+    classes[:2] = value
+    return classes
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({0, 1, 2, 100}, "use --ignore-index 100"),
+        ({0, 1, 254}, "use --ignore-index 254"),
+        ({0, 50, 100, 150}, "number the classes from 0 on"),
+        ({0, 1, 2}, ""),
+        ({1, 2, 3}, ""),
+        (set(), ""),
+    ],
+)
+def test_gaps_in_class_numbers(values, words):
+    assert words in describe_gaps(values) and bool(words) == bool(describe_gaps(values))
+
+
+def test_a_likely_ignore_value_is_named(tmp_path):
+    data = open_data(str(store_maps(tmp_path, "png", mark_void, names="")))
+    assert len(data.classes) == 101 and any("--ignore-index 100" in note for note in data.notes)
+
+
+def test_a_number_without_a_name_offers_the_option(tmp_path):
+    home = store_maps(tmp_path, "png", mark_void)
+    error = find_unlearnable(open_data(str(home)))
+    assert error is not None and "has class 100, and there are 3" in error.message
+    assert "--ignore-index 100" in error.hint
+    document, _ = check(str(home), workers=0)
+    assert not document["passed"]
+
+
+@pytest.mark.parametrize("names", ["", "ground\nsquare\ndisc\n"])
+def test_the_ignored_number_is_no_class(tmp_path, names):
+    data = open_data(str(store_maps(tmp_path, "png", mark_void, names)), ignore_index=100)
+    assert len(data.classes) == 3 and not any("--ignore-index" in note for note in data.notes)
+    found_maps = maps_of(data)
+    assert all((found_maps[f"{number}.png"][:2] == IGNORE).all() for number in range(8))
+    assert find_unlearnable(data) is None and data.split("train").labels.shape[1] == 3
+
+
+def test_negative_numbers(tmp_path):
+    home = write_maps(tmp_path)
+    values = scene(0)[1].astype(np.int32)
+    for value, place in ((-1, 0), (-5, 1)):
+        (home / "masks" / f"{place}.png").unlink()
+        (home / "masks" / f"{place}.npy").write_bytes(write_npy(np.where(values == 2, value, values)))
+    error = find_unlearnable(open_data(str(home)))
+    assert error is not None and "negative class number -5" in error.message
+    (home / "masks" / "1.npy").write_bytes(write_npy(values))
+    data = open_data(str(home))
+    assert find_unlearnable(data) is None and (maps_of(data)["0.png"] == IGNORE).any()
+
+
+def test_the_option_needs_class_maps(tmp_path):
+    with pytest.raises(UsageError, match="class maps"):
+        open_data("digits", ignore_index=100)
+    with pytest.raises(UsageError, match="cannot be -1"):
+        open_data(str(write_maps(tmp_path)), ignore_index=-1)
+
+
+def test_a_run_keeps_the_ignored_number(tmp_path):
+    home = store_maps(tmp_path / "data", "png", mark_void)
+    words = ("--recipe", "segment", "--model", "ViT-32x2/8", "--image-size", "32", "--steps", "1", "--workers", "0")
+    refused = say("train", str(home), *words, "--out", str(tmp_path / "run"))
+    assert refused.returncode == 3 and "--ignore-index 100" in refused.stderr
+    trained = say("train", str(home), *words, "--ignore-index", "100", "--out", str(tmp_path / "run"))
+    assert trained.returncode == 0, trained.stderr
+    assert "ignore_index: 100" in (tmp_path / "run" / "config.yaml").read_text()
+    for data in ([], [str(home)]):
+        evaluated = say("evaluate", str(tmp_path / "run"), *data, "--split", "val", "--json")
+        assert evaluated.returncode == 0, evaluated.stderr
+    checked = say("data", "check", str(home), "--ignore-index", "100", "--json")
+    assert json.loads(checked.stdout)["passed"]
+
+
+def test_converted_maps_keep_pixels_without_a_class(tmp_path):
+    data = open_data(str(store_maps(tmp_path / "data", "png", mark_void)), ignore_index=100)
+    convert_annotations(data, tmp_path / "out", "masks")
+    converted = open_data(str(tmp_path / "out"))
+    assert converted.classes == data.classes
+    assert all((classes[:2] == IGNORE).all() for classes in maps_of(converted).values())
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_train_refuses_one_mask_with_a_number_of_no_class(tmp_path, split):
+    for name, count in (("train", 4), ("val", 2)):
+        write_maps(tmp_path / name, count, "")
+    (tmp_path / "classes.txt").write_text("ground\nsquare\ndisc\n")
+    Image.fromarray(np.full((24, 32), 7, np.uint8)).save(tmp_path / split / "masks" / "1.png")
+    error = find_unlearnable(open_data(str(tmp_path)))
+    assert error is not None and "1.png has class 7, and there are 3" in error.message
+
+
+@pytest.mark.parametrize("ending", ["png", "jpg"])
+def test_train_refuses_one_colour_of_no_class(tmp_path, ending):
+    colours = np.array([[0, 0, 0], [200, 30, 30], [30, 200, 30]], np.uint8)
+    write_maps(tmp_path, names="ground 0 0 0\nsquare 200 30 30\ndisc 30 200 30\n")
+    for number in range(8):
+        (tmp_path / "masks" / f"{number}.png").unlink()
+        values = colours[scene(number)[1]]
+        if ending == "png" and number == 3:
+            values[0] = 9
+        Image.fromarray(values).save(tmp_path / "masks" / f"{number}.{ending}")
+    error = find_unlearnable(open_data(str(tmp_path)))
+    assert error is not None and "of no class" in error.message and ("lossy" in error.message) == (ending == "jpg")

@@ -1,0 +1,140 @@
+"""`data convert` and back for odd names: spaces, dots, other scripts, words that YAML or a list could misread."""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from vitreous.data.annotations.objects import Scene
+from vitreous.data.annotations.scenes import data_of_scenes
+from vitreous.data.annotations.shapes import Shape
+from vitreous.data.annotations.writing import UNSTORABLE, convert_annotations
+from vitreous.data.layouts.file_names import normalise_name
+from vitreous.data.sources import open_data
+from vitreous.errors import DataError
+
+ODD = [
+    "a b",
+    "a  b",
+    "2 1",
+    "x -1",
+    "yes",
+    "null",
+    "1.5",
+    "~",
+    "road 1 2 3",
+    "é",
+    "e\u0301",
+    "猫",
+    "a.b.c",
+    "#x",
+    "a: b",
+    "'",
+    '"',
+]
+ODD += [
+    "&a",
+    "*a",
+    "<b>",
+    "a,b",
+    "- a",
+    "\u00a0x".strip(),
+    "classes",
+    "train",
+    "labels",
+    "images",
+    "🐈 cat",
+    "%d",
+    "{split}",
+    "..a",
+]
+letters = st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="/")
+names = st.one_of(st.sampled_from(ODD), st.text(letters, min_size=1, max_size=12))
+classes = names.map(lambda name: normalise_name(UNSTORABLE.sub("", name).strip())).filter(bool)
+stems = names.filter(lambda name: len(name.encode()) < 60)
+
+
+def write_data(home, titles, files):
+    """Two boxes with masks on each image; the red of an image is its number."""
+    scenes, names_taken = [], set()
+    for number, stem in enumerate(files):
+        place = home / f"{number % 2}" / f"{stem}.png"
+        if place in names_taken:
+            continue
+        names_taken.add(place)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((12, 16, 3), (number, 0, 0), np.uint8)).save(place)
+        shapes = []
+        for row in range(2):
+            box = (1.0 + row * 7, 2.0, 5.0 + row * 7, 6.0 + number)
+            corners = [(box[0], box[1]), (box[2], box[1]), (box[2], box[3]), (box[0], box[3])]
+            shapes.append(Shape((number + row) % len(titles), box, (np.array(corners, np.float32),)))
+        scenes.append(Scene(place, tuple(shapes), home))
+    return data_of_scenes("data", titles, {"train": scenes[:1], "val": scenes[1:]}, 0, [])
+
+
+def contents(data):
+    """Number of each image -> class name, in Unicode form NFC, and box of its objects, or the names of the classes in
+    its map."""
+    table, titles = {}, list(map(normalise_name, data.classes))
+    for split in data.splits.values():
+        for sample in range(len(split)):
+            target, pixels = split.target(sample), np.asarray(Image.open(split.path(sample)))
+            rows = zip(target.labels.tolist(), target.boxes.round(3).tolist(), strict=True)
+            objects = sorted((titles[label], tuple(box)) for label, box in rows)
+            if target.classes is not None:
+                objects = sorted({titles[label] for label in np.unique(target.classes)})
+            table[int(pixels[0, 0, 0])] = objects
+    return table
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(classes, min_size=2, max_size=3, unique=True), st.lists(stems, min_size=3, max_size=3))
+def test_odd_names_survive_every_format(titles, files):
+    home = Path(tempfile.mkdtemp())
+    try:
+        data = write_data(home / "source", titles, files)
+        expected = contents(data)
+        for form in ("coco", "yolo", "voc", "masks"):
+            if form == "masks" and "background" in titles:
+                continue
+            convert_annotations(data, home / form, form)
+            result = contents(open_data(str(home / form)))
+            if form == "masks":
+                maps = {
+                    number: sorted({"background", *(name for name, _ in rows)}) for number, rows in expected.items()
+                }
+                assert result == maps
+            else:
+                assert result == expected, form
+    finally:
+        shutil.rmtree(home)
+
+
+@pytest.mark.parametrize("form", ["coco", "yolo", "voc", "masks"])
+@pytest.mark.parametrize("name", ODD)
+def test_each_odd_name(tmp_path, form, name):
+    data = write_data(tmp_path / "source", [name, "other"], [name, f"{name} {name}", f" {name}"])
+    convert_annotations(data, tmp_path / "out", form)
+    result, expected = contents(open_data(str(tmp_path / "out"))), contents(data)
+    assert result.keys() == expected.keys() and (form == "masks" or result == expected)
+
+
+def test_bytes_and_line_ends_in_file_names(tmp_path):
+    data = write_data(tmp_path / "source", ["a", "b"], ["x\ny", "z\udcff", ".hidden"])
+    for form in ("coco", "yolo", "voc"):
+        convert_annotations(data, tmp_path / form, form)
+        assert contents(open_data(str(tmp_path / form))) == contents(data)
+
+
+@pytest.mark.parametrize("name", ["a\nb", " a", "a\t", "a\ud800", "\u2028a"])
+def test_class_names_that_files_cannot_store_are_refused(tmp_path, name):
+    data = write_data(tmp_path / "source", [name, "other"], ["0", "1", "2"])
+    with pytest.raises(DataError, match="class name"):
+        convert_annotations(data, tmp_path / "out", "voc")
+    assert not (tmp_path / "out").exists()

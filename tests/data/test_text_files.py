@@ -1,0 +1,159 @@
+"""Text files in every encoding: read as they are meant, or refused with the encoding named."""
+
+import csv
+import json
+import re
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.data.annotations.scenery import write_maps
+from tests.data.annotations.writing_scenes import WRITERS
+from vitreous.data.copies.listing import excluded
+from vitreous.data.sources import open_data
+from vitreous.data.text_files import decode_text, read_lines, read_text
+from vitreous.errors import DataError
+
+READ = ("utf-8", "utf-8-sig", "utf-16", "utf-32")
+REFUSED = {"latin-1": "Latin-1", "cp1252": "Windows-1252", "utf-16-le": "UTF-16 LE", "utf-16-be": "UTF-16 BE"}
+NAMES = {"latin-1": "zèbre", "cp1252": "zèbre “b”"}
+
+
+@pytest.mark.parametrize("encoding", READ)
+def test_unicode_encodings_are_read(tmp_path, encoding):
+    place = tmp_path / "names.txt"
+    place.write_bytes("zèbre\r\nnut\rowl\n".encode(encoding))
+    assert read_lines(place) == ["zèbre", "nut", "owl"]
+    assert read_text(place) == "zèbre\r\nnut\rowl\n"
+
+
+@pytest.mark.parametrize("encoding", REFUSED)
+def test_other_encodings_are_refused_by_name(encoding):
+    text = "cell\n" + NAMES.get(encoding, "zebre") + "\n"
+    with pytest.raises(DataError, match=REFUSED[encoding]) as refusal:
+        decode_text(text.encode(encoding), "names.txt")
+    assert "UTF-8" in refusal.value.hint
+    if encoding in NAMES:
+        assert "line 2" in refusal.value.message
+
+
+def test_damaged_and_binary_files_are_refused(tmp_path):
+    with pytest.raises(DataError, match="not valid UTF-16"):
+        decode_text(b"\xff\xfea\x00b", "names.txt")
+    with pytest.raises(DataError, match="NUL bytes"):
+        decode_text(b"cell\n\x00\x00\x00\x00abcdefghijk\n", "names.txt")
+    place = tmp_path / "empty.txt"
+    place.write_bytes(b"")
+    assert read_text(place) == "" and read_lines(place) == []
+
+
+def test_joined_files_have_no_mark_within():
+    assert decode_text("\ufeffa\n\ufeffb".encode(), "names.txt") == "a\nb"
+
+
+def rename(text):
+    """A class with a letter outside ASCII."""
+    return re.sub(r"\bcat\b", "c\u00e4t", text)
+
+
+def rewrite(place, encoding, change=lambda text: text):
+    """Write a text file in another encoding."""
+    place.write_bytes(change(place.read_text("utf-8")).encode(encoding))
+
+
+#: format -> the files that are written in another encoding
+TEXTS = {
+    "coco": ["annotations/instances_train2017.json", "annotations/instances_val2017.json"],
+    "voc": [
+        *(f"Annotations/{number}.xml" for number in range(5)),
+        *(f"ImageSets/Main/{s}.txt" for s in ("train", "val")),
+    ],
+    "yolo": ["data.yaml", "labels/train/0.txt", "labels/train/2.txt"],
+    "labelme": [
+        f"{split}/{number}.json" for split, number in zip(("train",) * 3 + ("val",) * 2, range(5), strict=True)
+    ],
+    "csv": ["boxes.csv"],
+}
+
+
+@pytest.mark.parametrize("encoding", READ[1:])
+@pytest.mark.parametrize("form", TEXTS)
+def test_annotations_in_unicode_encodings(tmp_path, form, encoding):
+    source = WRITERS[form](tmp_path)
+    plain = open_data(str(source))
+    for name in TEXTS[form]:
+        rewrite(tmp_path / name, encoding, rename)
+    read = open_data(str(source))
+    assert read.classes != plain.classes and set(read.classes) == {"c\u00e4t", "dog", "owl"}
+    for name, split in plain.splits.items():
+        for sample in range(len(split)):
+            assert np.array_equal(split.target(sample).boxes, read.splits[name].target(sample).boxes)
+
+
+@pytest.mark.parametrize("form", TEXTS)
+def test_annotations_in_latin_1_are_refused(tmp_path, form):
+    source = WRITERS[form](tmp_path)
+    for name in TEXTS[form]:
+        rewrite(tmp_path / name, "latin-1", rename)
+    with pytest.raises(DataError, match=r"byte 0xE4 is not valid UTF-8; the file looks like Latin-1"):
+        open_data(str(source))
+
+
+def test_xml_may_declare_its_encoding(tmp_path):
+    source = WRITERS["voc"](tmp_path)
+    head = '<?xml version="1.0" encoding="ISO-8859-1"?>'
+    for number in range(5):
+        rewrite(tmp_path / "Annotations" / f"{number}.xml", "latin-1", lambda text: head + rename(text))
+    assert "c\u00e4t" in open_data(str(source)).classes
+
+
+@pytest.mark.parametrize("encoding", READ)
+def test_class_lists_of_masks(tmp_path, encoding):
+    write_maps(tmp_path, names="")
+    (tmp_path / "classes.txt").write_bytes("ground\nz\u00e8bre  b\ndisc\n".encode(encoding))
+    assert open_data(str(tmp_path)).classes == ("ground", "z\u00e8bre  b", "disc")
+
+
+def test_class_lists_in_latin_1_are_refused(tmp_path):
+    write_maps(tmp_path, names="")
+    (tmp_path / "classes.txt").write_bytes("ground\nz\u00e8bre\ndisc\n".encode("latin-1"))
+    with pytest.raises(DataError, match=r"classes.txt, line 2.*Latin-1"):
+        open_data(str(tmp_path))
+
+
+def test_tables_and_lists(tmp_path):
+    for name in "ab":
+        Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(tmp_path / f"{name}.png")
+    (tmp_path / "t.csv").write_bytes("path,label\na.png,é\nb.png,o\n".encode("utf-16"))
+    assert open_data(str(tmp_path / "t.csv")).classes == ("o", "é")
+    (tmp_path / "t.csv").write_bytes("path,label\na.png,é\nb.png,o\n".encode("latin-1"))
+    with pytest.raises(DataError, match=r"t.csv, line 2.*Latin-1"):
+        open_data(str(tmp_path / "t.csv"))
+    with (tmp_path / "copies.csv").open("w", encoding="utf-16", newline="") as file:
+        csv.writer(file).writerows([["path"], ["é.png"]])
+    assert excluded(tmp_path / "copies.csv") == {"é.png"}
+
+
+@pytest.mark.parametrize("value", [[1], {"a": 1}, "1", None, True, 1.5, "absent"])
+@pytest.mark.parametrize("key", ["image_id", "category_id"])
+def test_ids_of_other_types_are_refused(tmp_path, key, value):
+    source = WRITERS["coco"](tmp_path)
+    place = tmp_path / "annotations" / "instances_train2017.json"
+    document = json.loads(place.read_text())
+    document["annotations"][0][key] = value
+    if value == "absent":
+        del document["annotations"][0][key]
+    place.write_text(json.dumps(document))
+    with pytest.raises(DataError, match=key):
+        open_data(str(source))
+
+
+def test_whole_numbers_as_floats_are_ids(tmp_path):
+    source = WRITERS["coco"](tmp_path)
+    for place in (tmp_path / "annotations").iterdir():
+        document = json.loads(place.read_text())
+        for entry in (*document["annotations"], *document["images"], *document["categories"]):
+            entry |= {key: float(entry[key]) for key in ("id", "image_id", "category_id") if key in entry}
+        place.write_text(json.dumps(document))
+    assert len(open_data(str(source)).split("train")) == 3

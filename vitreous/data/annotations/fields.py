@@ -1,0 +1,60 @@
+"""Values in annotation files: ids, flags and class names, checked alike in every format."""
+
+from __future__ import annotations
+
+from typing import Any, TypeGuard
+
+from vitreous.errors import DataError, printable
+
+FLAGS = {"0": False, "1": True, "false": False, "true": True, "": False}
+
+
+def read_id(entry: dict[str, Any], key: str, where: str) -> int:
+    """Read an integer id of a JSON object; `7.0`, as tables write it, is 7.
+
+    Raises DataError, naming `where`, for a missing id and for any other type.
+    """
+    value: Any = entry.get(key)
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if is_integer(value):
+        return value
+    if key not in entry:
+        raise DataError(f"{where} has no {key}", f"give it an integer {key}")
+    raise DataError(f"{where}: {key} {shorten_value(value)} is not an integer", f"give it an integer {key}")
+
+
+def is_integer(value: Any) -> TypeGuard[int]:
+    """Whether a value is an integer; true and false are not."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def read_flag(value: Any, name: str, where: str) -> bool:
+    """Read a flag: 0 or 1, true or false, as a number or as text; a missing one is false.
+
+    Raises DataError, naming `where`, for any other value.
+    """
+    if value is None:
+        return False
+    flag = FLAGS.get(str(value).strip().lower()) if isinstance(value, int | str) else None
+    if flag is None and isinstance(value, float) and value in (0.0, 1.0):
+        flag = bool(value)
+    if flag is None:
+        raise DataError(f"{where}: {name} {shorten_value(value)} is not 0 or 1", f"set {name} to 0 or 1")
+    return flag
+
+
+def read_class_name(value: Any, where: str, key: str = "name") -> str:
+    """Read the name of a class without surrounding spaces. Raises DataError, naming `where`, for what is not text and
+    for an empty name."""
+    if value is None or (isinstance(value, str) and not value.strip()):
+        raise DataError(f"{where} has no {key}", "name its class")
+    if not isinstance(value, str):
+        raise DataError(f"{where}: {key} {shorten_value(value)} is not text", "write the name of the class as text")
+    return value.strip()
+
+
+def shorten_value(value: Any, most: int = 40) -> str:
+    """Write a value of an annotation file for a message, on one line of at most `most` characters."""
+    text = printable(repr(value))
+    return text if len(text) <= most else text[: most - 1] + "…"

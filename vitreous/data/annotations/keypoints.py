@@ -1,0 +1,70 @@
+"""Keypoints in YOLO label files: a box, then x, y and perhaps a visibility for each keypoint.
+
+Their lines can have as many numbers as a polygon. `kpt_shape` in data.yaml states what they are; without it, label
+files of which every line can only be meant as a box with keypoints inside are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vitreous.errors import DataError, printable
+
+Keypoints = tuple[int, int] | None  # number of keypoints and values of each; None where lines are boxes or polygons
+UNSTATED: Keypoints = (0, 0)  # data.yaml has no kpt_shape
+EVIDENCE = 4  # lines below which boxes with keypoints are not told from polygons
+EDGE = 0.02  # share of a side by which a keypoint may lie outside its box
+
+
+def read_keypoints(config: dict[str, Any], origin: str) -> Keypoints:
+    """Read `kpt_shape` of data.yaml. Raises DataError, naming `origin`, for what is not two positive integers."""
+    if "kpt_shape" not in config:
+        return UNSTATED
+    shape = config["kpt_shape"]
+    if shape is None:
+        return None
+    if not isinstance(shape, list) or len(shape) != 2 or not all(type(side) is int and side > 0 for side in shape):
+        hint = "kpt_shape: [17, 3] for 17 keypoints of x, y and visibility; kpt_shape: null for polygons"
+        raise DataError(f"{origin}: kpt_shape {str(shape)[:40]} is not a number of keypoints and of values", hint)
+    if shape[1] not in (2, 3):
+        raise DataError(f"{origin}: kpt_shape {shape} has {shape[1]} values for a keypoint", "it is 2 or 3")
+    return shape[0], shape[1]
+
+
+def count_values(keypoints: Keypoints) -> int:
+    """The numbers after the box in a line; 0 for lines of boxes or polygons."""
+    return keypoints[0] * keypoints[1] if keypoints else 0
+
+
+def refuse_keypoints(lines: Mapping[Path, Sequence[tuple[int, tuple[float, ...]]]]) -> None:
+    """Raise DataError where all lines of all label files are boxes with keypoints, and nothing states their number."""
+    rows = [(image, shares) for image, own in lines.items() for _, shares in own]
+    lengths = {len(shares) for _, shares in rows}
+    if len(rows) < EVIDENCE or len(lengths) > 1 or lengths <= {4}:
+        return
+    extra = lengths.pop() - 4
+    for values in (3, 2):
+        if extra % values == 0 and all(holds_keypoints(shares, values) for _, shares in rows):
+            shape = f"kpt_shape: [{extra // values}, {values}]"
+            problem = (
+                f"all {len(rows):,} label lines look like a box and {extra // values} keypoints, not like polygons"
+            )
+            hint = f"add {shape} to data.yaml to read the boxes, or kpt_shape: null to read polygons"
+            raise DataError(f"{problem}; the first are those of {printable(rows[0][0])}", hint)
+
+
+def holds_keypoints(shares: Sequence[float], values: int) -> bool:
+    """Whether a line is a box within the image with keypoints of so many `values` inside the box, or at (0, 0)."""
+    x, y, width, height = shares[:4]
+    points = [shares[start : start + values] for start in range(4, len(shares), values)]
+    if any(abs(middle - 0.5) + side / 2 > 0.5 + EDGE for middle, side in ((x, width), (y, height))):
+        return False
+    if values == 3 and any(point[2] not in (0, 1, 2) for point in points):
+        return False
+    return all(
+        (point[0] == 0 and point[1] == 0)
+        or (abs(point[0] - x) <= width / 2 + EDGE and abs(point[1] - y) <= height / 2 + EDGE)
+        for point in points
+    )

@@ -1,0 +1,137 @@
+"""Read the files of masks: class numbers or colours from images and .npy arrays, and what their values suggest.
+
+Numbers may be stored as integers of any width, as whole floating-point numbers, or as grey RGB images. NaN is a pixel
+without a class. Lossy compression (JPEG, lossy WebP) changes class numbers, which `describe_lossy` warns about.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from vitreous.data.decoding.decode import open_regular, read_regular, reason
+from vitreous.data.decoding.gate import MAX_PIXELS
+from vitreous.data.decoding.npy import MAGIC, read_header
+from vitreous.errors import DataError, printable
+
+VOID = 255  # in a class map of numbers: a pixel without a class
+NUMBERS = ("1", "L", "P", "I", "I;16", "I;16B", "I;16L", "I;16N")  # modes of Pillow whose values are numbers
+ROUNDING = 1e-3  # distance from a whole number up to which a floating-point value is taken for it
+MIDDLE = 127  # of a lossy mask in black and white: larger values are white
+SMEAR = 40  # values by which lossy compression changes most of black and white
+SMEARED = 0.05  # share of pixels that it changes more, at edges
+PROBED = 50  # lossy masks that are looked through
+NAMED = 8  # class numbers that a message lists
+SAVE_MASK = "save it as a PNG file of class numbers"
+
+
+def read_mask(place: Path) -> np.ndarray:
+    """(H, W) int32 numbers of a mask, of palettes their indices, or (H, W, C) uint8 colours. Raises DataError."""
+    content, name = read_regular(place), printable(place)
+    if content.startswith(MAGIC):
+        return read_npy_mask(content, name)
+    try:
+        with Image.open(io.BytesIO(content)) as image:
+            if image.mode in NUMBERS:
+                return np.asarray(image).astype(np.int32) * (VOID if image.mode == "1" else 1)
+            values = np.asarray(image if image.mode == "F" else image.convert("RGB"))
+    except Exception as error:
+        raise DataError(f"{name} is not a readable mask ({reason(error)})", "restore it, or remove it") from None
+    return to_whole_numbers(values, name) if values.dtype.kind == "f" else values
+
+
+def read_npy_mask(content: bytes, name: str) -> np.ndarray:
+    """(H, W) int32 numbers or (H, W, 3) uint8 colours of a .npy file. Raises DataError, with `name`, for other shapes
+    and types, and for damaged files."""
+    file = io.BytesIO(content)
+    shape, fortran, dtype = read_header(file, name)
+    if dtype.kind not in "buif":
+        raise DataError(f"{name}: values of type {dtype.str} are not class numbers", "save the mask as integers")
+    if len(content) - file.tell() != math.prod(shape) * dtype.itemsize or not 0 < math.prod(shape) <= 3 * MAX_PIXELS:
+        raise DataError(f"{name}: the .npy file is damaged or has the wrong size", "save it again with numpy.save")
+    values = np.frombuffer(content, dtype, offset=file.tell()).reshape(shape, order="F" if fortran else "C")
+    colours = len(shape) == 3 and shape[-1] == 3 and dtype == np.uint8
+    if len(shape) == 3 and 1 in (shape[0], shape[-1]):
+        values = values[0] if shape[0] == 1 else values[..., 0]
+    elif len(shape) != 2 and not colours:
+        hint = "save it as (H, W) class numbers; scores of each class (K, H, W) by argmax over the classes"
+        raise DataError(f"{name}: an array of {' x '.join(map(str, shape))} is not a mask", hint)
+    if dtype.kind == "b":
+        return values.astype(np.int32) * VOID
+    return values if colours else to_whole_numbers(values, name)
+
+
+def to_whole_numbers(values: np.ndarray, name: str) -> np.ndarray:
+    """Convert (H, W) numbers of any type to int32 of the same shape; NaN becomes `VOID`. Raises DataError, with `name`,
+    for values that are not whole and for those that are too large."""
+    numbers = values.astype(np.float64)
+    numbers[np.isnan(numbers)] = VOID
+    whole = np.round(np.nan_to_num(numbers, posinf=0.5, neginf=0.5))
+    if (wrong := ~(np.abs(numbers - whole) <= ROUNDING)).any():
+        problem = f"{name}: the floating-point value {numbers[wrong][0]:g} is not a class number"
+        raise DataError(problem, SAVE_MASK)
+    if np.abs(whole).max(initial=0) >= 1 << 31:
+        raise DataError(f"{name}: the value {np.abs(whole).max():g} is too large for a class number", SAVE_MASK)
+    return whole.astype(np.int32)
+
+
+def to_numbers_if_grey(mask: np.ndarray) -> np.ndarray:
+    """Take a grey (H, W, 3) image for (H, W) int32 numbers; return anything else as it is."""
+    if mask.ndim != 3 or mask.shape[-1] != 3 or mask.dtype != np.uint8:
+        return mask
+    grey = (mask[..., 0] == mask[..., 1]).all() and (mask[..., 0] == mask[..., 2]).all()
+    return mask[..., 0].astype(np.int32) if grey else mask
+
+
+def is_lossy(place: Path) -> bool:
+    """Whether a file is compressed with loss, by its first bytes: JPEG, JPEG 2000, lossy WebP, AVIF, HEIC. False where
+    it cannot be read."""
+    try:
+        with open_regular(place) as file:
+            head = file.read(16)
+    except (OSError, DataError):
+        return False
+    webp = head[:4] == b"RIFF" and head[8:12] == b"WEBP" and head[12:16] != b"VP8L"
+    return webp or head[:3] == b"\xff\xd8\xff" or head[4:8] in (b"ftyp", b"jP  ")
+
+
+def are_smeared_binary(places: Sequence[Path]) -> bool:
+    """Whether lossy masks are black and white but for what the compression changed, by the first `PROBED` of them.
+    Raises DataError for one that cannot be read."""
+    darkest, brightest, between = VOID, 0, []
+    for place in places[:PROBED]:
+        values = to_numbers_if_grey(read_mask(place))
+        if values.ndim != 2:
+            return False
+        darkest, brightest = min(darkest, int(values.min())), max(brightest, int(values.max()))
+        between.append(float(((values > SMEAR) & (values < VOID - SMEAR)).mean()))
+    return bool(between) and darkest <= SMEAR and brightest >= VOID - SMEAR and float(np.mean(between)) <= SMEARED
+
+
+def describe_lossy(places: Sequence[Path], count: int, binary: bool) -> str:
+    """Write a note on lossy masks with so many different values."""
+    if binary:
+        text = f"{len(places):,} masks are lossy files: values above {MIDDLE} are read as white"
+    else:
+        text = f"{len(places):,} masks are lossy files, whose compression changes class numbers: {count} values"
+    return f"{text}; save masks as PNG; the first is {printable(places[0])}"
+
+
+def describe_gaps(values: set[int]) -> str:
+    """Write a note on class numbers with gaps, with the number that probably marks pixels to ignore; empty without."""
+    numbers = sorted(values)
+    gaps = [(low, high) for low, high in pairwise(numbers) if high > low + 1]
+    if not gaps:
+        return ""
+    unused = sum(high - low - 1 for low, high in gaps)
+    listed = ", ".join(map(str, numbers[:NAMED])) + (", …" if len(numbers) > NAMED else "")
+    text = f"masks have the class numbers {listed}: {unused:,} numbers between them become classes without a pixel"
+    if len(gaps) == 1 and gaps[0][1] == numbers[-1]:
+        return f"{text}; if {numbers[-1]} marks pixels without a class, use --ignore-index {numbers[-1]}"
+    return f"{text}; number the classes from 0 on without gaps"
