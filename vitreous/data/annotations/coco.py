@@ -119,7 +119,7 @@ def read_document(place: Path) -> dict[str, Any]:
 def example_categories(document: dict[str, Any]) -> str:
     """The entries for the first category ids of the annotations, as JSON."""
     rows = (row for row in document["annotations"] if isinstance(row, dict))
-    numbers = sorted({row["category_id"] for row in rows if is_id(row.get("category_id"))})
+    numbers = sorted({row["category_id"] for row in rows if is_integer(row.get("category_id"))})
     entries = [json.dumps({"id": number, "name": f"class {number}"}) for number in numbers[:3]]
     return ", ".join(entries + ["…"] * (len(numbers) > 3))
 
