@@ -16,13 +16,16 @@ pytest.importorskip("fcntl")  # a system that can fork
 
 
 def fork_child(sleep: float = 30.0) -> int:
-    """A forked child that obeys its parent alone."""
+    """A forked child that obeys its parent alone. It stays inside the context, as a child of `multiprocessing` does: a
+    signal may arrive before it has taken its own measures."""
     with stop_signals_blocked():
         pid = os.fork()
-    if pid == 0:
-        obey_parent_only()
-        time.sleep(sleep)
-        os._exit(0)
+        if pid == 0:
+            try:
+                obey_parent_only()
+                time.sleep(sleep)
+            finally:
+                os._exit(0)
     return pid
 
 
