@@ -38,7 +38,7 @@ class Options:
     """What .npy files and TIFF stacks are, where they could be either: 1 signals, 2 pictures, 3 volumes (default: as
     their endings and shapes say)."""
     ignore_index: int | None = None
-    """The number of pixels without a class in class maps; 255 always is one."""
+    """The number of pixels without a class in class maps, besides 255 (default: 255 alone)."""
     workers: int | None = None
     """Processes that read images; changes nothing (default: one a core)."""
 

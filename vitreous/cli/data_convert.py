@@ -22,7 +22,7 @@ class Options:
     out: Annotated[Positional[str], arg(metavar="DIR")]
     """The folder to make."""
     ignore_index: int | None = None
-    """The number of pixels without a class in class maps; 255 always is one."""
+    """The number of pixels without a class in class maps, besides 255 (default: 255 alone)."""
     to: Literal["coco", "yolo", "voc", "masks"] = "coco"
     """The format: coco keeps boxes, masks and crowds; yolo masks or boxes; voc boxes; masks a class for every pixel."""
 

@@ -147,7 +147,7 @@ class TrainOptions(WeightsOptions):
     """What .npy files and TIFF stacks are, where they could be either: 1 signals, 2 pictures, 3 volumes (default: as
     their endings and shapes say)."""
     ignore_index: int | None = None
-    """The number of pixels without a class in class maps; 255 always is one."""
+    """The number of pixels without a class in class maps, besides 255 (default: 255 alone)."""
     exclude: str | None = None
     """A list of training images to leave out, as `vitreous data dedup` writes it."""
     exact: bool = False
