@@ -90,7 +90,7 @@ def train(
     optimizers, compute = Optimizers(Optimizer(), flat), Shards(objective, flat)
     if work.compiles:
         compute.on_host = False
-        compute.captured = CapturedPasses() if graphs else None
+        compute.captured = CapturedPasses(device) if graphs else None
     images = torch.randn(work.batch_size, 3, work.image_size, work.image_size, device=device).to(dtype)
     batch = {"images": images, "labels": torch.randint(0, CLASSES, (work.batch_size,), device=device)}
 

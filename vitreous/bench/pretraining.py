@@ -88,7 +88,7 @@ def steps(
     optimizers, compute = Optimizers(optimizer, flat), Shards(objective, flat)
     if work.compiles:
         compute.on_host = False
-        compute.captured = CapturedPasses() if objective.capturable and graphs else None
+        compute.captured = CapturedPasses(work.device) if objective.capturable and graphs else None
     batch["positions"] = batch["samples"] = torch.arange(work.batch_size)
 
     def turn() -> float:

@@ -80,7 +80,7 @@ class TorchEngine:
         self.part_tokens = TILED_TOKENS if tiled else TOKENS
         self.same_bits: dict[tuple[int, int], bool] = {}
         fixed = self.packed is None and model.config.kind != "detector" and not merge_tokens
-        self.captured = CapturedPasses() if fixed and uses_graphs(device) else None
+        self.captured = CapturedPasses(device) if fixed and uses_graphs(device) else None
         self.tokens = (preprocess.tokens or math.prod(model.config.grid)) + model.config.prefix
 
     def __call__(self, pixels: Tensor | list[Tensor]) -> Tensor:

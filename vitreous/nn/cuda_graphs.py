@@ -31,11 +31,13 @@ class CapturedPasses:
     """Passes that are computed as CUDA graphs where inputs of one shape come again.
 
     Graphs read copies of the inputs and share one memory pool. Gradients are added to the same tensors as without a
-    graph, and random numbers follow `torch.manual_seed` as they do without. Threads may share one.
+    graph, and random numbers follow `torch.manual_seed` as they do without. Threads may share one. `device` is the GPU
+    that the passes compute on, which need not be PyTorch's current one.
     """
 
-    def __init__(self) -> None:
-        self.stream, self.pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
+    def __init__(self, device: torch.device | str) -> None:
+        self.device = torch.device(device)
+        self.stream, self.pool = torch.cuda.Stream(self.device), torch.cuda.graph_pool_handle()
         self.counts: Counter[Hashable] = Counter()
         self.graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, dict[str, Any], dict[str, Tensor]]] = {}
         self.works, self.lock = True, threading.Lock()
@@ -64,7 +66,7 @@ class CapturedPasses:
 
     def compute(self, passes: Passes, inputs: dict[str, Any]) -> dict[str, Tensor]:
         """The same without a graph, on the stream that graphs are recorded on."""
-        current = torch.cuda.current_stream()
+        current = torch.cuda.current_stream(self.device)
         self.stream.wait_stream(current)
         with torch.cuda.stream(self.stream):
             outputs = passes(inputs)
@@ -80,7 +82,7 @@ class CapturedPasses:
                 outputs = passes(static)
         except RuntimeError as error:
             self.works = False
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(self.device)
             reason = str(error).strip().splitlines()[0]
             warnings.warn(f"passes are not recorded as CUDA graphs, and launch every kernel: {reason}", stacklevel=2)
             return False

@@ -46,7 +46,7 @@ class Compute:
         self.shards = Shards(objective, flat, forward)
         fixed = run.precision != "fp16" and not (run.reproducible or run.recompute or run.preprocess.native)
         if fixed and not ranks.joined and objective.capturable and uses_graphs(flat.master.device):
-            self.shards.captured = CapturedPasses()
+            self.shards.captured = CapturedPasses(flat.master.device)
 
     def step(self, parts: Sequence[Part], batches: Iterator[Batch], step: int, origin: int) -> tuple[Scalars, Tensor]:
         """Leave the gradient of the whole step in `flat.master_grad`; returns this process's share of the loss and of
