@@ -49,7 +49,7 @@ TINY = {
 ALLOWED_SKIPS = {
     "no GPU on this machine": "the base case is one processor",
     "is not on the machine with a GPU": "a library that the machine with a GPU may lack",
-    "no Chromium on this machine": "a browser is no Python package",
+    "no Chromium on this machine": "a browser is not a Python package; `.ci/run` installs it",
     "not a checkout": "an archive of the sources has no .ci",
     "read from /proc": "Linux alone has it",
     "other systems do not hold a process to its limit": "a property of Linux",

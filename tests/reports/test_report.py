@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.browser import find_chromium, needs_chromium
 from tests.conftest import TINY, make_folder, picture
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Arrays, Data
@@ -227,14 +228,6 @@ def test_a_model_without_attention_shows_its_images_alone():
     assert [card["attention"] for card in found["worst"]] == [None, None]
 
 
-def chromium() -> str | None:
-    """The system's browser, where there is one."""
-    return next(
-        filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome"))),
-        None,
-    )
-
-
 SCROLLS = """table => {
   table.focus();
   const shadow = getComputedStyle(table).backgroundAttachment;
@@ -242,13 +235,13 @@ SCROLLS = """table => {
 }"""
 
 
-@pytest.mark.skipif(chromium() is None, reason="no Chromium on this machine")
+@needs_chromium
 @pytest.mark.parametrize("width", [390, 1440])
 def test_a_browser_shows_it_without_errors_or_requests(run, width):
     playwright = pytest.importorskip("playwright.sync_api")
     said, asked = [], []
     with playwright.sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+        browser = play.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": width, "height": 900})
         page.on("console", lambda message: said.append(message.text))
         page.on("pageerror", lambda error: said.append(str(error)))

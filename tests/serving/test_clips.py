@@ -13,9 +13,10 @@ import torch
 from PIL import Image
 
 import vitreous
+from tests.browser import needs_chromium
 from tests.data.films import moving, write_moves
 from tests.serving.asking import Site, form
-from tests.serving.test_page import Visit, browser, chromium, expect  # noqa: F401
+from tests.serving.test_page import Visit, browser, expect  # noqa: F401
 from vitreous.cli.main import main
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import DataError, UsageError
@@ -174,7 +175,7 @@ def test_a_server_of_pictures_has_no_frames_and_takes_no_clips(home, tmp_path):
         assert other.ask("POST", "/v1/embed", body, headers)[0] == 422
 
 
-@pytest.mark.skipif(chromium() is None, reason="no Chromium on this machine")
+@needs_chromium
 @pytest.mark.parametrize("size", ["desk", "phone"])
 def test_the_page_plays_what_was_attended(browser, home, predictor, site, size):  # noqa: F811
     path = home / "clips/left/clip0.mp4"

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.browser import find_chromium, needs_chromium
 from tests.conftest import make_folder, picture
 from tests.serving.made import read_for
 from vitreous.data.preprocess import Preprocess
@@ -39,15 +40,7 @@ WAIT = 30_000  # milliseconds
 slow = pytest.mark.slow
 
 
-def chromium() -> str | None:
-    """The system's browser, where there is one."""
-    return next(
-        filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome"))),
-        None,
-    )
-
-
-pytestmark = pytest.mark.skipif(chromium() is None, reason="no Chromium on this machine")
+pytestmark = needs_chromium
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +81,7 @@ def address(home, predictor):
 @pytest.fixture(scope="module")
 def browser():
     with playwright.sync_playwright() as play:
-        found = play.chromium.launch(executable_path=chromium(), args=FLAGS)
+        found = play.chromium.launch(executable_path=find_chromium(), args=FLAGS)
         yield found
         found.close()
 

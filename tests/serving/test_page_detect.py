@@ -2,11 +2,12 @@
 
 import pytest
 
+from tests.browser import needs_chromium
 from tests.serving.blobs import CLASSES, predictor, scene
-from tests.serving.test_page import QUIET, Visit, browser, chromium, expect  # noqa: F401
+from tests.serving.test_page import QUIET, Visit, browser, expect  # noqa: F401
 from vitreous.serving.http.server import running
 
-pytestmark = pytest.mark.skipif(chromium() is None, reason="no Chromium on this machine")
+pytestmark = needs_chromium
 FRAMES = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
 
 

@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.browser import needs_chromium
 from tests.serving.asking import until
 from tests.serving.generators import CLASSES, predictor_in, save_generator
-from tests.serving.test_page import QUIET, Visit, browser, chromium, expect  # noqa: F401
+from tests.serving.test_page import QUIET, Visit, browser, expect  # noqa: F401
 from vitreous.generation.process import Flow
 from vitreous.serving.http.server import running
 from vitreous.serving.samples import sample
 
-pytestmark = pytest.mark.skipif(chromium() is None, reason="no Chromium on this machine")
+pytestmark = needs_chromium
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +129,7 @@ def test_images_are_seen_while_they_are_made_and_stop_by_key(place, browser, mon
         monkeypatch.setattr(sampler, "answer", lambda *given: (time.sleep(0.02), answer(*given))[1])
         visit = Visit(browser, server.address, "phone")
         visit.find("#images-count").fill("3")
-        visit.find("#steps").fill("900")
+        visit.find("#steps").fill("1000")
         visit.find("#make").focus()
         visit.page.keyboard.press("Enter")
         visit.see("#outcome", "left")
@@ -162,7 +163,7 @@ def test_a_failure_while_images_are_made_is_reported(place, browser, monkeypatch
         monkeypatch.setattr(sampler, "answer", fail_later)
         visit = Visit(browser, server.address)
         visit.find("#images-count").fill("3")
-        visit.find("#steps").fill("900")
+        visit.find("#steps").fill("1000")
         visit.find("#make").click()
         visit.see("#outcome", "left")
         broken.append(True)

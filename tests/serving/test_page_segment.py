@@ -4,12 +4,13 @@ import pytest
 from PIL import Image
 
 import vitreous
+from tests.browser import needs_chromium
 from tests.reports.test_scenes import run  # noqa: F401
-from tests.serving.test_page import QUIET, Visit, browser, chromium, expect  # noqa: F401
+from tests.serving.test_page import QUIET, Visit, browser, expect  # noqa: F401
 from vitreous.reports.pages.formats import format_share
 from vitreous.serving.http.server import running
 
-pytestmark = pytest.mark.skipif(chromium() is None, reason="no Chromium on this machine")
+pytestmark = needs_chromium
 
 
 @pytest.mark.parametrize(("size", "theme"), [("desk", "light"), ("phone", "dark")])

@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests.browser import find_chromium, needs_chromium
 from tests.conftest import say
-from tests.serving.test_page import chromium
 from vitreous.data.preprocess import Preprocess
 from vitreous.models.config import ViTConfig
 from vitreous.serving.watch import watching
@@ -214,13 +214,13 @@ def test_the_command_says_where_it_is_and_ends_with_pages_open(trained, number, 
         process.kill()
 
 
-@pytest.mark.skipif(chromium() is None, reason="no Chromium on this machine")
+@needs_chromium
 @pytest.mark.parametrize("width, scheme", [(390, "dark"), (1280, "light")])
 def test_the_page_draws_curves_that_grow(growing, width, scheme):
     playwright = pytest.importorskip("playwright.sync_api")
     growing.append({"step": 1, "epoch": 0.5, "lr": 0.1, "train/loss": 2.0, "val/top1": None})
     with watching(growing.path) as address, playwright.sync_playwright() as player:
-        browser = player.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+        browser = player.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
         errors = []
         page.on("pageerror", lambda error: errors.append(error))  # it marks the function, which a builtin one refuses
