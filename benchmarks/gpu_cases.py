@@ -108,12 +108,12 @@ def inference_cases(device: str, tiny: bool) -> list[Case]:
     for model, size, batch in [("ViT-64x2/16", 32, 2)] if tiny else [("ViT-B/16", 224, 256), ("ViT-B/16", 224, 1)]:
         work = Work("inference", model, size, batch, device)
         cases += [
-            Case(work, "vitreous", "default: CUDA graph", on_device),
-            Case(work, "vitreous", "default, from the host and back", ours.inference),
+            Case(work, "vitreous", "--engine torch: CUDA graph", on_device),
+            Case(work, "vitreous", "--engine torch, from the host and back", partial(ours.inference, engine="torch")),
             Case(
                 work,
                 "vitreous",
-                "--engine fastest: compiled blocks, CUDA graph",
+                "--engine compiled: compiled blocks, CUDA graph",
                 partial(on_device, compiled=True),
                 True,
             ),

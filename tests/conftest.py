@@ -25,6 +25,7 @@ from vitreous.cores import Neighbours
 from vitreous.reports.pages import report
 from vitreous.weights import pickled
 
+os.environ["VITREOUS_ENGINE_CHOICE"] = "0"  # by PyTorch, whatever is installed and however busy the machine is
 settings.register_profile("steady", deadline=None, derandomize=True)  # the same examples everywhere, however slow
 settings.load_profile("steady")
 

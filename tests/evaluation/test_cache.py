@@ -1,5 +1,4 @@
-"""int8 graphs that are kept: found again by all that decides them, never trusted when damaged, never missed when
-nothing can be kept."""
+"""Cached OpenVINO graphs: keyed by everything that decides them, rebuilt if damaged, optional if nothing can be stored."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ import torch
 from tests.models.test_contracts import build
 from vitreous.data.preprocess import Preprocess
 from vitreous.evaluation import cache as module
-from vitreous.evaluation.cache import MOST, cache_key, get_or_build, graph_facts, load
+from vitreous.evaluation.cache import cache_key, get_or_build, graph_facts, load
 from vitreous.evaluation.engine import InferenceOptions, make_engine
 
 ov = pytest.importorskip("openvino")
@@ -25,7 +24,7 @@ OF = {"format": 1, "pictures": ["a", "b"]}
 def home(tmp_path, monkeypatch):
     """A cache of the test's own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "vitreous" / "int8"
+    return tmp_path / "cache" / "vitreous" / "graphs"
 
 
 def noise(count=8, seed=0):
@@ -161,14 +160,12 @@ def test_where_nothing_can_be_kept_answers_come_all_the_same(home, obstacle, mon
     assert not list(tmp_path.rglob("*.tmp"))
 
 
-def test_the_least_used_graphs_go(home):
-    for number in range(MOST):
+def test_the_least_recently_used_graphs_are_removed(home, monkeypatch):
+    places = [home / f"{cache_key(OF | {'format': number})}.graph" for number in range(4)]
+    for number in range(3):
         get_or_build(ov, OF | {"format": number}, Making())
-    for number in range(MOST):
-        os.utime(home / f"{cache_key(OF | {'format': number})}.graph", (number, number))
+        os.utime(places[number], (number, number))
+    monkeypatch.setattr(module, "MAX_GRAPH_BYTES", int(3.5 * places[0].stat().st_size))
     get_or_build(ov, OF | {"format": 0}, Making())  # used again, so number 1 is the oldest now
-    get_or_build(ov, OF | {"format": MOST}, Making())
-    gone = [
-        number for number in range(MOST + 1) if not (home / f"{cache_key(OF | {'format': number})}.graph").is_file()
-    ]
-    assert gone == [1]
+    get_or_build(ov, OF | {"format": 3}, Making())
+    assert [place.is_file() for place in places] == [True, False, True, True]

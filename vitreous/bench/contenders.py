@@ -72,6 +72,7 @@ def inference(device: str) -> list[Contender]:
     """Images to logits."""
     table = [
         own("default", ours.inference),
+        own("--engine torch", ours.inference, engine="torch"),
         own("fp32", ours.inference, precision="fp32"),
         peer("timm", "default (fp32)", models.inference, peer="timm"),
         peer("timm", "bf16", models.inference, peer="timm", precision="bf16"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,7 +23,7 @@ from vitreous.data.layouts.folder import list_images
 from vitreous.data.loader import TrainLoader
 from vitreous.data.preprocess import IMAGENET, Preprocess
 from vitreous.data.split import Arrays, Files, Split
-from vitreous.evaluation.engine import InferenceOptions, make_engine
+from vitreous.evaluation.engine import Engine, InferenceOptions, make_engine
 from vitreous.machine import DTYPES, pick_precision, settle_process
 from vitreous.models.zoo import Model, create
 from vitreous.nn.cuda_graphs import CapturedPasses
@@ -53,10 +54,22 @@ def noise(work: Work, count: int, seed: int) -> Tensor:
     return torch.randint(0, 256, size, dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
 
 
+def run_engine(engine: Engine, pixels: np.ndarray) -> np.ndarray:
+    """Return the (B, K) float32 logits of an engine for (B, C, *image) uint8 pixels."""
+    return engine(torch.from_numpy(pixels)).numpy()
+
+
 def inference(work: Work, precision: str = "auto", engine: str = "auto") -> Turn:
-    """Bytes to logits; int8 is calibrated anew, on other images."""
+    """Bytes to logits; both options auto: the engine that a server of such batches chooses. int8 is calibrated anew, on
+    other images."""
     pixels = noise(work, work.batch_size, 0)
-    if engine == "openvino":
+    if engine == "auto" and precision == "auto":
+        from vitreous.evaluation.engine_choice import choose_engine
+
+        how = InferenceOptions(work.device)
+        choice = choose_engine(*answering(work), how, run_engine, work.batch_size, math.inf)
+        computing = choice.engine
+    elif engine == "openvino":
         from vitreous.evaluation.openvino import OpenVinoEngine
 
         computing = OpenVinoEngine(*answering(work), precision, lambda: noise(work, 32, 1), keep=False)

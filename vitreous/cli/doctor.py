@@ -29,7 +29,10 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     from vitreous.jobs.doctor import examine
 
     document = examine(options.device)
-    console.table(["doctor", ""], [[name.replace("_", " "), value] for name, value in document.items()])
+    rows = [[name.replace("_", " "), value] for name, value in document.items() if name != "engine_choices"]
+    console.table(["doctor", ""], rows)
+    for line in document["engine_choices"]:
+        console.say(line)
     if (document["other_work"] or 0) >= Neighbours.SHARE:
         console.note(describe_share(document["other_work"]))
     return document

@@ -10,6 +10,7 @@ from vitreous.cli.console import Console
 from vitreous.cli.inference import (
     ImageArguments,
     choose_backend,
+    choose_engine,
     file_settings,
     open_images_of,
     print_notes,
@@ -48,8 +49,9 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         raise UsageError("features are not computed in int8", "use --precision bf16 or fp32")
     require_images(options)
     predictor = load(options.source(options.run), options.how(), (), options.exact, headless=True)
-    print_notes(predictor, console)
     source = open_images_of(options, predictor.card.preprocess.kind)
+    choose_engine(options, predictor, source.count, features=True)
+    print_notes(predictor, console)
 
     def answers(items: Iterator[Item]) -> Iterator[Sequence[Embedding]]:
         return choose_backend(options, predictor).embeddings(items, options.bad_images)

@@ -34,9 +34,10 @@ class InferenceArguments(ReadingOptions):
     """auto, cpu, cuda, cuda:1 or mps."""
     precision: Literal["auto", "fp32", "bf16", "int8"] = "auto"
     """Numbers to compute with; auto is bf16 where the device has it, else fp32; int8 needs --engine openvino."""
-    engine: Literal["auto", "torch", "openvino", "fastest"] = "auto"
-    """What computes; auto is torch. openvino needs the extra `export`. fastest, of the verbs that answer about images:
-    measure which of them that is, on this machine and for this model, for some seconds at the start."""
+    engine: Literal["auto", "torch", "compiled", "openvino"] = "auto"
+    """Inference engine. auto measures the installed engines once, if the job is long enough, and takes the fastest
+    whose outputs agree with PyTorch's. torch gives the same outputs with and without the extra `export`, which openvino
+    needs. compiled: torch.compile, on a GPU."""
     merge_tokens: int = 0
     """Tokens that each block merges with the one most like it (ToMe): faster, and less exact."""
     clip_views: str = "1x1"
@@ -126,15 +127,13 @@ def open_images_of(options: ImageArguments, kind: str = "pictures") -> Source:
 
 
 def choose_backend(options: ImageArguments, predictor: Predictor) -> Predictor | Remote:
-    """The predictor, or a cluster in its place. Raises UsageError for int8 and `fastest` on a cluster."""
+    """Return the predictor, or a cluster in its place, on which `--engine auto` is PyTorch. Raises UsageError for int8
+    on a cluster."""
     if options.ray is None:
         return predictor
     from vitreous.errors import UsageError
     from vitreous.serving.ray_backend import Remote
 
-    if options.engine == "fastest":
-        message = "--engine fastest is measured on one machine, and a cluster's workers may choose otherwise"
-        raise UsageError(message, "name the engine, or leave --ray out")
     if options.precision == "int8":
         message = "int8 is calibrated by one process, not by a cluster's"
         raise UsageError(message, "use --precision fp32, or leave --ray out")
@@ -142,10 +141,10 @@ def choose_backend(options: ImageArguments, predictor: Predictor) -> Predictor |
 
 
 def file_settings(options: ImageArguments, predictor: Predictor, **more: Any) -> dict[str, Any]:
-    """The settings that a file of answers depends on beside model and images; the precision is the one computed in, and
-    so is an engine that was chosen by measuring."""
+    """Return the settings that a file of predictions depends on, next to model and images. Precision and engine are
+    those in use."""
     asked = {name: getattr(options, name) for name in ("exact", "device", "engine", "merge_tokens")}
-    asked |= {"engine": predictor.runtime.how.engine} if options.engine == "fastest" else {}
+    asked |= {"engine": engine_name(predictor, options)}
     asked |= {"clip_views": options.clip_views} if options.clip_views != "1x1" else {}
     names = ("resize", "source_size", "native_aspect", "tokens")
     known = {name: value for name in names if (value := getattr(options, name)) not in (None, False)}
@@ -204,8 +203,21 @@ def write_answers(
     finally:
         job.close()
     print_unreadable(console, meter.bad, job.bad, job.rows)
-    document = {"model": options.run, "precision": made_by["precision"], "out": out, "images": job.rows}
+    used = {name: made_by[name] for name in ("precision", "engine")}
+    document = {"model": options.run, **used, "out": out, "images": job.rows}
     return document | {"unreadable": job.bad, "images_per_second": meter.rate}
+
+
+def engine_name(predictor: Predictor, options: InferenceArguments) -> str:
+    """Return the engine in use: of exported files and clusters the one that was requested."""
+    how = getattr(predictor.runtime, "how", None)
+    return how.engine if how is not None and getattr(options, "ray", None) is None else options.engine
+
+
+def choose_engine(options: ImageArguments, predictor: Predictor, images: int | None, features: bool = False) -> None:
+    """Have `--engine auto` choose for a job of so many images (None: unknown, which is not measured)."""
+    if options.ray is None:
+        predictor.choose_engine(images or 0, features)
 
 
 def print_notes(predictor: Predictor, console: Console) -> None:

@@ -12,6 +12,8 @@ from vitreous.cli.inference import (
     ImageArguments,
     Meter,
     choose_backend,
+    choose_engine,
+    engine_name,
     file_settings,
     open_images_of,
     print_notes,
@@ -58,8 +60,9 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         raise UsageError("--resume continues the file of --out", "name it")
     warn_of_emulation(options, console)
     predictor = load(options.source(options.run), options.how(), calibration_images(options), options.exact)
-    print_notes(predictor, console)
     source = open_images_of(options, predictor.card.preprocess.kind)
+    choose_engine(options, predictor, source.count)
+    print_notes(predictor, console)
     if predictor.card.object_classes:
         from vitreous.cli.objects import predict_objects
 
@@ -89,6 +92,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     return {
         "model": options.run,
         "precision": predictor.runtime.precision,
+        "engine": engine_name(predictor, options),
         "predictions": print_predictions(options, answers, source, console),
     }
 

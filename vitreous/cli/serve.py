@@ -48,9 +48,10 @@ class Options(ReadingOptions):
     """auto, cpu, cuda, cuda:1 or mps."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """Numbers to compute with; auto is bf16 where the device has it, else fp32."""
-    engine: Literal["auto", "torch", "openvino", "fastest"] = "auto"
-    """What computes; auto is torch. openvino needs the extra `export`. fastest: measure which of them answers one image
-    sooner, for some seconds at the start (with --bulk: more of them)."""
+    engine: Literal["auto", "torch", "compiled", "openvino"] = "auto"
+    """Inference engine. auto measures at the first start which installed engine answers one image sooner (with --bulk:
+    more of them). torch gives the same outputs with and without the extra `export`, which openvino needs. compiled:
+    torch.compile, on a GPU."""
     vae: str | None = None
     """Of a model of latents: the autoencoder that decodes them (default: that which its run names)."""
     bulk: bool = False

@@ -1,4 +1,4 @@
-"""Keys of cached results, and the cache of OpenVINO's int8 graphs, whose calibration takes minutes."""
+"""Keys of cached results, and the cache of OpenVINO's graphs: conversion takes seconds, calibration of int8 minutes."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ from vitreous.models.zoo import Model
 from vitreous.version import __version__
 
 FORMAT = 2  # goes up when the same model and pictures give another graph
-# graphs that are stored: each is a quarter of its weights, and weights without a run have one per set of pictures
-MOST = 16
+MAX_GRAPH_BYTES = 4 * 2**30  # of all stored graphs; the least recently used are removed
 
 
 def weights_digest(model: nn.Module) -> str:
@@ -44,9 +43,8 @@ def cache_key(facts: dict[str, Any]) -> str:
 
 
 def graph_facts(model: Model, preprocess: Preprocess, pictures: Sequence[np.ndarray]) -> dict[str, Any]:
-    """Return what an int8 graph depends on: weights, preprocessing, pictures (1, C, *image), libraries, processor.
-
-    The processor decides whether sums overflow, and the precision of calibration.
+    """Return what a graph depends on: weights, preprocessing, libraries; of int8 also calibration pictures, (1, C,
+    *image) each, and the processor, which decides whether sums overflow. Without pictures the graph is in float32.
     """
     digest = hashlib.sha256()
     for picture in pictures:
@@ -60,7 +58,7 @@ def graph_facts(model: Model, preprocess: Preprocess, pictures: Sequence[np.ndar
         "preprocess": to_plain(preprocess),
         "pictures": digest.hexdigest(),
         "libraries": {name: installed_version(name) for name in ("openvino", "nncf", "torch")},
-        "processor": sorted(name for name, has in capabilities().items() if has is True),
+        "processor": sorted(name for name, has in capabilities().items() if has is True) if pictures else None,
     }
 
 
@@ -73,12 +71,12 @@ def installed_version(name: str) -> str | None:
 
 
 def get_or_build(ov: Any, facts: dict[str, Any], build: Callable[[], Any]) -> Any:
-    """Return the int8 graph of these facts from `XDG_CACHE_HOME/vitreous/int8`, or build and store it.
+    """Return the graph of these facts from `XDG_CACHE_HOME/vitreous/graphs`, or build and store it.
 
     A new graph is read back, so that outputs are the same bits whether it was cached or not. A graph that cannot be
     stored is used all the same; a damaged file is built again.
     """
-    place = cache("int8") / f"{cache_key(facts)}.graph"
+    place = cache("graphs") / f"{cache_key(facts)}.graph"
     if (graph := load(ov, place, facts)) is not None:
         with suppress(OSError):
             os.utime(place)  # the least used ones are removed first
@@ -105,8 +103,11 @@ def store(place: Path, facts: dict[str, Any], xml: bytes, weights: bytes) -> Non
     with atomic(place, shared=True) as file:
         parts = {"xml": np.frombuffer(xml, np.uint8), "weights": np.frombuffer(weights, np.uint8)}
         np.savez(file, facts=np.array(json.dumps(facts)), **parts)  # type: ignore[arg-type]
-    for old in sorted(place.parent.glob("*.graph"), key=lambda file: file.stat().st_mtime, reverse=True)[MOST:]:
-        old.unlink(missing_ok=True)
+    total = 0
+    for graph in sorted(place.parent.glob("*.graph"), key=lambda file: file.stat().st_mtime, reverse=True):
+        total += graph.stat().st_size
+        if total > MAX_GRAPH_BYTES:
+            graph.unlink(missing_ok=True)
 
 
 def load(ov: Any, place: Path, facts: dict[str, Any]) -> Any | None:

@@ -26,6 +26,7 @@ from vitreous.models.config import ModelConfig
 from vitreous.models.packed import Packed
 from vitreous.models.zoo import Model
 from vitreous.nn.cuda_graphs import CapturedPasses, uses_graphs
+from vitreous.nn.encoder import compile_blocks
 from vitreous.nn.frozen import frozen
 from vitreous.nn.merge import Merging
 
@@ -169,7 +170,7 @@ def cut(images: int, most: int, threads: int) -> tuple[int, bool]:
 def make_engine(
     model: Model, preprocess: Preprocess, how: InferenceOptions | None = None, pictures: Pictures | None = None
 ) -> Engine:
-    """Return the engine of the options; int8 is calibrated on `pictures`.
+    """Return the engine of the options, for `auto` PyTorch's; int8 is calibrated on `pictures`.
 
     Raises UsageError for options that do not go together.
     """
@@ -180,8 +181,8 @@ def make_engine(
         raise UsageError(problem, "leave it out")
     if how.merge_tokens < 0:
         raise UsageError(f"--merge-tokens must be at least 0, not {how.merge_tokens}")
-    if how.engine == "fastest":
-        raise UsageError("--engine fastest is for verbs that answer about images", "use torch or openvino")
+    if how.engine == "compiled" and not device.startswith("cuda"):
+        raise UsageError(f"--engine compiled is for GPUs, not for {device}", "use --engine torch or openvino")
     if how.engine == "openvino":
         if preprocess.native:
             problem = "--engine openvino computes images of one size, not pictures at their own aspect"
@@ -197,7 +198,10 @@ def make_engine(
         return OpenVinoEngine(model, preprocess, how.precision, pictures)
     if how.precision == "int8":
         raise UsageError("--precision int8 needs --engine openvino", "add it, or use bf16 or fp32")
-    return TorchEngine(model, preprocess, device, how.precision, how.merge_tokens)
+    engine = TorchEngine(model, preprocess, device, how.precision, how.merge_tokens)
+    if how.engine == "compiled":
+        compile_blocks(engine.model)
+    return engine
 
 
 def logits_of(

@@ -15,17 +15,18 @@ Pictures = Callable[[], "Iterable[Tensor]"]
 
 @dataclass(frozen=True)
 class InferenceOptions:
-    """How outputs are computed, in the words of the command line. `auto` is the fastest that changes no output.
+    """How outputs are computed, in the words of the command line. `auto` is the fastest that is installed.
 
     `precision` auto is bf16 where the device multiplies it in hardware, else fp32; int8 is for the engine `openvino`
-    alone. `engine` auto is torch; `fastest`, of verbs that answer about images, is measured as a model is loaded
-    (`serving.fastest`). `merge_tokens`: tokens that every block merges (ToMe), faster and less exact. `clip_views`: the
-    sets of frames of a clip, and the crops of each, of whose answers the mean is taken (`data.clip_views`).
+    alone. `engine` auto is PyTorch, or for long jobs the fastest installed engine (`evaluation.engine_choice`);
+    `compiled` is PyTorch with compiled blocks, on a GPU. `merge_tokens`: tokens that every block merges (ToMe), faster
+    and less exact. `clip_views`: the sets of frames of a clip, and the crops of each, whose logits are averaged
+    (`data.clip_views`).
     """
 
     device: str = "auto"
     precision: Literal["auto", "fp32", "bf16", "int8"] = "auto"
-    engine: Literal["auto", "torch", "openvino", "fastest"] = "auto"
+    engine: Literal["auto", "torch", "compiled", "openvino"] = "auto"
     merge_tokens: int = 0
     clip_views: str = "1x1"
 

@@ -31,7 +31,7 @@ HINTS = {"fp32": "f32", "bf16": "bf16", "int8": "f32"}
 class OpenVinoEngine:
     """OpenVINO on the CPU. `precision` is `auto` (bf16 where the processor has it), `fp32`, `bf16` or `int8`.
 
-    Calibrated graphs are cached (`evaluation.cache`), unless `keep` is False. Raises ResourceError where OpenVINO is
+    Graphs are cached (`evaluation.cache`), unless `keep` is False. Raises ResourceError where OpenVINO is
     not installed, UsageError for int8 without pictures and for a model that OpenVINO cannot convert or compute here.
     """
 
@@ -46,12 +46,10 @@ class OpenVinoEngine:
         self.preprocess, self.precision = preprocess, pick_precision(precision, "cpu")
         with unobserved():
             ov = needed("openvino", NEEDS)
-            if self.precision == "int8":
-                samples = examples(pictures)
-                make = partial(calibrate, ov, model, preprocess, samples)
-                graph = get_or_build(ov, graph_facts(model, preprocess, samples), make) if keep else make()
-            else:
-                graph = convert(ov, model, preprocess)
+            samples = examples(pictures) if self.precision == "int8" else []
+            build = partial(calibrate, pictures=samples) if samples else convert
+            make = partial(build, ov, model, preprocess)
+            graph = get_or_build(ov, graph_facts(model, preprocess, samples), make) if keep else make()
         hints = {"INFERENCE_PRECISION_HINT": HINTS[self.precision], "PERFORMANCE_HINT": "LATENCY"}
         try:
             self.compiled = ov.Core().compile_model(graph, "CPU", hints)

@@ -10,6 +10,7 @@ import torch
 
 from vitreous.allocator import reserve_huge_pages
 from vitreous.cores import Neighbours
+from vitreous.evaluation.engine_choice import list_choices
 from vitreous.machine import DTYPES, environment, has_bf16, packs, pick_device, pick_precision, settle_process
 from vitreous.models.cost import computed
 from vitreous.models.names import configure_vit
@@ -23,6 +24,7 @@ from vitreous.training.run import Optimizer
 from vitreous.training.shards import Shards, default_shards
 
 SECONDS, BATCH = 2.0, 16
+SHOWN_CHOICES = 8  # measured engines that are listed
 
 
 def examine(device: str = "auto") -> dict[str, Any]:
@@ -63,6 +65,7 @@ def examine(device: str = "auto") -> dict[str, Any]:
         "kernels": native().note,
         "huge_pages": "on request" if reserve_huge_pages() else "the system's own choice",
         "engines": ["torch", *(["openvino"] if find_spec("openvino") else [])],
+        "engine_choices": list_choices()[:SHOWN_CHOICES],
         "shards": default_shards(device, BATCH),
         "train_images_per_second": round(rate, 1),
         "train_gflops": round(rate * 6 * computed(config) / 1e9, 1),

@@ -18,7 +18,8 @@ from vitreous.data.screen import readable, refuse
 from vitreous.data.split import Data, Split
 from vitreous.errors import DataError, UsageError
 from vitreous.evaluation.calibration import probabilities
-from vitreous.evaluation.engine import CHUNK, InferenceOptions, logits_of, make_engine, readable_mask
+from vitreous.evaluation.engine import CHUNK, InferenceOptions, logits_of, readable_mask
+from vitreous.evaluation.engine_choice import evaluation_engine
 from vitreous.evaluation.features import Features, features_of
 from vitreous.machine import pick_device, warning
 from vitreous.progress import Listener, NullListener
@@ -115,7 +116,14 @@ def answers_to(
     p = bundle.preprocess
     asked = computing.how.clip_views
     views, how = clip_views_of(asked, p), replace(computing.how, clip_views=ONE)
-    engine = make_engine(bundle.model, p, how, lambda: calibrating(run, p, lambda: examples(opened, p)))
+    engine = evaluation_engine(
+        bundle.model,
+        p,
+        how,
+        len(chosen),
+        computing.listener.note,
+        lambda: calibrating(run, p, lambda: examples(opened, p)),
+    )
     started, on_images = time.perf_counter(), progress_counter(computing.listener, "evaluate", len(chosen))
     workers = default_workers() if computing.workers is None else computing.workers
     logits, bad = logits_of(engine, EvalLoader(chosen, p, workers, views), computing.batch_size, on_images)

@@ -17,7 +17,8 @@ from vitreous.data.screen import readable, refuse
 from vitreous.data.split import Data
 from vitreous.errors import DataError
 from vitreous.evaluation.coco import CocoEvaluator
-from vitreous.evaluation.engine import make_engine, readable_mask
+from vitreous.evaluation.engine import readable_mask
+from vitreous.evaluation.engine_choice import evaluation_engine
 from vitreous.evaluation.evaluator import Evaluator, Outputs
 from vitreous.evaluation.pixels import SegmentationEvaluator
 from vitreous.evaluation.report import Report
@@ -95,10 +96,12 @@ def judge_opened(
     chosen, preprocess = opened.split(name), bundle.preprocess
     if slow := warning(computing.how.precision, pick_device(computing.how.device)):
         computing.listener.note(slow)
-    engine = make_engine(
+    engine = evaluation_engine(
         bundle.model,
         preprocess,
         computing.how,
+        len(chosen),
+        computing.listener.note,
         lambda: calibrating(run, preprocess, lambda: examples(opened, preprocess)),
     )
     workers = default_workers() if computing.workers is None else computing.workers

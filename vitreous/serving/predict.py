@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -25,7 +26,7 @@ from vitreous.serving.inputs import as_items, is_image
 from vitreous.serving.notebook import card_html, predictions_html
 from vitreous.serving.objects import THRESHOLD, DetectOptions, ImageObjects, image_objects
 from vitreous.serving.pipeline import Answer, chunk_of, flow
-from vitreous.serving.runtime import Pixels, Runtime
+from vitreous.serving.runtime import Pixels, Runtime, TorchRuntime
 from vitreous.serving.sources import Item, read_item, read_views
 from vitreous.weights.options import WeightsSource, words_of
 
@@ -115,6 +116,12 @@ class Predictor:
     def transform(self) -> Callable[[Image.Image], Tensor]:
         """A PIL image, path, bytes or array (H, W[, C]) -> (C, *image) float32 for `model`; for a Dataset."""
         return self.card.preprocess.transform
+
+    def choose_engine(self, total_images: float = math.inf, features: bool = False) -> None:
+        """Replace PyTorch by the fastest installed engine, if the engine is `auto` and `total_images` are enough to
+        repay the measurement. `features`: for `embed`. Outputs change by at most `engine_choice.TOLERANCE`."""
+        if isinstance(self.runtime, TorchRuntime):
+            self.runtime.choose_engine(total_images, features)
 
     @overload
     def predict(self, images: ImageInput, *args: Any, **options: Any) -> Prediction:
@@ -325,6 +332,7 @@ def load(
     `options` are `device`, `precision`, `engine`, `merge_tokens` and `clip_views`: what computes, as on the command
     line; `how` has the same. int8 is calibrated on the run's training images, and on the files `examples` where those
     cannot be opened.
+    `engine="auto"` measures the installed engines (`Predictor.choose_engine`); unset, PyTorch computes.
     `exact` decodes every JPEG at its full size. A model without a head is refused unless it may be `headless`. `quick`
     answers one image alone sooner, many later. `resize`, a rule of `nn.grid.RESIZE`, and `source_size`, pixels of one
     side or (height, width), say of the positions of foreign weights what their files do not tell (docs/weights.md).
@@ -346,7 +354,10 @@ def load(
         return Predictor(file.card, file, exact=exact, clip_views=views, origin=os.fspath(run))
     from vitreous.reports.opening import open_bundle
 
-    return predictor_of(run, open_bundle(run, headless, dense=True), how, examples, exact, quick)
+    predictor = predictor_of(run, open_bundle(run, headless, dense=True), how, examples, exact, quick)
+    if "engine" in options:
+        predictor.choose_engine()
+    return predictor
 
 
 def predictor_of(
@@ -361,7 +372,6 @@ def predictor_of(
     that do not go together."""
     from vitreous.reports.opening import calibrating
     from vitreous.serving.card import card_of
-    from vitreous.serving.fastest import open_runtime
 
     def given() -> Iterator[Tensor]:
         for example in examples:
@@ -370,5 +380,5 @@ def predictor_of(
 
     how = how or InferenceOptions()
     views, alone = clip_views_of(how.clip_views, bundle.preprocess), replace(how, clip_views=ONE)
-    runtime = open_runtime(bundle, alone, lambda: calibrating(run, bundle.preprocess, given), quick)
+    runtime = TorchRuntime(bundle, alone, lambda: calibrating(run, bundle.preprocess, given), quick)
     return Predictor(card_of(bundle), runtime, bundle, exact, views, os.fspath(run))

@@ -22,6 +22,7 @@ from vitreous.evaluation.packing import Outputs, unpack
 
 if TYPE_CHECKING:
     from vitreous.evaluation.engine import Engine, InferenceOptions, Pictures
+    from vitreous.models.zoo import Model
     from vitreous.weights.bundle import Bundle
 
 #: (B, C, *image), or pictures at their own aspect, each (C, height, width)
@@ -58,11 +59,38 @@ class TorchRuntime:
     def __init__(
         self, bundle: Bundle, how: InferenceOptions | None = None, pictures: Pictures | None = None, quick: bool = False
     ) -> None:
-        from vitreous.evaluation.engine import make_engine
+        from vitreous.evaluation.engine import InferenceOptions, make_engine
 
-        self.bundle, self.how, self.quick = bundle, how, quick
-        self.note = ""  # what people should know of the choice of the engine
+        self.bundle, self.how, self.quick = bundle, how or InferenceOptions(), quick
+        self.note = ""  # which engine was chosen, for people
         self.engine = make_engine(bundle.model, bundle.preprocess, how, pictures)
+
+    def choose_engine(self, total_images: float, features: bool = False) -> None:
+        """Replace PyTorch by the fastest installed engine, if the options leave the choice and a job of `total_images`
+        (inf: a server) is long enough (`evaluation.engine_choice`). `features`: the job computes those alone."""
+        import torch
+
+        from vitreous.evaluation.engine_choice import choose_engine
+        from vitreous.machine import pick_device
+
+        if self.how.engine != "auto":
+            return
+        baseline = self.before_head if features else self.engine
+        parts = torch.get_num_threads() if pick_device(self.how.device) == "cpu" else 1  # computed at the same time
+        choice = choose_engine(
+            self.headless_model if features else self.bundle.model,
+            self.bundle.preprocess,
+            self.how,
+            lambda engine, pixels: compute(engine, pixels, part_size(engine, self.quick), self.quick),
+            1 if self.quick else self.part * parts,
+            total_images,
+            baseline,
+        )
+        self.how, self.note = choice.options, choice.note
+        if features:
+            self.before_head = choice.engine
+        else:
+            self.engine = choice.engine
 
     @property
     def precision(self) -> str:
@@ -72,20 +100,21 @@ class TorchRuntime:
     @property
     def part(self) -> int:
         """Images that are computed together."""
-        from vitreous.evaluation.engine import TorchEngine
+        return part_size(self.engine, self.quick)
 
-        if isinstance(self.engine, TorchEngine):
-            return self.engine.part_size(QUICK) if self.quick else self.engine.part_size()
-        return 1 if self.quick else PART
+    @property
+    def headless_model(self) -> Model:
+        """The model without its head; of dense models, whose heads need feature maps, the backbone."""
+        from vitreous.evaluation.features import headless
+
+        return getattr(self.bundle.model, "backbone", None) or headless(self.bundle.model)
 
     @cached_property
     def before_head(self) -> Engine:
         """The engine of the model without its head."""
         from vitreous.evaluation.engine import make_engine
-        from vitreous.evaluation.features import headless
 
-        backbone = getattr(self.bundle.model, "backbone", None)  # of a dense head, which reads no whole image
-        return make_engine(backbone or headless(self.bundle.model), self.bundle.preprocess, self.how)
+        return make_engine(self.headless_model, self.bundle.preprocess, self.how)
 
     def logits(self, pixels: Pixels) -> np.ndarray:
         """(B, C, *image) pixels -> (B, K) float32."""
@@ -98,6 +127,15 @@ class TorchRuntime:
     def objects(self, pixels: np.ndarray) -> Outputs:
         """(B, C, *image) pixels -> boxes, scores, labels and masks of a detector, as `packing` describes them."""
         return unpack(self.logits(pixels))
+
+
+def part_size(engine: Engine, quick: bool) -> int:
+    """Return how many images an engine computes together; `quick`: where single images are waited for."""
+    from vitreous.evaluation.engine import TorchEngine
+
+    if isinstance(engine, TorchEngine):
+        return engine.part_size(QUICK) if quick else engine.part_size()
+    return 1 if quick else PART
 
 
 def compute(engine: Engine, pixels: Pixels, size: int, quick: bool = False) -> np.ndarray:

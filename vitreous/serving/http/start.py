@@ -70,7 +70,9 @@ def open_served(
         return generator_predictor(bundle, how, vae)
     if vae is not None:
         raise UsageError(f"--vae is for models that make images, and {run} makes none", "leave it out")
-    return predictor_of(run, answering(run, bundle, True, ignore, dense=True), how, exact=exact, quick=quick)
+    predictor = predictor_of(run, answering(run, bundle, True, ignore, dense=True), how, exact=exact, quick=quick)
+    predictor.choose_engine()
+    return predictor
 
 
 def settings_of(options: Any) -> tuple[Settings, str]:

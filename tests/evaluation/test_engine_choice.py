@@ -1,0 +1,334 @@
+"""--engine auto: the measured, agreeing engine is used, the measurement is stored, and short jobs are not measured."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from tests.conftest import document, say
+from tests.precision import LIMITS, relative_error
+from tests.serving.made import pictures, tiny
+from vitreous.errors import UsageError
+from vitreous.evaluation import engine_choice, openvino
+from vitreous.evaluation.engine import TorchEngine, make_engine
+from vitreous.evaluation.engine_choice import (
+    MIN_SPEEDUP,
+    RACE_SECONDS,
+    alternative_engine,
+    choose_engine,
+    list_choices,
+    race_engines,
+    race_facts,
+    read_record,
+)
+from vitreous.evaluation.inference_options import InferenceOptions
+from vitreous.serving.http.start import open_served
+from vitreous.serving.predict import load
+from vitreous.serving.runtime import TorchRuntime
+
+AUTO = InferenceOptions("cpu", "fp32")
+
+
+@pytest.fixture(scope="module")
+def bundle():
+    return tiny()
+
+
+@pytest.fixture
+def home(bundle, tmp_path):
+    bundle.save(tmp_path / "bundle")
+    return tmp_path / "bundle"
+
+
+class OtherEngine(TorchEngine):
+    """Stands for OpenVINO without the seconds of conversion."""
+
+    built = 0
+    wrong: float | None = None  # a constant output instead of the logits
+
+    def __init__(self, model, preprocess, precision="auto", pictures=None):
+        type(self).built += 1
+        super().__init__(model, preprocess, "cpu", precision)
+
+    def steady(self, pixels, size, quick=False):
+        logits = super().steady(pixels, size, quick)
+        return logits if self.wrong is None else logits * 0 + self.wrong
+
+    def __call__(self, pixels):
+        return self.steady(pixels, len(pixels))
+
+
+@pytest.fixture(autouse=True)
+def cache_folder(tmp_path, monkeypatch):
+    """An empty cache; every job is long enough to be measured."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("VITREOUS_ENGINE_CHOICE")
+    monkeypatch.setattr(engine_choice, "MIN_PASS_SECONDS", 0.0)
+    monkeypatch.setattr(engine_choice, "WORTHWHILE_SECONDS", {"openvino": 0.0, "compiled": 0.0})
+    monkeypatch.setattr(OtherEngine, "built", 0)
+    return tmp_path / "cache" / "vitreous" / "engines"
+
+
+@pytest.fixture
+def other(monkeypatch):
+    monkeypatch.setattr(openvino, "OpenVinoEngine", OtherEngine)
+    monkeypatch.setattr(engine_choice, "find_spec", lambda name: object())
+
+
+def set_race(monkeypatch, **seconds: float) -> list[int]:
+    """Replace the race by its result; the list grows with every race. Turns are called once."""
+    races = []
+
+    def race(turns):
+        races.append(1)
+        for turn in turns.values():
+            turn()
+        return {name: seconds[name] for name in turns}
+
+    monkeypatch.setattr(engine_choice, "race_engines", race)
+    return races
+
+
+def chosen_runtime(bundle, options=AUTO, quick=False, images=math.inf) -> TorchRuntime:
+    runtime = TorchRuntime(bundle, options, quick=quick)
+    runtime.choose_engine(images)
+    return runtime
+
+
+@pytest.mark.parametrize("first", ["torch", "compiled"])
+def test_compiled_blocks_are_chosen_on_a_gpu_if_they_are_faster(bundle, first, monkeypatch):
+    """A CPU stands for the GPU; the compiler only traces."""
+    monkeypatch.setattr(engine_choice, "pick_device", lambda name: "cuda:0")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda name: "made-up GPU")
+    compile_ = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda module: compile_(module, backend="eager"))
+
+    def build(name, model, preprocess, options, precision):
+        engine = TorchEngine(model, preprocess, "cpu", precision)
+        engine_choice_compile(engine.model)
+        return engine, InferenceOptions("cpu", "fp32", name)
+
+    from vitreous.nn.encoder import compile_blocks as engine_choice_compile
+
+    monkeypatch.setattr(engine_choice, "build_alternative", build)
+    seconds = {"torch": 0.5, "compiled": 0.5, first: 0.25}
+    set_race(monkeypatch, **seconds)
+    runtime = chosen_runtime(bundle)
+    assert runtime.how.engine == first and runtime.note.startswith(f"engine: {first}, ")
+    pixels = bundle.preprocess.noise(3)
+    expected = TorchEngine(bundle.model, bundle.preprocess, "cpu", "fp32")(torch.from_numpy(pixels)).numpy()
+    np.testing.assert_allclose(runtime.logits(pixels), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_compiled_is_refused_without_a_gpu(bundle):
+    with pytest.raises(UsageError, match="--engine compiled is for GPUs, not for cpu"):
+        make_engine(bundle.model, bundle.preprocess, InferenceOptions("cpu", "fp32", "compiled"))
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_the_faster_engine_is_used_named_and_remembered(bundle, quick, other, monkeypatch):
+    count = 1 if quick else TorchRuntime(bundle, AUTO).part * torch.get_num_threads()
+    races = set_race(monkeypatch, torch=0.5, openvino=0.25)
+    theirs = chosen_runtime(bundle, quick=quick)
+    assert isinstance(theirs.engine, OtherEngine) and theirs.how.engine == "openvino"
+    line = f"engine: openvino, {count / 0.25:,.1f} images/s in fp32, batch size {count}; torch {count / 0.5:,.1f}"
+    assert theirs.note == line
+    again = chosen_runtime(bundle, quick=quick)
+    assert races == [1] and again.note == line and isinstance(again.engine, OtherEngine)
+    assert [choice.partition(": ")[2] for choice in list_choices()] == [line]
+
+
+def test_torch_is_kept_unless_the_other_engine_is_clearly_faster(bundle, other, monkeypatch):
+    races = set_race(monkeypatch, torch=MIN_SPEEDUP - 0.001, openvino=1.0)
+    ours = chosen_runtime(bundle)
+    assert ours.how.engine == "torch" and not isinstance(ours.engine, OtherEngine)
+    assert ours.note.startswith("engine: torch, ") and "; openvino " in ours.note
+    built = OtherEngine.built
+    chosen_runtime(bundle)
+    assert races == [1] and OtherEngine.built == built  # the record saves building the alternative
+
+
+def test_features_are_measured_without_the_head(bundle, other, monkeypatch):
+    set_race(monkeypatch, torch=0.5, openvino=0.25)
+    runtime = TorchRuntime(bundle, AUTO)
+    expected = TorchRuntime(bundle, AUTO).features(bundle.preprocess.noise(3))
+    runtime.choose_engine(math.inf, features=True)
+    assert isinstance(runtime.before_head, OtherEngine) and not isinstance(runtime.engine, OtherEngine)
+    np.testing.assert_allclose(runtime.features(bundle.preprocess.noise(3)), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_record_is_for_one_model_batch_size_precision_and_machine(bundle, monkeypatch):
+    def key(batch_size=4, precision="fp32", model=bundle.model):
+        return json.dumps(race_facts(model, bundle.preprocess, precision, "cpu", batch_size))
+
+    keys = {key(), key(), key(1), key(precision="bf16"), key(model=tiny(classes=("one", "two")).model)}
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "get_num_threads", lambda: 77)
+        keys.add(key())
+    with monkeypatch.context() as patch:
+        patch.setattr(engine_choice, "installed_version", lambda name: "0.0")
+        keys.add(key())
+    with monkeypatch.context() as patch:
+        patch.setattr(engine_choice, "processor", lambda: "another processor")
+        keys.add(key())
+    assert len(keys) == 7
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"facts": {}, "seconds": {"torch": 0}}', "\udcff"])
+def test_a_damaged_record_is_measured_again(bundle, content, other, monkeypatch, cache_folder):
+    races = set_race(monkeypatch, torch=0.5, openvino=0.25)
+    chosen_runtime(bundle)
+    (path,) = cache_folder.iterdir()
+    path.write_bytes(content.encode(errors="surrogateescape"))
+    assert list_choices() == []
+    assert chosen_runtime(bundle).how.engine == "openvino" and races == [1, 1]
+
+
+def test_a_cache_that_cannot_be_written_only_costs_another_measurement(bundle, other, monkeypatch, cache_folder):
+    cache_folder.parent.mkdir(parents=True)
+    cache_folder.write_text("a file in the place of the folder")
+    races = set_race(monkeypatch, torch=0.5, openvino=0.25)
+    assert [chosen_runtime(bundle).how.engine for _ in range(2)] == ["openvino"] * 2 and races == [1, 1]
+
+
+def test_jobs_that_torch_finishes_soon_are_not_measured(bundle, other, monkeypatch):
+    races = set_race(monkeypatch, torch=0.5, openvino=0.25)
+    monkeypatch.setattr(engine_choice, "WORTHWHILE_SECONDS", {"openvino": 3600.0})
+    short = chosen_runtime(bundle, images=100)
+    assert short.how.engine == "torch" and short.note == "" and OtherEngine.built == 0
+    assert chosen_runtime(bundle, images=math.inf).how.engine == "openvino" and races == [1]
+    monkeypatch.setattr(engine_choice, "MIN_PASS_SECONDS", 60.0)
+    assert chosen_runtime(bundle, images=math.inf).how.engine == "torch"
+
+
+def test_openvino_itself_agrees_and_its_graph_is_read_from_the_cache(bundle, monkeypatch, cache_folder):
+    pytest.importorskip("openvino")
+    set_race(monkeypatch, torch=0.5, openvino=0.25)
+    theirs, pixels = chosen_runtime(bundle), bundle.preprocess.noise(9)
+    assert isinstance(theirs.engine, openvino.OpenVinoEngine)
+    ours = TorchEngine(bundle.model, bundle.preprocess, precision="fp32")
+    assert relative_error(theirs.logits(pixels), ours(torch.from_numpy(pixels)).numpy()) < LIMITS["fp32"]
+    assert len(list((cache_folder.parent / "graphs").iterdir())) == 1
+    monkeypatch.setattr(openvino, "convert", lambda *args: pytest.fail("converted again"))
+    again = chosen_runtime(bundle)
+    np.testing.assert_array_equal(again.logits(pixels), theirs.logits(pixels))
+
+
+@pytest.mark.parametrize("wrong", [1.0, math.nan])
+def test_an_engine_whose_outputs_differ_is_not_used(bundle, wrong, other, monkeypatch):
+    """Agreement depends on the weights: it is checked where the race is not repeated, too."""
+    races = set_race(monkeypatch, torch=0.5, openvino=0.25)
+    chosen_runtime(bundle)
+    monkeypatch.setattr(OtherEngine, "wrong", wrong)
+    runtime = chosen_runtime(bundle)
+    assert races == [1] and runtime.how.engine == "torch" and "the outputs of openvino differ by" in runtime.note
+
+
+def test_without_openvino_torch_computes_without_a_word(bundle, monkeypatch):
+    monkeypatch.setattr(engine_choice, "find_spec", lambda name: None)
+    runtime = chosen_runtime(bundle)
+    assert runtime.how.engine == "torch" and runtime.note == ""
+
+
+def test_a_broken_installation_of_openvino_is_named(bundle, monkeypatch):
+    monkeypatch.setattr(engine_choice, "find_spec", lambda name: object())
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    runtime = chosen_runtime(bundle)
+    assert runtime.how.engine == "torch" and runtime.note.startswith("engine: torch (openvino: ")
+
+
+@pytest.mark.parametrize(
+    ("error", "says"), [(NotImplementedError("far\nno such operator"), "no such operator"), (KeyError(), "KeyError")]
+)
+def test_a_model_that_openvino_cannot_convert_is_tried_once(bundle, error, says, monkeypatch):
+    pytest.importorskip("openvino")
+    tries = []
+
+    def fail(*args, **options):
+        tries.append(1)
+        raise error
+
+    monkeypatch.setattr(torch.export, "export", fail)
+    for _ in range(2):
+        runtime = chosen_runtime(bundle)
+        assert runtime.how.engine == "torch" and f"cannot convert this model: {says}" in runtime.note
+    assert tries == [1]
+    with pytest.raises(UsageError, match=says) as refused:
+        TorchRuntime(bundle, InferenceOptions("cpu", "fp32", "openvino"))
+    assert "--engine torch" in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        InferenceOptions("cpu", "fp32", "torch"),
+        InferenceOptions("cpu", "fp32", "openvino"),
+        InferenceOptions("cpu", "int8"),
+        InferenceOptions("cpu", merge_tokens=2),
+    ],
+)
+def test_requested_options_leave_no_choice(bundle, options, other, monkeypatch):
+    assert alternative_engine(bundle.model, bundle.preprocess, options) is None
+    assert alternative_engine(bundle.model, bundle.preprocess, AUTO) == "openvino"
+    monkeypatch.setenv("VITREOUS_ENGINE_CHOICE", "0")
+    assert alternative_engine(bundle.model, bundle.preprocess, AUTO) is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "rounds"), [((0.01, 0.02), engine_choice.MAX_ROUNDS), ((0.3, 0.3), 3), ((9.0, 1.0), 1)]
+)
+def test_a_race_alternates_and_ends_before_two_seconds_where_it_can(seconds, rounds, monkeypatch):
+    clock, calls = [0.0], []
+    monkeypatch.setattr(engine_choice.time, "perf_counter", lambda: clock[0])
+
+    def turn(name, duration):
+        def run():
+            calls.append(name)
+            clock[0] += duration
+
+        return run
+
+    result = race_engines({"a": turn("a", seconds[0]), "b": turn("b", seconds[1])})
+    assert calls == ["a", "b"] * rounds and (rounds == 1 or clock[0] <= RACE_SECONDS)
+    assert result == pytest.approx({"a": seconds[0], "b": seconds[1]})
+
+
+def test_predict_names_the_engine_and_its_file_keeps_it(home, tmp_path, other, monkeypatch):
+    files, out = pictures(tmp_path / "new", 3), tmp_path / "answers.jsonl"
+    words = ("predict", str(home), *files, "--precision", "fp32")
+    set_race(monkeypatch, torch=0.5, openvino=0.25)
+    result = say(*words, "--out", str(out))
+    assert result.returncode == 0 and result.stderr.count("engine: openvino, ") == 1
+    assert '"engine": "openvino"' in json.dumps(json.loads((tmp_path / "answers.jsonl.job.json").read_text()))
+    chosen, by_torch = document(say(*words, "--json")), document(say(*words, "--engine", "torch", "--json"))
+    assert (chosen["engine"], by_torch["engine"]) == ("openvino", "torch")
+    assert chosen["predictions"] == by_torch["predictions"]
+
+
+def test_every_verb_that_runs_a_model_chooses(home, tmp_path, other, monkeypatch):
+    files = pictures(tmp_path / "new", 3)
+    set_race(monkeypatch, torch=0.5, openvino=0.25)
+    embedded = say("embed", str(home), *files, "--precision", "fp32", "--out", str(tmp_path / "e.npz"))
+    assert embedded.returncode == 0 and "engine: openvino, " in embedded.stderr
+    served = open_served(home, AUTO)
+    assert served.runtime.how.engine == "openvino" and "batch size 1;" in served.runtime.note
+
+
+def test_python_measures_on_request(home, other, monkeypatch):
+    races = set_race(monkeypatch, torch=0.5, openvino=0.25)
+    assert load(home, precision="fp32").runtime.how.engine == "auto" and not races
+    predictor = load(home, engine="auto", precision="fp32")
+    assert predictor.runtime.how.engine == "openvino" and races == [1]
+
+
+def test_facts_are_read_back_as_they_were_stored(bundle, other, monkeypatch):
+    set_race(monkeypatch, torch=0.5, openvino=0.25)
+    runtime = TorchRuntime(bundle, AUTO)
+    choose_engine(bundle.model, bundle.preprocess, AUTO, lambda e, p: e(torch.from_numpy(p)).numpy(), 2, math.inf)
+    record = read_record(race_facts(bundle.model, bundle.preprocess, runtime.precision, "cpu", 2))
+    assert record is not None and record["seconds"] == {"torch": 0.5, "openvino": 0.25}

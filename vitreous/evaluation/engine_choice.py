@@ -1,0 +1,271 @@
+"""`--engine auto`: the fastest installed engine whose outputs agree with PyTorch's, measured once and remembered.
+
+On a CPU the alternative to PyTorch is OpenVINO (extra `export`), on a GPU PyTorch with compiled blocks. Building the
+alternative takes seconds, so work that PyTorch finishes sooner is not measured. The measurement is stored under
+`XDG_CACHE_HOME/vitreous/engines` by model, batch size, precision, machine and library versions; whether the outputs
+agree depends on the weights and is checked at every start.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import date
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from vitreous.config import to_plain
+from vitreous.data.preprocess import Preprocess
+from vitreous.disk import atomic, cache
+from vitreous.errors import ResourceError, VitreousError
+from vitreous.evaluation.cache import cache_key, installed_version
+from vitreous.evaluation.engine import CHUNK, Engine, InferenceOptions, make_engine
+from vitreous.evaluation.inference_options import Pictures
+from vitreous.machine import capabilities, pick_device, processor
+from vitreous.models.names import name_of
+from vitreous.models.zoo import Model
+from vitreous.nn.cuda_graphs import WARM_UP_PASSES
+from vitreous.version import __version__
+
+#: largest relative L2 difference between the outputs of two engines; in bfloat16 each may be off by 1e-2
+TOLERANCE = {"fp32": 1e-4, "bf16": 2e-2}
+#: PyTorch's seconds for the whole job from which building the alternative can pay off
+WORTHWHILE_SECONDS = {"openvino": 30.0, "compiled": 120.0}
+#: PyTorch's seconds for one pass below which no alternative is tried, however long the job
+MIN_PASS_SECONDS = 2e-3
+RACE_SECONDS, MAX_ROUNDS = 2.0, 20
+#: how much faster the alternative must be: below, PyTorch keeps outputs identical across machines
+MIN_SPEEDUP = 1.05
+IMAGES_PER_THREAD = 4  # of a measured pass that stands for a long evaluation on a CPU
+MAX_RECORDS = 200  # stored measurements; the oldest are removed
+
+#: (engine, (B, C, *image) pixels) -> (B, K) float32: one pass, as the caller will compute it
+Compute = Callable[[Engine, np.ndarray], np.ndarray]
+
+
+@dataclass(frozen=True)
+class EngineChoice:
+    """A chosen engine, the options that build it again, and a line for people; empty if there was no choice."""
+
+    engine: Engine
+    options: InferenceOptions
+    note: str = ""
+
+
+def choose_engine(
+    model: Model,
+    preprocess: Preprocess,
+    options: InferenceOptions,
+    compute: Compute,
+    batch_size: int,
+    total_images: float,
+    baseline: Engine | None = None,
+) -> EngineChoice:
+    """Return the engine that is fastest at batch size `batch_size`, for a job of `total_images` (inf: a server).
+
+    `baseline`: PyTorch's engine, if it is built already. The alternative is chosen if its outputs for the same noise
+    differ by at most `TOLERANCE` and it is at least `MIN_SPEEDUP` faster.
+    """
+    torch_options = replace(options, engine="torch")
+    baseline = baseline or make_engine(model, preprocess, torch_options)
+    torch_choice = EngineChoice(baseline, torch_options)
+    if (name := alternative_engine(model, preprocess, options)) is None:
+        return torch_choice
+    pixels = preprocess.noise(batch_size)
+    expected = compute(baseline, pixels)
+    start = time.perf_counter()
+    compute(baseline, pixels)
+    seconds = time.perf_counter() - start
+    if seconds < MIN_PASS_SECONDS or seconds / batch_size * total_images < WORTHWHILE_SECONDS[name]:
+        return torch_choice
+    facts = race_facts(model, preprocess, baseline.precision, options.device, batch_size)
+    record = read_record(facts)
+    if record is not None and not is_faster(record, name):
+        return replace(torch_choice, note=describe_record(record))
+    try:
+        other, other_options = build_alternative(name, model, preprocess, options, baseline.precision)
+        outputs = compute(other, pixels)
+    except VitreousError as error:
+        record = {"facts": facts, "seconds": {}, "problem": f"{name}: {error.message}"}
+        write_record(record)
+        return replace(torch_choice, note=describe_record(record))
+    difference = float(np.linalg.norm(outputs - expected) / max(float(np.linalg.norm(expected)), 1e-12))
+    if not difference <= TOLERANCE[baseline.precision]:
+        note = f"engine: torch; the outputs of {name} differ by {difference:.1g} (relative L2 norm)"
+        return replace(torch_choice, note=note)
+    if record is None:
+        engines = {"torch": baseline, name: other}
+        turns = {engine_name: partial(compute, engine, pixels) for engine_name, engine in engines.items()}
+        record = {"facts": facts, "seconds": race_engines(turns)}
+        write_record(record)
+    chosen = EngineChoice(other, other_options) if is_faster(record, name) else torch_choice
+    return replace(chosen, note=describe_record(record))
+
+
+def evaluation_engine(
+    model: Model,
+    preprocess: Preprocess,
+    options: InferenceOptions,
+    images: int,
+    note: Callable[[str], None],
+    pictures: Pictures | None = None,
+) -> Engine:
+    """Return the engine that evaluates so many images, chosen if the options leave the choice; int8 is calibrated on
+    `pictures`. `note` is called with the line about the choice. Raises UsageError as `make_engine` does."""
+    engine = make_engine(model, preprocess, options, pictures)
+    if options.engine != "auto":
+        return engine
+    batch_size = CHUNK if engine.device != "cpu" else IMAGES_PER_THREAD * torch.get_num_threads()  # type: ignore[attr-defined]
+    choice = choose_engine(
+        model,
+        preprocess,
+        options,
+        lambda engine, pixels: engine(torch.from_numpy(pixels)).numpy(),
+        batch_size,
+        images,
+        engine,
+    )
+    if choice.note:
+        note(choice.note)
+    return choice.engine
+
+
+def alternative_engine(model: Model, preprocess: Preprocess, options: InferenceOptions) -> str | None:
+    """Return the name of the engine that PyTorch is compared with, or None if there is no choice: another engine or
+    int8 was requested, the model or its input is PyTorch's alone, or `VITREOUS_ENGINE_CHOICE` is 0."""
+    plain = not preprocess.native and not options.merge_tokens and model.config.kind != "detector"
+    if options.engine != "auto" or options.precision == "int8" or not plain:
+        return None
+    if os.environ.get("VITREOUS_ENGINE_CHOICE") == "0":
+        return None
+    device = pick_device(options.device)
+    if device.startswith("cuda"):
+        return "compiled"
+    return "openvino" if device == "cpu" and find_spec("openvino") is not None else None
+
+
+def build_alternative(
+    name: str, model: Model, preprocess: Preprocess, options: InferenceOptions, precision: Any
+) -> tuple[Engine, InferenceOptions]:
+    """Return the engine `name` in PyTorch's precision, and its options. Raises UsageError for a model that it cannot
+    compute, ResourceError for a broken installation."""
+    chosen = replace(options, engine=name, precision=precision)
+    return make_engine(model, preprocess, chosen), chosen
+
+
+def race_engines(turns: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+    """Return the median seconds of each turn, called alternately for at most about `RACE_SECONDS`, once at least."""
+    if "compiled" in turns:  # each engine records its CUDA graph first
+        for turn in turns.values():
+            for _ in range(WARM_UP_PASSES + 1):
+                turn()
+    seconds: dict[str, list[float]] = {name: [] for name in turns}
+    began = time.perf_counter()
+    for rounds in range(1, MAX_ROUNDS + 1):
+        for name, turn in turns.items():
+            start = time.perf_counter()
+            turn()
+            seconds[name].append(time.perf_counter() - start)
+        elapsed = time.perf_counter() - began
+        if elapsed * (rounds + 1) / rounds > RACE_SECONDS:
+            break
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def race_facts(model: Model, preprocess: Preprocess, precision: str, device: str, batch_size: int) -> dict[str, Any]:
+    """Return what the speed of engines depends on: architecture, image size, precision, machine, versions."""
+    picked = pick_device(device)
+    return {
+        "model": name_of(model.config),
+        "architecture": to_plain(model.config),
+        "image": list(preprocess.image),
+        "precision": precision,
+        "batch_size": batch_size,
+        "device": torch.cuda.get_device_name(picked) if picked.startswith("cuda") else picked,
+        "processor": [processor(), *sorted(name for name, has in capabilities().items() if has)],
+        "threads": torch.get_num_threads(),
+        "versions": {"vitreous": __version__} | {name: installed_version(name) for name in ("torch", "openvino")},
+    }
+
+
+def is_faster(record: dict[str, Any], name: str) -> bool:
+    """Whether the engine `name` of a record is at least `MIN_SPEEDUP` faster than PyTorch."""
+    seconds = record["seconds"]
+    return name in seconds and seconds["torch"] >= MIN_SPEEDUP * seconds[name]
+
+
+def describe_record(record: dict[str, Any]) -> str:
+    """Return one line for people: the engine chosen, and the throughput of each."""
+    facts, seconds = record["facts"], record["seconds"]
+    if not seconds:
+        return f"engine: torch ({record['problem']})"
+    (name,) = (name for name in seconds if name != "torch")
+    chosen, other = (name, "torch") if is_faster(record, name) else ("torch", name)
+    count = facts["batch_size"]
+    rate = f"{count / seconds[chosen]:,.1f} images/s in {facts['precision']}, batch size {count}"
+    return f"engine: {chosen}, {rate}; {other} {count / seconds[other]:,.1f}"
+
+
+def record_path(facts: dict[str, Any]) -> Path:
+    """Return where the measurement of these facts is stored."""
+    return cache("engines") / f"{cache_key(facts)}.json"
+
+
+def read_record(facts: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the stored measurement of these facts, or None; a damaged file counts as none."""
+    record = load_record(record_path(facts))
+    return record if record is not None and record["facts"] == json.loads(json.dumps(facts)) else None
+
+
+def load_record(path: Path) -> dict[str, Any] | None:
+    """Return the measurement in a file, or None if it cannot be used."""
+    try:
+        record = json.loads(path.read_text("utf-8"))
+        seconds = record["seconds"]
+        timed = not seconds or (
+            len(seconds) == 2 and "torch" in seconds and all(0 < s < math.inf for s in seconds.values())
+        )
+        return record if timed and isinstance(record["facts"], dict) and (seconds or record["problem"]) else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def write_record(record: dict[str, Any]) -> None:
+    """Store a measurement and remove the oldest ones; a cache that cannot be written is left alone."""
+    path = record_path(record["facts"])
+    with suppress(OSError, ResourceError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic(path, "w", shared=True, encoding="utf-8") as file:
+            json.dump({**record, "measured": date.today().isoformat()}, file)
+        for old in newest_files(path.parent)[MAX_RECORDS:]:
+            old.unlink(missing_ok=True)
+
+
+def newest_files(folder: Path) -> list[Path]:
+    """Return the stored measurements in a folder, newest first."""
+    return sorted(folder.glob("*.json"), key=lambda file: file.stat().st_mtime, reverse=True)
+
+
+def list_choices() -> list[str]:
+    """Return a line for each stored measurement of the installed versions, newest first."""
+    lines = []
+    for path in newest_files(cache("engines")):
+        record = load_record(path)
+        if record is None:
+            continue
+        facts = record["facts"]
+        current = {name: installed_version(name) for name in ("torch", "openvino")} | {"vitreous": __version__}
+        if facts.get("versions") == current:
+            lines.append(f"{facts['model']} at {'x'.join(map(str, facts['image']))}: {describe_record(record)}")
+    return lines
