@@ -121,9 +121,9 @@ def test_a_file_that_is_damaged_is_made_again(home, harm):
     whole = place.read_bytes()
     place.write_bytes(harm(whole))
     make = Making()
-    assert load(ov, place, OF) is None
+    assert load(place, OF) is None
     assert (answer(get_or_build(ov, OF, make)) == 3).all() and make.times == 1
-    assert load(ov, place, OF) is not None and (answer(get_or_build(ov, OF, make)) == 3).all() and make.times == 1
+    assert load(place, OF) is not None and (answer(get_or_build(ov, OF, make)) == 3).all() and make.times == 1
 
 
 def test_a_whole_file_of_something_else_is_not_taken(home):

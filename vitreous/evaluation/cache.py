@@ -20,6 +20,7 @@ from vitreous.config import to_plain
 from vitreous.data.preprocess import Preprocess
 from vitreous.disk import atomic, cache
 from vitreous.errors import ResourceError
+from vitreous.evaluation.libraries import openvino_core
 from vitreous.machine import capabilities
 from vitreous.models.zoo import Model
 from vitreous.version import __version__
@@ -77,7 +78,7 @@ def get_or_build(ov: Any, facts: dict[str, Any], build: Callable[[], Any]) -> An
     stored is used all the same; a damaged file is built again.
     """
     place = cache("graphs") / f"{cache_key(facts)}.graph"
-    if (graph := load(ov, place, facts)) is not None:
+    if (graph := load(place, facts)) is not None:
         with suppress(OSError):
             os.utime(place)  # the least used ones are removed first
         return graph
@@ -87,7 +88,7 @@ def get_or_build(ov: Any, facts: dict[str, Any], build: Callable[[], Any]) -> An
             xml = Path(scratch) / "graph.xml"
             ov.save_model(graph, xml, compress_to_fp16=False)
             parts = xml.read_bytes(), xml.with_suffix(".bin").read_bytes()
-        graph = ov.Core().read_model(model=parts[0], weights=parts[1])
+        graph = openvino_core().read_model(model=parts[0], weights=parts[1])
         store(place, facts, *parts)
     except (OSError, RuntimeError, ResourceError):
         pass
@@ -110,11 +111,13 @@ def store(place: Path, facts: dict[str, Any], xml: bytes, weights: bytes) -> Non
             graph.unlink(missing_ok=True)
 
 
-def load(ov: Any, place: Path, facts: dict[str, Any]) -> Any | None:
+def load(place: Path, facts: dict[str, Any]) -> Any | None:
     """Return the graph in a file, None where the file is damaged (a .npz has checksums) or of other facts."""
     try:
         with np.load(place, allow_pickle=False) as parts:
             xml, weights, known = parts["xml"].tobytes(), parts["weights"].tobytes(), json.loads(str(parts["facts"]))
-        return ov.Core().read_model(model=xml, weights=weights) if known == json.loads(json.dumps(facts)) else None
+        return (
+            openvino_core().read_model(model=xml, weights=weights) if known == json.loads(json.dumps(facts)) else None
+        )
     except (OSError, ValueError, KeyError, TypeError, EOFError, RuntimeError, BadZipFile):
         return None

@@ -7,6 +7,7 @@ import importlib.util
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import cache
 from typing import Any
 
 from vitreous.errors import ResourceError
@@ -18,6 +19,17 @@ def needed(name: str, who: str = "exported models need") -> Any:
         return importlib.import_module(name)
     except ImportError:
         raise ResourceError(f"{who} {name}, which is not installed", "pip install 'vitreous[export]'") from None
+
+
+@cache
+def openvino_core() -> Any:
+    """Return the process's one OpenVINO Core, which is never destroyed.
+
+    Its CPU plugin gives the thread that loads it an alternate signal stack and unmaps it when the Core is destroyed.
+    With several Cores, destroyed in another order than they were created in, the thread is left with an unmapped stack,
+    and the next signal ends the process with SIGSEGV. Raises ResourceError as `needed` does.
+    """
+    return needed("openvino").Core()
 
 
 def check_installed(names: Iterable[str], who: str = "exported models need") -> None:

@@ -18,7 +18,7 @@ from vitreous.data.preprocess import Preprocess
 from vitreous.errors import UsageError
 from vitreous.evaluation.cache import get_or_build, graph_facts
 from vitreous.evaluation.inference_options import Pictures
-from vitreous.evaluation.libraries import needed, unobserved
+from vitreous.evaluation.libraries import needed, openvino_core, unobserved
 from vitreous.machine import has_vnni, pick_precision
 from vitreous.models.zoo import Model
 
@@ -52,7 +52,7 @@ class OpenVinoEngine:
             graph = get_or_build(ov, graph_facts(model, preprocess, samples), make) if keep else make()
         hints = {"INFERENCE_PRECISION_HINT": HINTS[self.precision], "PERFORMANCE_HINT": "LATENCY"}
         try:
-            self.compiled = ov.Core().compile_model(graph, "CPU", hints)
+            self.compiled = openvino_core().compile_model(graph, "CPU", hints)
         except RuntimeError as error:
             problem = f"OpenVINO cannot compute this model in {self.precision} here: {last_line(error)}"
             raise UsageError(problem, "use --precision fp32") from None

@@ -11,7 +11,7 @@ import numpy as np
 
 from vitreous.cores import cores
 from vitreous.errors import UsageError, WeightsError
-from vitreous.evaluation.libraries import needed, unobserved
+from vitreous.evaluation.libraries import needed, openvino_core, unobserved
 from vitreous.evaluation.packing import NAMES, Outputs, pack_arrays, unpack
 from vitreous.serving.export_file import AGAIN, CARD, card_in, check_onnx, check_xml, content, normalised, precision_in
 from vitreous.serving.runtime import in_parts
@@ -106,7 +106,7 @@ class OpenVinoRuntime(ExportedRuntime):
             ov = needed("openvino")
         hints = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": cores()}
         try:
-            core = ov.Core()
+            core = openvino_core()
             graph = core.read_model(model=xml, weights=weights)
             super().__init__(graph.get_rt_info(CARD).value if graph.has_rt_info(CARD) else None, path, quick)
             self.compiled = core.compile_model(graph, "CPU", hints)

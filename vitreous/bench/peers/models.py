@@ -143,6 +143,8 @@ def openvino(work: Work, precision: str) -> Turn:
     """OpenVINO by hand on timm's model: fp32, bf16, or int8 by nncf, calibrated on other images."""
     import openvino as ov
 
+    from vitreous.evaluation.libraries import openvino_core
+
     images = batch(work)
     graph = ov.convert_model(torch.export.export(ready(work), (images,)))
     if precision == "int8":
@@ -151,7 +153,7 @@ def openvino(work: Work, precision: str) -> Turn:
         examples = nncf.Dataset([batch(work, 1 + seed).numpy() for seed in range(max(1, 32 // work.batch_size))])
         graph = nncf.quantize(graph, examples, model_type=nncf.ModelType.TRANSFORMER)
     hint = {"fp32": "f32", "bf16": "bf16", "int8": "f32"}[precision]
-    compiled = ov.Core().compile_model(graph, "CPU", {"INFERENCE_PRECISION_HINT": hint})
+    compiled = openvino_core().compile_model(graph, "CPU", {"INFERENCE_PRECISION_HINT": hint})
 
     def turn() -> float:
         compiled([images.numpy()])

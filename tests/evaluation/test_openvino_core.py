@@ -1,0 +1,38 @@
+"""Signals after OpenVINO models are released: the plugin's alternate signal stack stays mapped."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("openvino")
+
+PROGRAM = """
+import gc, os, signal
+import numpy as np, openvino as ov
+from vitreous.evaluation.libraries import openvino_core
+
+def compile_model():
+    given = ov.opset13.parameter([-1, 64], ov.Type.f32)
+    product = ov.opset13.matmul(given, np.ones((64, 64), np.float32), False, False)
+    compiled = openvino_core().compile_model(ov.Model([product], [given]), "CPU")
+    compiled([np.ones((2, 64), np.float32)])
+    return compiled
+
+received = []
+signal.signal(signal.SIGUSR1, lambda *given: received.append(1))
+models = [compile_model() for _ in range(3)]
+while models:  # the first compiled is released first
+    del models[0]
+    gc.collect()
+os.kill(os.getpid(), signal.SIGUSR1)
+assert received
+print("alive")
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="could not import 'fcntl'")
+def test_a_signal_after_models_are_released_is_handled():
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr[-2000:]
