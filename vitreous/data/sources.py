@@ -10,7 +10,7 @@ from pathlib import Path
 from vitreous.data.annotations.box_table import box_table, is_box_table
 from vitreous.data.annotations.coco import coco, is_coco
 from vitreous.data.annotations.labelme import is_labelme, labelme
-from vitreous.data.annotations.masks import are_masks, masks
+from vitreous.data.annotations.masks import are_masks, are_sibling_masks, masks
 from vitreous.data.annotations.panoptic import is_panoptic, panoptic
 from vitreous.data.annotations.voc import is_voc, voc
 from vitreous.data.annotations.volumes import are_volumes, volumes
@@ -37,6 +37,8 @@ NAMED = ("hf:", "torchvision:")
 COCO = ((is_panoptic, panoptic), (is_coco, coco))
 MASKS = ((are_volumes, volumes), (are_masks, masks))
 OBJECTS = ((is_voc, voc), (is_yolo, yolo), (is_labelme, labelme))
+#: masks in folders or files of other names, which files of annotations may lie beside
+SIBLINGS = ((are_sibling_masks, masks),)
 
 
 def open_data(
@@ -135,7 +137,7 @@ def check_ignore_index(path: Path, ignore_index: int) -> None:
     """Raise UsageError for a negative number, and for data without class maps in files."""
     if ignore_index < 0:
         raise UsageError(f"--ignore-index cannot be {ignore_index}", "name a number that masks have, such as 100")
-    if not path.is_dir() or not any(fits(path) for fits, _ in MASKS):
+    if not path.is_dir() or not any(fits(path) for fits, _ in (*MASKS, *SIBLINGS)):
         problem = f"--ignore-index is for class maps, and {printable(path)} has none beside its images"
         raise UsageError(problem, "leave it out, or name a folder with images/ and masks/")
 
@@ -173,8 +175,11 @@ def detect_layout(
     if path.is_dir():
         listed = () if has_config(path) else ((are_lists, lists),)
         moving = (hold_clips, partial(videos, stills=True)) if stills else (are_clips, videos)
-        maps = tuple((fits, partial(read, ignore_index=ignore_index)) for fits, read in MASKS)
-        kinds = ((are_tars, tars), *listed, (is_imagenet, imagenet), *COCO, *maps, *OBJECTS, moving)
+        maps, siblings = (
+            tuple((fits, partial(read, ignore_index=ignore_index)) for fits, read in kinds)
+            for kinds in (MASKS, SIBLINGS)
+        )
+        kinds = ((are_tars, tars), *listed, (is_imagenet, imagenet), *COCO, *maps, *OBJECTS, *siblings, moving)
         if reader := next((read for fits, read in kinds if fits(path)), None):
             return reader(path, split_seed)
         if axes is None and (own := array_folder_axes(path)):
