@@ -12,6 +12,7 @@ from vitreous.data.annotations.coco import coco, is_coco
 from vitreous.data.annotations.labelme import is_labelme, labelme
 from vitreous.data.annotations.masks import are_masks, are_sibling_masks, masks
 from vitreous.data.annotations.panoptic import is_panoptic, panoptic
+from vitreous.data.annotations.unread import find_unread_annotations
 from vitreous.data.annotations.voc import is_voc, voc
 from vitreous.data.annotations.volumes import are_volumes, volumes
 from vitreous.data.annotations.yolo import has_config, is_yolo, yolo
@@ -185,6 +186,8 @@ def detect_layout(
         if axes is None and (own := array_folder_axes(path)):
             return arrays(path, split_seed, own)
         data = folder(path, split_seed)
+        unread = find_unread_annotations(path) if data.labelled else None
+        data = replace(data, unread_annotations=unread and printable(unread))
         return replace(data, notes=[*data.notes, *frames_note(data)])
     if path.name.lower().endswith((".tar", *COMPRESSED)) and (os.path.lexists(path) or "{" in name):
         return tars(path, split_seed)

@@ -190,11 +190,12 @@ def mixed_places(homes: dict[str, Path]) -> dict[str, MaskPlace]:
 
 def masks_beside(home: Path) -> list[Path]:
     """The masks among the first files directly in a folder whose image lies beside them; none where they are others."""
-    if not home.is_dir():
-        return []
     endings = tuple(SUFFIXES)
-    with os.scandir(home) as listed:
-        names = sorted(entry.name for entry in islice(listed, PROBED_FILES) if entry.name.lower().endswith(endings))
+    try:
+        with os.scandir(home) as listed:
+            names = sorted(entry.name for entry in islice(listed, PROBED_FILES) if entry.name.lower().endswith(endings))
+    except OSError:  # named by the layout that reads the folder
+        return []
     stems = [os.path.splitext(name)[0] for name in names]
     images = {file_key(stem, "images").key for stem in stems if not is_mask_stem(stem)}
     found = [
