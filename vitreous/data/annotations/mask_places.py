@@ -134,7 +134,10 @@ def sibling_places(root: Path) -> dict[str, MaskPlace]:
         return split_places(images, masks)
     if homes := find_split_folders(root):
         others = find_split_folders(masks)
-        return {name: MaskPlace(home, others.get(name, masks / name)) for name, home in homes.items()}
+        if len(homes) == 1 and not others:
+            return {name: MaskPlace(home, masks) for name, home in homes.items()}
+        places = {name: MaskPlace(home, others.get(name, masks / name)) for name, home in homes.items()}
+        return places if others else {}
     plain = [place for place, role in roles.items() if role == (None, None) and next(images_below(place), None)]
     if len(plain) > 1:
         problem = f"{printable(masks)} may belong to {len(plain)} folders: {first_names([p.name for p in plain], 3)}"
