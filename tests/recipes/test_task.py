@@ -5,13 +5,14 @@ import json
 import numpy as np
 import pytest
 from PIL import Image
+
+import vitreous
 from tests.conftest import make_folder
 from tests.data.annotations.scenery import write_maps, write_objects
 from tests.data.annotations.solids import write_solids
+from tests.data.annotations.test_mask_layouts import COUNT, LAYOUTS, write_pairs
 from tests.data.annotations.writing_scenes import write_coco, write_labelme, write_voc, write_yolo
 from tests.jobs.test_train_python import TINY
-
-import vitreous
 from vitreous.cli.main import command
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError, UsageError
@@ -136,15 +137,34 @@ def test_labels_that_are_measurements_ask_for_a_recipe(tmp_path, labels, number)
         assert chosen(place) == (None, [])
         return
     count = len(set(labels))
-    assert refused(place) == (
-        f"the labels of DATA are {count} different numbers on {len(labels)} images, such as {number}: they look like "
-        "measurements, and there is no recipe for them",
-        "use --recipe photos to learn each number as a class of its own",
-    )
+    numbers = f"{count} different numbers on {len(labels)} images, such as {number}"
+    message = f"the labels of DATA are {numbers}: they look like measurements, and there is no recipe for them"
+    assert refused(place) == (message, "use --recipe photos to learn each number as a class of its own")
 
 
 SMALL = {"width": 16, "hidden": 32, "proposals": 30, "finest": 4, "anchor": 2.0}
 DETECTOR = TINY | {"model": "Conv8-16-16+ViT-32x1/8", "image_size": 32, "batch_size": 2, "evaluate_every": 10**6}
+
+
+def test_a_dry_run_and_a_run_of_masks_beside_images(tmp_path, capsys):
+    """CamVid's folders, trained without a recipe, evaluated and predicted with."""
+    data, run = tmp_path / "data", tmp_path / "run"
+    for number, pair in enumerate(LAYOUTS["camvid"]):
+        write_pairs(data, pair, first=COUNT * number)
+    (data / "classes.txt").write_text("ground\nsquare\ndisc\n")
+    words = ["--model", "ViT-16x1/8", "--image-size", "16", "--steps", "2", "--device", "cpu", "--workers", "0"]
+    note = f"note: {MAPS.format(data)}\n"
+    assert command(["train", str(data), "--dry-run", "--json", *words]) == 0
+    captured = capsys.readouterr()
+    assert captured.err.count(note) == 1 and json.loads(captured.out)["recipe"] == "segment"
+    assert command(["train", str(data), "--out", str(run), *words]) == 0
+    assert capsys.readouterr().err.count(note) == 1
+    assert command(["evaluate", str(run), "--json"]) == 0
+    evaluated = json.loads(capsys.readouterr().out)
+    assert evaluated["test"]["leading"] == "miou" and evaluated["test"]["images"] == COUNT
+    maps = tmp_path / "maps"
+    assert command(["predict", str(run), str(data / "test"), "--out", str(maps)]) == 0
+    assert len(list(maps.glob("*.png"))) == COUNT
 
 
 def write_pieces(home, polygons: bool) -> None:

@@ -34,7 +34,7 @@ def choose_recipe(data: Data, options: TrainOptions, note: Callable[[str], None]
     if not isinstance(split, AnnotatedSplit):
         check_labels(data, classify)
         return options
-    target = first_target(data)
+    target = first_target(data.splits.values())
     if target is None and (error := find_unlearnable(data)) is not None:
         raise error
     found, task, recipe, others = describe_task(target)

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from tests.data.annotations.scenery import scene, write_maps
 
+from tests.data.annotations.scenery import scene, write_maps
 from vitreous.data.annotations.mask_names import file_key, folder_role
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError
