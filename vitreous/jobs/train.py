@@ -215,8 +215,8 @@ def evaluate_run(
                 report = judge(answers.logits, answers.split.labels, answers.bundle.classes, answers.readable)
         except DataError as error:
             text = f"the {split} split is not evaluated: {error.message}"
-            way = f"; `vitreous evaluate {folder.path} --bad-images skip` evaluates the rest" if read else ""
-            listener.note(text + way)  # the run is complete, and the page can do without
+            hint = f"; `vitreous evaluate {folder.path} --bad-images skip` evaluates the rest" if read else ""
+            listener.note(text + hint)  # the run is complete, and the page can do without
     if read and answers is not None and report is not None:
         summary["test"] = report.summary()
         record(folder.path, answers.source, "test", summary["test"])

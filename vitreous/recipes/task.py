@@ -37,14 +37,14 @@ def choose_recipe(data: Data, options: TrainOptions, note: Callable[[str], None]
     target = first_target(data.splits.values())
     if target is None and (error := find_unlearnable(data)) is not None:
         raise error
-    found, task, recipe, others = describe_task(target)
+    content, task, recipe, others = describe_task(target)
     if axes_of(split) == 2:
         others = (*others, f"for multi-label classification use {classify}")
     for name in CLASSIFICATION_OPTIONS:
         if getattr(options, name) is not None:
-            problem = f"--{name.replace('_', '-')} is for classification, and {data.name} has {found}"
+            problem = f"--{name.replace('_', '-')} is for classification, and {data.name} has {content}"
             raise UsageError(problem, f"leave it out, or add {classify} to classify whole images")
-    note("; ".join([f"{data.name} has {found}: training {task} (--recipe {recipe})", *others]))
+    note("; ".join([f"{data.name} has {content}: training {task} (--recipe {recipe})", *others]))
     return replace(options, recipe=recipe)
 
 
@@ -53,8 +53,8 @@ def describe_task(target: Target | None) -> tuple[str, str, str, tuple[str, ...]
     another task."""
     if target is not None and target.classes is not None:
         others = ("for instance segmentation use --recipe detect",) if len(target) else ()
-        found = "class maps and objects" if len(target) else "class maps"
-        return found, "semantic segmentation", "segment", others
+        content = "class maps and objects" if len(target) else "class maps"
+        return content, "semantic segmentation", "segment", others
     if target is not None and target.layers is not None:
         other = "for semantic segmentation use --recipe segment"
         return "masks of objects", "instance segmentation", "detect", (other,)

@@ -179,19 +179,19 @@ def drop_unused_names(names: dict[int, str], documents: Collection[dict[str, Any
     used = {read_number(row.get("category_id")) for document in documents for row in document["annotations"]}
     rows = {read_number(row["id"]): row for document in documents for row in document["categories"]}
     parents = {number: normalise_name(str(row.get("supercategory") or "none")).strip() for number, row in rows.items()}
-    kept, notes = dict(names), []
+    categories, notes = dict(names), []
     for number in sorted(names.keys() - used):
         name = names[number]
-        others = [other for other in kept if other != number]
+        others = [other for other in categories if other != number]
         if parents[number] == "none" and any(parents[other] == name for other in others):
             reason = "it is the supercategory of others"
-        elif any(kept[other] == name for other in others):
+        elif any(categories[other] == name for other in others):
             reason = "another category has its name"
         else:
             continue
-        del kept[number]
+        del categories[number]
         notes.append(f"category {number} ({printable(name)}) is left out: no annotation has it, and {reason}")
-    return kept, notes
+    return categories, notes
 
 
 def read_number(value: Any) -> int | None:

@@ -182,10 +182,12 @@ def mixed_places(homes: dict[str, Path]) -> dict[str, MaskPlace]:
     if any(map(masks_beside, homes.values())):
         return {name: MaskPlace(home, home) for name, home in homes.items()}
     for home in homes.values():
-        found = [place for place in folders_in(home)[:PROBED_FOLDERS] if masks_beside(place)]
-        if len(found) > 1 or (found and not split_of_name(found[0].name) and len(folders_in(home)) > 1):
-            problem = f"{printable(found[0])} is a class folder with masks beside its images"
-            example = printable(masks_beside(found[0])[0].name)
+        class_folders = [place for place in folders_in(home)[:PROBED_FOLDERS] if masks_beside(place)]
+        if len(class_folders) > 1 or (
+            class_folders and not split_of_name(class_folders[0].name) and len(folders_in(home)) > 1
+        ):
+            problem = f"{printable(class_folders[0])} is a class folder with masks beside its images"
+            example = printable(masks_beside(class_folders[0])[0].name)
             hint = "put images into images/ and masks into masks/ to learn masks, or move the masks away to classify"
             raise DataError(f"{problem}, such as {example}", hint)
     return {}
@@ -201,12 +203,12 @@ def masks_beside(home: Path) -> list[Path]:
         return []
     stems = [os.path.splitext(name)[0] for name in names]
     images = {file_key(stem, "images").key for stem in stems if not is_mask_stem(stem)}
-    found = [
+    masks = [
         home / name
         for name, stem in zip(names, stems, strict=True)
         if is_mask_stem(stem) and file_key(stem, "masks").key in images
     ]
-    return found if found and are_mask_files(found) else []
+    return masks if masks and are_mask_files(masks) else []
 
 
 def is_mask_stem(stem: str) -> bool:

@@ -162,9 +162,9 @@ def masks(
     reader = reader or PICTURES
     names, palette = named_classes(root)
     names = names or list(given)
-    found = find_places(root, reader)
-    unlabelled = {name: unmasked_images(place, reader) for name, place in found.items() if name != "train"}
-    listed = {name: pairs(place, reader) for name, place in found.items() if unlabelled.get(name) is None}
+    places_by_split = find_places(root, reader)
+    unlabelled = {name: unmasked_images(place, reader) for name, place in places_by_split.items() if name != "train"}
+    listed = {name: pairs(place, reader) for name, place in places_by_split.items() if unlabelled.get(name) is None}
     if "train" not in listed:
         raise DataError(f"{printable(root)} has {', '.join(listed)} but no train folder", "name one of them train")
     kinds = {kind for kind, *_ in listed.values()}

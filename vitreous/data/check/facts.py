@@ -73,7 +73,7 @@ def examples(subject: Subject, records: np.ndarray, image_size: int | None) -> d
     if image_size:
         kinds |= {"small": short < image_size, "large": short >= 2 * image_size}
     rows = {kind: np.flatnonzero(has & (records["state"] == READABLE)) for kind, has in kinds.items()}
-    return {kind: subject.pool.name(int(found[0])) for kind, found in rows.items() if len(found)}
+    return {kind: subject.pool.name(int(positions[0])) for kind, positions in rows.items() if len(positions)}
 
 
 def named(subject: Subject, row: int) -> dict[str, str]:

@@ -124,9 +124,9 @@ def parted(subject: Subject, group_by: str | None) -> list[dict[str, object]]:
 def left_out(subject: Subject) -> tuple[dict[str, int], dict[str, str]]:
     """Count files below a folder that no split has: `images` outside the layout, or clips, and other files by suffix,
     but for annotations; and the first file of both: of images as `outside`, of other files as `others`."""
-    if not (found := find_files(subject)):
+    if not (listing := find_files(subject)):
         return {}, {}
-    images, others, used = found
+    images, others, used = listing
     count = len(images) - len(used)
     outside = sorted(set(images) - used) if count > 0 else []
     firsts = {"outside": outside[:1], "others": sorted(file for files in others.values() for file in files)[:1]}
