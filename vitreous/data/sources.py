@@ -153,7 +153,7 @@ def open_folder(path: Path, split_seed: int) -> Data:
     try:
         data = folder(path, split_seed)
     except DataError as error:
-        if (inner := find_inner_source(path)) is None:
+        if error.hint != LAYOUT or (inner := find_inner_source(path)) is None:
             raise
         raise DataError(error.message, f"did you mean {printable(inner)}?") from None
     if data.labelled:
