@@ -132,6 +132,13 @@ def test_several_folders_that_may_be_meant_are_refused(tmp_path):
     assert error_of(tmp_path) == (message, "move all but one to another folder")
 
 
+@pytest.mark.parametrize("images", ["images", "post_fire"])
+def test_a_folder_above_images_and_masks_is_no_data_set(tmp_path, images):
+    write_pairs(tmp_path / "fires", (f"{images}/{{0}}.png", "masks/{0}_mask.png"))
+    data = open_data(tmp_path)
+    assert data.unlabelled is not None and data.unlabelled.hint == f"did you mean {tmp_path / 'fires'}?"
+
+
 def test_class_folders_with_masks_beside_their_images_are_refused(tmp_path):
     write_pairs(
         tmp_path, ("benign/b ({0}).png", "benign/b ({0})_mask.png"), ("normal/n{0}.png", "normal/n{0}_mask.png")

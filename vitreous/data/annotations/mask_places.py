@@ -87,13 +87,15 @@ def mask_folder(home: Path, reader: Reader) -> Path | None:
 
 
 def object_folders(home: Path) -> list[Path]:
-    """The folders below that have `images` and `masks` of one image each; none as soon as a folder has not."""
+    """The folders below that have `images` and `masks` of one image each; none as soon as a folder has no `masks`, nor
+    for one folder of several images, which is a data set itself."""
     folders = []
     for place in folders_in(home):
         if not (place / "masks").is_dir():
             return []
         folders.append(place)
-    return folders
+    inner = folders[0] / "images" if len(folders) == 1 else None
+    return [] if inner and not (inner.is_dir() and len(list(islice(images_below(inner), 2))) == 1) else folders
 
 
 def folders_in(home: Path) -> list[Path]:
