@@ -140,6 +140,35 @@ def test_yolo(tmp_path, twice):
         open_data(tmp_path)
 
 
+@pytest.mark.parametrize("place", ["data.yaml", "classes.txt"])
+def test_yolo_names_of_classes(tmp_path, place):
+    write_image(tmp_path / "images" / "train" / "0.png")
+    (tmp_path / "labels" / "train").mkdir(parents=True)
+    (tmp_path / "labels" / "train" / "0.txt").write_text("0 0.5 0.5 0.5 0.5\n")
+    texts = {"data.yaml": f"train: images/train\nnames: [{DECOMPOSED}]\n", "classes.txt": f"{DECOMPOSED}\n"}
+    (tmp_path / place).write_text(texts[place])
+    assert open_data(tmp_path).classes == (COMPOSED,)
+
+
+def test_names_of_classes_of_masks(tmp_path):
+    write_image(tmp_path / "images" / "0.png")
+    write_image(tmp_path / "masks" / "0.png")
+    (tmp_path / "classes.txt").write_text(f"ground\n{DECOMPOSED}\n")
+    Image.fromarray(np.eye(10, 12, dtype=np.uint8)).save(tmp_path / "masks" / "0.png")
+    assert open_data(tmp_path).classes == ("ground", COMPOSED)
+
+
+def test_paths_in_parquet_files(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    write_image(tmp_path / "images" / f"{COMPOSED}.png")
+    rows = [{"bytes": None, "path": f"images/{DECOMPOSED}.png"}] * 2
+    pq.write_table(pa.table({"image": rows, "label": ["ant", "bee"]}), tmp_path / "x.parquet")
+    split = open_data(tmp_path / "x.parquet").split("train")
+    assert split.raw(0) == (tmp_path / "images" / f"{COMPOSED}.png").read_bytes()
+
+
 def test_yolo_folders_of_another_case(tmp_path):
     write_image(tmp_path / "images" / "Train" / "0.png")
     (tmp_path / "labels" / "train").mkdir(parents=True)

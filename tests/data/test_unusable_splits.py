@@ -360,3 +360,20 @@ def test_training_ends_with_a_report(tmp_path, monkeypatch, kind):
         main([*words.split(), "--bad-images", "skip"])
     assert ended.value.code == 0
     assert json.loads(Path("run/summary.json").read_text())["test"] is None
+
+
+def test_an_unreadable_test_image_does_not_end_a_run_without_its_summary(tmp_path, monkeypatch, capsys):
+    from vitreous.cli.main import command
+
+    monkeypatch.chdir(tmp_path)
+    for split in ("train", "test"):
+        write_classes(Path("data", split))
+    Path("data/test/ant/0.png").write_text("no image")
+    words = "train data --out run --model ViT-32x2/4 --image-size 16 --steps 2 --batch-size 4 --workers 0"
+    assert command(words.split()) == 0
+    assert json.loads(Path("run/summary.json").read_text())["test"] is None and Path("run/report.html").is_file()
+    captured = capsys.readouterr()
+    assert "test: not evaluated\n" in captured.out
+    note = captured.err[captured.err.index("note: the test split is not evaluated: ") :]
+    assert "data/test/ant/0.png: not an image" in note
+    assert "; `vitreous evaluate run --bad-images skip` evaluates the rest\n" in note

@@ -206,7 +206,7 @@ def test_weights_of_volumes_go_on_and_those_of_pictures_do_not(home, run, tmp_pa
 
 
 @pytest.mark.parametrize(("change", "problem"), [
-    ({"recipe": None}, "takes pictures"), ({"recipe": "mae"}, "takes pictures"), ({"model": "Swin-T/4"}, "for pictures"),
+    ({"recipe": "photos"}, "takes pictures"), ({"recipe": "mae"}, "takes pictures"), ({"model": "Swin-T/4"}, "for pictures"),
     ({"recipe": "swin-upernet", "model": None, "init": "RUN"}, "for pictures"),
 ])  # fmt: skip
 def test_recipes_of_pictures_are_refused(home, run, tmp_path, change, problem):

@@ -40,7 +40,7 @@ def figures(name: str, summary: Mapping[str, Any] | None) -> str:
     from vitreous.evaluation.report import leading_of
 
     if summary is None:
-        return f"{name}: no such split, nothing was measured"
+        return f"{name}: not evaluated"
     leading = leading_of(summary)
     texts = [figure(summary, leading, "95 % interval ")]
     texts += [figure(summary, key) for key in FURTHER.get(leading, ()) if summary.get(key) is not None]

@@ -8,10 +8,12 @@ from functools import partial
 from pathlib import Path
 
 from vitreous.data.annotations.box_table import box_table, is_box_table
-from vitreous.data.annotations.coco import coco, is_coco
+from vitreous.data.annotations.coco import coco, has_class_folders, is_coco
 from vitreous.data.annotations.labelme import is_labelme, labelme
-from vitreous.data.annotations.masks import are_masks, masks
+from vitreous.data.annotations.mask_places import folders_in
+from vitreous.data.annotations.masks import are_masks, are_sibling_masks, masks
 from vitreous.data.annotations.panoptic import is_panoptic, panoptic
+from vitreous.data.annotations.unread import find_unread_annotations
 from vitreous.data.annotations.voc import is_voc, voc
 from vitreous.data.annotations.volumes import are_volumes, volumes
 from vitreous.data.annotations.yolo import has_config, is_yolo, yolo
@@ -23,6 +25,7 @@ from vitreous.data.layouts.imagenet import imagenet, is_imagenet
 from vitreous.data.layouts.lists import are_lists, lists
 from vitreous.data.layouts.named import named
 from vitreous.data.layouts.packed import is_pack, packed
+from vitreous.data.layouts.split_names import find_split_folders
 from vitreous.data.layouts.table import table
 from vitreous.data.layouts.tars import COMPRESSED, are_tars, tars
 from vitreous.data.layouts.video import are_clips, frames_note, hold_clips, videos
@@ -30,6 +33,8 @@ from vitreous.data.layouts.volumes import array_folder_axes, arrays, no_arrays
 from vitreous.data.split import Data, Files, no_labels
 from vitreous.errors import DataError, UsageError, nearest, printable
 
+SEARCHED_FOLDERS = 20  # folders of a folder in which a data set is looked for
+MAX_HEADER = 10_000  # characters of the first line of a table
 NAMED = ("hf:", "torchvision:")
 
 #: layouts of folders with annotations of objects: whether a folder is one, and what opens it; COCO's may hold PNG files
@@ -37,6 +42,8 @@ NAMED = ("hf:", "torchvision:")
 COCO = ((is_panoptic, panoptic), (is_coco, coco))
 MASKS = ((are_volumes, volumes), (are_masks, masks))
 OBJECTS = ((is_voc, voc), (is_yolo, yolo), (is_labelme, labelme))
+#: masks in folders or files of other names, which files of annotations may lie beside
+SIBLINGS = ((are_sibling_masks, masks),)
 
 
 def open_data(
@@ -135,9 +142,69 @@ def check_ignore_index(path: Path, ignore_index: int) -> None:
     """Raise UsageError for a negative number, and for data without class maps in files."""
     if ignore_index < 0:
         raise UsageError(f"--ignore-index cannot be {ignore_index}", "name a number that masks have, such as 100")
-    if not path.is_dir() or not any(fits(path) for fits, _ in MASKS):
+    if not path.is_dir() or not any(fits(path) for fits, _ in (*MASKS, *SIBLINGS)):
         problem = f"--ignore-index is for class maps, and {printable(path)} has none beside its images"
         raise UsageError(problem, "leave it out, or name a folder with images/ and masks/")
+
+
+def open_folder(path: Path, split_seed: int) -> Data:
+    """Open a folder of images without annotations. Where it is none, or its images have no labels, errors name a data
+    set inside it. Raises DataError as `folder`."""
+    try:
+        data = folder(path, split_seed)
+    except DataError as error:
+        if error.hint != LAYOUT or (inner := find_inner_source(path)) is None:
+            raise
+        raise DataError(error.message, f"did you mean {printable(inner)}?") from None
+    if data.labelled:
+        unread = find_unread_annotations(path) or find_inner_source(path, annotated=True)
+        data = replace(data, unread_annotations=unread and printable(unread))
+    elif data.unlabelled is not None and (inner := find_inner_source(path)) is not None:
+        data = replace(data, unlabelled=DataError(data.unlabelled.message, f"did you mean {printable(inner)}?"))
+    return replace(data, notes=[*data.notes, *frames_note(data)])
+
+
+def find_inner_source(root: Path, annotated: bool = False) -> Path | None:
+    """Return the first data set in a folder and in two levels of folders below it: one with annotations, or, unless
+    `annotated`, one with class folders or a table of labels; None without one."""
+    level = [root]
+    for _ in range(3):
+        for home in level:
+            if not annotated and (table_file := find_table(home)) is not None:
+                return table_file
+            if home != root and (is_annotated(home) or (not annotated and has_classes(home))):
+                return home
+        level = [inner for home in level for inner in folders_in(home)[:SEARCHED_FOLDERS]][: SEARCHED_FOLDERS**2]
+    return None
+
+
+def is_annotated(home: Path) -> bool:
+    """Whether a folder has images with annotations in one of the layouts, also one that is refused."""
+    try:
+        return any(fits(home) for fits, _ in (*COCO, *MASKS, *OBJECTS, *SIBLINGS))
+    except DataError:
+        return True
+
+
+def has_classes(home: Path) -> bool:
+    """Whether a folder, or a folder of a split in it, has at least two folders of images that may be classes."""
+    try:
+        return any(map(has_class_folders, (home, *find_split_folders(home).values())))
+    except DataError:
+        return False
+
+
+def find_table(home: Path) -> Path | None:
+    """Return the first CSV file directly in a folder with the columns path and label; None without one."""
+    for place in sorted(home.glob("*.csv")):
+        try:
+            with open(place, encoding="utf-8-sig") as file:
+                columns = file.readline(MAX_HEADER).strip().split(",")
+        except (OSError, UnicodeDecodeError):
+            continue
+        if {"path", "label"} <= set(columns):
+            return place
+    return None
 
 
 def detect_layout(
@@ -173,14 +240,16 @@ def detect_layout(
     if path.is_dir():
         listed = () if has_config(path) else ((are_lists, lists),)
         moving = (hold_clips, partial(videos, stills=True)) if stills else (are_clips, videos)
-        maps = tuple((fits, partial(read, ignore_index=ignore_index)) for fits, read in MASKS)
-        kinds = ((are_tars, tars), *listed, (is_imagenet, imagenet), *COCO, *maps, *OBJECTS, moving)
+        maps, siblings = (
+            tuple((fits, partial(read, ignore_index=ignore_index)) for fits, read in kinds)
+            for kinds in (MASKS, SIBLINGS)
+        )
+        kinds = ((are_tars, tars), *listed, (is_imagenet, imagenet), *COCO, *maps, *OBJECTS, *siblings, moving)
         if reader := next((read for fits, read in kinds if fits(path)), None):
             return reader(path, split_seed)
         if axes is None and (own := array_folder_axes(path)):
             return arrays(path, split_seed, own)
-        data = folder(path, split_seed)
-        return replace(data, notes=[*data.notes, *frames_note(data)])
+        return open_folder(path, split_seed)
     if path.name.lower().endswith((".tar", *COMPRESSED)) and (os.path.lexists(path) or "{" in name):
         return tars(path, split_seed)
     if path.suffix.lower() == ".json" and path.is_file():

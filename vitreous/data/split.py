@@ -235,6 +235,7 @@ class Data:
     identity: str = ""  # the fingerprint that it had before images were left out of it by a list, where any were
     unlearnable: DataError | None = None  # why no annotated object of the training images can be learned
     unlabelled: DataError | None = None  # why the images have no labels; None where they have, or that is plain
+    unread_annotations: str | None = None  # a file of annotations beside class folders, which do not use it
     latents: Latents | None = None  # of what, where the samples are latents
 
     def split(self, name: str) -> Split:

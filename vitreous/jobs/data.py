@@ -27,6 +27,7 @@ from vitreous.progress import Listener
 from vitreous.recipes.channels import detect_info, measure_channels
 from vitreous.recipes.derive import advise_weights, apply, derive, objective_of
 from vitreous.recipes.options import TrainOptions
+from vitreous.recipes.task import choose_recipe
 from vitreous.training.batches import Inputs
 from vitreous.training.folder import Folder
 from vitreous.training.peak import quick_peak
@@ -59,6 +60,8 @@ def prepare_data(
     else:
         how = (source, seed, group_by, in_buckets, axes, ignore_index)
         opened = open_data_of_run(folder.path, *how) if folder else open_data(*how)
+    if base is None:
+        options = choose_recipe(opened, options, listener.note)
     objective = base.objective if base else objective_of(options)
     if objective.labelled:
         require_labels(opened)

@@ -214,9 +214,9 @@ def evaluate_run(
                 answers = compute_answers(folder.path, None, split, computing)
                 report = judge(answers.logits, answers.split.labels, answers.bundle.classes, answers.readable)
         except DataError as error:
-            if read and run.data.bad_images == "stop":
-                raise
-            listener.note(f"the {split} split is not evaluated: {error.message}")  # the page can do without
+            text = f"the {split} split is not evaluated: {error.message}"
+            hint = f"; `vitreous evaluate {folder.path} --bad-images skip` evaluates the rest" if read else ""
+            listener.note(text + hint)  # the run is complete, and the page can do without
     if read and answers is not None and report is not None:
         summary["test"] = report.summary()
         record(folder.path, answers.source, "test", summary["test"])

@@ -8,6 +8,7 @@ from vitreous.data.augmentation.scenes import Scenes
 from vitreous.data.augmentation.volumes import VolumeViews
 from vitreous.data.preprocess import HALF, IMAGENET
 from vitreous.models.config import ModelConfig, replace_fields
+from vitreous.models.defaults import ANNOTATED_IMAGE
 from vitreous.objectives.segmentation import SegmentationConfig
 from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.recipe import DatasetInfo, Length, Recipe, common, dense_optimizer, fixed_side
@@ -213,7 +214,7 @@ DENSE = (
         "tuned here",
         models=("ViT-192x6/16",),
         solid="ViT-192x6/8x8x8",
-        image=fixed_side(256),
+        image=fixed_side(ANNOTATED_IMAGE["classes"][0]),
         objective=SegmentationConfig,
         lengths=(("images", SHOWN), ("volumes", VOLUMES_SHOWN)),
         data="photographs",

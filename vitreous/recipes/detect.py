@@ -9,6 +9,7 @@ from typing import Any
 from vitreous.data.augmentation.scenes import Scenes
 from vitreous.data.preprocess import HALF, IMAGENET
 from vitreous.models.config import ModelConfig, replace_fields
+from vitreous.models.defaults import ANNOTATED_IMAGE
 from vitreous.objectives.detection import DetectionConfig
 from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.recipe import DatasetInfo, Length, Make, Recipe, common, dense_optimizer, fixed_side
@@ -229,7 +230,7 @@ DETECT = (
         "objects, their boxes and masks, a few hundred images",
         "tuned here",
         models=("Conv16-32-64-128+ViT-192x4/16",),
-        image=fixed_side(320),
+        image=fixed_side(ANNOTATED_IMAGE["objects"][0]),
         objective=DetectionConfig,
         lengths=(("images", SHOWN),),
         data="photographs",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from vitreous.data.annotations.boxes_drawing import instance_map
 from vitreous.data.annotations.shapes import encode_runs, mask_of_runs
 from vitreous.data.annotations.yolo import yolo_line
+from vitreous.data.layouts.file_names import normalise_name
 from vitreous.disk import atomic_path, write_text
 from vitreous.errors import DataError, UsageError, printable
 from vitreous.serving.class_maps import FileNames, save_png
@@ -117,7 +118,7 @@ class CocoResults:
 
     def image_id(self, path: str) -> Any:
         """The id of an image by the end of its path. Raises DataError."""
-        parts = Path(path).as_posix().split("/")
+        parts = normalise_name(Path(path).as_posix()).split("/")
         for begin in range(len(parts)):
             if (name := "/".join(parts[begin:])) in self.images:
                 return self.images[name]
@@ -129,8 +130,8 @@ def coco_ids(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """The ids of the images, by their names, and of the categories of a file of COCO annotations. Raises DataError."""
     try:
         document = json.loads(Path(path).read_bytes())
-        images = {str(row["file_name"]): row["id"] for row in document["images"]}
-        return images, {str(row["name"]): row["id"] for row in document["categories"]}
+        images = {normalise_name(str(row["file_name"])): row["id"] for row in document["images"]}
+        return images, {normalise_name(str(row["name"]).strip()): row["id"] for row in document["categories"]}
     except OSError as error:
         raise DataError(f"{printable(path)} cannot be read ({error.strerror})", "name a COCO file") from None
     except (ValueError, KeyError, TypeError) as error:

@@ -1,14 +1,24 @@
 """`data check` of data with boxes and masks."""
 
 import json
+import re
+import shutil
 
+import numpy as np
 import pytest
 from PIL import Image
 
+from tests.conftest import make_folder
 from tests.data.annotations.scenery import write_maps, write_objects
-from tests.data.annotations.writing_scenes import CLASSES, WRITERS, scene, write_coco
+from tests.data.annotations.writing_scenes import CLASSES, WRITERS, scene, write_coco, write_voc
+from vitreous.cli.main import command
 from vitreous.data.check.check import check
 from vitreous.data.check.page import page
+from vitreous.data.packs.pack import pack
+from vitreous.data.sources import open_data
+from vitreous.data.split import require_labels
+from vitreous.errors import DataError, UsageError
+from vitreous.models.defaults import default_image
 
 
 def checked(source):
@@ -81,3 +91,105 @@ def test_masks_of_objects_are_no_images_of_the_data(tmp_path):
 
 def test_other_data_have_no_annotations(tmp_path):
     assert checked("digits")[0]["annotations"] is None
+
+
+def enlarge(home, size=(700, 700)):
+    """Replace the images below a folder by larger ones, of noise."""
+    draw = np.random.default_rng(0)
+    for place in sorted(home.rglob("*.png")):
+        Image.fromarray(draw.integers(0, 255, (*size, 3), np.uint8)).save(place)
+
+
+@pytest.mark.parametrize(("form", "side"), [("voc", 320), ("maps", 256)])
+def test_sizes_are_compared_with_the_input_of_the_task_and_no_pack_is_advised(tmp_path, form, side):
+    if form == "voc":
+        WRITERS[form](tmp_path)
+        enlarge(tmp_path)
+        for place in (tmp_path / "Annotations").glob("*.xml"):
+            text = place.read_text()
+            place.write_text(re.sub(r"<size>.*?</size>", "", text, flags=re.DOTALL))
+        first = tmp_path / "JPEGImages" / "0.png"
+    else:
+        write_maps(tmp_path)
+        enlarge(tmp_path / "images")
+        for place in (tmp_path / "masks").iterdir():
+            Image.open(place).resize((700, 700), Image.Resampling.NEAREST).save(place)
+        first = tmp_path / "images" / "0.png"
+    document, _ = check(str(tmp_path), workers=0, image_size=default_image)
+    finding = findings(document)["large"]
+    start = f"100% of the images have twice the model's {side} pixels"
+    assert finding["text"] == f"{start}: most of the decoding is for nothing; the first: {first}"
+    way = "packs do not hold annotations: scale images and annotations together if decoding limits training"
+    assert finding["way"] == way
+
+
+def test_copies_of_different_objects_are_named_without_labels(tmp_path):
+    home = write_coco(tmp_path)
+    images = home / "train2017"
+    shutil.copy(images / "0.png", images / "2.png")
+    document, _ = checked(home)
+    rows = {what: row["text"] for what, row in findings(document).items()}
+    pair = f"; the first: {images / '2.png'} and {images / '0.png'}"
+    assert rows["contrary"] == f"1 image found with different classes{pair}"
+    assert not any("label" in text for text in rows.values())
+
+
+def test_a_folder_above_the_data_fails_and_names_it(tmp_path, capsys):
+    for number, depth in enumerate(("cells", "release/cells")):
+        root = tmp_path / str(number)
+        home = root / depth
+        write_voc(home)
+        assert command(["data", "check", str(root), "--workers", "0"]) == 1
+        assert f"\n    did you mean {home}?\nnote: " in capsys.readouterr().out
+        with pytest.raises(DataError) as error:
+            require_labels(open_data(root))
+        assert error.value.hint == f"did you mean {home}?"
+
+
+@pytest.mark.parametrize("inner", ["photos", "photos/train", "labels.csv"])
+def test_folders_of_classes_and_tables_are_named_too(tmp_path, inner):
+    if inner == "labels.csv":
+        make_folder(tmp_path, {"": 2}, classes=("all",))
+        (tmp_path / inner).write_text("path,label\nall/0.png,ant\nall/1.png,bee\n")
+    else:
+        make_folder(tmp_path / "photos", {inner.removeprefix("photos").strip("/"): 2})
+    with pytest.raises(DataError) as error:
+        require_labels(open_data(tmp_path))
+    assert error.value.hint == f"did you mean {tmp_path / inner.removesuffix('/train')}?"
+
+
+def test_findings_name_a_file(tmp_path):
+    make_folder(tmp_path, {"train": 3, "val": 3}, classes=("ant", "bee"))
+    places = {"alpha": "train/ant/0.png", "one_colour": "train/ant/1.png", "misnamed": "train/bee/0.jpg"}
+    Image.effect_noise((16, 16), 90).convert("RGBA").save(tmp_path / places["alpha"])
+    Image.new("RGB", (16, 16), (1, 2, 3)).save(tmp_path / places["one_colour"])
+    (tmp_path / "train/bee/0.png").rename(tmp_path / places["misnamed"])
+    (tmp_path / "train/bee/1.png").write_bytes(b"junk")
+    (tmp_path / "notes.md").write_text("x")
+    shutil.copy(tmp_path / "train/bee/2.png", tmp_path / "val/ant/9.png")
+    document, _ = checked(tmp_path)
+    rows = {what: row["text"] for what, row in findings(document).items()}
+    for what, place in (*places.items(), ("unreadable", "train/bee/1.png"), ("others", "notes.md")):
+        assert rows[what].endswith(f"; the first: {tmp_path / place}"), what
+    pair = f"; the first: {tmp_path / 'train/bee/2.png'} and {tmp_path / 'val/ant/9.png'}"
+    assert rows["leak"] == f"1 image of val are in train too, byte for byte{pair}"
+    assert rows["contrary"] == f"1 image found under two labels{pair}"
+
+
+def test_annotations_beside_class_folders_are_noted(tmp_path):
+    make_folder(tmp_path, {"": 3})
+    (tmp_path / "boxes.json").write_text('{"images": [], "annotations": [], "categories": []}')
+    document, _ = checked(tmp_path)
+    note = f"the annotations in {tmp_path / 'boxes.json'} are not used: `train` asks for --recipe"
+    assert note in document["notes"]
+
+
+@pytest.mark.parametrize("write", [write_coco, write_maps, write_objects])
+def test_packs_refuse_annotations(tmp_path, write):
+    data = write(tmp_path / "data")
+    with pytest.raises(UsageError) as error:
+        pack(data, tmp_path / "packed")
+    message = f"{data} has annotations, which a pack would lose: it holds images and the classes on each"
+    assert error.value.message == message
+    assert error.value.hint == f"train on the data as they are: vitreous train {data}"
+    assert not (tmp_path / "packed").exists()

@@ -21,6 +21,7 @@ from vitreous.data.annotations.mask_files import (
     to_numbers_if_grey,
 )
 from vitreous.data.annotations.target import IGNORE
+from vitreous.data.layouts.file_names import normalise_name
 from vitreous.data.text_files import read_lines
 from vitreous.errors import DataError, printable
 
@@ -102,7 +103,7 @@ def named_classes(root: Path) -> tuple[list[str], Palette | None]:
     for number, line in enumerate(read_lines(place), 1):
         if not line.strip():
             continue
-        name, colour = split_colour(line)
+        name, colour = split_colour(normalise_name(line))
         if name in names or (bool(colour) != bool(palette) and names):
             problem = "is there twice" if name in names else "has no colour, or others have none"
             raise DataError(f"{printable(place)}, line {number}: {printable(name)} {problem}", "one class a line")

@@ -1,7 +1,8 @@
 """COCO: one JSON file of boxes, polygons and run lengths for the images of a split.
 
     DIR/annotations/instances_train2017.json   DIR/train2017/*.jpg, or DIR/images/train2017/*.jpg, or DIR/images/*.jpg
-    DIR/train/_annotations.coco.json           DIR/train/*.jpg
+    DIR/train/_annotations.coco.json           DIR/train/*.jpg, or another JSON file, the only one in the folder
+    DIR/train.json                             DIR/train/*.jpg, or any images below DIR that are not in class folders
     FILE.json                                  images beside it, or in `images` beside it
 
 Everything is found by its id: ids of images and categories may have gaps and any order. Classes are in the order of the
@@ -11,9 +12,11 @@ ids of their categories.
 from __future__ import annotations
 
 import json
+import os
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +28,8 @@ from vitreous.data.annotations.scenes import data_of_scenes
 from vitreous.data.annotations.shapes import Shape, decode_runs
 from vitreous.data.annotations.target import Verified
 from vitreous.data.layouts.file_names import FileIndex, normalise_name
-from vitreous.data.layouts.folder import list_images
-from vitreous.data.layouts.split_names import find_split_folders, is_system_name, split_in_text
+from vitreous.data.layouts.folder import entries, images_below, is_folder, list_images
+from vitreous.data.layouts.split_names import find_split_folders, has_role_name, is_system_name, split_in_text
 from vitreous.data.split import Data
 from vitreous.data.text_files import contains_word, read_text
 from vitreous.errors import DataError, printable
@@ -34,6 +37,7 @@ from vitreous.errors import DataError, printable
 FREQUENCY = {"r": "rare", "c": "common", "f": "frequent"}  # of LVIS: in up to 10, up to 100, and more training images
 FILES = ("instances_*.json", "*.json")  # in `annotations`, the first pattern that fits any
 INSIDE = "_annotations.coco.json"  # in the folder of a split
+MAX_DOCUMENTS = 16  # JSON files directly in a folder: more are files of single images
 MINI = 2  # corners of a polygon that is none: such parts are left out
 
 
@@ -45,11 +49,40 @@ def is_coco(root: Path) -> bool:
 
 
 def files_of(root: Path) -> dict[str, list[Path]]:
-    """Split -> JSON files, in the folders of splits or in `annotations`. Raises DataError as `listed_files`."""
-    inside = {split: home / INSIDE for split, home in find_split_folders(root).items()}
-    if inside := {split: [place] for split, place in inside.items() if place.is_file()}:
+    """Split -> JSON files, in the folders of splits, in `annotations`, or beside the images. Raises DataError as
+    `listed_files`."""
+    inside = {split: file_inside(home) for split, home in find_split_folders(root).items()}
+    if inside := {split: [place] for split, place in inside.items() if place is not None}:
         return inside
-    return listed_files(root / "annotations", FILES)
+    if files := listed_files(root / "annotations", FILES):
+        return files
+    if (root / INSIDE).is_file():
+        return {"train": [root / INSIDE]}
+    return {} if not find_documents(root) or has_class_folders(root) else listed_files(root, FILES)
+
+
+def file_inside(home: Path) -> Path | None:
+    """The JSON file in the folder of a split: Roboflow's, or the only one, where there are no class folders."""
+    if (home / INSIDE).is_file():
+        return home / INSIDE
+    places = find_documents(home)
+    return places[0] if len(places) == 1 and not has_class_folders(home) else None
+
+
+def find_documents(home: Path) -> list[Path]:
+    """The JSON files directly in a folder, where all are COCO's and at most `MAX_DOCUMENTS`; else none."""
+    places = sorted(place for place in home.glob("*.json") if not is_system_name(place.name) and place.is_file())
+    words = ('"annotations"', '"categories"')
+    if len(places) > MAX_DOCUMENTS or not all(contains_word(place, word) for place in places for word in words):
+        return []
+    return places
+
+
+def has_class_folders(home: Path) -> bool:
+    """Whether a folder has at least two folders of images that are not named like splits, images or annotations."""
+    folders = [Path(entry.path) for entry in entries(os.fspath(home)) if is_folder(entry)]
+    classes = (place for place in folders if not has_role_name(place.name) and next(images_below(place), None))
+    return len(list(islice(classes, 2))) == 2
 
 
 def listed_files(folder: Path, patterns: Sequence[str]) -> dict[str, list[Path]]:
@@ -84,14 +117,17 @@ def coco(root: Path, split_seed: int = 0) -> Data:
             if names.setdefault(number, name) != name:
                 problem = f"category {number} is {printable(names[number])} and {printable(name)}"
                 raise DataError(f"{printable(place)}: {problem} in another file", "give all files the same")
+    names, notes = drop_unused_names(names, documents.values())
+    if any("keypoints" in row for document in documents.values() for row in document["annotations"]):
+        notes.append("keypoints are left out: only boxes and masks are read")
     classes = {number: place for place, number in enumerate(sorted(names))}
     scenes = {
-        split: [scene for place in places for scene in scenes_of(documents[place], place, root, classes)]
+        split: [scene for place in places for scene in scenes_of(documents[place], place, classes)]
         for split, places in files.items()
     }
     for split, places in files.items():
         check_distinct([scene.image for scene in scenes[split]], ", ".join(map(printable, places)))
-    data = data_of_scenes(printable(root), [names[number] for number in sorted(names)], scenes, split_seed, [])
+    data = data_of_scenes(printable(root), [names[number] for number in sorted(names)], scenes, split_seed, notes)
     return replace(data, frequency=frequency_of(documents.values()))
 
 
@@ -136,6 +172,33 @@ def categories_of(document: dict[str, Any], origin: str) -> dict[int, str]:
     return names
 
 
+def drop_unused_names(names: dict[int, str], documents: Collection[dict[str, Any]]) -> tuple[dict[int, str], list[str]]:
+    """Leave out categories that no annotation has and that stand for others: the supercategory that Roboflow writes as
+    a category, and a second category of one name. Return {id: name} of the rest, and a note on each that is left out.
+    """
+    used = {read_number(row.get("category_id")) for document in documents for row in document["annotations"]}
+    rows = {read_number(row["id"]): row for document in documents for row in document["categories"]}
+    parents = {number: normalise_name(str(row.get("supercategory") or "none")).strip() for number, row in rows.items()}
+    categories, notes = dict(names), []
+    for number in sorted(names.keys() - used):
+        name = names[number]
+        others = [other for other in categories if other != number]
+        if parents[number] == "none" and any(parents[other] == name for other in others):
+            reason = "it is the supercategory of others"
+        elif any(categories[other] == name for other in others):
+            reason = "another category has its name"
+        else:
+            continue
+        del categories[number]
+        notes.append(f"category {number} ({printable(name)}) is left out: no annotation has it, and {reason}")
+    return categories, notes
+
+
+def read_number(value: Any) -> int | None:
+    """An id as an integer, None for what `read_id` refuses."""
+    return int(value) if is_integer(value) or (isinstance(value, float) and value.is_integer()) else None
+
+
 def frequency_of(documents: Iterable[dict[str, Any]]) -> dict[str, str]:
     """Class -> rare, common or frequent, for those of which a federated data set says so."""
     rows = [row for document in documents for row in document["categories"] if row.get("frequency") in FREQUENCY]
@@ -160,9 +223,9 @@ def name_in(row: dict[str, Any]) -> Any:
     return row.get("file_name", address.rsplit("/", 1)[-1] if isinstance(address, str) else None)
 
 
-def scenes_of(document: dict[str, Any], place: Path, root: Path, classes: dict[int, int]) -> list[Scene]:
+def scenes_of(document: dict[str, Any], place: Path, classes: dict[int, int]) -> list[Scene]:
     """The images of a split with their objects. Raises DataError."""
-    origin, images = printable(place), images_near(place, root)
+    origin, images = printable(place), images_near(place)
     rows: dict[int, list[Shape]] = defaultdict(list)
     known: dict[int, dict[str, Any]] = {}
     for row in document["images"]:
@@ -193,10 +256,9 @@ def scenes_of(document: dict[str, Any], place: Path, root: Path, classes: dict[i
     ]
 
 
-def images_near(place: Path, root: Path) -> FileIndex:
+def images_near(place: Path) -> FileIndex:
     """The image files that a JSON file can mean: those of the folder that is nearest to its name."""
-    home = place.parent if root.is_file() or place.name == INSIDE else root
-    home = home.parent if home.name == "annotations" else home
+    home = place.parent.parent if place.parent.name == "annotations" else place.parent
     folders = [home / inner / place.stem.split("_", 1)[-1] for inner in ("", "images")]
     split = split_in_text(place.stem)
     inside = [find_split_folders(home / inner) for inner in ("", "images")]

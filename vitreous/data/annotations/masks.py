@@ -12,11 +12,11 @@ two classes. Grey RGB images, whole floating-point numbers and .npy arrays are m
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -32,31 +32,25 @@ from vitreous.data.annotations.class_maps import (
     number_error,
 )
 from vitreous.data.annotations.mask_files import MIDDLE, VOID, is_lossy, read_mask, to_numbers_if_grey
+from vitreous.data.annotations.mask_pairs import pair_files
+from vitreous.data.annotations.mask_places import (
+    MaskPlace,
+    Reader,
+    find_places,
+    masks_beside,
+    named_places,
+    object_folders,
+    sibling_places,
+)
 from vitreous.data.annotations.objects import image_size
 from vitreous.data.annotations.palettes import apply_palette
 from vitreous.data.annotations.target import IGNORE, AnnotatedFiles, Target, boxes_of, no_objects, stack_masks
-from vitreous.data.layouts.file_names import normalise_name
-from vitreous.data.layouts.folder import entries, is_folder, list_images
-from vitreous.data.layouts.split_names import find_split_folders
+from vitreous.data.layouts.folder import list_images
 from vitreous.data.split import Data, Files, Split, no_labels, relative, with_val
 from vitreous.errors import DataError, printable
 
 MASKS = ("masks", "labels", "annotations")  # names of the folder with class maps
 OBJECT = "object"  # the class of objects that nobody named
-
-
-class Reader(NamedTuple):
-    """What finds and reads images of so many `axes` and their masks: the files below a folder, a path without its
-    ending, the size of an image, the numbers or colours of a mask, the classes of a mask on the grid of its image of
-    this size; `names` those of the folder of images and of the folder of masks."""
-
-    axes: int
-    names: tuple[tuple[str, ...], tuple[str, ...]]
-    files: Callable[[Path], list[Path]]
-    stem: Callable[[Path], Path]
-    size: Callable[[Path], tuple[int, ...]]
-    mask: Callable[[Path], np.ndarray]
-    align: Callable[[np.ndarray, Path, Path, tuple[int, ...]], np.ndarray]
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,10 +135,14 @@ class MaskFiles:
 
 
 def are_masks(root: Path) -> bool:
-    """Whether a folder has masks beside its images, in one of the layouts above."""
-    return any(
-        mask_folder(home, PICTURES) or object_folders(home) for home in (root, *find_split_folders(root).values())
-    )
+    """Whether a folder has masks beside its images, in folders named `images` and `masks`."""
+    return bool(named_places(root, PICTURES))
+
+
+def are_sibling_masks(root: Path) -> bool:
+    """Whether a folder has masks in folders or files of other names that tell them from images. Raises DataError as
+    `sibling_places`."""
+    return bool(sibling_places(root))
 
 
 def masks(
@@ -164,9 +162,9 @@ def masks(
     reader = reader or PICTURES
     names, palette = named_classes(root)
     names = names or list(given)
-    places_of_splits = places_of(root, reader)
-    unlabelled = {name: unmasked_images(*place, reader) for name, place in places_of_splits.items() if name != "train"}
-    listed = {name: pairs(*place, reader) for name, place in places_of_splits.items() if unlabelled.get(name) is None}
+    places_by_split = find_places(root, reader)
+    unlabelled = {name: unmasked_images(place, reader) for name, place in places_by_split.items() if name != "train"}
+    listed = {name: pairs(place, reader) for name, place in places_by_split.items() if unlabelled.get(name) is None}
     if "train" not in listed:
         raise DataError(f"{printable(root)} has {', '.join(listed)} but no train folder", "name one of them train")
     kinds = {kind for kind, *_ in listed.values()}
@@ -201,86 +199,31 @@ def masks(
     return Data(printable(root), tuple(names), splits, notes, unsplit, whole, unlearnable=classes.error)
 
 
-def places_of(root: Path, reader: Reader) -> dict[str, tuple[Path, str]]:
-    """Split -> the folder with `images` and masks, and the split whose folder below both it is in, if any."""
-    homes = find_split_folders(root)
-    if homes and any(mask_folder(home, reader) or object_folders(home) for home in homes.values()):
-        return {name: (home, "") for name, home in homes.items()}
-    inner = find_split_folders(image_folder(root, reader))
-    if mask_folder(root, reader) and inner:
-        return {name: (root, name) for name in inner}
-    return {"train": (root, "")}
-
-
-def image_folder(home: Path, reader: Reader) -> Path:
-    """The folder of images below a folder; it need not be there."""
-    return next((home / name for name in reader.names[0] if (home / name).is_dir()), home / reader.names[0][0])
-
-
-def mask_folder(home: Path, reader: Reader) -> Path | None:
-    """The folder of class maps beside `images`, None where there is none. YOLO's `labels`, of txt files, are not."""
-    if not image_folder(home, reader).is_dir():
-        return None
-    return next((home / name for name in reader.names[1] if (home / name).is_dir() and reader.files(home / name)), None)
-
-
-def object_folders(home: Path) -> list[Path]:
-    """The folders below that have `images` and `masks` of one image each; none as soon as a folder has not."""
-    folders = []
-    for entry in sorted(entries(os.fspath(home)), key=lambda entry: entry.name):
-        if is_folder(entry):
-            if not os.path.isdir(os.path.join(entry.path, "masks")):
-                return []
-            folders.append(Path(entry.path))
-    return folders
-
-
-def pairs(home: Path, split: str, reader: Reader) -> tuple[bool, list[Path], list[list[Path]]]:
+def pairs(place: MaskPlace, reader: Reader) -> tuple[bool, list[Path], list[list[Path]]]:
     """Whether masks are class maps, the images, and the masks of each. Raises DataError where they do not go
     together."""
-    folder = mask_folder(home, reader)
-    if folder is None:
-        images, files = [], []
-        for one in object_folders(home) if reader.axes == 2 else ():
-            own = list_images(one / "images")
-            if len(own) != 1:
-                raise DataError(f"{printable(one / 'images')} has {len(own)} images, not one", "mend or remove it")
-            images.append(own[0])
-            files.append(list_images(one / "masks"))
-        if not images:
-            raise DataError(f"{printable(home)} has no images with masks", "put them into images/ and masks/")
-        return False, images, files
-    places = [folder, image_folder(home, reader)]
-    if split:
-        places = [find_split_folders(place).get(split, place / split) for place in places]
-    by_stem, wanted = (named_files(place, reader) for place in places)
-    for stems, others, lacks in ((wanted, by_stem, "mask"), (by_stem, wanted, "image")):
-        if missing := [place for stem, place in stems.items() if stem not in others]:
-            problem = f"{len(missing)} of {len(stems)} have no {lacks}; the first is {printable(missing[0])}"
-            raise DataError(problem, f"the {lacks} of a file has its name, but for the ending")
-    return True, list(wanted.values()), [[by_stem[stem]] for stem in wanted]
+    if place.masks is not None:
+        images, masks = pair_files(place, reader)
+        return True, images, [[mask] for mask in masks]
+    images, files = [], []
+    for one in object_folders(place.images) if reader.axes == 2 else ():
+        own = list_images(one / "images")
+        if len(own) != 1:
+            raise DataError(f"{printable(one / 'images')} has {len(own)} images, not one", "mend or remove it")
+        images.append(own[0])
+        files.append(list_images(one / "masks"))
+    if not images:
+        raise DataError(f"{printable(place.images)} has no images with masks", "put them into images/ and masks/")
+    return False, images, files
 
 
-def unmasked_images(home: Path, split: str, reader: Reader) -> list[Path] | None:
-    """The images of a split that has no masks at all; None where it has some. The arguments are those of `pairs`."""
-    folder = mask_folder(home, reader)
-    if folder is None:
-        return None if reader.axes == 2 and object_folders(home) else reader.files(home)
-    inner = find_split_folders(folder).get(split, folder / split) if split else folder
-    if inner.is_dir() and reader.files(inner):
-        return None
-    return reader.files(find_split_folders(image_folder(home, reader))[split])
-
-
-def named_files(folder: Path, reader: Reader) -> dict[str, Path]:
-    """Path below a folder without the ending -> image file. Raises DataError for two files of one name."""
-    files: dict[str, Path] = {}
-    for place in reader.files(folder):
-        other = files.setdefault(normalise_name(os.fspath(reader.stem(place).relative_to(folder))), place)
-        if other != place:
-            problem = f"{printable(other)} and {printable(place)} differ in their ending or Unicode form alone"
-            raise DataError(problem, "remove one: images and masks go together by their names")
-    return files
+def unmasked_images(place: MaskPlace, reader: Reader) -> list[Path] | None:
+    """The images of a split that has no masks at all; None where it has some."""
+    if place.masks is None:
+        return None if reader.axes == 2 and object_folders(place.images) else reader.files(place.images)
+    if place.masks == place.images:
+        return None if masks_beside(place.images) else reader.files(place.images)
+    return None if place.masks.is_dir() and reader.files(place.masks) else reader.files(place.images)
 
 
 def read_values(place: Path, palette: Palette | None, reader: Reader) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -89,7 +89,7 @@ def paint_classes(data: Data) -> Data:
     Raises DataError for data without annotations, and for objects that have boxes alone.
     """
     require_annotations(data, "masks, such as a folder with images/ and masks/")
-    first = first_target(data)
+    first = first_target(data.splits.values())
     if first is None or first.classes is not None:
         return data
     if first.layers is None:
@@ -103,7 +103,7 @@ def find_objects(data: Data) -> Data:
     Raises DataError for data without annotations, and for those that have class maps and no objects.
     """
     require_annotations(data, "boxes, such as COCO JSON, Pascal VOC or YOLO txt")
-    first = first_target(data)
+    first = first_target(data.splits.values())
     if first is not None and first.classes is not None and not len(first):
         hint = "learn the classes of pixels: --recipe segment"
         raise DataError(f"{data.name} has a class for every pixel, and no objects", hint)
@@ -134,10 +134,10 @@ def require_annotations(data: Data, hint: str) -> None:
         raise DataError(f"{data.name} does not say what is where on its images", f"name data with {hint}")
 
 
-def first_target(data: Data) -> Target | None:
-    """Return the first target that says anything: one with a class map or with objects; None where there is none.
+def first_target(splits: Iterable[Split]) -> Target | None:
+    """Return the first target of splits with a class map or with objects; None where there is none.
     Images whose target cannot be read are left to whoever reads them."""
-    for split in data.splits.values():
+    for split in splits:
         for sample in range(len(split)):
             try:
                 target = split.target(sample)  # type: ignore[attr-defined]

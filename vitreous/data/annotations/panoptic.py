@@ -149,7 +149,7 @@ def panoptic(root: Path, split_seed: int = 0) -> Data:
             images = [str(row.get("file_name")) for place in places for row in documents[place]["images"]]
             splits[split] = Files(images, no_labels(len(images)))
             continue
-        rows = [row for place in places for row in panoramas_of(documents[place], place, root, kinds)]
+        rows = [row for place in places for row in panoramas_of(documents[place], place, kinds)]
         check_distinct([row.image for row in rows], ", ".join(map(printable, places)))
         labels = np.zeros((len(rows), len(names)), np.float32)
         for row, one in enumerate(rows):
@@ -174,11 +174,9 @@ def kinds_of(document: dict[str, Any], origin: str) -> dict[int, tuple[str, bool
     return kinds
 
 
-def panoramas_of(
-    document: dict[str, Any], place: Path, root: Path, kinds: dict[int, tuple[str, bool]]
-) -> list[Panorama]:
+def panoramas_of(document: dict[str, Any], place: Path, kinds: dict[int, tuple[str, bool]]) -> list[Panorama]:
     """The images of a split with their segments, in the order of the file. Raises DataError."""
-    origin, images = printable(place), images_near(place, root)
+    origin, images = printable(place), images_near(place)
     folder = place.with_suffix("") if place.with_suffix("").is_dir() else place.parent
     pictures = FileIndex(list_images(folder), folder)
     known: dict[int, dict[str, Any]] = {}

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from vitreous.data.annotations.masks import MASKS, Reader, image_folder, mask_folder, masks
+from vitreous.data.annotations.mask_places import Reader, image_folder, mask_folder
+from vitreous.data.annotations.masks import MASKS, masks
 from vitreous.data.decoding.orientation import align_labels
 from vitreous.data.decoding.volumes import OWN, SUFFIXES, open_volume, read_labels, stem_of, volume_form
 from vitreous.data.layouts.folder import walk

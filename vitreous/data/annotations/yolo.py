@@ -90,7 +90,7 @@ def read_config(place: Path) -> tuple[dict[int, str], dict[str, list[Path]], Key
     for number, name in names.items() if isinstance(names, dict) else ():
         if not str(number).isdecimal() or not isinstance(name, str | int) or isinstance(name, bool):
             raise DataError(f"{origin}: names has {number}: {name}", "a number and a name each")
-        table[int(number)] = str(name)
+        table[int(number)] = normalise_name(str(name).strip())
     if not table:
         raise DataError(f"{origin} names no classes", "names: [cat, dog]")
     home = place.parent / str(config.get("path") or ".")
@@ -125,7 +125,7 @@ def named_classes(root: Path) -> dict[int, str]:
     places = [root / CLASSES, root / "labels" / CLASSES]
     place = next((one for one in places if one.is_file()), None)
     lines = read_lines(place) if place else []
-    return dict(enumerate(line.strip() for line in lines if line.strip()))
+    return dict(enumerate(normalise_name(line.strip()) for line in lines if line.strip()))
 
 
 def label_file(image: Path) -> Path:

@@ -9,7 +9,8 @@ from functools import partial
 from typing import Any
 
 from vitreous.cores import cores
-from vitreous.data.annotations.target import kind_of
+from vitreous.data.annotations.painted import first_target
+from vitreous.data.annotations.target import AnnotatedSplit, kind_of
 from vitreous.data.check.alike import near
 from vitreous.data.check.clips import clip_facts, review_clips, survey_clips
 from vitreous.data.check.facts import facts
@@ -22,7 +23,7 @@ from vitreous.errors import UsageError
 
 PROBED = 100  # images of which one must be readable to find out how all are read
 Progress = Callable[[str, int, int, str], None]
-InputSize = Callable[[tuple[int, int]], tuple[int, ...]]
+InputSize = Callable[[tuple[int, int], str], tuple[int, ...]]
 
 
 def check(
@@ -41,9 +42,9 @@ def check(
     The document has counts, classes, unreadable images by name and reason, copies, sizes, kinds of files, what the
     loader does with them, and `findings`; `passed` is false where something hinders training. It is the same for any
     number of `workers` (None: one a core; 0: this process, which a decoder that crashes ends). `image_size` is the side
-    of the model's input in pixels, or a function from the first readable image's (height, width) to the (height, width)
-    of the input. `axes` and `ignore_index` as `open_data` has them. Raises DataError where there are no images, and
-    UsageError.
+    of the model's input in pixels, or a function from the first readable image's (height, width) and what is learned of
+    its annotations (`objects`, `classes`, or an empty string without any) to the (height, width) of the input. `axes`
+    and `ignore_index` as `open_data` has them. Raises DataError where there are no images, and UsageError.
     """
     if isinstance(image_size, int) and image_size < 1:
         raise UsageError("--image-size must be at least 1")
@@ -68,7 +69,9 @@ def check(
     if clips:
         own = records[: min(len(pool.splits[0]), PROBED)]
         size = next(((int(row["height"]), int(row["width"])) for row in own[own["state"] == READABLE]), None)
-    side = image_size if isinstance(image_size, int) else min(image_size(size)) if size else None
+    side = (
+        image_size if isinstance(image_size, int) else min(image_size(size, learned_content(subject))) if size else None
+    )
     side = 0 if form and form[1] in AXES else side  # nothing is scaled to a model's size
     # signals that look alike are no copies
     alike = [] if form and form[1] == SIGNAL else near(pool, records, again, workers, compare, clips)
@@ -77,6 +80,16 @@ def check(
     document["clips"] = clip_facts(subject, records)
     results = findings(document)
     return {"passed": all(finding["level"] != FAILS for finding in results), "findings": results, **document}, subject
+
+
+def learned_content(subject: Subject) -> str:
+    """What `train` learns of the annotations of a data set: `objects`, `classes` of pixels, or an empty string where
+    there are none."""
+    splits = subject.splits
+    if not all(isinstance(split, AnnotatedSplit) for split in splits.values()):
+        return ""
+    target = first_target(splits.values())
+    return "classes" if target is not None and target.classes is not None else "objects"
 
 
 def first_form(split: Split, workers: int) -> tuple[Form, tuple[int, int] | None]:

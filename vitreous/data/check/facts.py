@@ -36,6 +36,7 @@ def facts(
     """
     readable = records[records["state"] == READABLE]
     parts = np.split(records, subject.pool.ends[:-1])
+    unused, outside = left_out(subject)
     misnamed = np.flatnonzero(records["traits"] & Trait.MISNAMED).tolist()
     return {
         "data": subject.source,
@@ -48,7 +49,7 @@ def facts(
         "splits": {name: split_facts(subject, name, part) for name, part in zip(subject.splits, parts, strict=True)},
         "annotations": annotation_facts(subject),
         "balance": balance(subject),
-        "left_out": left_out(subject),
+        "left_out": unused,
         "unreadable": [{**named(subject, row), "reason": reason} for row, reason in sorted(reasons.items())],
         "misnamed": [{**named(subject, row), "format": KINDS[records["format"][row]]} for row in misnamed],
         "sizes": sizes(readable, image_size),
@@ -59,8 +60,20 @@ def facts(
         "traits": {trait.name.lower(): int((readable["traits"] & trait > 0).sum()) for trait in Trait},
         "copies": copies(subject, exact(records)),
         "near_copies": copies(subject, near),
+        "examples": examples(subject, records, image_size) | outside,
         "groups": groups,
     }
+
+
+def examples(subject: Subject, records: np.ndarray, image_size: int | None) -> dict[str, str]:
+    """The first of (n,) RECORD that can be read of each kind that a finding names: its traits, mode, depth and size."""
+    short = np.minimum(records["width"], records["height"]).astype(np.int64)
+    kinds = {trait.name.lower(): records["traits"] & trait > 0 for trait in Trait}
+    kinds |= {"cmyk": records["mode"] == MODES.index("CMYK"), "deep": records["depth"] == 16}
+    if image_size:
+        kinds |= {"small": short < image_size, "large": short >= 2 * image_size}
+    rows = {kind: np.flatnonzero(has & (records["state"] == READABLE)) for kind, has in kinds.items()}
+    return {kind: subject.pool.name(int(positions[0])) for kind, positions in rows.items() if len(positions)}
 
 
 def named(subject: Subject, row: int) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from vitreous.errors import first_names
@@ -56,14 +56,19 @@ def failures(facts: dict[str, Any], source: str) -> Iterator[Row]:
     if bad := len(facts["unreadable"]):
         total = sum(split["images"] for split in facts["splits"].values())
         hint = f"mend or remove them, or `vitreous train {source} --bad-images skip`"
-        yield FAILS, "unreadable", f"{bad:,} of {images(total, kind)} cannot be read", hint
+        text = f"{bad:,} of {images(total, kind)} cannot be read; the first: {facts['unreadable'][0]['path']}"
+        yield FAILS, "unreadable", text, hint
     for pair, count in facts["copies"]["across"].items():
         one, other = pair.split("/")
-        text = f"{images(count, kind)} of {other} are in {one} too, byte for byte"
+        text = f"{images(count, kind)} of {other} are in {one} too, byte for byte{pair_of(facts['copies'], one, other)}"
         yield FAILS, "leak", text, REMOVE if kind == "clips" else f"`{dedup_command(source, other)}` lists them"
     if count := facts["copies"]["contrary"]:
-        hint = f"keep one of them, or one {noun(kind)} with both labels in a table"
-        yield FAILS, "contrary", f"{images(count, kind)} found under two labels", hint
+        place = contrary_pair(facts["copies"])
+        if facts["annotations"]:
+            yield FAILS, "contrary", f"{images(count, kind)} found with different classes{place}", "keep one of them"
+        else:
+            hint = f"keep one of them, or one {noun(kind)} with both labels in a table"
+            yield FAILS, "contrary", f"{images(count, kind)} found under two labels{place}", hint
     for row in facts["groups"]["parted"]:
         where = " and in ".join(row["splits"]) or "more than one split"
         names = f" ({', '.join(row['names'][:5])}{', …' if len(row['names']) > 5 else ''})" if row["names"] else ""
@@ -112,19 +117,45 @@ def copies(facts: dict[str, Any], source: str) -> Iterator[Row]:
         one, other = pair.split("/")
         hint = f"look at them; `{dedup_command(source, other)}` lists them, and compares parts of images too"
         hint = f"look at them; {REMOVE}" if kind == "clips" else hint
-        yield WARNS, "near_leak", f"{images(count, kind)} of {other} look like one of {one}", hint
+        text = f"{images(count, kind)} of {other} look like one of {one}{pair_of(near, one, other)}"
+        yield WARNS, "near_leak", text, hint
     if count := near["contrary"]:
-        text = f"{count:,} groups of {noun(kind)}s that look alike have two labels"
+        differ = "different classes" if facts["annotations"] else "two labels"
+        text = f"{count:,} groups of {noun(kind)}s that look alike have {differ}{contrary_pair(near)}"
         yield WARNS, "near_contrary", text, "look at them"
     within = {"repeat another": facts["copies"]["extra"], "look like another": near["extra"]}
     if any(within.values()):
         command = f"vitreous data dedup {source} --within --out copies.csv"
         text = ", ".join(f"{images(count, kind)} {verb}" for verb, count in within.items() if count)
+        listed = (facts["copies"]["listed"] or near["listed"])[:1]
+        text += "".join(first_pair(group) for group in listed)
         if kind == "clips":
             yield TELLS, "copies", text, "remove them, or keep them together by --group-by"
             return
         text += " (only whole images were compared; the command below compares parts too)" if near["extra"] else ""
         yield TELLS, "copies", text, f"`{command}`; frames of one scene are kept together by --group-by"
+
+
+def first_pair(group: Sequence[dict[str, Any]]) -> str:
+    """Write the first two images of a group of copies for the end of a sentence."""
+    return f"; the first: {group[0]['path']} and {group[1]['path']}"
+
+
+def pair_of(copies: dict[str, Any], one: str, other: str) -> str:
+    """Write the first pair of copies in two splits; an empty string where none is listed."""
+    for group in copies["listed"]:
+        rows = [next((row for row in group if row["split"] == split), None) for split in (one, other)]
+        if rows[0] and rows[1]:
+            return first_pair([rows[0], rows[1]])
+    return ""
+
+
+def contrary_pair(copies: dict[str, Any]) -> str:
+    """Write the first pair of copies of different classes; an empty string where none is listed."""
+    for group in copies["listed"]:
+        if other := next((row for row in group if row["class"] != group[0]["class"]), None):
+            return first_pair([group[0], other])
+    return ""
 
 
 def classes(facts: dict[str, Any], source: str) -> Iterator[Row]:
@@ -138,6 +169,8 @@ def classes(facts: dict[str, Any], source: str) -> Iterator[Row]:
             f"as hard to tell apart as {spread['effective']:.1f} even classes of {len(facts['classes'])}"
         )
         hint = f"`vitreous train {source} --sampling balanced`, or --class-weights balanced"
+        if facts["annotations"]:
+            hint = f"`vitreous train {source} --sampling repeat-factor`"
         yield WARNS, "imbalance", text, hint
     if few := spread["few"]:
         text = f"{len(few):,} classes have fewer than {images(10, facts['kind'])}: {first_names(few, SHOWN)}"
@@ -167,12 +200,12 @@ def clips(facts: dict[str, Any]) -> Iterator[Row]:
 def pictures(facts: dict[str, Any], source: str) -> Iterator[Row]:
     """Yield properties of the images, and what the loader does with them."""
     traits, size, left_out, kind = facts["traits"], facts["sizes"], facts["left_out"], facts["kind"]
+    first = {name: f"; the first: {path}" for name, path in facts["examples"].items()}
     if count := traits["one_colour"]:
-        text = f"{images(count, kind)} of one colour"
-        text += f"; the first: {facts['clips']['one_colour'][0]['path']}" if facts["clips"] else ""
+        text = f"{images(count, kind)} of one colour{first['one_colour']}"
         yield WARNS, "one_colour", text, "are they broken, or placeholders?"
     if outside := left_out.get("images", 0):
-        text = f"{images(outside, kind)} in the folder belong to no split or class and are left out"
+        text = f"{images(outside, kind)} in the folder belong to no split or class and are left out{first['outside']}"
         yield WARNS, "outside", text, "move them"
     for trait, count, text in (
         ("misnamed", traits["misnamed"], "named as another format; the content decides"),
@@ -183,11 +216,12 @@ def pictures(facts: dict[str, Any], source: str) -> Iterator[Row]:
         ("deep", facts["depths"].get("16", 0), "of 16 bits; they are scaled to 8"),
     ):
         if count:
-            yield TELLS, trait, f"{images(count, kind)} {text}", ""
+            yield TELLS, trait, f"{images(count, kind)} {text}{first[trait]}", ""
     others = {name: count for name, count in left_out.items() if name != "images"}
     if others:
         ends = first_names(others, SHOWN)
         text = f"{sum(others.values()):,} files are no {noun(kind)}s by their names and are left out: {ends}"
+        text += first["others"]
         yield TELLS, "others", text, ""
     if size is None:
         return
@@ -195,14 +229,13 @@ def pictures(facts: dict[str, Any], source: str) -> Iterator[Row]:
     side = size["input"]
     if size["smaller"] > 0.5 and median <= SMALLER * side:
         text = f"{size['smaller']:.0%} of the {noun(kind)}s are smaller than the model's {side} pixels"
-        text += " and are enlarged"
+        text += f" and are enlarged{first['small']}"
         yield TELLS, "small", text, "a smaller --image-size costs less and loses nothing"
     if size["twice"] > 0.5:
         share = f"{size['twice']:.0%} of the {noun(kind)}s"
-        text = f"{share} have twice the model's {side} pixels: most of the decoding is for nothing"
-        hint = (
-            "scale them down once"
-            if kind == "clips"
-            else f"`vitreous data pack {source} --out PACKED` once, then train on that"
-        )
-        yield TELLS, "large", text, hint
+        text = f"{share} have twice the model's {side} pixels: most of the decoding is for nothing{first['large']}"
+        hint = f"`vitreous data pack {source} --out PACKED` once, then train on that"
+        hint = "scale them down once" if kind == "clips" else hint
+        if facts["annotations"]:
+            hint = "packs do not hold annotations: scale images and annotations together if decoding limits training"
+        yield TELLS, "large", text, "" if facts["refused"] else hint

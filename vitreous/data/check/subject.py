@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
+from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +22,7 @@ from vitreous.data.grouping import PARTED, expression, keys_of, straddling
 from vitreous.data.layouts.folder import list_images
 from vitreous.data.layouts.video import ClipFiles
 from vitreous.data.layouts.volumes import ENDINGS, ArrayFiles
-from vitreous.data.sources import detect_layout
+from vitreous.data.sources import detect_layout, find_inner_source
 from vitreous.data.split import Files, Split, no_labels
 from vitreous.errors import DataError, printable
 
@@ -88,10 +88,14 @@ def open_subject(
         if not paths:
             raise
         return Subject(printable(source), source, {LOOSE: Files(paths, no_labels(len(paths)))}, (), refused=error)
-    splits = as_made(data)
+    splits, refused, notes = as_made(data), None, list(data.notes)
+    if data.unread_annotations is not None:
+        notes.append(f"the annotations in {data.unread_annotations} are not used: `train` asks for --recipe")
     if split is not None:
         splits = {split: data.split(split)}
     elif data.unsplit and not data.labelled:
+        if data.unlabelled is not None and find_inner_source(Path(source)) is not None:
+            refused = data.unlabelled  # which names it
         kind = kind_of(splits["train"])
         splits = {LOOSE if kind == "pictures" else kind: splits["train"]}
     return Subject(
@@ -99,8 +103,9 @@ def open_subject(
         source,
         splits,
         tuple(map(printable, data.classes)),
-        data.notes,
-        unlabelled=data.unlabelled,
+        notes,
+        refused,
+        data.unlabelled if refused is None else None,
         unlearnable=find_unlearnable(data) if split is None else None,
         column=data.group_column,
     )
@@ -116,37 +121,45 @@ def parted(subject: Subject, group_by: str | None) -> list[dict[str, object]]:
     return [{"splits": list(pair), "groups": len(names), "names": names} for pair, names in straddling(keys).items()]
 
 
-def left_out(subject: Subject) -> dict[str, int]:
+def left_out(subject: Subject) -> tuple[dict[str, int], dict[str, str]]:
     """Count files below a folder that no split has: `images` outside the layout, or clips, and other files by suffix,
-    but for annotations."""
+    but for annotations; and the first file of both: of images as `outside`, of other files as `others`."""
+    if not (listing := find_files(subject)):
+        return {}, {}
+    images, others, used = listing
+    count = len(images) - len(used)
+    outside = sorted(set(images) - used) if count > 0 else []
+    firsts = {"outside": outside[:1], "others": sorted(file for files in others.values() for file in files)[:1]}
+    counts = {**({"images": count} if count > 0 else {}), **{kind: len(files) for kind, files in others.items()}}
+    return counts, {kind: printable(files[0]) for kind, files in firsts.items() if files}
+
+
+def find_files(subject: Subject) -> tuple[list[str], dict[str, list[str]], set[str]] | None:
+    """The images or clips below a folder, its other files but annotations by suffix, and the images, masks and clips
+    that splits have, as absolute paths; None for data that are not files of a folder."""
     root = Path(subject.source)
-    if not root.is_dir() or not all(isinstance(split, Files) for split in subject.splits.values()):
-        return {}
-    others, images = Counter(), 0
-    solid = any(axes_of(split) == 3 for split in subject.splits.values())
-    endings = (*SUFFIXES, *(OWN if solid else ()))
-    for split in subject.splits.values():
+    splits = [split for split in subject.splits.values() if isinstance(split, Files)]
+    if not root.is_dir() or len(splits) < len(subject.splits):
+        return None
+    others, images = defaultdict[str, list[str]](list), list[str]()
+    used = {os.path.abspath(path) for split in splits for path in map(str, split.paths)}
+    endings = (*SUFFIXES, *(OWN if any(axes_of(split) == 3 for split in splits) else ()))
+    for split in splits:
         endings = tuple(ENDINGS[split.axes]) if isinstance(split, ArrayFiles) else endings
-    frames = set[str]()  # folders of them
-    if any(isinstance(split, ClipFiles) for split in subject.splits.values()):
-        endings = (GIF, *VIDEOS)
-        frames = {
-            path for split in subject.splits.values() if isinstance(split, Files) for path in map(str, split.paths)
-        }
-    for place, folders, files in os.walk(root):
+    clips = any(isinstance(split, ClipFiles) for split in splits)
+    endings = (GIF, *VIDEOS) if clips else endings
+    for place, folders, files in os.walk(root.absolute()):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        if place in frames:
-            images += 1
+        if clips and place in used:  # a folder of frames
+            images.append(place)
             continue
         for name in files:
-            suffix = os.path.splitext(name)[1].lower()
             if name.lower().endswith(endings) and not name.startswith("."):
-                images += 1
+                images.append(os.path.join(place, name))
             else:
-                others[printable(suffix) or "no suffix"] += 1
-    stores = [split.annotations for split in subject.splits.values() if isinstance(split, AnnotatedFiles)]
+                others[printable(os.path.splitext(name)[1].lower()) or "no suffix"].append(os.path.join(place, name))
+    stores = [split.annotations for split in splits if isinstance(split, AnnotatedFiles)]
     for suffix in ANNOTATIONS if stores else ():
         others.pop(suffix, None)
-    masks = {place for store in stores if isinstance(store, MaskFiles) for files in store.files for place in files}
-    outside = images - len(subject.pool) - len(masks)
-    return {**({"images": outside} if outside > 0 else {}), **dict(sorted(others.items()))}
+    masks = (place for store in stores if isinstance(store, MaskFiles) for files in store.files for place in files)
+    return images, dict(sorted(others.items())), used | set(map(os.path.abspath, masks))

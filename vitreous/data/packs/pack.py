@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 
 from vitreous.cores import default_workers
-from vitreous.data.annotations.target import require_pictures
+from vitreous.data.annotations.target import AnnotatedSplit, require_pictures
 from vitreous.data.latents import LatentEncoder
 from vitreous.data.layouts.packed import ARRAYS, DOCUMENT, ROW, UNFINISHED, VERSION, describe, is_pack
 from vitreous.data.loader import in_workers
@@ -52,10 +52,14 @@ def pack(
     Splits, labels, class names and the ids of samples are kept; so are the splits that were drawn on opening. Images
     that cannot be read are named: at the end, with a DataError, or with `skip` in the document. Shards that are whole
     already are kept, if plan and source are the same. `autoencoder` makes latents, where the plan says so. Raises
-    UsageError for a folder that holds something else, ResourceError where the disk is too small.
+    UsageError for a folder that holds something else and for annotations of objects or
+    pixels, which a pack would lose, ResourceError where the disk is too small.
     """
     data = open_data(source)
     require_pictures(data.splits.values(), "packs hold pictures")
+    if any(isinstance(split, AnnotatedSplit) for split in data.splits.values()):
+        problem = f"{data.name} has annotations, which a pack would lose: it holds images and the classes on each"
+        raise UsageError(problem, f"train on the data as they are: vitreous train {data.name}")
     plan = replace(plan, source=fingerprint(data))
     out = Path(out)
     if os.path.isdir(source) and out.resolve().is_relative_to(Path(source).resolve()):

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vitreous.data.decoding.decode import MAX_BYTES, read_regular, reason
+from vitreous.data.layouts.file_names import find_file
 from vitreous.disk import atomic, cache
 from vitreous.errors import DataError, ResourceError, UsageError, printable
 
@@ -57,7 +58,8 @@ class Column:
         value = chunks[number][row - int(ends[number])].as_py()
         content, path = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
         if content is None and path:
-            return read_regular(os.path.join(self.home, path))
+            place = os.path.join(self.home, path)
+            return read_regular(find_file(place) or place)
         if not content or len(content) > MAX_BYTES:
             raise DataError(f"{self.name(row)}: {f'larger than {MAX_BYTES >> 20} MiB' if content else 'no image'}")
         return content

@@ -1,0 +1,83 @@
+"""Names of folders and files of images and their masks: which is which, and which belong together.
+
+A file's key is its name without the words that tell images and masks apart: `x_leftImg8bit.png` and
+`x_gtFine_labelIds.png` have the key `x`, as `mask_001.png` and `image001.jpg` have `001`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal, NamedTuple
+
+from vitreous.data.layouts.file_names import normalise_name
+from vitreous.data.layouts.split_names import SPLIT_OF_NAME
+
+Role = Literal["images", "masks"]
+IMAGE_WORDS = frozenset(["image", "images", "img", "imgs", "jpegimages", "leftimgbit", "input", "inputs", "rgb"])
+MASK_WORDS = frozenset(
+    ["mask", "masks", "label", "labels", "annotation", "annotations", "annot", "annots", "gt", "groundtruth"]
+    + ["gtfine", "gtcoarse", "seg", "segmentation", "segmentations", "segmentationclass", "labelids"]
+)
+#: words of file names that tell masks apart: of several files of an image the first of `VARIANTS` is read
+VARIANTS = ("labeltrainids", "trainids", "labelids")
+MASK_STEM_WORDS = MASK_WORDS | {*VARIANTS, "instanceids", "color", "colour", "colors", "truth", "ground", "l"}
+IMAGE_STEM_WORDS = IMAGE_WORDS | {"im", "sat", "photo"}
+CAMERA = re.compile("leftimg8bit")  # Cityscapes' word for images, whose digit is no number
+WORDS = re.compile(r"[^\W\d_]+|\d+")
+
+
+class FolderRole(NamedTuple):
+    """The split in the name of a folder, and whether it contains images or masks; None where the name has none."""
+
+    split: str | None
+    role: Role | None
+
+
+def folder_role(name: str) -> FolderRole:
+    """Return the split and the role in the name of a folder: `trainannot`, `train_masks` and `masks-train` are of
+    masks, `train` and `train_images` of images, and `post_fire` has no role."""
+    text = "".join(split_words(name, years=False))
+    for word in sorted(SPLIT_OF_NAME, key=len, reverse=True):
+        for rest in {text.removeprefix(word), text.removesuffix(word)} - {text}:
+            if not rest or rest in IMAGE_WORDS:
+                return FolderRole(SPLIT_OF_NAME[word], "images")
+            if rest in MASK_WORDS:
+                return FolderRole(SPLIT_OF_NAME[word], "masks")
+    return FolderRole(None, "images" if text in IMAGE_WORDS else "masks" if text in MASK_WORDS else None)
+
+
+def split_words(name: str, years: bool = True) -> list[str]:
+    """Return the words and numbers of a name in lower case, without the years of its end unless `years`."""
+    words = WORDS.findall(CAMERA.sub("leftimgbit", normalise_name(name).casefold()))
+    while not years and len(words) > 1 and re.fullmatch(r"(19|20)\d\d", words[-1]):
+        words.pop()
+    return words
+
+
+class FileKey(NamedTuple):
+    """The key of a file, and the words that its name has besides, in their order."""
+
+    key: tuple[str, ...]
+    words: tuple[str, ...]
+
+    @property
+    def variant(self) -> int:
+        """The position of the file's word in `VARIANTS`, behind all where it has none."""
+        return next((rank for rank, word in enumerate(VARIANTS) if word in self.words), len(VARIANTS))
+
+
+def file_key(stem: str, role: Role, folder: str = "") -> FileKey:
+    """Return the key of a file by its name without the ending; words at both ends that files of a `role` have, for
+    masks also those of images, and the name of the `folder`, are no part of it."""
+    names = IMAGE_STEM_WORDS | (MASK_STEM_WORDS if role == "masks" else frozenset())
+    words, home, taken = split_words(stem), split_words(folder), list[str]()
+    for length in (len(home),) if home else ():
+        if len(words) > length and words[-length:] == home:
+            words, taken = words[:-length], words[-length:]
+        elif len(words) > length and words[:length] == home:
+            words, taken = words[length:], words[:length]
+    while len(words) > 1 and words[-1] in names:
+        taken.append(words.pop())
+    while len(words) > 1 and words[0] in names:
+        taken.append(words.pop(0))
+    return FileKey(tuple(words), tuple(taken))

@@ -1,0 +1,98 @@
+"""Choose the task of a run for which no recipe is named, from what is known of the images: labels or annotations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+from vitreous.data.annotations.learnable import find_unlearnable
+from vitreous.data.annotations.painted import first_target
+from vitreous.data.annotations.target import AnnotatedSplit, Target, axes_of
+from vitreous.data.layouts.split_names import has_role_name, split_of_name
+from vitreous.data.split import Data
+from vitreous.errors import UsageError, printable
+from vitreous.recipes.options import TrainOptions
+
+#: options of `train` that classification alone has
+CLASSIFICATION_OPTIONS = ("lr_grid", "loss", "class_weights", "label_smoothing", "mixup", "cutmix")
+MANY_NUMBERS = 20  # different numbers as labels from which they may be counts
+FEW_IMAGES = 5  # of a number, below which it is hardly a class
+
+
+def choose_recipe(data: Data, options: TrainOptions, note: Callable[[str], None]) -> TrainOptions:
+    """Return the options with the recipe of the task of the annotations, where the images have any and no recipe is
+    named; else the options as they are. `note` is given the choice and how to choose otherwise.
+
+    Raises DataError for annotations of which nothing can be learned, UsageError for options that classification alone
+    has, and as `check_labels`.
+    """
+    if options.recipe is not None:
+        return options
+    classify = f"--recipe {'finetune' if options.init else 'photos'}"
+    split = data.whole or data.split("train")
+    if not isinstance(split, AnnotatedSplit):
+        check_labels(data, classify)
+        return options
+    target = first_target(data.splits.values())
+    if target is None and (error := find_unlearnable(data)) is not None:
+        raise error
+    content, task, recipe, others = describe_task(target)
+    if axes_of(split) == 2:
+        others = (*others, f"for multi-label classification use {classify}")
+    for name in CLASSIFICATION_OPTIONS:
+        if getattr(options, name) is not None:
+            problem = f"--{name.replace('_', '-')} is for classification, and {data.name} has {content}"
+            raise UsageError(problem, f"leave it out, or add {classify} to classify whole images")
+    note("; ".join([f"{data.name} has {content}: training {task} (--recipe {recipe})", *others]))
+    return replace(options, recipe=recipe)
+
+
+def describe_task(target: Target | None) -> tuple[str, str, str, tuple[str, ...]]:
+    """Return the kind of annotations of a first target, the task that they are for, its recipe, and how to choose
+    another task."""
+    if target is not None and target.classes is not None:
+        others = ("for instance segmentation use --recipe detect",) if len(target) else ()
+        content = "class maps and objects" if len(target) else "class maps"
+        return content, "semantic segmentation", "segment", others
+    if target is not None and target.layers is not None:
+        other = "for semantic segmentation use --recipe segment"
+        return "masks of objects", "instance segmentation", "detect", (other,)
+    return "boxes", "object detection", "detect", ()
+
+
+def check_labels(data: Data, classify: str) -> None:
+    """Raise UsageError for class folders beside annotations that they do not use, for a class that is named like images
+    or masks, and for labels that are measurements. `classify`: how to take labels for classes."""
+    if data.unread_annotations is not None:
+        problem = f"{data.name} has class folders, and annotations in {data.unread_annotations} that they do not use"
+        hint = f"use {classify} to classify whole images, or train on the annotations: {data.unread_annotations}"
+        raise UsageError(problem, hint)
+    if name := next((name for name in data.classes if has_role_name(name) and split_of_name(name) is None), None):
+        problem = f"{data.name} has class folders, and one of them, {printable(name)}, is named like images or masks"
+        hint = f"use {classify} if it is a class, or arrange images and annotations as docs/dense.md describes"
+        raise UsageError(problem, hint)
+    refuse_measurements(data, classify)
+
+
+def refuse_measurements(data: Data, classify: str) -> None:
+    """Raise UsageError for labels that are measurements or counts: numbers of which one is no integer, or of which at
+    least `MANY_NUMBERS` occur and most on fewer than `FEW_IMAGES` images. `classify`: how to take them for classes."""
+    if len(data.classes) < 2 or not all(map(is_number, data.classes)):
+        return
+    fraction = next((label for label in data.classes if not float(label).is_integer()), None)
+    images = sum(len(split) for split in data.splits.values())
+    few = len(data.classes) >= MANY_NUMBERS and images < FEW_IMAGES * len(data.classes)
+    if fraction is None and not few:
+        return
+    numbers = f"{len(data.classes):,} different numbers on {images:,} images, such as {fraction or data.classes[-1]}"
+    problem = f"the labels of {data.name} are {numbers}: they look like measurements, and there is no recipe for them"
+    raise UsageError(problem, f"use {classify} to learn each number as a class of its own")
+
+
+def is_number(text: str) -> bool:
+    """Whether the name of a class is a finite number."""
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
