@@ -18,7 +18,8 @@ from vitreous.data.decoding.decode import FORMATS, SUFFIXES, decode, orientation
 from vitreous.data.decoding.heif import open_formats
 from vitreous.data.decoding.npy import MAGIC
 from vitreous.data.decoding.regions import Jpeg, open_picture
-from vitreous.data.decoding.spectral import TIFF, channel_form, read_bands
+from vitreous.data.decoding.spectral import channel_form, read_bands
+from vitreous.data.decoding.tiff import TIFF
 from vitreous.data.decoding.volumes import GZIP, ZIP, is_nifti, open_volume, read_volume, volume_form
 
 RECORD = np.dtype(
