@@ -18,6 +18,8 @@ from PIL import Image
 from vitreous.data.decoding.decode import open_regular, read_regular, reason
 from vitreous.data.decoding.gate import MAX_PIXELS
 from vitreous.data.decoding.npy import MAGIC, read_header
+from vitreous.data.decoding.spectral import channel_form, read_channels
+from vitreous.data.decoding.tiff import GREY, PHOTOMETRIC, SAMPLES, TIFF, read_nodata, read_tags
 from vitreous.errors import DataError, printable
 
 VOID = 255  # in a class map of numbers: a pixel without a class
@@ -36,6 +38,8 @@ def read_mask(place: Path) -> np.ndarray:
     content, name = read_regular(place), printable(place)
     if content.startswith(MAGIC):
         return read_npy_mask(content, name)
+    if content.startswith(TIFF) and (values := read_tiff_mask(content, name)) is not None:
+        return values
     try:
         with Image.open(io.BytesIO(content)) as image:
             if image.mode in NUMBERS:
@@ -44,6 +48,27 @@ def read_mask(place: Path) -> np.ndarray:
     except Exception as error:
         raise DataError(f"{name} is not a readable mask ({reason(error)})", "restore it, or remove it") from None
     return to_whole_numbers(values, name) if values.dtype.kind == "f" else values
+
+
+def read_tiff_mask(content: bytes, name: str) -> np.ndarray | None:
+    """(H, W) int32 numbers of a TIFF of one band whose values are signed, floating-point or of 32 bits and more, as GIS
+    programs write them; None for other files. A nodata value that is no class number becomes `VOID`. Raises
+    DataError."""
+    try:
+        tags = read_tags(content)
+        photometric, nodata = tags.get(PHOTOMETRIC, GREY)[0], read_nodata(tags)
+    except Exception:  # the caller names what is damaged
+        return None
+    is_grey = int(tags.get(SAMPLES, (1,))[0]) == 1 and photometric in GREY
+    if not is_grey or (nodata is None and channel_form(content, name) is None):
+        return None
+    values = read_channels(content, name)
+    if len(values) != 1:
+        return None
+    numbers = values[0].astype(np.float64)
+    if nodata is not None and not 0 <= nodata < VOID:
+        numbers[numbers == nodata] = VOID
+    return to_whole_numbers(numbers, name)
 
 
 def read_npy_mask(content: bytes, name: str) -> np.ndarray:

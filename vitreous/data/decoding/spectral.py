@@ -24,6 +24,7 @@ from vitreous.data.decoding.heif import open_formats
 from vitreous.data.decoding.npy import MAGIC, read_npy
 from vitreous.data.decoding.tiff import (
     PILLOW_DTYPES,
+    SAMPLES,
     SAVE,
     TIFF,
     count_pages,
@@ -38,6 +39,10 @@ from vitreous.errors import DataError, EmptyImageError, UsageError, printable
 
 COLOURS = ((1, "uint8"), (3, "uint8"))  # bands and dtype of arrays that are ordinary images
 NUMBERS = ("uint8", "uint16", "int16", "float32")  # dtypes that models take; values of any other become float32
+
+
+BAND_SUFFIXES = (".tif", ".tiff", ".npy")  # of files that may be read band by band
+NO_DATA = "no pixel has data"
 
 
 class Bands(tuple[Image.Image, ...]):
@@ -119,7 +124,7 @@ def read_bands(
         problem = f"{name}: {describe_bands(len(array), array.dtype.name)}, the model takes {taken}"
         raise DataError(problem, f"use files of {taken}; to learn others, train a model on them")
     if void is not None and void.all():
-        raise EmptyImageError(f"{name}: no pixel has data", "remove the file")
+        raise EmptyImageError(f"{name}: {NO_DATA}", "remove the file")
     dtype = np.uint8 if numbers == "uint8" else np.float32
     values = [np.ascontiguousarray(band, dtype=dtype) for band in array]
     if void is not None:
@@ -135,11 +140,18 @@ def fill_void(band: np.ndarray, void: np.ndarray, value: float | None) -> np.nda
 
 
 def read_void(place: Path) -> np.ndarray | None:
-    """The pixels without data of an image file, (H, W) bool; None where all have data, or no pixel can be without.
-    Raises DataError."""
-    raw, name = read_regular(place), printable(place)
-    if not raw.startswith((MAGIC, *TIFF)) or channel_form(raw, name) is None:
+    """The pixels without data of an image file, (H, W) bool; None where all have data. Raises DataError."""
+    if not place.name.lower().endswith(BAND_SUFFIXES):
         return None
+    return void_pixels(read_regular(place), printable(place))
+
+
+def void_pixels(raw: bytes | np.ndarray, name: str) -> np.ndarray | None:
+    """The pixels without data of a file's bytes or pixels (H, W[, C]), (H, W) bool; None where all have data, or the
+    image is not read band by band. Raises DataError."""
+    form = channel_form(raw, name)
+    if form is None or (form[1] != "float32" and not (is_tiff(raw) and read_nodata(read_tags(raw)) is not None)):
+        return None  # without the values: none of them can mark such pixels
     return read_values(raw, name)[1]
 
 
@@ -188,7 +200,7 @@ def is_beyond_pillow(raw: bytes, name: str) -> bool:
     """Whether the values of a TIFF are read with tifffile: several samples that Pillow cannot read or would truncate,
     and greys of a dtype that it does not have."""
     tags, form = read_tags(raw), read_form(raw, name)
-    several = int(tags.get(277, (1,))[0]) > 1
+    several = int(tags.get(SAMPLES, (1,))[0]) > 1
     return (several and bool(form.bands)) or has_wide_samples(tags) or (form.bands == 1 and form.dtype not in PILLOW_DTYPES)
 
 

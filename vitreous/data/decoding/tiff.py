@@ -9,9 +9,11 @@ from __future__ import annotations
 import io
 import logging
 import math
+import os
 import zlib
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,6 +35,8 @@ PILLOW_DTYPES = ("uint8", "uint16", "int16", "float32")  # of grey pages that Pi
 WIDTH, HEIGHT, BITS, PHOTOMETRIC, ORIENTATION, SAMPLES, EXTRA, FORMAT = 256, 257, 258, 262, 274, 277, 338, 339
 #: tags of GeoTIFF 1.1: pixel scale, tie points, transformation, and the directory of keys with its numbers and texts
 GEO_TAGS = (33550, 33922, 34264, 34735, 34736, 34737)
+SHORT, ASCII, DOUBLE = 3, 2, 12  # types of tags
+TAG_TYPES = {34735: SHORT, 34737: ASCII}  # of GEO_TAGS; the others are DOUBLE
 NODATA = 42113  # GDAL's tag of the value that marks pixels without data, as text
 GREY = (0, 1)  # PhotometricInterpretation: white is 0, black is 0
 RGB = 2  # PhotometricInterpretation
@@ -144,6 +148,36 @@ def read_nodata(tags: Tags) -> float | None:
         return float(text.decode("ascii") if isinstance(text, bytes) else text.strip("\0 "))
     except (ValueError, AttributeError):
         return None
+
+
+def read_georeference(raw: bytes | np.ndarray | str | os.PathLike[str]) -> Tags | None:
+    """The tags of a GeoTIFF, a path or a file's bytes, that state where it lies; None for other files."""
+    if isinstance(raw, np.ndarray):
+        return None
+    try:
+        if not isinstance(raw, bytes):
+            with open(raw, "rb") as file:
+                if file.read(4) not in TIFF:
+                    return None
+            raw = Path(raw).read_bytes()
+        tags = read_tags(raw) if raw.startswith(TIFF) else {}
+    except Exception:  # what Pillow raises for a damaged header is not listed
+        return None
+    own = {tag: tags[tag] for tag in GEO_TAGS if tag in tags}
+    return own or None
+
+
+def geotiff_of(picture: Image.Image, georeference: Tags) -> bytes:
+    """A class map as the bytes of a GeoTIFF with deflate compression, whose pixels without a class are nodata."""
+    tags = TiffImagePlugin.ImageFileDirectory_v2()
+    for tag, values in georeference.items():
+        tags.tagtype[tag] = TAG_TYPES.get(tag, DOUBLE)
+        tags[tag] = values[0] if tags.tagtype[tag] == ASCII else values
+    tags.tagtype[NODATA] = ASCII
+    tags[NODATA] = "65535" if picture.mode.startswith("I") else "255"
+    file = io.BytesIO()
+    picture.save(file, "TIFF", compression="tiff_adobe_deflate", tiffinfo=tags)
+    return file.getvalue()
 
 
 def read_samples(raw: bytes, name: str) -> np.ndarray:
