@@ -117,7 +117,7 @@ def other_bands(name: str, bands: int, dtype: str, channels: int) -> DataError:
     """The error for a file of bands where a model takes colours of so many `channels`."""
     taken = f"{channels} of uint8 ({'grey' if channels == 1 else 'RGB'})"
     problem = f"{name}: {describe_bands(bands, dtype)}, the model takes {taken}"
-    return DataError(problem, "choose the bands of the file that the model takes, or train a model on such files")
+    return DataError(problem, "train a model on such files, or save the bands that this one takes")
 
 
 def describe_bands(bands: int, dtype: str) -> str:

@@ -12,7 +12,6 @@ import math
 import os
 import zlib
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +43,7 @@ PLAIN, DEFLATE = 1, (8, 32946)  # Compression
 #: Compression -> its name, where imagecodecs reads it without loss
 CODECS = {5: "LZW", 32773: "PackBits", 34887: "LERC", 34925: "LZMA", 50000: "Zstandard"}
 FLOATING_PREDICTOR = 3
+INSTALL = "pip install 'vitreous[geotiff]'"
 SAVE = "save it as .npy, or as a TIFF without compression or with deflate"
 
 Tags = dict[int, tuple[Any, ...]]
@@ -234,18 +234,26 @@ def check_codec(page: Any, name: str) -> None:
         needed = "the floating-point predictor"
     if needed and not has_imagecodecs():
         problem = f"a TIFF with {needed} compression" if compression in CODECS else f"a TIFF with {needed}"
-        raise DataError(f"{name}: {problem} needs imagecodecs, which is not installed", INSTALL)
-
-
-INSTALL = "pip install 'vitreous[geotiff]'"
+        raise DataError(f"{name}: {problem} needs imagecodecs ({INSTALL})", f"or {SAVE}")
 
 
 def has_imagecodecs() -> bool:
     """Whether imagecodecs is installed."""
     try:
-        return find_spec("imagecodecs") is not None
-    except ValueError:  # a module that was made by hand has no spec
+        import imagecodecs  # type: ignore[reportMissingImports]  # noqa: F401
+    except ImportError:
         return False
+    return True
+
+
+def load_codecs() -> None:
+    """Load the decoders that imagecodecs otherwise loads when it first needs them, for a process that may open no file
+    later."""
+    if has_imagecodecs():
+        import imagecodecs  # type: ignore[reportMissingImports]
+
+        for codec in ("lzw", "packbits", "lerc", "lzma", "zstd", "zlib", "deflate", "delta", "floatpred", "packints"):
+            getattr(imagecodecs, f"{codec}_decode", None)
 
 
 def check_decoded(page: Any, raw: bytes, places: list[tuple[int, int]]) -> None:
