@@ -130,8 +130,8 @@ def probe(pool: Pool, samples: Sequence[int]) -> tuple[np.ndarray, Reasons]:
             middle_plane(raw, int(record["channels"]), axes)
             return
         form = channel_form(raw, NAMELESS)
+        record["channels"], record["numbers"] = form or (0, "")  # from the header: also where values cannot be read
         picture = decode(raw, 3, NAMELESS) if form is None else read_bands(raw, *form, NAMELESS)[0]
-        record["channels"], record["numbers"] = form or (0, "")
         record["width"], record["height"] = picture.size
 
     return records, fill(records, pool, samples, read)

@@ -201,7 +201,11 @@ def is_beyond_pillow(raw: bytes, name: str) -> bool:
     and greys of a dtype that it does not have."""
     tags, form = read_tags(raw), read_form(raw, name)
     several = int(tags.get(SAMPLES, (1,))[0]) > 1
-    return (several and bool(form.bands)) or has_wide_samples(tags) or (form.bands == 1 and form.dtype not in PILLOW_DTYPES)
+    return (
+        (several and bool(form.bands))
+        or has_wide_samples(tags)
+        or (form.bands == 1 and form.dtype not in PILLOW_DTYPES)
+    )
 
 
 def call_reader(read: Callable[[bytes, str], Any], raw: bytes, name: str) -> Any:

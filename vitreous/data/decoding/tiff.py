@@ -226,7 +226,7 @@ def check_complete(page: Any, raw: bytes, name: str) -> None:
 
 def check_codec(page: Any, name: str) -> None:
     """Raise DataError for a compression or predictor that is not read, or not without imagecodecs."""
-    compression, predictor = int(page.compression), int(page.predictor)
+    compression, predictor = int(page.keyframe.compression), int(page.keyframe.predictor)
     if compression not in (PLAIN, *DEFLATE, *CODECS):
         raise DataError(f"{name}: a TIFF compressed by method {compression}", SAVE)
     needed = CODECS.get(compression, "")
@@ -258,7 +258,7 @@ def load_codecs() -> None:
 
 def check_decoded(page: Any, raw: bytes, places: list[tuple[int, int]]) -> None:
     """Raise ValueError for a strip or tile that decodes to fewer values than its place in the image takes."""
-    height, width = page.imagelength, page.imagewidth
+    height, width = page.keyframe.imagelength, page.keyframe.imagewidth
     for index, (start, length) in enumerate(places):
         if not length:
             continue
