@@ -150,7 +150,7 @@ def void_pixels(raw: bytes | np.ndarray, name: str) -> np.ndarray | None:
     """The pixels without data of a file's bytes or pixels (H, W[, C]), (H, W) bool; None where all have data, or the
     image is not read band by band. Raises DataError."""
     form = channel_form(raw, name)
-    if form is None or (form[1] != "float32" and not (is_tiff(raw) and read_nodata(read_tags(raw)) is not None)):
+    if form is None or (form[1] != "float32" and nodata_of(raw, name) is None):
         return None  # without the values: none of them can mark such pixels
     return read_values(raw, name)[1]
 
@@ -159,15 +159,17 @@ def read_values(raw: bytes | np.ndarray, name: str) -> tuple[np.ndarray, np.ndar
     """Read a file's bytes or pixels (H, W[, C]) as (C, H, W) of a dtype in `NUMBERS`, and the pixels without data
     (H, W) bool, None where all have data. Raises DataError."""
     array = read_channels(raw, name)
-    nodata = read_nodata(call_reader(lambda raw, name: read_tags(raw), raw, name)) if is_tiff(raw) else None
     with np.errstate(over="ignore"):  # values beyond float32 become infinite: pixels without data
         values = array.astype(model_dtype(array.dtype.name), copy=False)
-    return values, find_void(array, values, nodata)
+    return values, find_void(array, values, nodata_of(raw, name))
 
 
-def is_tiff(raw: bytes | np.ndarray) -> bool:
-    """Whether a file's bytes, or pixels, are a TIFF."""
-    return isinstance(raw, bytes) and raw.startswith(TIFF)
+def nodata_of(raw: bytes | np.ndarray, name: str) -> float | None:
+    """The nodata value of the bytes of a TIFF; None for other files, for pixels (H, W[, C]), and where there is none.
+    Raises DataError."""
+    if isinstance(raw, np.ndarray) or not raw.startswith(TIFF):
+        return None
+    return read_nodata(call_reader(lambda raw, name: read_tags(raw), raw, name))
 
 
 def find_void(stored: np.ndarray, values: np.ndarray, nodata: float | None) -> np.ndarray | None:
@@ -200,9 +202,9 @@ def is_beyond_pillow(raw: bytes, name: str) -> bool:
     """Whether the values of a TIFF are read with tifffile: several samples that Pillow cannot read or would truncate,
     and greys of a dtype that it does not have."""
     tags, form = read_tags(raw), read_form(raw, name)
-    several = int(tags.get(SAMPLES, (1,))[0]) > 1
+    has_samples = int(tags.get(SAMPLES, (1,))[0]) > 1
     return (
-        (several and bool(form.bands))
+        (has_samples and bool(form.bands))
         or has_wide_samples(tags)
         or (form.bands == 1 and form.dtype not in PILLOW_DTYPES)
     )

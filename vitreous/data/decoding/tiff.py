@@ -72,8 +72,8 @@ def read_tags(raw: bytes) -> Tags:
 
 def size_of_tags(tags: Tags) -> tuple[int, int]:
     """The upright (height, width) that tags state; (0, 0) without them."""
-    size = int(tags.get(HEIGHT, (0,))[0]), int(tags.get(WIDTH, (0,))[0])
-    return size[::-1] if int(tags.get(ORIENTATION, (1,))[0]) >= 5 else size
+    height, width = int(tags.get(HEIGHT, (0,))[0]), int(tags.get(WIDTH, (0,))[0])
+    return (width, height) if int(tags.get(ORIENTATION, (1,))[0]) >= 5 else (height, width)
 
 
 def dtype_of_tags(tags: Tags, name: str) -> str:
@@ -150,10 +150,8 @@ def read_nodata(tags: Tags) -> float | None:
         return None
 
 
-def read_georeference(raw: bytes | np.ndarray | str | os.PathLike[str]) -> Tags | None:
+def read_georeference(raw: bytes | str | os.PathLike[str]) -> Tags | None:
     """The tags of a GeoTIFF, a path or a file's bytes, that state where it lies; None for other files."""
-    if isinstance(raw, np.ndarray):
-        return None
     try:
         if not isinstance(raw, bytes):
             with open(raw, "rb") as file:
