@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,14 @@ def write_tiff(place: Path, bands: np.ndarray, nodata: float | None = None, loca
         options |= {"planarconfig": planar, "extrasamples": ["unspecified"] * (len(bands) - 1)}
     values = bands[0] if len(bands) == 1 else bands if planar == "separate" else np.moveaxis(bands, 0, -1)
     tifffile.imwrite(place, values, photometric="minisblack", extratags=tags, metadata=None, **options)
+    return place
+
+
+def mark_as_lzw(place: Path) -> Path:
+    """Write LZW as the compression of a TIFF into its header, without compressing it."""
+    raw = place.read_bytes()
+    place.write_bytes(raw.replace(struct.pack("<HHII", 259, 3, 1, 1), struct.pack("<HHII", 259, 3, 1, 5)))
+    assert place.read_bytes() != raw
     return place
 
 

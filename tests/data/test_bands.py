@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from tests.data.band_files import make_bands, write_tiff
+from tests.data.band_files import make_bands, mark_as_lzw, write_tiff
 from vitreous.data.annotations.mask_files import read_mask
 from vitreous.data.decoding.decode import decode, upright_size
 from vitreous.data.decoding.spectral import channel_form, read_bands, read_values, void_pixels
@@ -16,7 +16,6 @@ from vitreous.data.decoding.tiff import geotiff_of, has_imagecodecs, read_georef
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import DataError, EmptyImageError
 
-pytest.importorskip("tifffile")
 DTYPES = ("uint8", "uint16", "int16", "float32", "float64", "uint32", "int32", "int8", "float16")
 LAYOUTS = {
     "pixel strips": {"rowsperstrip": 5},
@@ -25,7 +24,7 @@ LAYOUTS = {
     "planar tiles": {"planarconfig": "separate", "tile": (16, 16)},
 }
 CODECS = ("lzw", "zstd", "packbits", "lzma", "zlib")
-codecs = pytest.mark.skipif(not has_imagecodecs(), reason="needs the extra geotiff")
+codecs = pytest.mark.skipif(not has_imagecodecs(), reason="the extra `geotiff` is not installed")
 
 
 def values_of(place, bands, dtype):
@@ -84,9 +83,7 @@ def test_a_strip_that_decodes_to_less_is_refused(tmp_path, codec):
 
 
 def test_a_missing_imagecodecs_is_named_with_its_extra(tmp_path, monkeypatch):
-    if not has_imagecodecs():
-        pytest.skip("needs the extra geotiff to write the file")
-    raw = write_tiff(tmp_path / "a.tif", make_bands(5, "uint16"), compression="lzw").read_bytes()
+    raw = mark_as_lzw(write_tiff(tmp_path / "a.tif", make_bands(5, "uint16"))).read_bytes()
     monkeypatch.setitem(sys.modules, "imagecodecs", None)
     assert channel_form(raw, "x") == (5, "uint16") and upright_size(raw, "x") == (32, 32)
     with pytest.raises(DataError) as caught:
