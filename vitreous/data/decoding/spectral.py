@@ -12,6 +12,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable, Iterable, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -176,13 +177,28 @@ def find_void(stored: np.ndarray, values: np.ndarray, nodata: float | None) -> n
     """Find the pixels without data (H, W) bool of an image (C, H, W) as it is stored, whose `values` a model takes;
     None where all have data."""
     void = np.zeros(stored.shape[1:], bool)
-    if values.dtype.kind == "f" and not (finite := np.isfinite(values)).all():
-        void |= ~finite.all(0)
-    if nodata is not None and np.isfinite(nodata):
-        with np.errstate(over="ignore"):
-            marked = stored == (stored.dtype.type(nodata) if stored.dtype.kind == "f" else nodata)
-        void |= marked.all(0) if nodata == 0 else marked.any(0)
+    if values.dtype.kind == "f":
+        for band in values:  # band by band: reductions over the first axis take five times as long
+            void |= ~np.isfinite(band)
+    if nodata is not None and (value := cast_nodata(nodata, stored.dtype)) is not None:
+        if nodata == 0:
+            void |= reduce(np.logical_and, (band == value for band in stored))
+        else:
+            for band in stored:
+                void |= band == value
     return void if void.any() else None
+
+
+def cast_nodata(nodata: float, dtype: np.dtype) -> Any:
+    """A nodata value as a number of a dtype; None where none of its numbers equals it, and for values that are not
+    finite, which are pixels without data in any case."""
+    if not np.isfinite(nodata):
+        return None
+    if dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            return dtype.type(nodata)
+    limits = np.iinfo(dtype)
+    return dtype.type(int(nodata)) if nodata.is_integer() and limits.min <= nodata <= limits.max else None
 
 
 def read_channels(raw: bytes | np.ndarray, name: str) -> np.ndarray:
