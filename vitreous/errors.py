@@ -37,6 +37,10 @@ class DataError(VitreousError):
     code = 3
 
 
+class EmptyImageError(DataError):
+    """An image without a pixel that has data, as tiles at the edge of a satellite scene are."""
+
+
 class WeightsError(VitreousError):
     """Weights or a checkpoint that must not be loaded."""
 

@@ -315,7 +315,7 @@ def arrays() -> Iterator[Case]:
     yield Case(
         "objects.npy", header((8, 8), "|O", b"cos\nsystem\n(S'exit 1'\ntR."), "a damaged .npy header|numbers of type"
     )
-    yield Case("float.npy", header((8, 8), "<f4", bytes(256)), "not a grey or RGB picture")
+    yield Case("float.npy", header((8, 8), "<f4", bytes(256)), "the model takes 3 of uint8")
 
 
 def rare() -> Iterator[Case]:

@@ -141,7 +141,9 @@ class Preprocess:
         if self.numbers == "voxels":
             voxels = np.asarray(raw) if isinstance(raw, Image.Image) else raw
             return read_volume(voxels, self.channels, name, len(self.image), self.standardise == "each")
-        return read_bands(np.asarray(raw) if isinstance(raw, Image.Image) else raw, self.channels, self.numbers, name)
+        pixels = np.asarray(raw) if isinstance(raw, Image.Image) else raw
+        fill = [value * self.peak for value in self.mean] if len(self.mean) == self.channels else None
+        return read_bands(pixels, self.channels, self.numbers, name, fill)
 
     def moments(self, count: int, draws: np.ndarray | None = None) -> np.ndarray:
         """Numbers of the frames (T,) int64 that are read of a clip of `count` frames: without chance, or at random by

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import torch
 from torch import Tensor
 
-from vitreous.data.decoding.spectral import bands_of
+from vitreous.data.decoding.spectral import NO_DATA, bands_of
 from vitreous.data.loader import EvalLoader
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Split
-from vitreous.errors import DataError, first_lines
+from vitreous.errors import DataError, EmptyImageError, first_lines
 
 # a data set that is smaller than this at the model's size, and has no larger images, stays in memory
 CACHE_BYTES = 2**30
@@ -61,6 +63,19 @@ def readable(split: Split, bad: dict[int, DataError]) -> np.ndarray:
         first = next((f"; the first: {error.message}" for error in bad.values()), "")
         raise DataError(f"none of {len(split)} images can be read{first}", "restore them, or name another split")
     return good
+
+
+def stop_at_unreadable(bad: Mapping[int, DataError], total: int, bad_images: str) -> None:
+    """Raise DataError for unreadable images among `total` where `bad_images` is stop. Images without a pixel that has
+    data are left out either way."""
+    faults = {sample: error for sample, error in bad.items() if not isinstance(error, EmptyImageError)}
+    if faults and bad_images == "stop":
+        raise refuse(faults, total)
+
+
+def as_error(reason: str) -> DataError:
+    """The error that was stored as its message."""
+    return (EmptyImageError if reason.endswith(NO_DATA) else DataError)(reason)
 
 
 def refuse(bad: dict[int, DataError], total: int) -> DataError:

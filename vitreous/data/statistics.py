@@ -3,35 +3,45 @@
 from __future__ import annotations
 
 import numpy as np
+from PIL import Image
+from torch.utils.data import Dataset
 
-from vitreous.data.loader import EvalLoader
+from vitreous.data.decoding.spectral import void_of
+from vitreous.data.layouts.video import open_sample
+from vitreous.data.loader import in_workers
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Split
 from vitreous.errors import DataError
 
 MOST = 10_000  # images, spread over the split, that stand for all
 ROUNDING = 1e-7  # of the mean: a deviation below is that of float32
+TOGETHER = 64  # images that a worker measures at a time
+
+Moments = tuple[int, np.ndarray, np.ndarray]  # pixels, and of each channel (C,) their mean and their sum of squares
 
 
 def statistics(split: Split, preprocess: Preprocess, workers: int = 0) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and deviation of each channel at the model's size, in units of `preprocess.peak`, the same for any number of
     workers.
 
-    One pass: each image's own moments are merged, in order, in float64 (Chan, Golub and LeVeque, 1983). What cannot
-    be read is left out; a channel that never changes has deviation 1. Raises DataError where nothing can be read.
+    One pass: each image's own moments are merged, in order, in float64 (Chan, Golub and LeVeque, 1983). Images that
+    cannot be read and pixels without data are left out; a channel that never changes has deviation 1. Raises DataError
+    where nothing can be read.
     """
     if len(split) > MOST:
         split = split.take(np.linspace(0, len(split) - 1, MOST).astype(np.int64))
     count, mean, spread, error = 0, np.zeros(preprocess.channels), np.zeros(preprocess.channels), None
-    for _, images in EvalLoader(split, preprocess, workers).batches(64):
-        for image in images:
-            if isinstance(image, DataError):
-                error = error or image
+    places = [list(range(low, min(low + TOGETHER, len(split)))) for low in range(0, len(split), TOGETHER)]
+    for rows in in_workers(Measured(split, preprocess), places, workers, list, 2 if workers else None):
+        for row in rows:
+            if isinstance(row, DataError):
+                error = error or row
                 continue
-            pixels = image.numpy().reshape(len(image), -1) / np.float64(preprocess.peak)
-            own, size = pixels.mean(1), pixels.shape[1]
+            size, own, squares = row
+            if not size:
+                continue
             apart, whole = own - mean, count + size
-            spread += ((pixels - own[:, None]) ** 2).sum(1) + apart**2 * (count * size / whole)
+            spread += squares + apart**2 * (count * size / whole)
             mean += apart * (size / whole)
             count = whole
     if not count:
@@ -39,3 +49,30 @@ def statistics(split: Split, preprocess: Preprocess, workers: int = 0) -> tuple[
     deviation = np.sqrt(spread / count)
     deviation = np.where(deviation > ROUNDING * np.abs(mean), deviation, 1.0)
     return tuple(mean.tolist()), tuple(deviation.tolist())
+
+
+class Measured(Dataset):
+    """A sample -> the moments of its channels, or the DataError that stands for them."""
+
+    def __init__(self, split: Split, preprocess: Preprocess) -> None:
+        self.split, self.preprocess = split, preprocess
+
+    def __getitem__(self, sample: int) -> Moments | DataError:
+        try:
+            return measure_moments(self.split, self.preprocess, sample)
+        except DataError as error:
+            return error
+
+
+def measure_moments(split: Split, preprocess: Preprocess, sample: int) -> Moments:
+    """Measure the channels of an image at the model's size, without the pixels that have no data and those that
+    resampling mixes with them. Raises DataError."""
+    picture = preprocess.decoded(open_sample(split, sample), split.name(sample))
+    image, void = preprocess.array(picture), void_of(picture)
+    pixels = image.reshape(len(image), -1) / np.float64(preprocess.peak)
+    if void is not None:
+        shown = preprocess.array((Image.fromarray(void.astype(np.float32)),))
+        pixels = pixels[:, shown.ravel() == 0]
+    size = pixels.shape[1]
+    own = pixels.mean(1) if size else np.zeros(len(pixels))
+    return size, own, ((pixels - own[:, None]) ** 2).sum(1)

@@ -16,10 +16,10 @@ from vitreous.data.buckets import assign, measure_forms
 from vitreous.data.copies.listing import excluded as names_in
 from vitreous.data.copies.listing import staying
 from vitreous.data.pace import workers_for
-from vitreous.data.screen import fits_in_memory, readable, refuse, screen
+from vitreous.data.screen import fits_in_memory, readable, screen, stop_at_unreadable
 from vitreous.data.sources import open_data, open_data_of_run, resolve_source
 from vitreous.data.split import Arrays, Data, Split, require_labels
-from vitreous.errors import DataError, UsageError, printable
+from vitreous.errors import DataError, EmptyImageError, UsageError, printable
 from vitreous.jobs.buckets import check_buckets, judged_at, with_buckets
 from vitreous.machine import pick_device
 from vitreous.models.cost import macs
@@ -139,12 +139,16 @@ def screen_inputs(
     judged one are left out."""
     split = opened.split("train")
     cached, bad, rows, val = None, {}, None, opened.splits.get("val")
-    if run.data.cache or run.data.bad_images == "skip" or (len(split) <= SCREENED and not isinstance(split, Arrays)):
+    of_bands = run.preprocess.numbers not in ("colours", "voxels")  # any of them may be without data
+    few = len(split) <= SCREENED and not isinstance(split, Arrays)
+    if run.data.cache or run.data.bad_images == "skip" or few or of_bands:
         cached, bad = screen(split, run.preprocess, workers, keep=run.data.cache)
     if bad:
-        if run.data.bad_images == "stop":
-            raise refuse(bad, len(split))
-        listener.note(f"{len(bad)} of {len(split)} training images cannot be read and are left out")
+        stop_at_unreadable(bad, len(split), run.data.bad_images)
+        empty = sum(isinstance(error, EmptyImageError) for error in bad.values())
+        for count, problem in ((len(bad) - empty, "cannot be read"), (empty, "have no pixel with data")):
+            if count:
+                listener.note(f"{count} of {len(split)} training images {problem} and are left out")
         rows = readable(split, bad)
         split, cached = split.take(rows), cached[rows] if cached is not None else None
         run = replace(run, data=replace(run.data, images=len(split)))

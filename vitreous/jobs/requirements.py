@@ -13,6 +13,7 @@ PACKAGE = "vitreous"
 PURPOSES = {
     "": "the package itself",
     "data": "faster JPEGs, TIFF stacks and spectral images",
+    "geotiff": "GeoTIFF files with LZW, Zstandard and other compressions",
     "heif": "HEIC photographs of phones",
     "dense": "mean average precision as COCO has it",
     "datasets": "Parquet files and data sets of the Hub",

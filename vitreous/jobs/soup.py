@@ -20,7 +20,7 @@ from torch import Tensor
 from vitreous.config import differences
 from vitreous.cores import default_workers
 from vitreous.data.loader import EvalLoader
-from vitreous.data.screen import refuse
+from vitreous.data.screen import stop_at_unreadable
 from vitreous.data.sources import open_data, open_data_of_run
 from vitreous.data.split import Data, require_labels
 from vitreous.errors import UsageError, VitreousError
@@ -80,8 +80,7 @@ class SoupEvaluator:
 
         engine = make_engine(bundle.model, preprocess, self.how, lambda: examples(self.data, preprocess))
         logits, bad = logits_of(engine, EvalLoader(split, preprocess, self.workers), on_images=count_images)
-        if bad and not self.skip:
-            raise refuse(bad, len(split))
+        stop_at_unreadable(bad, len(split), "skip" if self.skip else "stop")
         return judge(
             logits, split.labels, bundle.classes, np.array([sample not in bad for sample in range(len(split))])
         )

@@ -14,7 +14,7 @@ from vitreous.cores import default_workers
 from vitreous.data.annotations.target import kind_of
 from vitreous.data.clip_views import ONE, clip_views_of
 from vitreous.data.loader import EvalLoader
-from vitreous.data.screen import readable, refuse
+from vitreous.data.screen import as_error, readable, stop_at_unreadable
 from vitreous.data.split import Data, Split
 from vitreous.errors import DataError, UsageError
 from vitreous.evaluation.calibration import probabilities
@@ -127,8 +127,7 @@ def answers_to(
     started, on_images = time.perf_counter(), progress_counter(computing.listener, "evaluate", len(chosen))
     workers = default_workers() if computing.workers is None else computing.workers
     logits, bad = logits_of(engine, EvalLoader(chosen, p, workers, views), computing.batch_size, on_images)
-    if bad and computing.bad_images == "stop":
-        raise refuse(bad, len(chosen))
+    stop_at_unreadable(bad, len(chosen), computing.bad_images)
     readable(chosen, bad)  # there must be some
     unread = frozenset(bad)
     return Answered(os.fspath(run), bundle, source, opened, split, chosen, logits, unread, started, asked)
@@ -141,8 +140,7 @@ def split_features(bundle: Bundle, split: Split, name: str, computing: Computing
     """
     c, on_images = computing, progress_counter(computing.listener, f"features of {name}", len(split))
     features = features_of(bundle.model, bundle.preprocess, split, c.how, c.batch_size, c.workers, c.cache, on_images)
-    if features.bad and c.bad_images == "stop":
-        raise refuse({sample: DataError(reason) for sample, reason in features.bad.items()}, len(split))
+    stop_at_unreadable({sample: as_error(reason) for sample, reason in features.bad.items()}, len(split), c.bad_images)
     if not features.good.any():
         raise DataError(f"none of the {len(split)} {name} can be read; the first: {next(iter(features.bad.values()))}")
     return features

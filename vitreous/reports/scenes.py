@@ -13,7 +13,7 @@ from vitreous.data.annotations.painted import find_objects, has_masks, paint_cla
 from vitreous.data.annotations.panoptic import things_of
 from vitreous.data.annotations.renumbered import Renumbered
 from vitreous.data.loader import EvalLoader
-from vitreous.data.screen import readable, refuse
+from vitreous.data.screen import readable, stop_at_unreadable
 from vitreous.data.split import Data
 from vitreous.errors import DataError
 from vitreous.evaluation.coco import CocoEvaluator
@@ -107,8 +107,7 @@ def judge_opened(
     workers = default_workers() if computing.workers is None else computing.workers
     started, on_images = time.perf_counter(), progress_counter(computing.listener, "evaluate", len(chosen))
     rows, bad = evaluator.outputs(engine, EvalLoader(chosen, preprocess, workers), on_images)
-    if bad and computing.bad_images == "stop":
-        raise refuse(bad, len(chosen))
+    stop_at_unreadable(bad, len(chosen), computing.bad_images)
     readable(chosen, bad)  # there must be some
     answers = Answered(os.fspath(run), bundle, source, opened, name, chosen, rows, frozenset(bad), started)
     return answers, evaluator.report(Outputs(chosen, rows, readable_mask(len(chosen), bad)))

@@ -19,6 +19,8 @@ from PIL import Image
 
 from vitreous.data.annotations.drawing import class_colours, lay_over, middle_planes, picture_of_map, png_of
 from vitreous.data.annotations.target import IGNORE
+from vitreous.data.decoding.spectral import Picture, void_of
+from vitreous.data.decoding.tiff import geotiff_of, read_georeference
 from vitreous.data.decoding.volumes import nifti_header, stem_of
 from vitreous.data.preprocess import Preprocess
 from vitreous.disk import atomic_path
@@ -35,10 +37,11 @@ INDEX = "maps.jsonl"  # in a folder of maps: a line for each image
 @dataclass(frozen=True, eq=False)
 class ClassMap:
     """The class of each pixel of an image: `classes` (H, W) or (D, H, W) int32, positions in `names`; or why there is
-    none.
+    none. Pixels without data in the image are IGNORE.
 
     `shares`: the share of the pixels of each class that has any, by its name, the largest first. `image`: the picture
-    in RGB, of a volume its middle planes, if it was asked for. `header`: nibabel's, of a volume from a NIfTI file.
+    in RGB, of a volume its middle planes, if it was asked for. `header`: nibabel's of a volume from a NIfTI file, the
+    tags of a GeoTIFF that state where it lies.
     `file` and `overlay`: the files that it was written to.
     """
 
@@ -73,11 +76,16 @@ def class_maps(
     if not names:
         raise UsageError(f"{card.name} names classes of images, not of pixels", "use predict")
 
+    voids: dict[int, np.ndarray] = {}  # by the identity of their items, which wait for them
+
     def decode(item: Item) -> np.ndarray | DataError:
         try:
-            return native(preprocess, item)
+            picture = decode_item(preprocess, item)
         except DataError as error:
             return error
+        if (void := void_of(picture)) is not None:
+            voids[id(item)] = void
+        return native_pixels(picture)
 
     def compute(batch: np.ndarray) -> np.ndarray:
         return class_map(runtime.logits, batch[0], preprocess.image)[None]
@@ -89,23 +97,38 @@ def class_maps(
                     raise row
                 yield ClassMap(item.name, error=row.message)
             else:
+                if (void := voids.pop(id(item), None)) is not None:
+                    row[void] = IGNORE
                 image = picture_of(native(preprocess, item)) if pictures else None
-                header = nifti_header(item.content()) if row.ndim == 3 and item.pixels is None else None
-                yield ClassMap(item.name, names, row, image, shares_of(row, names), header=header)
+                yield ClassMap(item.name, names, row, image, shares_of(row, names), header=read_place(item, row.ndim))
+
+
+def read_place(item: Item, axes: int) -> Any:
+    """Where the image of an item lies: nibabel's header of a volume, of three `axes`, or the georeference of a GeoTIFF;
+    None for other images."""
+    if item.pixels is not None:
+        return None
+    return nifti_header(item.content()) if axes == 3 else read_georeference(item.content())
 
 
 def shares_of(classes: np.ndarray, names: tuple[str, ...]) -> dict[str, float]:
     """A class map, (H, W) or with D in front -> the share of the pixels of each class that has any, by its name, the
-    largest first."""
-    counts = np.bincount(classes.ravel(), minlength=len(names))
-    return {names[k]: int(counts[k]) / classes.size for k in np.argsort(-counts, kind="stable") if counts[k]}
+    largest first; of the pixels that are not IGNORE."""
+    known = classes[classes != IGNORE]
+    counts = np.bincount(known, minlength=len(names))
+    return {names[k]: int(counts[k]) / known.size for k in np.argsort(-counts, kind="stable") if counts[k]}
 
 
 def native(preprocess: Preprocess, item: Item) -> np.ndarray:
     """An item as (C, H, W) pixels, or (C, D, H, W) voxels, at its own size. Raises DataError, with its name."""
+    return native_pixels(decode_item(preprocess, item))
+
+
+def decode_item(preprocess: Preprocess, item: Item) -> Picture:
+    """Decode an item at its own size. Raises DataError, with its name."""
     content = item.content() if item.pixels is None else item.pixels()
     name = None if isinstance(content, str) else printable(item.name)
-    return native_pixels(preprocess.decoded(content, name))
+    return preprocess.decoded(content, name)
 
 
 def picture_of(pixels: np.ndarray) -> Image.Image:
@@ -141,7 +164,8 @@ class FileNames:
 class MapFiles:
     """Rows of `predict` as files: `FOLDER/NAME.png` for each image, its class map, and `FOLDER/maps.jsonl`.
 
-    Pixels are the numbers of the classes, with their colours as palette, as `train` reads them. Maps of volumes are
+    Pixels are the numbers of the classes, with their colours as palette, as `train` reads them. Maps of GeoTIFF files
+    are `NAME.tif` with their georeference. Maps of volumes are
     `NAME.nii.gz`, where the volume lies in the body as the image does, if that is NIfTI, else `NAME.npy`. `overlays` is
     a folder for pictures with the classes over them. Names are those of the images below `root`, the folder that all
     lie in.
@@ -177,13 +201,16 @@ class MapFiles:
         if answer.classes is None:
             return answer
         solid, overlay = answer.classes.ndim == 3, None
-        place = self.names.place(answer.path, (".npy" if answer.header is None else ".nii.gz") if solid else ".png")
+        flat, deep = (".png", ".npy") if answer.header is None else (".tif", ".nii.gz")
+        place = self.names.place(answer.path, deep if solid else flat)
         if solid:
             save_file(volume_bytes(answer.classes, answer.header), self.folder / place)
         else:
-            save_png(picture_of_map(answer.classes, self.colours), self.folder / place)
+            picture = picture_of_map(answer.classes, self.colours)
+            content = png_of(picture) if answer.header is None else geotiff_of(picture, answer.header)
+            save_file(content, self.folder / place)
         if self.overlays is not None:
-            over = self.overlays / (place.with_name(place.name + ".png") if solid else place)
+            over = self.overlays / (place.with_name(place.name + ".png") if solid else place.with_suffix(".png"))
             save_png(answer.over_image(), over)
             overlay = os.fspath(over)
         file = os.fspath(self.folder / place)

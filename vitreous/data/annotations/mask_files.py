@@ -18,10 +18,13 @@ from PIL import Image
 from vitreous.data.decoding.decode import open_regular, read_regular, reason
 from vitreous.data.decoding.gate import MAX_PIXELS
 from vitreous.data.decoding.npy import MAGIC, read_header
+from vitreous.data.decoding.spectral import read_channels
+from vitreous.data.decoding.tiff import GREY, PHOTOMETRIC, SAMPLES, TIFF, read_form, read_nodata, read_tags
 from vitreous.errors import DataError, printable
 
 VOID = 255  # in a class map of numbers: a pixel without a class
 NUMBERS = ("1", "L", "P", "I", "I;16", "I;16B", "I;16L", "I;16N")  # modes of Pillow whose values are numbers
+PILLOW_MASKS = ("uint8", "uint16", "int16", "int32", "float32")  # dtypes of TIFF masks that Pillow reads
 ROUNDING = 1e-3  # distance from a whole number up to which a floating-point value is taken for it
 MIDDLE = 127  # of a lossy mask in black and white: larger values are white
 SMEAR = 40  # values by which lossy compression changes most of black and white
@@ -36,6 +39,8 @@ def read_mask(place: Path) -> np.ndarray:
     content, name = read_regular(place), printable(place)
     if content.startswith(MAGIC):
         return read_npy_mask(content, name)
+    if content.startswith(TIFF) and (values := read_tiff_mask(content, name)) is not None:
+        return values
     try:
         with Image.open(io.BytesIO(content)) as image:
             if image.mode in NUMBERS:
@@ -44,6 +49,27 @@ def read_mask(place: Path) -> np.ndarray:
     except Exception as error:
         raise DataError(f"{name} is not a readable mask ({reason(error)})", "restore it, or remove it") from None
     return to_whole_numbers(values, name) if values.dtype.kind == "f" else values
+
+
+def read_tiff_mask(content: bytes, name: str) -> np.ndarray | None:
+    """(H, W) int32 numbers of a TIFF of one band that states a nodata value, or whose dtype Pillow does not read, as
+    GIS programs write them; None for other files. A nodata value that is no class number becomes `VOID`. Raises
+    DataError."""
+    try:
+        tags = read_tags(content)
+        photometric, nodata, dtype = tags.get(PHOTOMETRIC, GREY)[0], read_nodata(tags), read_form(content, name).dtype
+    except Exception:  # the caller names what is damaged
+        return None
+    is_grey = int(tags.get(SAMPLES, (1,))[0]) == 1 and photometric in GREY
+    if not is_grey or (nodata is None and dtype in ("", *PILLOW_MASKS)):
+        return None
+    values = read_channels(content, name)
+    if len(values) != 1:
+        return None
+    numbers = values[0].astype(np.float64)
+    if nodata is not None and not 0 <= nodata < VOID:
+        numbers[numbers == nodata] = VOID
+    return to_whole_numbers(numbers, name)
 
 
 def read_npy_mask(content: bytes, name: str) -> np.ndarray:

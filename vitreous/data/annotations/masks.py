@@ -45,6 +45,7 @@ from vitreous.data.annotations.mask_places import (
 from vitreous.data.annotations.objects import image_size
 from vitreous.data.annotations.palettes import apply_palette
 from vitreous.data.annotations.target import IGNORE, AnnotatedFiles, Target, boxes_of, no_objects, stack_masks
+from vitreous.data.decoding.spectral import read_void
 from vitreous.data.layouts.folder import list_images
 from vitreous.data.split import Data, Files, Split, no_labels, relative, with_val
 from vitreous.errors import DataError, printable
@@ -246,9 +247,10 @@ def without_ending(place: Path) -> Path:
     return place.with_suffix("")
 
 
-def keep_pixels(classes: np.ndarray, place: Path, image: Path, size: tuple[int, ...]) -> np.ndarray:
-    """Return the classes (H, W) of a picture as they are: its file states no orientation."""
-    return classes
+def mark_void(classes: np.ndarray, place: Path, image: Path, size: tuple[int, ...]) -> np.ndarray:
+    """Return the classes (H, W) of the mask `place`, with IGNORE where its image has no data. Raises DataError."""
+    void = read_void(image) if classes.shape == size else None
+    return classes if void is None else np.where(void, np.int32(IGNORE), classes)
 
 
-PICTURES = Reader(2, (("images",), MASKS), list_images, without_ending, image_size, read_mask, keep_pixels)
+PICTURES = Reader(2, (("images",), MASKS), list_images, without_ending, image_size, read_mask, mark_void)

@@ -8,7 +8,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from vitreous.data.annotations.target import AnnotatedSplit, Target, stack_masks
+from vitreous.data.annotations.target import IGNORE, AnnotatedSplit, Target, stack_masks
+from vitreous.data.decoding.spectral import BAND_SUFFIXES, void_pixels
 from vitreous.data.split import Data, Split
 from vitreous.errors import DataError
 
@@ -63,7 +64,11 @@ class Painted(Prepared):
         """Read what is on an image, with a class map. Raises DataError."""
         own = self.split.target(sample)
         own = replace(own, labels=own.labels + 1)
-        return replace(own, classes=own.class_map(background=0))
+        classes = own.class_map(background=0)
+        if self.split.name(sample).lower().endswith(BAND_SUFFIXES):
+            void = void_pixels(self.split.raw(sample), self.split.name(sample))
+            classes = classes if void is None else np.where(void, np.int32(IGNORE), classes)
+        return replace(own, classes=classes)
 
 
 @dataclass(frozen=True, eq=False)

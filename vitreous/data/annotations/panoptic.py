@@ -21,7 +21,7 @@ from vitreous.data.annotations.class_maps import codes_of
 from vitreous.data.annotations.coco import categories_of, images_near, listed_files, read_document, size_in
 from vitreous.data.annotations.fields import read_flag, read_id, shorten_value
 from vitreous.data.annotations.mask_files import read_mask
-from vitreous.data.annotations.masks import check_size
+from vitreous.data.annotations.masks import check_size, mark_void
 from vitreous.data.annotations.objects import check_classes, check_distinct, check_train, image_size
 from vitreous.data.annotations.painted import Painted
 from vitreous.data.annotations.target import IGNORE, AnnotatedFiles, Target, boxes_of
@@ -87,7 +87,7 @@ class PanopticFiles:
         segments = [listed.get(number) for number in numbers.tolist()]
         things = [segment for segment in segments if segment is not None and segment.thing]
         labels = [IGNORE if segment is None else segment.label for segment in segments]
-        classes = np.array(labels, np.int32)[where]
+        classes = mark_void(np.array(labels, np.int32)[where], one.picture, one.image, size)
         places = {segment.number: place for place, segment in enumerate(things, 1)}
         layer = np.array([places.get(number, 0) for number in numbers.tolist()], np.int32)[where]
         return Target(

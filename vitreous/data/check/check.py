@@ -95,11 +95,17 @@ def learned_content(subject: Subject) -> str:
 def first_form(split: Split, workers: int) -> tuple[Form, tuple[int, int] | None]:
     """How the images of a split are read, and (height, width) of the first readable one of PROBED, as `train` does it.
 
-    (None, None) where none of them can be read.
+    Where none of them can be read, (the form of the first that states one in its header, None).
     """
+    stated = None
     for samples in (range(min(1, len(split))), range(1, min(PROBED, len(split)))):
         records, _ = scan(split, samples, probe, min(workers, 1))
         for record in records[records["state"] == READABLE][:1]:
-            form = (int(record["channels"]), str(record["numbers"])) if record["channels"] else None
-            return form, (int(record["height"]), int(record["width"]))
-    return None, None
+            return form_of(record), (int(record["height"]), int(record["width"]))
+        stated = stated or next(filter(None, map(form_of, records)), None)
+    return stated, None
+
+
+def form_of(record: Any) -> Form:
+    """The channels and dtype of a record of `probe`; None for images that are read as colours."""
+    return (int(record["channels"]), str(record["numbers"])) if record["channels"] else None

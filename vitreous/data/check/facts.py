@@ -14,7 +14,8 @@ from vitreous.data.check.alike import Groups, exact
 from vitreous.data.check.annotated import annotation_facts
 from vitreous.data.check.record import KINDS, MODES, Trait
 from vitreous.data.check.subject import Subject, left_out
-from vitreous.data.copies.scan import READABLE, UNREADABLE, Reasons
+from vitreous.data.copies.scan import READABLE, Reasons
+from vitreous.data.decoding.spectral import NO_DATA
 from vitreous.errors import DataError
 
 _NUMBER = re.compile(r"\d[\d,]*")
@@ -37,6 +38,8 @@ def facts(
     readable = records[records["state"] == READABLE]
     parts = np.split(records, subject.pool.ends[:-1])
     unused, outside = left_out(subject)
+    unreadable = [{**named(subject, row), "reason": why} for row, why in sorted(reasons.items()) if why != NO_DATA]
+    bad = Counter(row["split"] for row in unreadable)
     misnamed = np.flatnonzero(records["traits"] & Trait.MISNAMED).tolist()
     return {
         "data": subject.source,
@@ -46,11 +49,14 @@ def facts(
         "unlearnable": as_dict(subject.unlearnable),
         "classes": list(subject.classes),
         "notes": subject.notes,
-        "splits": {name: split_facts(subject, name, part) for name, part in zip(subject.splits, parts, strict=True)},
+        "splits": {
+            name: split_facts(subject, name, part, bad[name]) for name, part in zip(subject.splits, parts, strict=True)
+        },
         "annotations": annotation_facts(subject),
         "balance": balance(subject),
         "left_out": unused,
-        "unreadable": [{**named(subject, row), "reason": reason} for row, reason in sorted(reasons.items())],
+        "unreadable": unreadable,
+        "without_data": [named(subject, row) for row, why in sorted(reasons.items()) if why == NO_DATA],
         "misnamed": [{**named(subject, row), "format": KINDS[records["format"][row]]} for row in misnamed],
         "sizes": sizes(readable, image_size),
         "colour": colour(readable),
@@ -86,9 +92,9 @@ def as_dict(error: DataError | None) -> dict[str, str] | None:
     return {"message": error.message, "hint": error.hint} if error else None
 
 
-def split_facts(subject: Subject, name: str, records: np.ndarray) -> dict[str, Any]:
-    """Images, bytes and classes of a split with (n,) RECORD."""
-    bad, counts = int((records["state"] == UNREADABLE).sum()), subject.counts(name) if subject.classes else []
+def split_facts(subject: Subject, name: str, records: np.ndarray, bad: int) -> dict[str, Any]:
+    """Images, bytes and classes of a split with (n,) RECORD, of which `bad` cannot be read."""
+    counts = subject.counts(name) if subject.classes else []
     return {
         "images": len(records),
         "unreadable": bad,

@@ -58,6 +58,9 @@ def failures(facts: dict[str, Any], source: str) -> Iterator[Row]:
         hint = f"mend or remove them, or `vitreous train {source} --bad-images skip`"
         text = f"{bad:,} of {images(total, kind)} cannot be read; the first: {facts['unreadable'][0]['path']}"
         yield FAILS, "unreadable", text, hint
+    if empty := facts["without_data"]:
+        text = f"{images(len(empty), kind)} without a pixel that has data; the first: {empty[0]['path']}"
+        yield WARNS, "without_data", text, "training leaves them out"
     for pair, count in facts["copies"]["across"].items():
         one, other = pair.split("/")
         text = f"{images(count, kind)} of {other} are in {one} too, byte for byte{pair_of(facts['copies'], one, other)}"
@@ -213,7 +216,7 @@ def pictures(facts: dict[str, Any], source: str) -> Iterator[Row]:
         ("alpha", traits["alpha"], "with transparency; they are laid over white"),
         ("animated", traits["animated"], "with several frames; the first is taken"),
         ("cmyk", facts["modes"].get("CMYK", 0), "in CMYK; they become RGB"),
-        ("deep", facts["depths"].get("16", 0), "of 16 bits; they are scaled to 8"),
+        ("deep", 0 if facts["channels"] else facts["depths"].get("16", 0), "of 16 bits; they are scaled to 8"),
     ):
         if count:
             yield TELLS, trait, f"{images(count, kind)} {text}{first[trait]}", ""

@@ -18,7 +18,8 @@ from vitreous.data.decoding.decode import FORMATS, SUFFIXES, decode, orientation
 from vitreous.data.decoding.heif import open_formats
 from vitreous.data.decoding.npy import MAGIC
 from vitreous.data.decoding.regions import Jpeg, open_picture
-from vitreous.data.decoding.spectral import TIFF, channel_form, read_bands
+from vitreous.data.decoding.spectral import channel_form, read_bands
+from vitreous.data.decoding.tiff import TIFF
 from vitreous.data.decoding.volumes import GZIP, ZIP, is_nifti, open_volume, read_volume, volume_form
 
 RECORD = np.dtype(
@@ -129,8 +130,8 @@ def probe(pool: Pool, samples: Sequence[int]) -> tuple[np.ndarray, Reasons]:
             middle_plane(raw, int(record["channels"]), axes)
             return
         form = channel_form(raw, NAMELESS)
+        record["channels"], record["numbers"] = form or (0, "")  # from the header: also where values cannot be read
         picture = decode(raw, 3, NAMELESS) if form is None else read_bands(raw, *form, NAMELESS)[0]
-        record["channels"], record["numbers"] = form or (0, "")
         record["width"], record["height"] = picture.size
 
     return records, fill(records, pool, samples, read)

@@ -20,7 +20,8 @@ from PIL import Image, ImageFile, UnidentifiedImageError
 
 from vitreous.data.decoding.gate import MAX_PIXELS, kind, lacks_rows, refuse_costly, too_large
 from vitreous.data.decoding.heif import heif_format, open_formats, readable_formats
-from vitreous.data.decoding.npy import MAGIC, read_npy
+from vitreous.data.decoding.npy import MAGIC, npy_size, read_npy
+from vitreous.data.decoding.tiff import PHOTOMETRIC, RGB, TIFF, count_samples, dtype_of_tags, read_tags, size_of_tags
 from vitreous.errors import DataError, printable
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")  # read everywhere; AVIF and HEIF where `heif.is_readable`
@@ -58,7 +59,9 @@ def decode(
         content = raw if isinstance(raw, bytes) else read_regular(raw)
         refuse_costly(content, name)
         if content.startswith(MAGIC):
-            return flatten(from_npy(content, name), MODES[channels], name)
+            return flatten(from_npy(content, name, channels), MODES[channels], name)
+        if content.startswith(TIFF):
+            refuse_bands(content, name, channels)
         with silence(), Image.open(io.BytesIO(content), formats=open_formats(content, name, FORMATS)) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise too_large(name, image.width, image.height)
@@ -92,13 +95,34 @@ def from_pixels(pixels: np.ndarray, name: str) -> Image.Image:
         raise DataError(f"{name}: {problem}, are no picture", "uint8 of 1, 3 or 4 channels is") from None
 
 
-def from_npy(content: bytes, name: str) -> Image.Image:
+def from_npy(content: bytes, name: str, channels: int) -> Image.Image:
     """Convert a .npy file to a Pillow image. Raises DataError unless it is a grey or RGB image of uint8."""
     array = read_npy(content, name)
-    if array.dtype != np.uint8 or len(array) not in (1, 3):
-        problem = f"{len(array)} channels of {array.dtype.name}, not a grey or RGB picture of uint8"
-        raise DataError(f"{name}: {problem}", "the model takes no others")
+    if array.dtype != np.uint8 or len(array) not in MODES:
+        raise other_bands(name, len(array), array.dtype.name, channels)
     return Image.fromarray(np.ascontiguousarray(array[0] if len(array) == 1 else np.moveaxis(array, 0, -1)))
+
+
+def refuse_bands(content: bytes, name: str, channels: int) -> None:
+    """Raise DataError for a TIFF whose samples are bands, not colours. A fourth band beside 8-bit RGB passes: Pillow
+    leaves it out. Raises what Pillow raises for a damaged header."""
+    tags = read_tags(content)
+    bands = count_samples(tags)
+    dtype = dtype_of_tags(tags, name) if bands else ""
+    if bands and not (bands == 4 and dtype == "uint8" and tags.get(PHOTOMETRIC, (0,))[0] == RGB):
+        raise other_bands(name, bands, dtype, channels)
+
+
+def other_bands(name: str, bands: int, dtype: str, channels: int) -> DataError:
+    """The error for a file of bands where a model takes colours of so many `channels`."""
+    taken = f"{channels} of uint8 ({'grey' if channels == 1 else 'RGB'})"
+    problem = f"{name}: {describe_bands(bands, dtype)}, the model takes {taken}"
+    return DataError(problem, "train a model on such files, or save the bands that this one takes")
+
+
+def describe_bands(bands: int, dtype: str) -> str:
+    """`5 bands of uint16`."""
+    return f"{bands} band{'' if bands == 1 else 's'} of {dtype}"
 
 
 def upright_size(content: bytes, name: str, most: int = MAX_PIXELS) -> tuple[int, int]:
@@ -107,15 +131,28 @@ def upright_size(content: bytes, name: str, most: int = MAX_PIXELS) -> tuple[int
     Raises DataError for more than `most` pixels: a server accepts fewer than training does.
     """
     refuse_costly(content, name, most)
+    (height, width), turned = size_of_bands(content, name), False
     try:
-        with silence(), Image.open(io.BytesIO(content), formats=open_formats(content, name, FORMATS)) as image:
-            width, height = image.size
-            turned = orientation(image) >= 5
+        if not width:
+            with silence(), Image.open(io.BytesIO(content), formats=open_formats(content, name, FORMATS)) as image:
+                width, height = image.size
+                turned = orientation(image) >= 5
     except Exception:  # `decode` raises a precise error
         return 0, 0
     if width * height > most:
         raise too_large(name, width, height, most)
     return (height, width) if turned else (width, height)
+
+
+def size_of_bands(content: bytes, name: str) -> tuple[int, int]:
+    """The upright (height, width) of a TIFF or .npy file from its header, however many bands it has; (0, 0) for other
+    files, and where it cannot be read."""
+    try:
+        if content.startswith(MAGIC):
+            return npy_size(content, name)
+        return size_of_tags(read_tags(content)) if content.startswith(TIFF) else (0, 0)
+    except Exception:  # what Pillow raises for a damaged header is not listed
+        return 0, 0
 
 
 @contextmanager

@@ -15,7 +15,10 @@ from vitreous.errors import DataError
 MAGIC = b"\x93NUMPY"
 MAX_HEADER = 2048  # bytes of text, which numpy parses as Python; an array of numbers needs about 100
 MAX_CHANNELS = 1024
-DTYPES = ("uint8", "uint16", "int16", "float32")
+DTYPES = (
+    *("uint8", "uint16", "int16", "float32"),
+    *("int8", "uint32", "int32", "uint64", "int64", "float16", "float64"),  # read as float32
+)
 SHAPES = "store it as (H, W), (H, W, C) or (C, H, W), with fewer channels than rows and columns"
 READERS = {(1, 0): numpy_format.read_array_header_1_0, (2, 0): numpy_format.read_array_header_2_0}
 
@@ -36,6 +39,13 @@ def read_npy(content: bytes, name: str) -> np.ndarray:
     axes = picture_axes(shape, name)
     array = np.frombuffer(content, dtype, offset=file.tell()).reshape(shape, order="F" if fortran else "C")
     return array[None] if axes[0] < 0 else array.transpose(axes)
+
+
+def npy_size(content: bytes, name: str) -> tuple[int, int]:
+    """(height, width) of the image in a .npy file, from its header. Raises DataError."""
+    shape = read_header(io.BytesIO(content), name)[0]
+    _, down, across = picture_axes(shape, name)
+    return shape[down], shape[across]
 
 
 def read_header(file: Any, name: str) -> tuple[tuple[int, ...], bool, np.dtype]:

@@ -21,8 +21,8 @@ import numpy as np
 
 from vitreous.data.decoding.decode import read_regular, reason, silence
 from vitreous.data.decoding.npy import MAGIC, read_header
-from vitreous.data.decoding.spectral import TIFF, check_complete
 from vitreous.data.decoding.text import parse_numbers
+from vitreous.data.decoding.tiff import TIFF, check_complete
 from vitreous.errors import DataError, printable
 
 SUFFIXES = (".nii", ".nii.gz", ".npz", ".npy", ".tif", ".tiff")

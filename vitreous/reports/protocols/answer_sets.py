@@ -18,7 +18,7 @@ from vitreous.cores import default_workers
 from vitreous.data.decoding.decode import decode, read_regular
 from vitreous.data.layouts.imagenet import is_ilsvrc2012, torchvision_names
 from vitreous.data.loader import EvalLoader
-from vitreous.data.screen import readable, refuse
+from vitreous.data.screen import readable, stop_at_unreadable
 from vitreous.data.split import Split
 from vitreous.errors import DataError, UsageError, printable
 from vitreous.evaluation.classification import judge_answer_sets
@@ -101,8 +101,7 @@ def answer_images(task: ProtocolTask, split: Split, right: np.ndarray) -> tuple[
     engine = make_engine(task.bundle.model, task.bundle.preprocess, s.how)
     reader = EvalLoader(judged, task.bundle.preprocess, default_workers() if s.workers is None else s.workers)
     logits, bad = logits_of(engine, reader, s.batch_size, progress_counter(s.listener, "evaluate", len(rows)))
-    if bad and s.bad_images == "stop":
-        raise refuse(bad, len(rows))
+    stop_at_unreadable(bad, len(rows), s.bad_images)
     readable(judged, bad)  # there must be some
     return logits, right[rows], readable_mask(len(rows), bad)
 

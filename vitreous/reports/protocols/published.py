@@ -22,7 +22,7 @@ from torch import Tensor
 from vitreous.cores import default_workers
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.loader import EvalLoader, TrainLoader
-from vitreous.data.screen import fits_in_memory, readable, refuse, screen
+from vitreous.data.screen import fits_in_memory, readable, screen, stop_at_unreadable
 from vitreous.data.split import Split
 from vitreous.errors import DataError, NonFiniteError, UsageError
 from vitreous.evaluation.classification import judge
@@ -226,8 +226,7 @@ def prepared(task: ProtocolTask, train: Split) -> tuple[Tensor | None, Split]:
     if not keep and not skip:
         return None, train  # the first unreadable one stops the training
     pixels, bad = screen(train, preprocess, workers_of(task), keep)
-    if bad and not skip:
-        raise refuse(bad, len(train))
+    stop_at_unreadable(bad, len(train), computing.bad_images)
     rows = readable(train, bad)
     return None if pixels is None else pixels[torch.from_numpy(rows)], train.take(rows)
 
@@ -277,8 +276,7 @@ def read(task: ProtocolTask, engine: Engine, split: Split, name: str) -> tuple[n
     on_images = progress_counter(computing.listener, f"features of {name}", len(split))
     reader = EvalLoader(split, task.bundle.preprocess, workers_of(task))
     rows, bad = logits_of(engine, reader, computing.batch_size, on_images)
-    if bad and computing.bad_images == "stop":
-        raise refuse(bad, len(split))
+    stop_at_unreadable(bad, len(split), computing.bad_images)
     readable(split, bad)  # there must be some
     return rows, readable_mask(len(split), bad)
 

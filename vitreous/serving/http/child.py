@@ -28,6 +28,7 @@ from vitreous.config import from_plain
 from vitreous.data.decoding.clips import open_clip
 from vitreous.data.decoding.decode import FORMATS, upright_size
 from vitreous.data.decoding.heif import readable_formats, register
+from vitreous.data.decoding.tiff import load_codecs
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import DataError
 from vitreous.evaluation.tiles import native_pixels
@@ -140,6 +141,7 @@ def prepare() -> None:
     for name in (*plugins, *parts, *others):
         with suppress(ImportError):
             import_module(name)
+    load_codecs()
     for kind in readable_formats():
         register(kind)
     for kind in FORMATS:

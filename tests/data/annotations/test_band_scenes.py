@@ -1,0 +1,208 @@
+"""Masks and boxes on images of many bands: `data check` and `train` agree, and pixels without data are void."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import vitreous
+from tests.conftest import say
+from tests.data.band_files import GEOREFERENCE, SIDE, make_bands, mark_as_lzw, write_scenes, write_tiff
+from vitreous.data.annotations.painted import paint_classes
+from vitreous.data.annotations.target import IGNORE
+from vitreous.data.check.check import check
+from vitreous.data.decoding.decode import upright_size
+from vitreous.data.decoding.tiff import read_georeference, read_nodata, read_tags
+from vitreous.data.preprocess import Preprocess
+from vitreous.data.sources import open_data
+from vitreous.data.split import Arrays
+from vitreous.data.statistics import statistics
+from vitreous.serving.card import Card
+from vitreous.serving.predict import Predictor
+from vitreous.weights.tasks import Segmentation
+
+STEP = ("--model", "ViT-32x2/8", "--image-size", "32", "--steps", "1", "--workers", "0", "--device", "cpu")
+BOX = "0 0.5 0.5 0.4 0.4\n"
+
+
+def drop_data(number, bands):
+    """A column without data in image 0, no data at all in image 2."""
+    if number == 0:
+        bands[:, :, 5] = np.nan
+    if number == 2:
+        bands[:] = np.nan
+
+
+def write_yolo(home, save):
+    """YOLO labels of one box on each of eight images that `save(path without ending, bands)` writes."""
+    for folder in ("images", "labels"):
+        (home / folder).mkdir(parents=True)
+    (home / "data.yaml").write_text("path: .\ntrain: images\nnames: [fire]\n")
+    for number in range(8):
+        save(home / "images" / str(number), make_bands(5, "uint16", number))
+        (home / "labels" / f"{number}.txt").write_text(BOX)
+    return home
+
+
+def write_coco(home, save):
+    """The same boxes as COCO has them."""
+    write_yolo(home, save)
+    (home / "images").rename(home / "train")
+    images = [
+        {"id": n, "file_name": place.name, "width": SIDE, "height": SIDE}
+        for n, place in enumerate(sorted((home / "train").iterdir()))
+    ]
+    boxes = [
+        {"id": n, "image_id": n, "category_id": 1, "bbox": [10, 10, 12, 12], "area": 144, "iscrowd": 0}
+        for n in range(8)
+    ]
+    document = {"images": images, "annotations": boxes, "categories": [{"id": 1, "name": "fire"}]}
+    (home / "train" / "_annotations.coco.json").write_text(json.dumps(document))
+    return home
+
+
+SAVE = {
+    "npy": lambda place, bands: np.save(place.with_suffix(".npy"), bands.astype(np.float32)),
+    "interleaved": lambda place, bands: write_tiff(place.with_suffix(".tif"), bands),
+    "planar": lambda place, bands: write_tiff(place.with_suffix(".tif"), bands, planarconfig="separate", tile=(16, 16)),
+}
+
+
+@pytest.mark.parametrize("kind", SAVE)
+@pytest.mark.parametrize("write", [write_yolo, write_coco])
+def test_boxes_on_bands_are_learned(tmp_path, kind, write):
+    home = write(tmp_path / "data", SAVE[kind])
+    document, _ = check(home, workers=0)
+    assert document["passed"] and document["annotations"]["objects"] == {"fire": 8}
+    assert document["channels"] == {"count": 5, "numbers": "float32" if kind == "npy" else "uint16"}
+    assert not document["annotations"]["unreadable"] and document["unlearnable"] is None
+    split = open_data(str(home)).split("train")
+    assert all(
+        split.target(sample).size == (SIDE, SIDE) and len(split.target(sample)) == 1 for sample in range(len(split))
+    )
+    if (kind, write) in (("interleaved", write_yolo), ("npy", write_coco)):
+        result = say("train", str(home), "--recipe", "detect", *STEP, "--out", str(tmp_path / "run"))
+        assert result.returncode == 0, result.stderr
+
+
+def test_pixels_without_data_are_void_for_training_and_check(tmp_path):
+    home = write_scenes(tmp_path / "data", 12, drop_data)
+    (home / "classes.txt").write_text("land\nfire\n")
+    document, _ = check(home, workers=0)
+    assert document["passed"] and document["annotations"]["unknown_pixels"] == SIDE + SIDE * SIDE
+    assert [row["path"].rsplit("/")[-1] for row in document["without_data"]] == ["2.tif"]
+    text = f"1 image without a pixel that has data; the first: {home / 'images' / '2.tif'}"
+    assert [one["text"] for one in document["findings"] if one["what"] == "without_data"] == [text]
+    assert "deep" not in {one["what"] for one in document["findings"]}
+    assert sum(split["unreadable"] for split in document["splits"].values()) == 0 == len(document["unreadable"])
+    run = tmp_path / "run"
+    result = say("train", str(home), "--recipe", "segment", *STEP, "--out", str(run))
+    assert result.returncode == 0, result.stderr
+    place = next(
+        name
+        for name, split in open_data(str(home)).splits.items()
+        for n in range(len(split))
+        if "2.tif" in split.name(n)
+    )
+    assert place != "train" or "training images have no pixel with data and are left out" in result.stderr
+    assert say("evaluate", str(run)).returncode == 0
+    out = tmp_path / "out"
+    result = say("predict", str(run), str(home / "images"), "--out", str(out))
+    assert result.returncode == 3  # of the image without data
+    lines = [json.loads(line) for line in (out / "maps.jsonl").open()]
+    assert [row["error"] is None for row in lines] == [not row["path"].endswith("/2.tif") for row in lines]
+    assert np.unique(np.asarray(Image.open(out / "0.tif"))[:, 5]).tolist() == [255]
+    assert read_georeference(out / "0.tif") == GEOREFERENCE
+    assert upright_size((out / "0.tif").read_bytes(), "0.tif") == (SIDE, SIDE)
+
+
+def test_class_maps_that_are_painted_from_masks_are_void_without_data(tmp_path):
+    home = write_coco(tmp_path / "data", lambda place, bands: drop_pixels(place, bands))
+    place = home / "train" / "_annotations.coco.json"
+    document = json.loads(place.read_text())
+    for entry in document["annotations"]:
+        entry["segmentation"] = [[10, 10, 22, 10, 22, 22, 10, 22]]
+    place.write_text(json.dumps(document))
+    split = paint_classes(open_data(str(home))).split("train")
+    classes = split.target(0).class_map()
+    assert (classes[:, 5] == IGNORE).all() and (np.delete(classes, 5, 1) != IGNORE).all()
+    assert (classes[10:22, 10:22] == 1).all()
+
+
+def drop_pixels(place, bands):
+    """Write bands as .npy with a column of NaN in one band."""
+    bands = bands.astype(np.float32)
+    bands[3, :, 5] = np.nan
+    np.save(place.with_suffix(".npy"), bands)
+
+
+def test_statistics_leave_pixels_without_data_out():
+    pixels = np.random.default_rng(0).normal(3, 2, (6, 16, 16, 5)).astype(np.float32)
+    broken = pixels.copy()
+    broken[:, :, 11:] = np.nan
+    seen = Preprocess((16, 16), 5, numbers="float32")
+    mean, std = statistics(Arrays(broken, np.zeros(6, np.int64)), seen)
+    known = pixels[:, :, :11].reshape(-1, 5).astype(np.float64)
+    assert np.allclose(mean, known.mean(0), rtol=1e-12) and np.allclose(std, known.std(0), rtol=1e-12)
+
+
+def test_check_and_training_agree_where_imagecodecs_is_missing(tmp_path, monkeypatch):
+    home = write_scenes(tmp_path / "data", 4, dtype="uint16")
+    for place in (home / "images").iterdir():
+        mark_as_lzw(place)
+    monkeypatch.setitem(sys.modules, "imagecodecs", None)
+    document, _ = check(home, workers=0)
+    needed = "a TIFF with LZW compression needs imagecodecs (pip install 'vitreous[geotiff]')"
+    assert not document["passed"] and {row["reason"] for row in document["unreadable"]} == {needed}
+    result = say("train", str(home), "--recipe", "segment", *STEP, "--out", str(tmp_path / "run"))
+    assert result.returncode == 3 and needed in result.stderr and "Traceback" not in result.stderr
+
+
+class Brightest:
+    """A runtime whose class is 1 where the last band is above its mean."""
+
+    precision = "fp32"
+
+    def logits(self, pixels):
+        return np.stack([np.zeros(pixels[:, 0].shape), pixels[:, -1] - 0.5], 1).astype(np.float32)
+
+    objects = features = logits
+
+
+def predictor(classes=("land", "fire")):
+    preprocess = Preprocess((SIDE, SIDE), 5, (0.25,) * 5, (0.1,) * 5, numbers="float32")
+    return Predictor(Card("Brightest", "1", preprocess, task=Segmentation(classes)), Brightest())
+
+
+def test_predictions_have_the_georeference_of_their_image(tmp_path):
+    home = write_scenes(tmp_path / "data", 2, drop_data, compression="zlib", tile=(16, 16))
+    first, second = predictor().segment([home / "images" / "0.tif", home / "images" / "1.tif"])
+    assert first.header == second.header == GEOREFERENCE
+    assert (first.classes[:, 5] == IGNORE).all() and (np.delete(first.classes, 5, 1) != IGNORE).all()
+    assert sum(first.shares.values()) == pytest.approx(1) and (second.classes != IGNORE).all()
+    from vitreous.serving.class_maps import MapFiles
+
+    for classes, nodata in ((("land", "fire"), 255), (tuple(map(str, range(300))), 65535)):
+        out = tmp_path / str(nodata)
+        files = MapFiles(str(out), str(home / "images"), classes, str(out / "over"))
+        pictures = predictor(classes).segment([home / "images" / "0.tif"], pictures=True)
+        (written,) = files.write(pictures)
+        raw = (out / "0.tif").read_bytes()
+        assert written.file == str(out / "0.tif") and written.overlay == str(out / "over" / "0.png")
+        assert read_georeference(raw) == GEOREFERENCE and read_nodata(read_tags(raw)) == nodata
+        stored = np.asarray(Image.open(out / "0.tif"))
+        assert np.array_equal(stored, np.where(first.classes == IGNORE, nodata, first.classes))
+
+
+def test_a_file_of_other_bands_is_named_with_its_bands(tmp_path):
+    model = tmp_path / "model"
+    vitreous.save(vitreous.create("ViT-32x2/8", SIDE, 2), model)
+    write_tiff(tmp_path / "five.tif", make_bands(5, "uint16"))
+    Image.new("RGB", (SIDE, SIDE)).save(tmp_path / "photo.png")
+    result = say("predict", str(model), str(tmp_path / "five.tif"))
+    assert result.returncode == 3
+    assert f"{tmp_path / 'five.tif'}: 5 bands of uint16, the model takes 3 of uint8 (RGB)" in result.stderr
+    answer = predictor().segment(tmp_path / "photo.png", bad_images="skip")
+    assert answer.error == f"{tmp_path / 'photo.png'}: 3 bands of uint8, the model takes 5 bands of float32"

@@ -1,0 +1,171 @@
+"""Images of many bands in every layout, dtype and compression: one reader, and pixels without data."""
+
+from __future__ import annotations
+
+import struct
+import sys
+
+import numpy as np
+import pytest
+
+from tests.data.band_files import make_bands, mark_as_lzw, write_tiff
+from vitreous.data.annotations.mask_files import read_mask
+from vitreous.data.decoding.decode import decode, upright_size
+from vitreous.data.decoding.spectral import channel_form, read_bands, read_values, void_pixels
+from vitreous.data.decoding.tiff import geotiff_of, has_imagecodecs, read_georeference
+from vitreous.data.preprocess import Preprocess
+from vitreous.errors import DataError, EmptyImageError
+
+DTYPES = ("uint8", "uint16", "int16", "float32", "float64", "uint32", "int32", "int8", "float16")
+LAYOUTS = {
+    "pixel strips": {"rowsperstrip": 5},
+    "planar strips": {"planarconfig": "separate", "rowsperstrip": 7},
+    "pixel tiles": {"tile": (16, 16)},
+    "planar tiles": {"planarconfig": "separate", "tile": (16, 16)},
+}
+CODECS = ("lzw", "zstd", "packbits", "lzma", "zlib")
+codecs = pytest.mark.skipif(not has_imagecodecs(), reason="the extra `geotiff` is not installed")
+
+
+def values_of(place, bands, dtype):
+    """Read a file of bands with everything that reads its header, and return its values."""
+    raw, wanted = place.read_bytes(), dtype if dtype in ("uint8", "uint16", "int16", "float32") else "float32"
+    assert upright_size(raw, "x") == bands.shape[:0:-1]
+    if bands.shape[0] != 1 or wanted in ("int16", "float32"):
+        assert channel_form(raw, "x") == (len(bands), wanted)
+    read = read_bands(raw, len(bands), wanted, "x")
+    assert [band.size for band in read] == [bands.shape[:0:-1]] * len(bands)
+    return np.stack([np.asarray(band) for band in read])
+
+
+@pytest.mark.parametrize("count", [1, 3, 4, 5, 13])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_bands_are_read_in_every_layout_and_dtype(tmp_path, count, dtype):
+    bands = make_bands(count, dtype, size=(21, 37))
+    for layout in LAYOUTS.values() if count > 1 else [{}, {"tile": (16, 16)}]:
+        place = write_tiff(tmp_path / "a.tif", bands, **layout)
+        assert np.array_equal(values_of(place, bands, dtype), bands.astype(np.float32))
+    if count in (3, 1) and dtype == "uint8":
+        return  # colours
+    for stored in (bands, np.moveaxis(bands, 0, -1), bands[0]):
+        np.save(tmp_path / "a.npy", stored)
+        own = bands[:1] if stored.ndim == 2 else bands
+        if own.shape[0] == 1 and dtype == "uint8":
+            continue
+        assert np.array_equal(values_of(tmp_path / "a.npy", own, dtype), own.astype(np.float32))
+
+
+@codecs
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "int16", "float32", "float64"])
+def test_bands_are_read_in_every_compression(tmp_path, codec, dtype):
+    bands = make_bands(5, dtype, size=(40, 37))
+    predictors = [False] if codec == "packbits" else [False, 3 if np.dtype(dtype).kind == "f" else 2]
+    for layout in LAYOUTS.values():
+        for predictor in predictors:
+            place = write_tiff(tmp_path / "a.tif", bands, compression=codec, predictor=predictor, **layout)
+            assert np.array_equal(values_of(place, bands, dtype), bands.astype(np.float32))
+    cut = place.read_bytes()[:-30]
+    with pytest.raises(DataError, match=r"^x: "):
+        read_bands(cut, 5, dtype, "x")
+
+
+@codecs
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_strip_that_decodes_to_less_is_refused(tmp_path, codec):
+    raw = write_tiff(tmp_path / "a.tif", make_bands(5, "uint16", size=(30, 37)), compression=codec).read_bytes()
+    taller = raw.replace(struct.pack("<HHII", 257, 4, 1, 30), struct.pack("<HHII", 257, 4, 1, 40))
+    taller = taller.replace(struct.pack("<HHII", 278, 3, 1, 30), struct.pack("<HHII", 278, 3, 1, 40))
+    taller = taller.replace(struct.pack("<HHII", 278, 4, 1, 30), struct.pack("<HHII", 278, 4, 1, 40))
+    assert read_bands(raw, 5, "uint16")[0].size == (37, 30) and upright_size(taller, "x") == (37, 40)
+    with pytest.raises(DataError, match=r"^x: .*(cut short|cannot be read|announced)"):
+        read_bands(taller, 5, "uint16", "x")
+
+
+def test_a_missing_imagecodecs_is_named_with_its_extra(tmp_path, monkeypatch):
+    raw = mark_as_lzw(write_tiff(tmp_path / "a.tif", make_bands(5, "uint16"))).read_bytes()
+    monkeypatch.setitem(sys.modules, "imagecodecs", None)
+    assert channel_form(raw, "x") == (5, "uint16") and upright_size(raw, "x") == (32, 32)
+    with pytest.raises(DataError) as caught:
+        read_bands(raw, 5, "uint16", "x")
+    problem = "x: a TIFF with LZW compression needs imagecodecs (pip install 'vitreous[geotiff]')"
+    assert caught.value.message == problem
+
+
+def test_other_bands_are_refused_with_those_found_and_those_taken(tmp_path):
+    five = write_tiff(tmp_path / "five.tif", make_bands(5, "float32"), planarconfig="separate").read_bytes()
+    np.save(tmp_path / "five.npy", make_bands(5, "float32"))
+    for raw in (five, (tmp_path / "five.npy").read_bytes()):
+        for channels, words in ((3, "3 of uint8 (RGB)"), (1, "1 of uint8 (grey)")):
+            with pytest.raises(DataError) as caught:
+                decode(raw, channels, "five")
+            assert caught.value.message == f"five: 5 bands of float32, the model takes {words}"
+    with pytest.raises(DataError) as caught:
+        read_bands(np.zeros((8, 8, 3), np.uint8), 5, "uint16", "photo.png")
+    assert caught.value.message == "photo.png: 3 bands of uint8, the model takes 5 bands of uint16"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "nodata", "value", "where"),
+    [
+        ("float32", None, np.nan, "any"),
+        ("float64", None, -np.inf, "any"),
+        ("float32", -9999, -9999, "any"),
+        ("float64", -1.7976931348623157e308, -1.7976931348623157e308, "any"),
+        ("int16", -9999, -9999, "any"),
+        ("uint8", 255, 255, "any"),
+        ("uint16", 0, 0, "all"),
+    ],
+)
+def test_pixels_without_data_are_void_and_filled_with_the_mean(tmp_path, dtype, nodata, value, where):
+    bands = make_bands(5, dtype)
+    bands[:, :, 7] = value  # all bands
+    bands[2, 9, 9] = value  # one band
+    place = write_tiff(tmp_path / "a.tif", bands, nodata)
+    void = np.zeros((32, 32), bool)
+    void[:, 7] = True
+    void[9, 9] = where == "any"
+    raw, numbers = place.read_bytes(), dtype if dtype != "float64" else "float32"
+    assert np.array_equal(void_pixels(raw, "x"), void) and np.array_equal(read_values(raw, "x")[1], void)
+    read = read_bands(raw, 5, numbers, "x")
+    for band, stored in zip(read, bands.astype(np.float64), strict=True):
+        mean = stored[~void].mean()
+        assert np.allclose(np.asarray(band)[void], round(mean) if dtype == "uint8" else mean, rtol=1e-5)
+        assert np.array_equal(np.asarray(band)[~void], stored[~void].astype(np.float32))
+    assert np.array_equal(read.void, void)
+    preprocess = Preprocess((32, 32), 5, (0.1, 0.2, 0.3, 0.4, 0.5), (0.1,) * 5, numbers=numbers)
+    normalised = preprocess.normalise(preprocess.pixels(preprocess.decoded(raw))[None])[0]
+    assert np.abs(normalised.numpy()[:, void]).max() < (0.03 if dtype == "uint8" else 1e-4)
+
+
+@pytest.mark.parametrize(("dtype", "nodata", "value"), [("float32", None, np.nan), ("uint16", 0, 0)])
+def test_an_image_without_data_is_refused_as_that(tmp_path, dtype, nodata, value):
+    raw = write_tiff(tmp_path / "a.tif", np.full((5, 32, 32), value, dtype), nodata).read_bytes()
+    with pytest.raises(EmptyImageError) as caught:
+        read_bands(raw, 5, dtype, "edge.tif")
+    assert caught.value.message == "edge.tif: no pixel has data"
+
+
+@pytest.mark.parametrize("dtype", ["int16", "float32", "float64", "int32", "uint8"])
+def test_masks_of_gis_programs_are_class_numbers(tmp_path, dtype):
+    numbers = np.arange(32 * 32).reshape(32, 32) % 3
+    mask = numbers.astype(dtype)
+    assert np.array_equal(read_mask(write_tiff(tmp_path / "a.tif", mask[None])), numbers)
+    void = 255 if dtype == "uint8" else -1
+    mask[numbers == 2] = void
+    read = read_mask(write_tiff(tmp_path / "a.tif", mask[None], nodata=void))
+    assert np.array_equal(read, np.where(numbers == 2, 255, numbers))
+    kept = read_mask(write_tiff(tmp_path / "a.tif", numbers.astype(dtype)[None], nodata=0))
+    assert np.array_equal(kept, numbers)  # 0 is a class, whatever the tag says
+
+
+def test_a_class_map_is_written_with_a_georeference(tmp_path):
+    from PIL import Image
+
+    source = write_tiff(tmp_path / "a.tif", make_bands(5, "float32"))
+    tags = read_georeference(source)
+    classes = np.arange(32 * 32, dtype=np.uint8).reshape(32, 32) % 4
+    (tmp_path / "b.tif").write_bytes(geotiff_of(Image.fromarray(classes), tags))
+    assert read_georeference(tmp_path / "b.tif") == tags and set(tags) == {33550, 33922, 34735}
+    assert np.array_equal(read_mask(tmp_path / "b.tif"), classes)
+    assert read_georeference(write_tiff(tmp_path / "c.tif", make_bands(5, "uint8"), located=False)) is None

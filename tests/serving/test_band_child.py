@@ -1,0 +1,33 @@
+"""The process that decodes for the server reads every compression of bands, though it may open no file."""
+
+import pickle
+import subprocess
+import sys
+
+from tests.data.band_files import make_bands, write_tiff
+from tests.data.test_bands import codecs
+
+SCRIPT = """
+import pickle, resource, sys
+contents = pickle.loads(sys.stdin.buffer.read())
+from vitreous.data.preprocess import Preprocess
+from vitreous.serving.http import child
+child.prepare()
+resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
+preprocess = Preprocess((32, 32), 5, (0.3,) * 5, (0.1,) * 5, numbers="float32")
+settings = {"pixels": 10_000, "tiles": True, "exact": False}
+for content in contents:
+    print(child.reader(content, preprocess, settings).shape)
+"""
+
+
+@codecs
+def test_every_compression_is_decoded_without_opening_a_file(tmp_path):
+    kinds = [("lzw", 3), ("zstd", False), ("packbits", False), ("lzma", False), ("zlib", 3)]
+    places = [
+        write_tiff(tmp_path / f"{codec}.tif", make_bands(5, "float32"), compression=codec, predictor=predictor)
+        for codec, predictor in kinds
+    ]
+    contents = pickle.dumps([place.read_bytes() for place in places])
+    done = subprocess.run([sys.executable, "-c", SCRIPT], input=contents, capture_output=True)
+    assert done.stdout.decode().splitlines() == ["(5, 32, 32)"] * len(kinds), done.stderr.decode()
