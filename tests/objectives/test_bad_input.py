@@ -47,7 +47,7 @@ REFUSED = {
     "a mask of all": ("flat", "mae", {}, {"objective.mask": ["0.99"]}, "16 patches leaves none to see", "smaller"),
     "one patch": ("flat", "mae", {"model": "ViT-16x1/16"}, {}, "0.75 of 1 patches leaves none", "smaller patches"),
     "no patch": ("flat", "masked-patches", {}, {"objective.share": ["0.01"]}, "0.01 of 16 patches", "smaller patches"),
-    "image below a patch": ("flat", "mae", {"image_size": 2}, {}, "2 is not a multiple of patch 4", "--image-size 4"),
+    "image below a patch": ("flat", "mae", {"image_size": 2}, {}, "2 is not divisible by patch size 4", "--image-size 4"),
     "crop below a patch": ("flat", "dino", {}, {"views.local_image": ["2", "2"]}, "local views of 2", "image 4 4"),
     "crops that divide not": ("flat", "dinov2", {}, {"views.local_image": ["10", "8"]}, "10x8", "local-image 8 8"),
     "a batch of one": ("flat", "dinov2", {"batch_size": 1}, {}, "one of 1 has too few", "--batch-size 2"),

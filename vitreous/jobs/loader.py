@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 import torch
@@ -23,6 +23,9 @@ from vitreous.jobs.train import ALIASES
 from vitreous.progress import NullListener
 from vitreous.recipes.options import TrainOptions
 from vitreous.training.batches import normalise_views
+
+if TYPE_CHECKING:
+    from vitreous.keywords import LoaderKeywords
 
 OWN = ("split", "batch_size", "augment", "preprocess", "drop_last", "seed", "workers")
 
@@ -89,7 +92,7 @@ def create_loader(
     drop_last: bool = False,
     seed: int = 0,
     workers: int = 0,
-    **options: Any,
+    **options: Unpack[LoaderKeywords],
 ) -> BatchLoader:
     """Open a data set, in any layout that `vitreous train` reads, for a training loop of your own.
 
@@ -108,7 +111,7 @@ def create_loader(
             f"batch_size={batch_size} with workers={workers} cannot be", "give 1 image or more, 0 workers or more"
         )
     chosen = TrainOptions(os.fspath(data), seed=seed, workers=workers)
-    (chosen,) = apply_options("create_loader", options, chosen, known=OWN, aliases=ALIASES)
+    (chosen,) = apply_options("create_loader", dict(options), chosen, known=OWN, aliases=ALIASES)
     opened = open_data(
         chosen.data, chosen.split_seed or 0, chosen.group_by, axes=chosen.axes, ignore_index=chosen.ignore_index
     )

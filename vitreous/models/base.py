@@ -112,7 +112,7 @@ class VisionModel(nn.Module, Generic[Config]):
             f"{name_of(config)} ({type(self).__name__})",
             f"parameters: {count:,} ({str(parameter.dtype).removeprefix('torch.')}, {parameter.device}, {mode} mode)",
             f"input: images {describe_shape(config)}, floats, normalised",
-            f"blocks: {config.depth}, last width {config.width_out}, patches of {format_size(config.patch)} pixels",
+            f"blocks: {config.depth}, features of width {config.features}, patches of {format_size(config.patch)} pixels",
             f"classes: {config.classes}" if config.classes else "classes: none, the output are features",
         ]
         return "\n  ".join(lines)
