@@ -17,7 +17,7 @@ from vitreous.data.loader import EvalLoader, TrainLoader
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.sources import open_data
 from vitreous.data.split import Data, is_labelled
-from vitreous.errors import DataError, UsageError, check_path
+from vitreous.errors import DataError, UsageError, check_path, first_names
 from vitreous.jobs.data import derive_run
 from vitreous.jobs.train import ALIASES
 from vitreous.progress import NullListener
@@ -39,9 +39,27 @@ class BatchLoader:
     workers there are. `classes` are the names of the labels, `preprocess` says how images are read.
     """
 
+    data: Data
+    reader: TrainLoader | EvalLoader
+    batch_size: int
+    drop_last: bool
+    classes: tuple[str, ...]
+    preprocess: Preprocess
+    epoch: int
+
     def __init__(self, data: Data, reader: TrainLoader | EvalLoader, batch_size: int, drop_last: bool) -> None:
         self.data, self.reader, self.batch_size, self.drop_last = data, reader, batch_size, drop_last
         self.classes, self.preprocess, self.epoch = data.classes, reader.preprocess, 0
+
+    def __repr__(self) -> str:
+        kind = "train" if isinstance(self.reader, TrainLoader) else "in order"
+        lines = [
+            f"BatchLoader({self.data.name}, {kind})",
+            f"images: {len(self.reader.split):,} in {len(self):,} batches of {self.batch_size}",
+            f"classes: {len(self.classes):,} ({first_names(self.classes, 12)})",
+            f"input: {self.preprocess.channels} channels of {' x '.join(map(str, self.preprocess.image))} pixels",
+        ]
+        return "\n  ".join(lines)
 
     def __len__(self) -> int:
         """Batches of an epoch."""

@@ -44,6 +44,7 @@ class VisionModel(nn.Module, Generic[Config]):
     """
 
     config: Config
+    head: nn.Module
 
     if TYPE_CHECKING:
         any_size: bool
@@ -105,14 +106,15 @@ class VisionModel(nn.Module, Generic[Config]):
         return following(*arguments, **keywords)
 
     def __repr__(self) -> str:
-        config, parameter = self.config, next(self.parameters(), torch.empty(0))
+        config, parameter = self.config, self.first_parameter()
         count = sum(parameter.numel() for parameter in self.parameters())
         mode = "training" if self.training else "evaluation"
         lines = [
             f"{name_of(config)} ({type(self).__name__})",
             f"parameters: {count:,} ({str(parameter.dtype).removeprefix('torch.')}, {parameter.device}, {mode} mode)",
             f"input: images {describe_shape(config)}, floats, normalised",
-            f"blocks: {config.depth}, features of width {config.features}, patches of {format_size(config.patch)} pixels",
+            f"blocks: {config.depth}, patches of {format_size(config.patch)} pixels",
+            f"features: (B, {config.features})",
             f"classes: {config.classes}" if config.classes else "classes: none, the output are features",
         ]
         return "\n  ".join(lines)
@@ -132,7 +134,7 @@ class VisionModel(nn.Module, Generic[Config]):
         config.check_image(tuple(images.shape[2:]))
 
     def first_parameter(self) -> Tensor:
-        """A parameter, for the type and device of the model; an empty tensor where there is none."""
+        """A parameter, of any shape, for the type and device of the model; an empty tensor where there is none."""
         return next(self.parameters(), torch.empty(0))
 
     @property
@@ -212,7 +214,9 @@ class VisionModel(nn.Module, Generic[Config]):
             strides = [config.strides[i] for i in choose_indices(len(config.strides), indices)]  # type: ignore[union-attr]
             maps = self.features_at(images, strides)
             last = config.strides[-1]  # type: ignore[union-attr]
-            maps = [self.last_norm(x) if norm and stride == last else x for x, stride in zip(maps, strides, strict=True)]
+            maps = [
+                self.last_norm(x) if norm and stride == last else x for x, stride in zip(maps, strides, strict=True)
+            ]
             return [(x, x.new_empty(len(x), 0, x.shape[-1])) for x in maps]
         outputs = features_after(images, [i + 1 for i in choose_indices(config.depth, indices)])
         outputs = [self.last_norm(x) for x in outputs] if norm else outputs

@@ -55,6 +55,18 @@ class ViT(VisionModel[ViTConfig]):
     | head | 0 |
     """
 
+    any_size: bool  # images of other sizes than the config's are meant: no warning
+    dropout: float  # of patch and prefix tokens; blocks have their own
+    stem: Any
+    cell: tuple[int, ...]  # what is cut out, of image or map
+    position: nn.Module | None
+    slots: nn.Parameter | None
+    first_norm: nn.Module
+    encoder: Encoder
+    neck: nn.Module | None
+    pooling: AttentionPool | None
+    head: nn.Module
+
     def __new__(cls, config: ViTConfig | None = None) -> ViT:
         """`ViT(config)` is of the family that the config is of."""
         return super().__new__(family_of(config).model_class() if cls is ViT and config is not None else cls)  # type: ignore[arg-type]
@@ -62,10 +74,10 @@ class ViT(VisionModel[ViTConfig]):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.config = c = config
-        self.any_size = False  # images of other sizes than the config's are meant: no warning
-        self.dropout = c.dropout  # of patch and prefix tokens; blocks have their own
+        self.any_size = False
+        self.dropout = c.dropout
         self.stem = self.build_stem()
-        self.cell = c.cell  # what is cut out, of image or map
+        self.cell = c.cell
         channels = c.channels if self.stem is None else self.stem.width_out
         self.projection = nn.Linear(channels * math.prod(self.cell), c.width, bias=c.projection_bias)
         self.position = position(c) if c.position_at != "each" else None

@@ -121,10 +121,14 @@ class Predictor:
         return self.card.preprocess.transform
 
     @overload
-    def predict(self, images: ImageInput, **options: Unpack[PredictKeywords]) -> Prediction: ...
+    def predict(self, images: ImageInput, **options: Unpack[PredictKeywords]) -> Prediction:
+        """One image -> one answer."""
+        ...
 
     @overload
-    def predict(self, images: Iterable[ImageInput], **options: Unpack[PredictKeywords]) -> list[Prediction]: ...
+    def predict(self, images: Iterable[ImageInput], **options: Unpack[PredictKeywords]) -> list[Prediction]:
+        """Several images -> a list."""
+        ...
 
     def predict(
         self,
@@ -173,13 +177,20 @@ class Predictor:
         return vectors[0] if is_image(images) else vectors
 
     @overload
-    def segment(self, images: ImageInput, **options: Unpack[SegmentKeywords]) -> ClassMap: ...
+    def segment(self, images: ImageInput, **options: Unpack[SegmentKeywords]) -> ClassMap:
+        """One image -> one answer."""
+        ...
 
     @overload
-    def segment(self, images: Iterable[ImageInput], **options: Unpack[SegmentKeywords]) -> list[ClassMap]: ...
+    def segment(self, images: Iterable[ImageInput], **options: Unpack[SegmentKeywords]) -> list[ClassMap]:
+        """Several images -> a list."""
+        ...
 
     def segment(
-        self, images: ImageInput | Iterable[ImageInput], bad_images: Literal["stop", "skip"] = "stop", pictures: bool = False
+        self,
+        images: ImageInput | Iterable[ImageInput],
+        bad_images: Literal["stop", "skip"] = "stop",
+        pictures: bool = False,
     ) -> ClassMap | list[ClassMap]:
         """The class of each pixel, at the image's own size: one answer for one image, and a list for several.
 
@@ -192,10 +203,14 @@ class Predictor:
         return answers[0] if is_image(images) else answers
 
     @overload
-    def detect(self, images: ImageInput, **options: Unpack[DetectKeywords]) -> ImageObjects: ...
+    def detect(self, images: ImageInput, **options: Unpack[DetectKeywords]) -> ImageObjects:
+        """One image -> one answer."""
+        ...
 
     @overload
-    def detect(self, images: Iterable[ImageInput], **options: Unpack[DetectKeywords]) -> list[ImageObjects]: ...
+    def detect(self, images: Iterable[ImageInput], **options: Unpack[DetectKeywords]) -> list[ImageObjects]:
+        """Several images -> a list."""
+        ...
 
     def detect(
         self,

@@ -58,7 +58,11 @@ def create(
     channels: int | None = None,
     weights: str | os.PathLike[str] | None = None,
     **changes: Unpack[ModelKeywords],
-) -> ViT: ...
+) -> ViT:
+    """A ViT, by the names of such models."""
+    ...
+
+
 @overload
 def create(
     name: SwinName,
@@ -67,7 +71,11 @@ def create(
     channels: int | None = None,
     weights: str | os.PathLike[str] | None = None,
     **changes: Unpack[ModelKeywords],
-) -> Swin: ...
+) -> Swin:
+    """A Swin, by the names of such models."""
+    ...
+
+
 @overload
 def create(
     name: BiTName,
@@ -76,7 +84,11 @@ def create(
     channels: int | None = None,
     weights: str | os.PathLike[str] | None = None,
     **changes: Unpack[ModelKeywords],
-) -> BiT: ...
+) -> BiT:
+    """A BiT, by the names of such models."""
+    ...
+
+
 @overload
 def create(
     name: DiTName,
@@ -85,7 +97,11 @@ def create(
     channels: int | None = None,
     weights: str | os.PathLike[str] | None = None,
     **changes: Unpack[ModelKeywords],
-) -> DiT: ...
+) -> DiT:
+    """A DiT, by the names of such models."""
+    ...
+
+
 @overload
 def create(
     name: str | None = None,
@@ -94,7 +110,11 @@ def create(
     channels: int | None = None,
     weights: str | os.PathLike[str] | None = None,
     **changes: Unpack[ModelKeywords],
-) -> VisionModel[ModelConfig]: ...
+) -> VisionModel[ModelConfig]:
+    """A model by another name, or by its weights."""
+    ...
+
+
 def create(
     name: str | None = None,
     image_size: int | tuple[int, ...] | None = None,
