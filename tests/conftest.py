@@ -57,6 +57,7 @@ ALLOWED_SKIPS = {
     "root writes anywhere": "permissions do not hold for root",
     "only root can become another user": "the other half of the tests of permissions",
     "a library of the page on interoperability": "the extra `test` brings those that are small",
+    "pyright is not installed": "the extra `dev` brings it",
     "the extra `docs` is not installed": "it builds the site and does nothing else",
     "SCIPY_ARRAY_API is not set": "one check of scikit-learn's, of arrays that are not numpy's",
     "a file system that takes these names for one": "a property of the file system",
