@@ -47,6 +47,7 @@ reveal_type(model(images))  # Tensor
 reveal_type(model.features(images))  # Tensor
 reveal_type(model.num_features)  # int
 reveal_type(vitreous.ViT(vitreous.ViTConfig())(images))  # Tensor
+vitreous.save(model, "mine", classes=["cat", "dog"])
 predictor = vitreous.load("runs/pets", precision="fp32")
 reveal_type(predictor.predict("dog.jpg"))  # Prediction
 reveal_type(predictor.predict(["dog.jpg"], top=3))  # list[Prediction]

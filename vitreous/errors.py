@@ -19,8 +19,8 @@ from itertools import islice
 OPTION_WORDS = """
 auto balanced bf16 bicubic bicubic-antialias bicubic-offset class coco cpu crop cuda ddim ddp ddpm detect digits dinov2
 dit dpm-solver euler even false fastest fp16 fp32 fsdp heun inception int8 knn linear local mae masks mean-colour mlflow
-multiscale onnx openvino pixels repeat-factor segment sigmoid sit skip softmax tensorboard timm torch torchvision train true
-val test videomae vtab wandb yolo
+multiscale onnx openvino pixels repeat-factor segment sigmoid sit skip softmax tensorboard timm torch torchvision train
+true val test videomae vtab wandb yolo
 """
 #: options without a value, by their names as keywords
 FLAGS = """
