@@ -145,7 +145,7 @@ class ViT(VisionModel[ViTConfig]):
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, C, *image) -> (B, classes): logits."""
-        self.warn_of_size(images, stacklevel=5)
+        self.warn_of_size(images, stacklevel=6)
         tokens = self.project(images)
         return self.answer(self.place(tokens), self.places(tokens))
 
