@@ -58,6 +58,7 @@ ALLOWED_SKIPS = {
     "root writes anywhere": "permissions do not hold for root",
     "only root can become another user": "the other half of the tests of permissions",
     "a library of the page on interoperability": "the extra `test` brings those that are small",
+    "pyright is not installed": "the extra `dev` brings it",
     "the extra `docs` is not installed": "it builds the site and does nothing else",
     "the extra `geotiff` is not installed": "codecs of 26 MB, without which files are refused with its name",
     "SCIPY_ARRAY_API is not set": "one check of scikit-learn's, of arrays that are not numpy's",

@@ -19,6 +19,7 @@ NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
         "dense.md",
         "generating.md",
         "hub.md",
+        "inside.md",
         "interoperability.md",
         "pretrained.md",
         "studies.md",

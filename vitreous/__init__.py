@@ -18,7 +18,7 @@ serve(run)              what `vitreous serve` does: the page and HTTP, until it 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vitreous.version import __version__ as __version__
 
@@ -59,10 +59,26 @@ _HOMES = {
 __all__ = [*_HOMES, "__version__"]
 
 
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
-    raise AttributeError(f"module 'vitreous' has no attribute '{name}'")
+#: functions and classes of timm and transformers -> what to use here
+_ELSEWHERE = {
+    "create_model": "vitreous.create(NAME)",
+    "from_pretrained": "vitreous.create(weights='hf:ORG/NAME'), or vitreous.load('hf:ORG/NAME')",
+    "AutoModel": "vitreous.create(weights='hf:ORG/NAME')",
+    "AutoImageProcessor": "vitreous.load(RUN).transform",
+    "pipeline": "vitreous.load(RUN).predict(images)",
+    "list_models": "vitreous.models.names.NAMES, or the command `vitreous models`",
+    "load_model": "vitreous.load(RUN)",
+}
+
+if not TYPE_CHECKING:  # type checkers know the names above, and refuse others
+
+    def __getattr__(name):
+        if name in _HOMES:
+            return getattr(import_module(_HOMES[name]), name)
+        problem = f"module 'vitreous' has no attribute '{name}'"
+        if name in _ELSEWHERE:
+            raise AttributeError(f"{problem}: use {_ELSEWHERE[name]}")
+        raise AttributeError(problem, name=name, obj=import_module("vitreous"))
 
 
 def __dir__() -> list[str]:

@@ -1,40 +1,62 @@
-"""Errors a user can act on: what was wrong, where, and the option or command that mends it.
+"""Errors a user can act on: what was wrong, where, and the option or command that fixes it.
 
 Every verb turns a `VitreousError` into two lines on stderr and the exit code below; nothing else may reach a user.
+`message` and `hint` name options as the command line has them, `--image-size 240`. `str(error)`, which Python shows,
+has them as keywords, `image_size=240`: `as_keywords` converts them.
 """
 
 from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Iterable
+from functools import cache
 from importlib.util import find_spec
 from itertools import islice
+
+#: words that are values of options; other words after an option belong to the sentence
+OPTION_WORDS = """
+auto balanced bf16 bicubic bicubic-antialias bicubic-offset class coco cpu crop cuda ddim ddp ddpm detect digits dinov2
+dit dpm-solver euler even false fastest fp16 fp32 fsdp heun inception int8 knn linear local mae masks mean-colour mlflow
+multiscale onnx openvino pixels repeat-factor segment sigmoid sit skip softmax tensorboard timm torch torchvision train
+true val test videomae vtab wandb yolo
+"""
+#: options without a value, by their names as keywords
+FLAGS = """
+allow_data_change boundary calibrate compile dry_run dynamic_size exact greedy keep_best live native_aspect override
+overwrite private recompute reproducible resume tiles transformers update
+"""
+KEYWORDS = {"license": "licence"}  # options whose keyword has another name
+FOREIGN_OPTIONS = ("nproc-per-node", "shm-size", "upgrade", "force-reinstall")  # of torchrun, docker and pip
+PYTHON_VERBS = ("train", "evaluate", "inspect", "soup", "sample", "export", "push", "serve")  # public functions
+NUMBER = r"-?\d+(?:\.\d+)?(?:e-?\d+)?"
 
 
 class VitreousError(Exception):
     """A refusal with a way out. `hint` is the second line of the message, `code` the exit code."""
 
-    code = 1
+    code: int = 1
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
-        self.message, self.hint = message, hint
+        self.message: str = message
+        self.hint: str = hint
 
     def __str__(self) -> str:
-        return f"{self.message}\n  {self.hint}" if self.hint else self.message
+        return as_keywords(f"{self.message}\n  {self.hint}" if self.hint else self.message)
 
 
 class UsageError(VitreousError):
     """An option, a value or a configuration that cannot be meant."""
 
-    code = 2
+    code: int = 2
 
 
 class DataError(VitreousError):
     """Images or labels that cannot be used as they are."""
 
-    code = 3
+    code: int = 3
 
 
 class EmptyImageError(DataError):
@@ -44,19 +66,19 @@ class EmptyImageError(DataError):
 class WeightsError(VitreousError):
     """Weights or a checkpoint that must not be loaded."""
 
-    code = 4
+    code: int = 4
 
 
 class NonFiniteError(VitreousError):
     """A loss or a gradient that is NaN or infinite."""
 
-    code = 5
+    code: int = 5
 
 
 class ResourceError(VitreousError):
     """Disk, memory or a worker process that gave out."""
 
-    code = 6
+    code: int = 6
 
 
 class Interrupted(VitreousError):
@@ -65,6 +87,69 @@ class Interrupted(VitreousError):
     def __init__(self, message: str, hint: str = "", code: int = 130) -> None:
         super().__init__(message, hint)
         self.code = code
+
+
+def as_keywords(text: str) -> str:
+    """A message with options of the command line as keywords of Python: `--image-size 240` as `image_size=240`, and
+    `vitreous train DATA --resume` as `vitreous.train(DATA, resume=True)`.
+
+    Commands that Python has no function for stay as they are.
+    """
+    option, command = option_patterns()
+    chunks, end = [], 0
+    for match in command.finditer(text):
+        chunks += [option.sub(_keyword, text[end : match.start()]), _call(match)]
+        end = match.end()
+    return "".join(chunks) + option.sub(_keyword, text[end:])
+
+
+@cache
+def option_patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """What matches an option with its value, and a command of this package with its arguments.
+
+    A value is quoted, a number or several, a placeholder in capitals, one of OPTION_WORDS, or has a character that no
+    word of a sentence has, as paths and sizes have.
+    """
+    words = "|".join(re.escape(word) for word in sorted(OPTION_WORDS.split(), key=len, reverse=True))
+    value = (
+        rf"'[^']*'|{NUMBER}(?: {NUMBER})*(?![\w/.]*[\w/])|[A-Z][A-Z0-9]*(?:-[A-Z]+)*(?![\w/])"
+        rf"|(?:{words})(?![\w/:.-]*[\w/])|(?!and/or)[^\s,;()`'\"]*[/:\d=][^\s,;()`'\"]*[^\s,;:.()`'\"]"
+    )
+    option = re.compile(rf"(?<![\w-])--(no-)?([a-z][a-z0-9]*(?:[-.][a-z0-9]+)*)(?:[ =]({value}))?")
+    verb = r"(?<!-m )\bvitreous ([a-z]+(?: (?:check|dedup|convert|pack)\b)?)"
+    return option, re.compile(rf"{verb}((?: (?:--[a-z][a-z0-9.-]*(?:=\S+)?|{value}|\.\.\.))*)")
+
+
+def _call(match: re.Match[str]) -> str:
+    """A command as a call; as it is where Python has no such function."""
+    verb, words = match.groups()
+    if verb not in PYTHON_VERBS:
+        return match.group()
+    arguments = [_quoted(word) for word in re.split(r" --", words)[0].split()]
+    arguments += [_keyword(option) for option in option_patterns()[0].finditer(words)]
+    return f"vitreous.{verb}({', '.join(arguments)})" if words else f"vitreous.{verb}()"
+
+
+def _keyword(match: re.Match[str]) -> str:
+    """An option as a keyword; an option with a dot is a setting of the run."""
+    negated, option, value = match.groups()
+    if option in FOREIGN_OPTIONS:
+        return match.group()
+    if "." in option:
+        name = option.replace("-", "_")
+        return f"settings={{'{name}': [{', '.join(map(repr, value.split()))}]}}" if value else f"setting {name}"
+    name = KEYWORDS.get(option, option.replace("-", "_"))
+    if value is not None:
+        values = [_quoted(word) for word in ([value] if value[0] == "'" else value.split())]
+        return f"{name}={values[0] if len(values) == 1 else '(' + ', '.join(values) + ')'}"
+    return f"{name}=False" if negated else f"{name}=True" if name in FLAGS.split() else name
+
+
+def _quoted(value: str) -> str:
+    """A value as Python writes it; placeholders in capitals stay."""
+    if re.fullmatch(rf"{NUMBER}|[A-Z][A-Z0-9-]*|'.*'|\.\.\.", value):
+        return value
+    return value.title() if value in ("true", "false", "True", "False") else f"'{value}'"
 
 
 def out_of_memory(error: BaseException) -> bool:

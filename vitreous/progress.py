@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, TextIO
 
 from vitreous.cores import Neighbours
+from vitreous.errors import as_keywords
 from vitreous.notebook import progress_html, updatable_cell
 
 CELL_EVERY = 0.5  # seconds between two drawings of a bar in a notebook
@@ -85,6 +86,8 @@ def descriptor_of(stream: TextIO) -> int | None:
 class Display:
     """Shows a run on stderr: what it notes, and its progress. It hears what the loop tells its listener."""
 
+    with_options = staticmethod(as_keywords)  # how notes name options
+
     def __init__(self) -> None:
         self.terminal = is_terminal(sys.stderr) and os.environ.get("TERM") != "dumb"
         self.bar = None
@@ -98,9 +101,9 @@ class Display:
         self.neighbours = Neighbours(self.note, siblings=is_launched())
 
     def note(self, text: str) -> None:
-        """One line of news on stderr."""
+        """One line of news on stderr, with options as keywords: `vitreous.cli` prints them as options."""
         self.close()
-        write_line(f"note: {text}", sys.stderr)
+        write_line(f"note: {self.with_options(text)}", sys.stderr)
 
     def line(self, text: str) -> None:
         """One plain line on stderr."""

@@ -65,9 +65,9 @@ def test_axes_decide_where_files_could_be_either(tmp_path):
     lines = write_classes(tmp_path / "lines", ".npy", (9,))
     assert kind_of(open_data(lines, axes=2).split("train")) == "pictures"
     assert kind_of(open_data(write_classes(tmp_path / "two", ".npy", (2, 90)), axes=1).split("train")) == "signals"
-    with pytest.raises(DataError, match=r"--axes 1: .* holds no signals"):
+    with pytest.raises(DataError, match=r"axes=1: .* holds no signals"):
         open_data(write_classes(tmp_path / "scans", ".nii", (5, 6, 7)), axes=1)
-    with pytest.raises(UsageError, match="--axes cannot be 4"):
+    with pytest.raises(UsageError, match="axes cannot be 4"):
         open_data(lines, axes=4)
 
 
@@ -89,7 +89,7 @@ def test_tables_name_volumes_and_signals(tmp_path):
     assert kind_of(data.split("train")) == "volumes" and data.classes == ("large", "small")
     (tmp_path / "waves.csv").write_text("path,label\nwaves/fast/0.npy,fast\nwaves/slow/0.npy,slow\n")
     assert kind_of(open_data(tmp_path / "waves.csv").split("train")) == "signals"
-    with pytest.raises(DataError, match=r"line 2: --axes 1: balls/large/0.nii.gz holds no signals"):
+    with pytest.raises(DataError, match=r"line 2: axes=1: balls/large/0.nii.gz holds no signals"):
         open_data(tmp_path / "balls.csv", axes=1)
 
 

@@ -46,7 +46,7 @@ def test_one_image_all_right_and_all_wrong(right):
 def test_a_limit_that_cannot_be_is_refused(below):
     check_abstain(None)
     check_abstain(1.0)
-    with pytest.raises(UsageError, match="--abstain"):
+    with pytest.raises(UsageError, match="abstain"):
         check_abstain(below)
 
 

@@ -110,7 +110,7 @@ def test_views_of_what_has_none_are_refused(run, tmp_path):
         clip_views_of("4x3", Preprocess((8, 8)))
     with pytest.raises(UsageError, match="whole frames, not crops\n  use 4x1"):
         clip_views_of("4x3", Preprocess((4, 8, 8), fit="squash"))
-    with pytest.raises(UsageError, match="--clip-views 2x1 is for answers of models"):
+    with pytest.raises(UsageError, match="clip_views='2x1' is for answers of models"):
         vitreous.evaluate(str(run[0]), protocol="knn", clip_views="2x1", **CPU)
-    with pytest.raises(UsageError, match="--suspects is about the features of one view"):
+    with pytest.raises(UsageError, match="suspects is about the features of one view"):
         vitreous.evaluate(str(run[0]), suspects=str(tmp_path / "x.csv"), clip_views="2x1", **CPU)

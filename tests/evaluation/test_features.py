@@ -183,5 +183,5 @@ def test_refusals(files, home, tmp_path, monkeypatch):
         features_of(made(), PREPROCESS, files, FP32, workers=0)
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(ResourceError, match="--no-cache"):
+    with pytest.raises(ResourceError, match="cache=False"):
         features_of(made(), PREPROCESS, files, FP32, workers=0)

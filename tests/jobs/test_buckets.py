@@ -175,11 +175,11 @@ def test_processes_share_batches_that_are_cut_by_size(home, tmp_path):
 
 
 @pytest.mark.parametrize(("change", "problem"), [
-    ({"recipe": None, "model": None}, "--buckets is for models that make images"),
-    ({"buckets": ("16x16",)}, "--buckets cannot be 16x16"), ({"buckets": ("4x18x16",)}, "no whole number of patches"),
-    ({"reproducible": True}, "--reproducible does not go with buckets"), ({"parallel": "fsdp"}, "fsdp"),
-    ({"sampling": "balanced"}, "another --sampling than even does not go with buckets"),
-    ({"micro_batch": "auto"}, "--micro-batch auto tries images of one size"),
+    ({"recipe": None, "model": None}, "buckets is for models that make images"),
+    ({"buckets": ("16x16",)}, "buckets cannot be 16x16"), ({"buckets": ("4x18x16",)}, "no whole number of patches"),
+    ({"reproducible": True}, "reproducible=True does not go with buckets"), ({"parallel": "fsdp"}, "fsdp"),
+    ({"sampling": "balanced"}, "another sampling than even does not go with buckets"),
+    ({"micro_batch": "auto"}, "micro_batch='auto' tries images of one size"),
 ])  # fmt: skip
 def test_what_does_not_go_with_buckets_is_refused(home, tmp_path, change, problem):
     with pytest.raises(UsageError, match=problem):
@@ -187,8 +187,8 @@ def test_what_does_not_go_with_buckets_is_refused(home, tmp_path, change, proble
 
 
 @pytest.mark.parametrize(("size", "problem"), [
-    ("big", "--size cannot be big"), ("18x16", "--size 18x16 is no whole number"), ("16x16x16", "--size cannot be"),
-    ("0", "--size cannot be 0"),
+    ("big", "size cannot be big"), ("18x16", "size='18x16' is no whole number"), ("16x16x16", "size cannot be"),
+    ("0", "size cannot be 0"),
 ])  # fmt: skip
 def test_sizes_that_cannot_be_are_refused(run, tmp_path, size, problem):
     with pytest.raises(UsageError, match=problem):

@@ -89,7 +89,7 @@ def test_what_is_pushed_loads_back_and_says_what_it_is(hub, run, tmp_path):
     state = loaded.model.state_dict()
     assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
     code, text = outcome(lambda: vitreous.push(run, "hf:me/pets"))
-    assert code == 2 and "exists already" in text and "--update" in text
+    assert code == 2 and "exists already" in text and "update=True" in text
     assert vitreous.push(run, "hf:me/pets", update=True)["commit"].startswith("c0ffee")
     files = Hub.repositories["me/pets"]
     assert set(files) >= {"model.json", "weights.safetensors", "README.md", "config.json", "model.safetensors"}
@@ -160,7 +160,7 @@ def test_a_bundle_alone_is_pushed_without_figures(run, tmp_path):
         ({}, "", 2, ["no token of the Hub", "HF_TOKEN"]),
         ({}, "hf_wrong", 6, ["does not know the token (401)", "nothing was sent"]),
         ({}, "hf_reads", 6, ["refuses to write (403)", "nothing was sent"]),
-        ({"/commit/": "cut"}, "hf_writes", 6, ["cannot be reached", "--update goes on"]),
+        ({"/commit/": "cut"}, "hf_writes", 6, ["cannot be reached", "update=True goes on"]),
         ({"/commit/": 409}, "hf_writes", 6, ["was changed by someone else", "push again"]),
         ({"/objects/": 413}, "hf_writes", 6, ["413"]),
     ],

@@ -400,9 +400,9 @@ def test_options_that_contradict_the_protocol_are_refused(folder, tmp_path):
             train(str(folder), **options)
         return str(caught.value)
 
-    assert "--lr-grid" in refusal(lr_grid=(0.1,), lr=0.1)
+    assert "lr_grid" in refusal(lr_grid=(0.1,), lr=0.1)
     assert "above 0" in refusal(lr_grid=(0.1, -1.0))
-    assert "add --lr-grid" in refusal(ray="auto")
+    assert "add lr_grid" in refusal(ray="auto")
     assert "leave these settings out" in refusal(lr_grid=(), settings={"data.hold-out": ["0.5"]})
     out = str(tmp_path / "run")
     train(str(folder), out=out, lr_grid=(0.01,), **QUICK)
@@ -411,7 +411,7 @@ def test_options_that_contradict_the_protocol_are_refused(folder, tmp_path):
     assert "nothing else can change" in refusal(out=out, resume=True, override=True)
     plain = str(tmp_path / "plain")
     train(str(folder), out=plain, **QUICK)
-    assert "begun without --lr-grid" in refusal(out=plain, resume=True, lr_grid=())
+    assert "begun without lr_grid" in refusal(out=plain, resume=True, lr_grid=())
 
 
 def test_classes_too_small_to_hold_out_from_are_refused(tmp_path):

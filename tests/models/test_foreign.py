@@ -220,7 +220,7 @@ def test_other_sizes_and_frozen_parts():
     for name in (VIT, "timm:test_resnet"):
         model, _ = named(name)
         contracts.other_sizes_work(model, torch.randn(2, 3, 96, 96), torch.randn(2, 3, 64, 32))
-    with pytest.raises(UsageError, match="not a multiple of 8"):
+    with pytest.raises(UsageError, match="not divisible by patch size 8"):
         named(VIT)[0](torch.zeros(1, 3, 20, 20))
     norm = model.encoder.module.bn1
     model.encoder.module.bn1.requires_grad_(False)

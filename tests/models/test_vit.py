@@ -118,8 +118,8 @@ def test_unknown_fields_are_refused():
 def test_an_image_size_that_does_not_divide_names_sizes_that_do():
     with pytest.raises(UsageError) as error:
         create("ViT-B/16", 222)
-    assert str(error.value) == "image size 222 is not a multiple of patch 16\n  use --image-size 224, or --patch-size 6"
-    with pytest.raises(UsageError, match="use --image-size 8, or --patch-size 3"):
+    assert str(error.value) == "image size 222 is not divisible by patch size 16\n  use image_size=224, or patch_size=6"
+    with pytest.raises(UsageError, match="use image_size=8, or patch_size=3"):
         create("ViT-mu/2", 9)
     model = create("ViT-mu/8", 32, 3)
     with pytest.raises(UsageError, match="image size 36x32"):

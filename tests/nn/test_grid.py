@@ -32,7 +32,7 @@ def test_patchify_and_linear_is_the_convolution():
 
 
 def test_a_remainder_is_refused():
-    with pytest.raises(ValueError, match="image size 222 is not a multiple of patch 16"):
+    with pytest.raises(ValueError, match="image size 222 is not divisible by patch size 16"):
         grid_of((222, 222), (16, 16))
 
 

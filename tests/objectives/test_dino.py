@@ -187,7 +187,7 @@ def test_koleo_of_parts_is_koleo_of_the_whole():
 def test_koleo_of_one_is_nothing_and_such_batches_are_refused():
     assert koleo(torch.randn(1, 4), alone) == 0
     run = example("dinov2")
-    with pytest.raises(UsageError, match="--batch-size 2"):
+    with pytest.raises(UsageError, match="batch_size=2"):
         replace(run, batch_size=1)
 
 

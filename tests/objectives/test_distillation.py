@@ -137,7 +137,7 @@ def test_teachers_that_do_not_fit_are_refused(teacher, text):
 
 
 def test_a_teacher_is_named_and_read(tmp_path):
-    with pytest.raises(UsageError, match=r"--objective\.teacher"):
+    with pytest.raises(UsageError, match=r"objective\.teacher"):
         DistillationConfig().build(build(TOKEN), SETTING)
     with pytest.raises((UsageError, WeightsError)):
         DistillationConfig(teacher=str(tmp_path / "none")).build(build(TOKEN), SETTING)

@@ -217,17 +217,17 @@ def test_what_cannot_be_trained_so_is_refused_in_one_message(home, tmp_path):
     write_moves(tmp_path / "clips" / "train", 3, first=0)
     for data, changes, match in (
         (home, {"tokens": "3"}, "too little of a picture"),
-        (home, {"tokens": "many"}, "--tokens cannot be many"),
-        (home, {"tokens": "64-16"}, "--tokens cannot be"),
-        (home, {"native_aspect": False}, "add --native-aspect"),
-        (home, {"image_size": 32}, "--tokens 256"),
+        (home, {"tokens": "many"}, "tokens cannot be many"),
+        (home, {"tokens": "64-16"}, "tokens cannot be"),
+        (home, {"native_aspect": False}, "add native_aspect=True"),
+        (home, {"image_size": 32}, "tokens=256"),
         (home, {"model": "Swin-32x2-2/2-window4"}, "plain ViTs"),
         (home, {"model": "BiT-R50x1"}, "plain ViTs"),
-        (home, {"mixup": 0.2}, "--mixup 0"),
-        (home, {"drop_path": 0.1}, "--drop-path 0"),
-        (home, {"progressive": 0.5}, "--progressive 1"),
+        (home, {"mixup": 0.2}, "mixup=0"),
+        (home, {"drop_path": 0.1}, "drop_path=0"),
+        (home, {"progressive": 0.5}, "progressive=1"),
         (home, {"recipe": "mae", "model": None}, "one size"),
-        (tmp_path / "clips", {"model": None}, "leave --native-aspect out"),
+        (tmp_path / "clips", {"model": None}, "leave native_aspect=True out"),
     ):
         with pytest.raises(UsageError) as caught:
             vitreous.train(str(data), out=str(tmp_path / "no"), progress=False, **{**OWN, **changes})

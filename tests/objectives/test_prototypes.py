@@ -153,7 +153,7 @@ def test_a_batch_norm_in_its_heads_sees_the_batch(home):
     ("teacher", "model", "text"),
     [
         ("", STUDENT, "no teacher"),
-        ("dino", STUDENT, "needs the heads of DINOv2, and .* has those of dino\n  name a run of --recipe dinov2"),
+        ("dino", STUDENT, "needs the heads of DINOv2, and .* has those of dino\n  name a run of recipe='dinov2'"),
         ("nowhere", STUDENT, "no weights at"),
         ("teacher", ViTConfig(**{**vars(STUDENT), "channels": 1}), "reads 3 channels, the student 1"),
         ("teacher", ViTConfig(**{**vars(STUDENT), "image": (16,) * 3, "patch": (8,) * 3}), "other axes"),

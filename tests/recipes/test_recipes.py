@@ -766,14 +766,11 @@ def test_what_is_asked_for_is_in_the_run():
     "options,expected",
     [
         ({"recipe": "vit-imagnet"}, "unknown recipe vit-imagnet\n  did you mean vit-imagenet?"),
-        (
-            {"recipe": "finetune-cifar"},
-            "finetune-cifar starts from weights, and there are none\n  name them with --init",
-        ),
+        ({"recipe": "finetune-cifar"}, "finetune-cifar starts from weights, and there are none\n  name them with init"),
         ({"recipe": "vit-imagenet", "model": "BiT-R50x1"}, "vit-imagenet is for Vision Transformers, not BiT-R50x1"),
-        ({"recipe": "bit-imagenet", "model": "ViT-B/16"}, "use --model BiT-R50x1, or another recipe"),
-        ({"micro_batch": "half"}, "--micro-batch cannot be half"),
-        ({"micro_batch": "0"}, "--micro-batch cannot be 0"),
+        ({"recipe": "bit-imagenet", "model": "ViT-B/16"}, "use model='BiT-R50x1', or another recipe"),
+        ({"micro_batch": "half"}, "micro_batch cannot be half"),
+        ({"micro_batch": "0"}, "micro_batch cannot be 0"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(options, expected):

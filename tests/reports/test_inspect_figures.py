@@ -135,7 +135,7 @@ def test_positions_of_every_kind(place):
     }
     heads = looked(place, "relative", "positions", layers=(-1,), heads=(1,))["positions-relative"][1]
     assert list(heads) == ["similarity_block_1_head_1"] and heads["similarity_block_1_head_1"].shape == (33, 33)
-    with pytest.raises(UsageError, match="--heads 2: a block has 2"):
+    with pytest.raises(UsageError, match="heads=2: a block has 2"):
         looked(place, "relative", "positions", heads=(2,))
     turned = looked(place, "rotary", "positions", image_size=(32, 48))["positions-rotary"][1]
     assert turned["kernel"].shape == (7, 11) and turned["kernel"][3, 5] == 1

@@ -178,7 +178,7 @@ def test_large_images_are_answered_by_tiles(bundles, painted, tmp_path):
     assert document["objects"]["tiles"] and document["test"]["ap_large"] is None
     assert document["test"]["ap_medium"] == pytest.approx(1)  # as sharp as the image, which a scaled one is not
     vitreous.save(vitreous.create("ViT-32x2/8", 32, 2), tmp_path / "images")
-    with pytest.raises(UsageError, match="--tiles is about objects"):
+    with pytest.raises(UsageError, match="tiles=True is about objects"):
         evaluate(tmp_path / "images", "digits", tiles=True)
 
 
@@ -196,7 +196,7 @@ def test_two_models_are_compared_on_the_same_images(bundles, painted, tmp_path):
 
 def test_what_is_about_classes_of_images_is_refused(bundles, tmp_path):
     assert dense_task(bundles / "boxes") == "detection"
-    with pytest.raises(UsageError, match=r"--abstain is about a class for each image, and .* answers with objects"):
+    with pytest.raises(UsageError, match=r"abstain is about a class for each image, and .* answers with objects"):
         evaluate(bundles / "boxes", write_coco(tmp_path / "data", 2), abstain=0.5)
 
 

@@ -99,7 +99,7 @@ def test_what_restores_nothing_says_what_does(home, tmp_path):
     found = say("inspect", str(home / "dino"), "--figures", "reconstruction", "--out", str(tmp_path / "x"))
     assert found.returncode == 2 and "learned by dino, which restores no image" in found.stderr
     assert "--recipe mae" in found.stderr and "Traceback" not in found.stderr
-    with pytest.raises(UsageError, match="--image-size"):
+    with pytest.raises(UsageError, match="image_size"):
         vitreous.inspect(str(home / "mae"), figures=["reconstruction"], image_size=[32], out=tmp_path / "y")
     vitreous.save(vitreous.create("ViT-16x1/4", 16, 0), tmp_path / "bare")
     with pytest.raises(UsageError, match="no decoder"):

@@ -76,7 +76,7 @@ def test_boundaries_are_judged_if_asked_and_segments_where_objects_are_known(run
     assert "boundary F" in (run / "report.html").read_text()
     assert "boundary_f" not in evaluate(run, workers=0)["test"]
     vitreous.save(vitreous.create("ViT-32x2/8", 32, 2), tmp_path / "images")
-    with pytest.raises(UsageError, match="--boundary is about a class for every pixel"):
+    with pytest.raises(UsageError, match="boundary=True is about a class for every pixel"):
         evaluate(tmp_path / "images", "digits", boundary=True)
     write_objects(tmp_path / "cells", 6)
     vitreous.train(str(tmp_path / "cells"), out=str(tmp_path / "run"), steps=1, **OPTIONS)

@@ -124,10 +124,10 @@ def test_grids_of_clips_move_as_gif_and_mp4_and_lie_in_rows_as_png(run, tmp_path
 def test_clips_have_other_lengths_than_those_that_were_learned(run, tmp_path):
     assert vitreous.sample(run[0], tmp_path / "long.gif", classes=("left",), frames=10, **SAMPLED)["frames"] == 10
     assert len(open_clip(tmp_path / "long.gif")) == 10
-    with pytest.raises(UsageError, match="--frames 5 is not a multiple of the 2 frames of a patch") as failure:
+    with pytest.raises(UsageError, match="frames=5 is not a multiple of the 2 frames of a patch") as failure:
         vitreous.sample(run[0], tmp_path / "odd.gif", frames=5, **SAMPLED)
     assert failure.value.hint == "use --frames 4"
-    with pytest.raises(UsageError, match="--frames must be 1 to 4,096, not 0"):
+    with pytest.raises(UsageError, match="frames must be 1 to 4,096, not 0"):
         SampleOptions(frames=0)
 
 
@@ -173,7 +173,7 @@ def test_models_of_another_kind_are_refused(home, tmp_path, model, message):
 def test_what_clips_have_no_answer_to_is_refused(home, run, tmp_path):
     with pytest.raises(UsageError, match="is no model for learning classes of clips"):
         vitreous.train(home, out=tmp_path / "run", progress=False, **WAYS)
-    with pytest.raises(UsageError, match="--inpaint is for models of pictures, not of clips"):
+    with pytest.raises(UsageError, match="inpaint is for models of pictures, not of clips"):
         vitreous.sample(run[0], tmp_path / "x", inpaint="a.png", mask="b.png", **SAMPLED)
     with pytest.raises(UsageError, match="makes clips, and a server answers with pictures"):
         generator_predictor(load_bundle(run[0] / "model"))
@@ -184,7 +184,7 @@ def test_pictures_do_not_move(tmp_path):
     for out in ("x.gif", "x.mp4"):
         with pytest.raises(UsageError, match="is for clips, and the model makes pictures"):
             vitreous.sample(tmp_path / "run", tmp_path / out, **SAMPLED)
-    with pytest.raises(UsageError, match="--frames is for models of clips"):
+    with pytest.raises(UsageError, match="frames is for models of clips"):
         vitreous.sample(tmp_path / "run", tmp_path / "x.png", frames=4, **SAMPLED)
 
 

@@ -448,7 +448,7 @@ def test_every_family_as_onnx(name, home, tmp_path):
     bundle = made(tmp_path / "b", config, **several)
     photos = home / "photos"
     if name in FIXED:
-        with pytest.raises(UsageError, match="--dynamic-size is not for"):
+        with pytest.raises(UsageError, match="dynamic_size=True is not for"):
             export(tmp_path / "b", images=[os.fspath(photos)], dynamic_size=True)
     (told,) = export(tmp_path / "b", images=[os.fspath(photos)], dynamic_size=name not in FIXED)["exports"]
     assert told["max_abs_logit_difference"] < 1e-4

@@ -151,7 +151,7 @@ def test_a_run_trains_samples_and_is_judged(tmp_path):
     assert judged["frechet_distance"] > judged["frechet_distance_of_train"] > 0 and judged["features"] == "pixels"
     again = vitreous.evaluate(out, samples=40, steps=3)
     assert again["test"]["frechet_distance"] == pytest.approx(judged["frechet_distance"], rel=1e-3)
-    with pytest.raises(UsageError, match="--protocol knn"):
+    with pytest.raises(UsageError, match="protocol='knn'"):
         vitreous.evaluate(out, protocol="knn")
     assert judged["recognised"] is None and 0 <= judged["copies"] <= 1
     assert (out / "evaluations.jsonl").is_file()

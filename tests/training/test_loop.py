@@ -201,8 +201,8 @@ def test_accumulation_beyond_an_epoch_is_refused(tmp_path):
         make(tmp_path, batch_size=16, accumulate=8)
     assert (
         str(error.value)
-        == "--accumulate 8 with 3 batches an epoch gives no optimiser step\n  use --accumulate 3 or a smaller "
-        "--batch-size"
+        == "accumulate=8 with 3 batches an epoch gives no optimiser step\n  use accumulate=3 or a smaller "
+        "batch_size"
     )
 
 

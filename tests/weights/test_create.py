@@ -69,7 +69,7 @@ def test_of_another_library(tmp_path):
         ({"name": "ViT-B/16", "weights": True}, "is ViT-32x2/8, not ViT-B/16"),
         ({"weights": True, "width": 64}, "width is as the weights have it"),
         ({"weights": True, "drop_paht": 0.1}, "did you mean drop_path"),
-        ({"weights": True, "image_size": 33}, "not a multiple of patch 8"),
+        ({"weights": True, "image_size": 33}, "not divisible by patch size 8"),
         ({"name": "ViT-B/16", "num_clases": 3}, "did you mean num_classes"),
     ],
 )

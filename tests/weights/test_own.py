@@ -85,7 +85,7 @@ def test_a_state_dict_that_does_not_tell_how_it_computes_is_refused(name, tmp_pa
 @pytest.mark.parametrize("name", ["sines", "video", "ViT, patches that are not square"])
 def test_what_has_to_be_told_is_asked_for(name, tmp_path):
     path, _ = stored(MODELS[name][0], tmp_path)
-    with pytest.raises(WeightsError, match=r"--source-size|vitreous\.save"):
+    with pytest.raises(WeightsError, match=r"source_size|vitreous\.save"):
         open_weights(path)
 
 

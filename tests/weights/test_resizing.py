@@ -414,14 +414,14 @@ def test_what_is_said_and_cannot_be_is_refused(tmp_path):
     with pytest.raises(UsageError, match="no rule bicubik"):
         WeightsSource("weights", "bicubik")  # type: ignore[arg-type]
     for size in (0, (), (3, 3, 3, 3), (32, -1)):
-        with pytest.raises(UsageError, match="--source-size takes one side or height and width"):
+        with pytest.raises(UsageError, match="source_size takes one side or height and width"):
             WeightsSource("weights", None, size)
     made_bundle(BiTConfig(image=(32, 32), blocks=(1,), width=32, classes=3)).save(tmp_path / "bit")
     with pytest.raises(UsageError, match="no learned positions"):
         open_weights(WeightsSource(str(tmp_path / "bit"), "zoom"))
     config = ViTConfig(image=(32, 32), patch=(8, 8), classes=3, width=48, depth=1, heads=4, hidden=96)
     made_bundle(config).save(tmp_path / "vit")
-    with pytest.raises(UsageError, match=r"--source-size 48: .* is a bundle for images of 32 pixels"):
+    with pytest.raises(UsageError, match=r"source_size=48: .* is a bundle for images of 32 pixels"):
         open_weights(WeightsSource(str(tmp_path / "vit"), None, 48))
     found = open_weights(WeightsSource(str(tmp_path / "vit"), "zoom", 32))
     assert found.config == replace(config, resize="zoom") and found.bundle().model.position.how == "zoom"

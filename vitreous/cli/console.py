@@ -89,6 +89,8 @@ class Console(Display):
     be.
     """
 
+    with_options = staticmethod(str)  # notes name options as they are typed
+
     def __init__(self, document_to: TextIO | None = None) -> None:
         super().__init__()
         self.document_to = document_to

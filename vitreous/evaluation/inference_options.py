@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypedDict
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,13 +29,3 @@ class InferenceOptions:
     engine: Literal["auto", "torch", "compiled", "openvino"] = "auto"
     merge_tokens: int = 0
     clip_views: str = "1x1"
-
-
-class ComputeOptions(TypedDict, total=False):
-    """The fields of `InferenceOptions` as keywords of `vitreous.load`."""
-
-    device: str
-    precision: str
-    engine: str
-    merge_tokens: int
-    clip_views: str

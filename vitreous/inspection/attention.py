@@ -6,18 +6,21 @@ B batch, P prefix tokens, N patch tokens, T = P + N, h heads.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from vitreous.errors import UsageError
 from vitreous.inspection.hooks import AttentionCall, watch
-from vitreous.models.zoo import Model
+from vitreous.models.base import VisionModel
 
 INSTEAD = "distance, filters, positions, features and similarity work for it"
 
 
-def attention(model: Model, images: Tensor, layers: Iterable[int], queries: Tensor | None = None) -> dict[int, Tensor]:
+def attention(
+    model: VisionModel[Any], images: Tensor, layers: Iterable[int], queries: Tensor | None = None
+) -> dict[int, Tensor]:
     """Return block index -> (B, h, T) float32 attention of each head in `layers` (from 0); rows sum to one, prefix
     tokens first.
 
@@ -36,7 +39,7 @@ def attention(model: Model, images: Tensor, layers: Iterable[int], queries: Tens
     return weights
 
 
-def start(model: Model, look: AttentionCall) -> Tensor:
+def start(model: VisionModel[Any], look: AttentionCall) -> Tensor:
     """Return (T,) float32 with sum one: the tokens that the answer is read from, after the last block.
 
     The class token where it is pooled, else all patches alike. A distillation token is not counted.
@@ -60,7 +63,7 @@ def row(look: AttentionCall, queries: Tensor) -> Tensor:
     return sum(parts, torch.zeros(()))
 
 
-def far_sighted(look: AttentionCall, model: Model) -> None:
+def far_sighted(look: AttentionCall, model: VisionModel[Any]) -> None:
     """Raise UsageError for an attention that does not see all tokens, naming blocks that do."""
     if look.span == "all":
         return

@@ -16,8 +16,8 @@ from torch.utils._pytree import tree_leaves
 
 from vitreous.inspection.hooks import eval_mode
 from vitreous.machine import free_memory
+from vitreous.models.base import VisionModel
 from vitreous.models.cost import macs
-from vitreous.models.zoo import Model
 
 SIZES = (64, 128, 224, 384, 512)  # as in the paper
 MOST = 4096  # images in a batch that are tried or told
@@ -48,7 +48,7 @@ class Cost:
         return max(self.rate.items(), key=lambda pair: pair[1], default=(0, 0.0))
 
 
-def sizes(model: Model, wanted: Sequence[int] = SIZES) -> list[tuple[int, ...]]:
+def sizes(model: VisionModel[Any], wanted: Sequence[int] = SIZES) -> list[tuple[int, ...]]:
     """Return square image sizes near `wanted` pixels, multiples of the patch, each once; of clips and volumes with the
     model's own frames and slices, of signals lengths."""
     own, patch = model.config.image[:-2], model.config.patch[-2:]
@@ -56,7 +56,7 @@ def sizes(model: Model, wanted: Sequence[int] = SIZES) -> list[tuple[int, ...]]:
 
 
 def costs(
-    model: Model, wanted: Sequence[tuple[int, ...]], batches: Sequence[int] = (), seconds: float = 60.0
+    model: VisionModel[Any], wanted: Sequence[tuple[int, ...]], batches: Sequence[int] = (), seconds: float = 60.0
 ) -> Iterator[Cost]:
     """Yield the cost of forward passes of black images of these sizes, in evaluation mode, on the model's device.
 
@@ -75,7 +75,7 @@ def costs(
         yield cost
 
 
-def measured(model: Model, image: tuple[int, ...], batches: Sequence[int], seconds: float) -> Cost:
+def measured(model: VisionModel[Any], image: tuple[int, ...], batches: Sequence[int], seconds: float) -> Cost:
     """Return the cost of one size, in about `seconds` unless `batches` are named."""
     c, own = model.config, next(model.parameters())
     tokens = c.prefix + math.prod(-(-side // p) for side, p in zip(image, c.patch, strict=True))
@@ -116,7 +116,7 @@ def powers(most: int) -> list[int]:
     return [2**n for n in range(max(1, most).bit_length())]
 
 
-def timed(model: Model, images: Tensor) -> float | None:
+def timed(model: VisionModel[Any], images: Tensor) -> float | None:
     """Return images per second of the fastest pass of (B, C, *image) after a warm-up, within about TURN seconds; None
     when out of memory."""
     cuda, best, began = images.is_cuda, float("inf"), 0.0
@@ -139,7 +139,7 @@ def timed(model: Model, images: Tensor) -> float | None:
     return len(images) / best
 
 
-def held_by_operation(model: Model, images: Tensor) -> list[int]:
+def held_by_operation(model: VisionModel[Any], images: Tensor) -> list[int]:
     """Return the bytes of tensors after each operation of one pass of (B, C, *image), images included, parameters not.
 
     Buffers inside kernels are not counted, and the allocator rounds up.

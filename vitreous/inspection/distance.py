@@ -9,6 +9,7 @@ import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from vitreous.errors import DataError
 from vitreous.inspection.hooks import AttentionCall, Span, grid_of, watch
-from vitreous.models.zoo import Model
+from vitreous.models.base import VisionModel
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Distances:
         return self.per_image.std(0, correction=0)
 
 
-def distances(model: Model, batches: Iterable[Tensor]) -> Distances:
+def distances(model: VisionModel[Any], batches: Iterable[Tensor]) -> Distances:
     """How far each head looks in each of the images, (B, C, *image) inputs of one size.
 
     The mean over a head's patch queries of sum_k A[q, k] d(q, k), d from centre to centre of the patches, in pixels.

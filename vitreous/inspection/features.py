@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitreous.inspection.hooks import eval_mode, grid_of, run
-from vitreous.models.zoo import Model
+from vitreous.models.base import VisionModel
 from vitreous.nn.resnet import StandardizedConv
 
 SHOWN = 28  # as in the paper, four rows of seven
@@ -62,14 +62,14 @@ class Filters(NamedTuple):
     share: Tensor
 
 
-def filters(model: Model, most: int = SHOWN) -> Filters:
+def filters(model: VisionModel[Any], most: int = SHOWN) -> Filters:
     """Return the first principal components of the filters of the layer that reads the image."""
     layer, kernels = first_layer(model)
     components = principal(kernels.flatten(1), most)
     return Filters(layer, len(kernels), components.directions.unflatten(1, kernels.shape[1:]), components.share)
 
 
-def first_layer(model: Model) -> tuple[str, Tensor]:
+def first_layer(model: VisionModel[Any]) -> tuple[str, Tensor]:
     """Return the name of the layer that reads the image, and its (D, C, *size) float32 filters.
 
     The patch embedding; the root convolution of a BiT or hybrid, standardised as on every pass; or the first
@@ -98,13 +98,13 @@ class Colours(NamedTuple):
     inside: Tensor
 
 
-def patches(model: Model, images: Tensor) -> Tensor:
+def patches(model: VisionModel[Any], images: Tensor) -> Tensor:
     """(B, C, *image) input -> (B, *grid, D) float32 patch tokens after the last norm, or the last map of a BiT."""
     with eval_mode(model):
         return run(model, images)[:, model.config.prefix :].float().unflatten(1, grid_of(model, images))
 
 
-def pooled(model: Model, images: Tensor) -> Tensor:
+def pooled(model: VisionModel[Any], images: Tensor) -> Tensor:
     """(B, C, *image) input -> (B, D) float32 that the head reads, before a representation layer."""
     with eval_mode(model):
         return model.pool(run(model, images)).float()

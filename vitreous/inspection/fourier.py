@@ -6,7 +6,7 @@ B batch, D width; the last two axes of a grid are (h, w).
 from __future__ import annotations
 
 import math
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitreous.errors import UsageError
 from vitreous.inspection.hooks import State, states
-from vitreous.models.zoo import Model
+from vitreous.models.base import VisionModel
 
 LEAST = 1e-6  # added to amplitudes before the logarithm, as Park and Kim do
 
@@ -32,7 +32,7 @@ class Spectra:
     `add` raises UsageError for a model without tokens and for a grid with a side under three.
     """
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: VisionModel[Any]) -> None:
         self.model, self.images = model, 0
         self.places: list[Place] = []
         self.frequency = np.zeros(0)

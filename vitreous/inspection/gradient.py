@@ -26,7 +26,7 @@ from vitreous.inspection.hooks import (
     removing,
     run,
 )
-from vitreous.models.zoo import Model
+from vitreous.models.base import VisionModel
 from vitreous.nn.encoder import Encoder
 from vitreous.nn.frozen import FrozenBranch, Packed
 
@@ -50,7 +50,7 @@ class Relevance:
         return self.rows[:, self.prefix :].unflatten(-1, self.grid)
 
 
-def gradient(model: Model, images: Tensor, classes: Tensor | None = None) -> Relevance:
+def gradient(model: VisionModel[Any], images: Tensor, classes: Tensor | None = None) -> Relevance:
     """Return the relevance of the tokens of (B, C, *image) inputs for `classes` (B,) int64, by default the predicted
     ones.
 
@@ -92,7 +92,7 @@ def through(look: AttentionCall, slope: Tensor, row: Tensor) -> Tensor:
 
 
 def differentiated(
-    model: Model, images: Tensor, classes: Tensor | None
+    model: VisionModel[Any], images: Tensor, classes: Tensor | None
 ) -> tuple[list[AttentionCall], Tensor, Tensor, list[Tensor]]:
     """Run forward and back; return the attentions, logits (B,), classes (B,), and each attention's dy/do (B, T, D)."""
     looks: list[AttentionCall] = []

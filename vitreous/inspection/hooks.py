@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.errors import UsageError
+from vitreous.models.base import VisionModel
 from vitreous.models.config import ModelConfig
 from vitreous.models.families import family_of
-from vitreous.models.zoo import Model
 from vitreous.nn.block import Branch, PostNormBranch
 from vitreous.nn.frozen import FrozenBranch, Plain
 from vitreous.nn.layout import Windows
@@ -110,19 +110,19 @@ class State:
         return self.tokens[:, self.prefix :].float().unflatten(1, self.grid)
 
 
-def has_attention(model: Model) -> None:
+def has_attention(model: VisionModel[Any]) -> None:
     """Raise UsageError for a model without attention over tokens, naming figures that work for it."""
     if not model.config.has_attention:
         hint = "filters, features and similarity work for it"
         raise UsageError("a BiT ResNet has no attention over tokens to look at", hint)
 
 
-def grid_of(model: Model, images: Tensor) -> tuple[int, ...]:
+def grid_of(model: VisionModel[Any], images: Tensor) -> tuple[int, ...]:
     """Return the grid of patches of (B, C, *image); of sides that are no multiple, as a convolution rounds up."""
     return tuple(-(-i // p) for i, p in zip(images.shape[2:], model.config.patch, strict=True))
 
 
-def watch(model: Model, images: Tensor, visit: Callable[[AttentionCall], None]) -> None:
+def watch(model: VisionModel[Any], images: Tensor, visit: Callable[[AttentionCall], None]) -> None:
     """Run the model once on (B, C, *image) and pass every attention to `visit`, from the first block on.
 
     An `AttentionCall` may be used afterwards, but keeps its x in memory. Raises UsageError for a model without
@@ -139,7 +139,7 @@ def watch(model: Model, images: Tensor, visit: Callable[[AttentionCall], None]) 
         run(model, images)
 
 
-def states(model: Model, images: Tensor, visit: Callable[[State], None]) -> Tensor:
+def states(model: VisionModel[Any], images: Tensor, visit: Callable[[State], None]) -> Tensor:
     """Run the model once on (B, C, *image) and pass its running sum to `visit`, after the embedding and each branch.
 
     Returns the (B, P + N, D) tokens after the last norm. Of axial blocks the attention and the MLP along columns count,
@@ -178,7 +178,7 @@ def in_raster_order(name: str, tokens: Tensor, config: ModelConfig) -> Tensor:
     return join_slots(tokens, config.prefix) if getattr(config, "factorised", False) else tokens  # type: ignore[union-attr]
 
 
-def run(model: Model, images: Tensor) -> Tensor:
+def run(model: VisionModel[Any], images: Tensor) -> Tensor:
     """Run (B, C, *image) up to the last norm, on the model's device and in a dtype that it takes."""
     own = next(model.parameters())
     return model.features(images.to(own.device, own.dtype if own.is_floating_point() else torch.float32))

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitreous.errors import UsageError
-from vitreous.models.zoo import Model
+from vitreous.models.base import VisionModel
 from vitreous.nn.relative import GridAttention, RelativeAttention, RotaryAttention
 from vitreous.nn.windows import WindowAttention
 
@@ -51,7 +51,7 @@ class Table(NamedTuple):
         return self.vectors.shape[1] // 2
 
 
-def embeddings(model: Model, grid: tuple[int, ...] | None = None) -> dict[str, Tensor]:
+def embeddings(model: VisionModel[Any], grid: tuple[int, ...] | None = None) -> dict[str, Tensor]:
     """Return the positions added to patch tokens, (*grid, D) float32 by where: `input`, or `block 0`, `block 1`, ...
 
     Without slots of prefix tokens; another `grid` than the model's own is read as the model would. Empty for a model
@@ -108,7 +108,7 @@ def structure(similar: Tensor) -> Structure:
     return Structure(*(float(flat[pairs].mean()) for pairs in kinds))
 
 
-def tables(model: Model) -> list[Table]:
+def tables(model: VisionModel[Any]) -> list[Table]:
     """Return the tables of relative positions from the first block on: by head, or by axis and shared by the heads."""
     relative: list[Table] = []
     for layer, part in attentions(model):
@@ -120,7 +120,7 @@ def tables(model: Model) -> list[Table]:
     return relative
 
 
-def biases(model: Model) -> dict[int, Tensor]:
+def biases(model: VisionModel[Any]) -> dict[int, Tensor]:
     """Return by block, from 0, (h, 2 m - 1, 2 n - 1) float32: what each head adds to a logit, by the offset of the key
     from the query in rows and columns. Empty for models without windows of relative positions."""
     by_layer: dict[int, Tensor] = {}
@@ -130,7 +130,7 @@ def biases(model: Model) -> dict[int, Tensor]:
     return by_layer
 
 
-def kernel(model: Model, grid: tuple[int, ...] | None = None) -> Tensor | None:
+def kernel(model: VisionModel[Any], grid: tuple[int, ...] | None = None) -> Tensor | None:
     """Return the (2 h - 1, 2 w - 1) kernel of rotary positions, by offset in rows and columns; None without them.
 
     The mean over pairs of channels of the cosine of the difference of their angles: the logit of a query and a key that
@@ -146,13 +146,13 @@ def kernel(model: Model, grid: tuple[int, ...] | None = None) -> Tensor | None:
     return ahead[torch.meshgrid(*(torch.arange(1 - length, length).abs() for length in grid), indexing="ij")].float()
 
 
-def attentions(model: Model) -> Iterator[tuple[int, nn.Module]]:
+def attentions(model: VisionModel[Any]) -> Iterator[tuple[int, nn.Module]]:
     """Yield block index and module of every attention."""
     for layer, block in enumerate(model.blocks()):
         yield from ((layer, part) for part in block.modules() if hasattr(part, "weights"))
 
 
-def has_positions(model: Model) -> None:
+def has_positions(model: VisionModel[Any]) -> None:
     """Raise UsageError for a model that knows nothing of places but what the image's own tokens tell."""
     c = model.config
     if not c.has_attention:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch import Tensor
 from vitreous.errors import UsageError
 from vitreous.inspection.attention import far_sighted, start
 from vitreous.inspection.hooks import AttentionCall, watch
-from vitreous.models.zoo import Model
+from vitreous.models.base import VisionModel
 
 Fusion = Literal["mean", "max", "min"]
 
@@ -72,7 +72,9 @@ class Rollout:
         return self.single[..., self.prefix :].unflatten(-1, self.grid)
 
 
-def rollout(model: Model, images: Tensor, mixing: Mixing | None = None, queries: Tensor | None = None) -> Rollout:
+def rollout(
+    model: VisionModel[Any], images: Tensor, mixing: Mixing | None = None, queries: Tensor | None = None
+) -> Rollout:
     """Return what the answers to (B, C, *image) are made of, read from the class token or all patches
     (`attention.start`).
 
@@ -86,12 +88,12 @@ def rollout(model: Model, images: Tensor, mixing: Mixing | None = None, queries:
     return Rollout(looks[0].grid, looks[0].prefix, joint, single)
 
 
-def rollout_matrix(model: Model, images: Tensor, mixing: Mixing | None = None) -> Tensor:
+def rollout_matrix(model: VisionModel[Any], images: Tensor, mixing: Mixing | None = None) -> Tensor:
     """(B, C, *image) -> (B, T, T): R_L = M_L ... M_1 for few tokens; row q is what token q is made of."""
     return matrix_of(looks_of(model, images), mixing or Mixing())
 
 
-def looks_of(model: Model, images: Tensor) -> list[AttentionCall]:
+def looks_of(model: VisionModel[Any], images: Tensor) -> list[AttentionCall]:
     """Return the attention of every block on (B, C, *image). Raises UsageError where it is not over all tokens."""
     looks: list[AttentionCall] = []
 

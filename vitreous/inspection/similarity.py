@@ -12,12 +12,12 @@ from torch import Tensor
 
 from vitreous.errors import UsageError
 from vitreous.inspection.hooks import State, eval_mode, removing, run, states
-from vitreous.models.zoo import Model
+from vitreous.models.base import VisionModel
 
 LEAST = 4  # images: the unbiased estimate divides by n - 3
 
 
-def layers(model: Model, images: Tensor) -> dict[str, Tensor]:
+def layers(model: VisionModel[Any], images: Tensor) -> dict[str, Tensor]:
     """(B, C, *image) input -> by layer, in order, (B, D) float32 on the CPU: the mean of its patch tokens.
 
     A ViT's are the running sum after the `embedding` and after `attention 0`, `mlp 0`, ...; a BiT's are the mean maps

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 import torch
@@ -17,12 +17,15 @@ from vitreous.data.loader import EvalLoader, TrainLoader
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.sources import open_data
 from vitreous.data.split import Data, is_labelled
-from vitreous.errors import DataError, UsageError, check_path
+from vitreous.errors import DataError, UsageError, check_path, first_names
 from vitreous.jobs.data import derive_run
 from vitreous.jobs.train import ALIASES
 from vitreous.progress import NullListener
 from vitreous.recipes.options import TrainOptions
 from vitreous.training.batches import normalise_views
+
+if TYPE_CHECKING:
+    from vitreous.keywords import LoaderKeywords
 
 OWN = ("split", "batch_size", "augment", "preprocess", "drop_last", "seed", "workers")
 
@@ -36,9 +39,27 @@ class BatchLoader:
     workers there are. `classes` are the names of the labels, `preprocess` says how images are read.
     """
 
+    data: Data
+    reader: TrainLoader | EvalLoader
+    batch_size: int
+    drop_last: bool
+    classes: tuple[str, ...]
+    preprocess: Preprocess
+    epoch: int
+
     def __init__(self, data: Data, reader: TrainLoader | EvalLoader, batch_size: int, drop_last: bool) -> None:
         self.data, self.reader, self.batch_size, self.drop_last = data, reader, batch_size, drop_last
         self.classes, self.preprocess, self.epoch = data.classes, reader.preprocess, 0
+
+    def __repr__(self) -> str:
+        kind = "train" if isinstance(self.reader, TrainLoader) else "in order"
+        lines = [
+            f"BatchLoader({self.data.name}, {kind})",
+            f"images: {len(self.reader.split):,} in {len(self):,} batches of {self.batch_size}",
+            f"classes: {len(self.classes):,} ({first_names(self.classes, 12)})",
+            f"input: {self.preprocess.channels} channels of {' x '.join(map(str, self.preprocess.image))} pixels",
+        ]
+        return "\n  ".join(lines)
 
     def __len__(self) -> int:
         """Batches of an epoch."""
@@ -89,7 +110,7 @@ def create_loader(
     drop_last: bool = False,
     seed: int = 0,
     workers: int = 0,
-    **options: Any,
+    **options: Unpack[LoaderKeywords],
 ) -> BatchLoader:
     """Open a data set, in any layout that `vitreous train` reads, for a training loop of your own.
 
@@ -108,7 +129,7 @@ def create_loader(
             f"batch_size={batch_size} with workers={workers} cannot be", "give 1 image or more, 0 workers or more"
         )
     chosen = TrainOptions(os.fspath(data), seed=seed, workers=workers)
-    (chosen,) = apply_options("create_loader", options, chosen, known=OWN, aliases=ALIASES)
+    (chosen,) = apply_options("create_loader", dict(options), chosen, known=OWN, aliases=ALIASES)
     opened = open_data(
         chosen.data, chosen.split_seed or 0, chosen.group_by, axes=chosen.axes, ignore_index=chosen.ignore_index
     )

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 
@@ -42,6 +42,9 @@ from vitreous.training.session import Session
 from vitreous.training.trackers.trackers import Trackers, chosen_trackers, tracked
 from vitreous.weights.writable import exports_note
 
+if TYPE_CHECKING:
+    from vitreous.keywords import TrainKeywords
+
 #: names that other libraries have for options of `train`
 ALIASES = {
     "learning_rate": "lr",
@@ -69,7 +72,10 @@ Announce = Callable[[Run, Data], None]  # is given a run and its data before the
 
 
 def train(
-    data: str | os.PathLike[str] = "", listener: Listener | None = None, progress: bool = True, **options: Any
+    data: str | os.PathLike[str] = "",
+    listener: Listener | None = None,
+    progress: bool = True,
+    **options: Unpack[TrainKeywords],
 ) -> dict[str, Any]:
     """Train on a data set and return the run's summary; `options` are the fields of `TrainOptions`, as on the command
     line.
@@ -83,9 +89,9 @@ def train(
     way out.
     """
     check_path(data, "train(data)")
-    refuse_modules(options)
+    refuse_modules(dict(options))
     known = ("data", "listener", "progress")
-    (wanted,) = apply_options("train", options, TrainOptions(os.fspath(data)), known=known, aliases=ALIASES)
+    (wanted,) = apply_options("train", dict(options), TrainOptions(os.fspath(data)), known=known, aliases=ALIASES)
     if listener is not None or not progress:
         return launch(wanted, listener or NullListener())
     display = Display()

@@ -16,13 +16,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitreous.models.base import VisionModel
 from vitreous.models.configs.adapter import AdapterConfig
 from vitreous.models.families import family_of
 from vitreous.nn.adapter import COARSEST, STRIDES, Geometry, Interaction, SpatialPrior, norm_of
 from vitreous.nn.grid import fill
 
 
-class ViTAdapter(nn.Module):
+class ViTAdapter(VisionModel[AdapterConfig]):
     """A ViT, its `SpatialPrior` and its `Interaction`s; `backbone` where it is there already, else a fresh one.
 
     With fresh gates the tokens of the ViT are those that it has alone, to the bit. Tokens in front of the patches go

@@ -12,11 +12,12 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from vitreous.models.base import VisionModel, linear_head
 from vitreous.models.configs.bit import BiTConfig
 from vitreous.nn.resnet import ResNet
 
 
-class BiT(nn.Module):
+class BiT(VisionModel[BiTConfig]):
     """ResNet-v2 with group norm and weight standardisation, initialised as Google's code does it (big_vision
     bit_paper.py):
 
@@ -36,9 +37,11 @@ class BiT(nn.Module):
         self.any_size = True  # convolutions take images of any size; a ViT warns of others than its own
         native = config.image if config.axial else None
         self.body = ResNet(config.blocks, config.width * config.factor, config.channels, config.numerics, native)
-        self.head = nn.Linear(config.width_out, config.classes) if config.classes else nn.Identity()
-        for parameter in self.head.parameters():
-            nn.init.zeros_(parameter)
+        self.head = self.build_head()
+
+    def build_head(self) -> nn.Module:
+        """(B, D) -> (B, classes): a head whose weights are 0."""
+        return linear_head(self.config.width_out, self.config.classes)
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, classes): logits."""
@@ -72,9 +75,8 @@ class BiT(nn.Module):
         return self.body.norm(x.movedim(-1, 1)).relu().movedim(1, -1)
 
     def checked(self, images: Tensor) -> Tensor:
-        """(B, C, H, W) in the type of the weights. Raises ValueError for images of other channels."""
-        if images.shape[1] != self.config.channels:
-            raise ValueError(f"the model takes {self.config.channels} channels, the images have {images.shape[1]}")
+        """(B, C, H, W) in the type of the weights. Raises as `check_images`."""
+        self.check_images(images)
         return images.to(self.body.norm.weight.dtype)
 
     def pool(self, tokens: Tensor) -> Tensor:

@@ -6,13 +6,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from vitreous.models.base import VisionModel
 from vitreous.models.families import family_of
 
 #: parts of a backbone that read what no dense head needs
 UNREAD = ("neck", "pooling", "pooled_norm", "representation", "head")
 
 
-class Dense(nn.Module):
+class Dense(VisionModel[Any]):
     """A backbone, to which a subclass adds a head; `backbone` where it is there already, else a fresh one. One that is
     there without the adapter of the config gets that.
 

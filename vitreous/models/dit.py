@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitreous.machine import fixed_table
+from vitreous.models.base import VisionModel
 from vitreous.models.configs.dit import DiTConfig
 from vitreous.nn.attention import Attention, NormedAttention
 from vitreous.nn.block import Mlp
@@ -27,7 +28,7 @@ from vitreous.nn.grid import patchify, unpatchify
 from vitreous.nn.position import sincos
 
 
-class DiT(nn.Module):
+class DiT(VisionModel[DiTConfig]):
     """adaLN-Zero, initialised as the paper's code does it: linear layers Xavier uniform with bias 0, the layers of the
     time and the table of classes N(0, 0.02^2), and 0 for all that reads the condition and for the last layer: a fresh
     model answers 0, and each of its blocks is the identity.
@@ -81,9 +82,7 @@ class DiT(nn.Module):
 
     def project(self, images: Tensor) -> Tensor:
         """(B, C, *image) -> (B, *grid, D): a linear projection of patches."""
-        if images.shape[1] != self.config.channels:
-            raise ValueError(f"the model takes {self.config.channels} channels, the images have {images.shape[1]}")
-        self.config.check_image(tuple(images.shape[2:]))
+        self.check_images(images)
         return self.projection(patchify(images, self.config.patch))
 
     def place(self, tokens: Tensor) -> Tensor:

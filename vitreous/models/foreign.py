@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.errors import UsageError
+from vitreous.models.base import VisionModel, linear_head
 from vitreous.models.configs.foreign import BLOCK, ForeignConfig
 from vitreous.models.libraries import LibraryEncoder, build_encoder, build_without_weights, flatten
 from vitreous.nn.single_values import accept_single_values
@@ -24,7 +25,7 @@ from vitreous.nn.sizes import format_size
 WAY = "wrap_backbone(module, image_size=224, patch_size=16), of a module (B, C, H, W) -> (B, N, D)"
 
 
-class ForeignModel(nn.Module):
+class ForeignModel(VisionModel[ForeignConfig]):
     """An encoder of another library, and a linear head of ours, whose weights start at 0.
 
     It has the verbs `features`, `pool` and `classify`, the maps that dense heads read, and `config`, that objectives,
@@ -47,9 +48,11 @@ class ForeignModel(nn.Module):
                 encoder = build_encoder(config)
         accept_single_values(encoder)
         self.encoder = LibraryEncoder(encoder)
-        self.head = nn.Linear(config.features, config.classes) if config.classes else nn.Identity()
-        for parameter in self.head.parameters():
-            nn.init.zeros_(parameter)
+        self.head = self.build_head()
+
+    def build_head(self) -> nn.Module:
+        """(B, F) -> (B, classes): a head whose weights are 0."""
+        return linear_head(self.config.features, self.config.classes)
 
     def train(self, mode: bool = True) -> ForeignModel:
         """Parts whose parameters are all frozen stay in evaluation mode: a batch norm keeps its statistics."""
@@ -70,12 +73,8 @@ class ForeignModel(nn.Module):
         return flatten(self.encoder(self.checked(images)), self.config.layout)
 
     def checked(self, images: Tensor) -> Tensor:
-        """(B, C, *image), as they are. Raises ValueError for other channels, UsageError for a size that the module
-        cannot take."""
-        if images.shape[1] != self.config.channels:
-            raise ValueError(f"the model takes {self.config.channels} channels, the images have {images.shape[1]}")
-        if self.config.library:
-            self.config.check_image(tuple(images.shape[2:]))
+        """(B, C, *image), as they are. Raises as `check_images`."""
+        self.check_images(images)
         return images
 
     def pool(self, tokens: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from itertools import islice
 
 from torch import Tensor, nn
 
+from vitreous.models.base import VisionModel, linear_head
 from vitreous.models.configs.swin import SwinConfig
 from vitreous.nn.block import Block, Mlp
 from vitreous.nn.encoder import Encoder, stack
@@ -23,7 +24,7 @@ from vitreous.nn.layout import Windows
 from vitreous.nn.windows import CosineWindowAttention, PatchMerging, WindowAttention
 
 
-class Swin(nn.Module):
+class Swin(VisionModel[SwinConfig]):
     """Stages of blocks on (B, h, w, D) tokens, every second block with its windows shifted by half of their size.
 
     An image of any size works. What patches, merged tokens or windows do not divide is filled up with zeros after its
@@ -46,9 +47,11 @@ class Swin(nn.Module):
         self.first_norm = nn.LayerNorm(c.width, eps=c.eps)
         self.stages = nn.ModuleList(build_stages(c))
         self.norm = nn.LayerNorm(c.width_out, eps=c.eps)
-        self.head = nn.Linear(c.width_out, c.classes) if c.classes else nn.Identity()
-        for parameter in self.head.parameters():
-            nn.init.zeros_(parameter)
+        self.head = self.build_head()
+
+    def build_head(self) -> nn.Module:
+        """(B, D) -> (B, classes): a head whose weights are 0."""
+        return linear_head(self.config.width_out, self.config.classes)
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, classes): logits."""
@@ -70,9 +73,7 @@ class Swin(nn.Module):
         """(B, C, H, W) -> (B, h, w, D): a linear layer and a norm on the pixels of each patch; an image that patches do
         not divide is filled up with zeros."""
         c = self.config
-        if images.shape[1] != c.channels:
-            raise ValueError(f"the model takes {c.channels} channels, the images have {images.shape[1]}")
-        c.check_image(tuple(images.shape[2:]))
+        self.check_images(images)
         if any(side % p for side, p in zip(images.shape[2:], c.patch_size, strict=True)):
             images = fill(images.movedim(1, -1), c.patch_size).movedim(-1, 1)
         return self.first_norm(self.projection(patchify(images, c.patch_size)))

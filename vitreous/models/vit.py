@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitreous.models.base import VisionModel, zero_parameters
 from vitreous.models.configs.vit import ViTConfig
 from vitreous.models.families import family_of
 from vitreous.nn.attention import Attention
@@ -42,7 +43,7 @@ from vitreous.nn.position import (
 from vitreous.nn.relative import RelativeAttention, RotaryAttention
 
 
-class ViT(nn.Module):
+class ViT(VisionModel[ViTConfig]):
     """Eqs. 1-4, initialised as Google's code does it:
 
     | parameter | drawn from |
@@ -54,6 +55,18 @@ class ViT(nn.Module):
     | head | 0 |
     """
 
+    any_size: bool  # images of other sizes than the config's are meant: no warning
+    dropout: float  # of patch and prefix tokens; blocks have their own
+    stem: Any
+    cell: tuple[int, ...]  # what is cut out, of image or map
+    position: nn.Module | None
+    slots: nn.Parameter | None
+    first_norm: nn.Module
+    encoder: Encoder
+    neck: nn.Module | None
+    pooling: AttentionPool | None
+    head: nn.Module
+
     def __new__(cls, config: ViTConfig | None = None) -> ViT:
         """`ViT(config)` is of the family that the config is of."""
         return super().__new__(family_of(config).model_class() if cls is ViT and config is not None else cls)  # type: ignore[arg-type]
@@ -61,10 +74,10 @@ class ViT(nn.Module):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.config = c = config
-        self.any_size = False  # images of other sizes than the config's are meant: no warning
-        self.dropout = c.dropout  # of patch and prefix tokens; blocks have their own
+        self.any_size = False
+        self.dropout = c.dropout
         self.stem = self.build_stem()
-        self.cell = c.cell  # what is cut out, of image or map
+        self.cell = c.cell
         channels = c.channels if self.stem is None else self.stem.width_out
         self.projection = nn.Linear(channels * math.prod(self.cell), c.width, bias=c.projection_bias)
         self.position = position(c) if c.position_at != "each" else None
@@ -79,14 +92,16 @@ class ViT(nn.Module):
         self.pooling = AttentionPool(c.width, c.heads, c.hidden, c.eps, c.gelu) if c.pool == "attention" else None
         self.pooled_norm = nn.LayerNorm(c.width_out, eps=c.eps) if c.norm == "pooled" else nn.Identity()
         self.representation = nn.Linear(c.width_out, c.representation) if c.representation else None
-        self.head = head(c)
+        self.head = self.build_head()
         for linear in filter(None, (self.projection, self.representation)):
             deviation = linear.in_features**-0.5 / 0.87962566103423978  # what cutting at two deviations takes away
             nn.init.trunc_normal_(linear.weight, std=deviation, a=-2 * deviation, b=2 * deviation)
             if linear.bias is not None:
                 nn.init.zeros_(linear.bias)
-        for parameter in self.head.parameters():
-            nn.init.zeros_(parameter)
+
+    def build_head(self) -> nn.Module:
+        """(B, features) -> (B, classes): a head whose weights are 0."""
+        return zero_parameters(head(self.config))
 
     def block(self, index: int, drop_path: float) -> nn.Module:
         """One block of the stack, with its own stochastic depth rate, and where it looks."""
@@ -130,7 +145,7 @@ class ViT(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, C, *image) -> (B, classes): logits."""
-        self.warn_of_size(images, stacklevel=5)
+        self.warn_of_size(images, stacklevel=6)
         tokens = self.project(images)
         return self.answer(self.place(tokens), self.places(tokens))
 
@@ -194,6 +209,7 @@ class ViT(nn.Module):
         """
         if self.any_size or torch.compiler.is_compiling() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
             return
+        self.check_images(images)
         size, own = tuple(images.shape[2:]), self.config.image
         if (
             size == own
@@ -220,13 +236,6 @@ class ViT(nn.Module):
         if self.stem is not None:
             images = self.stem(images.to(next(self.stem.parameters()).dtype)).movedim(-1, 1)
         return self.projection(patchify(images, self.cell))
-
-    def check_images(self, images: Tensor) -> None:
-        """Raise ValueError or UsageError for (B, C, *image) with other channels than the model's, or of a size that it
-        cannot take."""
-        if images.shape[1] != self.config.channels:
-            raise ValueError(f"the model takes {self.config.channels} channels, the images have {images.shape[1]}")
-        self.config.check_image(tuple(images.shape[2:]))
 
     def place(self, tokens: Tensor) -> Tensor:
         """(B, *grid, D) -> (B, N, D): add positions, read at whatever grid arrives, and flatten."""

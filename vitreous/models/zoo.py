@@ -41,7 +41,13 @@ def create(
     `SwinConfig` or `DiTConfig`. Raises UsageError for an unknown name or field and for a size that the patch does not
     divide.
     """
-    config = configure(name, image_size)
+    axes = len(configure(name).image)
+    if "patch_size" in changes and not name.lower().startswith("swin"):
+        size = changes.pop("patch_size")
+        changes["patch"] = (size,) * axes if isinstance(size, int) else tuple(size)
+    config = configure(name, None if "patch" in changes else image_size)
+    if "patch" in changes and image_size is not None:
+        changes["image"] = (image_size,) * axes if isinstance(image_size, int) else tuple(image_size)
     shared = TRANSFORMER_FIELDS if config.kind == "vit" else ()
     known = {"num_classes", *(field.name for field in fields(config)), *shared} - {"classes"}
     unknown = set(changes) - set(known)

@@ -15,7 +15,7 @@ def grid_of(image: tuple[int, ...], patch: tuple[int, ...]) -> tuple[int, ...]:
     Raises ValueError where a patch does not divide its axis: a remainder is never dropped in silence.
     """
     if len(image) != len(patch) or any(i <= 0 or i % p for i, p in zip(image, patch, strict=True)):
-        raise ValueError(f"image size {format_size(image)} is not a multiple of patch {format_size(patch)}")
+        raise ValueError(f"image size {format_size(image)} is not divisible by patch size {format_size(patch)}")
     return tuple(i // p for i, p in zip(image, patch, strict=True))
 
 

@@ -7,7 +7,7 @@ import shlex
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from vitreous.weights.options import words_of
 from vitreous.weights.tasks import Generation
 
 if TYPE_CHECKING:
+    from vitreous.keywords import EvaluateKeywords
     from vitreous.reports.protocols.task import ProtocolOptions
 
 # of `evaluate`, beside the fields of its options
@@ -75,7 +76,7 @@ def evaluate(
     listener: Listener | None = None,
     protocol: str | ProtocolOptions = "top1",
     settings: EvaluateOptions | GenerationOptions | None = None,
-    **options: Any,
+    **options: Unpack[EvaluateKeywords],
 ) -> dict[str, Any]:
     """Judge a run's model on a split of its own data set, or of another one with classes of the same names.
 
@@ -91,12 +92,12 @@ def evaluate(
     """
     computing = Computing(batch_size, workers, how or InferenceOptions(), bad_images, listener or NullListener())
     if task_name(run) == Generation.name:
-        return evaluate_generator(protocol, run, data, split, computing, settings, options)
+        return evaluate_generator(protocol, run, data, split, computing, settings, dict(options))
     if isinstance(settings, GenerationOptions):
         raise UsageError(f"GenerationOptions are about models that make images, and {run} makes none", "leave them out")
     if protocol != "top1":
-        return evaluate_protocol(protocol, run, data, split, computing, options)
-    how, chosen = apply_options("evaluate", options, computing.how, settings or EvaluateOptions(), known=KNOWN)
+        return evaluate_protocol(protocol, run, data, split, computing, dict(options))
+    how, chosen = apply_options("evaluate", dict(options), computing.how, settings or EvaluateOptions(), known=KNOWN)
     computing = replace(computing, how=how, cache=chosen.cache)
     check_abstain(chosen.abstain)
     task = dense_task(run)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import numpy as np
 import torch
@@ -31,6 +31,9 @@ from vitreous.reports.readings import slug
 from vitreous.reports.scene import SEEN, FigureResult, InspectOptions, Scene, open_pictures
 from vitreous.tables import write_table
 from vitreous.weights.bundle import Bundle
+
+if TYPE_CHECKING:
+    from vitreous.keywords import InspectKeywords
 
 
 class Kind(NamedTuple):
@@ -71,7 +74,7 @@ def inspect(
     out: str | os.PathLike[str] | None = None,
     settings: InspectOptions | None = None,
     listener: Listener | None = None,
-    **options: Any,
+    **options: Unpack[InspectKeywords],
 ) -> dict[str, Any]:
     """Make figures of a model: files, and a document that names them with what they show.
 
@@ -84,7 +87,7 @@ def inspect(
     none is named, or with `all`, it is left out and the reason noted.
     """
     known = ("images", "out", "listener")
-    chosen: InspectOptions = apply_options("inspect", options, settings or InspectOptions(), known=known)[0]
+    chosen: InspectOptions = apply_options("inspect", dict(options), settings or InspectOptions(), known=known)[0]
     images, listener = [images] if isinstance(images, (str, os.PathLike)) else images, listener or NullListener()
     check_names(chosen.figures)
     bundle = without_adapter(open_bundle(run, headless=True, note=listener.note), listener)
@@ -211,7 +214,7 @@ def resize_preprocess(bundle: Bundle, settings: InspectOptions) -> Preprocess:
     patch = bundle.model.config.patch[-axes:]
     if len(size) != axes or any(length < 1 or length % p for length, p in zip(size, patch, strict=False)):
         raise UsageError(
-            f"--image-size {' '.join(map(str, settings.image_size))} is not a multiple of patch {patch[0]}"
+            f"--image-size {' '.join(map(str, settings.image_size))} is not divisible by patch size {patch[0]}"
         )
     return replace(bundle.preprocess, image=(*bundle.preprocess.image[:-axes], *size))
 

@@ -52,6 +52,20 @@ def thumbnail(path: str) -> Markup:
     return Markup(f'<img src="data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}">')
 
 
+def card_text(card: Card, origin: str, precision: str) -> str:
+    """The card of a model as a few lines: name, origin, task, classes, input."""
+    read, names = card.preprocess, card.classes or card.pixel_classes or card.object_classes
+    more = f" and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
+    lines = [
+        f"Predictor({card.name}" + (f" of {origin})" if origin else ")"),
+        f"task: {card.task.name}, in {precision}",
+        f"classes: {len(names):,} ({', '.join(names[:NAMED])}{more})" if names else "classes: none",
+        f"input: {format_size(read.image)} pixels, {read.channels} channels",
+        f"preprocessing: {read.fit}, mean {read.mean}, std {read.std}",
+    ]
+    return "\n  ".join(lines)
+
+
 def card_html(card: Card, origin: str, parameters: int | None, precision: str) -> str:
     """The card of a model: what it is, takes and answers, where it is from, and the figures of its run, if any."""
     read, names = card.preprocess, card.classes or card.pixel_classes or card.object_classes

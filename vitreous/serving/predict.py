@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import numpy as np
 
@@ -17,13 +17,13 @@ from vitreous.config import apply_options
 from vitreous.data.clip_views import ONE, ClipViews, clip_views_of
 from vitreous.errors import DataError, UsageError, check_path
 from vitreous.evaluation.calibration import check_abstain, probabilities
-from vitreous.evaluation.inference_options import ComputeOptions, InferenceOptions
+from vitreous.evaluation.inference_options import InferenceOptions
 from vitreous.evaluation.multilabel import THRESHOLD as LIKELY
 from vitreous.serving.card import Card
 from vitreous.serving.class_maps import ClassMap, class_maps
 from vitreous.serving.exported import is_exported, open_exported
 from vitreous.serving.inputs import as_items, is_image
-from vitreous.serving.notebook import card_html, predictions_html
+from vitreous.serving.notebook import card_html, card_text, predictions_html
 from vitreous.serving.objects import THRESHOLD, DetectOptions, ImageObjects, image_objects
 from vitreous.serving.pipeline import Answer, chunk_of, flow
 from vitreous.serving.runtime import Pixels, Runtime, TorchRuntime
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from PIL import Image
     from torch import Tensor
 
+    from vitreous.keywords import ComputeKeywords, DetectKeywords, PredictKeywords, SegmentKeywords
     from vitreous.models.config import Resize
     from vitreous.models.zoo import Model
     from vitreous.serving.inputs import ImageInput
@@ -96,6 +97,9 @@ class Predictor:
     clip_views: ClipViews | None = None
     origin: str = ""
 
+    def __repr__(self) -> str:
+        return card_text(self.card, self.origin, self.runtime.precision)
+
     def _repr_html_(self) -> str:
         count = sum(p.numel() for p in self.bundle.model.parameters()) if self.bundle else None
         return card_html(self.card, self.origin, count, self.runtime.precision)
@@ -124,12 +128,12 @@ class Predictor:
             self.runtime.choose_engine(total_images, features)
 
     @overload
-    def predict(self, images: ImageInput, *args: Any, **options: Any) -> Prediction:
+    def predict(self, images: ImageInput, **options: Unpack[PredictKeywords]) -> Prediction:
         """One image -> one answer."""
         ...
 
     @overload
-    def predict(self, images: Iterable[ImageInput], *args: Any, **options: Any) -> list[Prediction]:
+    def predict(self, images: Iterable[ImageInput], **options: Unpack[PredictKeywords]) -> list[Prediction]:
         """Several images -> a list."""
         ...
 
@@ -137,7 +141,7 @@ class Predictor:
         self,
         images: ImageInput | Iterable[ImageInput],
         top: int | None = None,
-        bad_images: str = "stop",
+        bad_images: Literal["stop", "skip"] = "stop",
         on_images: Callable[[int], None] = lambda done: None,
         threshold: float | None = None,
         abstain: float | None = None,
@@ -164,7 +168,7 @@ class Predictor:
     def embed(
         self,
         images: ImageInput | Iterable[ImageInput],
-        bad_images: str = "stop",
+        bad_images: Literal["stop", "skip"] = "stop",
         on_images: Callable[[int], None] = lambda done: None,
     ) -> np.ndarray:
         """What the head reads: an image -> (D,) float32, several -> (n, D) in the order given. Images are those of
@@ -180,17 +184,20 @@ class Predictor:
         return vectors[0] if is_image(images) else vectors
 
     @overload
-    def segment(self, images: ImageInput, *args: Any, **options: Any) -> ClassMap:
-        """One image -> one class map."""
+    def segment(self, images: ImageInput, **options: Unpack[SegmentKeywords]) -> ClassMap:
+        """One image -> one answer."""
         ...
 
     @overload
-    def segment(self, images: Iterable[ImageInput], *args: Any, **options: Any) -> list[ClassMap]:
+    def segment(self, images: Iterable[ImageInput], **options: Unpack[SegmentKeywords]) -> list[ClassMap]:
         """Several images -> a list."""
         ...
 
     def segment(
-        self, images: ImageInput | Iterable[ImageInput], bad_images: str = "stop", pictures: bool = False
+        self,
+        images: ImageInput | Iterable[ImageInput],
+        bad_images: Literal["stop", "skip"] = "stop",
+        pictures: bool = False,
     ) -> ClassMap | list[ClassMap]:
         """The class of each pixel, at the image's own size: one answer for one image, and a list for several.
 
@@ -203,12 +210,12 @@ class Predictor:
         return answers[0] if is_image(images) else answers
 
     @overload
-    def detect(self, images: ImageInput, *args: Any, **options: Any) -> ImageObjects:
+    def detect(self, images: ImageInput, **options: Unpack[DetectKeywords]) -> ImageObjects:
         """One image -> one answer."""
         ...
 
     @overload
-    def detect(self, images: Iterable[ImageInput], *args: Any, **options: Any) -> list[ImageObjects]:
+    def detect(self, images: Iterable[ImageInput], **options: Unpack[DetectKeywords]) -> list[ImageObjects]:
         """Several images -> a list."""
         ...
 
@@ -217,7 +224,7 @@ class Predictor:
         images: ImageInput | Iterable[ImageInput],
         threshold: float = THRESHOLD,
         tiles: bool = False,
-        bad_images: str = "stop",
+        bad_images: Literal["stop", "skip"] = "stop",
         pictures: bool = False,
     ) -> ImageObjects | list[ImageObjects]:
         """The objects on an image whose score is at least `threshold`, the highest first: boxes, names, scores and, of
@@ -324,7 +331,7 @@ def load(
     source_size: int | tuple[int, int] | None = None,
     native_aspect: bool = False,
     tokens: int | None = None,
-    **options: Unpack[ComputeOptions],
+    **options: Unpack[ComputeKeywords],
 ) -> Predictor:
     """A trained model, ready for `.predict("dog.jpg")` and `.embed("dog.jpg")`: of a run folder, a bundle, an exported
     file or foreign weights. `.model` is its torch.nn.Module, and `.transform` makes its input of a picture.

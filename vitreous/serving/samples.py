@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 import torch
@@ -33,6 +33,9 @@ from vitreous.reports.pages.picture_grid import picture_of as picture_of
 from vitreous.reports.sizes import MOST_FRAMES, size_to_make, written
 from vitreous.serving.clip_files import GIF, MP4, moving_grid, require_encoder, write_clip
 from vitreous.weights.bundle import Bundle
+
+if TYPE_CHECKING:
+    from vitreous.keywords import SampleKeywords
 
 CHUNK = 64  # images that are made, and written, at a time
 MOST = 1_000_000  # images of one call
@@ -201,7 +204,7 @@ def sample(
     out: str | os.PathLike[str],
     listener: Listener | None = None,
     progress: bool = True,
-    **options: Any,
+    **options: Unpack[SampleKeywords],
 ) -> dict[str, Any]:
     """Make images, write them, and return the document of `vitreous sample --json`; `options` are the fields of
     `SampleOptions`.
@@ -211,7 +214,7 @@ def sample(
     CLASS-NUMBER.gif, and what is there is not made again. Raises UsageError, WeightsError, DataError and ResourceError,
     each with its way out.
     """
-    (asked,) = apply_options("sample", options, SampleOptions(), known=("run", "out", "listener", "progress"))
+    (asked,) = apply_options("sample", dict(options), SampleOptions(), known=("run", "out", "listener", "progress"))
     display = listener or (Display() if progress else NullListener())
     began, place = time.monotonic(), Path(out)
     bundle = open_generator(run, display.note)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors.torch import save_file
@@ -22,10 +22,11 @@ from vitreous.config import from_plain, to_plain
 from vitreous.data.preprocess import Preprocess
 from vitreous.disk import atomic_path, sha256, sync, write_text
 from vitreous.errors import UsageError, WeightsError
+from vitreous.models.base import VisionModel
 from vitreous.models.config import ModelConfig
 from vitreous.models.names import name_of
 from vitreous.models.skip_init import skip_init
-from vitreous.models.zoo import AnyModel, Model
+from vitreous.models.zoo import Model
 from vitreous.weights.files import open_weights
 from vitreous.weights.parts import PARTS, ObjectiveParts
 from vitreous.weights.tasks import Classification, Features, Task, WithTask, task_from_json, task_to_json
@@ -89,7 +90,7 @@ def on_cpu(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def save(
-    model: Model,
+    model: VisionModel[Any],
     path: str | os.PathLike[str],
     classes: Sequence[str] | None = None,
     preprocess: Preprocess | None = None,
@@ -103,7 +104,7 @@ def save(
     channels, and for a path that is taken.
     """
     folder, config = Path(path), getattr(model, "config", None)
-    if not isinstance(model, AnyModel) or config is None or not getattr(config, "library", "yes"):
+    if not isinstance(model, VisionModel) or config is None or not getattr(config, "library", "yes"):
         raise UsageError(
             f"{type(model).__name__} is no model of vitreous.create",
             "for others, save their state dict: it is read where known",
@@ -128,7 +129,7 @@ def save(
         )
     if folder.exists() or folder.is_symlink():
         raise UsageError(f"{folder} exists already, and is not overwritten", "name another place")
-    Bundle(model, Classification(names) if names else Features(), preprocess).save(folder)
+    Bundle(cast(Model, model), Classification(names) if names else Features(), preprocess).save(folder)
     return folder
 
 

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from vitreous.config import to_plain
 from vitreous.errors import UsageError, nearest
 from vitreous.models import zoo
+from vitreous.models.base import VisionModel
 from vitreous.models.config import ModelConfig, replace_fields
 from vitreous.models.names import configure, name_of
 from vitreous.weights.adopt import adopt, open_weights
+
+if TYPE_CHECKING:
+    from vitreous.keywords import BiTName, DiTName, ModelKeywords, SwinName, ViTName
+    from vitreous.models.bit import BiT
+    from vitreous.models.dit import DiT
+    from vitreous.models.swin import Swin
+    from vitreous.models.vit import ViT
 
 #: what timm and others call an option -> its name here
 SYNONYMS = {
@@ -27,10 +35,84 @@ SYNONYMS = {
     "pretrained_path": "weights",
     "checkpoint_path": "weights",
 }
+#: options of timm that are methods here
+METHODS = {
+    "features_only": "use model.features_at(images, strides), or model.forward_intermediates(images)",
+    "out_indices": "use model.forward_intermediates(images, indices)",
+    "pretrained_cfg": "preprocessing is of weights: vitreous.load(RUN).card.preprocess",
+    "pretrained_cfg_overlay": "preprocessing is of weights: vitreous.load(RUN).card.preprocess",
+    "scriptable": "use torch.export or vitreous.export",
+    "exportable": "every model is: use torch.export or vitreous.export",
+}
 POOLS = {"token": "class", "avg": "mean", "map": "attention"}  # timm's `global_pool`
 #: fields by which weights may go on otherwise than they were trained; others say what the weights are
 TRAINING = ("dropout", "drop_path", "drop_path_rises", "resize")
 logger = logging.getLogger("vitreous")
+
+
+@overload
+def create(
+    name: ViTName,
+    image_size: int | tuple[int, ...] | None = None,
+    num_classes: int | None = None,
+    channels: int | None = None,
+    weights: str | os.PathLike[str] | None = None,
+    **changes: Unpack[ModelKeywords],
+) -> ViT:
+    """A ViT, by the names of such models."""
+    ...
+
+
+@overload
+def create(
+    name: SwinName,
+    image_size: int | tuple[int, ...] | None = None,
+    num_classes: int | None = None,
+    channels: int | None = None,
+    weights: str | os.PathLike[str] | None = None,
+    **changes: Unpack[ModelKeywords],
+) -> Swin:
+    """A Swin, by the names of such models."""
+    ...
+
+
+@overload
+def create(
+    name: BiTName,
+    image_size: int | tuple[int, ...] | None = None,
+    num_classes: int | None = None,
+    channels: int | None = None,
+    weights: str | os.PathLike[str] | None = None,
+    **changes: Unpack[ModelKeywords],
+) -> BiT:
+    """A BiT, by the names of such models."""
+    ...
+
+
+@overload
+def create(
+    name: DiTName,
+    image_size: int | tuple[int, ...] | None = None,
+    num_classes: int | None = None,
+    channels: int | None = None,
+    weights: str | os.PathLike[str] | None = None,
+    **changes: Unpack[ModelKeywords],
+) -> DiT:
+    """A DiT, by the names of such models."""
+    ...
+
+
+@overload
+def create(
+    name: str | None = None,
+    image_size: int | tuple[int, ...] | None = None,
+    num_classes: int | None = None,
+    channels: int | None = None,
+    weights: str | os.PathLike[str] | None = None,
+    **changes: Unpack[ModelKeywords],
+) -> VisionModel[ModelConfig]:
+    """A model by another name, or by its weights."""
+    ...
 
 
 def create(
@@ -39,14 +121,16 @@ def create(
     num_classes: int | None = None,
     channels: int | None = None,
     weights: str | os.PathLike[str] | None = None,
-    **changes: Any,
-) -> Any:
+    **changes: Unpack[ModelKeywords],
+) -> VisionModel[Any]:
     """Build a model: `create("ViT-B/16", image_size=384, num_classes=37)`, freshly initialised, or with `weights`.
 
     `image_size` in pixels, one number or one per axis; `num_classes` as the name has it (1000 for most), 0 leaves the
     head out; `channels` of an image: 3, or 4 of a DiT's latents; `changes` are fields of `ViTConfig`, `BiTConfig`,
     `SwinConfig` or `DiTConfig`. timm's `img_size`, `in_chans`, `drop_rate`, `drop_path_rate`, `global_pool` and the
     like mean the same here.
+
+    Type checkers know the class by the names that `vitreous models` lists; other names are of a `VisionModel`.
 
     `weights`: a run, a bundle, a file or foreign weights, as `vitreous.load` takes them. Then `name` may be left out;
     size, classes and channels are those of the weights where they are not given, positions are resized, channels are
@@ -55,20 +139,20 @@ def create(
     for a size that the patch does not divide; WeightsError for weights that are not read.
     """
     given = {"image_size": image_size, "num_classes": num_classes, "channels": channels, "weights": weights}
-    given, changes = by_our_names({key: value for key, value in given.items() if value is not None}, changes)
+    given, fields = by_our_names({key: value for key, value in given.items() if value is not None}, dict(changes))
     source = given.pop("weights", None)
     if source is None:
         if name is None:
             raise UsageError("create() needs a name or weights", 'create("ViT-S/16"), or create(weights="runs/pets")')
-        return zoo.create(name, **given, **changes)
+        return zoo.create(name, **given, **fields)
     opened = open_weights(source)
     config = opened.config
     if name is not None and name_of(configure(name)) != name_of(config):
         raise UsageError(f"{os.fspath(source)} is {name_of(config)}, not {name}", "leave the name out")
-    if wrong := sorted(set(changes) - set(TRAINING)):
+    if wrong := sorted(set(fields) - set(TRAINING)):
         hint = nearest(wrong[0], TRAINING) or f"with weights there are {', '.join(TRAINING)}"
         raise UsageError(f"{wrong[0]} is as the weights have it: it cannot be given beside them", hint)
-    model = zoo.build(fitted(config, given, changes))
+    model = zoo.build(fitted(config, given, fields))
     logger.info(adopt(model, opened).text())
     return model
 
@@ -78,6 +162,8 @@ def by_our_names(given: dict[str, Any], changes: dict[str, Any]) -> tuple[dict[s
     by two names, and for `pretrained`, which names no weights."""
     if changes.get("pretrained") is False:
         changes = {name: value for name, value in changes.items() if name != "pretrained"}
+    for name in set(changes) & set(METHODS):
+        raise UsageError(f"create() has no option {name}", METHODS[name])
     if "pretrained" in changes:
         raise UsageError("pretrained=True names no weights", 'name them: create(weights="timm:NAME"), or "hf:ORG/NAME"')
     renamed: dict[str, Any] = {}

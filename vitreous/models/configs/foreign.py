@@ -76,7 +76,8 @@ class ForeignConfig(Leveled):
                 f"{self.name} is for pictures, not for images of {len(image)} axes", "use --model ViT-S/16"
             )
         if self.sized_by and any(side % patch for side, patch in zip(image, self.patch, strict=True)):
-            problem = f"image size {format_size(image)} is not a multiple of {format_size(self.patch)} for {self.name}"
+            problem = f"image size {format_size(image)} is not divisible by patch size {format_size(self.patch)}"
+            problem += f" ({self.name})"
             raise UsageError(problem, f"use --image-size {format_size(nearby(image, self.patch))}")
 
     @property

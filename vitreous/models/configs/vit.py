@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
@@ -70,7 +70,8 @@ class ViTConfig(Leveled, metaclass=ByOptions):
 
     # answers of a plain ViT to what other families have fields for
     kind: ClassVar[Literal["vit"]] = "vit"  # whose training recipes fit
-    upgraded = staticmethod(resolve)  # settings as they were saved when one config had the options of all families
+    # settings as they were saved when one config had the options of all families
+    upgraded: ClassVar[Callable[[Mapping[str, Any]], dict[str, Any]]] = staticmethod(resolve)
     SETTABLE: ClassVar[dict[str, Any]] = {  # options that change the family
         "attention": Literal["plain", "relative", "rotary", "decomposed"],
         "axial": bool,

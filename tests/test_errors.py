@@ -1,0 +1,74 @@
+"""Messages name options as keywords in Python, and as options on the command line."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+import pytest
+
+from tests.test_architecture import FILES, ROOT, parsed
+from vitreous.errors import FOREIGN_OPTIONS, OPTION_WORDS, UsageError, as_keywords
+
+#: words that follow an option in a sentence
+SENTENCE = """
+above adds and are at belong beside cannot changes chooses compares copies costs counts decodes each frames goes has
+hides images is it keeps makes must name names needs nearer of on or out places plans reads samples say says sets
+smaller still takes than the to trains vectors where which with writes
+"""
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("use --image-size 240, or --patch-size 3", "use image_size=240, or patch_size=3"),
+        ("--abstain is for models that name one class", "abstain is for models that name one class"),
+        ("a --lr above 0", "a lr above 0"),
+        ("use --engine torch.", "use engine='torch'."),
+        ("--interval 0.2 0.1 cannot be", "interval=(0.2, 0.1) cannot be"),
+        ("add --native-aspect, or leave it out", "add native_aspect=True, or leave it out"),
+        ("use --no-compile", "use compile=False"),
+        ("name where it is: --vae FOLDER", "name where it is: vae=FOLDER"),
+        ("--group-by 'a b'", "group_by='a b'"),
+        ("--license apache-2.0 states one", "licence='apache-2.0' states one"),
+        ("use --optimizer.betas 0.9 0.95", "use settings={'optimizer.betas': ['0.9', '0.95']}"),
+        ("continue it: vitreous train --resume --out runs/a", "continue it: vitreous.train(resume=True, out='runs/a')"),
+        ("train one: vitreous train DATA --recipe dit", "train one: vitreous.train(DATA, recipe='dit')"),
+        ("use `vitreous predict RUN IMAGES --out FOLDER`", "use `vitreous predict RUN IMAGES --out FOLDER`"),
+        ("torchrun --nproc-per-node N -m vitreous train …", "torchrun --nproc-per-node N -m vitreous train …"),
+    ],
+)
+def test_options_become_keywords(text, expected):
+    assert as_keywords(text) == expected
+    assert str(UsageError("x", text)) == f"x\n  {expected}" and UsageError("x", text).hint == text
+
+
+def test_a_value_of_an_option_is_told_from_the_sentence():
+    """Every word after an option in the package is one of the values or one of the words of sentences."""
+    known = {*OPTION_WORDS.split(), *SENTENCE.split()}
+    unknown = set()
+    for path in FILES:
+        if path.relative_to(ROOT).parts[0] in ("cli", "bench"):
+            continue
+        nodes = parsed(path)[1]
+        outside = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}  # docstrings
+        for node in nodes:
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in outside:
+                for option, word in re.findall(r"--([a-z][a-z0-9.-]*) ([a-z][a-z-]*+)(?![\w:/.]*[\w/])", node.value):
+                    if word not in known and option not in FOREIGN_OPTIONS:
+                        unknown.add((path.name, option, word))
+    assert not unknown
+
+
+def test_an_error_in_python_and_on_the_command_line(tmp_path, capsys):
+    import vitreous
+    from vitreous.cli.main import main
+
+    with pytest.raises(UsageError) as caught:
+        vitreous.create("ViT-B/16", image_size=225)
+    assert str(caught.value) == (
+        "image size 225 is not divisible by patch size 16\n  use image_size=224, or patch_size=15"
+    )
+    with pytest.raises(SystemExit):
+        main(["train", "digits", "--model", "ViT-32x2/4", "--image-size", "9", "--dry-run"])
+    assert "--image-size 8" in capsys.readouterr().err

@@ -1,0 +1,134 @@
+"""The public functions as type checkers see them: classes by name, keywords, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from vitreous import keywords
+from vitreous.evaluation.inference_options import InferenceOptions
+from vitreous.models.config import BiTConfig, DiTConfig, SwinConfig, ViTConfig
+from vitreous.models.configs.adapter import AdapterConfig
+from vitreous.models.configs.detector import DetectorConfig
+from vitreous.models.configs.hybrid import HybridConfig
+from vitreous.models.configs.sam import SAMConfig
+from vitreous.models.configs.segmenter import SegmenterConfig
+from vitreous.models.configs.video import VideoConfig
+from vitreous.models.names import NAMES, configure
+from vitreous.recipes.options import TrainOptions
+from vitreous.reports.evaluate import EvaluateOptions
+from vitreous.reports.generated import GenerationOptions
+from vitreous.reports.protocols.task import ProtocolOptions
+from vitreous.reports.scene import InspectOptions
+from vitreous.serving.samples import SampleOptions
+from vitreous.weights.create import SYNONYMS
+
+ROOT = Path(__file__).parents[1]
+#: right and wrong uses: `# Type` is what the expression of the line has, `# error` a line that is refused
+USES = """\
+from typing import reveal_type
+import torch
+import vitreous
+images = torch.rand(1, 3, 224, 224)
+reveal_type(vitreous.create("ViT-B/16"))  # ViT
+reveal_type(vitreous.create("vit-b/16", num_classes=3, global_pool="avg", drop_path_rate=0.1))  # ViT
+reveal_type(vitreous.create("Swin-T/4"))  # Swin
+reveal_type(vitreous.create("BiT-R50x1"))  # BiT
+reveal_type(vitreous.create("DiT-S/4"))  # DiT
+model = vitreous.create(weights="runs/pets", num_classes=3)
+reveal_type(model(images))  # Tensor
+reveal_type(model.features(images))  # Tensor
+reveal_type(model.num_features)  # int
+reveal_type(vitreous.ViT(vitreous.ViTConfig())(images))  # Tensor
+vitreous.save(model, "mine", classes=["cat", "dog"])
+predictor = vitreous.load("runs/pets", precision="fp32")
+reveal_type(predictor.predict("dog.jpg"))  # Prediction
+reveal_type(predictor.predict(["dog.jpg"], top=3))  # list[Prediction]
+reveal_type(predictor.segment("dog.jpg"))  # ClassMap
+reveal_type(predictor.detect(["dog.jpg"], tiles=True))  # list[ImageObjects]
+vitreous.train("photos", epochs=3, model="ViT-S/16", lr_grid=[0.1, 0.2], settings={"optimizer.betas": ["0.9", "0.95"]})
+vitreous.evaluate("runs/pets", protocol="knn", k=5, device="cpu")
+vitreous.inspect("runs/pets", "dog.jpg", figures="rollout")
+vitreous.create_loader("photos", image_size=224, augment=False)
+vitreous.create("ViT-B/16", num_clases=3)  # error
+vitreous.create("ViT-B/16", features_only=True)  # error
+vitreous.create("ViT-B/16", pretrained=True)  # error
+vitreous.create_model("ViT-B/16")  # error
+model(pixel_values=images)  # error
+vitreous.load("runs/pets", precision="fp8")  # error
+vitreous.train("photos", epoch=3)  # error
+vitreous.evaluate("runs/pets", protocl="knn")  # error
+vitreous.inspect("runs/pets", figure="rollout")  # error
+vitreous.sample("runs/faces", "out.png", guidence=2.0)  # error
+vitreous.create_loader("photos", epochs="three")  # error
+predictor.predict("dog.jpg", bad_images="ignore")  # error
+"""
+
+
+def test_types_of_the_public_functions(tmp_path):
+    if find_spec("pyright") is None:
+        pytest.skip("pyright is not installed")
+    (tmp_path / "uses.py").write_text(USES)
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps({"extraPaths": [str(ROOT)], "typeCheckingMode": "basic"}))
+    command = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "--outputjson", "uses.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    findings = json.loads(done.stdout)["generalDiagnostics"]
+    by_line = {row["range"]["start"]["line"]: row for row in findings}
+    lines = USES.splitlines()
+    refused = {number for number, row in by_line.items() if row["severity"] == "error"}
+    assert refused == {number for number, line in enumerate(lines) if line.endswith("# error")}
+    revealed = {number: line.rpartition("# ")[2] for number, line in enumerate(lines) if line.startswith("reveal_type")}
+    assert {n: by_line[n]["message"].rpartition(" is ")[2].strip('"') for n in revealed} == revealed
+
+
+def field_names(*kinds: type) -> set[str]:
+    return {field.name for kind in kinds for field in dataclasses.fields(kind)}
+
+
+OF_EVALUATE = {"data", "split", "batch_size", "workers", "bad_images", "protocol", "listener"}
+MODELS = (ViTConfig, HybridConfig, SAMConfig, VideoConfig, BiTConfig, SwinConfig, DiTConfig)
+MODELS += (AdapterConfig, SegmenterConfig, DetectorConfig)
+
+
+@pytest.mark.parametrize(
+    "name, fields",
+    [
+        ("TrainKeywords", field_names(TrainOptions) - {"data"}),
+        ("LoaderKeywords", field_names(TrainOptions) - {"data", "batch_size", "seed", "workers"}),
+        ("ComputeKeywords", field_names(InferenceOptions)),
+        (
+            "EvaluateKeywords",
+            field_names(InferenceOptions, EvaluateOptions, ProtocolOptions, GenerationOptions) - OF_EVALUATE,
+        ),
+        ("InspectKeywords", field_names(InspectOptions)),
+        ("SampleKeywords", field_names(SampleOptions)),
+        (
+            "ModelKeywords",
+            field_names(*MODELS) - {"family", "image", "classes", "channels", "backbone", "head"}
+            | set(SYNONYMS) - {"patch"}
+            | {"axial", "first_norm", "global_pool", "pretrained"},
+        ),
+    ],
+)
+def test_keywords_are_the_fields_that_are_checked(name, fields):
+    assert set(getattr(keywords, name).__annotations__) == fields
+
+
+def test_names_of_models_are_those_that_are_listed():
+    classes = {"ViTName": ViTConfig, "SwinName": SwinConfig, "BiTName": BiTConfig, "DiTName": DiTConfig}
+    listed = {name: set() for name in classes}
+    for name in NAMES:
+        (kind,) = [key for key, config in classes.items() if isinstance(configure(name), config)]
+        listed[kind] |= {name, name.lower()}
+    assert {name: set(get_args(getattr(keywords, name))) for name in classes} == listed
+
+
+def test_the_wheel_says_that_it_is_typed():
+    assert (ROOT / "vitreous" / "py.typed").is_file()

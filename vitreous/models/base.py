@@ -1,0 +1,302 @@
+"""What models of all families share: checks of their input, a short repr, and methods by the names that timm and
+DINOv2 have for them.
+
+B images, C channels, P prefix tokens, N patch tokens, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Self, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from vitreous.errors import UsageError
+from vitreous.models.config import ModelConfig, replace_fields
+from vitreous.models.names import name_of
+from vitreous.nn.encoder import Encoder
+from vitreous.nn.sizes import format_size
+
+Config = TypeVar("Config", bound=ModelConfig, covariant=True)
+
+#: attributes of models of timm and transformers -> what to use here
+ELSEWHERE = {
+    "default_cfg": "use model.config, and vitreous.load(RUN).card.preprocess for mean, std and size",
+    "pretrained_cfg": "use model.config, and vitreous.load(RUN).card.preprocess for mean, std and size",
+    "feature_info": "use model.config.levels, which features_at(images, strides) gives",
+    "embed_dim": "use model.config.width, or model.num_features for what the head reads",
+    "patch_embed": "use model.projection",
+    "pos_embed": "use model.position",
+    "cls_token": "use model.prefix, whose first row it is",
+    "get_classifier": "use model.head",
+    "save_pretrained": "use vitreous.save(model, FOLDER)",
+    "push_to_hub": "use vitreous.push(RUN, 'hf:org/name')",
+    "gradient_checkpointing_enable": "use model.set_grad_checkpointing()",
+    "get_image_features": "use model.pool(model.features(images))",
+}
+
+
+class VisionModel(nn.Module, Generic[Config]):
+    """A model that reads images: its `config`, checks, and methods by the names of other libraries.
+
+    The repr is a summary; `print(torch.nn.Module.__repr__(model))` prints the tree of modules.
+    """
+
+    config: Config
+    head: nn.Module
+
+    if TYPE_CHECKING:
+        any_size: bool
+
+        def __call__(self, images: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
+            """(B, C, *image) -> (B, classes): logits."""
+            ...
+
+        def features(self, images: Tensor) -> Tensor:
+            """(B, C, *image) -> (B, P + N, D): every token after the last norm."""
+            ...
+
+        def features_at(self, images: Tensor, strides: Sequence[int]) -> list[Tensor]:
+            """(B, C, *image) -> for each stride, in pixels, (B, *grid, D)."""
+            ...
+
+        def pool(self, tokens: Tensor) -> Tensor:
+            """(B, P + N, D) -> (B, F): the input of the head."""
+            ...
+
+        def classify(self, pooled: Tensor) -> Tensor:
+            """(B, F) -> (B, classes)."""
+            ...
+
+        def blocks(self) -> list[nn.Module]:
+            """The residual blocks in order."""
+            ...
+
+        def first_layer(self) -> nn.Module:
+            """The layer that reads the image."""
+            ...
+
+        def last_norm(self, tokens: Tensor) -> Tensor:
+            """(..., D) -> (..., D): the norm after the last block."""
+            ...
+
+    else:
+
+        def __call__(self, *arguments, **keywords):
+            """Run `forward`, with hooks. Raises TypeError for keywords of transformers."""
+            if "pixel_values" in keywords:
+                raise TypeError(f"{type(self).__name__} takes images, not pixel_values: model(images) gives the logits")
+            return super().__call__(*arguments, **keywords)
+
+        def __getattr__(self, name):
+            """What PyTorch has registered. Raises AttributeError, for names of timm and transformers with ours."""
+            if name in ELSEWHERE:
+                raise AttributeError(f"{type(self).__name__} has no {name}: {ELSEWHERE[name]}")
+            return super().__getattr__(name)
+
+    @classmethod
+    def from_pretrained(cls, *arguments: object, **keywords: object) -> Self:
+        """Call the next class that has it, such as `PyTorchModelHubMixin`. Raises AttributeError where there is none,
+        naming `create`."""
+        following = getattr(super(), "from_pretrained", None)
+        if following is None:
+            problem = f"{cls.__name__} has no from_pretrained: use vitreous.create(weights='hf:ORG/NAME')"
+            raise AttributeError(f"{problem}, or vitreous.load('hf:ORG/NAME') with preprocessing and classes")
+        return following(*arguments, **keywords)
+
+    def __repr__(self) -> str:
+        config, parameter = self.config, self.first_parameter()
+        count = sum(parameter.numel() for parameter in self.parameters())
+        mode = "training" if self.training else "evaluation"
+        lines = [
+            f"{name_of(config)} ({type(self).__name__})",
+            f"parameters: {count:,} ({str(parameter.dtype).removeprefix('torch.')}, {parameter.device}, {mode} mode)",
+            f"input: images {describe_shape(config)}, floats, normalised",
+            f"blocks: {config.depth}, patches of {format_size(config.patch)} pixels",
+            f"features: (B, {config.features})",
+            f"classes: {config.classes}" if config.classes else "classes: none, the output are features",
+        ]
+        return "\n  ".join(lines)
+
+    def check_images(self, images: Tensor) -> None:
+        """Raise TypeError for anything but a tensor of floats, ValueError for (B, C, *image) with other axes or
+        channels than the model's, and UsageError for a size that it cannot take."""
+        config = self.config
+        axes = len(config.image)
+        if not isinstance(images, Tensor) or images.ndim != axes + 2 or images.shape[1] != config.channels:
+            refuse_images(config, images)
+        if not images.is_floating_point():
+            problem = f"expected floats, got {images.dtype}: scale to [0, 1] and normalise"
+            raise TypeError(f"{problem}, as vitreous.load(RUN).transform does, or images.float() / 255")
+        if images.dtype == torch.float64 and self.first_parameter().dtype != torch.float64:
+            raise TypeError(f"expected {self.first_parameter().dtype}, got torch.float64: use images.float()")
+        config.check_image(tuple(images.shape[2:]))
+
+    def first_parameter(self) -> Tensor:
+        """A parameter, of any shape, for the type and device of the model; an empty tensor where there is none."""
+        return next(self.parameters(), torch.empty(0))
+
+    @property
+    def num_classes(self) -> int:
+        """Classes of the head; 0 without one."""
+        return self.config.classes
+
+    @property
+    def num_features(self) -> int:
+        """Channels of the head's input, (B, num_features)."""
+        return self.config.features
+
+    def forward_features(self, images: Tensor) -> Tensor:
+        """(B, C, *image) -> (B, P + N, D): `features` by timm's name."""
+        return self.features(images)
+
+    def forward_head(self, tokens: Tensor, pre_logits: bool = False) -> Tensor:
+        """(B, P + N, D) -> (B, classes), or (B, F) with `pre_logits`: `pool` and `classify` by timm's name."""
+        pooled = self.pool(tokens)
+        return pooled if pre_logits else self.classify(pooled)
+
+    def forward_intermediates(
+        self,
+        images: Tensor,
+        indices: int | Sequence[int] | None = None,
+        norm: bool = False,
+        output_fmt: Literal["NCHW", "NLC"] = "NCHW",
+        intermediates_only: bool = False,
+    ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
+        """(B, C, *image) -> the features (B, P + N, D), and the patch tokens after each block of `indices`, as timm has
+        it.
+
+        `indices` count blocks from 0, or from -1 backwards; a number stands for as many last blocks, None for all.
+        Models with stages (Swin, BiT, ViT-Adapter) count stages. With `norm` the last norm is applied to each. Maps are
+        (B, D, *grid), or with `output_fmt="NLC"` (B, N, D). `intermediates_only` leaves the features out. Raises
+        ValueError for an index or a format that there is not, NotImplementedError for a model of pixels or objects.
+        """
+        if output_fmt not in ("NCHW", "NLC"):
+            raise ValueError(f"output_fmt is 'NCHW' or 'NLC', not {output_fmt!r}")
+        maps = [tokens for tokens, _ in self.tokens_after(images, indices, norm)]
+        maps = [x.movedim(-1, 1) if output_fmt == "NCHW" else x.flatten(1, -2) for x in maps]
+        return maps if intermediates_only else (self.features(images), maps)
+
+    def get_intermediate_layers(
+        self,
+        images: Tensor,
+        n: int | Sequence[int] = 1,
+        reshape: bool = False,
+        return_class_token: bool = False,
+        norm: bool = True,
+    ) -> tuple[Tensor, ...] | tuple[tuple[Tensor, Tensor], ...]:
+        """(B, C, *image) -> the patch tokens (B, N, D) after the last `n` blocks, or those of these indices, as DINOv2
+        has it.
+
+        `reshape` makes them (B, D, *grid); with `return_class_token` each comes with the first prefix token (B, D).
+        Raises ValueError as `forward_intermediates`, and for the class token of a model without one.
+        """
+        layers = self.tokens_after(images, n, norm)
+        patches = [x.movedim(-1, 1) if reshape else x.flatten(1, -2) for x, _ in layers]
+        if not return_class_token:
+            return tuple(patches)
+        if not getattr(self.config, "class_token", False):
+            raise ValueError(f"{name_of(self.config)} has no class token: leave return_class_token out")
+        return tuple((x, prefix[:, 0]) for x, (_, prefix) in zip(patches, layers, strict=True))
+
+    def tokens_after(
+        self, images: Tensor, indices: int | Sequence[int] | None, norm: bool
+    ) -> list[tuple[Tensor, Tensor]]:
+        """(B, C, *image) -> patch tokens (B, *grid, D) and prefix tokens (B, P, D) after the blocks, or stages, of
+        these indices. Raises ValueError for one that there is not, NotImplementedError for a model without features of
+        blocks."""
+        config = self.config
+        features_after: Any = getattr(self, "features_after", None)
+        if not hasattr(self, "features_at"):
+            raise NotImplementedError(f"{type(self).__name__} gives no features of blocks by itself: ask its backbone")
+        if features_after is None or getattr(config, "stages", ()):
+            strides = [config.strides[i] for i in choose_indices(len(config.strides), indices)]  # type: ignore[union-attr]
+            maps = self.features_at(images, strides)
+            last = config.strides[-1]  # type: ignore[union-attr]
+            maps = [
+                self.last_norm(x) if norm and stride == last else x for x, stride in zip(maps, strides, strict=True)
+            ]
+            return [(x, x.new_empty(len(x), 0, x.shape[-1])) for x in maps]
+        outputs = features_after(images, [i + 1 for i in choose_indices(config.depth, indices)])
+        outputs = [self.last_norm(x) for x in outputs] if norm else outputs
+        grid = tuple(side // patch for side, patch in zip(images.shape[2:], config.patch, strict=True))
+        count = outputs[0].shape[1] if outputs else 0
+        patches = count - config.prefix  # type: ignore[union-attr]
+        prefix = count - patches
+        return [(x[:, prefix:].unflatten(1, grid), x[:, :prefix]) for x in outputs]
+
+    def reset_classifier(self, num_classes: int) -> None:
+        """Put a new head for that many classes in place, whose weights are 0; with 0 the output are features.
+
+        Raises UsageError for a model without a head for images.
+        """
+        build = getattr(self, "build_head", None)
+        if build is None:
+            hint = "create another: vitreous.create(NAME, num_classes=N)"
+            raise UsageError(f"the head of {name_of(self.config)} is not for classes of images", hint)
+        parameter = self.first_parameter()
+        self.config = replace_fields(self.config, {"classes": num_classes})
+        self.head = build().to(parameter.device, parameter.dtype).train(self.training)
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Keep only the input of each block in training and compute the rest again in the backward pass.
+
+        Raises UsageError for a model without such blocks (BiT, models of other libraries).
+        """
+        encoders = [part for part in self.modules() if isinstance(part, Encoder)]
+        if not encoders and enable:
+            raise UsageError(f"{name_of(self.config)} has no blocks that are computed again", "use smaller batches")
+        for encoder in encoders:
+            encoder.recompute = enable
+
+
+def zero_parameters(module: nn.Module) -> nn.Module:
+    """The module, with all of its parameters set to 0."""
+    for parameter in module.parameters():
+        nn.init.zeros_(parameter)
+    return module
+
+
+def linear_head(width: int, classes: int) -> nn.Module:
+    """(B, width) -> (B, classes): a linear layer whose weights are 0; without classes, the features as they are."""
+    return zero_parameters(nn.Linear(width, classes)) if classes else nn.Identity()
+
+
+def describe_shape(config: ModelConfig) -> str:
+    """The shape of a model's input: `(B, 3, 224, 224)`."""
+    return f"({', '.join(map(str, ('B', config.channels, *config.image)))})"
+
+
+def refuse_images(config: ModelConfig, images: object) -> NoReturn:
+    """Raise TypeError or ValueError for what is not (B, C, *image), with the way to make it so."""
+    expected = f"expected images {describe_shape(config)}"
+    if not isinstance(images, Tensor):
+        problem = f"{expected}, a torch.Tensor, got {type(images).__module__}.{type(images).__qualname__}"
+        raise TypeError(f"{problem}: vitreous.load(RUN).transform(image)[None] makes one")
+    shape, axes, channels = tuple(images.shape), len(config.image), config.channels
+    problem = f"{expected}, got {shape}"
+    if len(shape) == axes + 1 and shape[0] == channels:
+        raise ValueError(f"{problem}; add a batch axis: images[None]")
+    if len(shape) == axes + 1 and shape[-1] == channels:
+        raise ValueError(f"{problem}; put channels first and add a batch axis: images.movedim(-1, 0)[None]")
+    if len(shape) == axes + 2 and shape[-1] == channels:
+        raise ValueError(f"{problem}; put channels first: images.movedim(-1, 1)")
+    if len(shape) == axes + 2:
+        problem = f"{problem}: the model takes {channels} channels, the images have {shape[1]}"
+        raise ValueError(f"{problem}; convert them, or vitreous.create(…, channels={shape[1]})")
+    raise ValueError(f"{problem}; give {axes + 2} axes, batch and channels first")
+
+
+def choose_indices(count: int, indices: int | Sequence[int] | None) -> list[int]:
+    """Indices from 0 of `count` blocks: all, the last so many, or these, counted backwards where they are negative.
+    Raises ValueError for others."""
+    if indices is None:
+        return list(range(count))
+    if isinstance(indices, int):
+        if not 0 < indices <= count:
+            raise ValueError(f"the last {indices} of {count} blocks: give 1 to {count}")
+        return list(range(count - indices, count))
+    if wrong := [index for index in indices if not -count <= index < count]:
+        raise ValueError(f"there is no block {wrong[0]}: give {-count} to {count - 1}")
+    return [index % count for index in indices]
