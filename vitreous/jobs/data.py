@@ -11,6 +11,7 @@ import numpy as np
 from vitreous.config import set_paths
 from vitreous.cores import default_workers
 from vitreous.data.annotations.learnable import require_learnable
+from vitreous.data.annotations.target import kind_of
 from vitreous.data.annotations.painted import find_objects, has_masks, paint_classes, with_masks
 from vitreous.data.buckets import assign, measure_forms
 from vitreous.data.copies.listing import excluded as names_in
@@ -34,6 +35,7 @@ from vitreous.training.run import DataOptions, Run
 from vitreous.weights.adopt import starting_point
 
 PARALLEL = 2_000  # pictures from which it pays to start processes for a first look at them
+WITHOUT_LABELS = ("mae", "dino", "dinov2", "dit")  # recipes that are offered for pictures without labels
 UTILISED = 0.6  # of the machine's peak that a training step reaches
 SCREENED = 20_000  # files up to which a data set is decoded once before training, to name what cannot be read
 
@@ -61,7 +63,7 @@ def prepare_data(
         opened = open_data_of_run(folder.path, *how) if folder else open_data(*how)
     objective = base.objective if base else objective_of(options)
     if objective.labelled:
-        require_labels(opened)
+        offer_objectives(opened)
     if objective.annotated:
         require_learnable(opened, "classes" if objective.annotated == "classes" else "objects")
         opened = {"classes": paint_classes, "objects": find_objects}[objective.annotated](opened)
@@ -89,6 +91,19 @@ def prepare_data(
     if run.objective.annotated == "objects":
         opened = with_masks(opened, getattr(run.objective, "masks", False))
     return opened, *screen_inputs(opened, run, workers, listener, forms)
+
+
+def offer_objectives(opened: Data) -> None:
+    """Raise DataError for data without labels, which a classifier needs, with the commands that learn without."""
+    try:
+        require_labels(opened)
+    except DataError as error:
+        if opened.labelled or opened.unlearnable:
+            raise
+        kind = kind_of(opened.splits["train"])
+        names = {"pictures": WITHOUT_LABELS, "clips": ("videomae",)}.get(kind, WITHOUT_LABELS[:1])
+        commands = "".join(f"\n    vitreous train {printable(opened.name)} --recipe {name}" for name in names)
+        raise DataError(error.message, f"{error.hint}; or learn from images without labels:{commands}") from None
 
 
 def first_workers(opened: Data, options: TrainOptions) -> int:

@@ -48,9 +48,19 @@ FREE = ("timeout:", "data.workers:", "keep:", "device:", "micro_batch:")  # thos
 
 
 def with_data(options: TrainOptions) -> TrainOptions:
-    """The options with the data set of the run to continue, where none is named. Raises UsageError where no run is
-    continued."""
+    """The options with the data set of the run to continue, where none is named. `--resume RUN` is `--resume --out
+    RUN`. Raises UsageError where no run is continued, and for a run in the place of data."""
     options.check_data()
+    if options.data and Folder(Path(options.data)).config.is_file():
+        if not options.resume:
+            hint = f"continue it: vitreous train --resume {options.data}"
+            hint += f"; or start from its weights: vitreous train DATA --init {options.data}"
+            raise UsageError(f"{options.data} is a run, not a data set", hint)
+        if options.out and Path(options.out).resolve() != Path(options.data).resolve():
+            raise UsageError(
+                f"--resume names two runs: {options.data} and --out {options.out}", "leave one of them out"
+            )
+        options = replace(options, out=options.data, data="")
     return options if options.data else replace(options, data=Folder(Path(options.out or LATEST)).run().data.source)
 
 

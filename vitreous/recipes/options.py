@@ -22,7 +22,7 @@ class TrainOptions(WeightsOptions):
 
     data: Annotated[Positional[str], arg(metavar="DATA")] = ""
     """`digits`, a folder with train/, val/, test/ of CLASS/*, a folder of CLASS/*, or a CSV file path[,label][,split];
-    with --resume the run's own may be left out."""
+    with --resume a run folder, or none: a run knows its data."""
     recipe: str | None = None
     """A recipe by name; `vitreous recipes` lists them (default: one that suits the data)."""
     model: str | None = None
@@ -34,7 +34,8 @@ class TrainOptions(WeightsOptions):
     out: str | None = None
     """The run folder to make (default: runs/DATE-MODEL-DATA)."""
     resume: bool = False
-    """Continue the run in --out (default: runs/latest)."""
+    """Continue a run, as in `train --resume runs/a`, which is short for --resume --out runs/a (default:
+    runs/latest)."""
     override: bool = False
     """With --resume: go on with other settings than the run began with."""
     allow_data_change: bool = False

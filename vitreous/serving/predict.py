@@ -117,12 +117,12 @@ class Predictor:
         return self.card.preprocess.transform
 
     @overload
-    def predict(self, images: ImageInput, *args: Any, **options: Any) -> Prediction:
+    def predict(self, images: ImageInput, *args: Any, **options: Any) -> Prediction | Any:
         """One image -> one answer."""
         ...
 
     @overload
-    def predict(self, images: Iterable[ImageInput], *args: Any, **options: Any) -> list[Prediction]:
+    def predict(self, images: Iterable[ImageInput], *args: Any, **options: Any) -> list[Prediction] | Any:
         """Several images -> a list."""
         ...
 
@@ -134,9 +134,10 @@ class Predictor:
         on_images: Callable[[int], None] = lambda done: None,
         threshold: float | None = None,
         abstain: float | None = None,
-    ) -> Prediction | list[Prediction]:
+    ) -> Any:
         """The `top` classes of an image (5 if not said) of a probability above `threshold`: one answer for one image,
-        and a list for several, in the order given.
+        and a list for several, in the order given. Of a detector this is `detect`, with the same threshold, and of a
+        model that gives a class to every pixel `segment`: `ImageObjects` and `ClassMap` in the place of `Prediction`.
 
         An image is a path, the bytes of a file, a PIL image, an array (H, W[, C]) or a tensor (C, H, W), as
         `vitreous.serving.inputs` says; a list may mix them. A tensor of four axes is refused: give `list(batch)`.
@@ -147,12 +148,37 @@ class Predictor:
         `unsure`. Raises UsageError for an `abstain` that cannot be, and DataError for a file that cannot be read; with
         `bad_images="skip"` its prediction has an `error` instead.
         """
+        if self.card.object_classes or self.card.pixel_classes:
+            return self.predict_scenes(images, top, bad_images, on_images, threshold, abstain)
         answers = Predictions()
         asked = self.asked(top, threshold, abstain)
         for chunk in self.predictions(as_items(images, self.card.preprocess), asked, bad_images):
             answers += chunk
             on_images(len(answers))
         return answers[0] if is_image(images) else answers
+
+    def predict_scenes(
+        self,
+        images: ImageInput | Iterable[ImageInput],
+        top: int | None,
+        bad_images: str,
+        on_images: Callable[[int], None],
+        threshold: float | None,
+        abstain: float | None,
+    ) -> ClassMap | list[ClassMap] | ImageObjects | list[ImageObjects]:
+        """What `predict` does for detectors and for models that give a class to every pixel. Raises UsageError for
+        options of models that name classes of images."""
+        objects = bool(self.card.object_classes)
+        for name, value in (("top", top), ("abstain", abstain), ("threshold", None if objects else threshold)):
+            if value is not None:
+                does = "finds objects" if objects else "gives a class to every pixel"
+                raise UsageError(
+                    f"predict({name}=…) is for models that name classes; {self.card.name} {does}", "leave it out"
+                )
+        least = THRESHOLD if threshold is None else threshold
+        answers: Any = self.detect(images, least, False, bad_images) if objects else self.segment(images, bad_images)
+        on_images(1 if is_image(images) else len(answers))
+        return answers
 
     def embed(
         self,
@@ -229,12 +255,10 @@ class Predictor:
     ) -> Iterator[list[Prediction]]:
         """Items -> answers in order, at most a few hundred in memory. Raises UsageError for a model without a head."""
         if not self.card.classes:
-            if self.card.object_classes:
-                raise UsageError(f"{self.card.name} finds objects on images, and names no image", "use detect")
-            if self.card.pixel_classes:
-                raise UsageError(f"{self.card.name} gives a class to every pixel, not to an image", "use segment")
+            if self.card.object_classes or self.card.pixel_classes:
+                raise UsageError(f"{self.card.name} names no classes of images", "use predict, detect or segment")
             message = f"{self.card.name} has no head: it gives features, not classes"
-            raise UsageError(message, "use `vitreous embed`, or train a head")
+            raise UsageError(message, "use `vitreous embed` or embed, or train a head")
         for chunk in self.rows(items, self.probabilities, bad_images):
             yield [
                 Prediction(item.name, error=row.message)
