@@ -11,8 +11,8 @@ import numpy as np
 from vitreous.config import set_paths
 from vitreous.cores import default_workers
 from vitreous.data.annotations.learnable import require_learnable
-from vitreous.data.annotations.target import kind_of
 from vitreous.data.annotations.painted import find_objects, has_masks, paint_classes, with_masks
+from vitreous.data.annotations.target import kind_of
 from vitreous.data.buckets import assign, measure_forms
 from vitreous.data.copies.listing import excluded as names_in
 from vitreous.data.copies.listing import staying

@@ -13,7 +13,7 @@ import os
 import numpy as np
 from PIL import Image
 
-from vitreous.data.decoding.decode import MODES, read_regular
+from vitreous.data.decoding.decode import MODES, decode_reduced, read_regular
 from vitreous.data.decoding.gate import refuse_costly
 from vitreous.data.decoding.regions import FLIPPED, MIRRORED, Jpeg, parse_plain, reduction_factor
 from vitreous.data.preprocess import Preprocess, to_array
@@ -49,6 +49,15 @@ def read(
         if small is not None:
             return small
     return preprocess.array(preprocess.decoded(content, name))
+
+
+def read_large(content: bytes, preprocess: Preprocess, name: str, exact: bool, most: int) -> np.ndarray:
+    """A JPEG of more than `most` pixels -> (C, *image): decoded at 1/2, 1/4 or 1/8, so that no more are in memory.
+    Raises DataError for what cannot be read."""
+    header = None if exact else parse_plain(content, preprocess.channels, name, exact=False)
+    if header is not None and (small := read_reduced(header, preprocess)) is not None:
+        return small
+    return preprocess.array(preprocess.decoded(decode_reduced(content, preprocess.channels, name, most), name))
 
 
 def read_reduced(jpeg: Jpeg, preprocess: Preprocess) -> np.ndarray | None:

@@ -221,9 +221,9 @@ def sample(
     `SampleOptions`.
 
     `out`: a .png file gets a grid with the class below each image, or, of clips, the frames of each in a row; a .gif or
-    .mp4 file gets a grid of clips that move. Images of less than 64 pixels are enlarged in a grid. Any other name is a folder, in which each image is CLASS-NUMBER.png, each clip
-    CLASS-NUMBER.gif, and what is there is not made again. Raises UsageError, WeightsError, DataError and ResourceError,
-    each with its way out.
+    .mp4 file gets a grid of clips that move. In a grid images of less than 64 pixels are enlarged. Any other name is a
+    folder, in which each image is CLASS-NUMBER.png, each clip CLASS-NUMBER.gif, and what is there is not made again.
+    Raises UsageError, WeightsError, DataError and ResourceError, each with its way out.
     """
     (asked,) = apply_options("sample", options, SampleOptions(), known=("run", "out", "listener", "progress"))
     display = listener or (Display() if progress else NullListener())

@@ -27,8 +27,8 @@ from vitreous.serving.http.access import Access
 from vitreous.serving.http.refusal import Refusal
 from vitreous.serving.http.server import bind_socket, configure_uvicorn
 from vitreous.training.folder import Folder
-from vitreous.training.model_paths import find_newest_run
 from vitreous.training.metrics_follower import MetricsFollower
+from vitreous.training.model_paths import find_newest_run
 
 LOOK_EVERY = 0.5  # seconds between two looks at the file
 ALIVE_EVERY = 15.0  # seconds after which a page hears that nothing is new
@@ -171,12 +171,8 @@ def wait_for_run(run: str | os.PathLike[str], note: Callable[[str], None] = lamb
     UsageError for a file, and for a folder of other content."""
     folder, told = Folder(Path(run)), False
     while not folder.config.is_file():
-        try:
-            folder.refuse_existing()
-        except UsageError:
-            if not folder.config.is_file():
-                raise no_run(folder) from None
-            return
+        if folder.path.exists() and not told and not (folder.path / "command.txt").is_file():
+            raise no_run(folder)
         if not told:
             newest = find_newest_run()
             beside = f" (the newest run here is {newest})" if newest else ""
