@@ -147,7 +147,7 @@ def test_pictures_alone_are_learned_at_their_aspect_ratios(tmp_path):
         note.startswith("buckets, and training images in each: 12x24 9, 16x16 9, 24x12 9;") for note in notes.notes
     )
     assert vitreous.sample(tmp_path / "run", tmp_path / "x.png", size="24x12", **SAMPLED)["size"] == "24x12"
-    assert Image.open(tmp_path / "x.png").size == (12, 24)
+    assert Image.open(tmp_path / "x.png").size == (60, 120)
 
 
 def test_processes_share_batches_that_are_cut_by_size(home, tmp_path):

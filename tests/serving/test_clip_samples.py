@@ -55,7 +55,7 @@ def test_a_recipe_of_generators_trains_on_clips_without_mirroring_them(run):
     assert bundle.generated_classes == ("left", "right")
     assert json.loads((out / "summary.json").read_text())["val"]["denoising_error"] > 0
     # four clips of each class, the four frames of each in a row
-    assert Image.open(out / "samples.png").size == (4 * 18 - 2, 8 * 18 - 2)
+    assert Image.open(out / "samples.png").size == (4 * 130 - 2, 8 * 130 - 2)
     page = (out / "report.html").read_text()
     assert "Clips that it made" in page and "The 4 frames of each in a row" in page
 

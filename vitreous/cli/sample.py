@@ -21,8 +21,8 @@ class Options(WeightsOptions):
     run: Annotated[Positional[str], arg(metavar="RUN")]
     """A run folder, a bundle, or weights in another library's format."""
     out: Annotated[str, arg(metavar="PLACE")]
-    """A .png file for a grid with the class below each image; of clips a .gif or .mp4 file, or a .png with the frames of
-    each in a row. Or a folder for CLASS-00000.png, or .gif, and so on, where what is there is not made again."""
+    """A .png file for a grid, with the class below each image; of clips a .gif or .mp4 file, or a .png with the frames
+    of each in a row. Or a folder for CLASS-00000.png, or .gif, and so on, where what is there is not made again."""
     classes: Annotated[tuple[str, ...], arg(name="class", metavar="NAME...")] = ()
     """What to make images of (default: each class of the model)."""
     count: int | None = None
