@@ -94,6 +94,9 @@ def test_few_classes_have_no_top5_and_empty_classes_no_recall():
     report = judge(np.eye(3)[[0, 1, 1]], np.array([0, 1, 1]), ("a", "b", "c"))
     assert report.figures["top5"] is None and report.figures["top1"] == 1.0
     assert report.per_class[2]["recall"] is None
+    for count in (6, 9, 10):
+        report = judge(np.eye(count), np.arange(count), tuple(map(str, range(count))))
+        assert report.figures["top5"] == (1.0 if count == 10 else None)
 
 
 def test_logits_are_the_same_bits_for_any_batch_and_any_workers(tmp_path):

@@ -35,12 +35,10 @@ FURTHER = {
 }  # figures printed after a leading one
 
 
-def figures(name: str, summary: Mapping[str, Any] | None) -> str:
+def figures(name: str, summary: Mapping[str, Any]) -> str:
     """One line with the figures of a split, from a `Report.summary`: the evaluator's leading one first."""
     from vitreous.evaluation.report import leading_of
 
-    if summary is None:
-        return f"{name}: no such split, nothing was measured"
     leading = leading_of(summary)
     texts = [figure(summary, leading, "95 % interval ")]
     texts += [figure(summary, key) for key in FURTHER.get(leading, ()) if summary.get(key) is not None]
