@@ -22,12 +22,13 @@ from vitreous.data.sources import open_data, open_data_of_run, resolve_source
 from vitreous.data.split import Arrays, Data, Split, require_labels
 from vitreous.errors import DataError, UsageError, printable
 from vitreous.jobs.buckets import check_buckets, judged_at, with_buckets
+from vitreous.jobs.default_weights import with_default_weights
 from vitreous.machine import pick_device
 from vitreous.models.cost import macs
 from vitreous.progress import Listener
 from vitreous.recipes.channels import detect_info, measure_channels
 from vitreous.recipes.derive import advise_weights, apply, derive, objective_of
-from vitreous.recipes.options import TrainOptions
+from vitreous.recipes.options import FROM_SCRATCH, TrainOptions
 from vitreous.training.batches import Inputs
 from vitreous.training.folder import Folder
 from vitreous.training.peak import quick_peak
@@ -48,7 +49,8 @@ def prepare_data(
     The run is derived from the data, or is `base` with the options applied. `folder` is that of a run to continue.
     Raises UsageError for options that do not go together, DataError for data that cannot be used.
     """
-    if (options.resize or options.source_size) and not (options.init or (base and base.init)):
+    named = options.init or (base and base.init)
+    if (options.resize or options.source_size) and (not named or named == FROM_SCRATCH):
         message = "--resize and --source-size are about the weights of --init, and there are none"
         raise UsageError(message, "leave them out")
     seed, share, group_by = split_options(base, options)
@@ -117,7 +119,7 @@ def derive_run(
 ) -> Run:
     """The run of a model or of weights on the training split, by the recipe and the options; in buckets, where the
     forms (n, 3) int64 of the samples are given."""
-    split = opened.split("train")
+    options, split = with_default_weights(options, opened, listener), opened.split("train")
     start = starting_point(options.source(options.init)) if options.init else None
     for note in start.notes if start else ():
         listener.note(note)

@@ -92,9 +92,20 @@ def plan(
     base = from_yaml(Run, read_config(options.config)) if options.config else None
     if base and (conflicts := contradictions(base, options)):
         raise UsageError(f"the config says these already; {', '.join(conflicts)}", "leave one of them out")
+    if options.keep_best and options.keep_last:
+        raise UsageError("--keep-best and --keep-last exclude each other", "leave one of them out")
     opened, run, inputs = prepare_data(opened or options.data, base, options, listener)
+    if base is None and chooses_weights(run, inputs, options):
+        run = replace(run, keep_best=True)
     out = Path(options.out) if options.out else free_path(f"{time.strftime('%Y-%m-%d-%H%M%S')}-{run_name(run, opened)}")
     return Folder(out), run, inputs, opened
+
+
+def chooses_weights(run: Run, inputs: Inputs, options: TrainOptions) -> bool:
+    """Whether the weights of the best evaluation are kept where nothing is said: what learns from labels, masks or
+    boxes, and has validation images, is judged by what it is for."""
+    judged = run.objective.labelled or bool(run.objective.annotated)
+    return judged and bool(inputs.val) and options.lr_grid is None and not options.keep_last
 
 
 def free_path(name: str) -> Path:

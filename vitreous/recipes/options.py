@@ -10,6 +10,8 @@ from tyro.conf import Positional, Suppress, arg
 from vitreous.errors import UsageError
 from vitreous.weights.options import WeightsOptions
 
+FROM_SCRATCH = "none"  # the value of --init that refuses weights
+
 
 @dataclass(frozen=True)
 class TrainOptions(WeightsOptions):
@@ -30,7 +32,8 @@ class TrainOptions(WeightsOptions):
     (default: from the recipe)."""
     init: str | None = None
     """Weights to start from: a run folder, a bundle, a file or folder of a known format, a name of
-    `vitreous models --weights`, hf:org/name, timm:name (default: none, from scratch)."""
+    `vitreous models --weights`, hf:org/name, timm:name; `none`: from scratch (default: published weights for fewer than
+    2,000 photographs, if they are in the cache or can be downloaded, else none)."""
     out: str | None = None
     """The run folder to make (default: runs/DATE-MODEL-DATA)."""
     resume: bool = False
@@ -183,7 +186,10 @@ class TrainOptions(WeightsOptions):
     save_every: int | None = None
     """Steps between two checkpoints (default: a sixth of the run)."""
     keep_best: bool = False
-    """Save the weights of the best evaluation on the validation split, by top-1 (or mAP), and not the last ones."""
+    """Save the weights of the best evaluation on the validation split, by its leading figure, and evaluate 20 times
+    (default: so where labels are learned and there is such a split, of 6 evaluations)."""
+    keep_last: bool = False
+    """Save the weights of the last step, whatever the evaluations say."""
     early_stop: int | None = None
     """Stop after so many evaluations in a row that were not better than the best (default: train to the end)."""
     keep: int | None = None
