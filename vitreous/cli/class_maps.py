@@ -64,7 +64,8 @@ def print_shares(options: ImageArguments, predictor: Predictor, source: Source, 
     for answer in class_maps(predictor.card, predictor.runtime, iter(source), options.bad_images, False):
         meter.count([answer])
         text = "  ".join(f"{name} {share:.1%}" for name, share in answer.shares.items())
-        rows.append([printable(answer.path), describe_unreadable(answer.path, answer.error) if answer.error else text])
+        cell = describe_unreadable(answer.path, answer.error) if answer.error else text
+        rows.append([printable(answer.path), cell])
         document.append({"path": answer.path, "shares": answer.shares, "error": answer.error})
     console.table(["image", "shares of the pixels"], rows)
     print_unreadable(console, (), meter.unreadable, meter.done)

@@ -144,12 +144,8 @@ def print_objects(
     meter, kind, rows, cells, document = Meter("predict", source.count, console), ObjectRows(), [], [], []
     for answer in finding.answers(iter(source)):
         meter.count([answer])
-        rows.append(
-            [
-                printable(answer.path),
-                describe_unreadable(answer.path, answer.error) if answer.error else summary(answer),
-            ]
-        )
+        cell = describe_unreadable(answer.path, answer.error) if answer.error else summary(answer)
+        rows.append([printable(answer.path), cell])
         cells += kind.cells(answer) if options.csv else []
         document.append(kind.plain(answer))
     if options.csv:

@@ -143,9 +143,8 @@ def print_predictions(options: Options, answers: Any, source: Source, console: C
     for answer in all_rows:
         best = [f"{name} {p:.1%}" for name, p in zip(answer.names, answer.probabilities, strict=True)]
         answer_text = f"unsure ({best[0] if best else 'none'})" if answer.unsure else "  ".join(best) or "none"
-        rows.append(
-            [printable(answer.path), describe_unreadable(answer.path, answer.error) if answer.error else answer_text]
-        )
+        cell = describe_unreadable(answer.path, answer.error) if answer.error else answer_text
+        rows.append([printable(answer.path), cell])
     if options.csv:
         write_output(options.csv, as_csv([kind.head, *(row for answer in all_rows for row in kind.cells(answer))]))
     console.table(["image", "classes"], rows)
