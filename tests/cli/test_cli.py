@@ -95,7 +95,7 @@ def test_version():
         (["train", "digits", "--optimizer", "adamm"], "adamw"),
         (["train", "digits", "--lr", "fast"], "fast"),
         (["train"], "no data set is named"),
-        (["evaluate"], "Missing from vitreous evaluate"),
+        (["evaluate"], "error: no model given"),
         (["train", "digits", "--epochs", "1", "--steps", "5"], "use one of them"),
         (["train", "digits", "--image-size", "9"], "use --image-size 8, or --patch-size 3"),
         (["train", "digits", "--optimizer.beta", "0.9", "0.95"], "did you mean betas?"),

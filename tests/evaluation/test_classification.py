@@ -13,14 +13,14 @@ from vitreous.evaluation.engine import TorchEngine, logits_of
 from vitreous.evaluation.intervals import wilson
 from vitreous.models.zoo import create
 
-NAMES = tuple("abcdefgh")
+NAMES = tuple("abcdefghij")
 
 
 @pytest.fixture
 def answers():
     generator = np.random.default_rng(0)
-    labels = generator.integers(0, 8, 400)
-    logits = generator.normal(size=(400, 8)).astype(np.float32)
+    labels = generator.integers(0, 10, 400)
+    logits = generator.normal(size=(400, 10)).astype(np.float32)
     logits[np.arange(400), labels] += 1.5
     return logits, labels
 

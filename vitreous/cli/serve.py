@@ -33,6 +33,9 @@ class Options(ReadingOptions):
     """A file with the token, of at least 16 characters."""
     host_name: tuple[str, ...] = ()
     """Names by which browsers may call this server, beside its address."""
+    root_path: str = ""
+    """The path below which a reverse proxy shows this server, as /vit; whether the proxy removes it from requests makes
+    no difference (default: none)."""
     queue: int = 0
     """Pictures that may wait; 0 is as many as the model answers in a second, at least 8. Further requests are refused
     with 429."""
