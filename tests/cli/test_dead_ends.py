@@ -127,7 +127,7 @@ def test_a_run_prints_no_formats_and_no_missing_split(home, run):
     assert result.returncode == 0, result.stderr
     printed = result.stdout + result.stderr
     assert "no such split" not in printed and "can be written as" not in printed and "top-5" not in printed
-    assert "kept: the weights of step" in result.stdout or "kept: the weights of the last step" in result.stdout
+    assert "validation:" not in printed and "test:" not in printed
 
 
 def test_a_flat_folder_is_offered_the_objectives_without_labels(tmp_path):
@@ -159,6 +159,6 @@ def test_watch_waits_for_a_run_and_ends_without_an_error(home, run):
         (home / "runs" / "later" / "config.yaml").write_text((run / "config.yaml").read_text())
         assert process.stdout.readline().startswith("watching runs/later at http://127.0.0.1:")
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 130 and process.stderr.read() == "stopped\n"
+        assert process.wait(30) == 130 and process.stderr.read().endswith("stopped\n")
     finally:
         process.kill()

@@ -14,7 +14,7 @@ from vitreous.data.decoding.clips import VIDEOS
 from vitreous.data.decoding.decode import SUFFIXES
 from vitreous.data.decoding.volumes import SUFFIXES as VOLUMES
 
-IMAGES = frozenset((*SUFFIXES, *VIDEOS, *VOLUMES))
+IMAGES = frozenset((*SUFFIXES, *VIDEOS, *VOLUMES)) - {".npz"}  # which weights have too
 TABLES = frozenset((".csv", ".tsv", ".tar", ".parquet"))
 BESIDE_IMAGES = frozenset((*IMAGES, *TABLES, ".txt", ".md", ".xml", ".yaml", ".yml", ".html", ".pdf"))
 MAX_ENTRIES = 5_000  # of folders that are looked through for a run or an image
