@@ -15,7 +15,9 @@ import pytest
 from tests.conftest import TINY, make_folder, picture, say
 from vitreous.cli.console import Console
 from vitreous.errors import Interrupted, UsageError
+from vitreous.jobs.plan import with_data
 from vitreous.jobs.train import train
+from vitreous.recipes.options import TrainOptions
 from vitreous.training.model_paths import find_newest_run, holds_images
 
 MAKES_ONE = "there is no run below this folder, and vitreous train DATA makes one"
@@ -31,7 +33,8 @@ def home(tmp_path_factory):
     for name in ("a", "b"):
         place = home / "runs" / name
         (place / "model").mkdir(parents=True)
-        (place / "config.yaml").write_text("")
+        for file in ("config.yaml", "command.txt"):
+            (place / file).write_text("")
         os.utime(place / "model", (1000 + (name == "b"), 1000 + (name == "b")))
     return home
 
@@ -58,6 +61,14 @@ def test_images_in_the_place_of_the_model_are_told_with_the_newest_run(home, wor
     assert result.stderr == f"error: {message}; runs/b is the newest run here\n"
     if "--json" in words:
         assert json.loads(result.stdout)["error"]["code"] == 2
+
+
+def test_data_with_a_config_of_its_own_are_data(home, tmp_path):
+    """YOLO's layout has a config.yaml too."""
+    make_folder(tmp_path / "data", {"train": 1})
+    (tmp_path / "data" / "config.yaml").write_text("names: {0: ant}")
+    assert holds_images(str(tmp_path / "data"))
+    assert with_data(TrainOptions(str(tmp_path / "data"))).data == str(tmp_path / "data")
 
 
 @pytest.mark.parametrize("words", ["predict new/cat.png runs/a", "evaluate photos runs/a"])

@@ -20,6 +20,7 @@ from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.own_aspect import parse_tokens
 from vitreous.training.batches import Inputs
 from vitreous.training.folder import Folder
+from vitreous.training.model_paths import is_run_folder
 from vitreous.training.run import Run
 
 LATEST = "runs/latest"
@@ -51,7 +52,7 @@ def with_data(options: TrainOptions) -> TrainOptions:
     """The options with the data set of the run to continue, where none is named. `--resume RUN` is `--resume --out
     RUN`. Raises UsageError where no run is continued, and for a run in the place of data."""
     options.check_data()
-    if options.data and Folder(Path(options.data)).config.is_file():
+    if options.data and is_run_folder(options.data):
         if not options.resume:
             hint = f"continue it: vitreous train --resume {options.data}"
             hint += f"; or start from its weights: vitreous train DATA --init {options.data}"

@@ -17,13 +17,19 @@ from vitreous.data.decoding.volumes import SUFFIXES as VOLUMES
 IMAGES = frozenset((*SUFFIXES, *VIDEOS, *VOLUMES)) - {".npz"}  # which weights have too
 TABLES = frozenset((".csv", ".tsv", ".tar", ".parquet"))
 BESIDE_IMAGES = frozenset((*IMAGES, *TABLES, ".txt", ".md", ".xml", ".yaml", ".yml", ".html", ".pdf"))
+RUN_FILES = ("config.yaml", "command.txt")
 MAX_ENTRIES = 5_000  # of folders that are looked through for a run or an image
 MAX_DEPTH = 3  # folders below the first one
 
 
+def is_run_folder(path: str | os.PathLike[str]) -> bool:
+    """Whether a folder is that of a run; data in YOLO's layout may have a config.yaml too."""
+    return all(Path(path, name).is_file() for name in RUN_FILES)
+
+
 def is_run(path: str | os.PathLike[str]) -> bool:
     """Whether a folder is a run whose model was written."""
-    return Path(path, "config.yaml").is_file() and Path(path, "model").is_dir()
+    return is_run_folder(path) and Path(path, "model").is_dir()
 
 
 def find_newest_run(home: str | os.PathLike[str] = ".") -> str:
@@ -49,13 +55,18 @@ def walk_entries(home: str | os.PathLike[str]) -> Iterator[tuple[str, list[str]]
                         break
                     if not entry.is_dir(follow_symlinks=False):
                         names.append(entry.name)
-                    elif depth < MAX_DEPTH and not entry.name.startswith(".") and "config.yaml" not in names:
+                    elif depth < MAX_DEPTH and not entry.name.startswith("."):
                         waiting.append((entry.path, depth + 1))
         except OSError:
             continue
-        if "config.yaml" in names:
+        if has_run_files(names):
             waiting = deque(other for other in waiting if os.path.dirname(other[0]) != place)
         yield place, names
+
+
+def has_run_files(names: list[str]) -> bool:
+    """Whether the files of a folder are those of a run."""
+    return set(names) >= set(RUN_FILES)
 
 
 def holds_images(path: str) -> bool:
@@ -66,7 +77,7 @@ def holds_images(path: str) -> bool:
     found = False
     for _, names in walk_entries(path):
         suffixes = {suffix_of(name) for name in names if not name.startswith(".")}
-        if "config.yaml" in names or not suffixes <= BESIDE_IMAGES | {""}:
+        if has_run_files(names) or not suffixes <= BESIDE_IMAGES | {""}:
             return False
         found = found or bool(suffixes & (IMAGES | TABLES))
     return found
