@@ -133,7 +133,7 @@ def watch(
     """What `vitreous watch` does, from the main thread: show the curves of a run at 127.0.0.1 until Ctrl-C or SIGTERM.
 
     `port` 0 finds a free one; `on_ready` is called with the address. A run that has not begun is waited for, which
-    `note` is told. Raises UsageError for a folder of other content, ResourceError for a port that is taken.
+    `note` is has_noted. Raises UsageError for a folder of other content, ResourceError for a port that is taken.
     """
     check_port(port)
     wait_for_run(run, note)
@@ -169,15 +169,15 @@ def no_run(folder: Folder) -> UsageError:
 def wait_for_run(run: str | os.PathLike[str], note: Callable[[str], None] = lambda text: None) -> None:
     """Return once a run folder has its config: a run that has not begun is waited for, which `note` is told. Raises
     UsageError for a file, and for a folder of other content."""
-    folder, told = Folder(Path(run)), False
+    folder, has_noted = Folder(Path(run)), False
     while not folder.config.is_file():
-        if folder.path.exists() and not told and not (folder.path / "command.txt").is_file():
+        if folder.path.exists() and not has_noted and not (folder.path / "command.txt").is_file():
             raise no_run(folder)
-        if not told:
+        if not has_noted:
             newest = find_newest_run()
             beside = f" (the newest run here is {newest})" if newest else ""
             note(f"waiting for a run in {folder.path}{beside}; Ctrl-C ends it")
-            told = True
+            has_noted = True
         time.sleep(LOOK_EVERY)
 
 

@@ -74,16 +74,18 @@ def holds_images(path: str) -> bool:
     folder with files of other kinds beside images may be a model."""
     if not os.path.isdir(path):
         return path[:1] == "@" or path == "-" or suffix_of(path) in IMAGES | TABLES
-    found = False
+    has_images = False
     for _, names in walk_entries(path):
         suffixes = {suffix_of(name) for name in names if not name.startswith(".")}
         if has_run_files(names) or not suffixes <= BESIDE_IMAGES | {""}:
             return False
-        found = found or bool(suffixes & (IMAGES | TABLES))
-    return found
+        has_images = has_images or bool(suffixes & (IMAGES | TABLES))
+    return has_images
 
 
 def suffix_of(name: str) -> str:
-    """The suffix of a file name in lower case; `.pth` of checkpoints that are named `x.pth.tar`."""
+    """The suffix of a file name in lower case, `.nii.gz` whole; `.pth` of checkpoints that are named `x.pth.tar`."""
     stem, suffix = os.path.splitext(name.lower())
+    if name.lower().endswith(".nii.gz"):
+        return ".nii.gz"
     return os.path.splitext(stem)[1] if suffix == ".tar" and stem.endswith((".pth", ".pt", ".ckpt")) else suffix

@@ -258,11 +258,11 @@ def is_sequence(folder: str) -> bool:
         return np.asarray(picture.resize((16, 16)), np.float32)
 
     try:
-        near = np.mean([np.abs(grey(place) - grey(place + 1)).mean() for place in places])
-        far = np.mean([np.abs(grey(place) - grey(place + len(paths) // 2)).mean() for place in places])
+        neighbours = np.mean([np.abs(grey(place) - grey(place + 1)).mean() for place in places])
+        others = np.mean([np.abs(grey(place) - grey(place + len(paths) // 2)).mean() for place in places])
     except DataError:
         return False
-    return len(paths) < 4 or bool(near <= STILL or near < FRAMES_ALIKE * far)
+    return len(paths) < 4 or bool(neighbours <= STILL or neighbours < FRAMES_ALIKE * others)
 
 
 def clips_note(count: int, pictures: int = 0) -> str:
