@@ -20,12 +20,12 @@ from vitreous.progress import Listener, is_launched
 from vitreous.recipes.channels import detect_info
 from vitreous.recipes.derive import objective_of
 from vitreous.recipes.options import FROM_SCRATCH, TrainOptions
-from vitreous.recipes.registry import find
 from vitreous.weights.fetch import mirrored, offline, stored_file
 from vitreous.weights.published import ROWS, PublishedWeights
 
 FEW_PHOTOGRAPHS = 2_000  # training images below which published weights are the default
 PREFERRED = ("vit-s16-augreg", "vit-ti16-augreg", "vit-b16-augreg", "deit-s16", "deit-b16")  # where no model is named
+OWN_RECIPES = (None, "segment", "detect")
 PATIENCE = 3.0  # seconds that a server may take to say whether it has a file, name resolution included
 
 
@@ -48,16 +48,16 @@ def with_default_weights(options: TrainOptions, opened: Data, listener: Listener
 
 
 def takes_weights(options: TrainOptions, opened: Data) -> bool:
-    """Whether a run is one on few photographs that published weights fit: it learns from labels, masks or boxes, by the
-    default recipe or one for pixels or objects, and neither its size nor its patches are changed."""
+    """Whether a run is one on few photographs that published weights fit: it learns from labels, masks or boxes, by no
+    published recipe, which may need other weights, and neither its size nor its patches are changed."""
     split, objective = opened.split("train"), objective_of(options)
     if len(split) >= FEW_PHOTOGRAPHS or kind_of(split) != "pictures" or options.buckets is not None:
         return False
-    if not (objective.annotated or (options.recipe is None and objective.labelled)):
+    if options.recipe not in OWN_RECIPES or not (objective.annotated or objective.labelled):
         return False
     if options.patch_size or options.native_aspect or any(path.startswith("model.") for path in options.settings):
         return False
-    if (options.image_size or SMALL + 1) <= SMALL or (options.recipe and find(options.recipe).from_weights):
+    if (options.image_size or SMALL + 1) <= SMALL:
         return False
     facts = detect_info(opened, options)
     return facts.numbers == "colours" and facts.channels == 3 and facts.latents is None and max(facts.size) > SMALL

@@ -133,7 +133,7 @@ def watch(
     """What `vitreous watch` does, from the main thread: show the curves of a run at 127.0.0.1 until Ctrl-C or SIGTERM.
 
     `port` 0 finds a free one; `on_ready` is called with the address. A run that has not begun is waited for, which
-    `note` is has_noted. Raises UsageError for a folder of other content, ResourceError for a port that is taken.
+    `note` is told. Raises UsageError for a folder of other content, ResourceError for a port that is taken.
     """
     check_port(port)
     wait_for_run(run, note)
