@@ -78,7 +78,15 @@ def test_few_photographs_start_from_weights_at_hand_and_one_line_says_so(photos,
 
 
 @pytest.mark.parametrize(
-    "options", [{"init": "none"}, {"recipe": "small"}, {"image_size": 32}, {"patch_size": 8}, {"model": "ViT-32x2/8"}]
+    "options",
+    [
+        {"init": "none"},
+        {"recipe": "small"},
+        {"recipe": "deit"},
+        {"image_size": 32},
+        {"patch_size": 8},
+        {"model": "ViT-32x2/8"},
+    ],
 )
 def test_other_runs_start_from_scratch(photos, at_hand, options):
     run, notes = prepared(photos, **options)
