@@ -42,7 +42,8 @@ class Options(ReadingOptions):
     max_bytes: int = 20 * 2**20
     """The largest request."""
     max_pixels: int = 25_000_000
-    """The largest picture; a JPEG of more, up to 178,000,000, is decoded at 1/2 to 1/8, but not for pixels or objects."""
+    """The largest picture. A JPEG of up to 178,000,000 is decoded at 1/2 to 1/8, but not for classes of pixels or
+    objects."""
     decoders: int = 0
     """Processes that decode pictures; 0 is one a core, at least two."""
     exact: bool = False
