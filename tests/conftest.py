@@ -22,6 +22,7 @@ from PIL import Image
 from tests.forked import ForkingReader
 from vitreous.cli.main import main
 from vitreous.cores import Neighbours
+from vitreous.jobs import default_weights
 from vitreous.reports.pages import report
 from vitreous.weights import pickled
 
@@ -145,6 +146,14 @@ def without_sync():
     sync, os.fsync = os.fsync, lambda descriptor: None
     yield
     os.fsync = sync
+
+
+@pytest.fixture(autouse=True, scope="session")
+def without_default_weights():
+    """No run starts from weights that this machine happens to have, or asks a server for them."""
+    find, default_weights.find_weights = default_weights.find_weights, lambda rows, probe: None
+    yield
+    default_weights.find_weights = find
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -73,6 +73,28 @@ def test_whoever_fails_says_why_and_the_others_go_on(lanes):
     assert all(lane.memory > 10 * 2**20 for lane in lanes[:3])
 
 
+@pytest.mark.parametrize(
+    "ours, peer, ratio, reason",
+    [
+        ([300, 310, 305], [100, 101, 99], 305 / 100, None),
+        ([3600, 3627, 3700], [60, 100, 360], None, "rounds of peer, default differ by a factor of 6.0"),
+        ([103, 105, 107], [90, 100, 110], None,
+         "rounds of peer, default differ by a factor of 1.22, the two contenders by less"),
+    ],
+)  # fmt: skip
+def test_a_ratio_is_withheld_where_rounds_differ_more(ours, peer, ratio, reason):
+    lanes = [
+        Lane(Contender("vitreous", "default", steady, ours=True), ours),
+        Lane(Contender("peer", "default", steady), peer),
+    ]
+    race = report.Race(WORK, lanes, [])
+    row = report.rows(race)[0]
+    assert (row["ratio"], row["ratio_withheld"]) == (ratio and pytest.approx(ratio), reason)
+    assert report.withheld(race) == ([f"no ratio of vitreous, default: {reason}"] if reason else [])
+    assert report.table(race)[1][0][2] == ("-" if reason else "3.05")
+    assert (f"No ratio of vitreous, default: {reason}." in report.markdown([race], "bench", 3)) == bool(reason)
+
+
 def test_ratios_are_to_the_first_peer_and_fractions_of_the_peak_in_the_same_race(lanes):
     from vitreous.models.cost import computed, macs
     from vitreous.models.names import configure

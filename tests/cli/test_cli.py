@@ -95,7 +95,7 @@ def test_version():
         (["train", "digits", "--optimizer", "adamm"], "adamw"),
         (["train", "digits", "--lr", "fast"], "fast"),
         (["train"], "no data set is named"),
-        (["evaluate"], "Missing from vitreous evaluate"),
+        (["evaluate"], "error: no model given"),
         (["train", "digits", "--epochs", "1", "--steps", "5"], "use one of them"),
         (["train", "digits", "--image-size", "9"], "use --image-size 8, or --patch-size 3"),
         (["train", "digits", "--optimizer.beta", "0.9", "0.95"], "did you mean betas?"),
@@ -286,6 +286,13 @@ def test_predict_on_bad_files(trained, tmp_path):
     result = say(*words, "--json")
     found = json.loads(result.stdout)["predictions"]
     assert result.returncode == 3 and "1 of 2 images could not be read" in result.stderr
+    printed = say(*words)
+    assert (
+        printed.stdout.splitlines()[1].split(maxsplit=1)[1].startswith("cannot be read: not an image of a known format")
+    )
+    assert (printed.stdout + printed.stderr).count("bad.jpg") == 1 and "note: 1 of 2 images could not be read\n" in (
+        printed.stderr
+    )
     assert "not an image" in found[0]["error"] and found[1]["classes"]
     assert say("predict", str(trained[1]), str(tmp_path / "none.jpg")).returncode == 3
     assert say("predict", str(trained[1])).returncode == 2

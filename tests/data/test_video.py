@@ -92,6 +92,13 @@ def test_folders_of_frames_without_classes_are_told_of(tmp_path):
         write_clip(tmp_path / clip, greys(3))
     assert any("numbered as the frames of a clip are" in note for note in open_data(tmp_path).notes)
     assert kinds(open_data(tmp_path)) == {Files}
+    for name in ("ant", "bee"):  # numbered photographs, of which neighbours are no more alike than others
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for number in range(12):
+            pixels = np.random.default_rng(number).integers(0, 256, (4, 4), dtype=np.uint8)
+            Image.fromarray(pixels).resize((16, 16)).save(tmp_path / "photos" / name / f"{number:04d}.jpg")
+    assert not any("numbered" in note for note in open_data(tmp_path / "photos").notes)
+    shutil.rmtree(tmp_path / "photos")
     for split in ("train", "test"):  # a name that both have is a class
         for name in ("cat", "dog"):
             write_clip(tmp_path / "split" / split / name, greys(3))

@@ -13,14 +13,14 @@ from vitreous.evaluation.engine import TorchEngine, logits_of
 from vitreous.evaluation.intervals import wilson
 from vitreous.models.zoo import create
 
-NAMES = tuple("abcdefgh")
+NAMES = tuple("abcdefghij")
 
 
 @pytest.fixture
 def answers():
     generator = np.random.default_rng(0)
-    labels = generator.integers(0, 8, 400)
-    logits = generator.normal(size=(400, 8)).astype(np.float32)
+    labels = generator.integers(0, 10, 400)
+    logits = generator.normal(size=(400, 10)).astype(np.float32)
     logits[np.arange(400), labels] += 1.5
     return logits, labels
 
@@ -94,6 +94,9 @@ def test_few_classes_have_no_top5_and_empty_classes_no_recall():
     report = judge(np.eye(3)[[0, 1, 1]], np.array([0, 1, 1]), ("a", "b", "c"))
     assert report.figures["top5"] is None and report.figures["top1"] == 1.0
     assert report.per_class[2]["recall"] is None
+    for count in (6, 9, 10):
+        report = judge(np.eye(count), np.arange(count), tuple(map(str, range(count))))
+        assert report.figures["top5"] == (1.0 if count == 10 else None)
 
 
 def test_logits_are_the_same_bits_for_any_batch_and_any_workers(tmp_path):

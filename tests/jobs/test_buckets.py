@@ -92,10 +92,10 @@ def test_each_bucket_is_sampled_at_its_size_and_others_with_a_note(run, tmp_path
             assert Image.open(place / "right-00000.png").size == shape[:0:-1]
     assert vitreous.sample(run[0], tmp_path / "own.gif", **SAMPLED)["size"] == "4x16x16"
     assert vitreous.sample(run[0], tmp_path / "one.png", frames=1, count=4, **SAMPLED)["size"] == "1x16x16"
-    assert Image.open(tmp_path / "one.png").size == (4 * 18 - 2, 2 * 18 - 2)
+    assert Image.open(tmp_path / "one.png").size == (2 * 130 - 2, 2 * 144 - 2)
     notes = Notes()
     document = vitreous.sample(run[0], tmp_path / "x.gif", listener=notes, **SAMPLED | {"size": "20", "frames": 6})
-    assert document["size"] == "6x20x20" and open_clip(tmp_path / "x.gif").size[1] == 20
+    assert document["size"] == "6x20x20" and open_clip(tmp_path / "x.gif").size[1] == 120
     assert any("did not learn at 6x20x20, but at 4x16x16, 1x16x16" in note for note in notes.notes)
     with pytest.raises(UsageError, match="made with other settings"):
         vitreous.sample(run[0], tmp_path / "24x12-1", size="12x24", **SAMPLED)
@@ -147,7 +147,7 @@ def test_pictures_alone_are_learned_at_their_aspect_ratios(tmp_path):
         note.startswith("buckets, and training images in each: 12x24 9, 16x16 9, 24x12 9;") for note in notes.notes
     )
     assert vitreous.sample(tmp_path / "run", tmp_path / "x.png", size="24x12", **SAMPLED)["size"] == "24x12"
-    assert Image.open(tmp_path / "x.png").size == (12, 24)
+    assert Image.open(tmp_path / "x.png").size == (60, 120)
 
 
 def test_processes_share_batches_that_are_cut_by_size(home, tmp_path):

@@ -40,6 +40,10 @@ def test_a_class_map_is_that_of_the_model_on_one_tile(run, tmp_path):  # noqa: F
     with pytest.raises(UsageError, match="pictures=True"):
         answer.over_image()
     assert predictor.segment(pixels, pictures=True).over_image().size == (32, 32)
+    assert np.array_equal(predictor.predict(pixels).classes, answer.classes)
+    assert len(predictor.predict([pixels, pixels])) == 2
+    with pytest.raises(UsageError, match=r"predict\(threshold=…\) is for models that name classes"):
+        predictor.predict(pixels, threshold=0.5)
 
 
 def test_answers_keep_size_and_order_and_features_are_the_backbones(run, tmp_path):  # noqa: F811
@@ -47,8 +51,7 @@ def test_answers_keep_size_and_order_and_features_are_the_backbones(run, tmp_pat
     predictor = vitreous.load(run, precision="fp32")
     assert [answer.classes.shape for answer in predictor.segment(images)] == [(24, 32), (7, 90), (50, 33)]
     assert predictor.embed(images).shape == (3, 32)
-    with pytest.raises(UsageError, match="a class to every pixel"):
-        predictor.predict(images)
+    assert [answer.classes.shape for answer in predictor.predict(images)] == [(24, 32), (7, 90), (50, 33)]
     (tmp_path / "a.png").write_bytes(b"none")
     with pytest.raises(DataError, match=r"a\.png"):
         predictor.segment(tmp_path / "a.png")

@@ -55,7 +55,7 @@ def test_a_recipe_of_generators_trains_on_clips_without_mirroring_them(run):
     assert bundle.generated_classes == ("left", "right")
     assert json.loads((out / "summary.json").read_text())["val"]["denoising_error"] > 0
     # four clips of each class, the four frames of each in a row
-    assert Image.open(out / "samples.png").size == (4 * 18 - 2, 8 * 18 - 2)
+    assert Image.open(out / "samples.png").size == (4 * 130 - 2, 8 * 130 - 2)
     page = (out / "report.html").read_text()
     assert "Clips that it made" in page and "The 4 frames of each in a row" in page
 
@@ -93,7 +93,7 @@ def test_a_clip_is_the_same_alone_and_among_others_and_moves(run):
 
 def test_a_folder_of_gifs_is_gone_on_with_and_holds_what_was_made(run, tmp_path):
     place = tmp_path / "many"
-    document = vitreous.sample(run[0], place, count=2, **SAMPLED)
+    document = vitreous.sample(run[0], place, count=4, **SAMPLED)
     assert document["frames"] == 4 and len(document["files"]) == 4
     names = [f"{name}-0000{number}.gif" for name in ("left", "right") for number in range(2)]
     assert sorted(path.name for path in place.glob("*.gif")) == names
@@ -101,15 +101,15 @@ def test_a_folder_of_gifs_is_gone_on_with_and_holds_what_was_made(run, tmp_path)
     assert (len(clip), clip.size) == (4, (16, 16)) and clip.times == pytest.approx([0, 0.1, 0.2, 0.3])
     stamp = (place / names[0]).stat().st_mtime_ns
     (place / names[1]).unlink()
-    vitreous.sample(run[0], place, count=3, frames=4, **SAMPLED)
+    vitreous.sample(run[0], place, count=6, frames=4, **SAMPLED)
     assert (place / names[0]).stat().st_mtime_ns == stamp and len(list(place.glob("*.gif"))) == 6
     with pytest.raises(UsageError, match="made with other settings"):
         vitreous.sample(run[0], place, frames=6, **SAMPLED)
 
 
 def test_grids_of_clips_move_as_gif_and_mp4_and_lie_in_rows_as_png(run, tmp_path):
-    for suffix, size in (("gif", (34, 52)), ("mp4", (34, 52))):
-        vitreous.sample(run[0], tmp_path / f"grid.{suffix}", count=3, **SAMPLED)
+    for suffix, size in (("gif", (286, 388)), ("mp4", (286, 388))):
+        vitreous.sample(run[0], tmp_path / f"grid.{suffix}", count=6, **SAMPLED)
         clip = open_clip(tmp_path / f"grid.{suffix}")
         assert (len(clip), clip.size) == (4, size), suffix
     clips = (open_clip(tmp_path / f"grid.{suffix}").read(np.arange(4)) for suffix in ("gif", "mp4"))
@@ -117,8 +117,8 @@ def test_grids_of_clips_move_as_gif_and_mp4_and_lie_in_rows_as_png(run, tmp_path
         clip @ np.array([0.299, 0.587, 0.114]) for clip in clips
     )  # yuv420p keeps brightness alone at each place
     assert all(np.corrcoef(one.ravel(), other.ravel())[0, 1] > 0.9 for one, other in zip(gif, mp4, strict=True))
-    vitreous.sample(run[0], tmp_path / "grid.png", count=3, **SAMPLED)
-    assert Image.open(tmp_path / "grid.png").size == (4 * 18 - 2, 6 * 18 - 2)
+    vitreous.sample(run[0], tmp_path / "grid.png", count=6, **SAMPLED)
+    assert Image.open(tmp_path / "grid.png").size == (4 * 130 - 2, 6 * 144 - 2)
 
 
 def test_clips_have_other_lengths_than_those_that_were_learned(run, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -11,8 +12,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.conftest import say
 from tests.serving.asking import CLASSES, Site, file, form, save_bundle
 from tests.serving.made import read_for
+from vitreous.serving.http.limits import Settings
 from vitreous.serving.http.server import running
 from vitreous.serving.index import Neighbour, write_index
 from vitreous.serving.predict import load
@@ -260,3 +263,36 @@ def test_pictures_turned_by_exif_show_the_box_of_the_upright_one(site, tmp_path)
     Image.new("RGB", (80, 40), "red").save(tmp_path / "turned.jpg", exif=exif)
     told = site.ask("POST", "/v1/attention", (tmp_path / "turned.jpg").read_bytes(), {"Content-Type": "image/jpeg"})[1]
     assert json.dumps(told["box"]) == "[0.0, 0.25, 1.0, 0.75]"
+
+
+def test_a_server_below_a_path_answers_with_it_and_without(predictor):
+    """A reverse proxy may remove the path or keep it; every link of the page leads below it."""
+    with running(predictor, Settings(port=0, quiet=True, root_path="/vit")) as server:
+        site = Site(server.address)
+        page = site.ask("GET", "/vit/")
+        assert page[0] == 200
+        links = re.findall(r'(?:src|href)="([^"#]+)"', page[1].decode())
+        assert links and not any(link.startswith(("/", "http")) for link in links)
+        for root in ("", "/vit"):
+            assert all(site.ask("GET", f"{root}/{link}")[0] == 200 for link in links)
+            assert site.ask("GET", f"{root}/v1/model")[0] == 200 and site.ask("GET", f"{root}/healthz")[0] == 200
+            body, headers = form(("a", file(1)))
+            assert site.ask("POST", f"{root}/v1/predict?top=1", body, headers)[0] == 200
+            assert site.ask("GET", f"{root}/openapi.json")[1]["servers"] == [{"url": "/vit"}]
+        status, _, headers = site.ask("GET", "/vit")
+        assert status == 308 and headers["Location"] == "/vit/"
+        assert site.ask("GET", "/vitreous/")[0] == 404 and site.ask("GET", "/vit/vit/")[0] == 404
+
+
+def test_without_a_root_path_addresses_are_those_of_the_server(site):
+    assert site.ask("GET", "/openapi.json")[1]["servers"] == [{"url": "/"}]
+    assert site.ask("GET", "/vit/")[0] == 404
+
+
+@pytest.mark.parametrize("path", ["vit", "/a//b", "/a?b", "/../x", "/ä"])
+def test_a_root_path_that_is_none_is_refused(bundle, path):
+    result = say("serve", str(bundle), "--root-path", path)
+    assert result.returncode == 2
+    assert result.stderr == (
+        f"error: --root-path {path} is no path\n  write it as in /vit: a slash, then letters, digits, - . _ ~\n"
+    )

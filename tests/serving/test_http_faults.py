@@ -3,12 +3,14 @@ anything."""
 
 from __future__ import annotations
 
+import io
 import json
 import socket
 import sys
 from dataclasses import replace
 
 import pytest
+from PIL import Image
 
 from tests.serving.asking import Site, everything, file, form, save_bundle, until
 from vitreous.serving.http.access import Access
@@ -192,11 +194,29 @@ def test_the_content_decides_what_a_picture_is_and_names_stay_names(site):
     assert status == 200 and told["predictions"][0]["name"] == 'x"y\x00\x1b[31m'
 
 
+def jpeg_of(size: tuple[int, int], progressive: bool = False) -> bytes:
+    """A JPEG of one colour."""
+    Image.new("RGB", size, (200, 60, 30)).save(file := io.BytesIO(), "JPEG", progressive=progressive)
+    return file.getvalue()
+
+
 def test_too_many_pictures_and_too_many_pixels(site):
     body, headers = form(*((str(n), file(n)) for n in range(4)))
     assert site.ask("POST", "/v1/predict", body, headers)[0] == 413
     status, told, _ = site.predict(file(1, (400, 300), "WEBP"))
     assert status == 422 and "90,000" in told["error"]["message"]
+
+
+def test_a_large_photograph_is_decoded_reduced_and_a_bomb_refused(site):
+    """Above --max-pixels a JPEG is decoded at 1/2 to 1/8, also a progressive one; at 1/8 the limit holds."""
+    plain, progressive = (jpeg_of((800, 600), progressive=choice) for choice in (False, True))
+    small = site.predict(jpeg_of((200, 150)))[1]["predictions"][0]
+    for content in (plain, progressive):
+        status, told, _ = site.predict(content)
+        assert status == 200, told
+        assert told["predictions"][0]["name"] == small["name"]
+    status, told, _ = site.predict(jpeg_of((2500, 2400)))
+    assert status == 422 and told["error"]["message"] == "image: 2500 x 2400 pixels, more than 5,760,000"
 
 
 @pytest.mark.parametrize("end", [b"CRASH", b"SPIN", b"EAT"])

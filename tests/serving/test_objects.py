@@ -49,8 +49,10 @@ def test_an_answer_has_boxes_names_scores_and_masks(tmp_path):
     with pytest.raises(UsageError, match="pictures=True"):
         answer.over_image()
     assert predictor().detect(scene((90, 70)), pictures=True).over_image().size == (90, 70)
-    with pytest.raises(UsageError, match="use detect"):
-        predictor().predict(scene())
+    assert predictor().predict(scene()).boxes.tolist() == [list(RED), list(GREEN)]
+    assert predictor().predict([scene()], threshold=0.7)[0].names == CLASSES[:1]
+    with pytest.raises(UsageError, match=r"predict\(top=…\) is for models that name classes"):
+        predictor().predict(scene(), top=3)
     with pytest.raises(UsageError, match="no score"):
         predictor().detect(scene(), threshold=2)
     (tmp_path / "a.png").write_bytes(b"none")

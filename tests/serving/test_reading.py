@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import io
+
 import numpy as np
 import pytest
+from PIL import Image
 
 from tests.data.hostile import corpus
 from tests.serving.made import jpeg, photograph
+from vitreous.data.decoding import regions
 from vitreous.data.decoding.regions import Jpeg
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import DataError
-from vitreous.serving.reading import read
+from vitreous.serving import reading
+from vitreous.serving.reading import read, read_large
 
 
 @pytest.fixture(scope="module")
@@ -73,3 +78,19 @@ def test_damaged_photographs_have_the_verdict_of_the_exact_way(photo):
         refused += not found.startswith("(")
         assert verdict(cut, preprocess, False) == found
     assert 10 < refused < 50
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+def test_a_jpeg_above_the_limit_is_decoded_reduced_and_above_an_eighth_refused(monkeypatch, progressive):
+    """The image in front of a smooth gradient is nearly that of the whole file, shrunk."""
+    ramp = np.add.outer(np.arange(96), np.arange(160)).astype(np.uint8)
+    Image.fromarray(np.stack([ramp] * 3, -1)).save(file := io.BytesIO(), "JPEG", quality=95, progressive=progressive)
+    content, preprocess = file.getvalue(), Preprocess((32, 32))
+    whole = read(content, preprocess, exact=True)
+    small = read_large(content, preprocess, "a.jpg", True, 96 * 160 // 4)
+    assert small.shape == whole.shape == (3, 32, 32) and np.abs(small.astype(int) - whole).mean() < 3
+    monkeypatch.setattr(reading, "MAX_PIXELS", 96 * 160 // 2)
+    monkeypatch.setattr(regions, "MAX_PIXELS", 96 * 160 // 2)
+    assert np.abs(read(content, preprocess).astype(int) - whole).mean() < 3
+    with pytest.raises(DataError, match=r"a\.jpg: 160 x 96 pixels, more than 12,800"):
+        read_large(content, preprocess, "a.jpg", True, 200)

@@ -19,7 +19,7 @@ from vitreous.generation.process import Flow
 from vitreous.models.config import DiTConfig
 from vitreous.models.dit import DiT
 from vitreous.reports.opening import open_generator
-from vitreous.serving.samples import Generator, SampleOptions, columns_of, file_stems, slerp
+from vitreous.serving.samples import Generator, SampleOptions, choose_columns, columns_of, file_stems, slerp
 from vitreous.weights.bundle import Bundle, load_bundle
 from vitreous.weights.tasks import Generation
 
@@ -44,22 +44,51 @@ def test_bundles_keep_what_they_make(run):
     assert load_bundle(run).generated_classes == NAMES and not load_bundle(run).classes
 
 
-def test_a_grid_has_a_row_for_each_class(run, tmp_path):
-    document = vitreous.sample(run, tmp_path / "grid.png", progress=False, count=4, steps=2)
-    assert Image.open(tmp_path / "grid.png").size == (4 * 10 - 2, 3 * 10 - 2)
+def test_a_grid_is_enlarged_and_has_the_class_below_each_image(run, tmp_path):
+    """8 x 8 pixels are enlarged to 128 x 128, with 14 pixels for the name and 2 between images."""
+    document = vitreous.sample(run, tmp_path / "grid.png", progress=False, count=12, steps=2)
+    grid = Image.open(tmp_path / "grid.png")
+    assert grid.size == (4 * 130 - 2, 3 * 144 - 2) and document["count"] == 12
     assert document["classes"] == list(NAMES) and document["sampler"] == ("heun", 2) and document["seeds"] == [0]
+    image = np.asarray(grid.crop((0, 0, 128, 128)))
+    assert np.array_equal(image, image[::16, ::16].repeat(16, 0).repeat(16, 1))
+    captions = [np.asarray(grid.crop((0, row * 144 + 128, 128, row * 144 + 142))) for row in range(3)]
+    assert all(caption.min() < 128 for caption in captions) and not np.array_equal(captions[0], captions[1])
     vitreous.sample(run, tmp_path / "one.png", progress=False, classes=("cat",), count=5, steps=2)
-    assert Image.open(tmp_path / "one.png").size == (28, 18)
+    assert Image.open(tmp_path / "one.png").size == (3 * 130 - 2, 2 * 144 - 2)
+
+
+def test_the_count_is_that_of_all_images(run, tmp_path):
+    """Of the classes in turn; a grid of unequal counts is about as wide as high, and never a strip."""
+    document = vitreous.sample(run, tmp_path / "some", progress=False, count=4, steps=2)
+    assert [f.rpartition("/")[2] for f in document["files"]] == [
+        "cat-00000.png", "cat-00001.png", "a_dog-1-00000.png", "a_dog-2-00000.png"
+    ]  # fmt: skip
+    assert document["count"] == 4
+    assert vitreous.sample(run, tmp_path / "each.png", progress=False, steps=2)["count"] == 3
+    assert choose_columns([(label, number) for label in range(10) for number in range(1 + (label < 6))]) == 4
+    assert choose_columns([(label, 0) for label in range(10)]) == 4
+    assert choose_columns([(label, number) for label in range(2) for number in range(64)]) == 12
+    result = say("sample", str(run), "--count", "4", "--steps", "2", "--out", str(tmp_path / "all.png"))
+    assert "all.png: 4 images at 8x8 pixels in" in result.stdout
+    refused = say("sample", str(run), "--count", "4", "--to-seed", "2", "--out", str(tmp_path / "way.png"))
+    assert refused.returncode == 2 and refused.stderr == (
+        "error: --to-seed makes as many images of each class: 4 of 3 classes\n"
+        "  use a --count that 3 divides, from 6 on, or name a class with --class\n"
+    )
+
+
+def test_grids_have_about_as_many_columns_as_rows():
     assert [columns_of(n) for n in (1, 2, 4, 5, 9, 10)] == [1, 2, 2, 3, 3, 4]
 
 
 def test_a_folder_is_gone_on_with(run, tmp_path):
     place = tmp_path / "many"
-    first = vitreous.sample(run, place, progress=False, count=2, steps=2, precision="fp32")["files"]
+    first = vitreous.sample(run, place, progress=False, count=6, steps=2, precision="fp32")["files"]
     assert [f.rpartition("/")[2] for f in first[:3]] == ["cat-00000.png", "cat-00001.png", "a_dog-1-00000.png"]
     stamps = {name: (place / name).stat().st_mtime_ns for name in ("cat-00000.png", "cat-00001.png")}
     (place / "cat-00001.png").unlink()
-    vitreous.sample(run, place, progress=False, count=3, steps=2, precision="fp32")
+    vitreous.sample(run, place, progress=False, count=9, steps=2, precision="fp32")
     assert (place / "cat-00000.png").stat().st_mtime_ns == stamps["cat-00000.png"]
     assert len([*place.glob("*.png")]) == 9
     vitreous.sample(run, tmp_path / "again", progress=False, classes=("cat",), count=2, steps=2, precision="fp32")
@@ -142,7 +171,7 @@ def test_a_run_trains_samples_and_is_judged(tmp_path):
     assert done.returncode == 0, done.stderr
     summary = json.loads((out / "summary.json").read_text())
     assert summary["val"]["denoising_error"] > 0 and "next: vitreous sample" in done.stdout
-    assert Image.open(out / "samples.png").size == (8 * 10 - 2, 8 * 10 - 2)
+    assert Image.open(out / "samples.png").size == (8 * 130 - 2, 8 * 130 - 2)
     page = (out / "report.html").read_text("utf-8")
     assert "Images that it made" in page and "validation denoising error" in page and "knn" not in page
     done = say("evaluate", str(out), "--samples", "40", "--steps", "3", "--json")

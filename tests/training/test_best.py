@@ -15,6 +15,7 @@ from tests.conftest import TINY, document, make_folder, say
 from vitreous.errors import Interrupted, UsageError
 from vitreous.evaluation.report import Report
 from vitreous.jobs.train import train
+from vitreous.reports.evaluate import evaluate
 from vitreous.training.best import Best
 from vitreous.training.session import Session
 
@@ -110,21 +111,45 @@ def test_the_best_weights_are_kept_and_said(photos, tmp_path, scored):
     assert same(kept, {name: weights(tmp_path / "run")[name] for name in kept})
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["val/top1"] for line in lines if "val/top1" in line] == list(SCORES[:6])
-    train(str(photos), out=str(tmp_path / "last"), **options())
+    train(str(photos), out=str(tmp_path / "last"), **options(keep_last=True))
     last = averaged(tmp_path / "last" / "checkpoints" / "step-00000012")
     assert same(last, {name: weights(tmp_path / "last")[name] for name in last}) and not same(last, kept)
 
 
+def test_the_best_evaluation_ships_where_nothing_is_said(photos, tmp_path):
+    """The bundle, evaluated again, has the leading figure of the best evaluation; without --keep-last, with EMA or not."""
+    for name, ema in (("averaged", 0.9), ("plain", 0)):
+        out = tmp_path / name
+        summary = train(str(photos), out=str(out), **options(12, ema=ema, lr=0.05))
+        found, lines = summary["selection"], (out / "metrics.jsonl").read_text().splitlines()
+        values = {line["step"]: line["val/top1"] for line in map(json.loads, lines) if "val/top1" in line}
+        assert len(values) == 6 and found["best"]["value"] == max(values.values()) == values[found["kept_step"]]
+        again = evaluate(out, split="val", precision="fp32")["val"]
+        assert again["top1"] == found["best"]["value"]
+        place = (
+            out / "checkpoints" / f"step-{found['kept_step']:08d}" / ("ema.safetensors" if ema else "model.safetensors")
+        )
+        kept = {key.removeprefix("model."): value for key, value in load_file(place).items()}
+        assert same(weights(out), {key: kept[key] for key in weights(out)})
+
+
+def test_keep_best_and_keep_last_exclude_each_other(photos, tmp_path):
+    words = ["train", str(photos), "--out", str(tmp_path / "run"), "--keep-best", "--keep-last"]
+    result = say(*words)
+    assert result.returncode == 2
+    assert result.stderr.endswith("error: --keep-best and --keep-last exclude each other\n  leave one of them out\n")
+
+
 def test_where_the_last_is_the_best_the_run_is_that_without_the_option(photos, tmp_path, scored):
     one = train(str(photos), out=str(tmp_path / "one"), **options(6, keep_best=True))
-    other = train(str(photos), out=str(tmp_path / "other"), **options(6))
+    other = train(str(photos), out=str(tmp_path / "other"), **options(6, keep_last=True))
     assert (one["selection"]["kept_step"], other["selection"]) == (6, None)
     assert same(weights(tmp_path / "one"), weights(tmp_path / "other")) and one["val"] == other["val"]
 
 
 @pytest.mark.parametrize("keep_best", [False, True])
 def test_a_run_ends_after_evaluations_that_were_not_better(photos, tmp_path, scored, keep_best):
-    summary = train(str(photos), out=str(tmp_path / "run"), **options(16, early_stop=3, keep_best=keep_best))
+    summary = train(str(photos), out=str(tmp_path / "run"), **options(16, early_stop=3, keep_last=not keep_best))
     assert scored == [2, 4, 6, 8, 10, 12] and summary["steps"] == 12 and summary["epochs"] == 4.0
     found = summary["selection"]
     assert found["stopped_early"] and (found["kept"], found["kept_step"]) == (

@@ -20,6 +20,7 @@ from vitreous.models.names import configure
 
 # forward passes' worth of products that an image costs
 PASSES = {"inference": 1, "predict": 1, "train": 3, "dit": 3, "sample": 2 * STEPS, "loader": 0, "memory": 0}
+MAX_SPREAD = 2.0  # the highest rate of a contender's rounds to the lowest, above which no ratio is printed
 PACKAGES = ("torch", "timm", "transformers", "torchvision", "diffusers", "lightly", "onnxruntime", "openvino", "nncf")
 PACKAGES += ("pillow", "simplejpeg", "webdataset", "datasets")
 
@@ -77,7 +78,8 @@ def rows(race: Race) -> list[dict[str, Any]]:
             "settings": lane.contender.settings,
             "images_per_second": lane.median if lane.rates else None,
             "spread": [min(lane.rates), max(lane.rates)] if lane.rates else None,
-            "ratio": lane.median / base.median if lane.rates and base else None,
+            "ratio": ratio_of(lane, base)[0],
+            "ratio_withheld": ratio_of(lane, base)[1],
             "ratio_to": base.contender.label if base else None,
             "fraction_of_peak": race.fraction(lane) if lane.rates else None,
             "peak_memory_bytes": lane.memory if lane.rates else None,
@@ -88,6 +90,31 @@ def rows(race: Race) -> list[dict[str, Any]]:
             "failure": lane.failure,
         }
         for lane in race.lanes
+    ]
+
+
+def ratio_of(lane: Lane, base: Lane | None) -> tuple[float | None, str | None]:
+    """The ratio of the medians of two lanes, or None and why it is withheld: rounds of one of them differ by more than
+    MAX_SPREAD, or by more than the lanes do from each other."""
+    if base is None or not lane.rates or not base.rates:
+        return None, None
+    if lane is base:
+        return 1.0, None
+    ratio = lane.median / base.median
+    spread, wider = max((max(one.rates) / min(one.rates), one.contender.label) for one in (lane, base))
+    if spread > MAX_SPREAD:
+        return None, f"rounds of {wider} differ by a factor of {spread:.1f}"
+    if spread > max(ratio, 1 / ratio):
+        return None, f"rounds of {wider} differ by a factor of {spread:.2f}, the two contenders by less"
+    return ratio, None
+
+
+def withheld(race: Race) -> list[str]:
+    """A line for each ratio that is withheld, with the reason."""
+    return [
+        f"no ratio of {row['contender']}, {row['settings']}: {row['ratio_withheld']}"
+        for row in rows(race)
+        if row["ratio_withheld"]
     ]
 
 
@@ -103,7 +130,8 @@ def cells(row: dict[str, Any]) -> list[str]:
     fraction = "" if row["fraction_of_peak"] is None else f"{row['fraction_of_peak']:.0%}"
     rate = f"{row['images_per_second']:.1f} ({low:.1f} to {high:.1f})"
     build = f"{row['seconds_to_build']:.1f} + {row['seconds_of_first_turn']:.1f}"
-    return [label, rate, f"{row['ratio']:.2f}", fraction, f"{row['peak_memory_bytes'] / 2**20:.0f}", build]
+    ratio = "-" if row["ratio"] is None else f"{row['ratio']:.2f}"
+    return [label, rate, ratio, fraction, f"{row['peak_memory_bytes'] / 2**20:.0f}", build]
 
 
 def table(race: Race) -> tuple[list[str], list[list[str]]]:
@@ -156,6 +184,7 @@ def markdown(races: list[Race], command: str, rounds: int) -> str:
         ratios = f"Ratios are to {base.contender.label}." if base else "Nobody could."
         lines += [f"## {race.work.title()}", "", ratios, "", "| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
         lines += ["| " + " | ".join(row) + " |" for row in body] + [""]
+        lines += [f"{line[:1].upper()}{line[1:]}.\n" for line in withheld(race)]
         if any(lane.profile for lane in race.lanes):
             head, body = profile_table(race)
             lines += ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]

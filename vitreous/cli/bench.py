@@ -73,6 +73,8 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         console.say()
         head, rows = report.table(race)
         console.table([race.work.title(), *head[1:]], rows)
+        for line in report.withheld(race):
+            console.say(line)
         if options.profile:
             console.say()
             console.table(*report.profile_table(race))

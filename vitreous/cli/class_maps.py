@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vitreous.cli.console import Console
-from vitreous.cli.inference import Meter, file_settings, print_unreadable, write_answers
+from vitreous.cli.inference import Meter, describe_unreadable, file_settings, print_unreadable, write_answers
 
 if TYPE_CHECKING:
     from vitreous.cli.inference import ImageArguments
@@ -64,10 +64,11 @@ def print_shares(options: ImageArguments, predictor: Predictor, source: Source, 
     for answer in class_maps(predictor.card, predictor.runtime, iter(source), options.bad_images, False):
         meter.count([answer])
         text = "  ".join(f"{name} {share:.1%}" for name, share in answer.shares.items())
-        rows.append([printable(answer.path), f"cannot be read: {answer.error}" if answer.error else text])
+        cell = describe_unreadable(answer.path, answer.error) if answer.error else text
+        rows.append([printable(answer.path), cell])
         document.append({"path": answer.path, "shares": answer.shares, "error": answer.error})
     console.table(["image", "shares of the pixels"], rows)
-    print_unreadable(console, meter.bad, meter.unreadable, meter.done)
+    print_unreadable(console, (), meter.unreadable, meter.done)
     if not meter.unreadable:
         console.note("--out FOLDER writes the class maps")
     return {"model": options.run, "precision": predictor.runtime.precision, "predictions": document}

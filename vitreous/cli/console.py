@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-from vitreous.errors import VitreousError
+from vitreous.errors import Interrupted, VitreousError
 from vitreous.progress import Display, descriptor_of, speaks, write_line
 
 NUMBER = re.compile(r"-|-*[\d,.]*\d[\d,.]*[%GM]*")  # a cell of a column of numbers
@@ -119,6 +119,7 @@ class Console(Display):
             self.say("  ".join(line).rstrip())
 
     def error(self, error: VitreousError) -> None:
-        """Print an error's message and hint on stderr."""
+        """Print an error's message and hint on stderr. Being stopped by a signal is no error."""
         self.close()
-        write_line(f"error: {error.message}" + (f"\n  {error.hint}" if error.hint else ""), sys.stderr)
+        start = "" if isinstance(error, Interrupted) else "error: "
+        write_line(f"{start}{error.message}" + (f"\n  {error.hint}" if error.hint else ""), sys.stderr)

@@ -228,10 +228,19 @@ def print_notes(predictor: Predictor, console: Console) -> None:
         console.note(note)
 
 
+def describe_unreadable(path: str, error: str) -> str:
+    """The cell of a table for an image that could not be read; the path is in another one."""
+    from vitreous.errors import printable
+
+    text = error.removeprefix(f"{printable(path)}: ")
+    return text if text.startswith("cannot be read") else f"cannot be read: {text}"
+
+
 def print_unreadable(console: Console, messages: Sequence[str], bad: int, total: int) -> None:
-    """Name images that could not be read, and have the command exit with 3."""
+    """Count images that could not be read, with the first `messages` where no table names them, and have the command
+    exit with 3."""
     if bad:
         listing = "".join(f"\n  {message}" for message in messages[:SHOWN])
-        more = f"\n  and {bad - len(messages)} more" if bad > len(messages) else ""
-        console.note(f"{bad:,} of {total:,} images could not be read:{listing}{more}")
+        more = f"\n  and {bad - len(messages)} more" if messages and bad > len(messages) else ""
+        console.note(f"{bad:,} of {total:,} images could not be read{':' * bool(messages)}{listing}{more}")
         console.code = UNREADABLE

@@ -14,8 +14,9 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from vitreous.cli.console import Console, as_json, prepare_streams, reserve_stdout
+from vitreous.cli.model_argument import refuse_images, require_model
 from vitreous.cores import bound_threads
-from vitreous.errors import UsageError, VitreousError, nearest, out_of_memory
+from vitreous.errors import Interrupted, UsageError, VitreousError, nearest, out_of_memory
 from vitreous.progress import ABANDONED, discard, speaks, write_line
 
 #: verb -> (module, what it does); the module has a frozen dataclass `Options` and a function `run(options, console)`
@@ -56,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         code = command(words)
         sys.stdout.flush()
     except KeyboardInterrupt:
-        code = fail(VitreousError("stopped"), words, 130)
+        code = fail(Interrupted("stopped"), words, 130)
     except BrokenPipeError:  # the reader of a pipe went away: nobody is left to tell
         discard(sys.stdout)
         code = 0
@@ -90,11 +91,13 @@ def command(words: list[str]) -> int:
     verb, arguments = verb_of(words)
     module = import_module(VERBS[verb][0])
     rest, settings = split_settings(arguments) if "settings" in module.Options.__dataclass_fields__ else (arguments, {})
+    require_model(verb, module.Options, [word for word in rest if word != "--json"])
     options, documented = parse(module.Options, verb, rest)
     if settings:
         options = dataclasses.replace(options, settings=settings)
     with reserve_stdout() if documented else nullcontext() as stream:
         console = Console(stream)
+        refuse_images(verb, options)
         document = module.run(options, console)
         console.close()
         if document is not None:

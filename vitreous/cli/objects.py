@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from vitreous.cli.console import Console
-from vitreous.cli.inference import Meter, file_settings, print_unreadable, write_answers
+from vitreous.cli.inference import Meter, describe_unreadable, file_settings, print_unreadable, write_answers
 
 if TYPE_CHECKING:
     from vitreous.cli.inference import AnswerArguments
@@ -144,13 +144,14 @@ def print_objects(
     meter, kind, rows, cells, document = Meter("predict", source.count, console), ObjectRows(), [], [], []
     for answer in finding.answers(iter(source)):
         meter.count([answer])
-        rows.append([printable(answer.path), f"cannot be read: {answer.error}" if answer.error else summary(answer)])
+        cell = describe_unreadable(answer.path, answer.error) if answer.error else summary(answer)
+        rows.append([printable(answer.path), cell])
         cells += kind.cells(answer) if options.csv else []
         document.append(kind.plain(answer))
     if options.csv:
         write_output(options.csv, as_csv([kind.head, *cells]))
     console.table(["image", f"objects of a score from {finding.asked.threshold:g} on"], rows)
-    print_unreadable(console, meter.bad, meter.unreadable, meter.done)
+    print_unreadable(console, (), meter.unreadable, meter.done)
     return {"model": options.run, "precision": predictor.runtime.precision, "predictions": document}
 
 

@@ -13,6 +13,7 @@ from vitreous.cli.inference import (
     Meter,
     choose_backend,
     choose_engine,
+    describe_unreadable,
     engine_name,
     file_settings,
     open_images_of,
@@ -146,9 +147,10 @@ def print_predictions(options: Options, answers: Any, source: Source, console: C
     for answer in all_rows:
         best = [f"{name} {p:.1%}" for name, p in zip(answer.names, answer.probabilities, strict=True)]
         answer_text = f"unsure ({best[0] if best else 'none'})" if answer.unsure else "  ".join(best) or "none"
-        rows.append([printable(answer.path), f"cannot be read: {answer.error}" if answer.error else answer_text])
+        cell = describe_unreadable(answer.path, answer.error) if answer.error else answer_text
+        rows.append([printable(answer.path), cell])
     if options.csv:
         write_output(options.csv, as_csv([kind.head, *(row for answer in all_rows for row in kind.cells(answer))]))
     console.table(["image", "classes"], rows)
-    print_unreadable(console, meter.bad, meter.unreadable, meter.done)
+    print_unreadable(console, (), meter.unreadable, meter.done)
     return [kind.plain(answer) for answer in all_rows]

@@ -21,12 +21,12 @@ class Options(WeightsOptions):
     run: Annotated[Positional[str], arg(metavar="RUN")]
     """A run folder, a bundle, or weights in another library's format."""
     out: Annotated[str, arg(metavar="PLACE")]
-    """A .png file for a grid, a row for each class; of clips a .gif or .mp4 file, or a .png with the frames of each in
-    a row. Or a folder for CLASS-00000.png, or .gif, and so on, where what is there is not made again."""
+    """A .png file for a grid, with the class below each image; of clips a .gif or .mp4 file, or a .png with the frames
+    of each in a row. Or a folder for CLASS-00000.png, or .gif, and so on, where what is there is not made again."""
     classes: Annotated[tuple[str, ...], arg(name="class", metavar="NAME...")] = ()
     """What to make images of (default: each class of the model)."""
-    count: int = 1
-    """Images of each class."""
+    count: int | None = None
+    """Images in total, of the classes in turn (default: one of each class)."""
     guidance: float = 1.0
     """How far answers are moved away from those for no class: above 1 images are more typical and less varied."""
     interval: tuple[float, float] = (0.0, 1.0)
@@ -44,7 +44,7 @@ class Options(WeightsOptions):
     seed: int = 0
     """What noise is drawn from: an image is a function of it, of its class and of its number."""
     to_seed: int | None = None
-    """Go from this image of --seed to that of another seed in --count images."""
+    """Go from the image of --seed to that of another seed, in as many images as --count gives each class."""
     inpaint: str | None = None
     """An image file that stays as it is but where --mask is white."""
     mask: str | None = None
@@ -67,7 +67,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     document = sample(options.source(options.run), options.out, console, **asked)
     files, (name, steps) = document["files"], document["sampler"]
     rate = f"{document['seconds']:.1f} s, {name} in {steps} steps, {document['precision']}"
-    count = max(1, len(document["classes"])) * options.count
+    count = document["count"]
     is_picture = document["frames"] in (None, 1)
     noun = ("image" if is_picture else "clip") + "s" * (count > 1)
     length = "" if is_picture else f" of {document['frames']} frames"

@@ -33,13 +33,17 @@ class Options(ReadingOptions):
     """A file with the token, of at least 16 characters."""
     host_name: tuple[str, ...] = ()
     """Names by which browsers may call this server, beside its address."""
+    root_path: str = ""
+    """The path below which a reverse proxy shows this server, as /vit; whether the proxy removes it from requests makes
+    no difference (default: none)."""
     queue: int = 0
     """Pictures that may wait; 0 is as many as the model answers in a second, at least 8. Further requests are refused
     with 429."""
     max_bytes: int = 20 * 2**20
     """The largest request."""
     max_pixels: int = 25_000_000
-    """The largest picture."""
+    """The largest picture. A JPEG of up to 178,000,000 is decoded at 1/2 to 1/8, but not for classes of pixels or
+    objects."""
     decoders: int = 0
     """Processes that decode pictures; 0 is one a core, at least two."""
     exact: bool = False

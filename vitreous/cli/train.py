@@ -57,8 +57,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         answers = config["model"]["classes"] or dense_task(summary["run"])
         headless = task_name(summary["run"]) == "generation" or not answers
     for name, key in (("validation", "val"), ("test", "test")):
-        judged = summary[key] is not None or not headless
-        if judged and (key == "val" or "lr_grid" not in summary):
+        if summary[key] is not None:
             console.say(figures(name, summary[key]))
     for line in selection(summary):
         console.say(line)

@@ -19,7 +19,7 @@ class Options:
     """
 
     run: Annotated[Positional[str], arg(metavar="RUN")] = "runs/latest"
-    """A run folder; its run may train here or on a machine that shares the folder."""
+    """A run folder, which may not be there yet; its run may train here or on a machine that shares the folder."""
     port: int = 8001
     """0 finds a free one."""
 
@@ -34,4 +34,4 @@ def run(options: Options, console: Console) -> None:
         if console.document_to is None:
             console.say(f"watching {options.run} at {address}; Ctrl-C ends it")
 
-    watch(options.run, options.port, report_address)
+    watch(options.run, options.port, report_address, console.note)

@@ -17,6 +17,7 @@ from vitreous.evaluation.intervals import DRAWS, Interval, bootstrap, percentile
 from vitreous.evaluation.multilabel import judge_multilabel
 from vitreous.evaluation.report import Report
 
+TOP5_CLASSES = 10  # classes from which top-5 is measured: of fewer it says little
 CONFUSED = 10  # pairs of classes in a list of the most confused ones
 
 
@@ -53,7 +54,7 @@ def judge(
     nll = -log_p[np.arange(count), labels][readable]
     confidence, right = np.exp(log_p.max(1))[readable], (predicted == labels)[readable]
     hits = {"top1": int((readable & (ranks < 1)).sum()), "top5": int((readable & (ranks < 5)).sum())}
-    if len(classes) <= 5:
+    if len(classes) < TOP5_CLASSES:
         del hits["top5"]
     cells = confusion_cells(labels[readable], predicted[readable], len(classes))
     support, predictions, right_of_class = (

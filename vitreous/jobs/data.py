@@ -12,6 +12,7 @@ from vitreous.config import set_paths
 from vitreous.cores import default_workers
 from vitreous.data.annotations.learnable import require_learnable
 from vitreous.data.annotations.painted import find_objects, has_masks, paint_classes, with_masks
+from vitreous.data.annotations.target import kind_of
 from vitreous.data.buckets import assign, measure_forms
 from vitreous.data.copies.listing import excluded as names_in
 from vitreous.data.copies.listing import staying
@@ -21,12 +22,13 @@ from vitreous.data.sources import open_data, open_data_of_run, resolve_source
 from vitreous.data.split import Arrays, Data, Split, require_labels
 from vitreous.errors import DataError, EmptyImageError, UsageError, printable
 from vitreous.jobs.buckets import check_buckets, judged_at, with_buckets
+from vitreous.jobs.default_weights import with_default_weights
 from vitreous.machine import pick_device
 from vitreous.models.cost import macs
 from vitreous.progress import Listener
 from vitreous.recipes.channels import detect_info, measure_channels
 from vitreous.recipes.derive import advise_weights, apply, derive, objective_of
-from vitreous.recipes.options import TrainOptions
+from vitreous.recipes.options import FROM_SCRATCH, TrainOptions
 from vitreous.recipes.task import choose_recipe
 from vitreous.training.batches import Inputs
 from vitreous.training.folder import Folder
@@ -35,6 +37,7 @@ from vitreous.training.run import DataOptions, Run
 from vitreous.weights.adopt import starting_point
 
 PARALLEL = 2_000  # pictures from which it pays to start processes for a first look at them
+WITHOUT_LABELS = ("mae", "dino", "dinov2", "dit")  # recipes that are offered for pictures without labels
 UTILISED = 0.6  # of the machine's peak that a training step reaches
 SCREENED = 20_000  # files up to which a data set is decoded once before training, to name what cannot be read
 
@@ -47,7 +50,8 @@ def prepare_data(
     The run is derived from the data, or is `base` with the options applied. `folder` is that of a run to continue.
     Raises UsageError for options that do not go together, DataError for data that cannot be used.
     """
-    if (options.resize or options.source_size) and not (options.init or (base and base.init)):
+    named = options.init or (base and base.init)
+    if (options.resize or options.source_size) and (not named or named == FROM_SCRATCH):
         message = "--resize and --source-size are about the weights of --init, and there are none"
         raise UsageError(message, "leave them out")
     seed, share, group_by = split_options(base, options)
@@ -64,7 +68,7 @@ def prepare_data(
         options = choose_recipe(opened, options, listener.note)
     objective = base.objective if base else objective_of(options)
     if objective.labelled:
-        require_labels(opened)
+        offer_objectives(opened)
     if objective.annotated:
         require_learnable(opened, "classes" if objective.annotated == "classes" else "objects")
         opened = {"classes": paint_classes, "objects": find_objects}[objective.annotated](opened)
@@ -94,6 +98,19 @@ def prepare_data(
     return opened, *screen_inputs(opened, run, workers, listener, forms)
 
 
+def offer_objectives(opened: Data) -> None:
+    """Raise DataError for data without labels, which a classifier needs, with the commands that learn without."""
+    try:
+        require_labels(opened)
+    except DataError as error:
+        if opened.labelled or opened.unlearnable:
+            raise
+        kind = kind_of(opened.splits["train"])
+        names = {"pictures": WITHOUT_LABELS, "clips": ("videomae",)}.get(kind, WITHOUT_LABELS[:1])
+        commands = "".join(f"\n    vitreous train {printable(opened.name)} --recipe {name}" for name in names)
+        raise DataError(error.message, f"{error.hint}; or learn from images without labels:{commands}") from None
+
+
 def first_workers(opened: Data, options: TrainOptions) -> int:
     """Processes for the first pass over the images, before it is known what one costs."""
     few = len(opened.split("train")) <= PARALLEL
@@ -105,7 +122,7 @@ def derive_run(
 ) -> Run:
     """The run of a model or of weights on the training split, by the recipe and the options; in buckets, where the
     forms (n, 3) int64 of the samples are given."""
-    split = opened.split("train")
+    options, split = with_default_weights(options, opened, listener), opened.split("train")
     start = starting_point(options.source(options.init)) if options.init else None
     for note in start.notes if start else ():
         listener.note(note)

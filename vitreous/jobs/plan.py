@@ -20,6 +20,7 @@ from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.own_aspect import parse_tokens
 from vitreous.training.batches import Inputs
 from vitreous.training.folder import Folder
+from vitreous.training.model_paths import is_run_folder
 from vitreous.training.run import Run
 
 LATEST = "runs/latest"
@@ -48,9 +49,19 @@ FREE = ("timeout:", "data.workers:", "keep:", "device:", "micro_batch:")  # thos
 
 
 def with_data(options: TrainOptions) -> TrainOptions:
-    """The options with the data set of the run to continue, where none is named. Raises UsageError where no run is
-    continued."""
+    """The options with the data set of the run to continue, where none is named. `--resume RUN` is `--resume --out
+    RUN`. Raises UsageError where no run is continued, and for a run in the place of data."""
     options.check_data()
+    if options.data and is_run_folder(options.data):
+        if not options.resume:
+            hint = f"continue it: vitreous train --resume {options.data}"
+            hint += f"; or start from its weights: vitreous train DATA --init {options.data}"
+            raise UsageError(f"{options.data} is a run, not a data set", hint)
+        if options.out and Path(options.out).resolve() != Path(options.data).resolve():
+            raise UsageError(
+                f"--resume names two runs: {options.data} and --out {options.out}", "leave one of them out"
+            )
+        options = replace(options, out=options.data, data="")
     return options if options.data else replace(options, data=Folder(Path(options.out or LATEST)).run().data.source)
 
 
@@ -82,9 +93,20 @@ def plan(
     base = from_yaml(Run, read_config(options.config)) if options.config else None
     if base and (conflicts := contradictions(base, options)):
         raise UsageError(f"the config says these already; {', '.join(conflicts)}", "leave one of them out")
+    if options.keep_best and options.keep_last:
+        raise UsageError("--keep-best and --keep-last exclude each other", "leave one of them out")
     opened, run, inputs = prepare_data(opened or options.data, base, options, listener)
+    if base is None and chooses_weights(run, inputs, options):
+        run = replace(run, keep_best=True)
     out = Path(options.out) if options.out else free_path(f"{time.strftime('%Y-%m-%d-%H%M%S')}-{run_name(run, opened)}")
     return Folder(out), run, inputs, opened
+
+
+def chooses_weights(run: Run, inputs: Inputs, options: TrainOptions) -> bool:
+    """Whether the weights of the best evaluation are kept where nothing is said: what learns from labels, masks or
+    boxes, and has validation images, is judged by what it is for."""
+    judged = run.objective.labelled or bool(run.objective.annotated)
+    return judged and bool(inputs.val) and options.lr_grid is None and not options.keep_last
 
 
 def free_path(name: str) -> Path:

@@ -14,6 +14,7 @@ from typing import Any
 from vitreous.disk import publish, write_text
 from vitreous.errors import ResourceError, UsageError, VitreousError, WeightsError, check_path
 from vitreous.jobs.model_card import LICENCES, public_provenance, write_card
+from vitreous.training.model_paths import find_newest_run
 from vitreous.weights.adopt import bundle_in
 from vitreous.weights.bundle import DESCRIPTION, WEIGHTS, Bundle, load_bundle
 from vitreous.weights.convert import convert
@@ -109,7 +110,9 @@ def published_folder(run: str | os.PathLike[str]) -> Path:
     check_path(run, "push(run)")
     path = Path(run)
     if not path.exists():
-        raise UsageError(f"no run at {path}", "`vitreous train` makes one; runs/latest is the newest")
+        newest = find_newest_run()
+        hint = f"the newest run here is {newest}" if newest else "`vitreous train` makes one"
+        raise UsageError(f"no run at {path}", hint)
     if folder := bundle_in(path):
         return folder
     if (path / "config.yaml").is_file():

@@ -40,7 +40,6 @@ from vitreous.training.ranks import Ranks, launch_name, restart_count, together
 from vitreous.training.run import Run
 from vitreous.training.session import Session
 from vitreous.training.trackers.trackers import Trackers, chosen_trackers, tracked
-from vitreous.weights.writable import exports_note
 
 if TYPE_CHECKING:
     from vitreous.keywords import TrainKeywords
@@ -156,8 +155,6 @@ def run_training(options: TrainOptions, listener: Listener, ranks: Ranks, announ
     ranks.wait()
     if slow := warning(run.precision, run.device):
         listener.note(slow)
-    if resumed is None:
-        listener.note(exports_note(run.model, graphs=not run.preprocess.native))
     with folder.locked() if ranks.is_main else nullcontext(), folder.resumable():
         display = listener if options.live and isinstance(listener, Display) else None
         with (

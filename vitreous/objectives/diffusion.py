@@ -122,7 +122,7 @@ class GeneratorObjective(Objective):
 
     def answer(self, batch: Batch) -> Tensor:
         """-> (B, C or 2 C, *image) float32."""
-        return self.model(batch["images"], batch["time"], batch.get("labels")).float()
+        return self.model(batch["images"], batch["time"], batch.get("labels")).float()  # type: ignore[call-arg]
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         answer = self.answer(batch)[:, : batch["target"].shape[1]]

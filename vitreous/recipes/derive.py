@@ -21,7 +21,7 @@ from vitreous.objectives.base import ObjectiveConfig
 from vitreous.objectives.supervised import SupervisedConfig, balanced
 from vitreous.recipes.architecture import architecture
 from vitreous.recipes.names import OWN
-from vitreous.recipes.options import TrainOptions
+from vitreous.recipes.options import FROM_SCRATCH, TrainOptions
 from vitreous.recipes.own_aspect import at_own_aspect, check_options
 from vitreous.recipes.recipe import FEW, DatasetInfo, Recipe
 from vitreous.recipes.registry import RECIPES, find, own_length
@@ -283,6 +283,10 @@ def apply(run: Run, options: TrainOptions) -> Run:
     plain: dict[str, Any] = {
         PATHS[option]: value for option, value in given.items() if (value if option in FLAGS else value is not None)
     }
+    if options.init == FROM_SCRATCH:
+        plain["init"] = None
+    if options.keep_last:
+        plain["keep_best"] = False
     if options.ema is not None:
         plain["ema"] = options.ema or None
     if options.device is not None:

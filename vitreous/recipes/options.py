@@ -10,6 +10,8 @@ from tyro.conf import Positional, Suppress, arg
 from vitreous.errors import UsageError
 from vitreous.weights.options import WeightsOptions
 
+FROM_SCRATCH = "none"  # the value of --init that refuses weights
+
 
 @dataclass(frozen=True)
 class TrainOptions(WeightsOptions):
@@ -22,7 +24,7 @@ class TrainOptions(WeightsOptions):
 
     data: Annotated[Positional[str], arg(metavar="DATA")] = ""
     """`digits`, a folder with train/, val/, test/ of CLASS/*, a folder of CLASS/*, or a CSV file path[,label][,split];
-    with --resume the run's own may be left out."""
+    with --resume a run folder, or none: a run knows its data."""
     recipe: str | None = None
     """A recipe by name; `vitreous recipes` lists them (default: one that suits the data)."""
     model: str | None = None
@@ -30,11 +32,13 @@ class TrainOptions(WeightsOptions):
     (default: from the recipe)."""
     init: str | None = None
     """Weights to start from: a run folder, a bundle, a file or folder of a known format, a name of
-    `vitreous models --weights`, hf:org/name, timm:name (default: none, from scratch)."""
+    `vitreous models --weights`, hf:org/name, timm:name; `none`: from scratch (default: published weights for fewer than
+    2,000 photographs, if they are in the cache or can be downloaded, else none)."""
     out: str | None = None
     """The run folder to make (default: runs/DATE-MODEL-DATA)."""
     resume: bool = False
-    """Continue the run in --out (default: runs/latest)."""
+    """Continue a run, as in `train --resume runs/a`, which is short for --resume --out runs/a (default:
+    runs/latest)."""
     override: bool = False
     """With --resume: go on with other settings than the run began with."""
     allow_data_change: bool = False
@@ -182,7 +186,10 @@ class TrainOptions(WeightsOptions):
     save_every: int | None = None
     """Steps between two checkpoints (default: a sixth of the run)."""
     keep_best: bool = False
-    """Save the weights of the best evaluation on the validation split, by top-1 (or mAP), and not the last ones."""
+    """Save the weights of the best evaluation on the validation split, by its leading figure, and evaluate 20 times
+    (default: so where labels are learned and there is such a split, of 6 evaluations)."""
+    keep_last: bool = False
+    """Save the weights of the last step, whatever the evaluations say."""
     early_stop: int | None = None
     """Stop after so many evaluations in a row that were not better than the best (default: train to the end)."""
     keep: int | None = None

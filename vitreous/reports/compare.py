@@ -23,13 +23,14 @@ from vitreous.reports.readings import record
 from vitreous.reports.scenes import dense_task, judge_opened
 from vitreous.reports.seen import exposure_notes, seen
 from vitreous.training.folder import Folder
+from vitreous.training.model_paths import is_run_folder
 from vitreous.weights.adopt import bundle_in
 from vitreous.weights.bundle import Bundle
 
 
 def is_run(word: str) -> bool:
     """Tell whether an argument names a run folder or a bundle, rather than data."""
-    return Folder(Path(word)).config.is_file() or bundle_in(Path(word)) is not None
+    return is_run_folder(word) or bundle_in(Path(word)) is not None
 
 
 def compare(

@@ -34,7 +34,7 @@ from vitreous.generation.settings import SamplingOptions, in_turn
 from vitreous.progress import Listener
 from vitreous.reports.answers import Computing, progress_counter
 from vitreous.reports.opening import choose_split, data_for, open_generator
-from vitreous.reports.pages.picture_grid import SAMPLES_FILE, frames_of, grid_of
+from vitreous.reports.pages.picture_grid import SAMPLES_FILE, enlarge, frames_of, grid_of
 from vitreous.reports.readings import record
 from vitreous.reports.reference import read_reference
 from vitreous.reports.sizes import size_to_make, written
@@ -305,7 +305,7 @@ def write_samples(folder: Folder, listener: Listener) -> None:
         count, columns = (SHOWN // len(classes), bundle.preprocess.image[0]) if clips else (SHOWN, SHOWN)
         labels, numbers = torch.from_numpy(classes).repeat_interleave(count), torch.arange(count).repeat(len(classes))
         images = sampler_of(bundle).sample(labels, numbers, SamplingOptions(guidance=GUIDANCE)).movedim(1, -1).numpy()
-        grid = grid_of([frame for image in images for frame in frames_of(image)], columns)
+        grid = grid_of(enlarge([frame for image in images for frame in frames_of(image)]), columns)
         with atomic_path(folder.path / SAMPLES_FILE) as temporary:
             grid.save(temporary, "PNG")
     except (OSError, VitreousError) as error:

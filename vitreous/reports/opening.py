@@ -24,6 +24,7 @@ from vitreous.models.dense import Dense
 from vitreous.models.packed import check_packs
 from vitreous.nn.sizes import grid_of
 from vitreous.training.folder import Folder
+from vitreous.training.model_paths import find_newest_run, holds_images, is_run
 from vitreous.weights.adopt import bundle_in, open_weights
 from vitreous.weights.bundle import Bundle, load_bundle
 from vitreous.weights.options import WeightsSource, known_of
@@ -62,9 +63,13 @@ def find_bundle(run: str | os.PathLike[str], note: Callable[[str], None]) -> Bun
     check_path(run, "a run")
     path = Path(run)
     if ":" not in os.fspath(run) and not path.exists() and not published_row(run):
-        near = nearest_name(os.fspath(run))
-        hint = "`vitreous train` makes one; runs/latest is the newest"
+        near, newest = nearest_name(os.fspath(run)), find_newest_run()
+        hint = f"the newest run here is {newest}" if newest else "`vitreous train` makes one"
         raise UsageError(f"no run at {path}", f"did you mean {near}? {hint}" if near else hint)
+    if not is_run(path) and holds_images(os.fspath(run)):
+        newest = find_newest_run()
+        hint = f"name one; the newest run here is {newest}" if newest else "`vitreous train` makes one"
+        raise UsageError(f"{path} holds images, and is no model", hint)
     if (path / "config.yaml").is_file() and not (path / "model").is_dir():
         raise UsageError(f"the run in {path} did not finish", f"continue it: vitreous train --resume --out {path}")
     folder = bundle_in(path)

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from PIL import Image
 
 from vitreous.errors import ResourceError
-from vitreous.reports.pages.picture_grid import grid_of, write_gif
+from vitreous.reports.pages.picture_grid import enlarge, grid_of, write_gif
 
 FRAME_TIME = 100  # milliseconds that a frame is shown
 QUALITY = "17"  # of x264, constant rate factor: the difference is hardly seen
@@ -28,9 +28,12 @@ def require_encoder(suffix: str) -> None:
         )
 
 
-def moving_grid(clips: Sequence[Sequence[Image.Image]], columns: int) -> list[Image.Image]:
-    """Clips of T frames each -> T pictures, each a grid of the clips at that time, in rows of `columns`."""
-    return [grid_of(moment, columns) for moment in zip(*clips, strict=True)]
+def moving_grid(
+    clips: Sequence[Sequence[Image.Image]], columns: int, captions: Sequence[str] = ()
+) -> list[Image.Image]:
+    """Clips of T frames each -> T pictures, each a grid of the clips at that time, in rows of `columns`; small frames
+    are enlarged, and captions stand below the clips."""
+    return [grid_of(enlarge(moment), columns, captions) for moment in zip(*clips, strict=True)]
 
 
 def write_clip(path: str | os.PathLike[str], suffix: str, frames: Sequence[Image.Image]) -> None:

@@ -26,6 +26,15 @@ from vitreous.serving.sources import Item
 THRESHOLD = 0.5  # the score from which an object is named, where nothing else is said
 
 
+def refuse_class_options(card: Card, **options: float | None) -> None:
+    """Raise UsageError for options of `Predictor.predict` that models of objects or pixels do not have."""
+    does = "finds objects" if card.object_classes else "gives a class to every pixel"
+    for name, value in options.items():
+        if value is not None and not (name == "threshold" and card.object_classes):
+            problem = f"predict({name}=…) is for models that name classes; {card.name} {does}"
+            raise UsageError(problem, "leave it out")
+
+
 @dataclass(frozen=True, eq=False)
 class ImageObjects:
     """The objects on an image, the one of the highest score first; or why there is no answer.

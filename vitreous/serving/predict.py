@@ -24,7 +24,7 @@ from vitreous.serving.class_maps import ClassMap, class_maps
 from vitreous.serving.exported import is_exported, open_exported
 from vitreous.serving.inputs import as_items, is_image
 from vitreous.serving.notebook import card_html, card_text, predictions_html
-from vitreous.serving.objects import THRESHOLD, DetectOptions, ImageObjects, image_objects
+from vitreous.serving.objects import THRESHOLD, DetectOptions, ImageObjects, image_objects, refuse_class_options
 from vitreous.serving.pipeline import Answer, chunk_of, flow
 from vitreous.serving.runtime import Pixels, Runtime, TorchRuntime
 from vitreous.serving.sources import Item, read_item, read_views
@@ -128,12 +128,12 @@ class Predictor:
             self.runtime.choose_engine(total_images, features)
 
     @overload
-    def predict(self, images: ImageInput, **options: Unpack[PredictKeywords]) -> Prediction:
+    def predict(self, images: ImageInput, **options: Unpack[PredictKeywords]) -> Prediction | Any:
         """One image -> one answer."""
         ...
 
     @overload
-    def predict(self, images: Iterable[ImageInput], **options: Unpack[PredictKeywords]) -> list[Prediction]:
+    def predict(self, images: Iterable[ImageInput], **options: Unpack[PredictKeywords]) -> list[Prediction] | Any:
         """Several images -> a list."""
         ...
 
@@ -145,9 +145,10 @@ class Predictor:
         on_images: Callable[[int], None] = lambda done: None,
         threshold: float | None = None,
         abstain: float | None = None,
-    ) -> Prediction | list[Prediction]:
+    ) -> Any:
         """The `top` classes of an image (5 if not said) of a probability above `threshold`: one answer for one image,
-        and a list for several, in the order given.
+        and a list for several, in the order given. Of a detector this is `detect`, with the same threshold, and of a
+        model that gives a class to every pixel `segment`: `ImageObjects` and `ClassMap` in the place of `Prediction`.
 
         An image is a path, the bytes of a file, a PIL image, an array (H, W[, C]) or a tensor (C, H, W), as
         `vitreous.serving.inputs` says; a list may mix them. A tensor of four axes is refused: give `list(batch)`.
@@ -158,6 +159,13 @@ class Predictor:
         `unsure`. Raises UsageError for an `abstain` that cannot be, and DataError for a file that cannot be read; with
         `bad_images="skip"` its prediction has an `error` instead.
         """
+        if self.card.object_classes or self.card.pixel_classes:
+            refuse_class_options(self.card, top=top, abstain=abstain, threshold=threshold)
+            how: Any = {"bad_images": bad_images}
+            least = THRESHOLD if threshold is None else threshold
+            found = self.detect(images, least, **how) if self.card.object_classes else self.segment(images, **how)
+            on_images(1 if is_image(images) else len(found))  # type: ignore[arg-type]
+            return found
         answers = Predictions()
         asked = self.asked(top, threshold, abstain)
         for chunk in self.predictions(as_items(images, self.card.preprocess), asked, bad_images):
@@ -243,12 +251,10 @@ class Predictor:
     ) -> Iterator[list[Prediction]]:
         """Items -> answers in order, at most a few hundred in memory. Raises UsageError for a model without a head."""
         if not self.card.classes:
-            if self.card.object_classes:
-                raise UsageError(f"{self.card.name} finds objects on images, and names no image", "use detect")
-            if self.card.pixel_classes:
-                raise UsageError(f"{self.card.name} gives a class to every pixel, not to an image", "use segment")
+            if self.card.object_classes or self.card.pixel_classes:
+                raise UsageError(f"{self.card.name} names no classes of images", "use predict, detect or segment")
             message = f"{self.card.name} has no head: it gives features, not classes"
-            raise UsageError(message, "use `vitreous embed`, or train a head")
+            raise UsageError(message, "use `vitreous embed` or embed, or train a head")
         for chunk in self.rows(items, self.probabilities, bad_images):
             yield [
                 Prediction(item.name, error=row.message)

@@ -8,13 +8,14 @@ still decides.
 
 from __future__ import annotations
 
+import math
 import os
 
 import numpy as np
 from PIL import Image
 
-from vitreous.data.decoding.decode import MODES, read_regular
-from vitreous.data.decoding.gate import refuse_costly
+from vitreous.data.decoding.decode import MODES, decode_reduced, read_regular, upright_size
+from vitreous.data.decoding.gate import MAX_JPEG_PIXELS, MAX_PIXELS, refuse_costly
 from vitreous.data.decoding.regions import FLIPPED, MIRRORED, Jpeg, parse_plain, reduction_factor
 from vitreous.data.preprocess import Preprocess, to_array
 from vitreous.errors import printable
@@ -44,11 +45,22 @@ def read(
     name = name or ("image" if isinstance(raw, bytes) else printable(raw))
     content = raw if isinstance(raw, bytes) else read_regular(raw)
     refuse_costly(content, name)
-    if content.startswith(b"\xff\xd8") and (header := parse_plain(content, preprocess.channels, name, exact=False)):
-        small = read_reduced(header, preprocess)
-        if small is not None:
-            return small
+    if content.startswith(b"\xff\xd8"):
+        if header := parse_plain(content, preprocess.channels, name, exact=False):
+            if (small := read_reduced(header, preprocess)) is not None:
+                return small
+        elif math.prod(upright_size(content, name, MAX_JPEG_PIXELS)) > MAX_PIXELS:
+            return read_large(content, preprocess, name, exact, MAX_PIXELS)
     return preprocess.array(preprocess.decoded(content, name))
+
+
+def read_large(content: bytes, preprocess: Preprocess, name: str, exact: bool, most: int) -> np.ndarray:
+    """A JPEG of more than `most` pixels -> (C, *image): decoded at 1/2, 1/4 or 1/8, so that no more are in memory.
+    Raises DataError for what cannot be read."""
+    header = None if exact else parse_plain(content, preprocess.channels, name, exact=False)
+    if header is not None and (small := read_reduced(header, preprocess)) is not None:
+        return small
+    return preprocess.array(preprocess.decoded(decode_reduced(content, preprocess.channels, name, most), name))
 
 
 def read_reduced(jpeg: Jpeg, preprocess: Preprocess) -> np.ndarray | None:

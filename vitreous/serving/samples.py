@@ -6,6 +6,7 @@ import json
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -27,7 +28,7 @@ from vitreous.progress import Display, Listener, NullListener
 from vitreous.reports.generated import sampler_of
 from vitreous.reports.opening import open_generator
 from vitreous.reports.pages.picture_grid import columns_of as columns_of
-from vitreous.reports.pages.picture_grid import frames_of
+from vitreous.reports.pages.picture_grid import enlarge, frames_of
 from vitreous.reports.pages.picture_grid import grid_of as grid_of
 from vitreous.reports.pages.picture_grid import picture_of as picture_of
 from vitreous.reports.sizes import MOST_FRAMES, size_to_make, written
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 CHUNK = 64  # images that are made, and written, at a time
 MOST = 1_000_000  # images of one call
+STRETCH = 4  # columns for a row, or rows for a column, of a grid with a row for each class
 GRIDS = (".png", GIF, MP4)  # files of all images, where other names are folders
 SETTINGS = "samples.json"  # in a folder of images: what they depend on
 
@@ -48,7 +50,8 @@ class SampleOptions(SamplingOptions):
     """What `sample` is asked for, beside how images are made.
 
     `classes`: names, or numbers of models whose classes have no names; none: each class of the model in turn. `count`:
-    images of each class. `to_seed`: images go from those of `seed` to those of this seed in `count` steps. `inpaint`: a
+    images in total, of the classes in turn; None: one of each class. `to_seed`: the images of each class go from that
+    of `seed` to that of this seed, in as many steps as there are images of it. `inpaint`: a
     file whose image is kept but where the image in the file `mask` is white. `vae`: an autoencoder's folder or `hf:`
     name, which decodes latents. `size`, as in 64x48, height and width in pixels, and `frames` of each clip; None: as
     the model learned from. `device` and `precision` are those of `predict`. Raises UsageError for values out of their
@@ -56,7 +59,7 @@ class SampleOptions(SamplingOptions):
     """
 
     classes: tuple[str, ...] = ()
-    count: int = 1
+    count: int | None = None
     to_seed: int | None = None
     inpaint: str | None = None
     mask: str | None = None
@@ -68,7 +71,7 @@ class SampleOptions(SamplingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 1 <= self.count <= MOST:
+        if self.count is not None and not 1 <= self.count <= MOST:
             raise UsageError(f"--count must be 1 to {MOST:,}, not {self.count}")
         if self.frames is not None and not 1 <= self.frames <= MOST_FRAMES:
             raise UsageError(f"--frames must be 1 to {MOST_FRAMES:,}, not {self.frames}")
@@ -76,7 +79,7 @@ class SampleOptions(SamplingOptions):
             raise UsageError(
                 "--inpaint and --mask belong together", "name an image, and a mask that is white where it is made anew"
             )
-        if self.to_seed is not None and (self.count < 2 or self.to_seed < 0):
+        if self.to_seed is not None and ((self.count or 1) < 2 or self.to_seed < 0):
             raise UsageError("--to-seed goes from one seed to another in --count images", "use --count 2 or more")
 
 
@@ -138,6 +141,17 @@ class Generator:
                 raise UsageError(f"no class {name}", known)
         return [self.classes.index(name) for name in names] or list(range(max(1, len(self.classes))))
 
+    def pairs_of(self, labels: Sequence[int], options: SampleOptions) -> list[tuple[int, int]]:
+        """(class, number) of each image that is asked for, by class: the classes in turn until there are `count`, one
+        of each where there is no count. Raises UsageError for a way from seed to seed of which classes would have
+        unequal steps."""
+        count = options.count or len(labels)
+        if options.to_seed is not None and (count % len(labels) or count < 2 * len(labels)):
+            hint = f"use a --count that {len(labels)} divides, from {2 * len(labels)} on, or name a class with --class"
+            raise UsageError(f"--to-seed makes as many images of each class: {count} of {len(labels)} classes", hint)
+        turns = [(labels[place % len(labels)], place // len(labels)) for place in range(count)]
+        return [pair for label in dict.fromkeys(labels) for pair in turns if pair[0] == label]
+
     def make(
         self,
         wanted: Sequence[tuple[int, int]],
@@ -159,7 +173,7 @@ class Generator:
         """(n,), (n,) -> (n, C, *image): noise on the great circle from one seed's to the other's, by the number."""
         zero, end = torch.zeros_like(numbers), options.to_seed or 0
         first, last = (self.sampler.noise(labels, zero, seed) for seed in (options.seed, end))
-        share = (numbers / (options.count - 1)).view(-1, *[1] * (first.dim() - 1)).float()
+        share = (numbers / ((options.count or 2) - 1)).view(-1, *[1] * (first.dim() - 1)).float()
         return slerp(first, last, share)
 
     def canvas(self, options: SampleOptions, count: int) -> Canvas | None:
@@ -209,10 +223,10 @@ def sample(
     """Make images, write them, and return the document of `vitreous sample --json`; `options` are the fields of
     `SampleOptions`.
 
-    `out`: a .png file gets a grid, a row for each class, or, of clips, the frames of each in a row; a .gif or .mp4 file
-    gets a grid of clips that move. Any other name is a folder, in which each image is CLASS-NUMBER.png, each clip
-    CLASS-NUMBER.gif, and what is there is not made again. Raises UsageError, WeightsError, DataError and ResourceError,
-    each with its way out.
+    `out`: a .png file gets a grid with the class below each image, or, of clips, the frames of each in a row; a .gif or
+    .mp4 file gets a grid of clips that move. In a grid images of less than 64 pixels are enlarged. Any other name is a
+    folder, in which each image is CLASS-NUMBER.png, each clip CLASS-NUMBER.gif, and what is there is not made again.
+    Raises UsageError, WeightsError, DataError and ResourceError, each with its way out.
     """
     (asked,) = apply_options("sample", dict(options), SampleOptions(), known=("run", "out", "listener", "progress"))
     display = listener or (Display() if progress else NullListener())
@@ -224,7 +238,8 @@ def sample(
     generator = Generator(bundle, *ways, note=display.note)
     labels = generator.labels_of(asked.classes)
     asked.sampler_of(generator.process)
-    wanted = [(label, number) for label in labels for number in range(asked.count)]
+    wanted = generator.pairs_of(labels, asked)
+    asked = replace(asked, count=len(wanted) // len(labels)) if asked.to_seed is not None else asked
     write = write_grid if suffix in GRIDS else write_folder
     try:
         files = write(place, generator, wanted, asked, display)
@@ -237,7 +252,7 @@ def sample(
         "run": os.fspath(run),
         "files": files,
         "classes": [generator.classes[label] for label in labels] if generator.classes else [],
-        "count": asked.count,
+        "count": len(wanted),
         "size": generator.size,
         "frames": generator.sampler.image[0] if generator.clips else None,
         "seeds": [asked.seed] + ([] if asked.to_seed is None else [asked.to_seed]),
@@ -279,18 +294,32 @@ def generate(
 def write_grid(
     place: Path, generator: Generator, wanted: Sequence[tuple[int, int]], asked: SampleOptions, listener: Listener
 ) -> list[str]:
-    """Write one picture or clip, a row for each class, of one class as near a square as can be; a picture of clips has
-    the frames of each in a row. Raises OSError."""
-    images = [one.frames for one in generate(generator, wanted, asked, listener)]
-    columns, suffix = asked.count if len(images) > asked.count else columns_of(len(images)), place.suffix.lower()
+    """Write one picture or clip, as near a square as can be, with a row for each class where that is no strip; a
+    picture of clips has the frames of each in a row. Raises OSError."""
+    samples = list(generate(generator, wanted, asked, listener))
+    images, captions = [one.frames for one in samples], [one.name for one in samples]
+    columns, suffix = choose_columns(wanted), place.suffix.lower()
+    captions = captions if any(captions) else []
     place.parent.mkdir(parents=True, exist_ok=True)
     with atomic_path(place) as temporary:
         if suffix in (GIF, MP4):
-            write_clip(temporary, suffix, moving_grid(images, columns))
+            write_clip(temporary, suffix, moving_grid(images, columns, captions))
         else:
-            pictures = [frame for frames in images for frame in frames]
-            grid_of(pictures, len(images[0]) if generator.moving else columns).save(temporary, "PNG")
+            pictures = enlarge([frame for frames in images for frame in frames])
+            length = len(images[0])
+            named = [name if place == 0 else "" for name in captions for place in range(length)]
+            grid_of(pictures, length if generator.moving else columns, named).save(temporary, "PNG")
     return [os.fspath(place)]
+
+
+def choose_columns(wanted: Sequence[tuple[int, int]]) -> int:
+    """Columns of a grid of (class, number) pairs by class: a row for each class where all have as many and neither rows
+    nor columns are more than STRETCH times the others, else about as many columns as rows."""
+    counts = Counter(label for label, _ in wanted)
+    most, classes = max(counts.values()), len(counts)
+    if classes > 1 and min(counts.values()) == most and 1 / STRETCH <= most / classes <= STRETCH:
+        return most
+    return columns_of(len(wanted))
 
 
 def write_folder(
@@ -301,7 +330,7 @@ def write_folder(
     place.mkdir(parents=True, exist_ok=True)
     apart = ("classes", "count", "size", "frames")
     settings = {name: value for name, value in asdict(asked).items() if name not in apart}
-    settings |= {"count": asked.count} if asked.to_seed is not None else {}
+    settings |= {"count": len(wanted)} if asked.to_seed is not None else {}
     settings |= {"frames": generator.sampler.image[0]} if generator.clips else {}
     other = generator.sampler.image[-2:] != tuple(generator.bundle.model.config.image[-2:])
     settings |= {"size": generator.size} if other else {}

@@ -28,6 +28,7 @@ from vitreous.serving.http.refusal import Refusal
 from vitreous.serving.http.server import bind_socket, configure_uvicorn
 from vitreous.training.folder import Folder
 from vitreous.training.metrics_follower import MetricsFollower
+from vitreous.training.model_paths import find_newest_run
 
 LOOK_EVERY = 0.5  # seconds between two looks at the file
 ALIVE_EVERY = 15.0  # seconds after which a page hears that nothing is new
@@ -124,13 +125,18 @@ class WatchServer(uvicorn.Server):
 
 
 def watch(
-    run: str | os.PathLike[str], port: int = 8001, on_ready: Callable[[str], None] = lambda address: None
+    run: str | os.PathLike[str],
+    port: int = 8001,
+    on_ready: Callable[[str], None] = lambda address: None,
+    note: Callable[[str], None] = lambda text: None,
 ) -> None:
     """What `vitreous watch` does, from the main thread: show the curves of a run at 127.0.0.1 until Ctrl-C or SIGTERM.
 
-    `port` 0 finds a free one; `on_ready` is called with the address. Raises UsageError for what is no run folder,
-    ResourceError for a port that is taken.
+    `port` 0 finds a free one; `on_ready` is called with the address. A run that has not begun is waited for, which
+    `note` is told. Raises UsageError for a folder of other content, ResourceError for a port that is taken.
     """
+    check_port(port)
+    wait_for_run(run, note)
     server, listening = open_server(run, port)
     on_ready(address_of(listening))
     server.run([listening])
@@ -141,13 +147,38 @@ def open_server(run: str | os.PathLike[str], port: int) -> tuple[WatchServer, An
 
     Raises UsageError for what is no run folder or port, ResourceError for a port that is taken.
     """
-    if not 0 <= port <= 65535:
-        raise UsageError(f"--port {port}", "0 to 65535; 0 finds a free one")
+    check_port(port)
     folder = Folder(Path(run))
     if not folder.config.is_file():
-        raise UsageError(f"{folder.path} is no run folder: it has no config.yaml", "name a run, as in runs/latest")
+        raise no_run(folder)
     server = WatchServer(Watch(folder))
     return server, bind_socket("127.0.0.1", port)
+
+
+def check_port(port: int) -> None:
+    """Raise UsageError for a number that no port has."""
+    if not 0 <= port <= 65535:
+        raise UsageError(f"--port {port}", "0 to 65535; 0 finds a free one")
+
+
+def no_run(folder: Folder) -> UsageError:
+    """The refusal of what is no run folder."""
+    return UsageError(f"{folder.path} is no run folder: it has no config.yaml", "name a run, as in runs/latest")
+
+
+def wait_for_run(run: str | os.PathLike[str], note: Callable[[str], None] = lambda text: None) -> None:
+    """Return once a run folder has its config: a run that has not begun is waited for, which `note` is told. Raises
+    UsageError for a file, and for a folder of other content."""
+    folder, has_noted = Folder(Path(run)), False
+    while not folder.config.is_file():
+        if folder.path.exists() and not has_noted and not (folder.path / "command.txt").is_file():
+            raise no_run(folder)
+        if not has_noted:
+            newest = find_newest_run()
+            beside = f" (the newest run here is {newest})" if newest else ""
+            note(f"waiting for a run in {folder.path}{beside}; Ctrl-C ends it")
+            has_noted = True
+        time.sleep(LOOK_EVERY)
 
 
 def address_of(listening: Any) -> str:

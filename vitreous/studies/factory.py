@@ -20,7 +20,7 @@ from vitreous.jobs.data import derive_run, first_workers, prepare_data, screen_i
 from vitreous.models.names import name_of
 from vitreous.progress import Listener, NullListener
 from vitreous.recipes.channels import detect_info
-from vitreous.recipes.options import TrainOptions
+from vitreous.recipes.options import FROM_SCRATCH, TrainOptions
 from vitreous.reports.readings import slug
 from vitreous.studies.study import Cell, change
 from vitreous.tables import as_csv, marked
@@ -109,6 +109,7 @@ class RunFactory:
             device=common.device,
             precision=common.precision,  # type: ignore[arg-type]
             workers=common.workers,
+            init=options.init or FROM_SCRATCH,
         )
         if options.data == "digits":
             options = change(options, settings={"data.hold_out": HELD_OUT})

@@ -210,7 +210,10 @@ class Session:
         except Interrupted:
             return
         self.pending = False
-        self.record({"step": state.step, "epoch": self.epoch(state), **figures, "seconds": self.meter.seconds})
+        epoch = self.epoch(state)
+        if not (state.done and self.best.after(self.last, state.step, epoch).step == state.step):
+            self.record({"step": state.step, "epoch": epoch, **figures, "seconds": self.meter.seconds})
+        # else `finish`, which judges these weights in the precision of inference, writes the line
         self.health.report(self.last, self.run.data.classes)
         self.warn(state, self.features(self.last))
         self.choose(state, self.last)
@@ -317,13 +320,8 @@ class Session:
         epoch, step = self.epoch(state), self.take_best(state)
         model = merged(state.flat.averaged())
         seen = self.best.epoch if step != state.step else epoch
-        provenance = {
-            "init": run.init,
-            "recipe": run.recipe,
-            "data": public_name(run.data.source),
-            "epochs": seen,
-            "seed": run.seed,
-        }
+        data = public_name(run.data.source)
+        provenance = {"init": run.init, "recipe": run.recipe, "data": data, "epochs": seen, "seed": run.seed}
         parts = None
         if run.objective.ships_features:
             parts = ObjectiveParts(to_plain(run.objective), state.flat.unshipped())

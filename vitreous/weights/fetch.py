@@ -70,8 +70,7 @@ def from_row(row: PublishedWeights, listener: Listener | None) -> Path:
     Raises WeightsError as `from_web`."""
     if row.source.startswith("hf:"):
         return from_hub(row.source, row.source.removeprefix("hf:"), listener)
-    target = cache("weights") / row.name / Path(urllib.parse.urlsplit(row.source).path).name
-    record = target.with_name(target.name + ".json")
+    target, record = stored_file(row)
     if is_whole(target, record):
         return target
     place = mirrored(row.source)
@@ -88,6 +87,12 @@ def from_row(row: PublishedWeights, listener: Listener | None) -> Path:
     except OSError as error:
         raise nowhere_to_store(target.parent, error) from None
     return target
+
+
+def stored_file(row: PublishedWeights) -> tuple[Path, Path]:
+    """Where the cache keeps the file of published weights, and the record of its download."""
+    target = cache("weights") / row.name / Path(urllib.parse.urlsplit(row.source).path).name
+    return target, target.with_name(target.name + ".json")
 
 
 def is_whole(target: Path, record: Path) -> bool:

@@ -120,14 +120,3 @@ def spelled(group: str, config: ViTConfig, usual: dict[str, Any]) -> str:
     }
     values = values or {field: getattr(config, field) for field in usual if getattr(config, field) != usual[field]}
     return " ".join(f"--model.{field.replace('_', '-')} {str(value).lower()}" for field, value in values.items())
-
-
-def exports_note(config: ModelConfig, graphs: bool = True) -> str:
-    """One line on what a model's weights can be written as, and why not for transformers where that is so; `graphs`: it
-    takes images of one size, as an exported graph does."""
-    able = writable_formats(config)
-    text = f"its weights can be written as {', '.join(['bundle', *able])} (`vitreous convert`)"
-    if config.kind == "dit":
-        return text
-    text += ", and exported (`vitreous export --to onnx`)" if graphs else ""
-    return text if "huggingface" in able else f"{text}; not as huggingface: {reason('huggingface', with_table(config))}"

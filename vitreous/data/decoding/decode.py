@@ -155,6 +155,26 @@ def size_of_bands(content: bytes, name: str) -> tuple[int, int]:
         return 0, 0
 
 
+def decode_reduced(content: bytes, channels: int, name: str, most: int) -> Image.Image:
+    """Decode a JPEG at 1/2, 1/4 or 1/8, whichever has at most `most` pixels; the image is otherwise that of `decode`.
+
+    Raises DataError where 1/8 still has more, and as `decode` does.
+    """
+    try:
+        with silence(), Image.open(io.BytesIO(content), formats=("JPEG",)) as image:
+            width, height = image.size
+            factor = next((f for f in (1, 2, 4, 8) if -(-width // f) * -(-height // f) <= most), 0)
+            if not factor:
+                raise too_large(name, width, height, 64 * most)
+            image.draft(image.mode, (width // factor, height // factor))
+            image.load()
+            return flatten(upright(image), MODES[channels], name)
+    except (DataError, MemoryError):
+        raise
+    except Exception as error:  # what Pillow raises for broken files is not listed
+        raise DataError(f"{name}: cannot be read as an image ({reason(error)})", "mend or remove the file") from None
+
+
 @contextmanager
 def silence() -> Iterator[None]:
     """Suppress warnings in all threads while any thread is inside: `warnings.catch_warnings` is not thread-safe."""

@@ -14,6 +14,7 @@ import zlib
 from vitreous.errors import DataError
 
 MAX_PIXELS = 64_000_000
+MAX_JPEG_PIXELS = 178_000_000  # of a JPEG that is decoded at 1/2 to 1/8: Pillow refuses more
 PNG = b"\x89PNG\r\n\x1a\n"
 # left, top, and steps of each pass
 ADAM7 = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))

@@ -19,7 +19,7 @@ import numpy as np
 
 from vitreous.data.decoding.clip import Clip, Part
 from vitreous.data.decoding.clips import GIF, VIDEOS, Pictures, is_animated, open_clip, pictures_in
-from vitreous.data.decoding.decode import SUFFIXES, read_regular, upright_size
+from vitreous.data.decoding.decode import SUFFIXES, decode, read_regular, upright_size
 from vitreous.data.layouts.classes import natural
 from vitreous.data.layouts.folder import classified, entries, is_folder, list_classes, split_folders
 from vitreous.data.layouts.split_names import find_split_folders
@@ -27,6 +27,9 @@ from vitreous.data.split import Data, Files, S, Split, Stored
 from vitreous.errors import DataError, printable
 
 NUMBERED = re.compile(r"(.*?)(\d+)(\.\w+)")
+COMPARED = 8  # pairs of pictures of a folder that are compared
+FRAMES_ALIKE = 0.6
+STILL = 2.0  # of 255, below which pictures are taken for the same
 PROBED = 16  # folders of frames, and GIFs, that are looked into: they stand for all
 
 
@@ -236,10 +239,30 @@ def frames_note(data: Data) -> list[str]:
         return []
     if not all(map(are_frames, homes.values())) or not all(map(of_one_size, list(homes)[:PROBED])):
         return []
+    if not all(map(is_sequence, [list(homes)[place] for place in probed(len(homes))])):
+        return []
     note = (
         "the pictures of each class are numbered as the frames of a clip are: if the folders are clips, put them into"
     )
     return [f"{note} one more folder, DIR/CLASS/CLIP/0001.jpg, of one class where there are none"]
+
+
+def is_sequence(folder: str) -> bool:
+    """Whether neighbours among the pictures of a folder are more alike than others, as frames of a clip are: their mean
+    absolute difference, in 16 x 16 greys, is less than FRAMES_ALIKE of that of pictures half the folder apart."""
+    paths = pictures_in(folder)
+    places = np.linspace(0, len(paths) - 2, min(COMPARED, len(paths) - 1)).astype(int)
+
+    def grey(place: int) -> np.ndarray:
+        picture = decode(read_regular(paths[place % len(paths)]), 1, printable(paths[place % len(paths)]))
+        return np.asarray(picture.resize((16, 16)), np.float32)
+
+    try:
+        neighbours = np.mean([np.abs(grey(place) - grey(place + 1)).mean() for place in places])
+        others = np.mean([np.abs(grey(place) - grey(place + len(paths) // 2)).mean() for place in places])
+    except DataError:
+        return False
+    return len(paths) < 4 or bool(neighbours <= STILL or neighbours < FRAMES_ALIKE * others)
 
 
 def clips_note(count: int, pictures: int = 0) -> str:

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from typing import IO
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 
 from vitreous.errors import UsageError
 
 SAMPLES_FILE = "samples.png"  # what a generator makes when its run ends, in its folder
 GAP = 2  # pixels between the images of a grid
+SHOWN_SIDE = 128  # pixels of the longer side to which small images are enlarged
+CAPTION = 14  # pixels of the line below an image
 
 
 def picture_of(image: np.ndarray) -> Image.Image:
@@ -32,14 +34,38 @@ def columns_of(count: int) -> int:
     return next(columns for columns in range(1, count + 1) if columns * columns >= count)
 
 
-def grid_of(images: Sequence[Image.Image], columns: int) -> Image.Image:
-    """Pictures of one size in rows of so many."""
+def grid_of(images: Sequence[Image.Image], columns: int, captions: Sequence[str] = ()) -> Image.Image:
+    """Pictures of one size in rows of so many, each above its caption where there are captions."""
     width, height = images[0].size
+    high = height + CAPTION * bool(captions) + GAP
     rows = -(-len(images) // columns)
-    whole = Image.new(images[0].mode, (columns * (width + GAP) - GAP, rows * (height + GAP) - GAP), "white")
+    whole = Image.new(images[0].mode, (columns * (width + GAP) - GAP, rows * high - GAP), "white")
     for number, image in enumerate(images):
-        whole.paste(image, (number % columns * (width + GAP), number // columns * (height + GAP)))
+        place = number % columns * (width + GAP), number // columns * high
+        whole.paste(image, place)
+        if captions and captions[number]:
+            whole.paste(draw_caption(captions[number], width, images[0].mode), (place[0], place[1] + height))
     return whole
+
+
+def draw_caption(text: str, width: int, mode: str) -> Image.Image:
+    """A line of text, black on white, as wide as its image; a longer text is cut off."""
+    line = Image.new(mode, (width, CAPTION), "white")
+    try:
+        font = ImageFont.load_default(CAPTION - 4)
+        ImageDraw.Draw(line).text((1, 0), text, fill="black", font=font)
+    except (OSError, UnicodeError):  # a Pillow without FreeType, whose own font has Latin-1 alone
+        ImageDraw.Draw(line).text((1, 0), text.encode("latin-1", "replace"), fill="black")
+    return line
+
+
+def enlarge(images: Sequence[Image.Image]) -> list[Image.Image]:
+    """Pictures of one size, small ones enlarged by a whole number to at most SHOWN_SIDE pixels, each pixel a square."""
+    width, height = images[0].size
+    factor = max(1, SHOWN_SIDE // max(width, height))
+    if factor == 1:
+        return list(images)
+    return [image.resize((factor * width, factor * height), Image.Resampling.NEAREST) for image in images]
 
 
 def write_gif(place: str | os.PathLike[str] | IO[bytes], frames: Sequence[Image.Image], milliseconds: int) -> None:

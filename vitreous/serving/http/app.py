@@ -32,12 +32,14 @@ class Gate:
 
     service: Service | None = None
 
-    def __init__(self) -> None:
+    def __init__(self, root_path: str = "") -> None:
+        self.root_path = root_path
         self.router = Router(ROUTES)
         self.routes = {route.path: route for route in ROUTES}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request (ASGI)."""
+        scope = self.without_root(scope)
         headers, service = dict(scope["headers"]), self.service
         info = self.describe_request(headers)
         scope["info"], scope["service"], name = info, service, info.id
@@ -68,13 +70,20 @@ class Gate:
         name = given.decode() if _ID.fullmatch(given) else secrets.token_hex(8)
         return RequestInfo(name, now, now + (self.service.limits.deadline if self.service is not None else 0.0))
 
+    def without_root(self, scope: Scope) -> Scope:
+        """The request without the path of the reverse proxy, where the proxy left that in place."""
+        path = scope["path"]
+        if not self.root_path or not path.startswith(f"{self.root_path}/"):
+            return scope
+        return {**scope, "path": path[len(self.root_path) :]}
+
     def refuse_full(self, scope: Scope) -> tuple[Refusal, str] | None:
         """The refusal, 429, and the id of a request for which there is no room; None for one that has to be answered,
         or that closes its connection."""
         service = self.service
         if service is None or service.draining or scope["method"] != "POST" or not service.full:
             return None
-        headers = dict(scope["headers"])
+        scope, headers = self.without_root(scope), dict(scope["headers"])
         info = self.describe_request(headers)
         try:
             self.check_head(service, scope, headers, info)
@@ -112,6 +121,9 @@ class Gate:
         route = self.routes.get(path)
         info.route = route.name if route is not None else "none"
         service.access.check(headers, route is not None and route.name not in FREE)
+        if route is None and self.root_path and path == self.root_path and method == "GET":
+            place = {"location": f"{self.root_path}/"}
+            raise Refusal(308, "moved", f"the page is at {self.root_path}/", "add the slash", headers=place)
         if route is None:
             hint = "GET /openapi.json tells what there is"
             raise Refusal(404, "not_found", f"there is nothing at {shorten(path)}", hint)

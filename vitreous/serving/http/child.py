@@ -26,13 +26,14 @@ import numpy as np
 from vitreous.children import STOP_SIGNALS
 from vitreous.config import from_plain
 from vitreous.data.decoding.clips import open_clip
-from vitreous.data.decoding.decode import FORMATS, upright_size
+from vitreous.data.decoding.decode import FORMATS, MODES, upright_size
+from vitreous.data.decoding.gate import MAX_JPEG_PIXELS
 from vitreous.data.decoding.heif import readable_formats, register
 from vitreous.data.decoding.tiff import load_codecs
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import DataError
 from vitreous.evaluation.tiles import native_pixels
-from vitreous.serving.reading import read
+from vitreous.serving.reading import read, read_large
 
 JOB, ANSWER = struct.Struct(">QQ"), struct.Struct(">BQQ")
 PIXELS, REFUSED = 0, 1
@@ -53,7 +54,12 @@ def reader(content: bytes, preprocess: Preprocess, settings: dict[str, Any]) -> 
                 f"image: frames of {wide} x {high} pixels", f"at most {settings['pixels']:,}: scale it down"
             )
         return preprocess.array(preprocess.decoded(clip))
-    upright_size(content, "image", settings["pixels"])
+    most = settings["pixels"]
+    reducible = content.startswith(b"\xff\xd8") and preprocess.numbers == "colours" and preprocess.channels in MODES
+    if settings["tiles"] or not reducible:
+        upright_size(content, "image", most)
+    elif math.prod(upright_size(content, "image", min(MAX_JPEG_PIXELS, 64 * most))) > most:
+        return read_large(content, preprocess, "image", settings["exact"], most)
     if settings["tiles"]:
         return native_pixels(preprocess.decoded(content, "image"))
     return read(content, preprocess, "image", exact=settings["exact"])
@@ -80,7 +86,7 @@ def serve(read: Reader = reader) -> None:
         try:
             pixels = np.ascontiguousarray(read(content, preprocess_of(settings["preprocess"]), settings))
             sized = settings["sized"] and not preprocess_of(settings["preprocess"]).of_clips
-            size = upright_size(content, "image") if sized else (0, 0)
+            size = upright_size(content, "image", MAX_JPEG_PIXELS) if sized else (0, 0)
             answer, data = {"dtype": str(pixels.dtype), "shape": pixels.shape, "size": size}, pixels.data.cast("B")
             status = PIXELS
         except (DataError, MemoryError) as error:
@@ -148,6 +154,8 @@ def prepare() -> None:
         Image.new("RGB", (64, 64)).save(file := io.BytesIO(), kind)
         upright_size(file.getvalue(), kind)
         read(file.getvalue(), Preprocess((8, 8)), kind)
+    Image.new("RGB", (64, 64)).save(file := io.BytesIO(), "JPEG")
+    read_large(file.getvalue(), Preprocess((8, 8)), "JPEG", True, 1024)
 
 
 if __name__ == "__main__":

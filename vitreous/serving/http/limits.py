@@ -43,7 +43,10 @@ QUEUE = 8  # the least: while one picture is computed others are decoded
 
 @dataclass(frozen=True)
 class Settings:
-    """Where to listen and what to bear. `decoders`: processes that decode, 0 for one a core and at least two."""
+    """Where to listen and what to bear. `decoders`: processes that decode, 0 for one a core and at least two.
+
+    `root_path`: the path below which a reverse proxy shows the server, as `/vit`, "" for none; requests are answered
+    with it and without."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -52,3 +55,4 @@ class Settings:
     decoders: int = 0
     quiet: bool = False
     command: tuple[str, ...] = ()
+    root_path: str = ""

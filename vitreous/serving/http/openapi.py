@@ -128,8 +128,8 @@ PICTURE_TYPES = ("jpeg", "png", "webp", "gif", "bmp", "tiff", "avif", "heic")
 VIDEO_TYPES = ("mp4", "webm", "x-matroska", "quicktime", "x-msvideo", "mpeg")
 
 
-def openapi_document(limits: Limits) -> dict[str, Any]:
-    """All addresses, what they take and what they answer."""
+def openapi_document(limits: Limits, root_path: str = "") -> dict[str, Any]:
+    """All addresses, what they take and what they answer; they are below `root_path`."""
     paths = {path: {"post": describe_post(*row)} for path, row in POSTS.items()}
     paths["/v1/sample"] = {"post": describe_sample()}
     paths |= {path: {"get": {"summary": text, "responses": responses(kind)}} for path, (text, kind) in GETS.items()}
@@ -140,6 +140,7 @@ def openapi_document(limits: Limits) -> dict[str, Any]:
     return {
         "openapi": "3.1.0",
         "info": {"title": "vitreous", "version": "1", "description": description},
+        "servers": [{"url": root_path or "/"}],
         "paths": paths,
         "components": {"schemas": schemas, "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
         "security": [{}, {"token": []}],

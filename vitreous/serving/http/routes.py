@@ -82,7 +82,7 @@ async def openapi(request: Request) -> Response:
     service, _ = context(request)
     cache = service.served.cache
     if "openapi" not in cache:
-        cache["openapi"] = json_response(openapi_document(service.limits))
+        cache["openapi"] = json_response(openapi_document(service.limits, service.root_path))
     return cache["openapi"]
 
 

@@ -82,7 +82,7 @@ class Server:
         self.code = 0
         self.reloading: asyncio.Task[None] | None = None
         self.log = Log(settings.quiet)
-        self.gate = Gate()
+        self.gate = Gate(settings.root_path)
         self.http = HttpServer(
             configure_uvicorn(
                 self.gate,
@@ -124,6 +124,7 @@ class Server:
             pace = await decoders.pace(served.settings)
             connections = self.http.server_state.connections
             self.service = service = Service(served, self.limits, settings.access, log, decoders, pace, connections)
+            service.root_path = settings.root_path
             if signals:
                 self.handle_signals(self.stop, self.reload)
             self.gate.service = service

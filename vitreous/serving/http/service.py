@@ -38,7 +38,8 @@ class RequestInfo:
 
 
 class Service:
-    """`taken` counts pictures from the whole request to its answer, `held` the bytes of bodies in memory.
+    """`taken` counts pictures from the whole request to its answer, `held` the bytes of bodies in memory. `root_path`:
+    where a reverse proxy shows the server.
 
     `pace`: seconds that decoding a picture takes; `connections`: those that are open.
     """
@@ -63,6 +64,7 @@ class Service:
         self.queue = limits.queue or max(QUEUE, math.ceil(self.rate))
         self.taken = self.held = self.reloads = 0
         self.draining = False
+        self.root_path = ""
 
     @property
     def state(self) -> str:

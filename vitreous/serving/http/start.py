@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import secrets
 import sys
 from collections.abc import Callable
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from vitreous.serving.http.server import Server
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 SHORTEST = 16  # characters of a token
 
 
@@ -100,7 +102,19 @@ def settings_of(options: Any) -> tuple[Settings, str]:
         flight=max(4 * options.max_bytes, 2**26),
     )
     access = Access(frozenset(hosts), token or None)
-    return Settings(options.host, options.port, limits, access, options.decoders, options.quiet), generated
+    root = parse_root_path(options.root_path)
+    where = (options.host, options.port, limits, access, options.decoders, options.quiet)
+    return Settings(*where, root_path=root), generated
+
+
+def parse_root_path(path: str) -> str:
+    """A path without the slash at its end, "" for the root itself. Raises UsageError for what is no path."""
+    root = path.rstrip("/")
+    if root and not (ROOT_PATH.fullmatch(root) and not {".", ".."} & set(root.split("/"))):
+        raise UsageError(
+            f"--root-path {path} is no path", "write it as in /vit: a slash, then letters, digits, - . _ ~"
+        )
+    return root
 
 
 def read_token(path: str) -> bytes:

@@ -1,0 +1,175 @@
+"""Commands that lack a model, a run or labels: the message has the command that was meant."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import TINY, make_folder, picture, say
+from vitreous.cli.console import Console
+from vitreous.errors import Interrupted, UsageError
+from vitreous.jobs.plan import with_data
+from vitreous.jobs.train import train
+from vitreous.recipes.options import TrainOptions
+from vitreous.training.model_paths import find_newest_run, holds_images
+
+MAKES_ONE = "there is no run below this folder, and vitreous train DATA makes one"
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A folder with data, a new image, and two runs, of which `runs/b` is the newer."""
+    home = tmp_path_factory.mktemp("home")
+    make_folder(home / "photos", {"train": 4, "val": 2, "test": 2})
+    (home / "new").mkdir()
+    picture(0).save(home / "new" / "cat.png")
+    for name in ("a", "b"):
+        place = home / "runs" / name
+        (place / "model").mkdir(parents=True)
+        for file in ("config.yaml", "command.txt"):
+            (place / file).write_text("")
+        os.utime(place / "model", (1000 + (name == "b"), 1000 + (name == "b")))
+    return home
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        ("predict new/cat.png", "no model given: new/cat.png names images\n  try vitreous predict runs/b new/cat.png"),
+        ("embed new", "no model given: new holds images\n  try vitreous embed runs/b new"),
+        ("evaluate photos", "no model given: photos holds images\n  try vitreous evaluate runs/b photos"),
+        ("evaluate photos --json", "no model given: photos holds images\n  try vitreous evaluate runs/b photos"),
+        ("inspect new/cat.png", "no model given: new/cat.png names images\n  try vitreous inspect runs/b new/cat.png"),
+        ("predict @list.txt", "no model given: @list.txt names images\n  try vitreous predict runs/b @list.txt"),
+        ("serve new", "no model given: new holds images\n  try vitreous serve runs/b"),
+        ("export photos", "no model given: photos holds images\n  try vitreous export runs/b"),
+        ("sample new --out x.png", "no model given: new holds images\n  try vitreous sample runs/b …"),
+        ("serve", "no model given\n  try vitreous serve runs/b"),
+        ("predict --json", "no model given\n  try vitreous predict runs/b …"),
+    ],
+)
+def test_images_in_the_place_of_the_model_are_told_with_the_newest_run(home, words, message):
+    result = say(*words.split(), cwd=home)
+    assert result.returncode == 2
+    assert result.stderr == f"error: {message}; runs/b is the newest run here\n"
+    if "--json" in words:
+        assert json.loads(result.stdout)["error"]["code"] == 2
+
+
+def test_data_with_a_config_of_its_own_are_data(home, tmp_path):
+    """YOLO's layout has a config.yaml too."""
+    make_folder(tmp_path / "data", {"train": 1})
+    (tmp_path / "data" / "config.yaml").write_text("names: {0: ant}")
+    assert holds_images(str(tmp_path / "data"))
+    assert with_data(TrainOptions(str(tmp_path / "data"))).data == str(tmp_path / "data")
+
+
+@pytest.mark.parametrize("words", ["predict new/cat.png runs/a", "evaluate photos runs/a"])
+def test_a_model_that_comes_second_is_put_first(home, words):
+    verb, images, run = words.split()
+    result = say(verb, images, run, cwd=home)
+    assert result.returncode == 2
+    expected = f"error: the model comes first, and {images} holds images\n  try vitreous {verb} {run} {images}\n"
+    assert result.stderr == expected
+
+
+def test_without_any_run_the_message_says_what_makes_one(tmp_path):
+    picture(0).save(tmp_path / "cat.png")
+    result = say("predict", "cat.png", cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr == (
+        f"error: no model given: cat.png names images\n  name one: vitreous predict RUN …; {MAKES_ONE}\n"
+    )
+    result = say("predict", "runs/x", "cat.png", cwd=tmp_path)
+    assert (result.returncode, result.stderr) == (2, "error: no run at runs/x\n  `vitreous train` makes one\n")
+
+
+def test_the_newest_run_is_found_and_weights_are_no_images(home, tmp_path, monkeypatch):
+    assert find_newest_run(home) == os.path.join("runs", "b") and find_newest_run(tmp_path) == ""
+    monkeypatch.chdir(tmp_path)
+    for name in ("moco.pth.tar", "model.safetensors", "vit.npz", "model.onnx"):
+        Path(name).write_bytes(b"x")
+        assert not holds_images(name), name
+    (tmp_path / "hub").mkdir()
+    for name in ("config.json", "model.safetensors", "example.jpg"):
+        (tmp_path / "hub" / name).write_bytes(b"x")
+    assert not holds_images("hub") and not holds_images("missing")
+    assert all(map(holds_images, ("a.JPG", "clip.mp4", "list.csv", "rows.parquet", "x.nii.gz", "-")))
+
+
+@pytest.fixture(scope="module")
+def run(home):
+    """A real run in `runs/real`, which is complete."""
+    train(str(home / "photos"), out=str(home / "runs" / "real"), workers=0, **{**TINY, "epochs": 1})
+    return home / "runs" / "real"
+
+
+def test_a_run_is_resumed_by_its_name_alone(home, run):
+    result = say("train", "--resume", "runs/real", cwd=home)
+    assert result.returncode == 0 and "note: runs/real is already complete" in result.stderr, result.stderr
+    assert say("train", "--resume", "runs/real", "--out", "runs/real", cwd=home).returncode == 0
+    assert train(str(run), resume=True)["run"] == str(run)
+    result = say("train", "--resume", "runs/real", "--out", "runs/a", cwd=home)
+    assert result.returncode == 2
+    assert result.stderr == ("error: --resume names two runs: runs/real and --out runs/a\n  leave one of them out\n")
+
+
+def test_a_run_is_no_data(home, run):
+    result = say("train", "runs/real", cwd=home)
+    assert result.returncode == 2
+    assert result.stderr == (
+        "error: runs/real is a run, not a data set\n  continue it: vitreous train --resume runs/real; or start from "
+        "its weights: vitreous train DATA --init runs/real\n"
+    )
+    with pytest.raises(UsageError, match="is a run, not a data set"):
+        train(str(run))
+
+
+def test_a_run_prints_no_formats_and_no_missing_split(home, run):
+    words = [w for k, v in {**TINY, "epochs": 1}.items() for w in (f"--{k}", str(v))]
+    result = say("train", "photos/train", "--out", "runs/plain", "--workers", "0", *words, cwd=home)
+    assert result.returncode == 0, result.stderr
+    printed = result.stdout + result.stderr
+    assert "no such split" not in printed and "can be written as" not in printed and "top-5" not in printed
+    assert "validation:" not in printed and "test:" not in printed
+
+
+def test_a_flat_folder_is_offered_the_objectives_without_labels(tmp_path):
+    for number in range(4):
+        picture(number).save(tmp_path / f"{number}.png")
+    result = say("train", str(tmp_path))
+    assert result.returncode == 3
+    assert result.stderr.startswith(f"error: {tmp_path} is a flat folder: 4 images and no class folders")
+    commands = [line.strip() for line in result.stderr.splitlines()[2:]]
+    assert result.stderr.splitlines()[1].endswith("; or learn from images without labels:")
+    assert commands == [f"vitreous train {tmp_path} --recipe {name}" for name in ("mae", "dino", "dinov2", "dit")]
+
+
+def test_being_stopped_is_no_error(capsys):
+    Console().error(Interrupted("stopped at step 3 of 9, saved", "continue with --resume --out run"))
+    assert capsys.readouterr().err == "stopped at step 3 of 9, saved\n  continue with --resume --out run\n"
+
+
+@pytest.mark.slow
+def test_watch_waits_for_a_run_and_ends_without_an_error(home, run):
+    """From before the run is there to Ctrl-C."""
+    words = [sys.executable, "-m", "vitreous", "watch", "runs/later", "--port", "0"]
+    process = subprocess.Popen(words, cwd=home, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr.readline().startswith("note: waiting for a run in runs/later (the newest run here is ")
+        (home / "runs" / "later").mkdir()
+        (home / "runs" / "later" / "command.txt").write_text("vitreous train")
+        time.sleep(0.7)
+        (home / "runs" / "later" / "config.yaml").write_text((run / "config.yaml").read_text())
+        assert process.stdout.readline().startswith("watching runs/later at http://127.0.0.1:")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130 and process.stderr.read().endswith("stopped\n")
+    finally:
+        process.kill()

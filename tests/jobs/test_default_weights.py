@@ -1,0 +1,152 @@
+"""Few photographs start from published weights that are at hand, and from scratch where none are or `--init none`."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import vitreous
+from tests.conftest import make_folder
+from vitreous.data.preprocess import Preprocess
+from vitreous.jobs import default_weights
+from vitreous.jobs.data import prepare_data
+from vitreous.jobs.default_weights import FEW_PHOTOGRAPHS, candidates, find_weights, is_reachable
+from vitreous.models.config import ViTConfig
+from vitreous.models.vit import ViT
+from vitreous.recipes.options import TrainOptions
+from vitreous.weights.bundle import Bundle
+from vitreous.weights.convert import convert
+from vitreous.weights.published import PUBLISHED
+from vitreous.weights.tasks import Classification
+
+NAME = "vit-s16-augreg"
+
+
+class Notes:
+    """A listener that keeps what it is told."""
+
+    def __init__(self):
+        self.notes = []
+
+    def note(self, text):
+        self.notes.append(text)
+
+    def progress(self, *parts):
+        pass
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    return make_folder(tmp_path_factory.mktemp("home") / "photos", {"train": 4, "val": 2}, size=(80, 72))
+
+
+@pytest.fixture(scope="module")
+def mirror(tmp_path_factory):
+    """A folder of VITREOUS_MIRROR with a small ViT in the place of AugReg's ViT-S/16."""
+    home = tmp_path_factory.mktemp("mirror")
+    place = home / PUBLISHED[NAME].source.partition("://")[2]
+    place.parent.mkdir(parents=True)
+    torch.manual_seed(0)
+    model = ViT(ViTConfig(image=(224, 224), patch=(16, 16), width=32, depth=1, heads=1, hidden=64, classes=5))
+    Bundle(model, Classification(tuple("abcde")), Preprocess((224, 224))).save(home / "bundle")
+    convert(home / "bundle", place, "google-npz")
+    return home
+
+
+@pytest.fixture
+def at_hand(mirror, monkeypatch):
+    monkeypatch.setenv("VITREOUS_MIRROR", str(mirror))
+    monkeypatch.setattr(default_weights, "find_weights", find_weights)
+
+
+def prepared(data, **options):
+    heard = Notes()
+    run = prepare_data(str(data), None, TrainOptions(str(data), workers=0, **options), heard)[1]
+    return run, [note for note in heard.notes if "photographs are few" in note]
+
+
+def test_few_photographs_start_from_weights_at_hand_and_one_line_says_so(photos, at_hand):
+    run, notes = prepared(photos)
+    assert (run.init, run.recipe, run.model.width) == (NAME, "finetune", 32)
+    start = f"12 photographs are few: training starts from {NAME}, published weights that are in the cache; "
+    assert notes == [start + "--init none starts from scratch"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"init": "none"},
+        {"recipe": "small"},
+        {"recipe": "deit"},
+        {"image_size": 32},
+        {"patch_size": 8},
+        {"model": "ViT-32x2/8"},
+    ],
+)
+def test_other_runs_start_from_scratch(photos, at_hand, options):
+    run, notes = prepared(photos, **options)
+    assert run.init is None and not any("training starts from" in note for note in notes)
+
+
+def test_a_model_that_is_named_gets_its_own_weights_alone():
+    named = [
+        [row.name for row in candidates(TrainOptions(model=name))] for name in ("vit_small_patch16_224", "Swin-S/4")
+    ]
+    assert named == [["vit-s16-augreg", "vit-s16-augreg-in1k-384", "deit-s16"], ["swin-s4"]]
+    assert candidates(TrainOptions(model="ViT-32x2/8")) == [] and candidates(TrainOptions())[0].name == NAME
+
+
+def test_many_or_small_photographs_start_from_scratch(tmp_path, photos, at_hand, monkeypatch):
+    assert prepared(make_folder(tmp_path / "icons", {"train": 4, "val": 2}, size=(24, 16)))[0].init is None
+    monkeypatch.setattr(default_weights, "FEW_PHOTOGRAPHS", 12)
+    assert FEW_PHOTOGRAPHS == 2_000 and prepared(photos)[0].init is None
+
+
+def test_without_weights_at_hand_the_note_names_some(photos, tmp_path, monkeypatch):
+    monkeypatch.setattr(default_weights, "find_weights", find_weights)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("VITREOUS_OFFLINE", "1")
+    heard = Notes()
+    run = prepare_data(str(photos), None, TrainOptions(str(photos), workers=0), heard)[1]
+    assert run.init is None and any("as with --init" in note for note in heard.notes)
+
+
+def test_a_server_that_does_not_answer_is_waited_for_shortly(monkeypatch):
+    monkeypatch.setattr(default_weights, "PATIENCE", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as listening:  # accepts, and never answers
+        monkeypatch.setenv("VITREOUS_MIRROR", f"http://127.0.0.1:{listening.getsockname()[1]}")
+        began = time.monotonic()
+        assert not is_reachable(PUBLISHED[NAME])
+        assert time.monotonic() - began < 5
+
+
+def test_a_server_that_has_the_file_is_reachable(mirror, monkeypatch):
+    from functools import partial
+    from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *parts):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(mirror))) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        monkeypatch.setenv("VITREOUS_MIRROR", f"http://127.0.0.1:{server.server_port}")
+        try:
+            assert is_reachable(PUBLISHED[NAME]) and not is_reachable(PUBLISHED["vit-ti16-augreg"])
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_a_run_from_default_weights_knows_them_when_it_is_resumed(photos, at_hand, tmp_path):
+    out = tmp_path / "run"
+    options = {"image_size": None, "batch_size": 4, "steps": 2, "workers": 0, "device": "cpu", "precision": "fp32"}
+    summary = vitreous.train(photos, out=str(out), progress=False, **options)
+    assert summary["steps"] == 2 and Path(summary["bundle"]).is_dir()
+    assert vitreous.train(str(out), resume=True, progress=False) == summary

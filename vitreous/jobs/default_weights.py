@@ -1,0 +1,115 @@
+"""The published weights that a run on few photographs starts from where none are named.
+
+A classifier, a detector or a segmenter of fewer than `FEW_PHOTOGRAPHS` photographs starts from them if they are in the
+cache or can be downloaded. `--init none` trains from scratch.
+"""
+
+from __future__ import annotations
+
+import urllib.request
+from dataclasses import replace
+from pathlib import Path
+from threading import Thread
+
+from vitreous.data.annotations.target import kind_of
+from vitreous.data.split import Data
+from vitreous.errors import VitreousError
+from vitreous.models.defaults import SMALL
+from vitreous.models.names import configure, name_of
+from vitreous.progress import Listener, is_launched
+from vitreous.recipes.channels import detect_info
+from vitreous.recipes.derive import objective_of
+from vitreous.recipes.options import FROM_SCRATCH, TrainOptions
+from vitreous.weights.fetch import mirrored, offline, stored_file
+from vitreous.weights.published import ROWS, PublishedWeights
+
+FEW_PHOTOGRAPHS = 2_000  # training images below which published weights are the default
+PREFERRED = ("vit-s16-augreg", "vit-ti16-augreg", "vit-b16-augreg", "deit-s16", "deit-b16")  # where no model is named
+OWN_RECIPES = (None, "segment", "detect")
+PATIENCE = 3.0  # seconds that a server may take to say whether it has a file, name resolution included
+
+
+def with_default_weights(options: TrainOptions, opened: Data, listener: Listener) -> TrainOptions:
+    """The options with the weights that the run starts from: those that were named, or published ones if the data are
+    few photographs and the weights are at hand, which `listener` is told."""
+    if options.init:
+        return replace(options, init=None) if options.init == FROM_SCRATCH else options
+    if not takes_weights(options, opened):
+        return options
+    if not (row := find_weights(candidates(options), probe=not (options.dry_run or is_launched()))):
+        return options
+    images = len(opened.split("train"))
+    how = "are in the cache" if is_cached(row) else "are downloaded now"
+    listener.note(
+        f"{images:,} photographs are few: training starts from {row.name}, published weights that {how}; "
+        f"--init {FROM_SCRATCH} starts from scratch"
+    )
+    return replace(options, init=row.name)
+
+
+def takes_weights(options: TrainOptions, opened: Data) -> bool:
+    """Whether a run is one on few photographs that published weights fit: it learns from labels, masks or boxes, by no
+    published recipe, which may need other weights, and neither its size nor its patches are changed."""
+    split, objective = opened.split("train"), objective_of(options)
+    if len(split) >= FEW_PHOTOGRAPHS or kind_of(split) != "pictures" or options.buckets is not None:
+        return False
+    if options.recipe not in OWN_RECIPES or not (objective.annotated or objective.labelled):
+        return False
+    if options.patch_size or options.native_aspect or any(path.startswith("model.") for path in options.settings):
+        return False
+    if (options.image_size or SMALL + 1) <= SMALL:
+        return False
+    facts = detect_info(opened, options)
+    return facts.numbers == "colours" and facts.channels == 3 and facts.latents is None and max(facts.size) > SMALL
+
+
+def candidates(options: TrainOptions) -> list[PublishedWeights]:
+    """The published weights for the model of a run, the preferred ones first; those of the Hugging Face Hub are left
+    out, whose cache is not this package's."""
+    rows = {row.name: row for row in ROWS if not row.source.startswith("hf:")}
+    if not options.model:
+        return [rows[name] for name in PREFERRED]
+    model = name_of(configure(options.model))
+    return [row for row in rows.values() if row.model == model]
+
+
+def find_weights(rows: list[PublishedWeights], probe: bool) -> PublishedWeights | None:
+    """The first of the published weights that the cache or a folder of VITREOUS_MIRROR has, else the first that its
+    server has, if `probe`; None for none. Waits for a server for PATIENCE seconds at most."""
+    if row := next(filter(is_cached, rows), None):
+        return row
+    return next((row for row in rows[:1] if probe and not offline() and is_reachable(row)), None)
+
+
+def is_cached(row: PublishedWeights) -> bool:
+    """Whether weights can be opened without a download."""
+    target, record = stored_file(row)
+    if target.is_file() and record.is_file():
+        return True
+    try:
+        return isinstance(mirrored(row.source), Path)
+    except VitreousError:
+        return False
+
+
+def is_reachable(row: PublishedWeights) -> bool:
+    """Whether the server of published weights answers for their file within PATIENCE seconds."""
+    try:
+        address = mirrored(row.source)
+    except VitreousError:
+        return False
+    answers: list[bool] = []
+
+    def ask() -> None:
+        try:
+            with urllib.request.urlopen(
+                urllib.request.Request(str(address), method="HEAD"), timeout=PATIENCE
+            ) as answer:
+                answers.append(answer.status == 200)
+        except (OSError, ValueError):
+            answers.append(False)
+
+    thread = Thread(target=ask, name="reachable", daemon=True)
+    thread.start()
+    thread.join(PATIENCE)
+    return answers == [True]

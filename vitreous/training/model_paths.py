@@ -1,0 +1,91 @@
+"""Which paths are runs and which hold images, and the newest run: for messages to those who named no model.
+
+Needs no PyTorch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+
+from vitreous.data.decoding.clips import VIDEOS
+from vitreous.data.decoding.decode import SUFFIXES
+from vitreous.data.decoding.volumes import SUFFIXES as VOLUMES
+
+IMAGES = frozenset((*SUFFIXES, *VIDEOS, *VOLUMES)) - {".npz"}  # which weights have too
+TABLES = frozenset((".csv", ".tsv", ".tar", ".parquet"))
+BESIDE_IMAGES = frozenset((*IMAGES, *TABLES, ".txt", ".md", ".xml", ".yaml", ".yml", ".html", ".pdf"))
+RUN_FILES = ("config.yaml", "command.txt")
+MAX_ENTRIES = 5_000  # of folders that are looked through for a run or an image
+MAX_DEPTH = 3  # folders below the first one
+
+
+def is_run_folder(path: str | os.PathLike[str]) -> bool:
+    """Whether a folder is that of a run; data in YOLO's layout may have a config.yaml too."""
+    return all(Path(path, name).is_file() for name in RUN_FILES)
+
+
+def is_run(path: str | os.PathLike[str]) -> bool:
+    """Whether a folder is a run whose model was written."""
+    return is_run_folder(path) and Path(path, "model").is_dir()
+
+
+def find_newest_run(home: str | os.PathLike[str] = ".") -> str:
+    """The finished run below a folder that was written last, as a relative path; "" for none. Links are not
+    followed."""
+    runs = [place for place, _ in walk_entries(home) if is_run(place)]
+    newest = max(runs, key=lambda place: os.stat(os.path.join(place, "model")).st_mtime, default="")
+    return os.path.relpath(newest, home) if newest else ""
+
+
+def walk_entries(home: str | os.PathLike[str]) -> Iterator[tuple[str, list[str]]]:
+    """The folders below one, itself first, each with the names of its files, shallow ones first: MAX_DEPTH deep, until
+    MAX_ENTRIES were seen. Nothing below a run is visited, nor hidden folders."""
+    waiting, seen = deque([(os.fspath(home), 0)]), 0
+    while waiting and seen < MAX_ENTRIES:
+        place, depth = waiting.popleft()
+        names = list[str]()
+        try:
+            with os.scandir(place) as entries:
+                for entry in entries:
+                    seen += 1
+                    if seen >= MAX_ENTRIES:
+                        break
+                    if not entry.is_dir(follow_symlinks=False):
+                        names.append(entry.name)
+                    elif depth < MAX_DEPTH and not entry.name.startswith("."):
+                        waiting.append((entry.path, depth + 1))
+        except OSError:
+            continue
+        if has_run_files(names):
+            waiting = deque(other for other in waiting if os.path.dirname(other[0]) != place)
+        yield place, names
+
+
+def has_run_files(names: list[str]) -> bool:
+    """Whether the files of a folder are those of a run."""
+    return set(names) >= set(RUN_FILES)
+
+
+def holds_images(path: str) -> bool:
+    """Whether a word of a command names images, or a table or an archive of them, and no model: by suffixes alone. A
+    folder with files of other kinds beside images may be a model."""
+    if not os.path.isdir(path):
+        return path[:1] == "@" or path == "-" or suffix_of(path) in IMAGES | TABLES
+    has_images = False
+    for _, names in walk_entries(path):
+        suffixes = {suffix_of(name) for name in names if not name.startswith(".")}
+        if has_run_files(names) or not suffixes <= BESIDE_IMAGES | {""}:
+            return False
+        has_images = has_images or bool(suffixes & (IMAGES | TABLES))
+    return has_images
+
+
+def suffix_of(name: str) -> str:
+    """The suffix of a file name in lower case, `.nii.gz` whole; `.pth` of checkpoints that are named `x.pth.tar`."""
+    stem, suffix = os.path.splitext(name.lower())
+    if name.lower().endswith(".nii.gz"):
+        return ".nii.gz"
+    return os.path.splitext(stem)[1] if suffix == ".tar" and stem.endswith((".pth", ".pt", ".ckpt")) else suffix
