@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from vitreous.data.layouts.video import open_sample
 from vitreous.data.split import Split
 from vitreous.errors import DataError, UsageError
 from vitreous.evaluation.calibration import losses, probabilities
-from vitreous.reports.pages.thumbnails import SMALL, data_uri, multiply_map, rgb_image, shrink
+from vitreous.reports.pages.thumbnails import ENLARGED, SMALL, data_uri, enlarge, heat_map, rgb_image, scale_map, shrink
 from vitreous.weights.bundle import Bundle
 
 SHOWN = 8  # images of a kind
@@ -36,7 +37,8 @@ def cards(bundle: Bundle, split: Split, logits: np.ndarray, bad: frozenset[int])
         label = split.labels[sample]
         places = np.flatnonzero(label > 0) if split.labels.ndim == 2 else [int(label)]
         names = ", ".join(bundle.classes[place] for place in places) or "none"
-        return {"name": name, "label": names, "answer": bundle.classes[best], "p": float(p[best]), **picture}
+        facts = {"name": name, "file": PurePath(name).name, "label": names, "answer": bundle.classes[best]}
+        return {**facts, "p": float(p[best]), **picture}
 
     kinds = {name: [card(s) for s in some if s in shown] for name, some in (("worst", worst), ("unsure", unsure))}
     return {**kinds, "small": max(bundle.preprocess.image) < SMALL}
@@ -70,9 +72,10 @@ def pictures(bundle: Bundle, split: Split, samples: list[int]) -> dict[int, dict
     uris = {}
     for place, (sample, own) in enumerate(pixels.items()):
         image = shrink(rgb_image(own))
+        large = enlarge(image, ENLARGED)  # so that the map over it is smooth
         uris[sample] = {
             "picture": data_uri(image),
-            "attention": data_uri(multiply_map(image, maps[place])) if maps else None,
+            "attention": data_uri(heat_map(large, scale_map(maps[place]))) if maps else None,
         }
     return uris
 
