@@ -86,12 +86,13 @@ def heat(axes: Axes, picture: Picture, values: Tensor | np.ndarray, most: float 
 
 
 def multiply(axes: Axes, picture: Picture, values: Tensor | np.ndarray) -> None:
-    """Draw the image times a (h, w) map in [0, 1], scaled up bilinearly (arXiv:2010.11929, Fig. 6)."""
+    """Draw the image times a (h, w) map in [0, 1], scaled up bilinearly (arXiv:2010.11929, Fig. 6), at 0 with 15 % of
+    its light."""
     from PIL import Image
 
     pixels, small = np.asarray(picture.shown), Image.fromarray(np.asarray(values, dtype=np.float32))
     light = np.asarray(small.resize(pixels.shape[1::-1], Image.Resampling.BILINEAR)).clip(0, 1)
-    axes.imshow((pixels * light[..., None]).astype(np.uint8), interpolation="nearest")
+    axes.imshow((pixels * (0.15 + 0.85 * light[..., None])).astype(np.uint8), interpolation="nearest")
 
 
 def scale(figure: Figure, image: Any, axes: np.ndarray, words: str, span: str = "relative\nto the largest") -> None:

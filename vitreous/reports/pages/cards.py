@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -37,8 +36,7 @@ def cards(bundle: Bundle, split: Split, logits: np.ndarray, bad: frozenset[int])
         label = split.labels[sample]
         places = np.flatnonzero(label > 0) if split.labels.ndim == 2 else [int(label)]
         names = ", ".join(bundle.classes[place] for place in places) or "none"
-        facts = {"name": name, "file": PurePath(name).name, "label": names, "answer": bundle.classes[best]}
-        return {**facts, "p": float(p[best]), **picture}
+        return {"name": name, "label": names, "answer": bundle.classes[best], "p": float(p[best]), **picture}
 
     kinds = {name: [card(s) for s in some if s in shown] for name, some in (("worst", worst), ("unsure", unsure))}
     return {**kinds, "small": max(bundle.preprocess.image) < SMALL}

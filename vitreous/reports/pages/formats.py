@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from vitreous.evaluation.figure_names import MAPS, OBJECTS
@@ -111,6 +112,13 @@ def break_name(name: str) -> Any:
     return Markup("<wbr>").join(escape(piece) for piece in re.split(r"(?<=[/\\\-_.:])(?=.)", name))
 
 
+def file_name(name: str) -> Any:
+    """Return the last part of an image's name as markup, whole in its title."""
+    from markupsafe import Markup
+
+    return Markup('<span title="{}">{}</span>').format(name, break_name(PurePath(name).name))
+
+
 def render(template: str, **values: Any) -> str:
     """Render a template of this folder, with these formats as filters."""
     return template_environment().get_template(template).render(term=MetricTerms(), **values)
@@ -125,5 +133,5 @@ def template_environment() -> Environment:
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, loader=loader)
     environment.filters |= {"seconds": format_seconds, "percent": format_percent, "share": share_markup}
     environment.filters |= {"number": format_number, "bytes": format_bytes, "name": break_name, "counted": format_count}
-    environment.filters |= {"flops": format_flops, "explained": explain_metric}
+    environment.filters |= {"flops": format_flops, "file": file_name, "explained": explain_metric}
     return environment
