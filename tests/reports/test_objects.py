@@ -115,7 +115,7 @@ def test_the_document_has_the_figures_of_coco(bundles, painted, tmp_path):
     html = (tmp_path / "page.html").read_text()
     assert html.count('alt="true objects') == html.count('alt="answer') == 3
     assert (
-        "box AP50" in html and "mostly taken for" in html and 'aria-label="what each kind of error costs boxes"' in html
+        "box AP50" in html and "most confused with" in html and 'aria-label="AP50 points lost by kind of error boxes"' in html
     )
 
 

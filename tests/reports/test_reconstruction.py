@@ -126,9 +126,9 @@ def test_the_page_of_a_run_shows_what_it_restored_and_no_empty_table(home):
     learned = read_learned(home / "mae")
     assert [len(row["pictures"]) for row in learned["restored"]["rows"]] == [3, 3]  # two images were held out
     assert learned["nearest"]["images"] == 22 and len(learned["nearest"]["rows"][0]["near"]) == 6
-    for heading in ("Restored images", "Attention", "Nearest training images", "Curves", "Data", "To repeat it"):
+    for heading in ("Reconstructions", "Attention", "Nearest training images", "Curves", "Data", "Commands"):
         assert f"<h2>{heading}</h2>" in page, heading
-    for heading in ("Classes", "Confusion", "Calibration", "Most wrong", "Warnings"):
+    for heading in ("Classes", "Confusion matrix", "Calibration", "Highest-loss images", "Warnings"):
         assert f"<h2>{heading}</h2>" not in page, heading
     pictures = [uri for row in learned["restored"]["rows"] for uri in row["pictures"]]
     assert len(set(pictures)) == 6 and all(uri in page for uri in pictures)
@@ -139,7 +139,7 @@ def test_the_page_of_a_run_shows_what_it_restored_and_no_empty_table(home):
 
 def test_the_page_of_dino_has_its_entropies_and_no_restored_images(home):
     page, learned = (home / "dino" / "report.html").read_text(), read_learned(home / "dino")
-    assert learned["restored"] is None and "Restored images" not in page
+    assert learned["restored"] is None and "Reconstructions" not in page
     heads = learned["attention"]["heads"]
     assert [len(row["pictures"]) for row in learned["attention"]["rows"]] == [1 + heads] * 2 and heads >= 1
     assert f"What {learned['attention']['reader']} looks at" in page

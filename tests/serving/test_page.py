@@ -365,7 +365,7 @@ def test_a_format_that_browsers_do_not_know_is_answered_all_the_same(visit, home
     picture(5, (96, 64)).save(home / "drawn.tif")
     visit.take(home / "drawn.tif")
     visit.see("#answers li:first-child .name", predictor.predict([home / "drawn.tif"])[0].names[0])
-    visit.see("#readout", "this browser cannot show the picture")
+    visit.see("#readout", "this browser cannot show the image")
     assert visit.find("#zoom").is_hidden() and visit.find("#history img").count() == 0
 
 
@@ -550,7 +550,7 @@ def test_the_files_ask_nothing_of_anybody_else():
 
 
 def test_a_phone_is_told_to_tap_and_a_desk_to_drop_and_the_title_is_one_word(browser, address):
-    for size, shown, hidden in (("phone", "Tap to choose a picture", "Drop"), ("desk", "Drop a picture here", "Tap")):
+    for size, shown, hidden in (("phone", "Tap to choose an image", "Drop"), ("desk", "Drop an image here", "Tap")):
         visit = Visit(browser, address, size)
         visit.see("#model", "classes")
         visit.page.evaluate(

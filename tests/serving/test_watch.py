@@ -150,7 +150,8 @@ def test_the_page_stands_alone_and_names_the_run(growing):
     assert "run &lt;b&gt;" in page and "<b>" not in page
     assert not re.findall(r"(?:src|href)=\"(?!data:|report)", page) and "@import" not in page and "url(http" not in page
     facts = json.loads(page.partition('id="facts">')[2].partition("</script>")[0])
-    assert facts["steps"] == 2 and facts["first"][0] == "train/loss" and len(facts["colours"]) > 5
+    assert facts["steps"] == 2 and len(facts["colours"]) > 5
+    assert list(facts["panels"][0]["series"]) == ["train/loss", "val/nll"]
     assert 'name="viewport" content="width=device-width' in page and "prefers-color-scheme: dark" in page
 
 
@@ -225,10 +226,10 @@ def test_the_page_draws_curves_that_grow(growing, width, scheme):
         errors = []
         page.on("pageerror", lambda error: errors.append(error))  # it marks the function, which a builtin one refuses
         page.goto(address)
-        loss = page.get_by_role("img", name="train/loss: 2 at step 1")
+        loss = page.get_by_role("img", name="loss: training 2 at step 1")
         playwright.expect(loss).to_be_visible()
         growing.append({"step": 2, "epoch": 1.0, "lr": 0.1, "train/loss": 1.0})
-        playwright.expect(page.get_by_role("img", name="train/loss: 1 at step 2")).to_be_visible()
+        playwright.expect(page.get_by_role("img", name="loss: training 1 at step 2")).to_be_visible()
         playwright.expect(page.get_by_role("status")).to_contain_text("step 2 of 2")
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         assert not errors

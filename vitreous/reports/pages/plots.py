@@ -144,6 +144,7 @@ def confusion(matrix: np.ndarray, names: Sequence[str], render: Callable[[Figure
     """Draw a (K, K) confusion matrix, rows are labels, as shares of each row; counts are written where they fit, and
     each cell of the markup has a title with its classes and its count."""
     from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
 
     count = len(names)
     cell = CELL if count < FINE_FROM else FINE_CELL
@@ -159,10 +160,8 @@ def confusion(matrix: np.ndarray, names: Sequence[str], render: Callable[[Figure
         # squares, not an image: what is not there stays the page's own colour
         for (row, column), value in np.ndenumerate(rows):
             if value:
-                across, down = ([place + offset for offset in (-0.5, 0.5)] for place in (column, row))
-                look = {"color": COLOURS[row != column], "alpha": 0.12 + 0.78 * float(value)}
-                (square,) = axes.fill([*across, *reversed(across)], np.repeat(down, 2), linewidth=0, **look)
-                square.set_gid(f"cell-{row}-{column}")
+                look = {"facecolor": COLOURS[row != column], "alpha": 0.12 + 0.78 * float(value), "linewidth": 0}
+                axes.add_artist(Rectangle((column - 0.5, row - 0.5), 1, 1, gid=f"cell-{row}-{column}", **look))
                 text = compact_count(int(matrix[row, column]))
                 size = min(CELL_FONTS[1], 0.9 * points / (DIGIT_WIDTH * len(text)))
                 if size >= CELL_FONTS[0]:

@@ -21,7 +21,7 @@ ENLARGED = 112  # pixels that an image under a map of attention has at least, so
 HEAT = "plasma"  # matplotlib's colours of attention over images, perceptually uniform
 OPACITIES = (0.3, 0.75)  # of the smallest and the largest attention over an image
 PERCENTILES = (1, 99)  # of a map of attention, that colours span
-LEAST_CONTRAST = 0.1  # of the largest value, that colours span at least
+LEAST_CONTRAST = 0.1  # of the upper percentile, that colours span at least
 SMALL = 64  # below which an image is shown with its pixels as squares
 
 
@@ -77,9 +77,10 @@ def shrink(image: Image.Image, side: int = SIDE) -> Image.Image:
 
 def scale_map(weights: np.ndarray) -> np.ndarray:
     """Scale nonnegative attention of any shape to [0, 1] from its 1st to its 99th percentile, so that a few large values
-    hide nothing. The range is at least a tenth of the largest value: uniform attention shows no contrast."""
+    hide nothing. The range is at least a tenth of the upper end: uniform attention shows no contrast."""
     low, high = np.percentile(weights, PERCENTILES)
-    return ((weights - low) / max(high - low, LEAST_CONTRAST * float(weights.max()), 1e-30)).clip(0, 1)
+    high = high if high > 0 else max(float(weights.max()), 1e-30)
+    return ((weights - low) / max(high - low, LEAST_CONTRAST * high)).clip(0, 1)
 
 
 def heat_map(image: Image.Image, weights: np.ndarray) -> Image.Image:

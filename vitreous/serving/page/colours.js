@@ -27,11 +27,11 @@ export function painted(values, width, paint) {
   return canvas;
 }
 
-/** A way to paint: the colour of a ramp, as opaque as `alpha` in [0, 1]. */
-export const coloured = (table, alpha = 1) => (value, rgba, at) => {
-  const step = 3 * Math.round(255 * Math.min(1, Math.max(0, value)));
+/** A way to paint: the colour of a ramp, as opaque as `alpha` in [0, 1]; if `rising`, less opaque the lower, so that the image below stays visible. */
+export const coloured = (table, alpha = 1, rising = false) => (value, rgba, at) => {
+  const share = Math.min(1, Math.max(0, value)), step = 3 * Math.round(255 * share);
   for (let c = 0; c < 3; c++) rgba[at + c] = table[step + c];
-  rgba[at + 3] = 255 * alpha;
+  rgba[at + 3] = 255 * (rising ? alpha ** (2.6 - 2 * share) : alpha);
 };
 
 /** A way to paint: the darker the lower, black and `alpha` opaque at 0. */
