@@ -281,7 +281,7 @@ def test_a_patch_that_is_clicked_or_touched_is_asked_what_it_looks_at(visit, hom
     (visit.find("#picture").tap if visit.page.viewport_size["width"] < 500 else visit.find("#picture").click)(
         position=place
     )
-    visit.see("#meaning", "What head 1 of block 3 looks at from the patch in row 2, column 4.")
+    visit.see("#meaning", "Attention of head 1 of block 3 from the patch in row 2, column 4.")
     visit.settle()
     assert visit.attentions()[-1].endswith("query=1,3")
     visit.page.mouse.move(1, 1)
@@ -337,7 +337,7 @@ def test_everything_can_be_done_with_the_keyboard(visit, home, predictor):
     visit.see("#meaning", f"the patch in row {row + 1}, column {column + 1}")
     visit.settle()
     keys.press("Escape")
-    visit.see("#meaning", "What the answer is made of")
+    visit.see("#meaning", "Attention rollout from")
     visit.find("#layer").focus()
     keys.press("Home")
     assert visit.find("#layer-text").text_content() == "1 of 3"

@@ -120,11 +120,11 @@ export class Attention {
     const from = this.query ? `the patch in ${at(this.query.slice(-2))}${this.query.length > 2 ? ` of time slot ${this.query[0] + 1}` : ""}` : "";
     if (this.kind === "raw") {
       const block = `block ${this.layer + 1}`;
-      const who = this.fused ? `heads of ${block} look at, ${OF_FUSION[this.fused]},` : `head ${this.head - FUSIONS.length + 1} of ${block} looks at`;
-      return `What ${who} from ${from || "where the answer is read"}.`;
+      const who = this.fused ? `${block}, ${OF_FUSION[this.fused]},` : `head ${this.head - FUSIONS.length + 1} of ${block}`;
+      return `Attention of ${who} from ${from || "the output token"}.`;
     }
     const blocks = this.layer ? `blocks 1 to ${this.layer + 1} together` : "block 1";
-    return `What ${from || "the answer"} is made of through ${blocks}, ${OF_FUSION[this.fused]}.`;
+    return `Attention rollout from ${from || "the output token"} through ${blocks}, ${OF_FUSION[this.fused]}.`;
   }
 
   /** Ask the server, unless it has been asked, and show the map. */
@@ -215,7 +215,7 @@ export class Attention {
     part("legend-least").textContent = percent(least);
     part("legend-most").textContent = percent(most);
     part("legend").hidden = false;
-    part("meaning").textContent = this.meaning() + (this.answer.prefix ? ` Tokens that are no patches have ${percent(kept)} of it.` : "");
+    part("meaning").textContent = this.meaning() + (this.answer.prefix ? ` Prefix tokens have ${percent(kept)} of it.` : "");
   }
 }
 
