@@ -44,14 +44,20 @@ def pages(tmp_path_factory):
     root = tmp_path_factory.mktemp("look")
     photos = make_folder(root / "photos", {"train": 12, "val": 4, "test": 4})
     train(str(photos), out=str(root / "run"), workers=0, **TINY)
-    inspect(str(root / "run"), out=root / "inside", settings=InspectOptions(figures=("rollout", "distance", "positions", "similarity")))
+    inspect(
+        str(root / "run"),
+        out=root / "inside",
+        settings=InspectOptions(figures=("rollout", "distance", "positions", "similarity")),
+    )
     torch.manual_seed(0)
     names, labels = tuple(f"kind {place}" for place in range(60)), np.arange(60)
     logits = np.eye(60, dtype=np.float32)[np.roll(labels, 1)]
     model = create("ViT-16x2/8", image_size=16, num_classes=60, heads=2).eval()
     split = Arrays(np.zeros((60, 16, 16, 3), np.uint8), labels)
     bundle = Bundle(model, Classification(names, False, "softmax"), Preprocess((16, 16)))
-    answers = Answered("x", bundle, "sixty", Data("sixty", names, {"test": split}), "test", split, logits, frozenset(), 0.0)
+    answers = Answered(
+        "x", bundle, "sixty", Data("sixty", names, {"test": split}), "test", split, logits, frozenset(), 0.0
+    )
     report = judge(logits, labels, names, answers.readable)
     report.cells[:, 2] = 10_000
     with pytest.MonkeyPatch.context() as patch:
@@ -98,8 +104,12 @@ def test_a_phone_scrolls_down_alone(pages, name):
 @pytest.mark.parametrize("width", [390, 1440])
 def test_ten_thousand_in_a_cell_of_sixty_classes_fits_it(pages, width):
     with opened(pages["sixty"], width) as page:
-        cells = page.eval_on_selector_all(".matrix .cell", "all => all.map(one => one.getBoundingClientRect().toJSON())")
-        counts = page.eval_on_selector_all(".matrix .count", "all => all.map(one => one.getBoundingClientRect().toJSON())")
+        cells = page.eval_on_selector_all(
+            ".matrix .cell", "all => all.map(one => one.getBoundingClientRect().toJSON())"
+        )
+        counts = page.eval_on_selector_all(
+            ".matrix .count", "all => all.map(one => one.getBoundingClientRect().toJSON())"
+        )
         texts = page.eval_on_selector_all(".matrix .count", "all => all.map(one => one.textContent.trim())")
         titles = page.eval_on_selector_all(".matrix .cell title", "all => all.map(one => one.textContent)")
     assert len(cells) == len(counts) == 60 and set(texts) == {"10k"}
@@ -132,7 +142,8 @@ def test_metrics_are_explained_by_mouse_keyboard_and_touch(pages):
             button.scroll_into_view_if_needed()
             button.tap()
             (box,) = page.eval_on_selector_all(
-                "[role=tooltip]", "all => all.filter(one => one.checkVisibility()).map(one => one.getBoundingClientRect().toJSON())"
+                "[role=tooltip]",
+                "all => all.filter(one => one.checkVisibility()).map(one => one.getBoundingClientRect().toJSON())",
             )
             assert box["left"] >= 0 and box["right"] <= 390 and box["height"] > 20
 

@@ -134,7 +134,9 @@ def test_the_page_of_a_run_shows_what_it_restored_and_no_empty_table(home):
     assert len(set(pictures)) == 6 and all(uri in page for uri in pictures)
     assert "RankMe" in page and "k-NN" not in page and "vitreous embed" in page and "<td>classes</td>" not in page
     shown = re.findall(r'<svg role="img" aria-label="([^"]*)"', page)
-    assert {"training loss", "validation RankMe", "deviation of validation features", "learning rate"} == set(shown)
+    assert {"training loss", "validation RankMe", "standard deviation of validation features", "learning rate"} == set(
+        shown
+    )
 
 
 def test_the_page_of_dino_has_its_entropies_and_no_restored_images(home):
@@ -142,8 +144,8 @@ def test_the_page_of_dino_has_its_entropies_and_no_restored_images(home):
     assert learned["restored"] is None and "Reconstructions" not in page
     heads = learned["attention"]["heads"]
     assert [len(row["pictures"]) for row in learned["attention"]["rows"]] == [1 + heads] * 2 and heads >= 1
-    assert f"What {learned['attention']['reader']} looks at" in page
-    for title in ("entropy of the teacher", "entropy of the mean target", "deviation of training features"):
+    assert f"Attention of {learned['attention']['reader']} to the patches" in page
+    for title in ("entropy of the teacher", "entropy of the mean target", "standard deviation of training features"):
         assert title in page, title
     assert "0 to ln K" in page
 

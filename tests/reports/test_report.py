@@ -127,13 +127,21 @@ def test_the_losses_are_two_series_of_one_chart():
     assert panel["title"] == "loss" and panel["text"].startswith("Overfitting")
     assert "training loss" in panel["drawing"] and "validation loss (NLL)" in panel["drawing"]
     for colour in COLOURS[:2]:
-        assert len(re.findall(rf'<path d="[^"]+" clip-path="[^"]+" style="[^"]*stroke: {colour}', panel["drawing"])) == 1
+        assert (
+            len(re.findall(rf'<path d="[^"]+" clip-path="[^"]+" style="[^"]*stroke: {colour}', panel["drawing"])) == 1
+        )
     alone = loss_panel([{"epoch": 1.0, "train/loss": 1.0}])
     assert alone["title"] == "training loss" and "validation" not in alone["drawing"] and loss_panel([]) is None
 
 
 def test_operations_have_the_unit_that_suits_them():
-    written = {2.454e-6: "2.45 TFLOPs", 3.1e-9: "3.1 GFLOPs", 0.0312: "31.2 PFLOPs", 31.2: "31.2 exaFLOPs", 4e3: "4,000 exaFLOPs"}
+    written = {
+        2.454e-6: "2.45 TFLOPs",
+        3.1e-9: "3.1 GFLOPs",
+        0.0312: "31.2 PFLOPs",
+        31.2: "31.2 exaFLOPs",
+        4e3: "4,000 exaFLOPs",
+    }
     assert {value: format_flops(value) for value in written} == written
 
 
@@ -147,7 +155,9 @@ def test_terms_have_ids_of_their_own_and_escape_labels():
     term = MetricTerms()
     first, second = term("<b>", "top1"), term("top-1", "val/top1")
     assert "&lt;b&gt;" in first and "<b>" not in first and explain_metric("top1") in second
-    ids = [re.search(r'aria-describedby="([^"]+)">.*role="tooltip" id="([^"]+)"', one).groups() for one in (first, second)]
+    ids = [
+        re.search(r'aria-describedby="([^"]+)">.*role="tooltip" id="([^"]+)"', one).groups() for one in (first, second)
+    ]
     assert ids[0] == ("term-1",) * 2 and ids[1] == ("term-2",) * 2
     assert term("<i>", "no metric") == "&lt;i&gt;"
 

@@ -288,7 +288,7 @@ def test_a_patch_that_is_clicked_or_touched_is_asked_what_it_looks_at(visit, hom
     visit.settle()
     assert alike(visit.patches(), numbers(predictor, home / "0.png", kind="raw", head="0", query="1,3")["weights"])
     visit.find("#back").click()
-    visit.see("#meaning", "where the answer is read")
+    visit.see("#meaning", "from the pooled output")
     visit.find("#back").wait_for(state="hidden")
 
 

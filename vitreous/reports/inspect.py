@@ -253,10 +253,7 @@ def draw_for_page(figure: FigureResult) -> str:
 
 
 def write_album(
-    folder: Path,
-    document: dict[str, Any],
-    drawings: Mapping[str, str],
-    shown: Sequence[tuple[Image.Image, str]] = (),
+    folder: Path, document: dict[str, Any], drawings: Mapping[str, str], shown: Sequence[tuple[Image.Image, str]] = ()
 ) -> None:
     """Write FOLDER/index.html for the figures of `inspect`'s document; each is in the page as markup, by its name.
 

@@ -82,7 +82,9 @@ def explain_metric(name: str) -> str:
             kind = "Average precision" if key.startswith("ap") else "Recall"
             return f"{kind} of {size} {'objects' if size in SIZES else 'classes'}."
     if count := re.fullmatch(r"ar(\d+)", key):
-        return f"Recall with at most {count[1]} detections per image, mean over classes and IoU thresholds 0.50 to 0.95."
+        return (
+            f"Recall with at most {count[1]} detections per image, mean over classes and IoU thresholds 0.50 to 0.95."
+        )
     if key in ERRORS:
         return EXPLANATIONS["tide"]
     return EXPLANATIONS.get(key, "")

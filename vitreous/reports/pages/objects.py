@@ -45,10 +45,21 @@ def object_parts(answers: Answered, report: Report) -> dict[str, Any]:
         "sizes": sizes_table(report),
         "scenes": worst_images(answers, details["threshold"], details["tiles"], bool(kinds[1:])),
         "panels": [
-            *({"title": f"AP50 points lost, {title}" if title else "AP50 points lost", "key": "tide", "text": "",
-               "drawing": error_bars(details["errors"], start, title)} for start, title in kinds),
-            {"title": "precision and recall, IoU 0.5", "key": "precision", "text": "",
-             "drawing": precision_curves(details["curves"], report)},
+            *(
+                {
+                    "title": f"AP50 points lost, {title}" if title else "AP50 points lost",
+                    "key": "tide",
+                    "text": "",
+                    "drawing": error_bars(details["errors"], start, title),
+                }
+                for start, title in kinds
+            ),
+            {
+                "title": "precision and recall, IoU 0.5",
+                "key": "precision",
+                "text": "",
+                "drawing": precision_curves(details["curves"], report),
+            },
         ],
         "confusion": object_confusion(details["confusion"], answers.bundle.object_classes),
     }

@@ -101,7 +101,8 @@ def draw_curves(
                 axes.plot(*zip(*points, strict=True), label=one.name, **look)
         for name, value in references.items():
             axes.axhline(value, color=INK, alpha=0.55, linewidth=1, linestyle="--")
-            axes.annotate(name, (1, value), (-2, -3), "axes fraction", va="top", ha="right", fontsize=8)
+            place = {"transform": axes.get_yaxis_transform(), "ha": "right", "va": "top"}
+            axes.text(0.99, value - 0.01 * (limits or (0, 0))[1], name, **place, fontsize=8)
         axes.set_xlabel("epochs")
         axes.set_xlim(left=0)
         if limits is not None:

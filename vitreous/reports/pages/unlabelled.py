@@ -27,12 +27,7 @@ CURVES = {
     "train/feature_deviation": "standard deviation of training features",
     "lr": "learning rate",
 }
-FIGURES = {
-    "knn_top1": "k-NN top-1",
-    "knn_map": "k-NN mAP",
-    "rankme": "RankMe",
-    "feature_deviation": "feature std",
-}
+FIGURES = {"knn_top1": "k-NN top-1", "knn_map": "k-NN mAP", "rankme": "RankMe", "feature_deviation": "feature std"}
 
 
 def measured_curves(lines: list[dict[str, Any]], run: Run) -> list[dict[str, Any]]:

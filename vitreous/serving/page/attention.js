@@ -121,10 +121,10 @@ export class Attention {
     if (this.kind === "raw") {
       const block = `block ${this.layer + 1}`;
       const who = this.fused ? `${block}, ${OF_FUSION[this.fused]},` : `head ${this.head - FUSIONS.length + 1} of ${block}`;
-      return `Attention of ${who} from ${from || "the output token"}.`;
+      return `Attention of ${who} from ${from || "the pooled output"}.`;
     }
     const blocks = this.layer ? `blocks 1 to ${this.layer + 1} together` : "block 1";
-    return `Attention rollout from ${from || "the output token"} through ${blocks}, ${OF_FUSION[this.fused]}.`;
+    return `Attention rollout from ${from || "the pooled output"} through ${blocks}, ${OF_FUSION[this.fused]}.`;
   }
 
   /** Ask the server, unless it has been asked, and show the map. */
