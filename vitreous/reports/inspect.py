@@ -133,8 +133,8 @@ def without_adapter(bundle: Bundle, listener: Listener) -> Bundle:
 def make_figures(
     scene: Scene, names: Sequence[str], folder: Path
 ) -> tuple[list[dict[str, Any]], dict[str, str], dict[str, str]]:
-    """Make and write figures; return their files, where they were not named why others cannot be made, and the markup of
-    each for the page.
+    """Make and write figures; return their files, where they were not named why others cannot be made, and the markup
+    of each for the page.
 
     Raises UsageError where none can be made, or for the first that was named and cannot.
     """

@@ -162,7 +162,7 @@ def make_gradient(scene: Scene) -> list[FigureResult]:
     caption = (
         f"Gradient-weighted rollout (arXiv:2103.15679), seen from {reader(scene)}: attention that raises the logit of "
         + ("the predicted class" if number is None else f"the class {words[0]}")
-        + ", through all blocks. Colours span the 1st to the 99th percentile of each map; right: the image times the map."
+        + ", through all blocks. Colours span the 1st to the 99th percentile of a map; right: the image times the map."
     )
     numbers = {
         "maps": maps.numpy(),

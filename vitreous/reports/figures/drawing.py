@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitreous.errors import UsageError
 from vitreous.inspection.hooks import has_attention
-from vitreous.reports.pages.thumbnails import ENLARGED, HEAT, enlarge, heat_map, scale_map
+from vitreous.reports.pages.thumbnails import ENLARGED, HEAT, enlarge, heat_map
 from vitreous.reports.scene import Picture, Scene
 
 if TYPE_CHECKING:
@@ -72,8 +72,8 @@ def picture_rows(
 
 
 def heat(axes: Axes, picture: Picture, values: Tensor | np.ndarray, most: float | None = None) -> Any:
-    """Draw a nonnegative (h, w) map of patches over the grey image, relative to `most` or its largest value; return what
-    a colour bar is made of."""
+    """Draw a nonnegative (h, w) map of patches over the grey image, relative to `most` or its largest value; return
+    what a colour bar is made of."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 

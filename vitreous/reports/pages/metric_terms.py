@@ -16,32 +16,32 @@ EXPLANATIONS = {
     "top5": "Share of images whose label is among the five most probable classes. Higher is better.",
     "macro_f1": "F1 of each class, averaged over classes, so that rare classes count as much as frequent ones.",
     "micro_f1": "F1 over all pairs of image and label, so that frequent labels count more.",
-    "nll": "Negative log-likelihood: minus the logarithm of the label's probability, mean over images, in nats. "
-    "Lower is better.",
-    "ece": "Expected calibration error: mean gap between confidence and accuracy over bins of confidence. "
-    "0 is perfectly calibrated.",
+    "nll": "Negative log-likelihood: minus the logarithm of the label's probability, mean over images, in nats. Lower "
+    "is better.",
+    "ece": "Expected calibration error: mean gap between confidence and accuracy over bins of confidence. 0 is "
+    "perfectly calibrated.",
     "map": "Mean over classes of average precision, the area under the precision-recall curve. Higher is better.",
-    "knn_top1": "Top-1 of a k-nearest-neighbour classifier on the features. Labels are used for this metric only, never "
+    "knn_top1": "Top-1 of a k-nearest-neighbour classifier on the features. Labels are used for this metric only, "
+    "never for training.",
+    "knn_map": "mAP of a k-nearest-neighbour classifier on the features. Labels are used for this metric only, never "
     "for training.",
-    "knn_map": "mAP of a k-nearest-neighbour classifier on the features. Labels are used for this metric only, never for "
-    "training.",
     "rankme": "Effective rank of the features (arXiv:2210.02885): 1 is a complete collapse; the maximum is the feature "
     "width, or the number of images if that is smaller.",
-    "feature_deviation": "Standard deviation over images of features of length one: 0 is a collapse, where all images have "
-    "the same features.",
+    "feature_deviation": "Standard deviation over images of features of length one: 0 is a collapse, where all images "
+    "have the same features.",
     "dino": "Cross-entropy between the predictions of student and teacher for whole views, in nats.",
     "ibot": "Cross-entropy between the predictions of student and teacher for masked patches, in nats.",
     "koleo": "Entropy regulariser: lower if the features of a batch are farther apart.",
-    "teacher_entropy": "Entropy of the teacher's targets, mean over images, from 0 to ln K for K prototypes. At ln K the "
-    "targets are uniform and carry no information.",
-    "prototype_entropy": "Entropy of the mean target. Near 0, all images share one prototype, which is a collapse; near "
-    "ln K, images are spread over all prototypes.",
+    "teacher_entropy": "Entropy of the teacher's targets, mean over images, from 0 to ln K for K prototypes. At ln K "
+    "the targets are uniform and carry no information.",
+    "prototype_entropy": "Entropy of the mean target. Near 0, all images share one prototype, which is a collapse; "
+    "near ln K, images are spread over all prototypes.",
     "lr": "Step size of the optimizer, after warmup and decay.",
     "denoising_error": "Mean squared error of the predicted noise or velocity at fixed noise levels. Lower is better.",
     "frechet_distance": "Distance between the feature distributions of generated and real images. Lower is better.",
     "miou": "Intersection over union of predicted and true pixels of a class, mean over classes. Higher is better.",
-    "iou": "Intersection over union: pixels that both prediction and ground truth assign to the class, divided by those "
-    "that either does.",
+    "iou": "Intersection over union: pixels that both prediction and ground truth assign to the class, divided by "
+    "those that either does.",
     "dice": "2 × intersection / (predicted + true pixels), which equals F1 of pixels. Higher is better.",
     "image_dice": "Dice of each image that has the class, averaged over these images.",
     "pixel_accuracy": "Share of pixels with the right class. Frequent classes dominate it.",
@@ -61,8 +61,8 @@ EXPLANATIONS = {
     "f1": "Harmonic mean of precision and recall.",
     "cosine": "Cosine similarity of two feature vectors: 1 is the same direction.",
     "interval": "95 % confidence interval: how far the metric may differ on other images of the same kind.",
-    "overfitting": "Shown if validation loss rose by at least 5 % above its minimum in both of the last two evaluations, "
-    "while training loss fell by at least 5 % since that minimum.",
+    "overfitting": "Shown if validation loss rose by at least 5 % above its minimum in both of the last two "
+    "evaluations, while training loss fell by at least 5 % since that minimum.",
     "flops": "Floating-point operations of all training steps, forward and backward; a multiply-add counts as two.",
     "flops_utilisation": "Share of the machine's peak matrix-product throughput that training reached.",
     "throughput": "Training images per second of wall time, evaluation excluded.",

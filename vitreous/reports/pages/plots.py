@@ -84,8 +84,8 @@ def draw_curves(
     limits: tuple[float, float] | None = None,
     references: Mapping[str, float] = MappingProxyType({}),
 ) -> Any:
-    """Draw curves against epochs. `label` is for screen readers, `legend` heads the names of the curves, `limits` is the
-    range of y, `references` are horizontal lines by their names. Shares are in per cent."""
+    """Draw curves against epochs. `label` is for screen readers, `legend` heads the names of the curves, `limits` is
+    the range of y, `references` are horizontal lines by their names. Shares are in per cent."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import PercentFormatter
 

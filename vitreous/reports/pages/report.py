@@ -24,9 +24,9 @@ from vitreous.reports.answers import Answered
 from vitreous.reports.learned import read_learned
 from vitreous.reports.pages.cards import cards
 from vitreous.reports.pages.formats import format_figure, format_interval, render
+from vitreous.reports.pages.loss_curves import loss_panel
 from vitreous.reports.pages.objects import object_parts
 from vitreous.reports.pages.picture_grid import SAMPLES_FILE
-from vitreous.reports.pages.loss_curves import loss_panel
 from vitreous.reports.pages.plots import COLOURS, INK, Curve, confusion, draw_curves, reliability
 from vitreous.reports.pages.scenes import worst_scenes
 from vitreous.reports.pages.unlabelled import alarms, headline, measured_curves

@@ -76,8 +76,8 @@ def shrink(image: Image.Image, side: int = SIDE) -> Image.Image:
 
 
 def scale_map(weights: np.ndarray) -> np.ndarray:
-    """Scale nonnegative attention of any shape to [0, 1] from its 1st to its 99th percentile, so that a few large values
-    hide nothing. The range is at least a tenth of the upper end: uniform attention shows no contrast."""
+    """Scale nonnegative attention of any shape to [0, 1] from its 1st to its 99th percentile, so that outliers hide
+    nothing. The range is at least a tenth of the upper end: uniform attention shows no contrast."""
     low, high = np.percentile(weights, PERCENTILES)
     high = high if high > 0 else max(float(weights.max()), 1e-30)
     return ((weights - low) / max(high - low, LEAST_CONTRAST * high)).clip(0, 1)

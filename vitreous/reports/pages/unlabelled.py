@@ -48,8 +48,8 @@ def measured_curves(lines: list[dict[str, Any]], run: Run) -> list[dict[str, Any
 
 
 def rank_scale(lines: list[dict[str, Any]], name: str, run: Run) -> dict[str, Any]:
-    """Return limits and reference lines for a chart of RankMe: 0 to the feature width, the rank of the untrained encoder
-    where it was logged (at step 0)."""
+    """Return limits and reference lines for a chart of RankMe: 0 to the feature width, and the rank of the untrained
+    encoder where it was logged (at step 0)."""
     width = run.model.features
     untrained = next((line[name] for line in lines if line["step"] == 0 and line.get(name) is not None), None)
     references = {f"feature width, {width}": float(width)}
