@@ -111,7 +111,7 @@ def losses(*validation: float, falls: float = 0.5) -> list[dict[str, float]]:
 def test_overfitting_is_named_by_its_rule_and_nothing_else_is():
     text = describe_overfitting(losses(1.0, 0.8, 0.86, 0.9))
     assert text.startswith(
-        "Overfitting: validation loss was lowest at epoch 2 (0.8) and rose by 12 % to 0.9 at epoch 4, while training loss "
+        "validation loss was lowest at epoch 2 (0.8) and rose by 12 % to 0.9 at epoch 4, while training loss "
         "fell from 1 to 0.25."
     )
     assert describe_overfitting(losses(1.0, 0.8, 0.83, 0.9)) == ""  # one evaluation is less than 5 % above
@@ -124,7 +124,7 @@ def test_overfitting_is_named_by_its_rule_and_nothing_else_is():
 
 def test_the_losses_are_two_series_of_one_chart():
     panel = loss_panel(losses(1.0, 0.8, 0.86, 0.9))
-    assert panel["title"] == "loss" and panel["text"].startswith("Overfitting")
+    assert panel["title"] == "loss" and panel["overfitting"].startswith("validation loss")
     assert "training loss" in panel["drawing"] and "validation loss (NLL)" in panel["drawing"]
     for colour in COLOURS[:2]:
         assert (

@@ -77,10 +77,10 @@ def heat(axes: Axes, picture: Picture, values: Tensor | np.ndarray, most: float 
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 
-    values = np.asarray(values, dtype=np.float64)
-    values = values / (most or max(values.max(), 1e-30))
+    weights = np.asarray(values, dtype=np.float64)
+    weights = (weights / (most or max(weights.max(), 1e-30))).clip(0, 1)
     width, height = picture.shown.size
-    overlay = heat_map(enlarge(picture.shown, ENLARGED), values.clip(0, 1))
+    overlay = heat_map(enlarge(picture.shown, ENLARGED), weights)
     axes.imshow(np.asarray(overlay), extent=(-0.5, width - 0.5, height - 0.5, -0.5), interpolation="nearest")
     return ScalarMappable(Normalize(0, 1), HEAT)
 

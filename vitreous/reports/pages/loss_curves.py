@@ -22,11 +22,16 @@ def loss_panel(lines: list[dict[str, Any]]) -> dict[str, Any] | None:
         return None
     title, key = ("loss", "losses") if len(series) > 1 else (series[0].name, series[0].key)
     label = " and ".join(one.name for one in series)
-    return {"title": title, "key": key, "drawing": draw_curves(label, series), "text": describe_overfitting(lines)}
+    return {
+        "title": title,
+        "key": key,
+        "drawing": draw_curves(label, series),
+        "overfitting": describe_overfitting(lines),
+    }
 
 
 def describe_overfitting(lines: list[dict[str, Any]]) -> str:
-    """Return a sentence on overfitting, or an empty string if the losses do not show it.
+    """Return what shows overfitting, to follow that word and a colon, or an empty string if the losses do not show it.
 
     They do if each of the last two evaluations has a validation loss at least 5 % above the minimum so far, and the
     training loss of the last evaluation is at least 5 % below that of the minimum. The training loss of an evaluation
@@ -41,7 +46,7 @@ def describe_overfitting(lines: list[dict[str, Any]]) -> str:
     if not risen or train_now > (1 - RISE) * train_then:
         return ""
     return (
-        f"Overfitting: validation loss was lowest at epoch {epoch:.3g} ({lowest:.3g}) and rose by "
+        f"validation loss was lowest at epoch {epoch:.3g} ({lowest:.3g}) and rose by "
         f"{last / lowest - 1:.0%} to {last:.3g} at epoch {last_epoch:.3g}, while training loss fell from "
         f"{train_then:.3g} to {train_now:.3g}. Train for fewer epochs, add augmentation, or use --keep-best."
     ).replace("%", " %")
