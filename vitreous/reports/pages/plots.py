@@ -193,7 +193,7 @@ def compact_count(count: int) -> str:
 
 
 def title_cells(drawing: Any, matrix: np.ndarray, names: Sequence[str]) -> Any:
-    """Return the markup of a confusion matrix with a title on each cell."""
+    """Return the markup of a (K, K) confusion matrix with a title on each cell."""
     from markupsafe import Markup, escape
 
     def cell_title(match: re.Match[str]) -> str:
