@@ -28,7 +28,7 @@ def write_pages(home: Path, study: Study, document: dict[str, Any], rows: list[R
     write_text(home / PAGE, render("study.html", **parts | {"pictures": drawn}, drawing=figure))
     write_text(home / TEXT, markdown(parts | {"figure": FIGURE if figure else None}))
     if figure:
-        write_text(home / FIGURE, str(figure).replace("<svg", '<svg style="background: #fff"', 1))
+        write_text(home / FIGURE, str(figure).replace('style="', 'style="background: #fff; ', 1))
 
 
 def page_parts(home: Path, study: Study, document: dict[str, Any], rows: list[Row]) -> dict[str, Any]:

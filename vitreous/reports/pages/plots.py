@@ -153,6 +153,8 @@ def confusion(matrix: np.ndarray, names: Sequence[str], render: Callable[[Figure
     side = room + max(2.1, cell * count)
     points = 72 * (side - room) / count  # of a side of a cell
     rows = matrix / np.maximum(matrix.sum(1, keepdims=True), 1)
+    digits = max(len(compact_count(int(value))) for value in matrix.flat)
+    size = min(CELL_FONTS[1], 0.9 * points / (DIGIT_WIDTH * digits))
     with style():
         figure = Figure(figsize=(side, side))
         figure.subplots_adjust(left=room / side, right=1 - 0.05 / side, bottom=room / side, top=1 - 0.05 / side)
@@ -163,10 +165,9 @@ def confusion(matrix: np.ndarray, names: Sequence[str], render: Callable[[Figure
             if value:
                 look = {"facecolor": COLOURS[row != column], "alpha": 0.12 + 0.78 * float(value), "linewidth": 0}
                 axes.add_artist(Rectangle((column - 0.5, row - 0.5), 1, 1, gid=f"cell-{row}-{column}", **look))
-                text = compact_count(int(matrix[row, column]))
-                size = min(CELL_FONTS[1], 0.9 * points / (DIGIT_WIDTH * len(text)))
                 if size >= CELL_FONTS[0]:
-                    axes.text(column, row, text, ha="center", va="center", fontsize=size, gid=f"count-{row}-{column}")
+                    place = {"ha": "center", "va": "center", "gid": f"count-{row}-{column}"}
+                    axes.text(column, row, compact_count(int(matrix[row, column])), fontsize=size, **place)
         shorter = [name if len(name) <= 18 else name[:17] + "…" for name in names]
         axes.set_xticks(range(count), shorter, rotation=90)
         axes.set_yticks(range(count), shorter)
