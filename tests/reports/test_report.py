@@ -18,6 +18,7 @@ from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Arrays, Data
 from vitreous.evaluation.classification import judge
 from vitreous.jobs.train import train
+from vitreous.models.config import ViTConfig
 from vitreous.models.zoo import create
 from vitreous.progress import NullListener
 from vitreous.reports.answers import Answered
@@ -30,9 +31,10 @@ from vitreous.reports.pages.metric_terms import MetricTerms, explain_metric
 from vitreous.reports.pages.plots import CELL_FONTS, COLOURS, DIGIT_WIDTH, FINE_CELL, compact_count, confusion
 from vitreous.reports.pages.report import CELLS, NAMES, ROWS, write_report
 from vitreous.reports.pages.thumbnails import heat_map, scale_map
-from vitreous.reports.pages.unlabelled import CURVES
+from vitreous.reports.pages.unlabelled import CURVES, measured_curves, rank_scale
 from vitreous.serving.watch import PANELS
 from vitreous.training.folder import Folder
+from vitreous.training.run import DataOptions, Run
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.tasks import Classification
 
@@ -132,6 +134,26 @@ def test_the_losses_are_two_series_of_one_chart():
         )
     alone = loss_panel([{"epoch": 1.0, "train/loss": 1.0}])
     assert alone["title"] == "training loss" and "validation" not in alone["drawing"] and loss_panel([]) is None
+
+
+def test_the_rank_is_shown_from_zero_to_the_width_with_the_untrained_encoder():
+    lines = [{"step": step, "epoch": step / 4, "val/rankme": rank} for step, rank in ((4, 12.0), (8, 9.0))]
+    run = Run(
+        DataOptions("photos", (), 16, ""),
+        ViTConfig(width=64, heads=2),
+        Preprocess((224, 224)),
+        batch_size=8,
+        epochs=1.0,
+    )
+    assert rank_scale(lines, "val/rankme", run) == {
+        "limits": (0.0, 1.04 * 64), "references": {"feature width, 64": 64.0}
+    }  # fmt: skip
+    before = {"step": 0, "epoch": 0.0, "val/rankme": 30.25}
+    references = rank_scale([before, *lines], "val/rankme", run)["references"]
+    assert references == {"feature width, 64": 64.0, "untrained encoder, 30.2": 30.25}
+    panel = next(one for one in measured_curves([before, *lines], run) if one["title"] == "validation RankMe")
+    assert ">untrained encoder, 30.2</text>" in panel["drawing"] and ">feature width, 64</text>" in panel["drawing"]
+    assert panel["text"] == explain_metric("rankme")
 
 
 def test_operations_have_the_unit_that_suits_them():

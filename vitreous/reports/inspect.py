@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from markupsafe import Markup
 from PIL import Image
 
 from vitreous.config import apply_options
@@ -151,7 +150,9 @@ def make_figures(
             with rc_context(INKED | (LOOK if kind.styled else {})):
                 for one in make(scene):
                     written.append(write_figure(one, folder))
-                    drawings[one.name] = draw_for_page(one)
+                    drawing = draw_for_page(one)
+                    write_text(folder / f"{one.name}.svg", drawing)
+                    drawings[one.name] = drawing if one.animation is None else animation_markup(one)
                     scene.listener.note(f"{one.title}: {folder / one.name}.png")
         except UsageError as error:
             if scene.options.figures and not scene.options.all:
@@ -232,7 +233,7 @@ def write_figure(figure: FigureResult, folder: Path) -> dict[str, Any]:
     place = folder / figure.name
     figure.figure.savefig(f"{place}.png", dpi=150, bbox_inches="tight", metadata={"Software": None})
     np.savez_compressed(f"{place}.npz", **figure.numbers)  # type: ignore[arg-type]
-    files = {"png": f"{figure.name}.png", "npz": f"{figure.name}.npz"}
+    files = {"png": f"{figure.name}.png", "svg": f"{figure.name}.svg", "npz": f"{figure.name}.npz"}
     if figure.animation is not None:
         Path(f"{place}.gif").write_bytes(figure.animation)
         files["gif"] = f"{figure.name}.gif"
@@ -243,13 +244,18 @@ def write_figure(figure: FigureResult, folder: Path) -> dict[str, Any]:
 
 
 def draw_for_page(figure: FigureResult) -> str:
-    """Return a figure as SVG markup in the page's text colour; of an animation its GIF."""
+    """Return a figure as SVG markup in the page's text colour."""
     from vitreous.reports.pages.plots import markup
 
-    if figure.animation is not None:
-        data = base64.b64encode(figure.animation).decode()
-        return Markup('<img src="data:image/gif;base64,{}" alt="{}">').format(data, figure.title)
     return markup(figure.figure, figure.title, dpi=150, bbox_inches="tight")
+
+
+def animation_markup(figure: FigureResult) -> str:
+    """Return the GIF of an animated figure as markup."""
+    from markupsafe import Markup
+
+    data = base64.b64encode(figure.animation or b"").decode()
+    return Markup('<img src="data:image/gif;base64,{}" alt="{}">').format(data, figure.title)
 
 
 def write_album(
