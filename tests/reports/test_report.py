@@ -6,6 +6,8 @@ import json
 import os
 import re
 import shutil
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +20,6 @@ from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Arrays, Data
 from vitreous.evaluation.classification import judge
 from vitreous.jobs.train import train
-from vitreous.models.config import ViTConfig
 from vitreous.models.zoo import create
 from vitreous.progress import NullListener
 from vitreous.reports.answers import Answered
@@ -34,7 +35,6 @@ from vitreous.reports.pages.thumbnails import heat_map, scale_map
 from vitreous.reports.pages.unlabelled import CURVES, measured_curves, rank_scale
 from vitreous.serving.watch import PANELS
 from vitreous.training.folder import Folder
-from vitreous.training.run import DataOptions, Run
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.tasks import Classification
 
@@ -138,13 +138,7 @@ def test_the_losses_are_two_series_of_one_chart():
 
 def test_the_rank_is_shown_from_zero_to_the_width_with_the_untrained_encoder():
     lines = [{"step": step, "epoch": step / 4, "val/rankme": rank} for step, rank in ((4, 12.0), (8, 9.0))]
-    run = Run(
-        DataOptions("photos", (), 16, ""),
-        ViTConfig(width=64, heads=2),
-        Preprocess((224, 224)),
-        batch_size=8,
-        epochs=1.0,
-    )
+    run: Any = SimpleNamespace(model=SimpleNamespace(features=64))
     assert rank_scale(lines, "val/rankme", run) == {
         "limits": (0.0, 1.04 * 64), "references": {"feature width, 64": 64.0}
     }  # fmt: skip

@@ -166,7 +166,7 @@ def confusion(matrix: np.ndarray, names: Sequence[str], render: Callable[[Figure
                 look = {"facecolor": COLOURS[row != column], "alpha": 0.12 + 0.78 * float(value), "linewidth": 0}
                 axes.add_artist(Rectangle((column - 0.5, row - 0.5), 1, 1, gid=f"cell-{row}-{column}", **look))
                 if size >= CELL_FONTS[0]:
-                    place = {"ha": "center", "va": "center", "gid": f"count-{row}-{column}"}
+                    place: dict[str, Any] = {"ha": "center", "va": "center", "gid": f"count-{row}-{column}"}
                     axes.text(column, row, compact_count(int(matrix[row, column])), fontsize=size, **place)
         shorter = [name if len(name) <= 18 else name[:17] + "…" for name in names]
         axes.set_xticks(range(count), shorter, rotation=90)
