@@ -113,9 +113,11 @@ def test_the_document_has_the_figures_of_coco(bundles, painted, tmp_path):
     assert sum(map(sum, objects["confusion"])) >= 18 and document["confusion"] is None
     assert [row["objects"] for row in document["per_class"]] == [6, 12]
     html = (tmp_path / "page.html").read_text()
-    assert html.count('alt="true objects') == html.count('alt="answer') == 3
+    assert html.count('alt="ground truth') == html.count('alt="predictions') == 3
     assert (
-        "box AP50" in html and "mostly taken for" in html and 'aria-label="what each kind of error costs boxes"' in html
+        "box AP50" in html
+        and "most confused with" in html
+        and 'aria-label="AP50 points lost by kind of error boxes"' in html
     )
 
 

@@ -126,24 +126,26 @@ def test_the_page_of_a_run_shows_what_it_restored_and_no_empty_table(home):
     learned = read_learned(home / "mae")
     assert [len(row["pictures"]) for row in learned["restored"]["rows"]] == [3, 3]  # two images were held out
     assert learned["nearest"]["images"] == 22 and len(learned["nearest"]["rows"][0]["near"]) == 6
-    for heading in ("Restored images", "Attention", "Nearest training images", "Curves", "Data", "To repeat it"):
+    for heading in ("Reconstructions", "Attention", "Nearest training images", "Curves", "Data", "Commands"):
         assert f"<h2>{heading}</h2>" in page, heading
-    for heading in ("Classes", "Confusion", "Calibration", "Most wrong", "Warnings"):
+    for heading in ("Classes", "Confusion matrix", "Calibration", "Highest-loss images", "Warnings"):
         assert f"<h2>{heading}</h2>" not in page, heading
     pictures = [uri for row in learned["restored"]["rows"] for uri in row["pictures"]]
     assert len(set(pictures)) == 6 and all(uri in page for uri in pictures)
     assert "RankMe" in page and "k-NN" not in page and "vitreous embed" in page and "<td>classes</td>" not in page
     shown = re.findall(r'<svg role="img" aria-label="([^"]*)"', page)
-    assert {"training loss", "validation RankMe", "deviation of validation features", "learning rate"} == set(shown)
+    assert {"training loss", "validation RankMe", "standard deviation of validation features", "learning rate"} == set(
+        shown
+    )
 
 
 def test_the_page_of_dino_has_its_entropies_and_no_restored_images(home):
     page, learned = (home / "dino" / "report.html").read_text(), read_learned(home / "dino")
-    assert learned["restored"] is None and "Restored images" not in page
+    assert learned["restored"] is None and "Reconstructions" not in page
     heads = learned["attention"]["heads"]
     assert [len(row["pictures"]) for row in learned["attention"]["rows"]] == [1 + heads] * 2 and heads >= 1
-    assert f"What {learned['attention']['reader']} looks at" in page
-    for title in ("entropy of the teacher", "entropy of the mean target", "deviation of training features"):
+    assert f"Attention of {learned['attention']['reader']} to the patches" in page
+    for title in ("entropy of the teacher", "entropy of the mean target", "standard deviation of training features"):
         assert title in page, title
     assert "0 to ln K" in page
 

@@ -6,10 +6,13 @@ import json
 import os
 import re
 import shutil
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from tests.browser import find_chromium, needs_chromium
 from tests.conftest import TINY, make_folder, picture
@@ -23,8 +26,14 @@ from vitreous.reports.answers import Answered
 from vitreous.reports.evaluate import EvaluateOptions, evaluate
 from vitreous.reports.pages import cards
 from vitreous.reports.pages.cards import SHOWN, marks
-from vitreous.reports.pages.formats import break_name, format_figure, format_interval, format_share
-from vitreous.reports.pages.report import CELLS, ROWS, loss_limits, write_report
+from vitreous.reports.pages.formats import break_name, format_figure, format_flops, format_interval, format_share
+from vitreous.reports.pages.loss_curves import describe_overfitting, loss_panel
+from vitreous.reports.pages.metric_terms import MetricTerms, explain_metric
+from vitreous.reports.pages.plots import CELL_FONTS, COLOURS, DIGIT_WIDTH, FINE_CELL, compact_count, confusion
+from vitreous.reports.pages.report import CELLS, NAMES, ROWS, write_report
+from vitreous.reports.pages.thumbnails import heat_map, scale_map
+from vitreous.reports.pages.unlabelled import CURVES, measured_curves, rank_scale
+from vitreous.serving.watch import PANELS
 from vitreous.training.folder import Folder
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.tasks import Classification
@@ -74,29 +83,120 @@ def test_train_writes_a_page_with_everything_on_it(run):
     for heading in (
         "Curves",
         "Classes",
-        "Confusion",
+        "Confusion matrix",
         "Calibration",
-        "Least certain",
+        "Least certain images",
         "Data",
         "Compute",
         "Environment",
-        "To repeat it",
+        "Commands",
     ):
         assert f"<h2>{heading}</h2>" in page
     assert json.loads((run / "data.json").read_text())["fingerprint"] in page
     assert json.loads((run / "environment.json").read_text())["torch"] in page
-    assert "device-hours" in page and "exaFLOPs" in page
-    assert page.count("data:image/png") >= 2 * min(SHOWN, 12)  # each picture, and what was looked at
+    assert re.search(r"<td>\d[\d.,]* (M|G|T)FLOPs</td>", page) and "exaFLOPs" not in page and "device-hours" not in page
+    assert page.count("data:image/") - page.count("attention rollout over") >= min(SHOWN, 12)
+    assert page.count("attention rollout over") >= min(SHOWN, 12)
     shown = re.findall(r'<svg role="img" aria-label="([^"]*)"', page)
-    assert shown[:4] == ["training loss", "validation loss (NLL)", "validation top-1", "learning rate"]
+    assert shown[:3] == ["training loss and validation loss (NLL)", "validation top-1", "learning rate"]
 
 
-def test_losses_share_an_axis_where_that_hides_neither():
-    lines = [{"train/loss": 2.0, "val/nll": None}, {"train/loss": 0.5}, {"val/nll": 1.0}, {"val/nll": 2.5}]
-    assert loss_limits(lines, "train/loss") == loss_limits(lines, "val/nll") == pytest.approx((0.4, 2.6))
-    assert loss_limits(lines, "val/top1") is None
-    assert loss_limits([{"train/loss": 2.0}, {"train/loss": 0.5}], "train/loss") is None
-    assert loss_limits([*lines, {"train/loss": 20.0}], "val/nll") is None  # a fifth of it would be seen
+def losses(*validation: float, falls: float = 0.5) -> list[dict[str, float]]:
+    """Lines of metrics with an evaluation an epoch; training loss falls by a share of `falls` in each."""
+    lines, train = [], 2.0
+    for epoch, loss in enumerate(validation, 1):
+        lines += [{"epoch": epoch - 0.5, "train/loss": train}, {"epoch": float(epoch), "val/nll": loss}]
+        train *= falls
+    return lines
+
+
+def test_overfitting_is_named_by_its_rule_and_nothing_else_is():
+    text = describe_overfitting(losses(1.0, 0.8, 0.86, 0.9))
+    assert text.startswith(
+        "validation loss was lowest at epoch 2 (0.8) and rose by 12 % to 0.9 at epoch 4, while training loss "
+        "fell from 1 to 0.25."
+    )
+    assert describe_overfitting(losses(1.0, 0.8, 0.83, 0.9)) == ""  # one evaluation is less than 5 % above
+    assert describe_overfitting(losses(1.0, 0.8, 0.9, 0.83)) == ""
+    assert describe_overfitting(losses(1.0, 0.9, 0.8, 0.9)) == ""  # the minimum is among the last two
+    assert describe_overfitting(losses(1.0, 0.8, 0.86, 0.9, falls=0.98)) == ""  # training loss hardly fell
+    assert describe_overfitting(losses(1.0, 2.0)) == describe_overfitting([]) == ""
+    assert describe_overfitting([{"epoch": 1.0, "val/nll": 1.0}] * 4) == ""  # no training loss
+
+
+def test_the_losses_are_two_series_of_one_chart():
+    panel = loss_panel(losses(1.0, 0.8, 0.86, 0.9))
+    assert panel["title"] == "loss" and panel["overfitting"].startswith("validation loss")
+    assert "training loss" in panel["drawing"] and "validation loss (NLL)" in panel["drawing"]
+    for colour in COLOURS[:2]:
+        assert (
+            len(re.findall(rf'<path d="[^"]+" clip-path="[^"]+" style="[^"]*stroke: {colour}', panel["drawing"])) == 1
+        )
+    alone = loss_panel([{"epoch": 1.0, "train/loss": 1.0}])
+    assert alone["title"] == "training loss" and "validation" not in alone["drawing"] and loss_panel([]) is None
+
+
+def test_the_rank_is_shown_from_zero_to_the_width_with_the_untrained_encoder():
+    lines = [{"step": step, "epoch": step / 4, "val/rankme": rank} for step, rank in ((4, 12.0), (8, 9.0))]
+    run: Any = SimpleNamespace(model=SimpleNamespace(features=64))
+    assert rank_scale(lines, "val/rankme", run) == {
+        "limits": (0.0, 1.04 * 64), "references": {"feature width, 64": 64.0}
+    }  # fmt: skip
+    before = {"step": 0, "epoch": 0.0, "val/rankme": 30.25}
+    references = rank_scale([before, *lines], "val/rankme", run)["references"]
+    assert references == {"feature width, 64": 64.0, "untrained encoder, 30.2": 30.25}
+    panel = next(one for one in measured_curves([before, *lines], run) if one["title"] == "validation RankMe")
+    assert ">untrained encoder, 30.2</text>" in panel["drawing"] and ">feature width, 64</text>" in panel["drawing"]
+    assert panel["text"] == explain_metric("rankme")
+
+
+def test_operations_have_the_unit_that_suits_them():
+    written = {
+        2.454e-6: "2.45 TFLOPs",
+        3.1e-9: "3.1 GFLOPs",
+        0.0312: "31.2 PFLOPs",
+        31.2: "31.2 exaFLOPs",
+        4e3: "4,000 exaFLOPs",
+    }
+    assert {value: format_flops(value) for value in written} == written
+
+
+@pytest.mark.parametrize("key", sorted({*NAMES, *CURVES, *(key for panel in PANELS for key in panel["series"])}))
+def test_every_metric_of_a_page_is_explained(key):
+    text = explain_metric(key)
+    assert text.endswith(".") and len(text) < 220
+
+
+def test_terms_have_ids_of_their_own_and_escape_labels():
+    term = MetricTerms()
+    first, second = term("<b>", "top1"), term("top-1", "val/top1")
+    assert "&lt;b&gt;" in first and "<b>" not in first and explain_metric("top1") in second
+    ids = [
+        re.search(r'aria-describedby="([^"]+)">.*role="tooltip" id="([^"]+)"', one).groups() for one in (first, second)
+    ]
+    assert ids[0] == ("term-1",) * 2 and ids[1] == ("term-2",) * 2
+    assert term("<i>", "no metric") == "&lt;i&gt;"
+
+
+def test_counts_of_sixty_classes_fit_their_cells():
+    counts = np.full((60, 60), 10_000)
+    drawing = confusion(counts, [f"class {place}" for place in range(60)])
+    sizes = [float(size) for size in re.findall(r'<g class="count">\s*<text style="font-size: ([\d.]+)px', drawing)]
+    assert len(sizes) == 3600 and [compact_count(count) for count in (9999, 10_000, 999_499, 999_500, 12_345_678)] == [
+        "9999", "10k", "999k", "1.0M", "12M",
+    ]  # fmt: skip
+    assert drawing.count("<title>label class 3, predicted class 4: 10,000 (1.7 % of 600,000)</title>") == 1
+    assert max(sizes) <= CELL_FONTS[1] and max(sizes) * 3 * DIGIT_WIDTH <= 72 * FINE_CELL
+    assert "class 7, predicted &lt;b&gt;" in confusion(np.eye(2, dtype=int)[::-1], ["class 7", "<b>"])
+
+
+def test_maps_of_attention_span_their_percentiles():
+    scaled = scale_map(np.concatenate([np.linspace(0, 1, 1000), [50.0]]))
+    assert scaled.min() == 0 and scaled.max() == 1 and scaled[500] == pytest.approx(0.5, abs=0.01)
+    assert scale_map(np.full((4, 4), 3.0)).max() == 0  # uniform attention has no contrast
+    assert scale_map(np.array([[1.0, 1.001]])).max() < 0.02
+    light = np.asarray(heat_map(Image.new("RGB", (8, 8), "white"), np.zeros((2, 2))))
+    assert light.mean() > 150  # where nothing is attended to the image stays visible
 
 
 def test_shares_have_two_significant_digits_and_never_say_all_of_what_is_not():
@@ -154,7 +254,7 @@ def test_every_evaluation_has_a_page_of_its_own(run, tmp_path):
         document = evaluate(out, data, split, workers=0)
         page = (out / f"{name}.html").read_text()
         assert document["report"] == str(out / f"{name}.html")
-        assert f"vitreous evaluate {out}" in page and f"Judged on the {split} split" in page
+        assert f"vitreous evaluate {out}" in page and f"Evaluated on the {split} split" in page
 
 
 def test_every_reading_is_on_the_page_and_a_protocol_writes_it_too(run, tmp_path, monkeypatch):
@@ -164,7 +264,7 @@ def test_every_reading_is_on_the_page_and_a_protocol_writes_it_too(run, tmp_path
     document = evaluate(out, workers=0, protocol="knn")
     assert document["report"] == str(out / "report-knn.html")
     page = (out / "report-knn.html").read_text()
-    rows = re.search(r"<h2>Readings</h2>.*?</table>", page, re.DOTALL)[0]
+    rows = re.search(r"<h2>Evaluations</h2>.*?</table>", page, re.DOTALL)[0]
     assert rows.count("<tr>") == 3 and "head" in rows and "knn" in rows
     assert rows.count(f"top-1 {100 * document['test']['top1']:.2f} %") >= 1 and "<h2>Curves</h2>" in page
 
@@ -190,13 +290,13 @@ def test_ten_thousand_classes_are_sampled(tmp_path):
     write_report(tmp_path / "page.html", None, *judged(10_000, 40))
     page = (tmp_path / "page.html").read_text()
     assert len(page) < 1_500_000 and page.count("<tr><td>class") <= ROWS and "classes between" in page
-    assert f"The {CELLS} classes that were most often wrong" in page
+    assert f"The {CELLS} classes with the most errors" in page
 
 
 def test_several_labels_and_one_image(tmp_path):
     write_report(tmp_path / "several.html", None, *judged(4, 12, several=True))
     page = (tmp_path / "several.html").read_text()
-    assert "mAP" in page and "<h2>Confusion</h2>" not in page and "<th>AP</th>" in page
+    assert "mAP" in page and "<h2>Confusion matrix</h2>" not in page and ">AP</button>" in page
     write_report(tmp_path / "one.html", None, *judged(3, 1))
     assert "noise: 1 image." in (tmp_path / "one.html").read_text()
 

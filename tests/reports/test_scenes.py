@@ -56,7 +56,7 @@ def test_it_equals_what_the_run_measured_and_is_recorded_with_a_page(run):
     lines = [json.loads(line) for line in (run / "evaluations.jsonl").open()]
     assert lines[0]["miou"] == lines[-1]["miou"] == before["miou"] and lines[-1]["split"] == "test"
     page = (run / "report.html").read_text()
-    assert page.count("true classes:") == 3 and "mIoU" in page and "Dice" in page
+    assert page.count("ground truth:") == 3 and "mIoU" in page and "Dice" in page
 
 
 def test_images_of_training_are_called_so(run):

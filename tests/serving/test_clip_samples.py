@@ -57,7 +57,7 @@ def test_a_recipe_of_generators_trains_on_clips_without_mirroring_them(run):
     # four clips of each class, the four frames of each in a row
     assert Image.open(out / "samples.png").size == (4 * 130 - 2, 8 * 130 - 2)
     page = (out / "report.html").read_text()
-    assert "Clips that it made" in page and "The 4 frames of each in a row" in page
+    assert "Generated clips" in page and "The 4 frames of each in a row" in page
 
 
 def test_a_stopped_run_of_clips_ends_in_the_same_bits(home, tmp_path):

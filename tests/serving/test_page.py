@@ -281,14 +281,14 @@ def test_a_patch_that_is_clicked_or_touched_is_asked_what_it_looks_at(visit, hom
     (visit.find("#picture").tap if visit.page.viewport_size["width"] < 500 else visit.find("#picture").click)(
         position=place
     )
-    visit.see("#meaning", "What head 1 of block 3 looks at from the patch in row 2, column 4.")
+    visit.see("#meaning", "Attention of head 1 of block 3 from the patch in row 2, column 4.")
     visit.settle()
     assert visit.attentions()[-1].endswith("query=1,3")
     visit.page.mouse.move(1, 1)
     visit.settle()
     assert alike(visit.patches(), numbers(predictor, home / "0.png", kind="raw", head="0", query="1,3")["weights"])
     visit.find("#back").click()
-    visit.see("#meaning", "where the answer is read")
+    visit.see("#meaning", "from the pooled output")
     visit.find("#back").wait_for(state="hidden")
 
 
@@ -337,7 +337,7 @@ def test_everything_can_be_done_with_the_keyboard(visit, home, predictor):
     visit.see("#meaning", f"the patch in row {row + 1}, column {column + 1}")
     visit.settle()
     keys.press("Escape")
-    visit.see("#meaning", "What the answer is made of")
+    visit.see("#meaning", "Attention rollout from")
     visit.find("#layer").focus()
     keys.press("Home")
     assert visit.find("#layer-text").text_content() == "1 of 3"
@@ -365,7 +365,7 @@ def test_a_format_that_browsers_do_not_know_is_answered_all_the_same(visit, home
     picture(5, (96, 64)).save(home / "drawn.tif")
     visit.take(home / "drawn.tif")
     visit.see("#answers li:first-child .name", predictor.predict([home / "drawn.tif"])[0].names[0])
-    visit.see("#readout", "this browser cannot show the picture")
+    visit.see("#readout", "this browser cannot show the image")
     assert visit.find("#zoom").is_hidden() and visit.find("#history img").count() == 0
 
 
@@ -550,7 +550,7 @@ def test_the_files_ask_nothing_of_anybody_else():
 
 
 def test_a_phone_is_told_to_tap_and_a_desk_to_drop_and_the_title_is_one_word(browser, address):
-    for size, shown, hidden in (("phone", "Tap to choose a picture", "Drop"), ("desk", "Drop a picture here", "Tap")):
+    for size, shown, hidden in (("phone", "Tap to choose an image", "Drop"), ("desk", "Drop an image here", "Tap")):
         visit = Visit(browser, address, size)
         visit.see("#model", "classes")
         visit.page.evaluate(

@@ -173,7 +173,7 @@ def test_a_run_trains_samples_and_is_judged(tmp_path):
     assert summary["val"]["denoising_error"] > 0 and "next: vitreous sample" in done.stdout
     assert Image.open(out / "samples.png").size == (8 * 130 - 2, 8 * 130 - 2)
     page = (out / "report.html").read_text("utf-8")
-    assert "Images that it made" in page and "validation denoising error" in page and "knn" not in page
+    assert "Generated images" in page and "validation denoising error" in page and "knn" not in page
     done = say("evaluate", str(out), "--samples", "40", "--steps", "3", "--json")
     assert done.returncode == 0, done.stderr
     judged = json.loads(done.stdout)["test"]

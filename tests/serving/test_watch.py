@@ -27,14 +27,14 @@ from vitreous.training.run import DataOptions, Run
 LINES = [{"step": step, "epoch": step / 2, "lr": 0.1, "train/loss": 1 / step} for step in range(1, 5)]
 
 
-def config_of(path) -> Folder:
-    """The folder of a run of two steps that has just begun."""
+def config_of(path, epochs=1.0) -> Folder:
+    """The folder of a run of two steps an epoch that has just begun."""
     run = Run(
         DataOptions("photos", ("ant", "bee"), 16, ""),
         ViTConfig(classes=2),
         Preprocess((224, 224)),
         batch_size=8,
-        epochs=1.0,
+        epochs=epochs,
     )
     Folder(path).create(run, "vitreous train photos", {})
     return Folder(path)
@@ -150,7 +150,8 @@ def test_the_page_stands_alone_and_names_the_run(growing):
     assert "run &lt;b&gt;" in page and "<b>" not in page
     assert not re.findall(r"(?:src|href)=\"(?!data:|report)", page) and "@import" not in page and "url(http" not in page
     facts = json.loads(page.partition('id="facts">')[2].partition("</script>")[0])
-    assert facts["steps"] == 2 and facts["first"][0] == "train/loss" and len(facts["colours"]) > 5
+    assert facts["steps"] == 2 and len(facts["colours"]) > 5
+    assert list(facts["panels"][0]["series"]) == ["train/loss", "val/nll"]
     assert 'name="viewport" content="width=device-width' in page and "prefers-color-scheme: dark" in page
 
 
@@ -225,11 +226,54 @@ def test_the_page_draws_curves_that_grow(growing, width, scheme):
         errors = []
         page.on("pageerror", lambda error: errors.append(error))  # it marks the function, which a builtin one refuses
         page.goto(address)
-        loss = page.get_by_role("img", name="train/loss: 2 at step 1")
+        loss = page.get_by_role("img", name="loss: training 2 at step 1")
         playwright.expect(loss).to_be_visible()
         growing.append({"step": 2, "epoch": 1.0, "lr": 0.1, "train/loss": 1.0})
-        playwright.expect(page.get_by_role("img", name="train/loss: 1 at step 2")).to_be_visible()
+        playwright.expect(page.get_by_role("img", name="loss: training 1 at step 2")).to_be_visible()
         playwright.expect(page.get_by_role("status")).to_contain_text("step 2 of 2")
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         assert not errors
+        browser.close()
+
+
+@needs_chromium
+def test_the_page_has_both_losses_in_one_chart_values_on_hover_the_time_left_and_folded_metrics(growing):
+    playwright = pytest.importorskip("playwright.sync_api")
+    folder = config_of(growing.path.parent / "longer", epochs=50.0)
+    for step in range(1, 11):
+        folder.append(
+            {"step": step, "epoch": step / 2, "seconds": 10.0 * step, "train/loss": 1 / step, "waiting": 0.01}
+        )
+        if step % 5 == 0:
+            folder.append(
+                {"step": step, "epoch": step / 2, "seconds": 10.0 * step, "val/nll": 2 / step, "val/top1": 0.5}
+            )
+    with watching(folder.path) as address, playwright.sync_playwright() as player:
+        browser = player.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 390, "height": 800}, has_touch=True)
+        page.goto(address)
+        expect = playwright.expect
+        expect(page.get_by_role("status")).to_contain_text(
+            re.compile(r"step 10 of 100 \(10 %\), epoch 5, about 15 min left")
+        )
+        chart = page.get_by_role("img", name="loss: training 0.1 at step 10, validation (NLL) 0.2 at step 10")
+        expect(chart).to_be_visible()
+        assert chart.locator("path").count() == 2
+        expect(page.get_by_role("img", name="validation top-1: 50 % at step 10")).to_be_visible()
+        box = chart.bounding_box()
+        page.mouse.move(box["x"] + 56 + 0.05 * (box["width"] - 64), box["y"] + 50)  # step 5 of 100
+        hovered = page.get_by_role("img", name="loss: training 0.2 at step 5, validation (NLL) 0.4 at step 5")
+        expect(hovered).to_be_visible()
+        expect(page.locator(".values").first).to_contain_text("step 5")
+        page.mouse.move(0, 0)
+        chart.focus()
+        page.keyboard.press("ArrowLeft")
+        page.keyboard.press("ArrowLeft")
+        expect(page.get_by_role("img", name="loss: training 0.1111 at step 9")).to_be_visible()
+        page.get_by_role("button", name="loss", exact=True).tap()
+        expect(page.get_by_role("tooltip")).to_contain_text("Compare their trends")
+        assert not page.get_by_role("img", name="waiting").is_visible()
+        page.get_by_text("More metrics (1)").click()
+        expect(page.get_by_role("img", name="waiting: 0.01 at step 10")).to_be_visible()
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
         browser.close()

@@ -6,7 +6,7 @@ import base64
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -105,7 +105,7 @@ def inspect(
     )
     folder = Path(out) if out is not None else default_folder(Path(run))
     started, answers = time.perf_counter(), likeliest_classes(scene)
-    figures, refused = make_figures(scene, names, folder)
+    figures, refused, drawings = make_figures(scene, names, folder)
     document = {
         "run": os.fspath(run),
         "model": name_of(bundle.model.config),
@@ -118,7 +118,7 @@ def inspect(
         "page": os.fspath(folder / "index.html"),
         "wall_seconds": time.perf_counter() - started,
     }
-    write_album(folder, document, [(one.shown, one.name) for one in scene.pictures[:SEEN]])
+    write_album(folder, document, drawings, [(one.shown, one.name) for one in scene.pictures[:SEEN]])
     write_text(folder / "inspect.json", json.dumps(document, indent=2, ensure_ascii=False) + "\n")
     return document
 
@@ -132,25 +132,31 @@ def without_adapter(bundle: Bundle, listener: Listener) -> Bundle:
     return replace(bundle, model=bundle.model.backbone.eval())
 
 
-def make_figures(scene: Scene, names: Sequence[str], folder: Path) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """Make and write figures; return their files and, where they were not named, why others cannot be made.
+def make_figures(
+    scene: Scene, names: Sequence[str], folder: Path
+) -> tuple[list[dict[str, Any]], dict[str, str], dict[str, str]]:
+    """Make and write figures; return their files, where they were not named why others cannot be made, and the markup
+    of each for the page.
 
     Raises UsageError where none can be made, or for the first that was named and cannot.
     """
     from matplotlib import rc_context
 
     from vitreous.reports.figures.drawing import LOOK
+    from vitreous.reports.pages.plots import INKED
 
-    written, refused = [], {}
+    written, refused, drawings = [], {}, {}
     for name in names:
         kind = FIGURES[name]
         try:
             make = getattr(import_module(f"vitreous.reports.figures.{kind.module}"), f"make_{name}")
-            with rc_context(LOOK if kind.styled else {}):
-                results = make(scene)
-            for one in results:
-                written.append(write_figure(one, folder))
-                scene.listener.note(f"{one.title}: {folder / one.name}.png")
+            with rc_context(INKED | (LOOK if kind.styled else {})):
+                for one in make(scene):
+                    written.append(write_figure(one, folder))
+                    drawing = draw_for_page(one)
+                    write_text(folder / f"{one.name}.svg", drawing)
+                    drawings[one.name] = drawing if one.animation is None else animation_markup(one)
+                    scene.listener.note(f"{one.title}: {folder / one.name}.png")
         except UsageError as error:
             if scene.options.figures and not scene.options.all:
                 raise
@@ -158,7 +164,7 @@ def make_figures(scene: Scene, names: Sequence[str], folder: Path) -> tuple[list
             scene.listener.note(f"no {name}: {error.message}")
     if not written:
         raise UsageError(f"no figure can be written of {scene.run}: " + "; ".join(refused.values()))
-    return written, refused
+    return written, refused, drawings
 
 
 def check_names(names: Sequence[str]) -> None:
@@ -230,7 +236,7 @@ def write_figure(figure: FigureResult, folder: Path) -> dict[str, Any]:
     place = folder / figure.name
     figure.figure.savefig(f"{place}.png", dpi=150, bbox_inches="tight", metadata={"Software": None})
     np.savez_compressed(f"{place}.npz", **figure.numbers)  # type: ignore[arg-type]
-    files = {"png": f"{figure.name}.png", "npz": f"{figure.name}.npz"}
+    files = {"png": f"{figure.name}.png", "svg": f"{figure.name}.svg", "npz": f"{figure.name}.npz"}
     if figure.animation is not None:
         Path(f"{place}.gif").write_bytes(figure.animation)
         files["gif"] = f"{figure.name}.gif"
@@ -240,17 +246,30 @@ def write_figure(figure: FigureResult, folder: Path) -> dict[str, Any]:
     return {"name": figure.name, "title": figure.title, "caption": figure.caption, **files}
 
 
-def write_album(folder: Path, document: dict[str, Any], shown: Sequence[tuple[Image.Image, str]] = ()) -> None:
-    """Write FOLDER/index.html for the figures of `inspect`'s document; each picture is in the page.
+def draw_for_page(figure: FigureResult) -> str:
+    """Return a figure as SVG markup in the page's text colour."""
+    from vitreous.reports.pages.plots import markup
+
+    return markup(figure.figure, figure.title, dpi=150, bbox_inches="tight")
+
+
+def animation_markup(figure: FigureResult) -> str:
+    """Return the GIF of an animated figure as markup."""
+    from markupsafe import Markup
+
+    data = base64.b64encode(figure.animation or b"").decode()
+    return Markup('<img src="data:image/gif;base64,{}" alt="{}">').format(data, figure.title)
+
+
+def write_album(
+    folder: Path, document: dict[str, Any], drawings: Mapping[str, str], shown: Sequence[tuple[Image.Image, str]] = ()
+) -> None:
+    """Write FOLDER/index.html for the figures of `inspect`'s document; each is in the page as markup, by its name.
 
     `shown` are the images named, as the model sees them, with their names: they come first, with their answers.
     """
-    pictures = {
-        one["name"]: base64.b64encode((folder / one.get("gif", one["png"])).read_bytes()).decode()
-        for one in document["figures"]
-    }
     named = [
         {"name": Path(name).name, "picture": data_uri(shrink(image)), "small": max(image.size) < SMALL, **answer}
         for (image, name), answer in zip(shown, document["answers"], strict=True)
     ]
-    write_text(folder / "index.html", render("album.html", **document, pictures=pictures, named=named))
+    write_text(folder / "index.html", render("album.html", **document, drawings=drawings, named=named))

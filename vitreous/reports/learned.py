@@ -27,7 +27,7 @@ from vitreous.reports.figures.attention import reader
 from vitreous.reports.figures.features import class_of, training_features
 from vitreous.reports.figures.reconstruction import restore
 from vitreous.reports.opening import open_bundle
-from vitreous.reports.pages.thumbnails import SMALL, data_uri, heat_map, mosaic, shrink
+from vitreous.reports.pages.thumbnails import ENLARGED, SMALL, data_uri, enlarge, heat_map, mosaic, scale_map, shrink
 from vitreous.reports.restored import load_objective
 from vitreous.reports.scene import InspectOptions, Picture, Scene, see_picture
 from vitreous.training.folder import Folder
@@ -91,10 +91,11 @@ def attention_maps(scene: Scene, pictures: Sequence[Picture]) -> dict[str, Any]:
     rows, prefix = [], scene.model.config.prefix
     for one in pictures:
         weights = attention(scene.model, scene.input(one.pixels[None]), [depth - 1])[depth - 1][0, :HEADS, prefix:]
-        maps = (weights / weights.amax(1, keepdim=True).clamp(min=1e-12)).unflatten(1, scene.grid).cpu()
+        maps = weights.unflatten(1, scene.grid).cpu()
         maps = (mosaic(maps) if maps.ndim == 4 else maps).numpy()
-        image = shrink(one.shown)
-        rows.append({"name": short(one), "pictures": [uri(image), *(data_uri(heat_map(image, map_)) for map_ in maps)]})
+        image, large = shrink(one.shown), enlarge(shrink(one.shown), ENLARGED)
+        drawn = [data_uri(heat_map(large, scale_map(values))) for values in maps]
+        rows.append({"name": short(one), "pictures": [uri(image), *drawn]})
     return {"rows": rows, "reader": reader(scene), "block": depth, "heads": len(rows[0]["pictures"]) - 1}
 
 

@@ -21,7 +21,8 @@ from starlette.routing import Route
 from vitreous.errors import UsageError
 from vitreous.evaluation.report import LABELS
 from vitreous.models.names import name_of
-from vitreous.reports.pages.formats import render
+from vitreous.reports.pages.formats import SHARES, render
+from vitreous.reports.pages.metric_terms import EXPLANATIONS
 from vitreous.reports.pages.plots import COLOURS
 from vitreous.serving.http.access import Access
 from vitreous.serving.http.refusal import Refusal
@@ -35,7 +36,13 @@ ALIVE_EVERY = 15.0  # seconds after which a page hears that nothing is new
 LINES = 2_000  # of an event, at most
 PAGES = 32  # that are open at a time
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
-FIRST = ("train/loss", *(f"val/{name}" for name in LABELS), "val/nll", "lr")  # curves in this order, then all others
+#: panels in this order, each with its metrics by their names in it; all other metrics are folded
+PANELS = (
+    {"title": "loss", "about": "losses", "series": {"train/loss": "training", "val/nll": "validation (NLL)"}},
+    *({"title": f"validation {label}", "about": name, "series": {f"val/{name}": ""}} for name, label in LABELS.items()),
+    {"title": "RankMe of training images", "about": "rankme", "series": {"training_images/rankme": ""}},
+    {"title": "learning rate", "about": "lr", "series": {"lr": ""}},
+)
 
 
 class Watch:
@@ -44,7 +51,8 @@ class Watch:
     def __init__(self, folder: Folder) -> None:
         run = folder.run()
         self.folder, self.access, self.pages, self.closing = folder, Access(), 0, False
-        facts = {"steps": run.steps, "first": FIRST, "colours": COLOURS}
+        facts = {"steps": run.steps, "panels": PANELS, "colours": COLOURS, "shares": SHARES, "texts": EXPLANATIONS}
+        facts["tops"] = {"rankme": run.model.features} if run.objective.ships_features else {}
         name = folder.path.resolve().name
         data = Path(run.data.source).name or run.data.source
         self.page = render("watch.html", run=name, model=name_of(run.model), data=data, facts=json.dumps(facts))

@@ -24,11 +24,22 @@ def write_pages(home: Path, study: Study, document: dict[str, Any], rows: list[R
     parts = page_parts(home, study, document, rows)
     curves = document["conclusion"]["curves"] if document["conclusion"] else {}
     figure = draw_table(study, rows, document["figure"], parts["figure_name"], curves)
-    drawn = [one | {"data": b64encode((home / one["file"]).read_bytes()).decode()} for one in document["pictures"]]
+    drawn = [one | {"drawing": picture_markup(home / one["file"], one["title"])} for one in document["pictures"]]
     write_text(home / PAGE, render("study.html", **parts | {"pictures": drawn}, drawing=figure))
     write_text(home / TEXT, markdown(parts | {"figure": FIGURE if figure else None}))
     if figure:
-        write_text(home / FIGURE, str(figure).replace("<svg", '<svg style="background: #fff"', 1))
+        write_text(home / FIGURE, str(figure).replace('style="', 'style="background: #fff; ', 1))
+
+
+def picture_markup(path: Path, title: str) -> str:
+    """Return a figure of `inspect` as markup: the SVG next to its PNG file, in the page's text colour, or else the
+    PNG."""
+    from markupsafe import Markup
+
+    if (drawing := path.with_suffix(".svg")).is_file():
+        return Markup(drawing.read_text("utf-8"))
+    data = b64encode(path.read_bytes()).decode()
+    return Markup('<img src="data:image/png;base64,{}" alt="{}">').format(data, title)
 
 
 def page_parts(home: Path, study: Study, document: dict[str, Any], rows: list[Row]) -> dict[str, Any]:

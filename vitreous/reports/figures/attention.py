@@ -32,6 +32,8 @@ from vitreous.reports.figures.drawing import (
     times,
 )
 from vitreous.reports.pages.formats import format_count
+from vitreous.reports.pages.plots import INK
+from vitreous.reports.pages.thumbnails import scale_map
 from vitreous.reports.scene import FigureResult, Picture, Scene
 
 COLUMNS = 12  # blocks shown side by side
@@ -160,7 +162,7 @@ def make_gradient(scene: Scene) -> list[FigureResult]:
     caption = (
         f"Gradient-weighted rollout (arXiv:2103.15679), seen from {reader(scene)}: attention that raises the logit of "
         + ("the predicted class" if number is None else f"the class {words[0]}")
-        + ", through all blocks. Each map is shown relative to its largest value; right: the picture times the map."
+        + ", through all blocks. Colours span the 1st to the 99th percentile of a map; right: the image times the map."
     )
     numbers = {
         "maps": maps.numpy(),
@@ -187,9 +189,10 @@ def map_rows(scene: Scene, pictures: list[Picture], maps: Tensor, name: str, uni
     """(n, h, w) maps: draw a row for each image, with the map over it and the image times the map."""
     figure, axes = picture_rows(scene, pictures, ("input", name, f"input × {name}"))
     for row, picture, values in zip(axes, pictures, maps, strict=True):
-        image = heat(row[1], picture, values)
-        multiply(row[2], picture, values)
-    scale(figure, image, axes, unit)
+        scaled = scale_map(values.numpy())
+        image = heat(row[1], picture, scaled, 1.0)
+        multiply(row[2], picture, scaled)
+    scale(figure, image, axes, unit, "1st to\n99th percentile of a map")
     return figure, axes
 
 
@@ -212,8 +215,8 @@ def make_rollout(scene: Scene) -> list[FigureResult]:
         f"Attention rollout through all {maps.shape[1]} blocks, seen from {reader(scene)} ({mixing.fusion} over heads, "
         f"residual {mixing.residual:g}{discarded}; "
         "arXiv:2005.00928, arXiv:2010.11929 Fig. 6): the share of each patch in the answer as far as attention "
-        "mixes tokens. Prefix tokens are left out; each map is shown relative to its largest value. "
-        "Right: the picture times the map, as in the paper."
+        "mixes tokens. Prefix tokens are left out; colours span the 1st to the 99th percentile of each map. "
+        "Right: the image times the map, as in the paper."
     )
     below = (
         f"The same for {pictures[0].name}, block by block. Upper row: through all blocks up to this one; lower row: "
@@ -282,10 +285,10 @@ def draw_distances(measured: Distances, shown: list[int]) -> Any:
         pixels = measured.uniform[rows[0]]
         alike = len({measured.uniform[row] for row in rows}) == 1
         if alike:
-            lines[pixels] = "#555555" if pixels in lines else colour
+            lines[pixels] = INK if pixels in lines else colour
         else:  # windows of different sizes
             references = [measured.uniform[row] for row in rows]
-            axes.plot(depth, references, color="#555555", linewidth=1, linestyle="--", label="uniform attention")
+            axes.plot(depth, references, color=INK, linewidth=1, linestyle="--", label="uniform attention")
             highest = max(highest, *references)
         axes.plot(depth, np.nanmean(mean[rows], 1), color=colour, linewidth=1, alpha=0.5)
         places = np.repeat(depth, mean.shape[1])

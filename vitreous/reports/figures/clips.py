@@ -48,7 +48,7 @@ def make_clips(scene: Scene) -> list[FigureResult]:
     scale(figure, image, axes, "attention")
     caption = (
         f"{maps[0].caption} A slot is the {len(frames[0]) // slots} frames of a patch, of which the first is shown; "
-        "maps of a clip are relative to its largest value. The animated picture shows every frame."
+        "maps of a clip are relative to its largest value. The animation shows every frame."
     )
     numbers = {"maps": weights.numpy(), "images": np.array([one.name for one in pictures])}
     animation = animate(frames, weights.numpy())

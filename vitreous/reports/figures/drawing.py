@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vitreous.errors import UsageError
 from vitreous.inspection.hooks import has_attention
+from vitreous.reports.pages.thumbnails import ENLARGED, HEAT, enlarge, heat_map
 from vitreous.reports.scene import Picture, Scene
 
 if TYPE_CHECKING:
@@ -30,9 +31,8 @@ LOOK: dict[Any, Any] = {
     "legend.frameon": False,
     "legend.fontsize": 8,
 }
-BLUE, ORANGE = "#1f5a96", "#c2571a"  # differ in grey too
+BLUE, ORANGE = "#2f80c4", "#e08a3c"  # legible on white and on black, and differ in grey too
 SIZE = 9  # font size in points
-HEAT = "inferno"
 PICTURES = 4  # shown where none are named
 
 
@@ -72,32 +72,33 @@ def picture_rows(
 
 
 def heat(axes: Axes, picture: Picture, values: Tensor | np.ndarray, most: float | None = None) -> Any:
-    """Draw a nonnegative (h, w) map of patches over the grey image, relative to `most` or its largest value; return the
-    map's artist."""
-    grey = np.asarray(picture.shown.convert("L"))
-    axes.imshow(grey, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
-    values = np.asarray(values, dtype=np.float64)
-    values = values / (most or max(values.max(), 1e-30))
-    extent = (-0.5, grey.shape[1] - 0.5, grey.shape[0] - 0.5, -0.5)
-    return axes.imshow(values, cmap=HEAT, vmin=0, vmax=1, alpha=0.65, extent=extent, interpolation="bilinear")
+    """Draw a nonnegative (h, w) map of patches over the grey image, relative to `most` or its largest value; return
+    what a colour bar is made of."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+
+    weights = np.asarray(values, dtype=np.float64)
+    weights = (weights / (most or max(weights.max(), 1e-30))).clip(0, 1)
+    width, height = picture.shown.size
+    overlay = heat_map(enlarge(picture.shown, ENLARGED), weights)
+    axes.imshow(np.asarray(overlay), extent=(-0.5, width - 0.5, height - 0.5, -0.5), interpolation="nearest")
+    return ScalarMappable(Normalize(0, 1), HEAT)
 
 
 def multiply(axes: Axes, picture: Picture, values: Tensor | np.ndarray) -> None:
-    """Draw the image times a nonnegative (h, w) map, scaled up bilinearly, its maximum 1 (arXiv:2010.11929, Fig. 6)."""
+    """Draw the image times a (h, w) map in [0, 1], scaled up bilinearly (arXiv:2010.11929, Fig. 6), at 0 with 15 % of
+    its light."""
     from PIL import Image
 
-    pixels, values = np.asarray(picture.shown), np.asarray(values, dtype=np.float32)
-    small = Image.fromarray(values / max(float(values.max()), 1e-30))
+    pixels, small = np.asarray(picture.shown), Image.fromarray(np.asarray(values, dtype=np.float32))
     light = np.asarray(small.resize(pixels.shape[1::-1], Image.Resampling.BILINEAR)).clip(0, 1)
-    axes.imshow((pixels * light[..., None]).astype(np.uint8), interpolation="nearest")
+    axes.imshow((pixels * (0.15 + 0.85 * light[..., None])).astype(np.uint8), interpolation="nearest")
 
 
-def scale(figure: Figure, image: Any, axes: np.ndarray, words: str) -> None:
-    """Add a colour bar beside (rows, columns) axes for maps that are each relative to their own largest value."""
+def scale(figure: Figure, image: Any, axes: np.ndarray, words: str, span: str = "relative\nto the largest") -> None:
+    """Add a colour bar beside (rows, columns) axes for maps of which each has its own scale, which `span` names."""
     bar = figure.colorbar(image, ax=list(axes.flat), shrink=0.8, aspect=25, pad=0.02)
-    if bar.solids is not None:
-        bar.solids.set_alpha(1)  # not as pale as the map over an image
-    bar.set_label(f"{words}, relative\nto the largest", fontsize=SIZE)
+    bar.set_label(f"{words}, {span}", fontsize=SIZE)
     bar.ax.tick_params(labelsize=SIZE)
 
 
@@ -105,7 +106,8 @@ def label_panel(axes: Axes, text: str, most: int = 20) -> None:
     """Write a line of text under a panel: the last part of a path, cut to `most` characters."""
     text = Path(text).name
     text = text if len(text) <= most else text[: most - 1] + "…"
-    axes.text(0.5, -0.03, text, transform=axes.transAxes, ha="center", va="top", fontsize=SIZE - 2)
+    place = {"transform": axes.transAxes, "ha": "center", "va": "top"}
+    axes.text(0.5, -0.03, text, **place, fontsize=SIZE - 2, parse_math=False)  # a file may be called $x$
 
 
 def choose_heads(numbers: Sequence[int], heads: int) -> list[int]:

@@ -20,7 +20,7 @@ from vitreous.reports.figures.drawing import BLUE, hide_axes, mosaic, new_figure
 from vitreous.reports.pages.formats import format_share
 from vitreous.reports.scene import SEEN, FigureResult, Picture, Scene, see_picture
 
-COLUMNS, GAP = 7, 0.85  # filters in a row, and the grey between them
+COLUMNS, GAP = 7, 0.5  # filters in a row, and the grey between them
 NEIGHBOURS, POOL = 6, 8  # neighbours shown; training images looked at for each of --count
 LETTERS = 18  # of a class that fit over an image
 
@@ -50,8 +50,8 @@ def make_filters(scene: Scene) -> list[FigureResult]:
 
 
 def together_of(pictures: np.ndarray) -> np.ndarray:
-    """(K, h, w[, 3]) -> one (H, W[, 3]) image, seven in a row, with light grey around them: filters have white
-    corners."""
+    """(K, h, w[, 3]) -> one (H, W[, 3]) image, seven in a row, with grey around them: filters have white
+    and black corners."""
     large = -(-16 // max(pictures.shape[1:3]))
     pictures = pictures.repeat(large, 1).repeat(large, 2)
     columns = min(COLUMNS, len(pictures))
@@ -90,13 +90,13 @@ def make_features(scene: Scene) -> list[FigureResult]:
             hide_axes(axes)
             axes.imshow(value, interpolation="nearest")
         row[0].set_ylabel(name)
-    together = f"{len(pictures)} pictures together" if len(pictures) > 1 else "the picture"
+    together = f"{len(pictures)} images together" if len(pictures) > 1 else "the image"
     share = ", ".join(format_share(value) for value in coloured.share.tolist())
     caption = (
         f"The first three principal components of the {maps.shape[-1]} channels of the last layer's patch tokens as "
         f"red, green and blue, of {together}, each stretched from its 1st to its 99th percentile. They explain {share} "
         "of the variance. Last row: patches on one side of the first component's mean, the side with less of the "
-        "pictures' borders, and components found anew within them; the rest is black. Signs, and so colours, are "
+        "images' borders, and components found anew within them; the rest is black. Signs, and so colours, are "
         "arbitrary. As in arXiv:2304.07193, Fig. 1."
     )
     numbers = {name: value.numpy() for name, value in coloured._asdict().items()}
@@ -130,7 +130,7 @@ def make_nearest(scene: Scene) -> list[FigureResult]:
             table.append([query.name, rank, f"{value:.5f}", name, label])
             rows[-1].append((see_picture(open_sample(train, sample), name, scene.preprocess), f"{value:.2f} {label}"))
     caption = (
-        f"Pictures (first column), each with the most similar of {len(samples)} training images of {data.name}, drawn "
+        f"Images (first column), each with the most similar of {len(samples)} training images of {data.name}, drawn "
         "at random: cosine similarity of the pooled features before the head, and the class."
     )
     numbers = {"similarity": values, "sample": near, "features": features}
@@ -152,7 +152,7 @@ def training_features(scene: Scene, train: Split, skipped: int) -> tuple[list[in
         rows.append(pooled(scene.model, scene.input(torch.stack([one.pixels for _, one in part]))).cpu())
         scene.listener.progress("training images", len(samples), count)
     if not samples:
-        raise UsageError("there are no training images beside the pictures themselves", "use another --split")
+        raise UsageError("there are no training images other than these images", "use another --split")
     return samples, torch.cat(rows)
 
 

@@ -20,6 +20,7 @@ from vitreous.models.names import name_of
 from vitreous.reports.figures.drawing import BLUE, ORANGE, count_from_one, new_figure, times
 from vitreous.reports.opening import open_bundle
 from vitreous.reports.pages.formats import format_count
+from vitreous.reports.pages.plots import INK
 from vitreous.reports.scene import FigureResult, Picture, Scene, see_picture
 
 if TYPE_CHECKING:
@@ -80,9 +81,9 @@ def draw_highest(axes: Axes, highest: np.ndarray, after: list[str], frequency: f
     depth = np.linspace(0, 1, len(highest))
     for number in range(1, len(highest)):
         if after[number] == "attention":
-            axes.axvspan(depth[number - 1], depth[number], color="0.88", linewidth=0)
-    axes.plot(depth, highest, color="0.35", linewidth=0.8)
-    for kind, colour, marker in (("embedding", "black", "D"), ("attention", BLUE, "o"), ("mlp", ORANGE, "s")):
+            axes.axvspan(depth[number - 1], depth[number], color=INK, alpha=0.12, linewidth=0)
+    axes.plot(depth, highest, color=INK, alpha=0.65, linewidth=0.8)
+    for kind, colour, marker in (("embedding", INK, "D"), ("attention", BLUE, "o"), ("mlp", ORANGE, "s")):
         at = [number for number, name in enumerate(after) if name == kind]
         name = f"after {kind}" if kind != "mlp" else "after MLP"
         axes.plot(depth[at], highest[at], marker, color=colour, markersize=3.5, label=name)
@@ -185,7 +186,7 @@ def draw_costs(columns: dict[str, list[Any]]) -> Figure:
     draw_curve(operations, tokens, flops, "tokens", "operations of an image (GFLOP)", ORANGE)
     for axes, values in ((memory, mebibytes), (operations, flops)):
         high, line = axes.get_ylim()[1], [values[0] * count / tokens[0] for count in tokens]
-        axes.plot(tokens, line, "--", color="0.5", linewidth=0.8, label="in proportion to tokens")
+        axes.plot(tokens, line, "--", color=INK, alpha=0.55, linewidth=0.8, label="in proportion to tokens")
         axes.set_ylim(top=high)
         axes.legend(loc="upper left")
     return figure

@@ -12,7 +12,7 @@ from vitreous.data.layouts.video import open_sample
 from vitreous.data.split import Split
 from vitreous.errors import DataError, UsageError
 from vitreous.evaluation.calibration import losses, probabilities
-from vitreous.reports.pages.thumbnails import SMALL, data_uri, multiply_map, rgb_image, shrink
+from vitreous.reports.pages.thumbnails import ENLARGED, SMALL, data_uri, enlarge, heat_map, rgb_image, scale_map, shrink
 from vitreous.weights.bundle import Bundle
 
 SHOWN = 8  # images of a kind
@@ -70,9 +70,10 @@ def pictures(bundle: Bundle, split: Split, samples: list[int]) -> dict[int, dict
     uris = {}
     for place, (sample, own) in enumerate(pixels.items()):
         image = shrink(rgb_image(own))
+        large = enlarge(image, ENLARGED)  # so that the map over it is smooth
         uris[sample] = {
             "picture": data_uri(image),
-            "attention": data_uri(multiply_map(image, maps[place])) if maps else None,
+            "attention": data_uri(heat_map(large, scale_map(maps[place]))) if maps else None,
         }
     return uris
 

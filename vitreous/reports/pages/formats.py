@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from vitreous.evaluation.figure_names import MAPS, OBJECTS
+from vitreous.reports.pages.metric_terms import MetricTerms, explain_metric
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -90,6 +92,14 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
+def format_flops(exaflops: float) -> str:
+    """Format floating-point operations with the unit that suits them: `2.45 TFLOPs`, `31.2 exaFLOPs`."""
+    units = (("exaFLOPs", 1.0), ("PFLOPs", 1e-3), ("TFLOPs", 1e-6), ("GFLOPs", 1e-9))
+    name, unit = next((unit for unit in units if exaflops >= unit[1]), units[-1])
+    value = exaflops / unit
+    return f"{value:,.0f} {name}" if value >= 1000 else f"{value:.3g} {name}"
+
+
 def format_count(count: int, noun: str) -> str:
     """Format a count: `1 image`, `1,200 images`."""
     return f"{count:,} {noun}{'s' * (count != 1)}"
@@ -102,9 +112,16 @@ def break_name(name: str) -> Any:
     return Markup("<wbr>").join(escape(piece) for piece in re.split(r"(?<=[/\\\-_.:])(?=.)", name))
 
 
+def file_name(name: str) -> Any:
+    """Return the last part of an image's name as markup, whole in its title."""
+    from markupsafe import Markup
+
+    return Markup('<span title="{}">{}</span>').format(name, break_name(PurePath(name).name))
+
+
 def render(template: str, **values: Any) -> str:
     """Render a template of this folder, with these formats as filters."""
-    return template_environment().get_template(template).render(**values)
+    return template_environment().get_template(template).render(term=MetricTerms(), **values)
 
 
 @cache
@@ -116,4 +133,5 @@ def template_environment() -> Environment:
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, loader=loader)
     environment.filters |= {"seconds": format_seconds, "percent": format_percent, "share": share_markup}
     environment.filters |= {"number": format_number, "bytes": format_bytes, "name": break_name, "counted": format_count}
+    environment.filters |= {"flops": format_flops, "file": file_name, "explained": explain_metric}
     return environment

@@ -44,8 +44,23 @@ def object_parts(answers: Answered, report: Report) -> dict[str, Any]:
         "threshold": details["threshold"],
         "sizes": sizes_table(report),
         "scenes": worst_images(answers, details["threshold"], details["tiles"], bool(kinds[1:])),
-        "errors": [error_bars(details["errors"], start, title) for start, title in kinds],
-        "curves": precision_curves(details["curves"], report),
+        "panels": [
+            *(
+                {
+                    "title": f"AP50 points lost, {title}" if title else "AP50 points lost",
+                    "key": "tide",
+                    "text": "",
+                    "drawing": error_bars(details["errors"], start, title),
+                }
+                for start, title in kinds
+            ),
+            {
+                "title": "precision and recall, IoU 0.5",
+                "key": "precision",
+                "text": "",
+                "drawing": precision_curves(details["curves"], report),
+            },
+        ],
         "confusion": object_confusion(details["confusion"], answers.bundle.object_classes),
     }
 
@@ -167,11 +182,10 @@ def error_bars(errors: dict[str, float], start: str, title: str) -> Any:
         for place, value in zip(places, values, strict=True):
             axes.text(max(value, 0) + spare, place, f"{value:.1f}", va="center", fontsize=8)
         axes.set_xlim(min(0.0, *values), max(1.0, *values) * 1.12)
-        axes.set_xlabel("points of AP50 that it costs")
-        axes.set_title(f"errors{f' of {title}' if title else ''}", fontsize=10)
+        axes.set_xlabel("AP50 points lost")
         axes.tick_params(axis="y", length=0)
         strip_axes(axes)
-        return markup(figure, f"what each kind of error costs {title}".strip())
+        return markup(figure, f"AP50 points lost by kind of error {title}".strip())
 
 
 def precision_curves(curves: dict[str, Any], report: Report) -> Any:
@@ -187,12 +201,11 @@ def precision_curves(curves: dict[str, Any], report: Report) -> Any:
         for number, name in enumerate(named):
             axes.plot(curves["recall"], curves["classes"][name], color=COLOURS[number], linewidth=1.2, label=name)
         if len(curves["classes"]) > 1:
-            axes.plot(curves["recall"], curves["mean"], color=INK, linewidth=2, label="mean of the classes")
+            axes.plot(curves["recall"], curves["mean"], color=INK, linewidth=2, label="mean over classes")
         axes.set_xlim(0, 1)
         axes.set_ylim(0, 1.02)
         axes.set_xlabel("recall")
         axes.set_ylabel("precision")
-        axes.set_title("precision and recall, IoU 0.5", fontsize=10)
         strip_axes(axes)
         if named:
             legend = axes.legend(frameon=False, fontsize=8, loc="best")

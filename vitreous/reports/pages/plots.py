@@ -3,21 +3,48 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from PIL import Image
+
+from vitreous.reports.pages.formats import SHARES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK = "#010203"  # stands for the colour of the page's text
+#: matplotlib's settings of drawings whose text and axes have that colour, and whose text is text
+INKED: dict[Any, Any] = {
+    **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK),
+    "svg.fonttype": "none",
+    "svg.hashsalt": "vitreous",
+}
 # legible on white and on black
 COLOURS = ("#3b8ed0", "#d1823b", "#3fa66b", "#c2578f", "#8a78d6", "#a59321", "#2fa3a8", "#b65c4a")
 
-Curve = tuple[str, str, list[dict[str, Any]]]  # name, colour, lines of metrics
+CELL, FINE_CELL = 0.36, 0.24  # inches of a cell of a confusion matrix; from FINE_FROM classes on the second
+FINE_FROM = 20
+DIGIT_WIDTH = 0.65  # of the font's size, in the widest of the usual sans-serif fonts
+CELL_FONTS = (4.5, 8.0)  # points: below the first a count is left out of its cell
+
+
+class Curve(NamedTuple):
+    """A line of a chart: a metric `key` of `lines` of metrics, against epochs. `dashes`: matplotlib's line style."""
+
+    name: str
+    colour: str
+    lines: list[dict[str, Any]]
+    key: str
+    dashes: str = "-"
+
+    def points(self) -> list[tuple[float, float]]:
+        """Return (epoch, value) where the metric was measured."""
+        return [(line["epoch"], line[self.key]) for line in self.lines if line.get(self.key) is not None]
 
 
 @contextmanager
@@ -25,22 +52,22 @@ def style() -> Iterator[None]:
     """Apply matplotlib's settings for a drawing of the page, while it is made and saved."""
     from matplotlib import rc_context
 
-    inked = dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK)
-    with rc_context(
-        {**inked, "svg.fonttype": "none", "svg.hashsalt": "vitreous", "font.size": 9, "font.family": "sans-serif"}
-    ):
+    with rc_context({**INKED, "font.size": 9, "font.family": "sans-serif"}):
         yield
 
 
-def markup(figure: Figure, label: str) -> Any:
-    """Return a figure as SVG markup with a label for screen readers."""
+def markup(figure: Figure, label: str, **options: Any) -> Any:
+    """Return a figure as SVG markup with a label for screen readers and its width in CSS, `--side`; `options` of
+    `savefig`."""
     from markupsafe import Markup, escape
 
     file = io.StringIO()
-    figure.savefig(file, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    figure.savefig(file, format="svg", transparent=True, metadata={"Date": None, "Creator": None}, **options)
     text = file.getvalue()
     text = text[text.index("<svg") :].replace(INK, "currentColor")
-    return Markup(text.replace("<svg", f'<svg role="img" aria-label="{escape(label)}"', 1))
+    side = float(re.search(r'width="([\d.]+)pt"', text)[1]) * 96 / 72  # type: ignore[index]
+    head = f'<svg role="img" aria-label="{escape(label)}" style="--side: {side:.0f}px"'
+    return Markup(text.replace("<svg", head, 1))
 
 
 def raster(figure: Figure, label: str) -> Image.Image:
@@ -50,31 +77,45 @@ def raster(figure: Figure, label: str) -> Image.Image:
     return Image.open(file).convert("RGB")
 
 
-def curves(
-    title: str, key: str, series: Sequence[Curve], legend: str | None = None, limits: tuple[float, float] | None = None
+def draw_curves(
+    label: str,
+    series: Sequence[Curve],
+    legend: str | None = None,
+    limits: tuple[float, float] | None = None,
+    references: Mapping[str, float] = MappingProxyType({}),
 ) -> Any:
-    """Draw a key of the metrics against epochs; `legend` heads the names of curves, `limits` is the range of y."""
+    """Draw curves against epochs. `label` is for screen readers, `legend` heads the names of the curves, `limits` is
+    the range of y, `references` are horizontal lines by their names. Shares are in per cent."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import PercentFormatter
 
     with style():
-        figure = Figure(figsize=(4.6, 3.2))
+        figure = Figure(figsize=(4.6, 2.9))
         # finding the room takes as long as drawing
-        figure.subplots_adjust(left=0.12, right=0.98, bottom=0.14, top=0.91)
+        figure.subplots_adjust(left=0.14, right=0.98, bottom=0.155, top=0.93)
         axes = figure.subplots()
-        for name, colour, lines in series:
-            points = [(line["epoch"], line[key]) for line in lines if line.get(key) is not None]
-            if points:
+        for one in series:
+            if points := one.points():
                 marker = "o" if len(points) < 20 else ""
-                axes.plot(*zip(*points, strict=True), color=colour, label=name, marker=marker, markersize=3)
-        axes.set_title(title, fontsize=10)
+                look: dict[str, Any] = {"color": one.colour, "linestyle": one.dashes, "marker": marker, "markersize": 3}
+                axes.plot(*zip(*points, strict=True), label=one.name, **look)
+        for name, value in references.items():
+            axes.axhline(value, color=INK, alpha=0.55, linewidth=1, linestyle="--")
+            place = {"transform": axes.get_yaxis_transform(), "ha": "right", "va": "top"}
+            axes.text(0.99, value - 0.01 * (limits or (0, 0))[1], name, **place, fontsize=8)
         axes.set_xlabel("epochs")
+        axes.set_xlim(left=0)
         if limits is not None:
             axes.set_ylim(*limits)
-        axes.ticklabel_format(axis="y", style="sci", scilimits=(-3, 5), useMathText=False)
+        if all(one.key.rpartition("/")[2] in SHARES for one in series):
+            axes.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
+        else:
+            axes.ticklabel_format(axis="y", style="sci", scilimits=(-3, 5), useMathText=False)
         strip_axes(axes)
-        if axes.lines and legend is not None:
-            axes.legend(frameon=False, title=legend)
-        return markup(figure, title)
+        names = [text for text in axes.get_legend_handles_labels()[1] if text]
+        if names and (legend is not None or len(names) > 1):
+            axes.legend(frameon=False, title=legend, fontsize=8)
+        return markup(figure, label)
 
 
 def reliability(edges: np.ndarray, accuracy: np.ndarray, confidence: np.ndarray, counts: np.ndarray) -> Any:
@@ -89,50 +130,82 @@ def reliability(edges: np.ndarray, accuracy: np.ndarray, confidence: np.ndarray,
         upper.plot([0, 1], [0, 1], color=INK, alpha=0.4, linewidth=1, linestyle="--")
         upper.bar(edges[:-1][full] + width / 2, accuracy[full], width * 0.92, color=COLOURS[0], alpha=0.55)
         upper.plot(confidence[full], accuracy[full], "o", color=COLOURS[1], markersize=4)
-        upper.set_ylabel("share that is right")
+        upper.set_ylabel("accuracy")
         upper.set_ylim(0, 1)
         upper.set_xlim(0, 1)
         lower.bar(edges[:-1] + width / 2, counts, width * 0.92, color=INK, alpha=0.45)
         lower.set_ylabel("images")
-        lower.set_xlabel("probability of the class predicted")
+        lower.set_xlabel("confidence")
         for axes in (upper, lower):
             strip_axes(axes)
         return markup(figure, "reliability diagram")
 
 
 def confusion(matrix: np.ndarray, names: Sequence[str], render: Callable[[Figure, str], Any] = markup) -> Any:
-    """Draw a (K, K) confusion matrix, rows are labels, as shares of each row; counts are written where they fit."""
+    """Draw a (K, K) confusion matrix, rows are labels, as shares of each row; counts are written where they fit, and
+    each cell of the markup has a title with its classes and its count."""
     from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
 
-    count, side = len(names), min(9.0, max(3.6, 1.6 + 0.3 * len(names)))
+    count = len(names)
+    cell = CELL if count < FINE_FROM else FINE_CELL
+    room = 0.078 * min(18, max(len(name) for name in names)) + 0.5  # inches: of names, and of what the axis shows
+    side = room + max(2.1, cell * count)
+    points = 72 * (side - room) / count  # of a side of a cell
     rows = matrix / np.maximum(matrix.sum(1, keepdims=True), 1)
+    digits = max(len(compact_count(int(value))) for value in matrix.flat)
+    size = min(CELL_FONTS[1], 0.9 * points / (DIGIT_WIDTH * digits))
     with style():
         figure = Figure(figsize=(side, side))
-        room = 0.078 * min(18, max(len(name) for name in names)) + 0.5  # inches: of names, and of what the axis shows
-        figure.subplots_adjust(left=room / side, right=0.99, bottom=room / side, top=0.99)
+        figure.subplots_adjust(left=room / side, right=1 - 0.05 / side, bottom=room / side, top=1 - 0.05 / side)
         axes = figure.subplots()
         axes.set_facecolor("none")
         # squares, not an image: what is not there stays the page's own colour
         for (row, column), value in np.ndenumerate(rows):
             if value:
-                across, down = ([place + offset for offset in (-0.5, 0.5)] for place in (column, row))
-                look = {"color": COLOURS[row != column], "alpha": 0.12 + 0.78 * float(value)}
-                axes.fill([*across, *reversed(across)], np.repeat(down, 2), linewidth=0, **look)
-                if count <= 30:
-                    size = 8 if count <= 15 else 6
-                    axes.text(column, row, str(matrix[row, column]), ha="center", va="center", fontsize=size)
+                look = {"facecolor": COLOURS[row != column], "alpha": 0.12 + 0.78 * float(value), "linewidth": 0}
+                axes.add_artist(Rectangle((column - 0.5, row - 0.5), 1, 1, gid=f"cell-{row}-{column}", **look))
+                if size >= CELL_FONTS[0]:
+                    place: dict[str, Any] = {"ha": "center", "va": "center", "gid": f"count-{row}-{column}"}
+                    axes.text(column, row, compact_count(int(matrix[row, column])), fontsize=size, **place)
         shorter = [name if len(name) <= 18 else name[:17] + "…" for name in names]
         axes.set_xticks(range(count), shorter, rotation=90)
         axes.set_yticks(range(count), shorter)
         for text in (*axes.get_xticklabels(), *axes.get_yticklabels()):
             text.set_parse_math(False)  # a class may be called $x$
-        axes.tick_params(length=0, labelsize=9 if count <= 20 else 7)
+        axes.tick_params(length=0, labelsize=9 if count < FINE_FROM else 7)
         axes.set_xlim(-0.5, count - 0.5)
         axes.set_ylim(count - 0.5, -0.5)
         axes.set_xlabel("predicted")
         axes.set_ylabel("label")
         axes.spines[:].set_visible(False)
-        return render(figure, "confusion matrix")
+        drawn = render(figure, "confusion matrix")
+    return title_cells(drawn, matrix, names) if render is markup else drawn
+
+
+def compact_count(count: int) -> str:
+    """Format a count in at most four characters: 9999, `12k`, `340k`, `1.2M`."""
+    if count < 10_000:
+        return str(count)
+    if count < 999_500:
+        return f"{count / 1000:.0f}k"
+    millions = count / 1e6
+    return f"{millions:.1f}M" if millions < 9.95 else f"{millions:.0f}M"
+
+
+def title_cells(drawing: Any, matrix: np.ndarray, names: Sequence[str]) -> Any:
+    """Return the markup of a (K, K) confusion matrix with a title on each cell."""
+    from markupsafe import Markup, escape
+
+    def cell_title(match: re.Match[str]) -> str:
+        row, column = int(match[1]), int(match[2])
+        total = max(int(matrix[row].sum()), 1)
+        share = f"{100 * matrix[row, column] / total:.1f} % of {total:,}"
+        text = f"label {names[row]}, predicted {names[column]}: {matrix[row, column]:,} ({share})"
+        return f'<g class="cell"><title>{escape(text)}</title>'
+
+    text = re.sub(r'<g id="cell-(\d+)-(\d+)">', cell_title, str(drawing))
+    return Markup(re.sub(r'<g id="count-\d+-\d+">', '<g class="count">', text))
 
 
 def strip_axes(axes: Any) -> None:

@@ -17,16 +17,17 @@ import numpy as np
 from vitreous.data.clip_views import ONE
 from vitreous.disk import write_text
 from vitreous.evaluation.calibration import BINS, confidence_bins
-from vitreous.evaluation.figure_names import MAPS, OBJECTS
+from vitreous.evaluation.figure_names import BOXES, MAPS, OBJECTS
 from vitreous.evaluation.report import LABELS, Report, leading_of
 from vitreous.models.names import name_of
 from vitreous.reports.answers import Answered
 from vitreous.reports.learned import read_learned
 from vitreous.reports.pages.cards import cards
 from vitreous.reports.pages.formats import format_figure, format_interval, render
+from vitreous.reports.pages.loss_curves import loss_panel
 from vitreous.reports.pages.objects import object_parts
 from vitreous.reports.pages.picture_grid import SAMPLES_FILE
-from vitreous.reports.pages.plots import COLOURS, INK, Curve, confusion, curves, reliability
+from vitreous.reports.pages.plots import COLOURS, INK, Curve, confusion, draw_curves, reliability
 from vitreous.reports.pages.scenes import worst_scenes
 from vitreous.reports.pages.unlabelled import alarms, headline, measured_curves
 from vitreous.training.folder import Folder, read_lines
@@ -67,17 +68,11 @@ def trained(folder: Folder) -> dict[str, Any]:
     """Read what the files of a run's folder say of its training."""
     run, summary = folder.run(), document(folder.summary)
     table, lines = document(folder.path / "trials.json"), read_lines(folder.metrics)
-    measure = validation_figure(lines)
-    panels: list[tuple[str, str, list[Curve]]] = [
-        ("training loss", "train/loss", [("", COLOURS[0], lines)]),
-        ("validation loss (NLL)", "val/nll", [("", COLOURS[3], lines)]),
-        (f"validation {NAMES[measure]}", f"val/{measure}", [("", COLOURS[2], lines)]),
-        ("learning rate", "lr", [("", COLOURS[1], lines)]),
-    ]
-    drawn = [curves(*panel, limits=loss_limits(lines, panel[1])) for panel in panels if has(lines, panel[1])]
-    unlabelled = None
+    drawn, unlabelled = [], None
     if run.objective.ships_features:
-        drawn, unlabelled = [], {"curves": measured_curves(lines), "figures": headline(summary)}
+        unlabelled = {"curves": measured_curves(lines, run), "figures": headline(summary, run)}
+    else:
+        drawn = training_panels(lines)
     return {
         "model": name_of(run.model),
         "data": Path(run.data.source).name or run.data.source,
@@ -119,38 +114,36 @@ def has(lines: list[dict[str, Any]], key: str) -> bool:
     return any(line.get(key) is not None for line in lines)
 
 
-def loss_limits(lines: list[dict[str, Any]], key: str) -> tuple[float, float] | None:
-    """Return one y range for both losses, so that panels can be compared; None where it would hide a curve.
-
-    A curve is hidden where its own range is below a fifth of the common one.
-    """
-    losses = [[line[name] for line in lines if line.get(name) is not None] for name in ("train/loss", "val/nll")]
-    if key not in ("train/loss", "val/nll") or not all(losses):
-        return None
-    low, high = min(map(min, losses)), max(map(max, losses))
-    spare = 0.05 * (high - low)
-    hidden = any(max(values) - min(values) < (high - low) / 5 for values in losses)
-    return None if hidden else (low - spare, high + spare)
+def training_panels(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Draw the losses of a run in one chart, the leading metric of its evaluations, and the learning rate."""
+    measure = validation_figure(lines)
+    panels = [panel] if (panel := loss_panel(lines)) else []
+    for title, key, colour in ((f"validation {NAMES[measure]}", f"val/{measure}", 2), ("learning rate", "lr", 3)):
+        if has(lines, key):
+            drawing = draw_curves(title, [Curve("", COLOURS[colour], lines, key)])
+            panels.append({"title": title, "key": key, "drawing": drawing, "text": ""})
+    return panels
 
 
 def grid(folder: Folder, run: Run, table: dict[str, Any], summary: dict[str, Any]) -> dict[str, Any]:
     """Return the trials of a learning-rate grid, and their curves."""
-    trials: list[Curve] = [
+    trials = [
         (f"{row['lr']:g}", COLOURS[count % len(COLOURS)], read_lines(folder.path / row["folder"] / "metrics.jsonl"))
         for count, row in enumerate(table["trials"])
     ]
-    last: list[Curve] = [(f"{run.optimizer.lr:g}, all images", INK, read_lines(folder.metrics))] if summary else []
+    last = [(f"{run.optimizer.lr:g}, all images", INK, read_lines(folder.metrics))] if summary else []
     measure = validation_figure([line for _, _, lines in [*trials, *last] for line in lines])
     panels = [
         ("training loss", "train/loss", [*trials, *last]),
         ("held-out loss (NLL)", "val/nll", trials),
         (f"held-out {NAMES[measure]}", f"val/{measure}", trials),
     ]
-    return {
-        **table,
-        "measure": NAMES[measure],
-        "curves": [curves(*panel, "learning rate") for panel in panels] if trials else [],
-    }
+    curves = [
+        {"title": title, "key": key, "drawing": draw_curves(title, [Curve(*one, key) for one in rows], "learning rate")}
+        for title, key, rows in panels
+        if trials
+    ]
+    return {**table, "measure": NAMES[measure], "measure_key": measure, "curves": curves}
 
 
 def evaluated(answers: Answered, report: Report) -> dict[str, Any]:
@@ -161,9 +154,16 @@ def evaluated(answers: Answered, report: Report) -> dict[str, Any]:
     worst, best = rows, []
     if len(rows) > ROWS:
         worst, best = rows[: ROWS * 2 // 3], [row for row in rows if row["images"]][-ROWS // 3 :]
-    figures = [(NAMES[name], format_figure(name, value), format_interval(name, report.ends.get(name)))
-               for name, value in report.figures.items()
-               if name in NAMES and value is not None and (not objects or name in SUMMARY)]  # fmt: skip
+    figures = [
+        {
+            "title": NAMES[name],
+            "key": "ap_coco" if name.removeprefix(BOXES) == "ap" else name,
+            "value": format_figure(name, value),
+            "range": format_interval(name, report.ends.get(name)),
+        }
+        for name, value in report.figures.items()
+        if name in NAMES and value is not None and (not objects or name in SUMMARY)
+    ]
     return {
         "source": answers.source,
         "name": answers.name,

@@ -17,6 +17,11 @@ from vitreous.reports.pages.picture_grid import write_gif
 
 SIDE = 224  # pixels of an image on a page, at most
 FRAME_TIME = 150  # milliseconds that a frame of a map over time is shown
+ENLARGED = 112  # pixels that an image under a map of attention has at least, so that the map is smooth
+HEAT = "plasma"  # matplotlib's colours of attention over images, perceptually uniform
+OPACITIES = (0.3, 0.75)  # of the smallest and the largest attention over an image
+PERCENTILES = (1, 99)  # of a map of attention, that colours span
+LEAST_CONTRAST = 0.1  # of the upper percentile, that colours span at least
 SMALL = 64  # below which an image is shown with its pixels as squares
 
 
@@ -70,20 +75,26 @@ def shrink(image: Image.Image, side: int = SIDE) -> Image.Image:
     return image.resize((width, height)) if share < 1 else image
 
 
-def multiply_map(image: Image.Image, weights: np.ndarray) -> Image.Image:
-    """Multiply an image by its attention (h, w) in [0, 1], as in the paper's Figure 6."""
-    light = Image.fromarray((weights * 255).astype(np.uint8)).resize(image.size, Image.Resampling.BILINEAR)
-    pixels = np.asarray(image) * (0.12 + 0.88 * np.asarray(light, np.float32)[..., None] / 255)
-    return Image.fromarray(pixels.astype(np.uint8))
+def scale_map(weights: np.ndarray) -> np.ndarray:
+    """Scale nonnegative attention of any shape to [0, 1] from its 1st to its 99th percentile, so that outliers hide
+    nothing. The range is at least a tenth of the upper end: uniform attention shows no contrast."""
+    low, high = np.percentile(weights, PERCENTILES)
+    high = high if high > 0 else max(float(weights.max()), 1e-30)
+    return ((weights - low) / max(high - low, LEAST_CONTRAST * high)).clip(0, 1)
 
 
 def heat_map(image: Image.Image, weights: np.ndarray) -> Image.Image:
-    """Lay attention (h, w) in [0, 1] over the grey image, in colours from black to yellow."""
+    """Overlay attention (h, w) in [0, 1] on the grey image, in colours from dark blue to yellow that rise evenly in
+    lightness and are more opaque the larger the value."""
     from matplotlib import colormaps
 
-    light = Image.fromarray((weights * 255).astype(np.uint8)).resize(image.size, Image.Resampling.BILINEAR)
-    heat = Image.fromarray(colormaps["inferno"](np.asarray(light), bytes=True)[..., :3])
-    return Image.blend(image.convert("L").convert("RGB"), heat, 0.65)
+    light = Image.fromarray((weights * 255).astype(np.uint8)).resize(image.size, Image.Resampling.BICUBIC)
+    values = np.asarray(light)
+    colours = colormaps[HEAT](values)[..., :3] * 255
+    low, high = OPACITIES
+    opacity = low + (high - low) * values[..., None] / 255
+    grey = np.asarray(image.convert("L"), np.float32)[..., None]
+    return Image.fromarray(((1 - opacity) * grey + opacity * colours).round().astype(np.uint8))
 
 
 def data_uri(image: Image.Image) -> str:

@@ -6,74 +6,72 @@ from typing import Any
 
 from vitreous.evaluation.report import leading_of
 from vitreous.reports.pages.formats import SHARES, format_figure, format_interval, format_number
-from vitreous.reports.pages.plots import COLOURS, Curve, curves
+from vitreous.reports.pages.metric_terms import explain_metric
+from vitreous.reports.pages.plots import COLOURS, Curve, draw_curves
 from vitreous.training.folder import Folder, read_lines
+from vitreous.training.run import Run
 from vitreous.training.validation import TRAINING_IMAGES
 
-#: a column of the metrics: its title, and what it means
+#: a column of the metrics -> its title
 CURVES = {
-    "train/loss": ("training loss", "What is minimised; its parts, where it has any, follow."),
-    "train/dino": ("loss of whole images (DINO)", "Cross-entropy of the student's views with the teacher's, in nats."),
-    "train/ibot": ("loss of hidden patches (iBOT)", "Cross-entropy with what the teacher says of them, in nats."),
-    "train/koleo": ("loss of near features (KoLeo)", "Lower where the features of a batch are farther apart."),
-    "val/knn_top1": ("validation k-NN top-1", "Labels are used for this figure alone, never to learn."),
-    "val/knn_map": ("validation k-NN mAP", "Labels are used for this figure alone, never to learn."),
-    "val/rankme": (
-        "validation RankMe",
-        "How many directions the features fill: 1 is a collapse, the most is their width or the number of images.",
-    ),
-    "val/feature_deviation": (
-        "deviation of validation features",
-        "Of features of length one, over the images: 0 is a collapse, all images have the same.",
-    ),
-    "train/teacher_entropy": (
-        "entropy of the teacher's targets (nats)",
-        "Mean over images, 0 to ln K of K prototypes; at ln K the teacher says nothing. It falls as it gets sure.",
-    ),
-    "train/prototype_entropy": (
-        "entropy of the mean target (nats)",
-        "Near 0 one prototype has all images, which is a collapse; high where images are spread over the prototypes.",
-    ),
-    "train/feature_deviation": (
-        "deviation of training features",
-        "Of features of length one, over the images of a batch: 0 is a collapse.",
-    ),
-    "lr": ("learning rate", ""),
+    "train/loss": "training loss",
+    "val/knn_top1": "validation k-NN top-1",
+    "val/knn_map": "validation k-NN mAP",
+    "val/rankme": "validation RankMe",
+    "train/dino": "loss of whole views (DINO)",
+    "train/ibot": "loss of masked patches (iBOT)",
+    "train/koleo": "loss of near features (KoLeo)",
+    "val/feature_deviation": "standard deviation of validation features",
+    "train/teacher_entropy": "entropy of the teacher's targets (nats)",
+    "train/prototype_entropy": "entropy of the mean target (nats)",
+    "train/feature_deviation": "standard deviation of training features",
+    "lr": "learning rate",
 }
-FIGURES = {
-    "knn_top1": "k-NN top-1",
-    "knn_map": "k-NN mAP",
-    "rankme": "RankMe",
-    "feature_deviation": "feature deviation",
-}
+FIGURES = {"knn_top1": "k-NN top-1", "knn_map": "k-NN mAP", "rankme": "RankMe", "feature_deviation": "feature std"}
 
 
-def measured_curves(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Draw every figure that was measured, the parts of the loss too, each with a line on what it means."""
+def measured_curves(lines: list[dict[str, Any]], run: Run) -> list[dict[str, Any]]:
+    """Draw every metric that was logged, the terms of the loss too, each with its explanation."""
     logged = {name for line in lines for name, value in line.items() if value is not None}
-    known = dict(CURVES)
+    titles = dict(CURVES)
     for name in ("rankme", "feature_deviation"):
-        title, text = CURVES[f"val/{name}"]
-        known[TRAINING_IMAGES + name] = (title.replace("validation", "training images'"), text)
-    unknown = sorted(name for name in logged if name.startswith("train/") and name not in known)
-    known |= {name: (name.removeprefix("train/").replace("_", " "), "") for name in unknown}
+        titles[TRAINING_IMAGES + name] = titles[f"val/{name}"].replace("validation", "training", 1)
+    unknown = sorted(name for name in logged if name.startswith("train/") and name not in titles)
+    titles |= {name: name.removeprefix("train/").replace("_", " ") for name in unknown}
     panels = []
-    for number, (name, (title, text)) in enumerate((name, known[name]) for name in known if name in logged):
-        series: list[Curve] = [("", COLOURS[number % len(COLOURS)], lines)]
-        panels.append({"drawing": curves(title, name, series), "text": text})
+    for number, name in enumerate(name for name in titles if name in logged):
+        series = [Curve("", COLOURS[number % len(COLOURS)], lines, name)]
+        scale = rank_scale(lines, name, run) if name.endswith("rankme") else {}
+        drawing = draw_curves(titles[name], series, **scale)
+        panels.append({"title": titles[name], "drawing": drawing, "text": explain_metric(name)})
     return panels
 
 
-def headline(summary: dict[str, Any]) -> dict[str, Any] | None:
+def rank_scale(lines: list[dict[str, Any]], name: str, run: Run) -> dict[str, Any]:
+    """Return limits and reference lines for a chart of RankMe: 0 to the feature width, and the rank of the untrained
+    encoder where it was logged (at step 0)."""
+    width = run.model.features
+    untrained = next((line[name] for line in lines if line["step"] == 0 and line.get(name) is not None), None)
+    references = {f"feature width, {width}": float(width)}
+    if untrained is not None:
+        references[f"untrained encoder, {untrained:.1f}"] = untrained
+    return {"limits": (0.0, 1.04 * width), "references": references}
+
+
+def headline(summary: dict[str, Any], run: Run) -> dict[str, Any] | None:
     """Return the last figures of the features for the top of the page; None where nothing was measured."""
     val = summary.get("val")
     source = val or summary.get("train") or {}
     figures = [
-        (
-            FIGURES[name],
-            format_figure(name, value) if name in SHARES else format_number(value),
-            format_interval(name, (source.get("interval") or {}).get(name)),
-        )
+        {
+            "title": FIGURES[name],
+            "key": name,
+            "value": format_figure(name, value) if name in SHARES else format_number(value),
+            "range": f"of {run.model.features}"
+            if name == "rankme"
+            else format_interval(name, (source.get("interval") or {}).get(name)),
+            "share": value / run.model.features if name == "rankme" else None,
+        }
         for name in FIGURES
         if (value := source.get(name)) is not None
     ]

@@ -41,7 +41,7 @@ function take(files) {
 async function look(file) {
   if (!model) await start();
   if (!model) return;
-  const name = file.name || "pasted picture", own = ++turn;
+  const name = file.name || "pasted image", own = ++turn;
   const { bytes } = model.limits ?? {};
   if (bytes && file.size > bytes) {
     trouble(`${name} has ${megabytes(file.size)}, more than the ${megabytes(bytes)} that this server takes.`, "Save it smaller, then try again.");
@@ -144,7 +144,7 @@ function introduce() {
   document.title = `${model.name} · vitreous`;
   const facts = {
     Model: model.name, Version: model.version, Parameters: model.parameters?.toLocaleString("en"),
-    [model.can.frames ? "Clip" : "Picture"]: model.image && `${model.image.join(" × ")} pixels, ${model.channels} channels`, Patch: model.patch && `${model.patch.join(" × ")} pixels`,
+    [model.can.frames ? "Clip" : "Image"]: model.image && `${model.image.join(" × ")} pixels, ${model.channels} channels`, Patch: model.patch && `${model.patch.join(" × ")} pixels`,
     Blocks: model.layers && `${model.layers}, ${model.heads} heads each`, Computed: [model.precision, model.engine].filter(Boolean).join(", by "),
     Temperature: model.temperature, vitreous: model.vitreous,
     Origin: Object.entries(model.provenance ?? {}).filter(([, value]) => typeof value !== "object").map(([key, value]) => `${key} ${value}`).join(", "),

@@ -120,11 +120,11 @@ export class Attention {
     const from = this.query ? `the patch in ${at(this.query.slice(-2))}${this.query.length > 2 ? ` of time slot ${this.query[0] + 1}` : ""}` : "";
     if (this.kind === "raw") {
       const block = `block ${this.layer + 1}`;
-      const who = this.fused ? `heads of ${block} look at, ${OF_FUSION[this.fused]},` : `head ${this.head - FUSIONS.length + 1} of ${block} looks at`;
-      return `What ${who} from ${from || "where the answer is read"}.`;
+      const who = this.fused ? `${block}, ${OF_FUSION[this.fused]},` : `head ${this.head - FUSIONS.length + 1} of ${block}`;
+      return `Attention of ${who} from ${from || "the pooled output"}.`;
     }
     const blocks = this.layer ? `blocks 1 to ${this.layer + 1} together` : "block 1";
-    return `What ${from || "the answer"} is made of through ${blocks}, ${OF_FUSION[this.fused]}.`;
+    return `Attention rollout from ${from || "the pooled output"} through ${blocks}, ${OF_FUSION[this.fused]}.`;
   }
 
   /** Ask the server, unless it has been asked, and show the map. */
@@ -165,7 +165,7 @@ export class Attention {
     const [all, rest] = answer.kind === "rollout" ? [flat(own), prefix]
       : this.fused ? [together(own.map(flat), this.fused), together(prefix, this.fused)]
       : [flat(own[head]), prefix[head]];
-    return { all, most: all.reduce((a, b) => Math.max(a, b), 0), kept: sum(rest) };
+    return { all, ...range(all), kept: sum(rest) };
   }
 
   /** The map of a frame; pictures have one. */
@@ -201,21 +201,30 @@ export class Attention {
   read() {
     if (!this.stage.map) return;
     const text = this.words(this.stage.cursor ?? this.strongest());
-    const blind = this.stage.shown ? "" : "; this browser cannot show the picture";
+    const blind = this.stage.shown ? "" : "; this browser cannot show the image";
     part("readout").textContent = (this.stage.cursor ? `${text[0].toUpperCase()}${text.slice(1)}` : `Strongest in ${text}`) + blind;
   }
 
   /** What the colours mean, and what is not on the picture. */
   colours() {
-    const { most, kept } = this.stage.map, pen = part("legend-bar").getContext("2d");
+    const { least, most, kept } = this.stage.map, pen = part("legend-bar").getContext("2d");
     const ramp = painted(Array.from({ length: 200 }, (_, step) => step / 199), 200, this.stage.view === "heat" ? coloured(heat) : darkened(1));
     pen.fillStyle = "#fff";
     pen.fillRect(0, 0, 200, 1);
     pen.drawImage(ramp, 0, 0);
+    part("legend-least").textContent = percent(least);
     part("legend-most").textContent = percent(most);
     part("legend").hidden = false;
-    part("meaning").textContent = this.meaning() + (this.answer.prefix ? ` Tokens that are no patches have ${percent(kept)} of it.` : "");
+    part("meaning").textContent = this.meaning() + (this.answer.prefix ? ` Prefix tokens have ${percent(kept)} of it.` : "");
   }
+}
+
+// The ends of the colours: the 1st and the 99th percentile, so that a few large weights hide nothing, and at least a tenth
+// of the upper end apart: uniform attention has no contrast.
+function range(values) {
+  const sorted = [...values].sort((a, b) => a - b), at = (share) => sorted[Math.round(share * (sorted.length - 1))];
+  const most = at(0.99) || sorted.at(-1) || 1, least = Math.min(at(0.01), 0.9 * most);
+  return { least, most };
 }
 
 const sum = (values) => values.reduce((a, b) => a + b, 0);

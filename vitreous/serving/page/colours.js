@@ -1,6 +1,6 @@
 // Colours of numbers, as ramps that also rise in lightness.
 
-const HEAT = [[6, 7, 24], [58, 15, 92], [139, 34, 105], [212, 72, 66], [248, 149, 41], [252, 244, 178]];
+const HEAT = [[13, 8, 135], [84, 2, 163], [139, 10, 165], [185, 50, 137], [219, 92, 104], [244, 136, 73], [254, 188, 43], [240, 249, 33]]; // plasma, as in reports
 const ALIKE = [[24, 22, 66], [36, 72, 122], [36, 128, 140], [76, 182, 130], [170, 218, 92], [250, 240, 140]];
 
 function ramp(anchors) {
@@ -27,11 +27,11 @@ export function painted(values, width, paint) {
   return canvas;
 }
 
-/** A way to paint: the colour of a ramp, as opaque as `alpha` in [0, 1]. */
-export const coloured = (table, alpha = 1) => (value, rgba, at) => {
-  const step = 3 * Math.round(255 * Math.min(1, Math.max(0, value)));
+/** A way to paint: the colour of a ramp, as opaque as `alpha` in [0, 1]; if `rising`, less opaque the lower, so that the image below stays visible. */
+export const coloured = (table, alpha = 1, rising = false) => (value, rgba, at) => {
+  const share = Math.min(1, Math.max(0, value)), step = 3 * Math.round(255 * share);
   for (let c = 0; c < 3; c++) rgba[at + c] = table[step + c];
-  rgba[at + 3] = 255 * alpha;
+  rgba[at + 3] = 255 * (rising ? alpha ** (2.6 - 2 * share) : alpha);
 };
 
 /** A way to paint: the darker the lower, black and `alpha` opaque at 0. */

@@ -29,7 +29,7 @@ export async function opened(file) {
 }
 
 export class Stage {
-  /** `shown` is what `opened` answered; `layer` a canvas laid over all of it, `cover` opaque; `objects` draws on a picture of `size`; `map` {weights, most, grid, box, query}, its weights (rows * columns) numbers, `most` the end of their scale. */
+  /** `shown` is what `opened` answered; `layer` a canvas laid over all of it, `cover` opaque; `objects` draws on a picture of `size`; `map` {weights, least, most, grid, box, query}, its weights (rows * columns) numbers, `least` and `most` the ends of their scale. */
   constructor(canvas) {
     Object.assign(this, { canvas, shown: null, map: null, layer: null, size: null, objects: null, cover: 0.55, cursor: null, focused: false, view: "heat", smooth: true, strength: 0.65, zoomed: false, due: false });
     new ResizeObserver(() => this.draw()).observe(canvas);
@@ -106,7 +106,7 @@ export class Stage {
 
   /** The map over what the model saw; the rest of the picture fades. */
   over(pen, whole, times) {
-    const { weights, grid, most } = this.map, seen = this.seen();
+    const { weights, grid, least, most } = this.map, seen = this.seen();
     pen.save();
     pen.beginPath();
     pen.rect(whole.left, whole.top, whole.width, whole.height);
@@ -125,8 +125,8 @@ export class Stage {
       pen.drawImage(this.shown.pixels, whole.left, whole.top, whole.width, whole.height);
       pen.filter = "none";
     }
-    const paint = this.view === "heat" ? coloured(heat, this.strength) : darkened(this.strength);
-    const layer = painted(weights.map((weight) => weight / (most || 1)), grid[1], paint);
+    const paint = this.view === "heat" ? coloured(heat, this.strength, true) : darkened(this.strength);
+    const layer = painted(weights.map((weight) => (weight - least) / (most - least)), grid[1], paint);
     pen.imageSmoothingEnabled = this.smooth;
     pen.drawImage(layer, seen.left, seen.top, seen.width, seen.height);
     pen.restore();

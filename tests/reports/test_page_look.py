@@ -1,0 +1,156 @@
+"""How pages look in a browser: dark where the theme is dark, legible counts, explanations by mouse, keyboard and touch."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+
+from tests.browser import find_chromium, needs_chromium
+from tests.conftest import TINY, make_folder
+from vitreous.data.preprocess import Preprocess
+from vitreous.data.split import Arrays, Data
+from vitreous.evaluation.classification import judge
+from vitreous.jobs.train import train
+from vitreous.models.zoo import create
+from vitreous.reports.answers import Answered
+from vitreous.reports.inspect import InspectOptions, inspect
+from vitreous.reports.pages.report import write_report
+from vitreous.weights.bundle import Bundle
+from vitreous.weights.tasks import Classification
+
+pytestmark = [pytest.mark.drawn, needs_chromium]
+
+#: elements of at least 20 x 20 pixels whose background is lighter than a mid-grey, but for the little of tooltips
+LIGHT = """all => all.filter(one => {
+  const box = one.getBoundingClientRect(), colour = getComputedStyle(one).backgroundColor.match(/[\\d.]+/g).map(Number);
+  const opaque = colour.length < 4 || colour[3] > 0.5;
+  return box.width >= 20 && box.height >= 20 && opaque && (colour[0] + colour[1] + colour[2]) / 3 > 128;
+}).map(one => one.outerHTML.slice(0, 80))"""
+#: filled shapes of a drawing of at least 20 x 20 pixels that are light and opaque
+WHITE = """all => all.filter(one => {
+  const box = one.getBoundingClientRect(), fill = getComputedStyle(one).fill.match(/[\\d.]+/g)?.map(Number) ?? [0];
+  const solid = getComputedStyle(one).opacity * getComputedStyle(one).fillOpacity > 0.6;
+  return box.width >= 20 && box.height >= 20 && solid && fill[0] + fill[1] + fill[2] > 600;
+}).length"""
+INK = "all => [...new Set(all.map(one => getComputedStyle(one).fill))]"
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    """The report and the figures of a run of seconds, and the report of sixty classes with 10,000 images in cells."""
+    root = tmp_path_factory.mktemp("look")
+    photos = make_folder(root / "photos", {"train": 12, "val": 4, "test": 4})
+    train(str(photos), out=str(root / "run"), workers=0, **TINY)
+    inspect(
+        str(root / "run"),
+        out=root / "inside",
+        settings=InspectOptions(figures=("rollout", "distance", "positions", "similarity")),
+    )
+    torch.manual_seed(0)
+    names, labels = tuple(f"kind {place}" for place in range(60)), np.arange(60)
+    logits = np.eye(60, dtype=np.float32)[np.roll(labels, 1)]
+    model = create("ViT-16x2/8", image_size=16, num_classes=60, heads=2).eval()
+    split = Arrays(np.zeros((60, 16, 16, 3), np.uint8), labels)
+    bundle = Bundle(model, Classification(names, False, "softmax"), Preprocess((16, 16)))
+    answers = Answered(
+        "x", bundle, "sixty", Data("sixty", names, {"test": split}), "test", split, logits, frozenset(), 0.0
+    )
+    report = judge(logits, labels, names, answers.readable)
+    report.cells[:, 2] = 10_000
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vitreous.reports.pages.report.CELLS", 60)
+        write_report(root / "sixty.html", None, answers, report)
+    return {"run": root / "run/report.html", "inside": root / "inside/index.html", "sixty": root / "sixty.html"}
+
+
+@contextmanager
+def opened(path, width=1440, scheme="light", **options):
+    """A page in a browser that complains of nothing and requests nothing from elsewhere."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as player:
+        browser = player.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox"])
+        context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme, **options)
+        page, said, asked = context.new_page(), [], []
+        page.on("console", lambda message: said.append(message.text))
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(f"file://{path}")
+        yield page
+        assert not said and [url for url in asked if not url.startswith(("file:", "data:"))] == []
+        browser.close()
+
+
+@pytest.mark.parametrize("name", ["run", "inside", "sixty"])
+def test_dark_pages_have_no_white_panel_and_ink_follows_the_theme(pages, name):
+    inks = {}
+    for scheme in ("dark", "light"):
+        with opened(pages[name], scheme=scheme) as page:
+            if scheme == "dark":
+                assert page.eval_on_selector_all("html, body, body *", LIGHT) == []
+                assert page.eval_on_selector_all("svg path, svg rect", WHITE) == 0
+            inks[scheme] = page.eval_on_selector_all("svg text", INK)
+            assert inks[scheme] == [page.evaluate("getComputedStyle(document.body).color")]
+    assert inks["dark"] != inks["light"]
+
+
+@pytest.mark.parametrize("name", ["run", "inside", "sixty"])
+def test_a_phone_scrolls_down_alone(pages, name):
+    with opened(pages[name], 390) as page:
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+def test_ten_thousand_in_a_cell_of_sixty_classes_fits_it(pages, width):
+    with opened(pages["sixty"], width) as page:
+        cells = page.eval_on_selector_all(
+            ".matrix .cell", "all => all.map(one => one.getBoundingClientRect().toJSON())"
+        )
+        counts = page.eval_on_selector_all(
+            ".matrix .count", "all => all.map(one => one.getBoundingClientRect().toJSON())"
+        )
+        texts = page.eval_on_selector_all(".matrix .count", "all => all.map(one => one.textContent.trim())")
+        titles = page.eval_on_selector_all(".matrix .cell title", "all => all.map(one => one.textContent)")
+    assert len(cells) == len(counts) == 60 and set(texts) == {"10k"}
+    assert titles[0] == "label kind 0, predicted kind 59: 10,000 (100.0 % of 10,000)"
+    for cell, count in zip(cells, counts, strict=True):
+        assert cell["left"] <= count["left"] and count["right"] <= cell["right"]
+        assert count["height"] >= 5  # pixels: legible
+
+
+def test_metrics_are_explained_by_mouse_keyboard_and_touch(pages):
+    shown = "all => all.filter(one => one.checkVisibility()).map(one => one.textContent)"
+    nll = "Negative log-likelihood"
+    with opened(pages["run"]) as page:
+        term = page.locator(".figures .term button", has_text="NLL")
+        assert page.eval_on_selector_all("[role=tooltip]", shown) == []
+        term.hover()
+        (text,) = page.eval_on_selector_all("[role=tooltip]", shown)
+        assert text.startswith(nll)
+        page.mouse.move(0, 0)
+        reached = []
+        for _ in range(8):
+            page.keyboard.press("Tab")
+            reached += page.eval_on_selector_all("[role=tooltip]", shown)
+        assert any(one.startswith(nll) for one in reached) and len(set(reached)) >= 5
+        about = term.get_attribute("aria-describedby")
+        assert page.locator(f"#{about}").text_content().startswith(nll)
+    with opened(pages["run"], 390, has_touch=True, is_mobile=True) as page:
+        for label in ("recall", "F1"):
+            button = page.locator(".wide .term button", has_text=label).first
+            button.scroll_into_view_if_needed()
+            button.tap()
+            (box,) = page.eval_on_selector_all(
+                "[role=tooltip]",
+                "all => all.filter(one => one.checkVisibility()).map(one => one.getBoundingClientRect().toJSON())",
+            )
+            assert box["left"] >= 0 and box["right"] <= 390 and box["height"] > 20
+
+
+def test_losses_are_two_curves_of_one_chart(pages):
+    with opened(pages["run"]) as page:
+        chart = page.get_by_role("img", name="training loss and validation loss (NLL)")
+        assert chart.count() == 1
+        colours = chart.locator("path").evaluate_all("all => all.map(one => getComputedStyle(one).stroke)")
+    assert "rgb(59, 142, 208)" in colours and "rgb(209, 130, 59)" in colours

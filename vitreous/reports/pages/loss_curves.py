@@ -1,0 +1,64 @@
+"""Training and validation loss in one chart, and whether they show overfitting."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vitreous.reports.pages.plots import COLOURS, Curve, draw_curves
+
+TRAIN, VALIDATION = "train/loss", "val/nll"
+RISE = 0.05  # above its minimum, as a share, from which validation loss counts as risen; as much for the fall
+LAST = 2  # evaluations at the end that all have to be above
+
+
+def loss_panel(lines: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Draw the losses of a run in one chart; None where neither was logged."""
+    series = [
+        Curve("training loss", COLOURS[0], lines, TRAIN),
+        Curve("validation loss (NLL)", COLOURS[1], lines, VALIDATION),
+    ]
+    series = [one for one in series if one.points()]
+    if not series:
+        return None
+    title, key = ("loss", "losses") if len(series) > 1 else (series[0].name, series[0].key)
+    label = " and ".join(one.name for one in series)
+    return {
+        "title": title,
+        "key": key,
+        "drawing": draw_curves(label, series),
+        "overfitting": describe_overfitting(lines),
+    }
+
+
+def describe_overfitting(lines: list[dict[str, Any]]) -> str:
+    """Return what shows overfitting, to follow that word and a colon, or an empty string if the losses do not show it.
+
+    They do if each of the last two evaluations has a validation loss at least 5 % above the minimum so far, and the
+    training loss of the last evaluation is at least 5 % below that of the minimum. The training loss of an evaluation
+    is the mean of the lines since the one before.
+    """
+    measured = mean_losses(lines)
+    if len(measured) <= LAST:
+        return ""
+    best = min(range(len(measured)), key=lambda place: measured[place][2])
+    (epoch, train_then, lowest), (last_epoch, train_now, last) = measured[best], measured[-1]
+    risen = lowest > 0 and all(loss >= (1 + RISE) * lowest for _, _, loss in measured[-LAST:])
+    if not risen or train_now > (1 - RISE) * train_then:
+        return ""
+    return (
+        f"validation loss was lowest at epoch {epoch:.3g} ({lowest:.3g}) and rose by "
+        f"{last / lowest - 1:.0%} to {last:.3g} at epoch {last_epoch:.3g}, while training loss fell from "
+        f"{train_then:.3g} to {train_now:.3g}. Train for fewer epochs, add augmentation, or use --keep-best."
+    ).replace("%", " %")
+
+
+def mean_losses(lines: list[dict[str, Any]]) -> list[tuple[float, float, float]]:
+    """Return (epoch, mean training loss since the previous evaluation, validation loss) of each evaluation."""
+    measured, since = [], list[float]()
+    for line in lines:
+        if line.get(TRAIN) is not None:
+            since.append(line[TRAIN])
+        if line.get(VALIDATION) is not None and since:
+            measured.append((line["epoch"], sum(since) / len(since), line[VALIDATION]))
+            since = []
+    return measured

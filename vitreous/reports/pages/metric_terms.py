@@ -1,0 +1,108 @@
+"""Explanations of metrics, the one table of them, and the markup with which pages show an explanation."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from vitreous.evaluation.figure_names import BOXES, ERRORS, SIZES
+
+#: metric, by its key without `train/`, `val/`, `training_images/` or `box_` -> one or two sentences on it
+EXPLANATIONS = {
+    "loss": "The value that training minimises, on training images. Lower is better.",
+    "losses": "Training loss is measured with augmentation, label smoothing and dropout where the recipe uses them, "
+    "validation loss (NLL) without. Compare their trends, not their values.",
+    "top1": "Share of images whose label is the most probable class. Higher is better.",
+    "top5": "Share of images whose label is among the five most probable classes. Higher is better.",
+    "macro_f1": "F1 of each class, averaged over classes, so that rare classes count as much as frequent ones.",
+    "micro_f1": "F1 over all pairs of image and label, so that frequent labels count more.",
+    "nll": "Negative log-likelihood: minus the logarithm of the label's probability, mean over images, in nats. Lower "
+    "is better.",
+    "ece": "Expected calibration error: mean gap between confidence and accuracy over bins of confidence. 0 is "
+    "perfectly calibrated.",
+    "map": "Mean over classes of average precision, the area under the precision-recall curve. Higher is better.",
+    "knn_top1": "Top-1 of a k-nearest-neighbour classifier on the features. Labels are used for this metric only, "
+    "never for training.",
+    "knn_map": "mAP of a k-nearest-neighbour classifier on the features. Labels are used for this metric only, never "
+    "for training.",
+    "rankme": "Effective rank of the features (arXiv:2210.02885): 1 is a complete collapse; the maximum is the feature "
+    "width, or the number of images if that is smaller.",
+    "feature_deviation": "Standard deviation over images of features of length one: 0 is a collapse, where all images "
+    "have the same features.",
+    "dino": "Cross-entropy between the predictions of student and teacher for whole views, in nats.",
+    "ibot": "Cross-entropy between the predictions of student and teacher for masked patches, in nats.",
+    "koleo": "Entropy regulariser: lower if the features of a batch are farther apart.",
+    "teacher_entropy": "Entropy of the teacher's targets, mean over images, from 0 to ln K for K prototypes. At ln K "
+    "the targets are uniform and carry no information.",
+    "prototype_entropy": "Entropy of the mean target. Near 0, all images share one prototype, which is a collapse; "
+    "near ln K, images are spread over all prototypes.",
+    "lr": "Step size of the optimizer, after warmup and decay.",
+    "denoising_error": "Mean squared error of the predicted noise or velocity at fixed noise levels. Lower is better.",
+    "frechet_distance": "Distance between the feature distributions of generated and real images. Lower is better.",
+    "miou": "Intersection over union of predicted and true pixels of a class, mean over classes. Higher is better.",
+    "iou": "Intersection over union: pixels that both prediction and ground truth assign to the class, divided by "
+    "those that either does.",
+    "dice": "2 × intersection / (predicted + true pixels), which equals F1 of pixels. Higher is better.",
+    "image_dice": "Dice of each image that has the class, averaged over these images.",
+    "pixel_accuracy": "Share of pixels with the right class. Frequent classes dominate it.",
+    "boundary_f": "F1 of predicted and true boundaries within a small tolerance in pixels.",
+    "pq": "Panoptic quality: segmentation quality × recognition quality. Higher is better.",
+    "sq": "Segmentation quality: mean IoU of matched segments.",
+    "rq": "Recognition quality: F1 of segments matched at an IoU above 0.5.",
+    "pq_things": "Panoptic quality of countable objects.",
+    "pq_stuff": "Panoptic quality of background classes.",
+    "ap": "Average precision: area under the precision-recall curve.",
+    "ap_coco": "Average precision, mean over classes and IoU thresholds from 0.50 to 0.95. Higher is better.",
+    "ap50": "Average precision at an IoU threshold of 0.5: rough localisation is enough.",
+    "ap75": "Average precision at an IoU threshold of 0.75: boxes must fit tightly.",
+    "tide": "AP50 points that would be gained if all errors of one kind were corrected (TIDE, arXiv:2008.08115).",
+    "recall": "Share of the class's samples that the model finds.",
+    "precision": "Share of the class's predictions that are right.",
+    "f1": "Harmonic mean of precision and recall.",
+    "cosine": "Cosine similarity of two feature vectors: 1 is the same direction.",
+    "interval": "95 % confidence interval: how far the metric may differ on other images of the same kind.",
+    "overfitting": "Shown if validation loss rose by at least 5 % above its minimum in both of the last two "
+    "evaluations, while training loss fell by at least 5 % since that minimum.",
+    "flops": "Floating-point operations of all training steps, forward and backward; a multiply-add counts as two.",
+    "flops_utilisation": "Share of the machine's peak matrix-product throughput that training reached.",
+    "throughput": "Training images per second of wall time, evaluation excluded.",
+    "gradient_norm": "L2 norm of the gradient of all parameters before clipping.",
+    "skipped": "Optimizer steps skipped because of a gradient that was not finite.",
+    "waiting": "Share of the time in which training waited for data.",
+    "images_per_second": "Training throughput since the previous line.",
+    "exaflops": "Floating-point operations of the run so far, in units of 10^18.",
+}
+
+
+def explain_metric(name: str) -> str:
+    """Return the explanation of a metric by its key, prefixes included; empty if there is none."""
+    key = re.sub(r"^(train|val|training_images)/", "", name).removeprefix(BOXES)
+    for size in (*SIZES, "rare", "common", "frequent"):
+        if key in (f"ap_{size}", f"ar_{size}"):
+            kind = "Average precision" if key.startswith("ap") else "Recall"
+            return f"{kind} of {size} {'objects' if size in SIZES else 'classes'}."
+    if count := re.fullmatch(r"ar(\d+)", key):
+        return (
+            f"Recall with at most {count[1]} detections per image, mean over classes and IoU thresholds 0.50 to 0.95."
+        )
+    if key in ERRORS:
+        return EXPLANATIONS["tide"]
+    return EXPLANATIONS.get(key, "")
+
+
+class MetricTerms:
+    """Write the terms of one page: each explained on hover, focus and tap, and to screen readers."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, label: str, key: str) -> Any:
+        """Return markup of a metric's label with its explanation; the label alone if `key` has none."""
+        from markupsafe import Markup, escape
+
+        if not (text := explain_metric(key)):
+            return escape(label)
+        self.count += 1
+        button = Markup('<button type="button" aria-describedby="term-{}">{}</button>').format(self.count, label)
+        tooltip = Markup('<span role="tooltip" id="term-{}">{}</span>').format(self.count, text)
+        return Markup('<span class="term">{}{}</span>').format(button, tooltip)
