@@ -162,9 +162,10 @@ class Predictor:
         if self.card.object_classes or self.card.pixel_classes:
             refuse_class_options(self.card, top=top, abstain=abstain, threshold=threshold)
             how: Any = {"bad_images": bad_images}
-            least = THRESHOLD if threshold is None else threshold
-            found = self.detect(images, least, **how) if self.card.object_classes else self.segment(images, **how)
-            on_images(1 if is_image(images) else len(found))  # type: ignore[arg-type]
+            if self.card.object_classes:
+                how["threshold"] = THRESHOLD if threshold is None else threshold
+            found: Any = self.detect(images, **how) if self.card.object_classes else self.segment(images, **how)
+            on_images(1 if is_image(images) else len(found))
             return found
         answers = Predictions()
         asked = self.asked(top, threshold, abstain)
