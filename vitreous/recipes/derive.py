@@ -254,7 +254,8 @@ PATHS = {
     option: part + option
     for part, options in {
         "": "batch_size accumulate epochs recompute reproducible parallel timeout skip_steps init seed compile shards "
-        "log_every evaluate_every save_every keep keep_best early_stop ema_warmup",
+        "log_every evaluate_every save_every keep keep_best early_stop ema_warmup "
+        "stop_on_collapse",
         "optimizer.": "lr weight_decay layer_decay",
         "schedule.": "warmup_steps cooldown_steps decay",
         "tune.": "last_blocks",
@@ -274,7 +275,7 @@ PATHS |= {
     "rand_augment": "views.rand_layers",
     "source_size": "init_source_size",
 }
-FLAGS = ("recompute", "reproducible", "keep_best", "exact")  # given or not: never switched off
+FLAGS = ("recompute", "reproducible", "keep_best", "exact", "stop_on_collapse")  # given or not: never switched off
 
 
 def apply(run: Run, options: TrainOptions) -> Run:

@@ -185,6 +185,8 @@ class TrainOptions(WeightsOptions):
     """Save the weights of the best evaluation on the validation split, by top-1 (or mAP), and not the last ones."""
     early_stop: int | None = None
     """Stop after so many evaluations in a row that were not better than the best (default: train to the end)."""
+    stop_on_collapse: bool = False
+    """Without labels: stop at the first alarm of a collapse, with a checkpoint and exit code 7 (default: warn only)."""
     keep: int | None = None
     """Checkpoints to keep (default: 2)."""
     log_to: tuple[Literal["tensorboard", "wandb", "mlflow", "none"], ...] = ()

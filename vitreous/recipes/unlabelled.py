@@ -234,7 +234,7 @@ def self_distillation(model: ModelConfig, facts: DatasetInfo) -> Run:
         **common(model, facts),
         views=replace(DINO, locals=4 if side else 0, local_image=(side or 1,) * 2, blur=none, solarise=none),
         optimizer=Optimizer("muon", lr=2e-3, matrix_lr=0.02, weight_decay=0.04, clip=3.0, clip_by="tensor"),
-        objective=DINOConfig(**SMALL_HEAD),  # type: ignore[arg-type]
+        objective=DINOConfig(**SMALL_HEAD, koleo=0.1),  # type: ignore[arg-type]
         schedules={"momentum": Ramp(0.99, 1.0), "teacher_temperature": Ramp(0.04, 0.04)},
         **length(facts, max(2, min(64, facts.images // 4)), Length(1e6, 10, 800)),
     )
