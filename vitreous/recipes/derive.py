@@ -25,6 +25,7 @@ from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.own_aspect import at_own_aspect, check_options
 from vitreous.recipes.recipe import FEW, DatasetInfo, Recipe
 from vitreous.recipes.registry import RECIPES, find, own_length
+from vitreous.recipes.small_sets import describe_small_settings
 from vitreous.training.run import Run
 from vitreous.training.shards import default_shards
 from vitreous.weights.adopt import Start
@@ -83,6 +84,8 @@ def derive(
         run = replace(run, shards=CANONICAL)
     elif options.shards is None and run.splittable and not (run.compile or run.draws_in_forward):
         run = replace(run, shards=default_shards(device, run.batch_size, run.objective.shard_images))
+    if settings := describe_small_settings(run, facts, options):
+        note(settings)
     return choose_periods(run, options)
 
 

@@ -29,6 +29,12 @@ def small(model: ModelConfig) -> bool:
     return max(model.image[-2:]) <= SMALL
 
 
+def has_small_settings(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> bool:
+    """Whether a recipe takes our settings for small images and few photographs, not the published ones: a student of a
+    frozen teacher has those of its teacher."""
+    return small(model) or (facts.images < FEW and "objective.teacher" not in options.settings)
+
+
 def normalised(model: ModelConfig, facts: DatasetInfo) -> dict[str, Any]:
     """What every run starts from, with ImageNet's mean and deviation where the images are in colour."""
     parts, (mean, std) = common(model, facts), IMAGENET
@@ -174,8 +180,7 @@ def dinov2(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run
     embedding, one head for images and patches, gradients clipped for the backbone and the heads apart. Stochastic depth
     leaves out samples one by one here, where theirs leaves out the same number in every step.
     """
-    few = facts.images < FEW and "objective.teacher" not in options.settings
-    if small(model) or few:
+    if has_small_settings(model, facts, options):
         run = self_distillation(plain(model), facts) if small(model) else few_photographs(model, facts, DINOV2)
         objective = DINOv2Config(**SMALL_HEAD)  # type: ignore[arg-type]
         return replace(run, objective=objective, optimizer=replace(run.optimizer, clip_by="part"))
