@@ -72,13 +72,13 @@ class Unlabelled(Objective):
         spread, first = spread * math.sqrt(width), first * math.sqrt(width)
         if spread < min(ALIKE, first / 2):
             before = f", {1 - first**2:.3f} at the start" if first < math.inf else ""
-            what = f"all images have nearly the same features (mean cosine {1 - spread**2:.4f}{before})"
-            yield "same features", f"{what}: {self.mends}"
+            finding = f"all images have nearly the same features (mean cosine {1 - spread**2:.4f}{before})"
+            yield "same features", f"{finding}: {self.mends}"
         if rank < ONE_DIRECTION:
             yield "one direction", f"features lie along one direction (RankMe {rank:.2f} of {width}): {self.mends}"
         elif rank < min(FALLEN * highest, FEW_DIRECTIONS * width):
-            what = f"features have lost most directions (RankMe {highest:.1f}, now {rank:.1f} of {width})"
-            yield "fallen rank", f"{what}: {self.mends}"
+            finding = f"features have lost most directions (RankMe {highest:.1f}, now {rank:.1f} of {width})"
+            yield "fallen rank", f"{finding}: {self.mends}"
 
 
 def check_takes_patches(model: ModelConfig, name: str) -> None:

@@ -322,8 +322,8 @@ class Session:
 
     def collapsed(self, state: State) -> CollapseError:
         """Return the error of a run that stops at a collapse: the alarm, and the setting that it names."""
-        what, _, setting = self.collapse.partition(": ")
-        return CollapseError(f"{self.stopped_at(state)}: {what}", f"start again in another --out: {setting}")
+        finding, _, setting = self.collapse.partition(": ")
+        return CollapseError(f"{self.stopped_at(state)}: {finding}", f"start again in another --out: {setting}")
 
     def stopped_at(self, state: State) -> str:
         """Return the step at which a run stopped, and whether its checkpoint is there."""

@@ -53,10 +53,10 @@ def sample_features(images: Measured) -> Measured:
 def feature_history(report: Report, images: Measured, metrics: Path) -> dict[str, float]:
     """Return the metrics of features of an evaluation, and "highest_rankme", the highest rank in a file of `metrics`,
     for alarms to compare with."""
-    found = {name: report.figures.get(name) for name in ("rankme", "feature_deviation")}
-    if found["rankme"] is not None:
-        found["highest_rankme"] = max(recorded_values(metrics, f"{images.prefix}rankme"), default=None)
-    return {name: value for name, value in found.items() if value is not None}
+    history = {name: report.figures.get(name) for name in ("rankme", "feature_deviation")}
+    if history["rankme"] is not None:
+        history["highest_rankme"] = max(recorded_values(metrics, f"{images.prefix}rankme"), default=None)
+    return {name: value for name, value in history.items() if value is not None}
 
 
 def recorded_values(path: Path, name: str) -> list[float]:
