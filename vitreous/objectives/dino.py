@@ -77,6 +77,7 @@ class DINO(Unlabelled):
 
     capturable: ClassVar[bool] = True
 
+    compares_views: ClassVar[bool] = True
     logged: ClassVar[tuple[str, ...]] = ("teacher_entropy", "prototype_entropy", "feature_deviation")
     centre: Tensor
     temperature: Tensor

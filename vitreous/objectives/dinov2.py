@@ -107,6 +107,7 @@ class DINOv2(Unlabelled):
     count as masked, and the student sees them. It is no part of the checkpoint: that has its digest.
     """
 
+    compares_views: ClassVar[bool] = True
     logged: ClassVar[tuple[str, ...]] = (
         "dino",
         "ibot",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -25,15 +25,17 @@ from vitreous.weights.tasks import Features, Task
 NEIGHBOURS = 5000  # training images that validation images are compared with as a run goes; `evaluate` takes them all
 STARTED = 0.05  # share of a run before which a teacher's targets say nothing
 ONE_DIRECTION = 1.1  # a RankMe up to which features differ in their length alone
-# of the highest RankMe, and of the width: most directions are lost where RankMe is below both (docs/pretraining.md)
-FALLEN, FEW_DIRECTIONS = 0.25, 0.05
-# standard deviation of features of length sqrt(D): below it (mean cosine 0.99), and below half of the first one, all
-# images have nearly the same
-ALIKE = 0.1
+ALIKE, FALLEN = 0.003, 0.1  # spread of features; share of the highest RankMe: a collapse of any objective
+# the same of objectives that compare views, where features are all that the loss has: mean cosine 0.99 and half of the
+# first spread, and half of the highest RankMe and a tenth of the width (docs/pretraining.md has the measurements)
+VIEWS_ALIKE, VIEWS_FALLEN, FEW_DIRECTIONS = 0.1, 0.5, 0.1
 
 
 class Unlabelled(Objective):
     """An objective whose deployed model is `model`, an encoder without a head."""
+
+    #: whether the loss compares features of views: pixels to restore forbid a collapse, and MAE's features share much
+    compares_views: ClassVar[bool] = False
 
     model: Any
     setting: Setting
@@ -64,19 +66,19 @@ class Unlabelled(Objective):
 
         `scalars` may have the metrics "rankme" and "feature_deviation", the highest rank so far ("highest_rankme") and
         the deviation of the encoder that the run started with ("first_deviation"); the highest rank counts that
-        encoder. A threshold of a fall needs both.
+        encoder.
         """
         width = self.model.config.features
         rank, spread = (scalars.get(name, math.inf) for name in ("rankme", "feature_deviation"))
         highest, first = scalars.get("highest_rankme", rank), scalars.get("first_deviation", math.inf)
         spread, first = spread * math.sqrt(width), first * math.sqrt(width)
-        if spread < min(ALIKE, first / 2):
+        if spread < (min(VIEWS_ALIKE, first / 2) if self.compares_views else ALIKE):
             before = f", {1 - first**2:.3f} at the start" if first < math.inf else ""
             finding = f"all images have nearly the same features (mean cosine {1 - spread**2:.4f}{before})"
             yield "same features", f"{finding}: {self.mends}"
         if rank < ONE_DIRECTION:
             yield "one direction", f"features lie along one direction (RankMe {rank:.2f} of {width}): {self.mends}"
-        elif rank < min(FALLEN * highest, FEW_DIRECTIONS * width):
+        elif rank < (min(VIEWS_FALLEN * highest, FEW_DIRECTIONS * width) if self.compares_views else FALLEN * highest):
             finding = f"features have lost most directions (RankMe {highest:.1f}, now {rank:.1f} of {width})"
             yield "fallen rank", f"{finding}: {self.mends}"
 
