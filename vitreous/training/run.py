@@ -229,8 +229,8 @@ class Run:
                 f"early_stop must be at least 1, not {self.early_stop}", "leave it out to train to the end"
             )
         if self.stop_on_collapse and not self.objective.ships_features:
-            problem = f"--stop-on-collapse is for objectives without labels, and {self.objective.name} is none of them"
-            raise UsageError(problem, "leave it out")
+            problem = f"--stop-on-collapse needs an objective without labels, not {self.objective.name}"
+            raise UsageError(problem, "leave it out, or use --recipe mae, dino or dinov2")
         if self.micro_batch is not None and self.micro_batch < 1:
             raise UsageError(f"micro_batch must be at least 1, not {self.micro_batch}")
         if self.ema is not None and not 0 <= self.ema < 1:
