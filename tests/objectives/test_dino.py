@@ -138,6 +138,16 @@ def test_local_views_count():
     assert torch.isfinite(own({**batch, "local": batch["local"][:, :0]})["loss"])
 
 
+def test_koleo_of_the_global_views_is_added_where_asked():
+    plain, spread = (objective(koleo=weight) for weight in (0.0, 0.3))
+    spread.load_state_dict(plain.state_dict())
+    batch = batch_for(plain)
+    features = plain.model(batch["images"].flatten(0, 1)).unflatten(0, batch["images"].shape[:2])
+    expected = plain(batch)["loss"] + 0.3 * sum(koleo(view, alone) for view in features.unbind(1))
+    assert spread(spread.prepare(batch, PROGRESS))["loss"].item() == pytest.approx(expected.item(), rel=1e-5)
+    assert DINOConfig().koleo == 0.0  # as in the authors' code
+
+
 @pytest.mark.parametrize(("kind", "update"), [(DINO, "skip"), (DINOv2, "zero-lr")])
 def test_prototypes_are_frozen_at_the_start_alone(kind, update):
     own = objective(kind)
@@ -343,7 +353,8 @@ def test_resnets_are_students_of_dino_alone():
 
 
 @pytest.mark.parametrize(
-    "settings", [{"prototypes": 0}, {"temperature": 0}, {"centre_momentum": 2}, {"mask_shares": (0.5, 0.1)}]
+    "settings",
+    [{"prototypes": 0}, {"temperature": 0}, {"centre_momentum": 2}, {"koleo": -1}, {"mask_shares": (0.5, 0.1)}],
 )
 def test_numbers_that_cannot_be_are_refused(settings):
     with pytest.raises(UsageError):

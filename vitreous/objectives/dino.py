@@ -55,6 +55,8 @@ class DINOConfig(HeadOptions, ObjectiveConfig):
 
     def __post_init__(self) -> None:
         check_head(self)
+        if self.koleo < 0:
+            raise UsageError(f"objective.koleo is {self.koleo:g}, which would draw features together", "use 0 or more")
         if self.temperature <= 0 or not 0 <= self.centre_momentum <= 1:
             raise UsageError("a temperature is above 0, a momentum from 0 to 1")
 
