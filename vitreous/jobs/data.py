@@ -27,7 +27,7 @@ from vitreous.progress import Listener
 from vitreous.recipes.channels import detect_info, measure_channels
 from vitreous.recipes.derive import advise_weights, apply, derive, objective_of
 from vitreous.recipes.options import TrainOptions
-from vitreous.recipes.small_sets import advise_labels
+from vitreous.recipes.small_sets import advise_pretraining
 from vitreous.training.batches import Inputs
 from vitreous.training.folder import Folder
 from vitreous.training.peak import quick_peak
@@ -113,7 +113,7 @@ def derive_run(
     run = replace(run, objective=run.objective.located(run.model, run.data.classes))
     if forms is not None:
         run = with_buckets(run, options, forms, listener.note)
-    for advice in (advise_weights(run), advise_labels(run, info, options)):
+    for advice in (advise_weights(run), advise_pretraining(run, info, options)):
         if advice:
             listener.note(advice)
     run = measure_channels(run, info, split, start, options, first_workers(opened, options), listener.note)
