@@ -13,7 +13,7 @@ from vitreous.training.run import Run
 #: docs/pretraining.md, "Is it worth the time": with labels for all images, and with few
 WITH_LABELS = {
     "dino": "one minute of dino and one of fine-tuning gave 53.1 % on 9,000 CIFAR-10 images, two from scratch 71.8 %",
-    "mae": "half a minute each of mae and fine-tuning gave 19.8 % on 2,000 CIFAR-10 images, a minute from scratch 59.2 %",
+    "mae": "half a minute each of mae and fine-tuning gave 19.8 % on 2,000 CIFAR-10 images, one from scratch 59.2 %",
 }
 FEW_LABELS = (
     "with 60 labels of Quick, Draw! a minute of mae and fine-tuning gave 28.2 %, of dino 81.7 %, from scratch 80.1 %"
