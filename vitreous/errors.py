@@ -81,6 +81,12 @@ class ResourceError(VitreousError):
     code: int = 6
 
 
+class CollapseError(VitreousError):
+    """A run without labels that was stopped because its features or targets collapsed (`--stop-on-collapse`)."""
+
+    code = 7
+
+
 class Interrupted(VitreousError):
     """Stopped by a signal, with everything saved. SIGINT exits 130, SIGTERM 143."""
 

@@ -19,7 +19,7 @@ from vitreous.objectives.masked import MaskedPatches
 
 WIDTH, PROTOTYPES = 32, 64
 HEAD = {"prototypes": PROTOTYPES, "head_width": 16, "bottleneck": 8}
-LATER = Progress(5, 50, 100)
+FIRST, LATER = Progress(1, 1, 100), Progress(5, 50, 100)
 
 
 @pytest.fixture(scope="module")
@@ -43,15 +43,62 @@ def figures_of(rows, **more):
 def test_features_that_collapsed_raise_an_alarm_and_healthy_ones_do_not(objectives, name):
     objective, draw = objectives[name], np.random.default_rng(0)
     healthy = draw.normal(size=(200, WIDTH)) + 1.0
-    assert not list(objective.warnings(figures_of(healthy, highest_rankme=30.0), LATER))
+    start = {"highest_rankme": 30.0, "first_deviation": feature_deviation(healthy)}
+    assert not list(objective.warnings(figures_of(healthy, **start), LATER))
     same = np.tile(draw.normal(size=(1, WIDTH)), (200, 1)) + 1e-4 * draw.normal(size=(200, WIDTH))
-    found = dict(objective.warnings(figures_of(same), LATER))
+    found = dict(objective.warnings(figures_of(same, **start), FIRST))  # at the first evaluation, however early
     assert found.keys() == {"same features", "one direction"}
     assert all(objective.mends in text and "--" in text for text in found.values())
+    assert "mean cosine 1.0000, 0.5" in found["same features"] and f"of {WIDTH})" in found["one direction"]
     few = draw.normal(size=(200, 2)) @ draw.normal(size=(2, WIDTH))
     assert dict(objective.warnings(figures_of(few, highest_rankme=25.0), LATER)).keys() == {"fallen rank"}
-    assert not list(objective.warnings(figures_of(few, highest_rankme=4.0), LATER))
-    assert not list(objective.warnings(figures_of(same), Progress(0, 1, 100)))  # the run has hardly begun
+
+
+@pytest.mark.parametrize("name", ["dino", "dinov2"])
+def test_where_views_are_compared_a_fall_from_the_first_encoder_is_a_collapse(objectives, name):
+    """An untrained encoder may have few directions and features that are nearly the same: only less is an alarm."""
+    unit = 1 / math.sqrt(WIDTH)
+
+    def alarms(objective=objectives[name], **scalars):
+        return [alarm for alarm, _ in objective.warnings(scalars, FIRST)]
+
+    assert alarms(rankme=3.1, highest_rankme=6.3) == ["fallen rank"]
+    assert alarms(rankme=3.1, highest_rankme=6.1) == []  # half is left
+    assert alarms(rankme=3.3, highest_rankme=20.0) == []  # more than a tenth of the width
+    assert alarms(feature_deviation=0.06 * unit, first_deviation=0.11 * unit) == []  # cosine 0.996, and 0.988 before
+    assert alarms(feature_deviation=0.05 * unit, first_deviation=0.11 * unit) == ["same features"]
+    assert alarms(feature_deviation=0.11 * unit, first_deviation=0.9 * unit) == []  # 0.988
+
+
+@pytest.mark.parametrize("name", ["mae", "masked"])
+def test_where_pixels_are_restored_features_that_share_much_are_none(objectives, name):
+    """MAE on 2,000 images of CIFAR-10, at the start and after 17 steps: it restores pixels all the same."""
+    measured = {"rankme": 1.9, "highest_rankme": 8.3, "feature_deviation": 0.0027, "first_deviation": 0.0175}
+    assert not list(objectives[name].warnings(measured, FIRST))
+
+
+def test_the_first_evaluation_of_a_run_that_collapsed_is_an_alarm(objectives):
+    """DINO without KoLeo on 9,000 images of CIFAR-10, width 128: at the start, after 66 steps and after 100."""
+    start = {"highest_rankme": 22.3, "first_deviation": 0.0227}
+    dino = DINO(build(replace(configure("ViT-128x1/8", 16), classes=0)), DINOConfig(**HEAD, batch_norm=True))
+    ((name, text),) = dino.warnings({"rankme": 8.83, "feature_deviation": 0.033} | start, FIRST)
+    assert name == "fallen rank" and text.startswith("features have lost most directions (RankMe 22.3, now 8.8 of 128)")
+    ((name, _),) = dino.warnings({"rankme": 5.09, "feature_deviation": 0.0234} | start, FIRST)
+    assert name == "fallen rank"
+    with_koleo = {"rankme": 51.3, "feature_deviation": 0.0804}  # after 53 steps
+    assert not list(dino.warnings(with_koleo | start, FIRST))
+
+
+def test_an_alarm_names_the_cause_and_the_setting(objectives):
+    build_dino = objectives["dino"].config
+    for settings, cause in (
+        ({}, "no loss forbids it; use --objective.koleo 0.1"),
+        ({"batch_norm": True}, "the head's batch norm hides what all features share; use --objective.koleo 0.1"),
+        ({"batch_norm": True, "koleo": 0.1}, "raise --objective.koleo (now 0.1)"),
+    ):
+        objective = DINO(objectives["dino"].model, replace(build_dino, **settings))
+        assert objective.mends.startswith(cause)
+    assert objectives["dinov2"].mends.startswith("raise --objective.koleo (now 0.1)")
 
 
 @pytest.mark.parametrize("name", ["dino", "dinov2"])

@@ -18,8 +18,9 @@ from vitreous.models.names import configure
 from vitreous.models.zoo import build
 from vitreous.objectives.base import Progress, Setting, alone, identity
 from vitreous.objectives.dino import DINO, DINOConfig, collapse, cross_views, describe_targets
-from vitreous.objectives.dinov2 import DINOv2, DINOv2Config, koleo, masked_cross_entropy, masked_positions, sinkhorn
+from vitreous.objectives.dinov2 import DINOv2, DINOv2Config, masked_cross_entropy, masked_positions, sinkhorn
 from vitreous.objectives.heads import BatchNorm, Head, HeadOptions, compare_views
+from vitreous.objectives.koleo import koleo
 from vitreous.recipes.registry import example
 
 SMALL = ViTConfig(image=(32, 32), patch=(8, 8), classes=0, width=32, depth=2, heads=2, hidden=64)
@@ -135,6 +136,16 @@ def test_local_views_count():
     with_locals = own(batch)["loss"]
     assert own({**batch, "local": batch["local"] + 1})["loss"] != with_locals
     assert torch.isfinite(own({**batch, "local": batch["local"][:, :0]})["loss"])
+
+
+def test_koleo_of_the_global_views_is_added_where_asked():
+    plain, spread = (objective(koleo=weight) for weight in (0.0, 0.3))
+    spread.load_state_dict(plain.state_dict())
+    batch = batch_for(plain)
+    features = plain.model(batch["images"].flatten(0, 1)).unflatten(0, batch["images"].shape[:2])
+    expected = plain(batch)["loss"] + 0.3 * sum(koleo(view, alone) for view in features.unbind(1))
+    assert spread(spread.prepare(batch, PROGRESS))["loss"].item() == pytest.approx(expected.item(), rel=1e-5)
+    assert DINOConfig().koleo == 0.0  # as in the authors' code
 
 
 @pytest.mark.parametrize(("kind", "update"), [(DINO, "skip"), (DINOv2, "zero-lr")])
@@ -342,7 +353,8 @@ def test_resnets_are_students_of_dino_alone():
 
 
 @pytest.mark.parametrize(
-    "settings", [{"prototypes": 0}, {"temperature": 0}, {"centre_momentum": 2}, {"mask_shares": (0.5, 0.1)}]
+    "settings",
+    [{"prototypes": 0}, {"temperature": 0}, {"centre_momentum": 2}, {"koleo": -1}, {"mask_shares": (0.5, 0.1)}],
 )
 def test_numbers_that_cannot_be_are_refused(settings):
     with pytest.raises(UsageError):

@@ -12,7 +12,8 @@ from lightly.loss.swav_loss import sinkhorn as their_sinkhorn
 from tests.objectives.test_dino import HEAD, PROGRESS, batch_for, objective
 from vitreous.objectives.base import alone, identity
 from vitreous.objectives.dino import DINO, cross_views
-from vitreous.objectives.dinov2 import DINOv2, koleo, masked_cross_entropy, sinkhorn
+from vitreous.objectives.dinov2 import DINOv2, masked_cross_entropy, sinkhorn
+from vitreous.objectives.koleo import koleo
 from vitreous.training.run import Ramp
 from vitreous.training.schedule import ramp
 

@@ -16,7 +16,8 @@ from vitreous.errors import UsageError, WeightsError
 from vitreous.models.config import ViTConfig
 from vitreous.models.zoo import build
 from vitreous.objectives.base import Progress, Setting, identity
-from vitreous.objectives.dinov2 import DINOv2, DINOv2Config, koleo
+from vitreous.objectives.dinov2 import DINOv2, DINOv2Config
+from vitreous.objectives.koleo import koleo
 from vitreous.objectives.prototypes import PrototypeTeacher
 from vitreous.weights.adopt import open_weights
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
 
 import numpy as np
 import pytest
 
 import vitreous
 from tests.conftest import picture, say
+from vitreous.errors import CollapseError, UsageError
 from vitreous.weights.bundle import load_bundle
 from vitreous.weights.tasks import Features
 
@@ -73,7 +75,7 @@ def test_without_a_validation_split_training_images_are_measured(flat, tmp_path)
     summary = vitreous.train(str(flat), out=str(out), workers=0, device="cpu", **options)
     assert summary["val"] is None and 1 <= summary["train"]["rankme"] <= 32 and summary["train"]["loss"] > 0
     measured = [line for line in map(json.loads, (out / "metrics.jsonl").open()) if "training_images/rankme" in line]
-    assert [line["step"] for line in measured] == [2, 4, 6, 8]
+    assert [line["step"] for line in measured] == [0, 2, 4, 6, 8]
     assert not any(name.startswith("val/") for line in measured for name in line)
 
 
@@ -83,6 +85,38 @@ def test_alarms_are_kept_with_the_run(flat, tmp_path, monkeypatch):
     vitreous.train(str(flat), out=str(out), workers=0, device="cpu", **options_of("mae", evaluate_every=2))
     (kept,) = [json.loads(line) for line in (out / "warnings.jsonl").open()]
     assert kept["name"] == "one direction" and kept["step"] == 2 and "--lr" in kept["text"]
+
+
+def test_a_run_stops_at_a_collapse(flat, tmp_path):
+    """A checkpoint, no summary, exit code 7, and one message with the cause and the setting. Without the option the
+    same run warns, and is completed."""
+    words = ("train", str(flat), "--recipe", "dino", "--model", "ViT-32x2/4", "--image-size", "16", "--device", "cpu")
+    words += ("--workers", "0", "--batch-size", "8", "--steps", "8", "--evaluate-every", "2", "--precision", "fp32")
+    words += ("--objective.prototypes", "32", "--objective.koleo", "0", "--optimizer", "adamw", "--lr", "1")
+    words += ("--schedules.momentum.start", "0", "--schedules.momentum.end", "0")  # the teacher is the student
+    stopped = say(*words, "--out", str(tmp_path / "run"), "--stop-on-collapse")
+    assert stopped.returncode == CollapseError.code == 7, stopped.stderr
+    *_, error, hint = stopped.stderr.strip().splitlines()
+    step = int(re.match(r"error: stopped at step (\d) of 8, saved: ", error)[1])
+    assert hint.startswith("  start again in another --out: ") and "--lr" in hint and "Traceback" not in stopped.stderr
+    assert (tmp_path / "run" / "checkpoints" / f"step-{step:08d}").is_dir()
+    assert not (tmp_path / "run" / "summary.json").exists()
+    assert {json.loads(line)["step"] for line in (tmp_path / "run" / "warnings.jsonl").open()} == {step}
+    complete = say(*words, "--out", str(tmp_path / "complete"))
+    assert complete.returncode == 0 and error.split("saved: ")[1] in complete.stderr
+
+
+def test_a_healthy_run_does_not_stop(flat, tmp_path):
+    out = tmp_path / "run"
+    options = options_of("dino", stop_on_collapse=True, evaluate_every=2)
+    options["settings"] = SETTINGS["dino"]
+    vitreous.train(str(flat), out=str(out), workers=0, device="cpu", **options)
+    assert (out / "summary.json").is_file() and not (out / "warnings.jsonl").exists()
+
+
+def test_stop_on_collapse_is_refused_where_labels_are_learned(tmp_path):
+    with pytest.raises(UsageError, match="--stop-on-collapse needs an objective without labels, not supervised"):
+        vitreous.train("digits", out=str(tmp_path / "run"), stop_on_collapse=True, progress=False)
 
 
 def summary_images(out):

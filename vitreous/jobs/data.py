@@ -29,6 +29,7 @@ from vitreous.progress import Listener
 from vitreous.recipes.channels import detect_info, measure_channels
 from vitreous.recipes.derive import advise_weights, apply, derive, objective_of
 from vitreous.recipes.options import FROM_SCRATCH, TrainOptions
+from vitreous.recipes.small_sets import advise_pretraining
 from vitreous.recipes.task import choose_recipe
 from vitreous.training.batches import Inputs
 from vitreous.training.folder import Folder
@@ -132,8 +133,9 @@ def derive_run(
     run = replace(run, objective=run.objective.located(run.model, run.data.classes))
     if forms is not None:
         run = with_buckets(run, options, forms, listener.note)
-    if warning := advise_weights(run):
-        listener.note(warning)
+    for advice in (advise_weights(run), advise_pretraining(run, info, options)):
+        if advice:
+            listener.note(advice)
     run = measure_channels(run, info, split, start, options, first_workers(opened, options), listener.note)
     data = replace(run.data, **split_settings, source=resolve_source(opened.name))
     data = replace(data, bad_images=options.bad_images, exact=options.exact, cache=can_cache(split, run))

@@ -25,7 +25,6 @@ from vitreous.training.parts import check
 from vitreous.training.ranks import Ranks
 from vitreous.training.run import Run
 from vitreous.training.scale import ACCELERATORS, forecast_run
-from vitreous.training.session import setting_of
 from vitreous.training.tune import prepare
 
 
@@ -75,7 +74,7 @@ def on_no_device(run: Run) -> Objective:
     with torch.device("meta"), NoInitMode():
         model = build(run.model)
         prepare(model, run.tune)
-        return run.objective.build(model, setting_of(run, multilabel=False))
+        return run.objective.build(model, run.objective_setting(multilabel=False))
 
 
 def file_bytes(split: Split) -> float | None:

@@ -24,6 +24,7 @@ from vitreous.models.cost import computed
 from vitreous.models.zoo import Model
 from vitreous.objectives.base import FrozenUpdate, ObjectiveConfig, Progress, Setting
 from vitreous.objectives.heads import Head, HeadOptions, check_head, compare_views
+from vitreous.objectives.koleo import koleo_of_views
 from vitreous.objectives.unlabelled import STARTED, Unlabelled, check_local_views, check_views
 
 UNIFORM = 0.999  # of ln K: an entropy from which a teacher says nothing
@@ -38,6 +39,10 @@ class DINOConfig(HeadOptions, ObjectiveConfig):
     share of itself that the teacher keeps at a step. `centre_momentum` is that of the mean of the teacher's outputs,
     which is taken away from them. The prototypes stay as they are for the first share `frozen` of the run. Raises
     UsageError for numbers that cannot be.
+
+    `koleo` is what KoLeo of the global views is multiplied by (DINOv2's loss that keeps features apart; 0, as in the
+    authors' code: none). With `batch_norm` it is needed: the head then does not see what all features share, which
+    would grow until they are all alike.
     """
 
     splittable: ClassVar[bool] = False
@@ -46,9 +51,12 @@ class DINOConfig(HeadOptions, ObjectiveConfig):
     temperature: float = 0.1
     centre_momentum: float = 0.9
     frozen: float = 0.01
+    koleo: float = 0.0
 
     def __post_init__(self) -> None:
         check_head(self)
+        if self.koleo < 0:
+            raise UsageError(f"objective.koleo is {self.koleo:g}, which would draw features together", "use 0 or more")
         if self.temperature <= 0 or not 0 <= self.centre_momentum <= 1:
             raise UsageError("a temperature is above 0, a momentum from 0 to 1")
 
@@ -71,8 +79,8 @@ class DINO(Unlabelled):
 
     capturable: ClassVar[bool] = True
 
+    compares_views: ClassVar[bool] = True
     logged: ClassVar[tuple[str, ...]] = ("teacher_entropy", "prototype_entropy", "feature_deviation")
-    mends: ClassVar[str] = "lower --lr, use larger batches, or --schedules.momentum.start nearer to 1"
     centre: Tensor
     temperature: Tensor
     outputs: Tensor
@@ -88,6 +96,14 @@ class DINO(Unlabelled):
         self.register_buffer("temperature", torch.tensor(0.04), persistent=False)
         #: the sum of the teacher's outputs since the last step, and their number
         self.register_buffer("outputs", torch.zeros(config.prototypes + 1), persistent=False)
+
+    @property
+    def mends(self) -> str:
+        """KoLeo where there is none, which alone keeps features apart; else more of it, or smaller steps."""
+        if self.config.koleo:
+            return f"raise --objective.koleo (now {self.config.koleo:g}), lower --lr, or use larger batches"
+        why = "the head's batch norm hides what all features share" if self.config.batch_norm else "no loss forbids it"
+        return f"{why}; use --objective.koleo 0.1, lower --lr, or use larger batches"
 
     def train(self, mode: bool = True) -> DINO:
         """The teacher has neither dropout nor stochastic depth."""
@@ -109,6 +125,10 @@ class DINO(Unlabelled):
         features = [self.model(batch[name].flatten(0, 1)) for name in ("images", "local") if batch[name].shape[1]]
         logits = compare_views(self.head, features, len(images), self.reduce, self.idle)
         loss = cross_views(targets, logits / self.config.temperature)
+        if self.config.koleo:
+            loss = loss + self.config.koleo * koleo_of_views(
+                features[0].unflatten(0, (len(images), GLOBAL)), self.gather, self.idle
+            )
         return {"loss": loss, **describe_targets(targets, features[0])}
 
     def answer(self, images: Tensor) -> Tensor:

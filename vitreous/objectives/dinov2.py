@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitreous.data.augmentation.masks import ibot_masks
@@ -29,12 +28,12 @@ from vitreous.models.zoo import Model
 from vitreous.objectives.base import FrozenUpdate, ObjectiveConfig, Progress, Setting
 from vitreous.objectives.dino import add_outputs, collapse, cross_views, describe_targets, follow, prototype_names
 from vitreous.objectives.heads import Head, HeadOptions, check_head, compare_views
+from vitreous.objectives.koleo import koleo_of_views
 from vitreous.objectives.prototypes import PrototypeTeacher, check_fits
 from vitreous.objectives.teacher import check_same, located
 from vitreous.objectives.unlabelled import Unlabelled, check_local_views, check_takes_patches, check_views, hide_patches
 
 ITERATIONS = 3  # of Sinkhorn and Knopp
-EPS = 1e-8
 _MASK = 0x69424F54  # sets the draws of masks apart from those of augmentation
 
 
@@ -72,6 +71,8 @@ class DINOv2Config(HeadOptions, ObjectiveConfig):
 
     def __post_init__(self) -> None:
         check_head(self)
+        if self.koleo < 0:
+            raise UsageError(f"objective.koleo is {self.koleo:g}, which would draw features together", "use 0 or more")
         if self.temperature <= 0 or not 0 <= self.centre_momentum <= 1 or not 0 <= self.mask_probability <= 1:
             raise UsageError("a temperature is above 0, a momentum and a probability from 0 to 1")
         if not 0 <= self.mask_shares[0] <= self.mask_shares[1] <= 1:
@@ -108,6 +109,7 @@ class DINOv2(Unlabelled):
     count as masked, and the student sees them. It is no part of the checkpoint: that has its digest.
     """
 
+    compares_views: ClassVar[bool] = True
     logged: ClassVar[tuple[str, ...]] = (
         "dino",
         "ibot",
@@ -117,7 +119,6 @@ class DINOv2(Unlabelled):
         "feature_deviation",
     )
     input_tokens: ClassVar[tuple[str, ...]] = ("mask_token",)
-    mends: ClassVar[str] = "raise --objective.koleo, lower --lr, or use larger batches"
     temperature: Tensor
     centre: Tensor
     outputs: Tensor
@@ -152,6 +153,11 @@ class DINOv2(Unlabelled):
             self.register_buffer(f"{name}centre", torch.zeros(count))
             # the sum of the teacher's outputs since the last step, and their number
             self.register_buffer(f"{name}outputs", torch.zeros(count + 1), persistent=False)
+
+    @property
+    def mends(self) -> str:
+        """More of KoLeo, which keeps features apart, or smaller steps."""
+        return f"raise --objective.koleo (now {self.config.koleo:g}), lower --lr, or use larger batches"
 
     def heads(self, owner: str = "") -> tuple[Head, ...]:
         """The student's heads, or those of the owner "teacher_": of images, and of patches where these have their
@@ -194,7 +200,7 @@ class DINOv2(Unlabelled):
         losses = {
             "dino": cross_views(targets.unflatten(0, (count, GLOBAL)), logits),
             "ibot": masked_cross_entropy(patch_targets, patch_logits, masks, index),
-            "koleo": sum(koleo(view, self.gather, self.idle) for view in whole.unflatten(0, (count, GLOBAL)).unbind(1)),
+            "koleo": koleo_of_views(whole.unflatten(0, (count, GLOBAL)), self.gather, self.idle),
         }
         loss = losses["dino"] + config.patch_weight * losses["ibot"] + config.koleo * losses["koleo"]
         parts = {name: value.detach() for name, value in losses.items()}
@@ -301,28 +307,6 @@ def masked_cross_entropy(targets: Tensor, logits: Tensor, masks: Tensor, index: 
     weights = (1 / masks.sum(1, keepdim=True).clamp(min=1)).expand_as(masks).flatten()[index]
     terms = logits.logsumexp(-1) - (targets * logits).sum(-1)
     return (terms * weights).sum() / len(masks)
-
-
-def koleo(features: Tensor, gather: Callable[[Tensor], tuple[Tensor, int]], idle: bool = False) -> Tensor:
-    """(n, D) features -> a scalar, -mean_i ln(|x_i - x_j + eps| + eps), x of length one in float32, x_j the nearest
-    other, eps 1e-8 (arXiv:1806.03198, as DINOv2's code has it); 0 of one feature alone.
-
-        for i in range(n): j = argmax over j != i of x_i x_j; loss -= log((x_i - x_j + eps).norm() + eps) / n
-
-    Neighbours are looked for among the features of all processes, and a feature is moved by those that it is the
-    neighbour of, too. Features of an `idle` process are no neighbours.
-    """
-    own = F.normalize(features.float(), dim=-1, eps=EPS)[: 0 if idle else len(features)]
-    everything, start = gather(own)
-    count = len(everything)
-    if count < 2 or idle:
-        return 0.0 * features.float().sum()
-    with torch.no_grad():
-        nearest = (everything @ everything.T).fill_diagonal_(-2).argmax(1)
-    rows = torch.cat([everything[:start], own, everything[start + len(own) :]])
-    loss = -((rows - rows[nearest] + EPS).norm(dim=-1) + EPS).log().mean()
-    # a process's loss weighs as its share of the samples: its part of the gradient of the whole must weigh one
-    return loss.detach() + (loss - loss.detach()) * (count / len(own))
 
 
 def sinkhorn(scores: Tensor, reduce: Callable[[Tensor], Tensor], idle: bool = False) -> Tensor:

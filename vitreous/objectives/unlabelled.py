@@ -23,19 +23,27 @@ from vitreous.objectives.base import Objective, Progress, Setting
 from vitreous.weights.tasks import Features, Task
 
 NEIGHBOURS = 5000  # training images that validation images are compared with as a run goes; `evaluate` takes them all
-STARTED = 0.05  # share of a run before which features say nothing
+STARTED = 0.05  # share of a run before which a teacher's targets say nothing
 ONE_DIRECTION = 1.1  # a RankMe up to which features differ in their length alone
-FALLEN = 0.1  # of the highest RankMe: a share from which most directions are lost
-ALIKE = 0.003  # deviation of features of length sqrt(D), up to which all images have the same
+ALIKE, FALLEN = 0.003, 0.1  # spread of features; share of the highest RankMe: a collapse of any objective
+# the same of objectives that compare views, where features are all that the loss has: mean cosine 0.99 and half of the
+# first spread, and half of the highest RankMe and a tenth of the width (docs/pretraining.md has the measurements)
+VIEWS_ALIKE, VIEWS_FALLEN, FEW_DIRECTIONS = 0.1, 0.5, 0.1
 
 
 class Unlabelled(Objective):
-    """An objective whose deployed model is `model`, an encoder without a head. `mends`: what helps features that
-    collapse."""
+    """An objective whose deployed model is `model`, an encoder without a head."""
+
+    #: whether the loss compares features of views: pixels to restore forbid a collapse, and MAE's features share much
+    compares_views: ClassVar[bool] = False
 
     model: Any
     setting: Setting
-    mends: ClassVar[str] = "lower --lr, or train longer"
+
+    @property
+    def mends(self) -> str:
+        """The settings that help features that collapse, and the reason where it is known."""
+        return "lower --lr, or train longer"
 
     def deployed(self) -> Model:
         """The encoder."""
@@ -54,20 +62,25 @@ class Unlabelled(Objective):
         return [FeatureEvaluator(KNNEvaluator(classes, train, multilabel) if len(classes) > 1 else None)]
 
     def warnings(self, scalars: Mapping[str, float], progress: Progress) -> Iterator[tuple[str, str]]:
-        """Features that collapse: all alike, along one direction, or along few of those that there were."""
-        if progress.done < STARTED:
-            return
-        deviation, rank = scalars.get("feature_deviation", math.inf), scalars.get("rankme", math.inf)
-        highest = scalars.get("highest_rankme", rank)
-        if deviation * math.sqrt(self.model.config.features) < ALIKE:
-            yield "same features", f"all images have nearly the same features (deviation {deviation:.2g}): {self.mends}"
+        """Features that collapse: all alike, along one direction, or along few of those that there were.
+
+        `scalars` may have the metrics "rankme" and "feature_deviation", the highest rank so far ("highest_rankme") and
+        the deviation of the encoder that the run started with ("first_deviation"); the highest rank counts that
+        encoder.
+        """
+        width = self.model.config.features
+        rank, spread = (scalars.get(name, math.inf) for name in ("rankme", "feature_deviation"))
+        highest, first = scalars.get("highest_rankme", rank), scalars.get("first_deviation", math.inf)
+        spread, first = spread * math.sqrt(width), first * math.sqrt(width)
+        if spread < (min(VIEWS_ALIKE, first / 2) if self.compares_views else ALIKE):
+            before = f", {1 - first**2:.3f} at the start" if first < math.inf else ""
+            finding = f"all images have nearly the same features (mean cosine {1 - spread**2:.4f}{before})"
+            yield "same features", f"{finding}: {self.mends}"
         if rank < ONE_DIRECTION:
-            yield "one direction", f"features lie along one direction (RankMe {rank:.2f}): {self.mends}"
-        elif rank < FALLEN * highest:
-            yield (
-                "fallen rank",
-                f"features have lost most directions (RankMe {highest:.1f}, now {rank:.1f}): {self.mends}",
-            )
+            yield "one direction", f"features lie along one direction (RankMe {rank:.2f} of {width}): {self.mends}"
+        elif rank < (min(VIEWS_FALLEN * highest, FEW_DIRECTIONS * width) if self.compares_views else FALLEN * highest):
+            finding = f"features have lost most directions (RankMe {highest:.1f}, now {rank:.1f} of {width})"
+            yield "fallen rank", f"{finding}: {self.mends}"
 
 
 def check_takes_patches(model: ModelConfig, name: str) -> None:

@@ -25,6 +25,7 @@ from vitreous.recipes.options import FROM_SCRATCH, TrainOptions
 from vitreous.recipes.own_aspect import at_own_aspect, check_options
 from vitreous.recipes.recipe import FEW, DatasetInfo, Recipe
 from vitreous.recipes.registry import RECIPES, find, own_length
+from vitreous.recipes.small_sets import describe_small_settings
 from vitreous.training.run import Run
 from vitreous.training.shards import default_shards
 from vitreous.weights.adopt import Start
@@ -83,6 +84,8 @@ def derive(
         run = replace(run, shards=CANONICAL)
     elif options.shards is None and run.splittable and not (run.compile or run.draws_in_forward):
         run = replace(run, shards=default_shards(device, run.batch_size, run.objective.shard_images))
+    if settings := describe_small_settings(run, facts, options):
+        note(settings)
     return choose_periods(run, options)
 
 
@@ -254,7 +257,8 @@ PATHS = {
     option: part + option
     for part, options in {
         "": "batch_size accumulate epochs recompute reproducible parallel timeout skip_steps init seed compile shards "
-        "log_every evaluate_every save_every keep keep_best early_stop ema_warmup",
+        "log_every evaluate_every save_every keep keep_best early_stop ema_warmup "
+        "stop_on_collapse",
         "optimizer.": "lr weight_decay layer_decay",
         "schedule.": "warmup_steps cooldown_steps decay",
         "tune.": "last_blocks",
@@ -274,7 +278,7 @@ PATHS |= {
     "rand_augment": "views.rand_layers",
     "source_size": "init_source_size",
 }
-FLAGS = ("recompute", "reproducible", "keep_best", "exact")  # given or not: never switched off
+FLAGS = ("recompute", "reproducible", "keep_best", "exact", "stop_on_collapse")  # given or not: never switched off
 
 
 def apply(run: Run, options: TrainOptions) -> Run:

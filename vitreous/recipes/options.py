@@ -192,6 +192,8 @@ class TrainOptions(WeightsOptions):
     """Save the weights of the last step, whatever the evaluations say."""
     early_stop: int | None = None
     """Stop after so many evaluations in a row that were not better than the best (default: train to the end)."""
+    stop_on_collapse: bool = False
+    """Without labels: stop at the first alarm of a collapse, with a checkpoint and exit code 7 (default: warn only)."""
     keep: int | None = None
     """Checkpoints to keep (default: 2)."""
     log_to: tuple[Literal["tensorboard", "wandb", "mlflow", "none"], ...] = ()

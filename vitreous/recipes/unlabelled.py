@@ -29,6 +29,12 @@ def small(model: ModelConfig) -> bool:
     return max(model.image[-2:]) <= SMALL
 
 
+def has_small_settings(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> bool:
+    """Whether a recipe takes our settings for small images and few photographs, not the published ones: a student of a
+    frozen teacher has those of its teacher."""
+    return small(model) or (facts.images < FEW and "objective.teacher" not in options.settings)
+
+
 def normalised(model: ModelConfig, facts: DatasetInfo) -> dict[str, Any]:
     """What every run starts from, with ImageNet's mean and deviation where the images are in colour."""
     parts, (mean, std) = common(model, facts), IMAGENET
@@ -174,8 +180,7 @@ def dinov2(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run
     embedding, one head for images and patches, gradients clipped for the backbone and the heads apart. Stochastic depth
     leaves out samples one by one here, where theirs leaves out the same number in every step.
     """
-    few = facts.images < FEW and "objective.teacher" not in options.settings
-    if small(model) or few:
+    if has_small_settings(model, facts, options):
         run = self_distillation(plain(model), facts) if small(model) else few_photographs(model, facts, DINOV2)
         objective = DINOv2Config(**SMALL_HEAD)  # type: ignore[arg-type]
         return replace(run, objective=objective, optimizer=replace(run.optimizer, clip_by="part"))
@@ -234,7 +239,7 @@ def self_distillation(model: ModelConfig, facts: DatasetInfo) -> Run:
         **common(model, facts),
         views=replace(DINO, locals=4 if side else 0, local_image=(side or 1,) * 2, blur=none, solarise=none),
         optimizer=Optimizer("muon", lr=2e-3, matrix_lr=0.02, weight_decay=0.04, clip=3.0, clip_by="tensor"),
-        objective=DINOConfig(**SMALL_HEAD),  # type: ignore[arg-type]
+        objective=DINOConfig(**SMALL_HEAD, koleo=0.1),  # type: ignore[arg-type]
         schedules={"momentum": Ramp(0.99, 1.0), "teacher_temperature": Ramp(0.04, 0.04)},
         **length(facts, max(2, min(64, facts.images // 4)), Length(1e6, 10, 800)),
     )

@@ -208,3 +208,15 @@ def point_latest(path: Path) -> None:
             os.replace(temporary, link)
         except OSError:  # a file system without links: only a convenience is lost
             temporary.unlink(missing_ok=True)
+
+
+def evaluation_key(step: int, epoch: float, prefix: str) -> str:
+    """Return the text by which `Folder.rewind` finds the line of an evaluation; metrics begin with `prefix`."""
+    return f'"step": {step}, "epoch": {json.dumps(epoch)}, "{prefix}'
+
+
+def last_value(path: Path, name: str) -> float | None:
+    """Return the last value of a metric in a file of metrics; None where there is none, as after a run on a full
+    disk."""
+    values = [line[name] for line in read_lines(path) if name in line]
+    return values[-1] if values else None

@@ -10,12 +10,13 @@ from vitreous.data.augmentation.augment import Augment, Views
 from vitreous.data.augmentation.views import VIEWS
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import UsageError
+from vitreous.machine import DTYPES
 from vitreous.models.config import ModelConfig
 from vitreous.models.names import name_of
 from vitreous.models.packed import check_packs
 from vitreous.nn.sizes import format_size, nearby
 from vitreous.notebook import config_rows, html_table
-from vitreous.objectives.base import ObjectiveConfig
+from vitreous.objectives.base import ObjectiveConfig, Setting
 from vitreous.objectives.supervised import SupervisedConfig
 from vitreous.objectives.table import OBJECTIVES
 
@@ -204,6 +205,7 @@ class Run:
     # the bundle has the weights of the best evaluation on `val`, whose checkpoint is kept, not the last ones
     keep_best: bool = False
     early_stop: int | None = None  # evaluations in a row that are not better, after which the run ends
+    stop_on_collapse: bool = False  # end a run without labels at the first alarm of a collapse, with exit code 7
 
     def __post_init__(self) -> None:
         whole = {
@@ -226,6 +228,9 @@ class Run:
             raise UsageError(
                 f"early_stop must be at least 1, not {self.early_stop}", "leave it out to train to the end"
             )
+        if self.stop_on_collapse and not self.objective.ships_features:
+            problem = f"--stop-on-collapse needs an objective without labels, not {self.objective.name}"
+            raise UsageError(problem, "leave it out, or use --recipe mae, dino or dinov2")
         if self.micro_batch is not None and self.micro_batch < 1:
             raise UsageError(f"micro_batch must be at least 1, not {self.micro_batch}")
         if self.ema is not None and not 0 <= self.ema < 1:
@@ -305,6 +310,14 @@ class Run:
         for name, hint in wrong.items():
             if hint:
                 raise UsageError(f"{name} takes pictures of one size, not with --native-aspect", f"use {hint}")
+
+    def objective_setting(self, multilabel: bool) -> Setting:
+        """Return what the objective of the run is built for; `multilabel`: images have several labels."""
+        normalisation, repeats = (self.preprocess.mean, self.preprocess.std), self.data.repeats
+        dtype = DTYPES[self.precision]
+        return Setting(
+            self.seed, self.data.classes, multilabel, self.views, repeats, dtype, normalisation, self.mean_tokens
+        )
 
     @property
     def splittable(self) -> bool:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,20 +16,18 @@ from vitreous.data.batch import Batch
 from vitreous.data.keys import key
 from vitreous.data.sampling import cuts
 from vitreous.data.sources import public_name
-from vitreous.errors import Interrupted, ResourceError
+from vitreous.errors import CollapseError, Interrupted, ResourceError
 from vitreous.evaluation.engine import TorchEngine
 from vitreous.evaluation.report import Report
 from vitreous.machine import DTYPES, settle_process
 from vitreous.models.names import name_of
 from vitreous.models.zoo import Model, build
-from vitreous.nn.encoder import Encoder
-from vitreous.objectives.base import Setting
 from vitreous.progress import Listener, NullListener
-from vitreous.training import best
+from vitreous.training import best, validation
 from vitreous.training.batches import Inputs, mean_work, prepared_batches, train_loader
 from vitreous.training.compute import count_gradients
 from vitreous.training.flat import Flat
-from vitreous.training.folder import Folder, read_lines
+from vitreous.training.folder import Folder, evaluation_key, last_value
 from vitreous.training.groups import group_of
 from vitreous.training.health import Health
 from vitreous.training.loop import State, fit
@@ -43,8 +39,8 @@ from vitreous.training.saving import Checkpointer, take_weights
 from vitreous.training.sharded import Sharded
 from vitreous.training.signals import Signals
 from vitreous.training.throughput import ThroughputMeter
-from vitreous.training.tune import merged, prepare
-from vitreous.training.validation import VAL, Measured, highest, measured, shared_outputs
+from vitreous.training.tune import merged, prepare, recompute_blocks
+from vitreous.training.validation import VAL, Measured, measured, shared_outputs
 from vitreous.weights.adopt import adopt, parts_of
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.options import WeightsSource
@@ -69,6 +65,8 @@ class Session:
         self.health = Health(self.tell, self.keep_warning)
         self.meter = ThroughputMeter(ranks, self.device, run.precision)
         self.pending = False  # an evaluation was cut short and has to be made after resuming
+        self.collapse = ""  # the first alarm of a collapse
+        self.start: dict[str, float] = {}  # what alarms compare features with
         self.last: Report | None = None
         self.best = best.Best()
 
@@ -86,7 +84,8 @@ class Session:
     def train(self) -> dict[str, Any]:
         """Train to the end, write the bundle, and return the run's summary, without figures for a test split.
 
-        Raises Interrupted after a signal, with everything saved; NonFiniteError, DataError, ResourceError as they come.
+        Raises Interrupted after a signal, with everything saved, and CollapseError at a collapse where the run is to
+        stop; NonFiniteError, DataError, ResourceError as they come.
         """
         settle_process()
         with self.signals.caught():
@@ -97,6 +96,7 @@ class Session:
             if self.pending:
                 self.evaluate(state)
                 self.stop(state)  # before a step, if it was cut short again
+            self.measure_start(state)
             state.halt = state.halt or self.best.exhausted(self.run)
             run = self.run
             hooks = [
@@ -112,7 +112,12 @@ class Session:
                 self.checkpointer.settle(self.ranks.is_main)
             if state.halt and self.signals.received:
                 raise self.interrupted(state)
-            return self.finish(state)
+            if state.halt and run.stop_on_collapse and self.collapse:
+                raise self.collapsed(state)
+            summary = self.finish(state)
+            if run.stop_on_collapse and self.collapse:  # at the last evaluation
+                raise self.collapsed(state)
+            return summary
 
     def build(self) -> State:
         """The model, its objective, its flat weights and its optimisers, at step 0."""
@@ -126,9 +131,9 @@ class Session:
         if notes := prepare(model, run.tune):
             self.tell(notes)
         if run.recompute:
-            recompute(model)
+            recompute_blocks(model)
         multilabel = self.inputs.train.labels.ndim == 2 and bool(run.data.classes)
-        objective, dtype = run.objective.build(model, setting_of(run, multilabel)), DTYPES[run.precision]
+        objective, dtype = run.objective.build(model, run.objective_setting(multilabel)), DTYPES[run.precision]
         parts = parts_of(run.init) if run.init else None
         if parts and parts.config["name"] == run.objective.name:
             config = to_plain(run.objective) | {"classes": list(run.data.classes)}
@@ -178,7 +183,7 @@ class Session:
             line["loss_scale"] = state.scale
         self.record(line)
         self.health.line(figures["waiting"], state, self.inputs.cached is not None)
-        self.warn(state, {name: total / max(state.counted, 1) for name, total in state.scalars.items()})
+        self.warn(state, {name: total / max(state.counted, 1) for name, total in state.scalars.items()} | self.start)
         loss = state.losses / max(state.counted, 1)
         state.losses, state.counted, state.scalars = 0.0, 0, {}
         val = f"  val {self.last.leading_text}" if self.last and self.measured.prefix == VAL else ""
@@ -188,9 +193,10 @@ class Session:
             self.listener.progress("train", state.images, self.run.total, text)
 
     def warn(self, state: State, figures: Mapping[str, float]) -> None:
-        """Tell what the objective finds wrong in figures."""
+        """Print what the objective finds wrong in metrics, and keep the first collapse."""
         for name, text in state.objective.warnings(figures, state.progress):
             self.health.once(name, text)
+            self.collapse = self.collapse or text
 
     def record(self, line: dict[str, Any]) -> None:
         """A line of metrics. One that cannot be written is told, and does not stop the run."""
@@ -215,15 +221,24 @@ class Session:
             self.record({"step": state.step, "epoch": epoch, **figures, "seconds": self.meter.seconds})
         # else `finish`, which judges these weights in the precision of inference, writes the line
         self.health.report(self.last, self.run.data.classes)
-        self.warn(state, self.features(self.last))
+        self.warn(state, self.start | validation.feature_history(self.last, self.measured, self.folder.metrics))
         self.choose(state, self.last)
         self.meter.mark(state)
 
-    def features(self, report: Report) -> dict[str, float]:
-        """What an evaluation says of features, and "highest_rankme", the highest rank so far."""
-        figures = {name: report.figures.get(name) for name in ("rankme", "feature_deviation")}
-        best = highest(self.folder.metrics, f"{self.measured.prefix}rankme") if figures["rankme"] else None
-        return {name: value for name, value in {**figures, "highest_rankme": best}.items() if value is not None}
+    def measure_start(self, state: State) -> None:
+        """Record metrics of the features that the run starts with, which alarms compare later ones with."""
+        if not (self.run.objective.ships_features and self.measured.evaluators):
+            return
+        name = f"{self.measured.prefix}feature_deviation"
+        values = validation.recorded_values(self.folder.metrics, name) if self.ranks.is_main else []
+        first = self.ranks.broadcast_text(str(values[0]) if values else "")
+        if not first and not state.step:
+            with suppress(Interrupted):  # the signal ends the run after its first step
+                model, sample = merged(state.flat.averaged()), validation.sample_features(self.measured)
+                _, metrics = self.judged(model, self.run.precision, sample)
+                self.record({"step": 0, "epoch": 0.0, **metrics})
+                first = metrics.get(name) or ""
+        self.start = {"first_deviation": float(first)} if first else {}
 
     def epoch(self, state: State) -> float:
         """Passes over the training images so far."""
@@ -246,13 +261,15 @@ class Session:
             state.halt = True
             self.save(state)
 
-    def judged(self, model: Model, precision: str) -> tuple[Report, dict[str, float | None]]:
-        """The leading report on the images that are judged, and all figures by the name that a line of metrics has for
-        them.
+    def judged(
+        self, model: Model, precision: str, sample: Measured | None = None
+    ) -> tuple[Report, dict[str, float | None]]:
+        """The leading report on the images that are judged, or on a `sample` of them, and all figures by the name that
+        a line of metrics has for them.
 
         Raises Interrupted, in all processes, when a signal came in.
         """
-        judged: Measured = self.measured
+        judged: Measured = sample or self.measured
         precision = "fp32" if precision == "fp16" else precision
         engine = TorchEngine(model, self.run.preprocess, self.device, precision)
         measure = partial(
@@ -282,34 +299,40 @@ class Session:
             now = {"threads": torch.get_num_threads(), "world": self.ranks.world}
             changed = [
                 f"{stored[name]} {word} before, {now[name]} now"
-                for name, word in WORDS.items()
+                for name, word in (("threads", "threads"), ("world", "processes"))
                 if stored.get(name, now[name]) != now[name]
             ]
             if changed and not self.run.reproducible:
                 self.tell(f"{'; '.join(changed)}: results may differ in the last bits")
         if self.ranks.is_main:
-            again = judgement(state.step, self.epoch(state), self.measured.prefix) if self.pending else None
+            again = evaluation_key(state.step, self.epoch(state), self.measured.prefix) if self.pending else None
             self.folder.rewind(state.step, but=again)
 
     def stop(self, state: State) -> None:
-        """After a signal to any process: save, and end the loop."""
-        received = int(self.ranks.all_reduce_max([self.signals.received or 0], self.device)[0])
-        if received and not state.done:
-            self.signals.received = received
+        """Save and end the loop after a signal to any process, or a collapse at which the run is to stop."""
+        stops = [self.signals.received or 0, self.run.stop_on_collapse and bool(self.collapse)]
+        received, collapsed = self.ranks.all_reduce_max(stops, self.device)
+        if (received or collapsed) and not state.done:
+            self.signals.received = int(received) or None
+            self.collapse = self.collapse or ("features have collapsed" if collapsed else "")
             self.save(state)
             state.halt = True
 
     def interrupted(self, state: State) -> Interrupted:
         """What a stopped run says."""
         code = 128 + int(self.signals.received or 0)
-        saved = (
-            "saved" if self.checkpointer.saved == state.images else "not saved: the newest checkpoint is an older one"
-        )
-        return Interrupted(
-            f"stopped at step {state.step} of {self.run.steps}, {saved}",
-            f"continue with --resume --out {self.folder.path}",
-            code,
-        )
+        return Interrupted(self.stopped_at(state), f"continue with --resume --out {self.folder.path}", code)
+
+    def collapsed(self, state: State) -> CollapseError:
+        """Return the error of a run that stops at a collapse: the alarm, and the setting that it names."""
+        finding, _, setting = self.collapse.partition(": ")
+        return CollapseError(f"{self.stopped_at(state)}: {finding}", f"start again in another --out: {setting}")
+
+    def stopped_at(self, state: State) -> str:
+        """Return the step at which a run stopped, and whether its checkpoint is there."""
+        is_saved = self.checkpointer.saved == state.images
+        saved = "saved" if is_saved else "not saved: the newest checkpoint is an older one"
+        return f"stopped at step {state.step} of {self.run.steps}, {saved}"
 
     def finish(self, state: State) -> dict[str, Any]:
         """Write the bundle, judge it as `evaluate` would, and return the summary. Raises ResourceError where the run's
@@ -328,7 +351,7 @@ class Session:
         if self.ranks.is_main:
             task = state.objective.task()
             Bundle(model, task, run.preprocess, provenance, parts=parts).save(self.folder.bundle)
-        val, train = None, {"loss": last_of(self.folder.metrics, "train/loss") if self.ranks.is_main else None}
+        val, train = None, {"loss": last_value(self.folder.metrics, "train/loss") if self.ranks.is_main else None}
         if self.measured.evaluators:
             try:
                 self.last, figures = self.judged(model, "auto")
@@ -337,9 +360,9 @@ class Session:
             val = self.last.summary() if self.measured.prefix == VAL else None
             train |= {} if val else self.last.figures
             if self.ranks.is_main and step == state.step:
-                self.folder.rewind(state.step, but=judgement(state.step, epoch, self.measured.prefix))
+                self.folder.rewind(state.step, but=evaluation_key(state.step, epoch, self.measured.prefix))
                 self.folder.append({"step": state.step, "epoch": epoch, **figures, "seconds": self.meter.seconds})
-            self.warn(state, self.features(self.last))
+            self.warn(state, self.start | validation.feature_history(self.last, self.measured, self.folder.metrics))
         return {
             "model": name_of(run.model),
             "parameters": sum(p.numel() for p in model.parameters()),
@@ -368,31 +391,3 @@ class Session:
             "instead"
         )
         return state.step
-
-
-WORDS = {"threads": "threads", "world": "processes"}
-
-
-def setting_of(run: Run, multilabel: bool) -> Setting:
-    """What the objective of a run is built for."""
-    normalisation, dtype = (run.preprocess.mean, run.preprocess.std), DTYPES[run.precision]
-    classes, repeats = run.data.classes, run.data.repeats
-    return Setting(run.seed, classes, multilabel, run.views, repeats, dtype, normalisation, run.mean_tokens)
-
-
-def recompute(model: Model) -> None:
-    """Have the encoder compute its blocks again in the backward pass, instead of keeping what they made."""
-    for part in model.modules():
-        if isinstance(part, Encoder):
-            part.recompute = True
-
-
-def judgement(step: int, epoch: float, prefix: str = VAL) -> str:
-    """What a line of metrics with the figures of an evaluation has in it."""
-    return f'"step": {step}, "epoch": {json.dumps(epoch)}, "{prefix}'
-
-
-def last_of(path: Path, name: str) -> float | None:
-    """The last value of a figure in a file of metrics; None where there is none, as after a run on a full disk."""
-    values = [line[name] for line in read_lines(path) if name in line]
-    return values[-1] if values else None

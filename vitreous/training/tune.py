@@ -20,6 +20,7 @@ from vitreous.errors import UsageError
 from vitreous.models.config import ModelConfig
 from vitreous.models.families import family_of
 from vitreous.models.zoo import Model
+from vitreous.nn.encoder import Encoder
 from vitreous.training.run import FineTune
 
 HEAD = ("head", "representation")  # what may be new when weights are adopted
@@ -150,3 +151,10 @@ def frozen_state(model: nn.Module, moving: Collection[str] | None = None) -> dic
     if moving is None:
         moving = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     return {name: tensor for name, tensor in model.state_dict().items() if name not in moving}
+
+
+def recompute_blocks(model: Model) -> None:
+    """Have the encoder compute its blocks again in the backward pass, instead of keeping what they made."""
+    for part in model.modules():
+        if isinstance(part, Encoder):
+            part.recompute = True

@@ -15,6 +15,8 @@ from vitreous.data.split import Split
 from vitreous.errors import Interrupted
 from vitreous.evaluation.engine import CHUNK, TorchEngine, readable_mask
 from vitreous.evaluation.evaluator import Evaluator, Outputs, Ragged
+from vitreous.evaluation.rankme import FeatureEvaluator
+from vitreous.evaluation.report import Report
 from vitreous.training.batches import Inputs
 from vitreous.training.ranks import Ranks
 
@@ -41,11 +43,27 @@ def measured(evaluators: Sequence[Evaluator], inputs: Inputs) -> Measured:
     return Measured(train.take(rows), able, TRAINING_IMAGES)
 
 
-def highest(path: Path, name: str) -> float | None:
-    """The largest value of a figure in a file of metrics; None where there is none."""
+def sample_features(images: Measured) -> Measured:
+    """Return at most `SAMPLED` of the images, evenly spread, with metrics of features that need no labels: cheap enough
+    to measure a model before its first step."""
+    rows = np.linspace(0, len(images.split) - 1, min(SAMPLED, len(images.split))).astype(np.int64)
+    return Measured(images.split.take(rows), [FeatureEvaluator()], images.prefix)
+
+
+def feature_history(report: Report, images: Measured, metrics: Path) -> dict[str, float]:
+    """Return the metrics of features of an evaluation, and "highest_rankme", the highest rank in a file of `metrics`,
+    for alarms to compare with."""
+    history = {name: report.figures.get(name) for name in ("rankme", "feature_deviation")}
+    if history["rankme"] is not None:
+        history["highest_rankme"] = max(recorded_values(metrics, f"{images.prefix}rankme"), default=None)
+    return {name: value for name, value in history.items() if value is not None}
+
+
+def recorded_values(path: Path, name: str) -> list[float]:
+    """Return the values of a metric in a file of metrics, in order."""
     lines = path.read_text("utf-8").splitlines() if path.is_file() else []
     values = [json.loads(line)[name] for line in lines if f'"{name}"' in line and line.endswith("}")]
-    return max((value for value in values if value is not None), default=None)
+    return [value for value in values if value is not None]
 
 
 def shared_outputs(

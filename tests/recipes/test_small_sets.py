@@ -1,0 +1,73 @@
+"""Settings of recipes without labels by the size of the set: ours for small ones, the published ones for others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.recipes.test_recipes import derived
+from vitreous.objectives.heads import HeadOptions
+from vitreous.recipes.options import TrainOptions
+from vitreous.recipes.recipe import DatasetInfo
+from vitreous.recipes.small_sets import advise_pretraining
+
+SMALL_IMAGE, PHOTOGRAPH = (32, 32), (300, 400)
+OURS = {"prototypes": 1024, "head_width": 512, "bottleneck": 128, "batch_norm": True, "koleo": 0.1}
+
+
+@pytest.mark.parametrize("recipe", ["dino", "dinov2"])
+@pytest.mark.parametrize("size", [SMALL_IMAGE, PHOTOGRAPH])
+@pytest.mark.parametrize("images", [20, 500, 9_999])
+def test_small_sets_have_a_small_head_and_a_loss_that_keeps_features_apart(recipe, size, images):
+    run = derived(recipe, images=images, size=size)
+    assert {name: getattr(run.objective, name) for name in OURS} == OURS
+    assert run.batch_size == min(64, images // 4) and run.schedules["momentum"].start == 0.99
+    assert (run.schedules["teacher_temperature"].start, run.schedules["teacher_temperature"].end) == (0.04, 0.04)
+
+
+def test_photographs_from_ten_thousand_on_have_the_published_settings():
+    published, run = HeadOptions(), derived("dino", images=10_000)
+    for name in ("prototypes", "head_width", "bottleneck", "batch_norm"):
+        assert getattr(run.objective, name) == getattr(published, name)
+    assert (run.objective.koleo, run.batch_size, run.schedules["momentum"].start) == (0.0, 512, 0.996)
+    assert run.optimizer.name == "adamw" and run.optimizer.lr == pytest.approx(1e-3)
+
+
+def test_a_run_on_a_small_set_logs_its_settings_in_one_line():
+    def lines(*names, **options):
+        notes = []
+        derived(*names, notes=notes, **options)
+        return [note for note in notes if "our settings for small sets" in note]
+
+    (line,) = lines("dino", images=500, size=SMALL_IMAGE)
+    assert line == (
+        "dino takes our settings for small sets, not the published ones: 64 images a step, learning rate 0.002, "
+        "1024 prototypes, KoLeo 0.1, teacher momentum 0.99 to 1, teacher temperature 0.04"
+    )
+    (line,) = lines("dino", images=500, size=SMALL_IMAGE, settings={"objective.koleo": ["0.5"]}, batch_size=32)
+    assert "32 images a step" in line and "KoLeo 0.5" in line  # the settings of this run, not the defaults
+    (line,) = lines("mae", images=500)
+    assert line.endswith("64 images a step, learning rate 0.001, a decoder of 2 blocks of 384")
+    assert not lines("dino", images=10_000) and not lines("small", images=500, size=SMALL_IMAGE)
+
+
+def advice(recipe, images, size, **changes):
+    """What a run is told of pre-training before it starts."""
+    run = derived(recipe, images=images, size=size)
+    run = replace(run, data=replace(run.data, **changes))
+    return advise_pretraining(run, DatasetInfo(images, size, 3), TrainOptions("x", recipe=recipe))
+
+
+@pytest.mark.parametrize("recipe", ["masked-patches", "mae", "dino", "dinov2"])
+def test_a_run_that_leaves_labels_unused_is_told_what_was_measured(recipe):
+    text = advice(recipe, 9_000, SMALL_IMAGE)
+    assert text.startswith(f"the images have labels, and {recipe} learns without them: ")
+    assert {"dino": "53.1 %", "dinov2": "24.1 %"}.get(recipe, "19.8 %") in text and "(docs/pretraining.md)" in text
+    assert "\n" not in text and advice(recipe, 500, PHOTOGRAPH) and not advice(recipe, 10_000, PHOTOGRAPH)
+
+
+def test_without_labels_mae_alone_is_told_of_a_better_objective():
+    assert "use --recipe dino" in advice("mae", 1_200, SMALL_IMAGE, classes=())
+    assert "use --recipe dino" in advice("mae", 1_200, SMALL_IMAGE, classes=("images",))
+    assert not advice("dino", 1_200, SMALL_IMAGE, classes=()) and not advice("mae", 10_000, PHOTOGRAPH, classes=())
