@@ -132,7 +132,7 @@ def test_where_they_cannot_be_read_they_are_counted_and_named(photos, tmp_path, 
     result = say("train", str(photos), "--out", "run", *TRAIN, "--bad-images", "skip", cwd=tmp_path)
     assert result.returncode == 0 and "4 of 16 training images cannot be read and are left out" in result.stderr
     result = say("predict", "run", str(photos / "train" / "ant" / "phone.heic"), cwd=tmp_path)
-    assert result.returncode == 3 and "phone.heic: a HEIC image, which cannot be read here" in result.stderr
+    assert result.returncode == 3 and "a HEIC image, which cannot be read here" in result.stdout
     result = say("data", "check", str(photos), cwd=tmp_path)
     assert result.returncode == 1 and "4 of 20 images cannot be read" in result.stdout
     assert "2 x a HEIC image, which cannot be read here" in result.stdout and "ant/phone.heic" in result.stdout

@@ -137,6 +137,7 @@ def test_openvino_sends_nothing_home(monkeypatch, tmp_path):
     from vitreous.evaluation import openvino
 
     monkeypatch.delenv("CI", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # without graphs, so that they are converted
     monkeypatch.setenv("HOME", str(tmp_path))  # where nobody has said anything about it
     sent = []
     monkeypatch.setattr(sender, "send", lambda self, backend, message: sent.append(message))
@@ -147,6 +148,7 @@ def test_openvino_sends_nothing_home(monkeypatch, tmp_path):
     assert not sent and "CI" not in os.environ
     monkeypatch.setattr(telemetry, once, None)
     monkeypatch.setattr(openvino, "unobserved", nullcontext)
+    monkeypatch.setattr(openvino, "get_or_build", lambda ov, facts, build: build())
     make_engine(build({}).eval(), PREPROCESS, InferenceOptions(engine="openvino"))
     assert sent  # what would have been
 

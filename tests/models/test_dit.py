@@ -71,7 +71,7 @@ def test_names_are_read_and_written():
             configure(wrong)
     with pytest.raises(UsageError, match="heads"):
         replace(TINY, heads=3)
-    with pytest.raises(UsageError, match="image-size"):
+    with pytest.raises(UsageError, match="image size 9x8 is not divisible"):
         replace(TINY, image=(9, 8))
 
 

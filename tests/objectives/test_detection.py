@@ -86,7 +86,7 @@ def test_masks_follow_from_the_data_or_from_the_user(tmp_path):
     once = {"steps": 1, "batch_size": 2, "save_every": 10}
     learned(tmp_path / "boxes", data=boxes, **once)
     assert load_bundle(tmp_path / "boxes" / "model").task == Detection(("cat", "dog", "owl"), masks=False)
-    with pytest.raises(DataError, match=r"no masks[\s\S]*masks false"):
+    with pytest.raises(DataError, match=r"no masks[\s\S]*'objective.masks': \['false'\]"):
         learned(tmp_path / "no", data=boxes, **once, **asking("objective.masks", ["true"]))
     learned(tmp_path / "masks", data=masks, **once)
     assert load_bundle(tmp_path / "masks" / "model").task.masks
@@ -258,7 +258,7 @@ def test_a_federated_loss_counts_frequencies_and_is_a_mean_over_images():
         boxes, scores, labels = objective.deployed().eval()(batch["images"])
     assert len(boxes) == 4 and scores.max() <= 1 and set(labels.flatten().tolist()) <= {0, 1}
     model = replace(configure("ViT-32x2/8", 32), classes=0)
-    with pytest.raises(UsageError, match="scores sigmoid"):
+    with pytest.raises(UsageError, match=r"'objective.scores': \['sigmoid'\]"):
         DetectionConfig(federated=5).check(model, ("a", "b"), Scenes())
     with pytest.raises(UsageError, match="3 frequencies for 2 classes"):
         replace(config, frequencies=(1, 2, 3)).check(model, ("a", "b"), Scenes())

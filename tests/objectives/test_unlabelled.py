@@ -115,7 +115,7 @@ def test_a_healthy_run_does_not_stop(flat, tmp_path):
 
 
 def test_stop_on_collapse_is_refused_where_labels_are_learned(tmp_path):
-    with pytest.raises(UsageError, match="--stop-on-collapse needs an objective without labels, not supervised"):
+    with pytest.raises(UsageError, match="stop_on_collapse needs an objective without labels, not supervised"):
         vitreous.train("digits", out=str(tmp_path / "run"), stop_on_collapse=True, progress=False)
 
 

@@ -120,7 +120,7 @@ def test_the_encoder_sees_no_hidden_pixel_and_a_reconstruction_keeps_the_rest():
 def test_what_cannot_be_hidden_is_refused(config, model, problem):
     with pytest.raises(UsageError, match=problem):
         config.check(model, (), Augment())
-    with pytest.raises(UsageError, match="normalise true"):
+    with pytest.raises(UsageError, match=r"'objective.normalise': \['true'\]"):
         replace(TINY, normalise=False)
 
 

@@ -15,7 +15,7 @@ from tests.data.annotations.writing_scenes import write_coco, write_labelme, wri
 from tests.jobs.test_train_python import TINY
 from vitreous.cli.main import command
 from vitreous.data.sources import open_data
-from vitreous.errors import DataError, UsageError
+from vitreous.errors import DataError, UsageError, as_keywords
 from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.task import choose_recipe
 
@@ -200,7 +200,7 @@ def test_roboflows_coco_is_trained_evaluated_and_predicted(tmp_path, capsys, pol
     settings = {f"objective.{name}": [str(value)] for name, value in SMALL.items()}
     summary = vitreous.train(str(data), out=str(run), settings=settings, **DETECTOR | {"epochs": 1})
     err = capsys.readouterr().err
-    assert f"note: {(MASKS if polygons else BOXES).format(data)}\n" in err and f"note: {note}\n" in err
+    assert f"note: {as_keywords((MASKS if polygons else BOXES).format(data))}\n" in err and f"note: {note}\n" in err
     assert summary["test"]["leading"] == "ap" and summary["val"]["leading"] == "ap"
     assert command(["evaluate", str(run), "--split", "val", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["val"]["leading"] == "ap"

@@ -76,6 +76,7 @@ class Plan:
             return [*base, "--resume"]
         return [
             *base,
+            "--keep-last",  # checkpoints at the intervals of --save-every alone; test_best.py kills runs that keep the best
             *(word for name, value in self.options.items() for word in (f"--{name.replace('_', '-')}", str(value))),
         ]
 

@@ -235,7 +235,7 @@ def test_what_a_run_started_from_counts_too(run, photos, tmp_path):
     rate on `val`."""
     other = tmp_path / "grid" / "trials" / "lr-0.003"
     make_folder(tmp_path / "more", {"train": 4, "val": 2})
-    train(str(tmp_path / "more"), out=str(other), init=str(run), workers=0, **{**TINY, "epochs": 1})
+    train(str(tmp_path / "more"), out=str(other), init=str(run), workers=0, keep_last=True, **{**TINY, "epochs": 1})
     assert asked(other, photos, "--split", "train")[0]["trained_on_images"] == 48
     assert asked(other, "--split", "val")[0]["chosen_on"] == []
     (tmp_path / "grid" / "trials.json").write_text("{}")

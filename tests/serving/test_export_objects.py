@@ -58,7 +58,7 @@ def test_a_program_of_torch_finds_them_too(place, tmp_path):
 
 
 def test_what_is_not_for_detectors_is_refused(place, tmp_path):
-    with pytest.raises(UsageError, match="dynamic-size"):
+    with pytest.raises(UsageError, match="dynamic_size"):
         export(place / "model", "onnx", tmp_path / "m.onnx", [str(place / "photos")], dynamic_size=True)
     with pytest.raises(UsageError, match="int8 is not for detectors"):
         export(place / "model", "onnx", tmp_path / "m.onnx", [str(place / "photos")], quantize="int8")

@@ -168,7 +168,7 @@ def test_a_process_that_dies_ends_all_and_the_run_goes_on_from_there(folder, tmp
         job(folder, tmp_path / "two", 2, options={"resume": True}),
     )
     assert codes[1][1] == -9 and codes[1][0] == 6, (codes, errors)  # by itself, not by the limit
-    assert "another process of the run is gone" in errors and "--resume" in errors
+    assert "another process of the run is gone" in errors and "resume=True" in errors, errors
     assert codes[2] == [0, 0]
     assert outcome(tmp_path / "two")[:3] == outcome(tmp_path / "one")[:3]
 

@@ -182,7 +182,7 @@ def make_engine(
     if how.merge_tokens < 0:
         raise UsageError(f"--merge-tokens must be at least 0, not {how.merge_tokens}")
     if how.engine == "compiled" and not device.startswith("cuda"):
-        raise UsageError(f"--engine compiled is for GPUs, not for {device}", "use --engine torch or openvino")
+        raise UsageError(f"--engine compiled is for GPUs, not for {device}", "use --engine torch")
     if how.engine == "openvino":
         if preprocess.native:
             problem = "--engine openvino computes images of one size, not pictures at their own aspect"

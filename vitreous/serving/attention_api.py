@@ -180,21 +180,21 @@ def round_digits(values: np.ndarray) -> np.ndarray:
 
 
 def attention_picture(bundle: Bundle, pixels: np.ndarray, asked: AttentionRequest) -> bytes:
-    """The model's input (C, *image), dark where the map is low (arXiv:2010.11929, Fig. 6): a PNG, of clips an animated
-    GIF. Raises UsageError."""
+    """Return the model's input (C, *image) with the attention map over it (`heat_map`; the map is that of
+    arXiv:2010.11929, Fig. 6): a PNG, of clips an animated GIF. Raises UsageError."""
     import torch
 
-    from vitreous.reports.pages.thumbnails import enlarge, gif_of, multiply_map, rgb_frames
+    from vitreous.reports.pages.thumbnails import enlarge, gif_of, heat_map, rgb_frames, scale_map
 
     if "all" in (asked.layer, asked.head):
         name = "layer" if asked.layer == "all" else "head"
         raise bad_parameter(name, "all", "one for a picture; format=json has them all")
     selected, grid, prefix = attention_rows(bundle, pixels, asked)
     weights = selected[prefix:].reshape(-1, *grid[-2:])
-    weights = weights / max(float(weights.max()), 1e-12)
+    weights = scale_map(weights)
     frames = [enlarge(frame, SIDE) for frame in rgb_frames(torch.from_numpy(pixels))]
     maps = np.repeat(weights, len(frames) // len(weights), 0)
-    shown = [multiply_map(frame, values) for frame, values in zip(frames, maps, strict=True)]
+    shown = [heat_map(frame, values) for frame, values in zip(frames, maps, strict=True)]
     return gif_of(shown) if len(grid) == 3 else png_of(shown[0])
 
 

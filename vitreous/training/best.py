@@ -22,7 +22,7 @@ class Best:
 
     `step`: the optimiser step after which it was made, 0 before the first; `epoch` the same in epochs. `value` is its
     leading figure, called `figure`, of which the higher or lower is `better`. `evaluations`: how many were made;
-    `since`: how many after the best one, none of them better.
+    `since`: how many after the first one of this value, none of them better.
     """
 
     step: int = 0
@@ -40,12 +40,14 @@ class Best:
         return (self.value if self.better == "higher" or not self.step else -self.value), -self.nll
 
     def after(self, report: Report, step: int, epoch: float) -> Best:
-        """The best of these evaluations and a further one."""
+        """The best of these evaluations and a further one; of equal ones without an NLL, as of a detector that finds
+        nothing yet, the later, which does not restart `since`."""
         figure, value = report.leading
         nll = report.figures.get("nll")
         nll = math.inf if nll is None or not math.isfinite(nll) else nll
-        if report.score > self.score:
-            return Best(step, epoch, figure, value, nll, self.evaluations + 1, better=report.better)
+        if report.score > self.score or (report.score == self.score and nll == math.inf):
+            since = 0 if report.score > self.score else self.since + 1
+            return Best(step, epoch, figure, value, nll, self.evaluations + 1, since, better=report.better)
         return replace(self, evaluations=self.evaluations + 1, since=self.since + 1)
 
     def exhausted(self, run: Run) -> bool:
