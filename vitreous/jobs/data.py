@@ -11,7 +11,9 @@ import numpy as np
 from vitreous.config import set_paths
 from vitreous.cores import default_workers
 from vitreous.data.annotations.learnable import require_learnable
+from vitreous.data.annotations.map_symmetry import MapSymmetry, measure_symmetry
 from vitreous.data.annotations.painted import find_objects, has_masks, paint_classes, with_masks
+from vitreous.data.annotations.target import AnnotatedSplit, axes_of
 from vitreous.data.buckets import assign, measure_forms
 from vitreous.data.copies.listing import excluded as names_in
 from vitreous.data.copies.listing import staying
@@ -27,6 +29,7 @@ from vitreous.progress import Listener
 from vitreous.recipes.channels import detect_info, measure_channels
 from vitreous.recipes.derive import advise_weights, apply, derive, objective_of
 from vitreous.recipes.options import TrainOptions
+from vitreous.recipes.registry import find
 from vitreous.recipes.task import choose_recipe
 from vitreous.training.batches import Inputs
 from vitreous.training.folder import Folder
@@ -110,8 +113,10 @@ def derive_run(
     for note in start.notes if start else ():
         listener.note(note)
     info = replace(detect_info(opened, options, start), masks=has_masks(opened))
-    info = replace(info, images=options.images or info.images)
+    info = replace(info, images=options.images or info.images, symmetry=choose_symmetry(opened, options))
     run = derive(options, opened, info, start, listener.note)
+    if info.symmetry is not None:
+        listener.note(info.symmetry.text)
     run = replace(run, objective=run.objective.located(run.model, run.data.classes))
     if forms is not None:
         run = with_buckets(run, options, forms, listener.note)
@@ -124,6 +129,18 @@ def derive_run(
     if options.workers is None:
         run = replace(run, data=replace(run.data, workers=0 if run.data.cache else count_workers(run, split)))
     return run
+
+
+def choose_symmetry(opened: Data, options: TrainOptions) -> MapSymmetry | None:
+    """Measure which flips and quarter turns the training images allow; None where the recipe does not choose by it, for
+    volumes, and where the options set any of them."""
+    split = opened.split("train")
+    named = find(options.recipe) if options.recipe else None
+    if named is None or not named.by_symmetry or not isinstance(split, AnnotatedSplit) or axes_of(split) != 2:
+        return None
+    if any(f"views.{name}" in options.settings for name in ("flip", "flip_vertical", "turn")):
+        return None
+    return measure_symmetry(split, opened.classes)
 
 
 def can_cache(split: Split, run: Run) -> bool:
