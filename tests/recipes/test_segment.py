@@ -81,7 +81,7 @@ def test_a_resumed_run_keeps_the_choice_and_is_bit_identical(streets, tmp_path, 
     with pytest.raises(KeyError, match="stopped"):
         stop = {name: value for name, value in options.items() if name != "progress"}
         vitreous.train(str(streets), out=str(tmp_path / "stopped"), listener=StopAfter(12), **stop)
-    monkeypatch.setattr(data_job, "measure_symmetry", None)  # a call would raise
+    monkeypatch.setattr(data_job, "measure_maps", None)  # a call would raise
     vitreous.train(out=str(tmp_path / "stopped"), resume=True, progress=False)
     assert flips_of(tmp_path / "stopped") == (0.5, 0.0, False)
     whole, stopped = (load_bundle(tmp_path / name / "model").model.state_dict() for name in ("whole", "stopped"))
@@ -90,12 +90,12 @@ def test_a_resumed_run_keeps_the_choice_and_is_bit_identical(streets, tmp_path, 
 
 @pytest.mark.parametrize("name", ["swin-upernet", "adapter-upernet", "dinov2-segment", "detect", "photos"])
 def test_other_recipes_do_not_read_class_maps(streets, name, monkeypatch):
-    monkeypatch.setattr(data_job, "measure_symmetry", None)
-    assert data_job.choose_symmetry(open_data(streets), TrainOptions(str(streets), recipe=name)) is None
-    assert not RECIPES[name].by_symmetry
+    monkeypatch.setattr(data_job, "measure_maps", None)
+    assert data_job.measure_for_recipe(open_data(streets), TrainOptions(str(streets), recipe=name)) is None
+    assert not RECIPES[name].by_maps
 
 
 def test_volumes_are_not_measured(tmp_path, monkeypatch):
-    monkeypatch.setattr(data_job, "measure_symmetry", None)
+    monkeypatch.setattr(data_job, "measure_maps", None)
     solids = open_data(write_solids(tmp_path / "data"))
-    assert data_job.choose_symmetry(solids, TrainOptions(str(tmp_path), recipe="segment")) is None
+    assert data_job.measure_for_recipe(solids, TrainOptions(str(tmp_path), recipe="segment")) is None

@@ -11,9 +11,10 @@ import numpy as np
 from vitreous.config import set_paths
 from vitreous.cores import default_workers
 from vitreous.data.annotations.learnable import require_learnable
-from vitreous.data.annotations.map_symmetry import MapSymmetry, measure_symmetry
+from vitreous.data.annotations.map_statistics import MapStatistics, measure_maps
 from vitreous.data.annotations.painted import find_objects, has_masks, paint_classes, with_masks
 from vitreous.data.annotations.target import AnnotatedSplit, axes_of
+from vitreous.data.augmentation.scenes import Scenes
 from vitreous.data.buckets import assign, measure_forms
 from vitreous.data.copies.listing import excluded as names_in
 from vitreous.data.copies.listing import staying
@@ -39,6 +40,7 @@ from vitreous.weights.adopt import starting_point
 
 PARALLEL = 2_000  # pictures from which it pays to start processes for a first look at them
 UTILISED = 0.6  # of the machine's peak that a training step reaches
+FLIPS = {"views.flip", "views.flip_vertical", "views.turn"}
 SCREENED = 20_000  # files up to which a data set is decoded once before training, to name what cannot be read
 
 
@@ -113,10 +115,10 @@ def derive_run(
     for note in start.notes if start else ():
         listener.note(note)
     info = replace(detect_info(opened, options, start), masks=has_masks(opened))
-    info = replace(info, images=options.images or info.images, symmetry=choose_symmetry(opened, options))
+    info = replace(info, images=options.images or info.images, maps=measure_for_recipe(opened, options))
     run = derive(options, opened, info, start, listener.note)
-    if info.symmetry is not None:
-        listener.note(info.symmetry.text)
+    for text in describe_choices(run, info.maps, options) if info.maps else ():
+        listener.note(text)
     run = replace(run, objective=run.objective.located(run.model, run.data.classes))
     if forms is not None:
         run = with_buckets(run, options, forms, listener.note)
@@ -131,16 +133,28 @@ def derive_run(
     return run
 
 
-def choose_symmetry(opened: Data, options: TrainOptions) -> MapSymmetry | None:
-    """Measure which flips and quarter turns the training images allow; None where the recipe does not choose by it, for
-    volumes, and where the options set any of them."""
+def measure_for_recipe(opened: Data, options: TrainOptions) -> MapStatistics | None:
+    """Measure the class maps of the training images where the recipe chooses by them, or balanced class weights are
+    asked for; None elsewhere."""
     split = opened.split("train")
     named = find(options.recipe) if options.recipe else None
-    if named is None or not named.by_symmetry or not isinstance(split, AnnotatedSplit) or axes_of(split) != 2:
+    if named is None or named.objective.annotated != "classes" or not isinstance(split, AnnotatedSplit):
         return None
-    if any(f"views.{name}" in options.settings for name in ("flip", "flip_vertical", "turn")):
-        return None
-    return measure_symmetry(split, opened.classes)
+    chooses = named.by_maps and axes_of(split) == 2
+    return measure_maps(split, opened.classes) if chooses or options.class_weights == "balanced" else None
+
+
+def describe_choices(run: Run, maps: MapStatistics, options: TrainOptions) -> list[str]:
+    """What was chosen by the statistics of class maps and not set by options, a line each."""
+    notes = []
+    if isinstance(run.views, Scenes) and not FLIPS & options.settings.keys():
+        notes.append(maps.symmetry.text)
+    weights = getattr(run.objective, "class_weights", ())
+    if weights and options.class_weights is None and "objective.class_weights" not in options.settings:
+        share, name = min((share, name) for share, name in zip(maps.shares, run.data.classes, strict=True) if share)
+        text = f"class weights of the loss: {min(weights):.3g} to {max(weights):.3g}, as {printable(name)} has"
+        notes.append(f"{text} {share:.2%} of the pixels; to have none, set --class-weights even")
+    return notes
 
 
 def can_cache(split: Split, run: Run) -> bool:

@@ -35,8 +35,7 @@ from vitreous.weights.tasks import Segmentation, Task
 class SegmentationConfig(ObjectiveConfig):
     """Cross-entropy of pixels, and the Dice loss of classes, `dice` times (arXiv:1606.04797).
 
-    `dice_classes`: the Dice loss of an image is the mean over all classes, or over those `present` in its crop;
-    `class_weights` has the weight of each class in the cross-entropy, empty: all have the same.
+    `class_weights` has the weight of each class in the cross-entropy; if it is empty, all weigh the same.
     `head`, `head_width` and `head_dropout` are those of `SegmenterConfig`. `adapter`: a ViT gets convolutions beside
     it, with group or batch norm, and its head maps of four strides (`models.configs.adapter`); `adapter_tokens` is
     `token_source` of `AdapterConfig`. Raises UsageError for values out of range.
@@ -51,7 +50,6 @@ class SegmentationConfig(ObjectiveConfig):
     adapter: Adapter = "none"
     adapter_tokens: TokenSource = "interaction"
     dice: float = 1.0
-    dice_classes: Literal["all", "present"] = "all"
     class_weights: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
@@ -116,7 +114,7 @@ class SegmentationObjective(Objective):
         logits, classes = self.model(batch["images"]).float(), batch["classes"].long()
         config = self.config
         entropy = pixel_cross_entropy(logits, classes, self.class_weights)
-        dice = dice_loss(logits, classes, config.dice_classes) if config.dice else entropy.new_zeros(())
+        dice = dice_loss(logits, classes) if config.dice else entropy.new_zeros(())
         return {"loss": entropy + config.dice * dice, "cross_entropy": entropy.detach(), "dice": dice.detach()}
 
     def deployed(self) -> Model:
@@ -150,12 +148,9 @@ def pixel_cross_entropy(logits: Tensor, classes: Tensor, weights: Tensor | None 
     return (rows.flatten(1).sum(1) / (total.clamp(min=1) if weights is None else total.clamp(min=1e-6))).mean()
 
 
-def dice_loss(
-    logits: Tensor, classes: Tensor, counted: Literal["all", "present"] = "all", smooth: float = 1.0
-) -> Tensor:
+def dice_loss(logits: Tensor, classes: Tensor, smooth: float = 1.0) -> Tensor:
     """(B, K, *image) float32, (B, *image) int64 -> a scalar: the mean over images and classes of 1 - Dice, of
-    probabilities p and one-hot classes y (arXiv:1606.04797, with plain sums in the denominator). With `counted`
-    "present", the mean of an image is over the classes that have a pixel in it.
+    probabilities p and one-hot classes y (arXiv:1606.04797, with plain sums in the denominator).
 
         1 - (2 sum(p y) + smooth) / (sum(p) + sum(y) + smooth), over the pixels that have a class
     """
@@ -163,10 +158,5 @@ def dice_loss(
     shares = logits.softmax(1) * known
     wanted = torch.zeros_like(shares).scatter_(1, classes[:, None].clamp(min=0), 1.0) * known
     axes = tuple(range(2, logits.ndim))
-    pixels = wanted.sum(axes)
-    overlap, total = (shares * wanted).sum(axes), shares.sum(axes) + pixels
-    losses = 1 - (2 * overlap + smooth) / (total + smooth)
-    if counted == "all":
-        return losses.mean()
-    present = pixels > 0
-    return ((losses * present).sum(1) / present.sum(1).clamp(min=1)).mean()
+    overlap, total = (shares * wanted).sum(axes), shares.sum(axes) + wanted.sum(axes)
+    return (1 - (2 * overlap + smooth) / (total + smooth)).mean()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vitreous.data.annotations.map_symmetry import MapSymmetry
+from vitreous.data.annotations.map_statistics import MapSymmetry
 from vitreous.data.augmentation.scenes import Scenes
 from vitreous.data.augmentation.volumes import VolumeViews
 from vitreous.data.preprocess import HALF, IMAGENET
@@ -37,7 +37,7 @@ def segment(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Ru
     batch = max(1, min(8, facts.images // 2))
     epochs = SHOWN.epochs(facts.images)
     parts = common(replace_fields(model, {"dropout": 0.0, "drop_path": 0.0}), facts)
-    symmetry = facts.symmetry or MapSymmetry()
+    symmetry = facts.maps.symmetry if facts.maps else MapSymmetry()
     flips = {"flip": 0.5 * symmetry.flip, "flip_vertical": 0.5 * symmetry.flip_vertical, "turn": symmetry.turn}
     preprocess, views = parts["preprocess"], Scenes(**flips, jitter=(0.2, 0.2, 0.2))
     if len(model.image) == 3:
@@ -216,13 +216,13 @@ DENSE = (
         segment,
         "a class for every pixel, a few hundred images",
         "tuned here",
-        models=("ViT-192x6/16",),
+        models=("Conv+ViT-128x4/8",),
         solid="ViT-192x6/8x8x8",
         image=fixed_side(ANNOTATED_IMAGE["classes"][0]),
         objective=SegmentationConfig,
         lengths=(("images", SHOWN), ("volumes", VOLUMES_SHOWN)),
         data="photographs",
         floor=8,
-        by_symmetry=True,
+        by_maps=True,
     ),
 )

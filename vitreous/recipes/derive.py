@@ -8,6 +8,7 @@ from typing import Any
 
 from vitreous.config import set_paths
 from vitreous.cores import default_workers
+from vitreous.data.annotations.map_statistics import balance_classes
 from vitreous.data.augmentation.volumes import VolumeViews
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Data
@@ -18,6 +19,7 @@ from vitreous.models.cost import macs
 from vitreous.models.defaults import SMALL
 from vitreous.models.names import name_of
 from vitreous.objectives.base import ObjectiveConfig
+from vitreous.objectives.segmentation import SegmentationConfig
 from vitreous.objectives.supervised import SupervisedConfig, balanced
 from vitreous.recipes.architecture import architecture
 from vitreous.recipes.names import OWN
@@ -76,7 +78,7 @@ def derive(
     run = apply(scale_batch(run, recipe, options, note), options)
     run = limit_warmup(run, recipe, own_length(recipe, base), options, note)
     run = warm_up_average(run, recipe, own_length(recipe, base), options, note)
-    run = replace(run, objective=fitted_to_labels(run.objective, data, options))
+    run = replace(run, objective=fitted_to_labels(run.objective, data, options, facts))
     if options.compile is None and device.startswith("cuda") and not (run.reproducible or run.preprocess.native):
         run = replace(run, compile=6 * macs(run.model) * run.total > COMPILE_GAIN)
     if options.shards is None and run.reproducible:
@@ -130,20 +132,26 @@ def objective_of(options: TrainOptions) -> type[ObjectiveConfig]:
     return find(options.recipe).objective if options.recipe else SupervisedConfig
 
 
-def fitted_to_labels(objective: ObjectiveConfig, data: Data, options: TrainOptions) -> ObjectiveConfig:
+def fitted_to_labels(
+    objective: ObjectiveConfig, data: Data, options: TrainOptions, facts: DatasetInfo
+) -> ObjectiveConfig:
     """The objective with a loss for the labels that images have, and the class weights that were asked for.
 
     Raises UsageError for a loss that cannot have such labels, and for balance where no labels are learned from.
     """
     drawn = objective.labelled or (objective.generates and data.labelled)  # images may be drawn by their class
     word = "--sampling" if options.sampling == "balanced" and not drawn else ""
-    word = "--class-weights" if options.class_weights == "balanced" and not objective.labelled else word
+    weighted = objective.labelled or isinstance(objective, SegmentationConfig)
+    word = "--class-weights" if options.class_weights == "balanced" and not weighted else word
     if word:
         raise UsageError(f"{word} balanced reads labels, and {objective.name} learns without them", "leave it out")
     if options.sampling == "repeat-factor" and not (drawn or objective.annotated):
         problem = f"--sampling repeat-factor reads labels, and {objective.name} learns without them"
         raise UsageError(problem, "leave it out")
     objective = objective.fitted(data.split("train").labels)
+    if isinstance(objective, SegmentationConfig) and "objective.class_weights" not in options.settings:
+        balance = facts.maps is not None and options.class_weights != "even"
+        return replace(objective, class_weights=balance_classes(facts.maps.shares) if balance else ())
     if not isinstance(objective, SupervisedConfig):
         return objective
     if data.multilabel and objective.loss == "softmax":

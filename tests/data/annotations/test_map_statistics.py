@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.data.annotations.streets import STREET, draw_fields, draw_nuclei, draw_street
-from vitreous.data.annotations.map_symmetry import MAX_MAPS, MapSymmetry, is_fixed, measure_symmetry
+from vitreous.data.annotations.map_statistics import MAX_MAPS, MapSymmetry, balance_classes, is_fixed, measure_maps
 from vitreous.data.annotations.target import IGNORE, no_objects
 from vitreous.errors import DataError
 
@@ -31,7 +31,7 @@ class Maps:
 
 
 def measured(maps, names=STREET, **others) -> MapSymmetry:
-    return measure_symmetry(Maps(list(maps), **others), names)
+    return measure_maps(Maps(list(maps), **others), names).symmetry
 
 
 def allowed(maps, **others) -> tuple[bool, bool, bool]:
@@ -109,7 +109,7 @@ def test_maps_are_spread_over_the_split_and_the_same_each_time():
             return super().target(sample)
 
     split = Counted([draw_nuclei(0)] * (3 * MAX_MAPS))
-    assert measure_symmetry(split, STREET) == measure_symmetry(split, STREET)
+    assert measure_maps(split, STREET) == measure_maps(split, STREET)
     assert len(read) == 2 * MAX_MAPS and read[:MAX_MAPS] == read[MAX_MAPS:]
     assert read[0] == 0 and read[MAX_MAPS - 1] == 3 * MAX_MAPS - 1
 
@@ -124,3 +124,12 @@ def test_small_offsets_and_single_images_are_not_fixed():
     assert is_fixed(np.full((50, 2), 0.05), 0.03, 0.15)
     assert not is_fixed(np.array([[0.4, np.nan], [np.nan, 0.3]]), 0.03, 0.15)  # each class on one image
     assert not is_fixed(np.where(np.arange(50) % 2, 0.3, -0.3)[:, None], 0.03, 0.15)
+
+
+def test_shares_are_of_labelled_pixels_and_weights_those_of_enet():
+    half = np.zeros((10, 10), np.uint8)
+    half[:5] = 255
+    half[5, :5] = 2
+    assert measure_maps(Maps([half] * 3), ("a", "b", "c")).shares == (0.9, 0.0, 0.1)
+    assert measure_maps(Maps([]), ("a", "b")).shares == (0.0, 0.0)
+    assert balance_classes((0.9, 0.0, 0.1)) == (1.533, 50.5, 8.824)
