@@ -64,6 +64,12 @@ def test_a_dry_run_shows_the_choice_once_and_options_replace_it(streets, capsys)
     assert "augmentation:" not in capsys.readouterr().err
 
 
+def test_an_option_replaces_one_choice_alone(streets, tmp_path):
+    options = OPTIONS | {"settings": OPTIONS["settings"] | {"views.flip": ["0.25"], "views.turn": ["true"]}}
+    vitreous.train(str(streets), out=str(tmp_path / "run"), steps=1, **options)
+    assert flips_of(tmp_path / "run") == (0.25, 0.0, True)
+
+
 class StopAfter(NullListener):
     """Stop a run, as a crash would, after so many images."""
 
