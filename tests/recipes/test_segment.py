@@ -1,6 +1,7 @@
 """`--recipe segment` chooses flips and quarter turns by the class maps, once: stored, resumed, and set by options."""
 
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from vitreous.recipes.registry import RECIPES
 from vitreous.training.folder import Folder
 from vitreous.weights.bundle import load_bundle
 
-OPTIONS = {
+OPTIONS: dict[str, Any] = {
     "recipe": "segment", "model": "ViT-16x1/8", "image_size": 16, "batch_size": 4, "workers": 0, "device": "cpu",
     "precision": "fp32", "evaluate_every": 10**6, "progress": False, "settings": {"objective.head_width": ["8"]},
 }  # fmt: skip
@@ -44,7 +45,7 @@ def write_nuclei(home):
 
 
 def flips_of(out) -> tuple[float, float, bool]:
-    views = Folder(out).run().views
+    views: Any = Folder(out).run().views
     return views.flip, views.flip_vertical, views.turn
 
 
@@ -65,7 +66,9 @@ def test_a_dry_run_shows_the_choice_once_and_options_replace_it(streets, capsys)
 
 
 def test_an_option_replaces_one_choice_alone(streets, tmp_path):
-    options = OPTIONS | {"settings": OPTIONS["settings"] | {"views.flip": ["0.25"], "views.turn": ["true"]}}
+    options: dict[str, Any] = OPTIONS | {
+        "settings": OPTIONS["settings"] | {"views.flip": ["0.25"], "views.turn": ["true"]}
+    }
     vitreous.train(str(streets), out=str(tmp_path / "run"), steps=1, **options)
     assert flips_of(tmp_path / "run") == (0.25, 0.0, True)
 
@@ -82,10 +85,10 @@ class StopAfter(NullListener):
 
 
 def test_a_resumed_run_keeps_the_choice_and_is_bit_identical(streets, tmp_path, monkeypatch):
-    options = OPTIONS | {"steps": 4, "save_every": 2, "log_every": 1}
+    options: dict[str, Any] = OPTIONS | {"steps": 4, "save_every": 2, "log_every": 1}
     vitreous.train(str(streets), out=str(tmp_path / "whole"), **options)
     with pytest.raises(KeyError, match="stopped"):
-        stop = {name: value for name, value in options.items() if name != "progress"}
+        stop: dict[str, Any] = {name: value for name, value in options.items() if name != "progress"}
         vitreous.train(str(streets), out=str(tmp_path / "stopped"), listener=StopAfter(12), **stop)
     monkeypatch.setattr(data_job, "measure_maps", None)  # a call would raise
     vitreous.train(out=str(tmp_path / "stopped"), resume=True, progress=False)

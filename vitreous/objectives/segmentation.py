@@ -102,6 +102,7 @@ class SegmentationObjective(Objective):
     capturable: ClassVar[bool] = True
 
     logged = ("cross_entropy", "dice")
+    class_weights: Tensor | None
 
     def __init__(self, model: Model, config: SegmentationConfig, setting: Setting) -> None:
         super().__init__()

@@ -150,8 +150,8 @@ def fitted_to_labels(
         raise UsageError(problem, "leave it out")
     objective = objective.fitted(data.split("train").labels)
     if isinstance(objective, SegmentationConfig) and "objective.class_weights" not in options.settings:
-        balance = facts.maps is not None and options.class_weights != "even"
-        return replace(objective, class_weights=balance_classes(facts.maps.shares) if balance else ())
+        shares = facts.maps.shares if facts.maps and options.class_weights != "even" else ()
+        return replace(objective, class_weights=balance_classes(shares))
     if not isinstance(objective, SupervisedConfig):
         return objective
     if data.multilabel and objective.loss == "softmax":

@@ -1,12 +1,20 @@
 """Which flips and turns class maps allow: streets one mirror, nuclei and fields all, from ten maps on."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.data.annotations.streets import STREET, draw_fields, draw_nuclei, draw_street
-from vitreous.data.annotations.map_statistics import MAX_MAPS, MapSymmetry, balance_classes, is_fixed, measure_maps
+from vitreous.data.annotations.map_statistics import (
+    MAX_MAPS,
+    MapStatistics,
+    MapSymmetry,
+    balance_classes,
+    is_fixed,
+    measure_maps,
+)
 from vitreous.data.annotations.target import IGNORE, no_objects
 from vitreous.errors import DataError
 
@@ -30,8 +38,13 @@ class Maps:
         return no_objects(classes.shape, np.where(classes == 255, IGNORE, classes))
 
 
-def measured(maps, names=STREET, **others) -> MapSymmetry:
-    return measure_maps(Maps(list(maps), **others), names).symmetry
+def statistics(maps, names=STREET, **others) -> MapStatistics:
+    split: Any = Maps(list(maps), **others)
+    return measure_maps(split, names)
+
+
+def measured(maps, **others) -> MapSymmetry:
+    return statistics(maps, **others).symmetry
 
 
 def allowed(maps, **others) -> tuple[bool, bool, bool]:
@@ -108,7 +121,7 @@ def test_maps_are_spread_over_the_split_and_the_same_each_time():
             read.append(sample)
             return super().target(sample)
 
-    split = Counted([draw_nuclei(0)] * (3 * MAX_MAPS))
+    split: Any = Counted([draw_nuclei(0)] * (3 * MAX_MAPS))
     assert measure_maps(split, STREET) == measure_maps(split, STREET)
     assert len(read) == 2 * MAX_MAPS and read[:MAX_MAPS] == read[MAX_MAPS:]
     assert read[0] == 0 and read[MAX_MAPS - 1] == 3 * MAX_MAPS - 1
@@ -130,6 +143,6 @@ def test_shares_are_of_labelled_pixels_and_weights_those_of_enet():
     half = np.zeros((10, 10), np.uint8)
     half[:5] = 255
     half[5, :5] = 2
-    assert measure_maps(Maps([half] * 3), ("a", "b", "c")).shares == (0.9, 0.0, 0.1)
-    assert measure_maps(Maps([]), ("a", "b")).shares == (0.0, 0.0)
+    assert statistics([half] * 3, ("a", "b", "c")).shares == (0.9, 0.0, 0.1)
+    assert statistics([], ("a", "b")).shares == (0.0, 0.0)
     assert balance_classes((0.9, 0.0, 0.1)) == (1.533, 50.5, 8.824)

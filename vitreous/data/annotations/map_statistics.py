@@ -1,5 +1,5 @@
-"""Statistics of class maps that augmentation and losses are chosen by: which flips and quarter turns they allow, and how
-frequent each class is.
+"""Statistics of class maps that choose augmentation and class weights: the flips and quarter turns that they allow, and
+the share of each class.
 
 A street has its sky above its road, so an image that is upside down shows nothing that occurs. Nuclei and aerial images
 have no such order, and flips and turns multiply their training images.
@@ -130,13 +130,11 @@ def measure_offsets(maps: Iterable[np.ndarray], classes: int) -> Offsets:
     """Measure where the K `classes` lie in each of n class maps (H, W) int32 and how their borders run."""
     measured: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
     for one in maps:
-        positions = (mean_position(one, classes, axis) for axis in (0, 1))
-        between = [count_borders(one, classes, axis) for axis in (0, 1)]
+        rows, columns = (count_borders(one, classes, axis) for axis in (0, 1))
         with np.errstate(invalid="ignore"):
-            directions = (between[0] - between[1]) / (between[0] + between[1])
-        measured.append((*positions, directions))
-    rows = np.array(measured).reshape(-1, 3, classes)
-    return Offsets(rows[:, 0], rows[:, 1], rows[:, 2])
+            directions = (rows - columns) / (rows + columns)
+        measured.append((mean_position(one, classes, 0), mean_position(one, classes, 1), directions))
+    return Offsets(*np.array(measured).reshape(-1, 3, classes).transpose(1, 0, 2))
 
 
 def mean_position(classes_map: np.ndarray, classes: int, axis: int) -> np.ndarray:
@@ -156,7 +154,7 @@ def count_borders(classes_map: np.ndarray, classes: int, axis: int) -> np.ndarra
     other another class."""
     first, second = (np.moveaxis(classes_map, axis, 0)[part] for part in (slice(None, -1), slice(1, None)))
     border = (first != second) & (first != IGNORE) & (second != IGNORE)
-    return sum(np.bincount(side[border], None, classes) for side in (first, second))
+    return np.bincount(first[border], None, classes) + np.bincount(second[border], None, classes)
 
 
 def is_fixed(offsets: np.ndarray, noise: float, least: float) -> bool:
