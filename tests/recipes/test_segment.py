@@ -9,7 +9,7 @@ from PIL import Image
 
 import vitreous
 from tests.data.annotations.solids import write_solids
-from tests.data.annotations.streets import draw_nuclei, write_streets
+from tests.data.annotations.streets import STREET, draw_nuclei, write_streets
 from vitreous.cli.main import command
 from vitreous.data.sources import open_data
 from vitreous.jobs import data as data_job
@@ -95,6 +95,38 @@ def test_a_resumed_run_keeps_the_choice_and_is_bit_identical(streets, tmp_path, 
     assert flips_of(tmp_path / "stopped") == (0.5, 0.0, False)
     whole, stopped = (load_bundle(tmp_path / name / "model").model.state_dict() for name in ("whole", "stopped"))
     assert all(torch.equal(whole[name], stopped[name]) for name in whole)
+
+
+def weights_of(data, out, **others) -> tuple[float, ...]:
+    vitreous.train(str(data), out=str(out), steps=1, **OPTIONS | others)
+    objective: Any = Folder(out).run().objective
+    return objective.class_weights
+
+
+def test_rare_classes_weigh_more_and_options_replace_it(streets, tmp_path):
+    weights = dict(zip(STREET, weights_of(streets, tmp_path / "default"), strict=True))
+    assert weights["road"] < weights["car"] < weights["bicyclist"] and len(weights) == 11
+    assert weights["bicyclist"] == 7.015 and weights["road"] < 2
+    assert weights_of(streets, tmp_path / "even", class_weights="even") == ()
+    settings = OPTIONS["settings"] | {"objective.class_weights": [str(1 + k) for k in range(11)]}
+    assert weights_of(streets, tmp_path / "set", settings=settings) == tuple(float(1 + k) for k in range(11))
+
+
+def test_two_classes_weigh_the_same_unless_balance_is_asked_for(tmp_path):
+    data = write_nuclei(tmp_path / "data")
+    assert weights_of(data, tmp_path / "default") == ()
+    background, nucleus = weights_of(data, tmp_path / "balanced", class_weights="balanced")
+    assert 1.19 < background < nucleus < 7.1
+
+
+def test_a_dry_run_shows_the_class_weights(streets, capsys):
+    words = ["--model", "ViT-16x1/8", "--image-size", "16", "--steps", "2", "--device", "cpu", "--workers", "0"]
+    assert command(["train", str(streets), "--dry-run", *words]) == 0
+    note = "7.01, as bicyclist has 0.05% of the pixels; to have none, set --class-weights even\n"
+    shown = capsys.readouterr().err
+    assert shown.count("note: class weights of the loss: 1.") == 1 and shown.count(note) == 1
+    assert command(["train", str(streets), "--dry-run", *words, "--class-weights", "even"]) == 0
+    assert "class weights" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["swin-upernet", "adapter-upernet", "dinov2-segment", "detect", "photos"])

@@ -36,6 +36,7 @@ __all__ = ["DatasetInfo", "apply", "derive"]
 
 LARGER = 1.25  # times what a model sees: such a volume is scaled to it
 COMPILE_GAIN = 1e17  # FLOPs of a run on a GPU from which compiling blocks, about 20 s for 8 % of the time, pays
+MIN_WEIGHED = 3  # classes of pixels; of two the Dice loss balances alone
 CANONICAL = 4  # parts of a step whose sum is the same for 1, 2 and 4 processes
 
 Note = Callable[[str], None]
@@ -150,8 +151,7 @@ def fitted_to_labels(
         raise UsageError(problem, "leave it out")
     objective = objective.fitted(data.split("train").labels)
     if isinstance(objective, SegmentationConfig) and "objective.class_weights" not in options.settings:
-        shares = facts.maps.shares if facts.maps and options.class_weights != "even" else ()
-        return replace(objective, class_weights=balance_classes(shares))
+        return replace(objective, class_weights=weigh_pixels(facts, options))
     if not isinstance(objective, SupervisedConfig):
         return objective
     if data.multilabel and objective.loss == "softmax":
@@ -165,6 +165,14 @@ def fitted_to_labels(
         weights = balanced(labels, classes) if options.class_weights == "balanced" else ()
         objective = replace(objective, class_weights=weights)
     return objective
+
+
+def weigh_pixels(facts: DatasetInfo, options: TrainOptions) -> tuple[float, ...]:
+    """The weight of each class in the loss of pixels, by the statistics of class maps: for `MIN_WEIGHED` classes or
+    more, or where the options ask for balance; else, and without statistics, none."""
+    shares = facts.maps.shares if facts.maps else ()
+    chosen = options.class_weights or ("balanced" if len(shares) >= MIN_WEIGHED else "even")
+    return balance_classes(shares) if chosen == "balanced" else ()
 
 
 def advise_weights(run: Run) -> str:
