@@ -112,7 +112,7 @@ def test_rare_classes_weigh_more_and_options_replace_it(streets, tmp_path):
     assert weights_of(streets, tmp_path / "set", settings=settings) == tuple(float(1 + k) for k in range(11))
 
 
-def test_two_classes_weigh_the_same_unless_balance_is_asked_for(tmp_path):
+def test_few_classes_weigh_the_same_unless_balance_is_asked_for(tmp_path):
     data = write_nuclei(tmp_path / "data")
     assert weights_of(data, tmp_path / "default") == ()
     background, nucleus = weights_of(data, tmp_path / "balanced", class_weights="balanced")

@@ -216,7 +216,7 @@ DENSE = (
         segment,
         "a class for every pixel, a few hundred images",
         "tuned here",
-        models=("Conv+ViT-128x4/8",),
+        models=("ViT-192x6/16",),
         solid="ViT-192x6/8x8x8",
         image=fixed_side(ANNOTATED_IMAGE["classes"][0]),
         objective=SegmentationConfig,

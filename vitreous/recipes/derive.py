@@ -36,7 +36,7 @@ __all__ = ["DatasetInfo", "apply", "derive"]
 
 LARGER = 1.25  # times what a model sees: such a volume is scaled to it
 COMPILE_GAIN = 1e17  # FLOPs of a run on a GPU from which compiling blocks, about 20 s for 8 % of the time, pays
-MIN_WEIGHED = 3  # classes of pixels; of two the Dice loss balances alone
+MIN_WEIGHED = 8  # classes of pixels; weights raised mIoU with 11 classes and lowered it with 3
 CANONICAL = 4  # parts of a step whose sum is the same for 1, 2 and 4 processes
 
 Note = Callable[[str], None]
