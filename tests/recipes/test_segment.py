@@ -10,8 +10,11 @@ from PIL import Image
 import vitreous
 from tests.data.annotations.solids import write_solids
 from tests.data.annotations.streets import STREET, draw_nuclei, write_streets
+from tests.data.annotations.writing_scenes import write_coco
 from vitreous.cli.main import command
+from vitreous.data.annotations.map_statistics import MapSymmetry
 from vitreous.data.sources import open_data
+from vitreous.errors import UsageError
 from vitreous.jobs import data as data_job
 from vitreous.progress import NullListener
 from vitreous.recipes.options import TrainOptions
@@ -134,6 +137,16 @@ def test_other_recipes_do_not_read_class_maps(streets, name, monkeypatch):
     monkeypatch.setattr(data_job, "measure_maps", None)
     assert data_job.measure_for_recipe(open_data(streets), TrainOptions(str(streets), recipe=name)) is None
     assert not RECIPES[name].by_maps
+
+
+def test_balance_is_for_volumes_and_refused_for_boxes(tmp_path):
+    solids = write_solids(tmp_path / "solids")
+    options = TrainOptions(str(solids), recipe="segment", class_weights="balanced")
+    maps = data_job.measure_for_recipe(open_data(solids), options)
+    assert maps is not None and maps.symmetry == MapSymmetry() and sum(maps.shares) == pytest.approx(1)
+    squares = write_coco(tmp_path / "squares")
+    with pytest.raises(UsageError, match="--class-weights balanced reads labels"):
+        vitreous.train(str(squares), recipe="detect", class_weights="balanced", image_size=64, progress=False)
 
 
 def test_volumes_are_not_measured(tmp_path, monkeypatch):

@@ -147,7 +147,7 @@ def measure_for_recipe(opened: Data, options: TrainOptions) -> MapStatistics | N
 def describe_choices(run: Run, maps: MapStatistics, options: TrainOptions) -> list[str]:
     """What was chosen by the statistics of class maps and not set by options, a line each."""
     notes = []
-    if isinstance(run.views, Scenes) and not FLIPS & options.settings.keys():
+    if find(run.recipe).by_maps and isinstance(run.views, Scenes) and not FLIPS & options.settings.keys():
         notes.append(maps.symmetry.text)
     weights = getattr(run.objective, "class_weights", ())
     if weights and options.class_weights is None and "objective.class_weights" not in options.settings:
