@@ -55,6 +55,32 @@ def test_losses_are_those_of_loops_over_pixels_that_have_a_class():
     assert (logits.grad.movedim(1, -1)[truth == IGNORE] == 0).all() and logits.grad.isfinite().all()
 
 
+def test_class_weights_are_those_of_a_weighted_mean_over_pixels():
+    logits, truth = drawn()
+    weights = torch.tensor([0.5, 1.0, 4.0, 2.0])
+    for image in (0, 1):
+        kept = truth[image] != IGNORE
+        expected = torch.nn.functional.cross_entropy(logits[image][:, kept].T, truth[image][kept], weights)
+        assert pixel_cross_entropy(logits[image : image + 1], truth[image : image + 1], weights).item() == (
+            pytest.approx(expected.item(), abs=1e-6)
+        )
+    assert pixel_cross_entropy(logits[2:], truth[2:], weights) == 0  # no pixel has a class
+    unweighted, even = (pixel_cross_entropy(logits, truth, one) for one in (None, torch.full((4,), 3.0)))
+    assert even.item() == pytest.approx(unweighted.item(), abs=1e-6)
+
+
+@pytest.mark.parametrize("weights", [(1.0, 0.0), (1.0, -1.0), (1.0, math.inf), (1.0, math.nan)])
+def test_class_weights_that_cannot_be_are_refused(weights):
+    with pytest.raises(UsageError, match="class_weights must be finite and above 0"):
+        SegmentationConfig(class_weights=weights)
+
+
+def test_class_weights_are_one_for_each_class():
+    config = SegmentationConfig(class_weights=(1.0, 2.0))
+    with pytest.raises(UsageError, match="2 class weights for 3 classes"):
+        config.check(configure("ViT-32x2/8"), ("a", "b", "c"), Scenes())
+
+
 def test_a_run_learns_masks_and_is_judged_on_the_test_split(tmp_path):
     for split, count in (("train", 16), ("val", 4), ("test", 4)):
         write_maps(tmp_path / "data" / split, count, "")

@@ -93,7 +93,7 @@ def test_a_run_learns_and_its_page_shows_middle_planes(home, run):
     assert as_it_did["test"]["dice"] == pytest.approx(summary["test"]["dice"], abs=1e-6)
     document = vitreous.evaluate(str(run), device="cpu", precision="fp32")
     page = (run / "report.html").read_text()
-    assert page.count("data:image/") >= 12 and "Dice of an image" in page
+    assert page.count("data:image/") >= 12 and "Dice per image" in page
     split, predictor, own = open_data(home).split("test"), vitreous.load(run, precision="fp32"), []
     for sample in range(len(split)):
         answer = predictor.segment(split.raw(sample)).classes == 1

@@ -75,7 +75,7 @@ def test_images_are_those_of_sample(site, place, tmp_path):
     sample(place, tmp_path / "cats.png", progress=False, **options)
     assert status == 200 and headers["Content-Type"] == "image/png"
     grids = [np.asarray(Image.open(one)).astype(int) for one in (io.BytesIO(png), tmp_path / "cats.png")]
-    assert grids[0].shape == grids[1].shape == (18, 18, 3) and np.abs(grids[0] - grids[1]).max() <= 1
+    assert grids[0].shape == grids[1].shape == (286, 258, 3) and np.abs(grids[0] - grids[1]).max() <= 1
 
 
 def test_without_a_class_images_are_of_the_classes_in_turn(site):

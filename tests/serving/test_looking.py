@@ -18,6 +18,7 @@ from vitreous.errors import UsageError, WeightsError
 from vitreous.inspection.positions import embeddings
 from vitreous.inspection.rollout import looks_of
 from vitreous.models.zoo import create
+from vitreous.reports.pages.thumbnails import scale_map
 from vitreous.serving.attention_api import (
     AttentionRequest,
     abilities,
@@ -160,7 +161,7 @@ def test_a_resnet_shows_its_filters_alone():
 def test_a_png_is_light_where_the_weights_are():
     bundle, grey = bundle_of(), np.full((3, *SIZE), 200, np.uint8)
     found = asked(bundle, kind="raw", layer="0", head="1", query="0,0")
-    weights = np.array(attention(bundle, grey, found)["weights"])
+    weights = scale_map(np.array(attention(bundle, grey, found)["weights"]))
     picture = Image.open(io.BytesIO(attention_picture(bundle, grey, found))).convert("L")
     side = picture.width // 5
     shown = np.asarray(picture, float)[side // 2 :: side, side // 2 :: side]

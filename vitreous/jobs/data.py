@@ -11,8 +11,10 @@ import numpy as np
 from vitreous.config import set_paths
 from vitreous.cores import default_workers
 from vitreous.data.annotations.learnable import require_learnable
+from vitreous.data.annotations.map_statistics import MapStatistics, measure_maps
 from vitreous.data.annotations.painted import find_objects, has_masks, paint_classes, with_masks
-from vitreous.data.annotations.target import kind_of
+from vitreous.data.annotations.target import AnnotatedSplit, axes_of, kind_of
+from vitreous.data.augmentation.scenes import Scenes
 from vitreous.data.buckets import assign, measure_forms
 from vitreous.data.copies.listing import excluded as names_in
 from vitreous.data.copies.listing import staying
@@ -29,6 +31,7 @@ from vitreous.progress import Listener
 from vitreous.recipes.channels import detect_info, measure_channels
 from vitreous.recipes.derive import advise_weights, apply, derive, objective_of
 from vitreous.recipes.options import FROM_SCRATCH, TrainOptions
+from vitreous.recipes.registry import find
 from vitreous.recipes.small_sets import advise_pretraining
 from vitreous.recipes.task import choose_recipe
 from vitreous.training.batches import Inputs
@@ -40,6 +43,7 @@ from vitreous.weights.adopt import starting_point
 PARALLEL = 2_000  # pictures from which it pays to start processes for a first look at them
 WITHOUT_LABELS = ("mae", "dino", "dinov2", "dit")  # recipes that are offered for pictures without labels
 UTILISED = 0.6  # of the machine's peak that a training step reaches
+FLIPS = {"views.flip", "views.flip_vertical", "views.turn"}
 SCREENED = 20_000  # files up to which a data set is decoded once before training, to name what cannot be read
 
 
@@ -128,8 +132,10 @@ def derive_run(
     for note in start.notes if start else ():
         listener.note(note)
     info = replace(detect_info(opened, options, start), masks=has_masks(opened))
-    info = replace(info, images=options.images or info.images)
+    info = replace(info, images=options.images or info.images, maps=measure_for_recipe(opened, options))
     run = derive(options, opened, info, start, listener.note)
+    for text in describe_choices(run, info.maps, options) if info.maps else ():
+        listener.note(text)
     run = replace(run, objective=run.objective.located(run.model, run.data.classes))
     if forms is not None:
         run = with_buckets(run, options, forms, listener.note)
@@ -143,6 +149,30 @@ def derive_run(
     if options.workers is None:
         run = replace(run, data=replace(run.data, workers=0 if run.data.cache else count_workers(run, split)))
     return run
+
+
+def measure_for_recipe(opened: Data, options: TrainOptions) -> MapStatistics | None:
+    """Measure the class maps of the training images where the recipe chooses by them, or balanced class weights are
+    asked for; None elsewhere."""
+    split = opened.split("train")
+    named = find(options.recipe) if options.recipe else None
+    if named is None or named.objective.annotated != "classes" or not isinstance(split, AnnotatedSplit):
+        return None
+    chooses = named.by_maps and axes_of(split) == 2
+    return measure_maps(split, opened.classes) if chooses or options.class_weights == "balanced" else None
+
+
+def describe_choices(run: Run, maps: MapStatistics, options: TrainOptions) -> list[str]:
+    """What was chosen by the statistics of class maps and not set by options, a line each."""
+    notes = []
+    if find(run.recipe).by_maps and isinstance(run.views, Scenes) and not FLIPS & options.settings.keys():
+        notes.append(maps.symmetry.text)
+    weights = getattr(run.objective, "class_weights", ())
+    if weights and options.class_weights is None and "objective.class_weights" not in options.settings:
+        share, name = min((share, name) for share, name in zip(maps.shares, run.data.classes, strict=True) if share)
+        text = f"class weights of the loss: {min(weights):.3g} to {max(weights):.3g}, as {printable(name)} has"
+        notes.append(f"{text} {share:.2%} of the pixels; to have none, set --class-weights even")
+    return notes
 
 
 def can_cache(split: Split, run: Run) -> bool:

@@ -5,6 +5,7 @@ B images of C channels, K classes; a pixel whose class is IGNORE is not learned 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -34,6 +35,7 @@ from vitreous.weights.tasks import Segmentation, Task
 class SegmentationConfig(ObjectiveConfig):
     """Cross-entropy of pixels, and the Dice loss of classes, `dice` times (arXiv:1606.04797).
 
+    `class_weights` has the weight of each class in the cross-entropy; if it is empty, all weigh the same.
     `head`, `head_width` and `head_dropout` are those of `SegmenterConfig`. `adapter`: a ViT gets convolutions beside
     it, with group or batch norm, and its head maps of four strides (`models.configs.adapter`); `adapter_tokens` is
     `token_source` of `AdapterConfig`. Raises UsageError for values out of range.
@@ -48,16 +50,22 @@ class SegmentationConfig(ObjectiveConfig):
     adapter: Adapter = "none"
     adapter_tokens: TokenSource = "interaction"
     dice: float = 1.0
+    class_weights: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if self.dice < 0:
             raise UsageError(f"dice is not below 0, and {self.dice} is")
+        if not all(math.isfinite(weight) and weight > 0 for weight in self.class_weights):
+            raise UsageError("objective.class_weights must be finite and above 0")
 
     def check(self, model: ModelConfig, classes: tuple[str, ...], views: Any) -> None:
         """Raise UsageError for views without class maps, and a model that no dense head fits."""
         kind = Scenes if len(model.image) == 2 else VolumeViews
         if not isinstance(views, kind):
             raise UsageError(f"segmentation takes views of the kind {kind.name} here", "leave --views.name out")
+        if self.class_weights and len(self.class_weights) != len(classes):
+            problem = f"{len(self.class_weights)} class weights for {len(classes)} classes"
+            raise UsageError(problem, "set one for each class with --objective.class_weights")
         self.segmenter(model, max(2, len(classes)))
 
     def segmenter(self, backbone: ModelConfig, classes: int) -> SegmenterConfig:
@@ -94,17 +102,21 @@ class SegmentationObjective(Objective):
     capturable: ClassVar[bool] = True
 
     logged = ("cross_entropy", "dice")
+    class_weights: Tensor | None
 
     def __init__(self, model: Model, config: SegmentationConfig, setting: Setting) -> None:
         super().__init__()
         self.config, self.setting = config, setting
         self.model = Segmenter(config.segmenter(model.config, len(setting.classes)), model)
+        weights = torch.tensor(config.class_weights) if config.class_weights else None
+        self.register_buffer("class_weights", weights, persistent=False)
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         logits, classes = self.model(batch["images"]).float(), batch["classes"].long()
-        entropy = pixel_cross_entropy(logits, classes)
-        dice = dice_loss(logits, classes) if self.config.dice else entropy.new_zeros(())
-        return {"loss": entropy + self.config.dice * dice, "cross_entropy": entropy.detach(), "dice": dice.detach()}
+        config = self.config
+        entropy = pixel_cross_entropy(logits, classes, self.class_weights)
+        dice = dice_loss(logits, classes) if config.dice else entropy.new_zeros(())
+        return {"loss": entropy + config.dice * dice, "cross_entropy": entropy.detach(), "dice": dice.detach()}
 
     def deployed(self) -> Model:
         """The backbone with its head."""
@@ -123,15 +135,18 @@ class SegmentationObjective(Objective):
         return 6 * macs(self.model.config)
 
 
-def pixel_cross_entropy(logits: Tensor, classes: Tensor) -> Tensor:
-    """(B, K, *image) float32, (B, *image) int64 -> a scalar in nats: the mean over the pixels of each image that have a
-    class, then over the images; 0 for an image where none has.
+def pixel_cross_entropy(logits: Tensor, classes: Tensor, weights: Tensor | None = None) -> Tensor:
+    """(B, K, *image) float32, (B, *image) int64, (K,) float32 -> a scalar in nats: the mean over the pixels of each
+    image that have a class, weighted by the weight of their class, then over the images; 0 for an image where none has.
 
-        for each image: sum(-log p[class of i] for pixels i with a class) / number of them
+        for each image: sum(-w[class of i] log p[class of i] for pixels i with a class) / sum(w[class of i])
     """
     known = classes != IGNORE
-    rows = F.cross_entropy(logits, classes.where(known, 0), reduction="none") * known
-    return (rows.flatten(1).sum(1) / known.flatten(1).sum(1).clamp(min=1)).mean()
+    targets = classes.where(known, 0)
+    share = known if weights is None else known * weights[targets]
+    rows = F.cross_entropy(logits, targets, reduction="none") * share
+    total = share.flatten(1).sum(1)
+    return (rows.flatten(1).sum(1) / (total.clamp(min=1) if weights is None else total.clamp(min=1e-6))).mean()
 
 
 def dice_loss(logits: Tensor, classes: Tensor, smooth: float = 1.0) -> Tensor:

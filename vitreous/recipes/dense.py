@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from vitreous.data.annotations.map_statistics import MapSymmetry
 from vitreous.data.augmentation.scenes import Scenes
 from vitreous.data.augmentation.volumes import VolumeViews
 from vitreous.data.preprocess import HALF, IMAGENET
@@ -27,15 +28,18 @@ def segment(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Ru
 
     vitreous train DATA --recipe NAME
 
-    DATA has masks beside its images. Parts of 256 pixels are cut out of images scaled by 1/2 to 2, flipped and turned
-    by quarters; cross-entropy and Dice loss; Muon moves matrices and filters. Weights of any kind go in by --init;
-    their blocks then move more slowly than the head, by layer decay. Volumes are learned in parts of the size of the
-    first of them, at most 64 voxels a side, scaled along each axis, turned, with other intensities and noise.
+    DATA has masks beside its images. Parts of 256 pixels are cut out of images scaled by 1/2 to 2. Flips and quarter
+    turns are those that the class maps of the training images allow (docs/dense.md). The loss is cross-entropy and
+    Dice; Muon moves matrices and filters. Weights of any kind go in by --init; their blocks then move more slowly than
+    the head, by layer decay. Volumes are learned in parts of the size of the first of them, at most 64 voxels a side,
+    scaled along each axis, turned, with other intensities and noise.
     """
     batch = max(1, min(8, facts.images // 2))
     epochs = SHOWN.epochs(facts.images)
     parts = common(replace_fields(model, {"dropout": 0.0, "drop_path": 0.0}), facts)
-    preprocess, views = parts["preprocess"], Scenes(flip=0.5, flip_vertical=0.5, turn=True, jitter=(0.2, 0.2, 0.2))
+    symmetry = facts.maps.symmetry if facts.maps else MapSymmetry()
+    flips = {"flip": 0.5 * symmetry.flip, "flip_vertical": 0.5 * symmetry.flip_vertical, "turn": symmetry.turn}
+    preprocess, views = parts["preprocess"], Scenes(**flips, jitter=(0.2, 0.2, 0.2))
     if len(model.image) == 3:
         zeros, ones = (0.0,) * model.channels, (1.0,) * model.channels
         preprocess, views = replace(preprocess, numbers="voxels", mean=zeros, std=ones), VolumeViews()
@@ -219,5 +223,6 @@ DENSE = (
         lengths=(("images", SHOWN), ("volumes", VOLUMES_SHOWN)),
         data="photographs",
         floor=8,
+        by_maps=True,
     ),
 )

@@ -106,7 +106,8 @@ class TrainOptions(WeightsOptions):
     """sigmoid: each class a question of its own, for images with several labels (default: from the recipe and the
     labels)."""
     class_weights: Literal["even", "balanced"] | None = None
-    """balanced: rare classes weigh more in the loss (default: even)."""
+    """balanced: rare classes weigh more in the loss, in segmentation classes of few pixels (default: from the
+    recipe)."""
     sampling: Literal["even", "balanced", "repeat-factor"] | None = None
     """balanced: every class is shown as often as any other; repeat-factor: images of rare classes are shown more often,
     as LVIS has it (default: from the recipe)."""

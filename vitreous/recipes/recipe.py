@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from inspect import getdoc
 from typing import Any, Literal
 
+from vitreous.data.annotations.map_statistics import MapStatistics
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.latents import Latents
 from vitreous.data.preprocess import HALF, Preprocess
@@ -35,7 +36,8 @@ JUDGED = 224 / 256  # of the short side: the centre that a pre-trained model is 
 class DatasetInfo:
     """What the data say: how many training images, their size (height, width), of volumes (depth, height, width), of
     clips (frames, height, width), channels and numbers (`Preprocess`), whether they have masks of objects, of what
-    they are latents, if any, and whether some of the clips are pictures, of one frame."""
+    they are latents, if any, whether some of the clips are pictures, of one frame, and for recipes that choose by them
+    the statistics of the class maps."""
 
     images: int
     size: tuple[int, ...]
@@ -44,6 +46,7 @@ class DatasetInfo:
     masks: bool = False
     latents: Latents | None = None
     stills: bool = False
+    maps: MapStatistics | None = None
 
 
 #: data set -> what it is, and its classes; the sizes of photographs are examples
@@ -101,7 +104,8 @@ class Recipe:
     volumes, if it takes any; `clips`: the one for clips up to 64 pixels, where that is no classifier; `mixed`: the one
     for such clips and pictures together. `lengths`: where the number of images decides the epochs, how, for each kind
     of model; the first is that of the first model. `grid` holds the learning rates to choose from, and `hold_out` the
-    share of the training images to choose on, if its table has one.
+    share of the training images to choose on, if its table has one. `by_maps`: its augmentation and class weights are
+    chosen by the class maps (`DatasetInfo.maps`).
     """
 
     name: str
@@ -127,6 +131,7 @@ class Recipe:
     lengths: tuple[tuple[str, Length], ...] = ()
     grid: tuple[float, ...] = (0.001, 0.003, 0.01, 0.03)
     hold_out: float | None = None
+    by_maps: bool = False
 
     @property
     def text(self) -> str:

@@ -15,7 +15,7 @@ from vitreous.errors import UsageError, printable
 from vitreous.recipes.options import TrainOptions
 
 #: options of `train` that classification alone has
-CLASSIFICATION_OPTIONS = ("lr_grid", "loss", "class_weights", "label_smoothing", "mixup", "cutmix")
+CLASSIFICATION_OPTIONS = ("lr_grid", "loss", "label_smoothing", "mixup", "cutmix")
 MANY_NUMBERS = 20  # different numbers as labels from which they may be counts
 FEW_IMAGES = 5  # of a number, below which it is hardly a class
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from vitreous.data.annotations.drawing import png_of
 from vitreous.generation.samplers import State
+from vitreous.reports.pages.picture_grid import enlarge
 from vitreous.serving.http.model import Served
 from vitreous.serving.http.refusal import Refusal
 from vitreous.serving.http.sample_request import SampleRequest
@@ -99,9 +100,11 @@ class SampleJob:
         return [answer | {"seconds": round(time.monotonic() - began, 4)}]
 
     def grid(self, inputs: list[Any]) -> list[Any]:
-        """The images as one PNG, or why there are none."""
+        """Return the images as one PNG, as `sample` writes it, or the refusal."""
         try:
-            return [png_of(grid_of([one.picture for one in self.compute()], self.columns))]
+            samples = self.compute()
+            captions = [one.name for one in samples] if any(one.name for one in samples) else []
+            return [png_of(grid_of(enlarge([one.picture for one in samples]), self.columns, captions))]
         except Refusal as refusal:
             return [refusal]
 
