@@ -12,7 +12,7 @@ from vitreous.errors import FOREIGN_OPTIONS, OPTION_WORDS, UsageError, as_keywor
 
 #: words that follow an option in a sentence
 SENTENCE = """
-above adds and are at belong beside cannot changes chooses compares copies costs counts decodes each frames goes has
+exclude that above adds and are at belong beside cannot changes chooses compares copies costs counts decodes each frames goes has
 hides images is it keeps makes must name names needs nearer of on or out places plans reads samples say says sets
 smaller still takes than the to trains vectors where which with writes
 """

@@ -49,8 +49,8 @@ reveal_type(model.num_features)  # int
 reveal_type(vitreous.ViT(vitreous.ViTConfig())(images))  # Tensor
 vitreous.save(model, "mine", classes=["cat", "dog"])
 predictor = vitreous.load("runs/pets", precision="fp32")
-reveal_type(predictor.predict("dog.jpg"))  # Prediction
-reveal_type(predictor.predict(["dog.jpg"], top=3))  # list[Prediction]
+reveal_type(predictor.predict("dog.jpg"))  # Prediction | Any
+reveal_type(predictor.predict(["dog.jpg"], top=3))  # list[Prediction] | Any
 reveal_type(predictor.segment("dog.jpg"))  # ClassMap
 reveal_type(predictor.detect(["dog.jpg"], tiles=True))  # list[ImageObjects]
 vitreous.train("photos", epochs=3, model="ViT-S/16", lr_grid=[0.1, 0.2], settings={"optimizer.betas": ["0.9", "0.95"]})

@@ -237,6 +237,8 @@ class LoaderKeywords(TypedDict, total=False):
     evaluate_every: int | None
     save_every: int | None
     keep_best: bool
+    keep_last: bool
+    stop_on_collapse: bool
     early_stop: int | None
     keep: int | None
     log_to: (

@@ -159,14 +159,15 @@ def test_a_resnet_shows_its_filters_alone():
 
 
 def test_a_png_is_light_where_the_weights_are():
-    bundle, grey = bundle_of(), np.full((3, *SIZE), 200, np.uint8)
+    bundle, grey = bundle_of(), np.zeros((3, *SIZE), np.uint8)
     found = asked(bundle, kind="raw", layer="0", head="1", query="0,0")
     weights = scale_map(np.array(attention(bundle, grey, found)["weights"]))
     picture = Image.open(io.BytesIO(attention_picture(bundle, grey, found))).convert("L")
     side = picture.width // 5
     shown = np.asarray(picture, float)[side // 2 :: side, side // 2 :: side]
     assert picture.width >= 448 and shown.shape == (4, 5) and shown.argmax() == weights.argmax()
-    assert np.corrcoef(shown.ravel(), weights.ravel())[0, 1] > 0.99
+    ranks = [values.ravel().argsort().argsort() for values in (shown, weights)]
+    assert np.corrcoef(*ranks)[0, 1] > 0.98
 
 
 def test_positions_are_the_cosines_of_their_embeddings():

@@ -164,9 +164,9 @@ class Predictor:
             how: Any = {"bad_images": bad_images}
             if self.card.object_classes:
                 how["threshold"] = THRESHOLD if threshold is None else threshold
-            found: Any = self.detect(images, **how) if self.card.object_classes else self.segment(images, **how)
-            on_images(1 if is_image(images) else len(found))
-            return found
+            scenes: Any = self.detect(images, **how) if self.card.object_classes else self.segment(images, **how)
+            on_images(1 if is_image(images) else len(scenes))
+            return scenes
         answers = Predictions()
         asked = self.asked(top, threshold, abstain)
         for chunk in self.predictions(as_items(images, self.card.preprocess), asked, bad_images):
