@@ -85,8 +85,8 @@ def painted(monkeypatch):
             masks=model.config.masks,
         )
 
-    for module in (scenes, page):
-        monkeypatch.setattr(module, "make_engine", make)
+    monkeypatch.setattr(scenes, "evaluation_engine", make)
+    monkeypatch.setattr(page, "make_engine", make)
 
 
 def test_the_document_has_the_figures_of_coco(bundles, painted, tmp_path):
