@@ -94,7 +94,7 @@ def test_the_document_has_the_figures_of_coco(bundles, painted, tmp_path):
     document = evaluate(bundles / "masks", truth, workers=0, report=tmp_path / "page.html")
     split, engine = (
         data_for(bundles / "masks", truth, None, labelled=False)[1].split("test"),
-        scenes.make_engine(model, None),
+        scenes.evaluation_engine(model, None),
     )
     pairs = []
     for sample in range(6):
