@@ -48,7 +48,7 @@ def describe_overfitting(lines: list[dict[str, Any]]) -> str:
     return (
         f"validation loss was lowest at epoch {epoch:.3g} ({lowest:.3g}) and rose by "
         f"{last / lowest - 1:.0%} to {last:.3g} at epoch {last_epoch:.3g}, while training loss fell from "
-        f"{train_then:.3g} to {train_now:.3g}. Train for fewer epochs, add augmentation, or use --keep-best."
+        f"{train_then:.3g} to {train_now:.3g}. Train for fewer epochs, add augmentation, or use --early-stop 5."
     ).replace("%", " %")
 
 
