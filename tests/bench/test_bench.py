@@ -90,7 +90,7 @@ def test_a_ratio_is_withheld_where_rounds_differ_more(ours, peer, ratio, reason)
     race = report.Race(WORK, lanes, [])
     row = report.rows(race)[0]
     assert (row["ratio"], row["ratio_withheld"]) == (ratio and pytest.approx(ratio), reason)
-    assert report.withheld(race) == ([f"no ratio of vitreous, default: {reason}"] if reason else [])
+    assert report.describe_withheld_ratios(race) == ([f"no ratio of vitreous, default: {reason}"] if reason else [])
     assert report.table(race)[1][0][2] == ("-" if reason else "3.05")
     assert (f"No ratio of vitreous, default: {reason}." in report.markdown([race], "bench", 3)) == bool(reason)
 

@@ -69,6 +69,7 @@ def cache_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("VITREOUS_ENGINE_CHOICE")
     monkeypatch.setattr(engine_choice, "MIN_PASS_SECONDS", 0.0)
+    monkeypatch.setattr(engine_choice, "MIN_PASSES", 0)
     monkeypatch.setattr(engine_choice, "WORTHWHILE_SECONDS", {"openvino": 0.0, "compiled": 0.0})
     monkeypatch.setattr(OtherEngine, "built", 0)
     return tmp_path / "cache" / "vitreous" / "engines"
@@ -204,6 +205,20 @@ def test_jobs_that_torch_finishes_soon_are_not_measured(bundle, other, monkeypat
     assert chosen_runtime(bundle, images=math.inf).how.engine == "openvino" and races == [1]
     monkeypatch.setattr(engine_choice, "MIN_PASS_SECONDS", 60.0)
     assert chosen_runtime(bundle, images=math.inf).how.engine == "torch"
+
+
+def test_jobs_of_few_passes_cost_nothing(bundle, other, monkeypatch):
+    set_race(monkeypatch, torch=0.5, openvino=0.25)
+    monkeypatch.setattr(engine_choice, "MIN_PASSES", 10)
+    runtime = TorchRuntime(bundle, AUTO)
+    passes, part = [], runtime.engine.part
+    monkeypatch.setattr(runtime.engine, "part", lambda pixels: (passes.append(1), part(pixels))[1])
+    batch_size = runtime.part * torch.get_num_threads()
+    runtime.choose_engine(10 * batch_size - 1)
+    assert not passes and runtime.how.engine == "torch"
+    runtime = TorchRuntime(bundle, AUTO)
+    runtime.choose_engine(10 * batch_size)
+    assert runtime.how.engine == "openvino"
 
 
 def test_openvino_itself_agrees_and_its_graph_is_read_from_the_cache(bundle, monkeypatch, cache_folder):

@@ -15,7 +15,7 @@ from tests.conftest import make_folder
 from vitreous.data.preprocess import Preprocess
 from vitreous.jobs import default_weights
 from vitreous.jobs.data import prepare_data
-from vitreous.jobs.default_weights import FEW_PHOTOGRAPHS, candidates, find_weights, is_reachable
+from vitreous.jobs.default_weights import FEW_PHOTOGRAPHS, candidate_weights, find_weights, is_reachable
 from vitreous.models.config import ViTConfig
 from vitreous.models.vit import ViT
 from vitreous.recipes.options import TrainOptions
@@ -95,10 +95,13 @@ def test_other_runs_start_from_scratch(photos, at_hand, options):
 
 def test_a_model_that_is_named_gets_its_own_weights_alone():
     named = [
-        [row.name for row in candidates(TrainOptions(model=name))] for name in ("vit_small_patch16_224", "Swin-S/4")
+        [row.name for row in candidate_weights(TrainOptions(model=name))]
+        for name in ("vit_small_patch16_224", "Swin-S/4")
     ]
     assert named == [["vit-s16-augreg", "vit-s16-augreg-in1k-384", "deit-s16"], ["swin-s4"]]
-    assert candidates(TrainOptions(model="ViT-32x2/8")) == [] and candidates(TrainOptions())[0].name == NAME
+    assert (
+        candidate_weights(TrainOptions(model="ViT-32x2/8")) == [] and candidate_weights(TrainOptions())[0].name == NAME
+    )
 
 
 def test_many_or_small_photographs_start_from_scratch(tmp_path, photos, at_hand, monkeypatch):

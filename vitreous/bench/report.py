@@ -109,7 +109,7 @@ def ratio_of(lane: Lane, base: Lane | None) -> tuple[float | None, str | None]:
     return ratio, None
 
 
-def withheld(race: Race) -> list[str]:
+def describe_withheld_ratios(race: Race) -> list[str]:
     """A line for each ratio that is withheld, with the reason."""
     return [
         f"no ratio of {row['contender']}, {row['settings']}: {row['ratio_withheld']}"
@@ -184,7 +184,7 @@ def markdown(races: list[Race], command: str, rounds: int) -> str:
         ratios = f"Ratios are to {base.contender.label}." if base else "Nobody could."
         lines += [f"## {race.work.title()}", "", ratios, "", "| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
         lines += ["| " + " | ".join(row) + " |" for row in body] + [""]
-        lines += [f"{line[:1].upper()}{line[1:]}.\n" for line in withheld(race)]
+        lines += [f"{line[:1].upper()}{line[1:]}.\n" for line in describe_withheld_ratios(race)]
         if any(lane.profile for lane in race.lanes):
             head, body = profile_table(race)
             lines += ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]

@@ -73,7 +73,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         console.say()
         head, rows = report.table(race)
         console.table([race.work.title(), *head[1:]], rows)
-        for line in report.withheld(race):
+        for line in report.describe_withheld_ratios(race):
             console.say(line)
         if options.profile:
             console.say()

@@ -42,6 +42,7 @@ from vitreous.version import __version__
 TOLERANCE = {"fp32": 1e-4, "bf16": 2e-2}
 #: PyTorch's seconds for the whole job from which building the alternative can pay off
 WORTHWHILE_SECONDS = {"openvino": 30.0, "compiled": 120.0}
+MIN_PASSES = 10  # of a job: shorter ones are not timed, as timing takes two passes
 #: PyTorch's seconds for one pass below which no alternative is tried, however long the job
 MIN_PASS_SECONDS = 2e-3
 RACE_SECONDS, MAX_ROUNDS = 2.0, 20
@@ -80,7 +81,7 @@ def choose_engine(
     torch_options = replace(options, engine="torch")
     baseline = baseline or make_engine(model, preprocess, torch_options)
     torch_choice = EngineChoice(baseline, torch_options)
-    if (name := alternative_engine(model, preprocess, options)) is None:
+    if total_images < MIN_PASSES * batch_size or (name := alternative_engine(model, preprocess, options)) is None:
         return torch_choice
     pixels = preprocess.noise(batch_size)
     expected = compute(baseline, pixels)
@@ -195,8 +196,13 @@ def race_facts(model: Model, preprocess: Preprocess, precision: str, device: str
         "device": torch.cuda.get_device_name(picked) if picked.startswith("cuda") else picked,
         "processor": [processor(), *sorted(name for name, has in capabilities().items() if has)],
         "threads": torch.get_num_threads(),
-        "versions": {"vitreous": __version__} | {name: installed_version(name) for name in ("torch", "openvino")},
+        "versions": library_versions(),
     }
+
+
+def library_versions() -> dict[str, str | None]:
+    """Return the versions of the libraries whose speed is compared; None for one that is not installed."""
+    return {"vitreous": __version__} | {name: installed_version(name) for name in ("torch", "openvino")}
 
 
 def is_faster(record: dict[str, Any], name: str) -> bool:
@@ -265,7 +271,6 @@ def list_choices() -> list[str]:
         if record is None:
             continue
         facts = record["facts"]
-        current = {name: installed_version(name) for name in ("torch", "openvino")} | {"vitreous": __version__}
-        if facts.get("versions") == current:
+        if facts.get("versions") == library_versions():
             lines.append(f"{facts['model']} at {'x'.join(map(str, facts['image']))}: {describe_record(record)}")
     return lines

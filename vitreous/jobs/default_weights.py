@@ -36,7 +36,7 @@ def with_default_weights(options: TrainOptions, opened: Data, listener: Listener
         return replace(options, init=None) if options.init == FROM_SCRATCH else options
     if not takes_weights(options, opened):
         return options
-    if not (row := find_weights(candidates(options), probe=not (options.dry_run or is_launched()))):
+    if not (row := find_weights(candidate_weights(options), probe=not (options.dry_run or is_launched()))):
         return options
     images = len(opened.split("train"))
     how = "are in the cache" if is_cached(row) else "are downloaded now"
@@ -63,7 +63,7 @@ def takes_weights(options: TrainOptions, opened: Data) -> bool:
     return facts.numbers == "colours" and facts.channels == 3 and facts.latents is None and max(facts.size) > SMALL
 
 
-def candidates(options: TrainOptions) -> list[PublishedWeights]:
+def candidate_weights(options: TrainOptions) -> list[PublishedWeights]:
     """The published weights for the model of a run, the preferred ones first; those of the Hugging Face Hub are left
     out, whose cache is not this package's."""
     rows = {row.name: row for row in ROWS if not row.source.startswith("hf:")}

@@ -165,7 +165,9 @@ def masks(
     names = names or list(given)
     places_by_split = find_places(root, reader)
     unlabelled = {name: unmasked_images(place, reader) for name, place in places_by_split.items() if name != "train"}
-    listed = {name: pairs(place, reader) for name, place in places_by_split.items() if unlabelled.get(name) is None}
+    listed = {
+        name: pair_masks(place, reader) for name, place in places_by_split.items() if unlabelled.get(name) is None
+    }
     if "train" not in listed:
         raise DataError(f"{printable(root)} has {', '.join(listed)} but no train folder", "name one of them train")
     kinds = {kind for kind, *_ in listed.values()}
@@ -200,7 +202,7 @@ def masks(
     return Data(printable(root), tuple(names), splits, notes, unsplit, whole, unlearnable=classes.error)
 
 
-def pairs(place: MaskPlace, reader: Reader) -> tuple[bool, list[Path], list[list[Path]]]:
+def pair_masks(place: MaskPlace, reader: Reader) -> tuple[bool, list[Path], list[list[Path]]]:
     """Whether masks are class maps, the images, and the masks of each. Raises DataError where they do not go
     together."""
     if place.masks is not None:

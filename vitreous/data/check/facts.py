@@ -66,12 +66,12 @@ def facts(
         "traits": {trait.name.lower(): int((readable["traits"] & trait > 0).sum()) for trait in Trait},
         "copies": copies(subject, exact(records)),
         "near_copies": copies(subject, near),
-        "examples": examples(subject, records, image_size) | outside,
+        "examples": first_examples(subject, records, image_size) | outside,
         "groups": groups,
     }
 
 
-def examples(subject: Subject, records: np.ndarray, image_size: int | None) -> dict[str, str]:
+def first_examples(subject: Subject, records: np.ndarray, image_size: int | None) -> dict[str, str]:
     """The first of (n,) RECORD that can be read of each kind that a finding names: its traits, mode, depth and size."""
     short = np.minimum(records["width"], records["height"]).astype(np.int64)
     kinds = {trait.name.lower(): records["traits"] & trait > 0 for trait in Trait}
