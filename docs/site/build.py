@@ -63,7 +63,10 @@ def page_map() -> dict[Path, str]:
     pages[PACKAGE / "__init__.py"] = f"{PYTHON}/vitreous.md"
     pages[PACKAGE / "cli" / "main.py"] = f"{COMMANDS}/index.md"
     pages |= {path: path.name for path in sorted((ROOT / "docs").glob("*.md"))}
-    pages |= {path: f"figures/{path.name}" for path in sorted((ROOT / "docs" / "figures").iterdir())}
+    figures = (
+        path for path in sorted((ROOT / "docs" / "figures").iterdir()) if path.is_file() and path.suffix != ".py"
+    )
+    pages |= {path: f"figures/{path.name}" for path in figures}
     pages |= {path: f"notebooks/{path.stem}.md" for path in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))}
     pages |= {path: f"benchmarks/{path.name}" for path in sorted((ROOT / "benchmarks").glob("*.md"))}
     pages[ROOT / "benchmarks" / "README.md"] = "benchmarks/index.md"

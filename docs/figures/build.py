@@ -1,0 +1,67 @@
+"""Build the figures of README.md, docs/index.md and docs/start.md.
+
+    python docs/figures/build.py                  every figure; about an hour on two CPU cores
+    python docs/figures/build.py terminal page    some of them
+    python docs/figures/build.py --list           names, files and datasets
+
+Trained runs are kept in --work and reused. Datasets that no package contains are folders that you name, for example
+`--data bccd=BCCD_Dataset/BCCD`; each module in `MODULES` documents where its datasets come from and their licence.
+Pages are rendered with Playwright in headless Chromium (`pip install '.[test]'`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+FIGURES = Path(__file__).resolve().parent
+#: the figures by name: the module beside this file with `OUTPUTS`, `DATASETS` and `build(context)`
+MODULES = ("hero", "page", "terminal", "start")
+
+
+@dataclass(frozen=True)
+class Context:
+    """Where a figure module finds its inputs and writes its outputs.
+
+    Args:
+        work: folder of trained runs, created if missing.
+        datasets: dataset name to folder, from `--data NAME=FOLDER`.
+        out: folder of the finished figures.
+    """
+
+    work: Path
+    datasets: dict[str, Path] = field(default_factory=dict)
+    out: Path = FIGURES
+
+
+def main() -> None:
+    """Parse the command line and build the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"figures to build: {', '.join(MODULES)}")
+    parser.add_argument("--work", type=Path, default=Path("build/figures"), help="folder of trained runs")
+    parser.add_argument("--data", nargs="*", default=[], metavar="NAME=FOLDER", help="datasets")
+    parser.add_argument("--list", action="store_true", help="list the figures and their datasets")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.names) - set(MODULES):
+        parser.error(f"unknown figures: {', '.join(sorted(unknown))}; choose from {', '.join(MODULES)}")
+    modules = {name: importlib.import_module(name) for name in arguments.names or MODULES}
+    if arguments.list:
+        for name, module in modules.items():
+            print(name, *module.OUTPUTS, *(f"--data {dataset}=FOLDER" for dataset in module.DATASETS))
+        return
+    datasets = {name: Path(folder) for name, _, folder in (item.partition("=") for item in arguments.data)}
+    missing = {dataset for module in modules.values() for dataset in module.DATASETS} - set(datasets)
+    if missing:
+        parser.error(f"missing datasets: {', '.join(f'--data {name}=FOLDER' for name in sorted(missing))}")
+    arguments.work.mkdir(parents=True, exist_ok=True)
+    for name, module in modules.items():
+        module.build(Context(arguments.work, datasets))
+        for output in module.OUTPUTS:
+            print(f"{name}: {output}, {(FIGURES / output).stat().st_size / 1000:,.0f} kB", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
