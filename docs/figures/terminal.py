@@ -35,7 +35,7 @@ from rich.text import Text
 OUTPUTS = ("terminal.svg",)
 DATASETS: tuple[str, ...] = ()
 
-RUN = "from vitreous.cli.main import main; from vitreous.cores import Neighbours; Neighbours.poll = id; main()"
+RUN = "from vitreous.cli.main import main; from vitreous.cores import Neighbours; Neighbours.poll = lambda self: None; main()"
 ARGUMENTS = ("train", "digits", "--out", "runs/digits")
 COLUMNS, ROWS = 72, 24
 SPEED = 14
