@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
-from playwright.sync_api import Page, Route, sync_playwright
+from playwright.sync_api import Page, sync_playwright
 
 OUTPUTS = ("page.webp", "page-dark.webp")
 DATASETS = ("leaf-symptoms",)
@@ -44,10 +44,10 @@ PHOTO = "test/rust/1347_*.jpg"
 PATCHES = ((8, 8), (2, 12), (12, 3))
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 
-VIEWPORT = {"width": 1148, "height": 884}  # CSS pixels, of which the caption takes the last `CAPTION_HEIGHT`
+VIEWPORT = {"width": 1148, "height": 896}  # CSS pixels, of which the caption takes the last `CAPTION_HEIGHT`
 CAPTION_HEIGHT = 76
 WIDTH = 800  # pixels of the figure
-MOVE_STEPS, MOVE_MS = 7, 55  # frames of a movement of the pointer, and milliseconds of each
+MOVE_STEPS, MOVE_MS = 5, 55  # frames of a movement of the pointer, and milliseconds of each
 QUALITY = 72  # of the WebP, 0 to 100
 
 ADDITIONS = """(photo) => {
@@ -201,11 +201,7 @@ def record_page(address: str, photo: Path, scheme: str) -> list[tuple[bytes, int
 def drop_photo(recorder: Recorder, data: str) -> None:
     """Drop the photo, of base64 `data`, on the page; show the prediction first and then the attention rollout."""
     page, held = recorder.page, []
-
-    def hold(route: Route) -> None:
-        held.append(route)
-
-    page.route("**/v1/attention*", hold)
+    page.route("**/v1/attention*", lambda route: held.append(route), times=1)
     recorder.carried = True
     recorder.place_pointer()
     recorder.caption("Drop a photo")
@@ -219,23 +215,22 @@ def drop_photo(recorder: Recorder, data: str) -> None:
     while not held:
         page.wait_for_timeout(20)
     recorder.caption("Classes with probabilities")
-    recorder.capture(1300)
-    page.unroute("**/v1/attention*", hold)
+    recorder.capture(1000)
     held[0].continue_()
     recorder.settle()
     recorder.caption("Attention rollout of the prediction")
-    recorder.capture(1500)
+    recorder.capture(1200)
 
 
 def click_patches(recorder: Recorder) -> None:
     """Choose raw attention, then click one patch after the other."""
     recorder.caption("Click a patch: what it attends to")
     recorder.move_to(*recorder.middle_of("input[name=kind][value=raw]"))
-    recorder.click(450)
+    recorder.click(300)
     for patch in PATCHES:
         x, y = locate_patch(recorder.page, patch)
         recorder.move_to(x, y)
-        recorder.click(1000)
+        recorder.click(850)
 
 
 def locate_patch(page: Page, patch: tuple[int, int]) -> tuple[float, float]:
@@ -255,11 +250,11 @@ def move_controls(recorder: Recorder) -> None:
     page = recorder.page
     recorder.caption("Every head …")
     for number in (1, 2, 3):
-        drag_slider(recorder, "head", number + 2, 850 if number > 1 else 800)
+        drag_slider(recorder, "head", number + 2, 600)
     recorder.caption("… of every block")
     for block in (3, 1):
-        drag_slider(recorder, "layer", block, 850)
-    recorder.capture(700)
+        drag_slider(recorder, "layer", block, 700)
+    recorder.capture(500)
     assert page.locator("[role=alert]").text_content() == ""
 
 
@@ -289,7 +284,7 @@ def write_animation(file: Path, frames: list[tuple[bytes, int]]) -> None:
         duration=[milliseconds for _, milliseconds in frames],
         loop=0,
         quality=QUALITY,
-        method=4,
-        minimize_size=False,
+        method=5,
+        minimize_size=True,
         allow_mixed=True,
     )

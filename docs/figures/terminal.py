@@ -37,11 +37,12 @@ DATASETS: tuple[str, ...] = ()
 
 RUN = "from vitreous.cli.main import main; from vitreous.cores import Neighbours; Neighbours.poll = lambda self: None; main()"
 ARGUMENTS = ("train", "digits", "--out", "runs/digits")
-COLUMNS, ROWS = 72, 24
+COLUMNS, ROWS = 74, 24
 SPEED = 14
 LONGEST_PAUSE = 0.6  # seconds of playing time
 KEY_EVERY = 0.05  # seconds between two typed characters
-LAST_SCREEN = 4.0  # seconds that the last screen is held
+LAST_SCREEN = 3.5  # seconds that the last screen is held
+FIRST_SCREEN = 1.0  # seconds of the last screen with which the figure begins, so that it never begins empty
 
 PROMPT = "\x1b[1;32m$\x1b[0m "
 #: size of a character cell and of the window around the cells, in units of the SVG
@@ -147,9 +148,10 @@ def wrap_line(line: str) -> list[str]:
 
 
 def time_screens(writes: list[tuple[float, str]]) -> list[tuple[float, list[str]]]:
-    """Screens with the seconds, of playing time, that each is shown: the command as it is typed, then the recording."""
+    """Screens with the seconds, of playing time, that each is shown: the last one, the command as it is typed, then the
+    recording."""
     command = "vitreous " + " ".join(ARGUMENTS)
-    screens = [(0.7, [PROMPT_MARKUP])]
+    screens = [(0.4, [PROMPT_MARKUP])]
     screens += [(KEY_EVERY, [PROMPT_MARKUP + command[:end]]) for end in range(1, len(command) + 1)]
     screen, before = Screen([PROMPT + command, ""]), 0.0
     for moment, text in writes:
@@ -160,7 +162,7 @@ def time_screens(writes: list[tuple[float, str]]) -> list[tuple[float, list[str]
         if rows != screens[-1][1]:
             screens.append((0.0, rows))
     rows = [*screens[-1][1][:-1], PROMPT_MARKUP]
-    return [*screens, (LAST_SCREEN, rows)]
+    return [(FIRST_SCREEN, rows), *screens, (LAST_SCREEN, rows)]
 
 
 PROMPT_MARKUP = wrap_line(PROMPT)[0]

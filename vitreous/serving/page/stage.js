@@ -95,8 +95,9 @@ export class Stage {
   paintPlain(times) {
     const { plain } = this;
     if (!plain) return;
-    plain.hidden = !this.shown || !this.map;
-    if (plain.hidden) return;
+    plain.hidden = !this.shown && Boolean(this.map); // this browser cannot show the image
+    if (!this.shown) Object.assign(plain, { width: 1, height: 1 });
+    if (!this.shown) return;
     const { pixels, width, height } = this.shown, whole = this.place();
     const high = Math.round(plain.clientHeight * times), wide = Math.max(1, Math.round((high * width) / height));
     if (plain.width !== wide || plain.height !== high) Object.assign(plain, { width: wide, height: high });
@@ -104,7 +105,7 @@ export class Stage {
     pen.imageSmoothingEnabled = wide < 4 * pixels.width;
     pen.imageSmoothingQuality = "high";
     pen.drawImage(pixels, 0, 0, wide, high);
-    if (!this.map.query) return;
+    if (!this.map?.query) return;
     const patch = this.patch(this.map.query);
     this.frame(pen, {
       left: (patch.left - whole.left) * share, top: (patch.top - whole.top) * share,
