@@ -19,8 +19,7 @@ BUILT = ("hero", "page", "terminal", "start", "task-")  # how the names of the f
 ANIMATED = ("page", "terminal")
 LARGEST_ANIMATION = 1_500_000  # bytes
 LARGEST_TOTAL = 2_000_000  # bytes, of all figures that build.py makes, but vector drawings that do not move
-
-sys_modules = [name for name in ("hero", "page", "terminal", "start") if (FIGURES / f"{name}.py").exists()]
+MODULES = [name for name in ("hero", "page", "terminal", "start") if (FIGURES / f"{name}.py").exists()]
 
 
 def read_outputs(name: str) -> tuple[str, ...]:
@@ -53,15 +52,14 @@ def run_build(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_every_figure_that_a_page_shows_is_there():
-    missing = []
-    for page in PAGES:
-        for link in re.findall(r"[(\"' ,]([^()\"'\s,]*figures/[^()\"'\s,#]+\.(?:svg|png|webp|gif|jpe?g))", page.read_text()):
-            if not re.match(r"https?:", link) and not (page.parent / link).is_file():
-                missing.append(f"{page.relative_to(ROOT)}: {link}")
+    shown = re.compile(r"[(\"' ,]([^()\"'\s,]*figures/[^()\"'\s,#]+\.(?:svg|png|webp|gif|jpe?g))")
+    links = [(page, link) for page in PAGES for link in shown.findall(page.read_text()) if "://" not in link]
+    missing = [f"{page.relative_to(ROOT)}: {link}" for page, link in links if not (page.parent / link).is_file()]
+    assert links
     assert missing == []
 
 
-@pytest.mark.parametrize("name", sys_modules)
+@pytest.mark.parametrize("name", MODULES)
 def test_outputs_are_files_and_animations_have_frames_and_a_limit(name):
     for output in read_outputs(name):
         file = FIGURES / output
@@ -81,12 +79,18 @@ def test_built_figures_are_small_together():
 def test_the_terminal_shows_its_last_screen_where_nothing_moves():
     drawing = (FIGURES / "terminal.svg").read_text()
     hidden = set(re.findall(r"#(s\d+)\{visibility:hidden", drawing))
-    shown = [re.sub(r"<[^>]+>", " ", body) for name, body in re.findall(r'<g id="(s\d+)">(.*?)</g>', drawing) if name not in hidden]
+    shown = [
+        re.sub(r"<[^>]+>", " ", body)
+        for name, body in re.findall(r'<g id="(s\d+)">(.*?)</g>', drawing)
+        if name not in hidden
+    ]
     text = " ".join(shown)
     assert hidden and "test: top-1" in text and "next: vitreous predict runs/digits" in text
     assert re.search(r"@keyframes (s\d+)\{0\.00%\{visibility:visible\}", drawing), "the first frame is empty"
-    assert "prefers-reduced-motion:reduce" in drawing and "<script" not in drawing and "http" not in drawing.replace(
-        "http://www.w3.org/2000/svg", ""
+    assert (
+        "prefers-reduced-motion:reduce" in drawing
+        and "<script" not in drawing
+        and "http" not in drawing.replace("http://www.w3.org/2000/svg", "")
     )
 
 

@@ -35,9 +35,12 @@ from rich.text import Text
 OUTPUTS = ("terminal.svg",)
 DATASETS: tuple[str, ...] = ()
 
-RUN = "from vitreous.cli.main import main; from vitreous.cores import Neighbours; Neighbours.poll = lambda self: None; main()"
+RUN = """from vitreous.cli.main import main
+from vitreous.cores import Neighbours
+Neighbours.poll = lambda self: None
+main()"""
 ARGUMENTS = ("train", "digits", "--out", "runs/digits")
-COLUMNS, ROWS = 74, 24
+COLUMNS, ROWS = 78, 21
 SPEED = 14
 LONGEST_PAUSE = 0.6  # seconds of playing time
 KEY_EVERY = 0.05  # seconds between two typed characters
@@ -50,8 +53,11 @@ CELL_WIDTH, CELL_HEIGHT, FONT_SIZE, MARGIN, TITLE_HEIGHT = 10.0, 22.0, 16.5, 16.
 THEME = TerminalTheme(
     (22, 27, 34),
     (225, 230, 236),
-    [(72, 79, 88), (255, 123, 114), (86, 211, 100), (227, 179, 65), (121, 192, 255), (218, 170, 255), (86, 212, 221), (201, 209, 217)],
-)  # fmt: skip
+    [
+        *((72, 79, 88), (255, 123, 114), (86, 211, 100), (227, 179, 65)),
+        *((121, 192, 255), (218, 170, 255), (86, 212, 221), (201, 209, 217)),
+    ],
+)
 FONTS = "ui-monospace,SFMono-Regular,'SF Mono',Menlo,Consolas,'DejaVu Sans Mono','Liberation Mono',monospace"
 
 
@@ -95,7 +101,9 @@ def record_run(folder: Path) -> list[tuple[float, str]]:
         writes.append((time.monotonic() - began, text))
     code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
     if code:
-        raise SystemExit(f"vitreous {' '.join(ARGUMENTS)} ended with exit code {code}:\n{writes[-1][1] if writes else ''}")
+        raise SystemExit(
+            f"vitreous {' '.join(ARGUMENTS)} ended with exit code {code}:\n{writes[-1][1] if writes else ''}"
+        )
     return writes
 
 
@@ -221,7 +229,9 @@ def row_intervals(screens: list[tuple[float, list[str]]]) -> Iterator[tuple[int,
 
 def css_rule(name: str, spans: list[tuple[float, float]], total: float, is_last: bool) -> str:
     """The CSS that shows an element in its intervals; without animations it is shown if it `is_last`."""
-    frames = {0.0: False} | {100 * moment / total: begins for span in spans for moment, begins in zip(span, (True, False))}
+    frames = {0.0: False}
+    for begin, end in spans:
+        frames |= {100 * begin / total: True, 100 * end / total: False}
     steps = "".join(
         f"{moment:.2f}%{{visibility:{'visible' if shown else 'hidden'}}}" for moment, shown in sorted(frames.items())
     )
@@ -247,8 +257,8 @@ def draw_row(row: int, content: str) -> Iterator[str]:
                 weight = ' class="b"' if style and style.bold else ""
                 colouring = f' style="fill:{colour}"' if colour else ""
                 yield (
-                    f'<text{weight} x="{left:g}" y="{top + 16:g}" textLength="{width:g}" lengthAdjust="spacingAndGlyphs"'
-                    f"{colouring}>{escape(run.strip(), quote=False)}</text>"
+                    f'<text{weight} x="{left:g}" y="{top + 16:g}" textLength="{width:g}" '
+                    f'lengthAdjust="spacingAndGlyphs"{colouring}>{escape(run.strip(), quote=False)}</text>'
                 )
             column += length
 
