@@ -57,10 +57,12 @@ ADDITIONS = """(photo) => {
   };
   add("figure-caption", `left: 0; right: 0; bottom: 0; height: HEIGHTpx; display: grid; place-items: center;
     background: #10363a; color: #fff; font: 600 35px/1 system-ui, sans-serif; white-space: nowrap;`);
-  add("figure-photo", "left: -200px; top: 0; width: 130px;",
-    `<img src="${photo}" style="width: 130px; border-radius: 8px; border: 3px solid #fff; box-shadow: 0 4px 9px #0008">`);
+  add("figure-photo", "left: -200px; top: 0;", `<img src="${photo}">`);
+  const image = document.querySelector("#figure-photo img"); // the page refuses style attributes
+  image.style.cssText = `display: block; width: 130px; border-radius: 8px; border: 3px solid #fff;
+    box-shadow: 0 4px 16px #0008;`;
   add("figure-pointer", "left: -200px; top: 0; width: 44px; filter: drop-shadow(0 2px 2px #0008);",
-    `<svg viewBox="0 0 22 30" style="display: block"><path d="M2 2v22l5.5-5 3.6 8.4 4-1.7-3.5-8.2H19z" fill="#fff"
+    `<svg viewBox="0 0 22 30"><path d="M2 2v22l5.5-5 3.6 8.4 4-1.7-3.5-8.2H19z" fill="#fff"
       stroke="#000" stroke-width="1.8" stroke-linejoin="round"/></svg>`);
 }""".replace("HEIGHT", str(CAPTION_HEIGHT))
 #: a drag event with the photo, dispatched at the stage
