@@ -72,12 +72,12 @@ def build(context: Context) -> None:
     photo = Image.open(blood / "JPEGImages" / f"{PHOTO}.jpg").convert("RGB")
     attended, components = look_inside(dino, photo)
     panels = [
-        ("Photo", "blood smear, test split", photo.crop(CROP)),
-        ("Attention", "one head of DINO, no labels", attended.crop(CROP)),
-        ("Features", "PCA of DINO, no labels", components.crop(CROP)),
-        ("Detection", "205 labelled photos", detect_objects(detector, photo).crop(CROP)),
-        ("Segmentation", "115 labelled photos", segment_nuclei(segmenter, nuclei)),
-        ("Generation", "SiT, 3 classes of cells", generate_cells(generator, work)),
+        ("Photo", "blood smear, not trained on", photo.crop(CROP)),
+        ("Attention", "DINO, learned without labels", attended.crop(CROP)),
+        ("Features", "the same model, 3 main axes", components.crop(CROP)),
+        ("Detection", "trained on 205 photos", detect_objects(detector, photo).crop(CROP)),
+        ("Segmentation", "trained on 115 photos", segment_nuclei(segmenter, nuclei)),
+        ("Generation", "cells made by a SiT model", generate_cells(generator, work)),
     ]
     for name in VARIANTS:
         page = render_page(panels, columns=3 if "narrow" in name else 6, dark=name.endswith("dark"))

@@ -174,6 +174,8 @@ class Recorder:
 def record_page(address: str, photo: Path, scheme: str) -> list[tuple[bytes, int]]:
     """Drop a photo, click patches and move the controls; return PNG frames with their milliseconds.
 
+    The first frame shows the prediction and its rollout, so that viewers without animation show no empty page.
+
     Raises:
         SystemExit: there is no Chromium.
     """
@@ -195,10 +197,11 @@ def record_page(address: str, photo: Path, scheme: str) -> list[tuple[bytes, int
         page.evaluate(ADDITIONS, f"data:image/jpeg;base64,{data}")
         recorder = Recorder(page)
         drop_photo(recorder, data)
+        cover = recorder.frames[-1][0]
         click_patches(recorder)
         move_controls(recorder)
         browser.close()
-    return recorder.frames
+    return [(cover, 1000), *recorder.frames]
 
 
 def drop_photo(recorder: Recorder, data: str) -> None:
