@@ -74,7 +74,7 @@ def build(context: Context) -> None:
     panels = [
         ("Photo", "blood smear, not trained on", photo.crop(CROP)),
         ("Attention", "DINO, learned without labels", attended.crop(CROP)),
-        ("Features", "the same model, 3 main axes", components.crop(CROP)),
+        ("Features", "same model, PCA as colours", components.crop(CROP)),
         ("Detection", "trained on 205 photos", detect_objects(detector, photo).crop(CROP)),
         ("Segmentation", "trained on 115 photos", segment_nuclei(segmenter, nuclei)),
         ("Generation", "cells made by a SiT model", generate_cells(generator, work)),
