@@ -8,21 +8,14 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 
 import vitreous
 from tests.conftest import make_folder
-from vitreous.data.preprocess import Preprocess
 from vitreous.jobs import default_weights
 from vitreous.jobs.data import prepare_data
 from vitreous.jobs.default_weights import FEW_PHOTOGRAPHS, candidate_weights, find_weights, is_reachable
-from vitreous.models.config import ViTConfig
-from vitreous.models.vit import ViT
 from vitreous.recipes.options import TrainOptions
-from vitreous.weights.bundle import Bundle
-from vitreous.weights.convert import convert
 from vitreous.weights.published import PUBLISHED
-from vitreous.weights.tasks import Classification
 
 NAME = "vit-s16-augreg"
 
@@ -45,22 +38,9 @@ def photos(tmp_path_factory):
     return make_folder(tmp_path_factory.mktemp("home") / "photos", {"train": 4, "val": 2}, size=(80, 72))
 
 
-@pytest.fixture(scope="module")
-def mirror(tmp_path_factory):
-    """A folder of VITREOUS_MIRROR with a small ViT in the place of AugReg's ViT-S/16."""
-    home = tmp_path_factory.mktemp("mirror")
-    place = home / PUBLISHED[NAME].source.partition("://")[2]
-    place.parent.mkdir(parents=True)
-    torch.manual_seed(0)
-    model = ViT(ViTConfig(image=(224, 224), patch=(16, 16), width=32, depth=1, heads=1, hidden=64, classes=5))
-    Bundle(model, Classification(tuple("abcde")), Preprocess((224, 224))).save(home / "bundle")
-    convert(home / "bundle", place, "google-npz")
-    return home
-
-
 @pytest.fixture
-def at_hand(mirror, monkeypatch):
-    monkeypatch.setenv("VITREOUS_MIRROR", str(mirror))
+def at_hand(published_mirror, monkeypatch):
+    monkeypatch.setenv("VITREOUS_MIRROR", str(published_mirror))
     monkeypatch.setattr(default_weights, "find_weights", find_weights)
 
 
@@ -116,7 +96,7 @@ def test_without_weights_at_hand_the_note_names_some(photos, tmp_path, monkeypat
     monkeypatch.setenv("VITREOUS_OFFLINE", "1")
     heard = Notes()
     run = prepare_data(str(photos), None, TrainOptions(str(photos), workers=0), heard)[1]
-    assert run.init is None and any("as with --init" in note for note in heard.notes)
+    assert run.init is None and any("for example --init" in note for note in heard.notes)
 
 
 def test_a_server_that_does_not_answer_is_waited_for_shortly(monkeypatch):
@@ -128,7 +108,7 @@ def test_a_server_that_does_not_answer_is_waited_for_shortly(monkeypatch):
         assert time.monotonic() - began < 5
 
 
-def test_a_server_that_has_the_file_is_reachable(mirror, monkeypatch):
+def test_a_server_that_has_the_file_is_reachable(published_mirror, monkeypatch):
     from functools import partial
     from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
@@ -136,7 +116,7 @@ def test_a_server_that_has_the_file_is_reachable(mirror, monkeypatch):
         def log_message(self, *parts):
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(mirror))) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(published_mirror))) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         monkeypatch.setenv("VITREOUS_MIRROR", f"http://127.0.0.1:{server.server_port}")
