@@ -16,6 +16,7 @@ Tiles of figures that docs/inside.md and docs/generating.md show are crops of th
 
 from __future__ import annotations
 
+import colorsys
 import io
 import json
 import os
@@ -28,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 from playwright.sync_api import Page, sync_playwright
 
 SCREENSHOTS = ("start-report.webp", "start-rollout.webp", "start-errors.webp", "start-page.webp")
@@ -115,9 +116,9 @@ def draw_screenshots(context: Any, runs: dict[str, Path], photo: Path) -> None:
         chromium = playwright.chromium.launch(executable_path=browser, args=["--no-sandbox"])
         page = chromium.new_page(viewport={"width": 900, "height": 760}, color_scheme="light")
         page.goto((digits / "report.html").resolve().as_uri())
-        save_screenshot(page, context.out / "start-report.webp", until="Highest-loss images")
+        save_screenshot(page, context.out / "start-report.webp", until="learning rate")
         page.goto((photos / "report.html").resolve().as_uri())
-        save_screenshot(page, context.out / "start-errors.webp", "Highest-loss images", height=590)
+        save_screenshot(page, context.out / "start-errors.webp", "Highest-loss images", height=505)
         with running(load(str(photos)), replace(Settings(), port=0, quiet=True), photos) as server:
             page.set_viewport_size({"width": 1000, "height": 760})
             page.goto(server.address)
@@ -140,7 +141,9 @@ def save_screenshot(
         until: text of the heading before which it ends.
         height: height of the part, in place of `until` (default: to the end of the page).
     """
-    top, bottom = (page.locator("h2", has_text=name).first.bounding_box() if name else None for name in (start, until))
+    top, bottom = (
+        page.locator("h2, h3", has_text=name).first.bounding_box() if name else None for name in (start, until)
+    )
     y = max(top["y"] - 8, 0) if top else 0
     if height is None:
         height = (bottom["y"] if bottom else page.evaluate("document.body.scrollHeight")) - y - 8
@@ -165,7 +168,7 @@ def draw_tiles(context: Any, runs: dict[str, Path]) -> None:
     drawings: dict[str, Callable[[], Image.Image]] = {
         "classification": lambda: draw_classified(context, runs["photos"]),
         "detection": lambda: draw_overlay(context, runs["cells"], context.datasets["bccd"] / DETECTED),
-        "instances": lambda: draw_overlay(context, runs["instances"], find_nuclei(context)),
+        "instances": lambda: draw_instances(context, runs["instances"], find_nuclei(context)),
         "segmentation": lambda: draw_overlay(context, runs["nuclei"], find_nuclei(context), class_maps=True),
         "pretraining": lambda: crop_figure(context, "features.png"),
         "video": draw_frames,
@@ -210,21 +213,35 @@ def draw_overlay(context: Any, run: Path, image: Path, class_maps: bool = False)
         return Image.open(drawn).convert("RGB")
 
 
+def draw_instances(context: Any, run: Path, image: Path) -> Image.Image:
+    """Return an image with each predicted mask of a run in a colour of its own."""
+    with tempfile.TemporaryDirectory(dir=context.work) as folder:
+        run_vitreous("predict", str(run), str(image), "--out", f"{folder}/masks")
+        (file,) = Path(folder).glob("masks/**/*.png")
+        indices = np.array(Image.open(file))
+    pixels = np.array(Image.open(image).convert("RGB")).astype(np.float32)
+    for index in np.unique(indices[indices > 0]):
+        colour = np.array(colorsys.hsv_to_rgb(index * 0.618 % 1, 0.9, 1.0)) * 255
+        pixels[indices == index] = 0.45 * pixels[indices == index] + 0.55 * colour
+    return Image.fromarray(pixels.astype(np.uint8))
+
+
 def draw_classified(context: Any, run: Path) -> Image.Image:
-    """Return six test photos with the predicted class and its probability below each."""
-    folders = sorted(path for path in (context.datasets["trash"] / "test").iterdir() if path.is_dir())
-    files = [sorted(folder.glob("*.jpg"))[1] for folder in folders]
-    document = json.loads(run_vitreous("predict", str(run), *map(str, files), "--json"))
+    """Return the first correctly classified test photo of each class, with its probability below."""
+    root = context.datasets["trash"] / "test"
+    document = json.loads(run_vitreous("predict", str(run), str(root), "--json"))
+    correct: dict[str, tuple[Path, float]] = {}
+    for row in document["predictions"]:
+        best, file = row["classes"][0], Path(row["path"])
+        if best["class"] == file.parent.name:
+            correct.setdefault(best["class"], (file, best["probability"]))
     canvas = Image.new("RGB", TILE, "white")
-    draw, font = ImageDraw.Draw(canvas), ImageFont.load_default(13)
-    for number, (file, row) in enumerate(zip(files, document["predictions"], strict=True)):
+    draw, font = ImageDraw.Draw(canvas), ImageFont.load_default(14)
+    for number, (name, (file, probability)) in enumerate(sorted(correct.items())):
         x, y = number % 3 * 120, number // 3 * 108
-        photo = Image.open(file).convert("RGB")
-        photo.thumbnail((114, 84), Image.Resampling.LANCZOS)
-        canvas.paste(photo, (x + (120 - photo.width) // 2, y + 3))
-        best = row["classes"][0]
-        text = f"{best['class']} {100 * best['probability']:.0f} %"
-        draw.text((x + 60, y + 97), text, "black", font, anchor="mm")
+        photo = ImageOps.fit(Image.open(file).convert("RGB"), (116, 86), Image.Resampling.LANCZOS)
+        canvas.paste(photo, (x + 2, y + 2))
+        draw.text((x + 60, y + 97), f"{name} {100 * probability:.0f} %", "black", font, anchor="mm")
     return canvas
 
 
@@ -232,15 +249,12 @@ def draw_frames() -> Image.Image:
     """Return four frames of a synthetic clip: a digit of the embedded dataset that moves to the right."""
     from vitreous.data.sources import open_data
 
-    digit = Image.fromarray(open_data("digits").splits["test"].raw(3)).convert("L").resize((72, 72), 0)
+    digit = Image.fromarray(open_data("digits").splits["test"].raw(3)).convert("L").resize((64, 64), 0)
     canvas = Image.new("RGB", TILE, "white")
-    draw = ImageDraw.Draw(canvas)
     for number in range(4):
-        x, y = 14 + 64 * number, 14 + 20 * number
-        frame = Image.new("L", (140, 122), 28)
-        frame.paste(digit, (2 + 21 * number, 25))
-        canvas.paste(frame.convert("RGB"), (x, y))
-        draw.rectangle((x, y, x + 140, y + 122), outline="white", width=3)
+        frame = Image.new("L", (172, 100), 0)
+        frame.paste(digit, (4 + 33 * number, 30 - 6 * number))
+        canvas.paste(frame.convert("RGB"), (5 + 178 * (number % 2), 6 + 104 * (number // 2)))
     return canvas
 
 
@@ -254,8 +268,8 @@ def draw_volume() -> Image.Image:
     canvas = Image.new("RGB", TILE, "white")
     draw = ImageDraw.Draw(canvas)
     for number, at in enumerate((12, 22, 30, 38, 48)):
-        x, y = 10 + 50 * number, 8 + 17 * number
-        piece = Image.fromarray((30 + 215 * volume[at]).clip(0, 255).astype(np.uint8)).resize((136, 128))
+        x, y = 6 + 60 * number, 6 + 24 * number
+        piece = Image.fromarray((30 + 215 * volume[at]).clip(0, 255).astype(np.uint8)).resize((108, 108))
         canvas.paste(piece.convert("RGB"), (x, y))
-        draw.rectangle((x, y, x + 136, y + 128), outline="white", width=2)
+        draw.rectangle((x, y, x + 108, y + 108), outline="white", width=2)
     return canvas
