@@ -195,11 +195,12 @@ def test_error_hints_have_one_spelling_of_the_install_command():
 
 
 @pytest.mark.parametrize(
-    "page", [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "notebooks").glob("*.ipynb")], ids=str
+    "page",
+    ["README.md", *(path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "docs").rglob("*.[mi][dp]*")))],
 )
 def test_pages_install_from_a_checkout(page):
-    """`pip install .` and `pip install '.[serve]'` with extras that exist: the package is on no index."""
-    text = page.read_text("utf-8")
+    """`pip install .` and `pip install '.[serve]'` with extras that exist; error hints are shown as printed."""
+    text = re.sub(r"error: .*\n +pip install .*", "", (ROOT / page).read_text("utf-8"))
     assert not re.findall(r"pip install ['\"]?vitreous|vitreous\[[a-z]", text)
     named = re.findall(r"pip install (?:-e )?('?\.\S*?)(?=[`\s]|$)", text)
     for target in named:
