@@ -195,8 +195,7 @@ def test_error_hints_have_one_spelling_of_the_install_command():
 
 
 @pytest.mark.parametrize(
-    "page",
-    ["README.md", *(path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "docs").rglob("*.[mi][dp]*")))],
+    "page", ["README.md", *(path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "docs").rglob("*.[mi][dp]*")))]
 )
 def test_pages_install_from_a_checkout(page):
     """`pip install .` and `pip install '.[serve]'` with extras that exist; error hints are shown as printed."""

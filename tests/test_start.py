@@ -129,7 +129,9 @@ def test_images_exist_and_have_alternative_texts(page, least):
 
 def test_tiles_link_to_pages():
     """Each tile has an image, a title that links to an existing page, a sentence and a command."""
-    tiles = re.findall(r"\[!\[[^]]+\]\(figures/tile-\S+\)<br>\*\*([^*]+)\*\*\]\(([^)]+)\)<br>([^<`]+\.)<br>`vitreous ", INDEX)
+    tiles = re.findall(
+        r"\[!\[[^]]+\]\(figures/tile-\S+\)<br>\*\*([^*]+)\*\*\]\(([^)]+)\)<br>([^<`]+\.)<br>`vitreous ", INDEX
+    )
     assert len(tiles) == INDEX.count("figures/tile-") == 11
     for title, page, _ in tiles:
         assert (DOCS / page).is_file(), title
