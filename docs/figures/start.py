@@ -249,7 +249,7 @@ def draw_frames() -> Image.Image:
     """Return four frames of a synthetic clip: a digit of the embedded dataset that moves to the right."""
     from vitreous.data.sources import open_data
 
-    digit = Image.fromarray(open_data("digits").splits["test"].raw(3)).convert("L").resize((64, 64), 0)
+    digit = Image.fromarray(np.asarray(open_data("digits").splits["test"].raw(3))).convert("L").resize((64, 64), 0)
     canvas = Image.new("RGB", TILE, "white")
     for number in range(4):
         frame = Image.new("L", (172, 100), 0)
