@@ -1,6 +1,6 @@
 PYTHON ?= .venv/bin/python
 
-.PHONY: check docs notebooks format test slow processor reliability wheel
+.PHONY: check docs measures notebooks format test slow processor reliability wheel
 
 check: ## what CI runs: format, lint, types, tests
 	$(PYTHON) -m ruff format --check .
@@ -14,6 +14,9 @@ docs: ## the site in build/docs/site, strictly: needs the extra `docs`
 
 notebooks: ## run the notebooks and keep what they show; minutes
 	$(PYTHON) docs/site/notebooks.py
+
+measures: ## the structure in numbers, beside the committed ones; WRITE=--write stores them
+	$(PYTHON) -m tests.measures $(WRITE)
 
 format:
 	$(PYTHON) -m ruff format .

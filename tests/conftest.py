@@ -22,16 +22,9 @@ from PIL import Image
 from tests.forked import ForkingReader
 from vitreous.cli.main import main
 from vitreous.cores import Neighbours
-from vitreous.data.preprocess import Preprocess
 from vitreous.jobs import default_weights
-from vitreous.models.config import ViTConfig
-from vitreous.models.vit import ViT
 from vitreous.reports.pages import report
 from vitreous.weights import pickled
-from vitreous.weights.bundle import Bundle
-from vitreous.weights.convert import convert
-from vitreous.weights.published import PUBLISHED
-from vitreous.weights.tasks import Classification
 
 os.environ["VITREOUS_ENGINE_CHOICE"] = "0"  # by PyTorch, whatever is installed and however busy the machine is
 settings.register_profile("steady", deadline=None, derandomize=True)  # the same examples everywhere, however slow
@@ -212,23 +205,31 @@ def make_folder(root: Path, counts: dict[str, int], classes=("ant", "bee", "cat"
     return root
 
 
+@pytest.fixture(scope="session")
+def published_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for VITREOUS_MIRROR with a small random ViT of 224 pixels and 5 classes as `vit-s16-augreg`."""
+    from vitreous.data.preprocess import Preprocess
+    from vitreous.models.config import ViTConfig
+    from vitreous.models.vit import ViT
+    from vitreous.weights.bundle import Bundle
+    from vitreous.weights.convert import convert
+    from vitreous.weights.published import PUBLISHED
+    from vitreous.weights.tasks import Classification
+
+    mirror = tmp_path_factory.mktemp("mirror")
+    file = mirror / PUBLISHED["vit-s16-augreg"].source.partition("://")[2]
+    file.parent.mkdir(parents=True)
+    torch.manual_seed(0)
+    model = ViT(ViTConfig(image=(224, 224), patch=(16, 16), width=32, depth=1, heads=1, hidden=64, classes=5))
+    Bundle(model, Classification(tuple("abcde")), Preprocess((224, 224))).save(mirror / "bundle")
+    convert(mirror / "bundle", file, "google-npz")
+    return mirror
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Three classes, 12 training, 4 validation and 4 test images each."""
     return make_folder(tmp_path / "photos", {"train": 12, "val": 4, "test": 4})
-
-
-@pytest.fixture(scope="session")
-def published_mirror(tmp_path_factory) -> Path:
-    """A folder for VITREOUS_MIRROR with a small random ViT in the place of the weights vit-s16-augreg."""
-    home = tmp_path_factory.mktemp("mirror")
-    place = home / PUBLISHED["vit-s16-augreg"].source.partition("://")[2]
-    place.parent.mkdir(parents=True)
-    torch.manual_seed(0)
-    model = ViT(ViTConfig(image=(224, 224), patch=(16, 16), width=32, depth=1, heads=1, hidden=64, classes=5))
-    Bundle(model, Classification(tuple("abcde")), Preprocess((224, 224))).save(home / "bundle")
-    convert(home / "bundle", place, "google-npz")
-    return home
 
 
 def say(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

@@ -1,121 +1,205 @@
-"""README.md tells the truth: its commands run, its Python runs, and CI runs its test command."""
+"""README.md: its commands and its Python run, its numbers stand on the linked pages, and CI runs its test command."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
-from tests.conftest import make_folder, say
-from vitreous.jobs import doctor
-
-pytestmark = pytest.mark.drawn
+import vitreous
+from tests.conftest import make_folder, picture, say
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text()
-TWO = [
+README = (ROOT / "README.md").read_text("utf-8")
+SETUP = [
     "python3 -m venv .venv && .venv/bin/pip install . && .venv/bin/vitreous train digits",
     (
         "python3 -m venv .venv && .venv/bin/pip install '.[test]' && .venv/bin/python -m pytest -n auto --maxprocesses 4 "
         "--dist loadfile"
     ),
 ]
+#: what each training run of the quickstarts is given besides, by its data; as printed, they take minutes
+SHORT = {"steps": 2, "batch_size": 4}
+SHORTER = {"cells/": {"image_size": 64}}
 
 
-def blocks(kind: str) -> list[str]:
-    return re.findall(rf"```{kind}\n(.*?)```", README, re.DOTALL)
+def code_blocks(language: str) -> list[str]:
+    """The contents of README's fenced blocks of a language."""
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
 
 
-#: what the first hour's training is told besides, and the least of its test and validation top-1; as printed, it takes
-#: minutes
-HOURS = {"short": (["--epochs", "12"], 0.7, 0.7), "as printed": ([], 0.975, 0.96)}
+def make_boxes(root: Path, count: int) -> None:
+    """A dataset in COCO format: `count` images of 64 x 64 pixels with a box of one of two classes each."""
+    for split in ("train", "val"):
+        home = root / split
+        home.mkdir(parents=True)
+        entries, boxes = [], []
+        for index in range(count):
+            picture(index, (64, 64), index % 2).save(home / f"{index}.png")
+            entries.append({"id": index, "file_name": f"{index}.png", "width": 64, "height": 64})
+            box = [8 + index, 8, 32, 24]
+            boxes.append(
+                {"id": index, "image_id": index, "category_id": index % 2, "bbox": box, "area": 768, "iscrowd": 0}
+            )
+        categories = [{"id": 0, "name": "RBC"}, {"id": 1, "name": "WBC"}]
+        document = {"images": entries, "annotations": boxes, "categories": categories}
+        (root / f"{split}.json").write_text(json.dumps(document))
 
 
-@pytest.fixture(scope="module", params=["short", pytest.param("as printed", marks=pytest.mark.slow)])
-def lived(request, tmp_path_factory):
-    """Every `$ vitreous …` of the README in order, in a folder of photographs and nothing else; and the folder."""
-    home = tmp_path_factory.mktemp("home")
-    make_folder(home / "photos", {"train": 12, "val": 4, "test": 4}, classes=("cat", "dog"), size=(64, 48))
-    lines = [line[2:] for block in blocks("console") for line in block.splitlines() if line.startswith("$ ")]
-    assert any(line.startswith("vitreous train digits") for line in lines)
-    for line in lines:
-        verb, *words = shlex.split(line)
-        assert verb == "vitreous" or (verb, words[0]) == ("python", "-c"), line
-        if verb == "vitreous":
-            with pytest.MonkeyPatch.context() as patch:
-                if request.param == "short":
-                    patch.setattr(doctor, "BATCH", 2)
-                    patch.setattr(doctor, "SECONDS", 0.0)
-                result = say(*words, *(HOURS[request.param][0] if words[0] == "train" else []), cwd=home)
-            assert result.returncode == 0, f"{line}\n{result.stderr}"
-            assert all(note in result.stderr for note in notes_shown(line))
-        else:
-            run_block(home, words[1])
-    return request.param, home
+@pytest.fixture
+def home(tmp_path, monkeypatch, published_weights):
+    """A working directory with the images that the quickstarts name; published weights are a small random ViT."""
+    make_folder(tmp_path / "photos", {"train": 8, "val": 4, "test": 4}, classes=("cat", "dog"), size=(80, 72))
+    make_folder(tmp_path / "unlabelled", {"": 40}, classes=("",), size=(32, 32))
+    make_folder(tmp_path / "new", {"": 3}, classes=("",), size=(80, 72))
+    make_boxes(tmp_path / "cells", 8)
+    Image.new("RGB", (80, 72), "tan").save(tmp_path / "dog.jpg")
+    Image.new("RGB", (64, 64), "pink").save(tmp_path / "smear.jpg")
+    monkeypatch.setenv("VITREOUS_MIRROR", str(published_weights))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
-def notes_shown(command: str) -> list[str]:
-    """The notes that the README prints below a command, whole."""
-    after = README.partition(f"$ {command}\n")[2].partition("\n$ ")[0].partition("```")[0]
-    return [line for line in after.splitlines() if line.startswith("note: ") and "…" not in line]
+def serve_once(words: list[str]) -> None:
+    """Run `vitreous serve` on a free port until it prints its address, then end it as a container would."""
+    command = [sys.executable, "-m", "vitreous", *words, "--port", "0", "--decoders", "1"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            assert process.stdout and re.search(r"http://[\d.]+:\d+", process.stdout.readline())
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
 
 
-def test_the_note_on_what_google_computes_otherwise_is_shown():
-    assert any(
-        "gelu none -> tanh" in note for note in notes_shown("vitreous convert runs/digits digits-vit --to google-npz")
-    )
+def test_command_line_quickstarts(home):
+    commands = [shlex.split(line) for block in code_blocks("sh") for line in block.replace("\\\n", " ").splitlines()]
+    assert {words[1] for words in commands} == {"data", "train", "evaluate", "predict", "embed", "export", "serve"}
+    for verb, *words in commands:
+        assert verb == "vitreous"
+        if words[0] == "serve":
+            serve_once(words)
+            continue
+        short = SHORT | SHORTER.get(words[1], {}) if words[0] == "train" else {}
+        options = [text for name, value in short.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+        result = say(*words, *options)
+        assert result.returncode == 0, f"{shlex.join(words)}\n{result.stderr}"
+    for name in ("pets.csv", "new.npz", "drawn/smear.png"):
+        assert (home / name).is_file()
+    assert list((home / "runs" / "cells").glob("**/*.onnx"))
 
 
-def test_the_two_commands_stand_as_promised():
-    assert [block.strip() for block in blocks("bash")[:2]] == TWO
+def test_python_quickstarts(home, monkeypatch, capsys):
+    """The blocks run in order, in one namespace."""
+    train = vitreous.train
+
+    def train_shortly(data: str, **options: object) -> object:
+        return train(data, **SHORT, **SHORTER.get(data, {}), **options, progress=False)
+
+    monkeypatch.setattr(vitreous, "train", train_shortly)
+    names: dict[str, object] = {}
+    for block in code_blocks("python"):
+        exec(block, names)
+    names_line, shape_line, *_ = capsys.readouterr().out.splitlines()
+    assert set(re.findall(r"\w+", names_line)) == {"cat", "dog"} and re.fullmatch(r"\(\d+,\)", shape_line)
+
+
+def test_quickstarts_are_short_and_side_by_side():
+    tables = re.findall(r"<table>(.*?)</table>", README, re.DOTALL)
+    assert len(tables) == 3
+    for table in tables:
+        command_line, python = re.findall(r"```(?:sh|python)\n(.*?)```", table, re.DOTALL)
+        for block in (command_line, python):
+            assert len(block.splitlines()) <= 6
+            assert max(map(len, block.splitlines())) <= 48  # both columns fit into the page of a repository
+
+
+def test_prose_is_at_most_900_words():
+    prose = re.sub(r"```.*?```|<[^>]*>|\]\([^)]*\)|^\|[^\n]*$", " ", README, flags=re.DOTALL | re.MULTILINE)
+    assert 300 < len(prose.split()) <= 900
+
+
+def test_the_setup_commands():
+    assert [block.strip() for block in code_blocks("bash")] == SETUP
 
 
 @pytest.mark.skipif(not (ROOT / ".ci" / "run").exists(), reason="not a checkout")
 def test_ci_runs_the_test_command_of_the_readme():
     script = (ROOT / ".ci" / "run").read_text()
     extraction = next(line for line in script.splitlines() if line.startswith("command="))
-    found = subprocess.run(
+    result = subprocess.run(
         ["bash", "-c", f'{extraction}\necho "$command"'], capture_output=True, text=True, check=True, cwd=ROOT
-    ).stdout
-    assert found.strip() == TWO[1]
+    )
+    assert result.stdout.strip() == SETUP[1]
+
+
+def result_rows() -> list[list[str]]:
+    """The cells of the table of results, without its two head lines."""
+    section = README.partition("## Results")[2].partition("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def test_every_number_of_the_results_is_on_the_linked_page():
+    rows = result_rows()
+    assert len(rows) >= 8
+    for *_, ours, peer, command in rows:
+        page = re.fullmatch(r"\[`[^`]+`\]\((benchmarks/[\w.-]+\.md)\)", command)
+        assert page, command
+        text = (ROOT / page[1]).read_text("utf-8").replace(" %", "%")
+        for cell in (ours, peer):
+            value = re.match(r"\*{0,2}([\d.,]+)( %)?", cell)
+            assert value, cell
+            number = value[1].replace(",", "")
+            pattern = rf"(?<![\d.]){re.escape(number)}" + (r"(?:\.0+)?%" if value[2] else r"(?:\.\d+)?(?![\d.])")
+            assert re.search(pattern, text.replace(",", "")), f"{cell} is not on {page[1]}"
+
+
+def test_the_results_mark_the_better_value_and_include_losses():
+    def number(cell: str) -> float:
+        return float(re.sub(r"[*,%]", "", cell).split()[0])
+
+    wins = []
+    for *_, ours, peer, _ in result_rows():
+        wins.append(number(ours) > number(peer))
+        assert [cell.startswith("**") for cell in (ours, peer)] == [wins[-1], not wins[-1]]
+    assert wins.count(False) >= 2
+
+
+def test_links_and_figures_exist():
+    targets = re.findall(r"\]\(([^)\s]+)\)", README) + re.findall(r'src(?:set)?="([^"]+)"', README)
+    local = [target for target in targets if "://" not in target]
+    assert len(local) > 30
+    for target in local:
+        name, _, anchor = target.partition("#")
+        path = ROOT / name
+        assert path.exists(), target
+        if anchor:
+            titles = re.findall(r"^#+ (.*)$", path.read_text("utf-8"), re.MULTILINE)
+            assert anchor in {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}, target
+    images = re.findall(r"<img [^>]*>", README)
+    assert images and all(re.search(r'alt="[^"]{20,}"', image) for image in images)
 
 
 def test_every_figure_of_the_docs_is_made_by_a_command_above_it():
     from vitreous.reports.inspect import FIGURES
 
-    page, made = (ROOT / "docs" / "inside.md").read_text(), set()
+    page, made = (ROOT / "docs" / "inside.md").read_text("utf-8"), set()
     for part in re.split(r"(?=!\[)", page):
         shown = re.match(r"!\[[^]]+\]\(figures/(([a-z]+)[a-z-]*)\.png\)", part)
         if shown:
-            assert shown[2] in made and (ROOT / "docs" / "figures" / f"{shown[1]}.png").read_bytes().startswith(
-                b"\x89PNG"
-            )
+            figure = (ROOT / "docs" / "figures" / f"{shown[1]}.png").read_bytes()
+            assert shown[2] in made and figure.startswith(b"\x89PNG")
         for words in re.findall(r"^vitreous inspect .*--figures ([a-z ]+)", part, re.MULTILINE):
             made |= set(words.split())
     assert made >= set(FIGURES)
-
-
-@pytest.mark.timeout(3600)  # a busy machine is no fault
-def test_the_first_hour(lived):
-    """The figures of `train digits` hold."""
-    hour, home = lived
-    summary = json.loads((home / "runs" / "digits" / "summary.json").read_text())
-    assert summary["test"]["top1"] >= HOURS[hour][1] and summary["val"]["top1"] >= HOURS[hour][2]
-
-
-def run_block(home, code):
-    """Python as a reader types it, in the folder where the first hour happens."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(home)
-        exec(code, {"__name__": "__main__"})
-
-
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("number", range(len(blocks("python"))))
-def test_python(lived, number):
-    """The blocks run after the first hour, where it ran."""
-    run_block(lived[1], blocks("python")[number])

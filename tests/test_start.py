@@ -108,9 +108,9 @@ def test_the_digits_are_learned(results):
     assert (home / "runs" / "digits" / "inspect" / "index.html").is_file() and (home / "predictions.csv").is_file()
 
 
-def test_photos_start_from_published_weights_without_a_download(published_mirror, tmp_path, monkeypatch):
+def test_photos_start_from_published_weights_without_a_download(published_weights, tmp_path, monkeypatch):
     """The default that the page describes, with a small model in the place of the published one."""
-    monkeypatch.setenv("VITREOUS_MIRROR", str(published_mirror))
+    monkeypatch.setenv("VITREOUS_MIRROR", str(published_weights))
     monkeypatch.setattr(default_weights, "find_weights", find_weights)
     make_folder(tmp_path / "photos", {"train": 4, "val": 2, "test": 2}, CLASSES[:2], size=(80, 72))
     result = say("train", "photos/", "--steps", "1", "--workers", "0", "--out", "runs/photos", cwd=tmp_path)
@@ -130,8 +130,8 @@ def test_images_exist_and_have_alternative_texts(page, least):
 def test_tiles_link_to_pages():
     """Each tile has an image, a title that links to an existing page, a sentence and a command."""
     tiles = re.findall(
-        r"\[!\[[^]]+\]\(figures/tile-\S+\)<br>\*\*([^*]+)\*\*\]\(([^)]+)\)<br>([^<`]+\.)<br>`vitreous ", INDEX
+        r"\[!\[[^]]+\]\(figures/task-\S+\)<br>\*\*([^*]+)\*\*\]\(([^)]+)\)<br>([^<`]+\.)<br>`vitreous ", INDEX
     )
-    assert len(tiles) == INDEX.count("figures/tile-") == 11
+    assert len(tiles) == INDEX.count("figures/task-") == 11
     for title, page, _ in tiles:
         assert (DOCS / page).is_file(), title

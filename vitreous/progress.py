@@ -15,6 +15,7 @@ from vitreous.notebook import progress_html, updatable_cell
 
 CELL_EVERY = 0.5  # seconds between two drawings of a bar in a notebook
 PLAIN_EVERY = 10.0  # seconds between two progress lines where stderr is no terminal
+ONE_LINE_COLUMNS = 100  # of a terminal: with fewer, the text of a bar is printed below it
 #: names of threads that still run when their work was given up; a process that ends does not wait for them
 ABANDONED: set[str] = set()
 
@@ -143,22 +144,25 @@ class Display:
         return (now - self.began) / (done - self.first) * (total - done)
 
     def draw(self, label: str, done: int, total: int | None, text: str) -> None:
-        """The bar."""
+        """The bar, with its text after it or, in a terminal of fewer than `ONE_LINE_COLUMNS`, below it."""
         from rich.console import Console as Terminal
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+        from rich.text import Text
 
         if self.bar is None or label != self.label:
             self.close()
-            columns = (
-                TextColumn("{task.description}"),
-                BarColumn(),
-                TaskProgressColumn(),
-                TextColumn("{task.fields[text]}"),
-                TimeRemainingColumn(),
-            )
-            bar = self.bar = Progress(*columns, console=Terminal(stderr=True), transient=self.header is not None)
-            if (header := self.header) is not None:
-                bar.get_renderables = lambda: [header, bar.make_tasks_table(bar.tasks)]
+            terminal = Terminal(stderr=True)
+            is_narrow = terminal.width < ONE_LINE_COLUMNS
+            columns = [TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()]
+            if not is_narrow:
+                columns.insert(3, TextColumn("{task.fields[text]}"))
+            bar = self.bar = Progress(*columns, console=terminal, transient=self.header is not None)
+            above = [] if self.header is None else [self.header]
+            bar.get_renderables = lambda: [
+                *above,
+                bar.make_tasks_table(bar.tasks),
+                *(Text(task.fields["text"]) for task in bar.tasks if is_narrow and task.fields["text"]),
+            ]
             self.task = self.bar.add_task(label, total=total, text=text)
             self.label = label
             self.bar.start()

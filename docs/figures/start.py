@@ -37,7 +37,7 @@ TILES = (
     *("classification", "detection", "instances", "segmentation", "pretraining", "video", "volumes", "generation"),
     *("search", "attention", "serving"),
 )
-OUTPUTS = (*SCREENSHOTS, *(f"tile-{name}.webp" for name in TILES))
+OUTPUTS = (*SCREENSHOTS, *(f"task-{name}.webp" for name in TILES))
 DATASETS = ("trash", "bccd", "nuclei")
 
 #: run folder -> dataset and options of its training
@@ -179,7 +179,7 @@ def draw_tiles(context: Any, runs: dict[str, Path]) -> None:
         "serving": lambda: Image.open(context.out / "start-page.webp").convert("RGB"),
     }
     for name in TILES:
-        cover_tile(drawings[name]()).save(context.out / f"tile-{name}.webp", quality=QUALITY, method=6)
+        cover_tile(drawings[name]()).save(context.out / f"task-{name}.webp", quality=QUALITY, method=6)
 
 
 def cover_tile(image: Image.Image) -> Image.Image:

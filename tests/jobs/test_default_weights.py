@@ -39,8 +39,8 @@ def photos(tmp_path_factory):
 
 
 @pytest.fixture
-def at_hand(published_mirror, monkeypatch):
-    monkeypatch.setenv("VITREOUS_MIRROR", str(published_mirror))
+def at_hand(published_weights, monkeypatch):
+    monkeypatch.setenv("VITREOUS_MIRROR", str(published_weights))
     monkeypatch.setattr(default_weights, "find_weights", find_weights)
 
 
@@ -108,7 +108,7 @@ def test_a_server_that_does_not_answer_is_waited_for_shortly(monkeypatch):
         assert time.monotonic() - began < 5
 
 
-def test_a_server_that_has_the_file_is_reachable(published_mirror, monkeypatch):
+def test_a_server_that_has_the_file_is_reachable(published_weights, monkeypatch):
     from functools import partial
     from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
@@ -116,7 +116,7 @@ def test_a_server_that_has_the_file_is_reachable(published_mirror, monkeypatch):
         def log_message(self, *parts):
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(published_mirror))) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(published_weights))) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         monkeypatch.setenv("VITREOUS_MIRROR", f"http://127.0.0.1:{server.server_port}")

@@ -55,6 +55,22 @@ def test_a_terminal_has_a_bar(monkeypatch, capsys):
     assert display.bar is None and "train" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_a_bar_is_complete_in_terminals_of_any_usual_width(columns, monkeypatch, capsys):
+    """In 80 columns the text of a training run left no room for the bar and the time left."""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    for name, value in {"TERM": "xterm", "COLUMNS": str(columns), "NO_COLOR": "1"}.items():
+        monkeypatch.setenv(name, value)
+    text = "epoch 66.7/100  loss 0.547  1202 images/s  val top-1 97.8%"
+    display = Display()
+    display.progress("train", 3, 3, text)
+    display.close()
+    lines = re.sub(r"\x1b\[[?\d;]*[A-Za-z]", "", capsys.readouterr().err).replace("\r", "\n").splitlines()
+    bar, below = lines[-2:] if columns < 100 else (lines[-1], "")
+    assert re.match(r"train ━{10,} 100% ", bar) and bar.rstrip().endswith("0:00:00") and len(bar) <= columns
+    assert below.rstrip() == text if columns < 100 else text in bar
+
+
 def test_the_time_left_is_that_of_the_work_seen(monkeypatch, capsys):
     """A run that begins at 600 of 1,000, resumed, and does 100 in 50 s has 300 more to do in 150 s."""
     now = 100.0

@@ -3,6 +3,8 @@ desk."""
 
 from __future__ import annotations
 
+import base64
+import io
 import re
 import shutil
 from dataclasses import replace
@@ -11,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from tests.browser import find_chromium, needs_chromium
 from tests.conftest import make_folder, picture
@@ -290,6 +293,36 @@ def test_a_patch_that_is_clicked_or_touched_is_asked_what_it_looks_at(visit, hom
     visit.find("#back").click()
     visit.see("#meaning", "from the pooled output")
     visit.find("#back").wait_for(state="hidden")
+
+
+def test_the_image_without_the_map_is_beside_the_attention(visit, home):
+    def read_plain() -> np.ndarray:
+        url = visit.page.evaluate("document.getElementById('plain').toDataURL()")
+        found = Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))).convert("RGB")
+        assert found.height == 144 and found.width == 216
+        return np.asarray(found.resize((96, 64), Image.Resampling.BOX), float)
+
+    def average_blocks(pixels: np.ndarray) -> np.ndarray:
+        return pixels.reshape(8, 8, 12, 8, 3).mean((1, 3))
+
+    visit.see("#model", "classes")
+    before = visit.find("#layer").bounding_box()
+    visit.take(home / "0.png")
+    assert visit.find("#layer").bounding_box() == before
+    plain = read_plain()
+    photo = np.asarray(Image.open(home / "0.png").convert("RGB"), float)
+    assert np.abs(average_blocks(plain) - average_blocks(photo)).max() < 10  # of 255
+    visit.set("opacity", 100)
+    visit.set("layer", 0)
+    assert (read_plain() == plain).all()
+    visit.find("#picture").click(position=visit.at(1, 3))
+    visit.see("#meaning", "the patch in row 2, column 4")
+    visit.settle()
+    rows, columns = np.nonzero(np.abs(read_plain() - plain).sum(-1) > 30)
+    side = 0.8 * 64 / 5  # of a patch, whose frame is drawn around it
+    middle = 32 + (1 - 2) * side, 48 + (3 - 2) * side
+    assert abs(rows - middle[0]).max() < side / 2 + 2 and abs(columns - middle[1]).max() < side / 2 + 2
+    assert np.ptp(rows) > side - 2 and np.ptp(columns) > side - 2
 
 
 def test_everything_can_be_done_with_the_keyboard(visit, home, predictor):

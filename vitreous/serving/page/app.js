@@ -13,7 +13,7 @@ import { calm, make, part, percent, say, trouble } from "./page.js";
 import { Player } from "./player.js";
 import { Stage, opened } from "./stage.js";
 
-const stage = new Stage(part("picture"));
+const stage = new Stage(part("picture"), part("plain"));
 const history = new History((entry) => { calm(); show(entry); });
 let model = null, attention = null, classes = null, objects = null, player = null, turn = 0, waiting = Promise.resolve();
 const waits = new Set();

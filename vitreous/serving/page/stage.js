@@ -29,9 +29,9 @@ export async function opened(file) {
 }
 
 export class Stage {
-  /** `shown` is what `opened` answered; `layer` a canvas laid over all of it, `cover` opaque; `objects` draws on a picture of `size`; `map` {weights, least, most, grid, box, query}, its weights (rows * columns) numbers, `least` and `most` the ends of their scale. */
-  constructor(canvas) {
-    Object.assign(this, { canvas, shown: null, map: null, layer: null, size: null, objects: null, cover: 0.55, cursor: null, focused: false, view: "heat", smooth: true, strength: 0.65, zoomed: false, due: false });
+  /** `plain` is a canvas for the image without its map; `shown` is what `opened` answered; `layer` a canvas laid over all of it, `cover` opaque; `objects` draws on a picture of `size`; `map` {weights, least, most, grid, box, query}, its weights (rows * columns) numbers, `least` and `most` the ends of their scale. */
+  constructor(canvas, plain = null) {
+    Object.assign(this, { canvas, plain, shown: null, map: null, layer: null, size: null, objects: null, cover: 0.55, cursor: null, focused: false, view: "heat", smooth: true, strength: 0.65, zoomed: false, due: false });
     new ResizeObserver(() => this.draw()).observe(canvas);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
   }
@@ -72,6 +72,7 @@ export class Stage {
     if (canvas.width !== wide || canvas.height !== high) Object.assign(canvas, { width: wide, height: high });
     const pen = canvas.getContext("2d");
     pen.clearRect(0, 0, wide, high);
+    this.paintPlain(times);
     if (!this.shown && !this.map && !this.layer && !this.size) return;
     const whole = this.place();
     if (this.shown) {
@@ -88,6 +89,28 @@ export class Stage {
     }
     if (this.objects) this.objects(pen, whole, times);
     if (this.map) this.over(pen, whole, times);
+  }
+
+  /** The image without its map, with a frame around the patch asked from. */
+  paintPlain(times) {
+    const { plain } = this;
+    if (!plain) return;
+    plain.hidden = !this.shown && Boolean(this.map); // this browser cannot show the image
+    if (!this.shown) Object.assign(plain, { width: 1, height: 1 });
+    if (!this.shown) return;
+    const { pixels, width, height } = this.shown, whole = this.place();
+    const high = Math.round(plain.clientHeight * times), wide = Math.max(1, Math.round((high * width) / height));
+    if (plain.width !== wide || plain.height !== high) Object.assign(plain, { width: wide, height: high });
+    const pen = plain.getContext("2d"), share = wide / whole.width;
+    pen.imageSmoothingEnabled = wide < 4 * pixels.width;
+    pen.imageSmoothingQuality = "high";
+    pen.drawImage(pixels, 0, 0, wide, high);
+    if (!this.map?.query) return;
+    const patch = this.patch(this.map.query);
+    this.frame(pen, {
+      left: (patch.left - whole.left) * share, top: (patch.top - whole.top) * share,
+      width: patch.width * share, height: patch.height * share,
+    }, 1.5 * times);
   }
 
   /** Where a pointer is on the picture, across and down, in shares of its sides; null beside it. */

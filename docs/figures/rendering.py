@@ -1,0 +1,38 @@
+"""Render HTML in headless Chromium and save images for the documentation."""
+
+from __future__ import annotations
+
+import base64
+import io
+import shutil
+from pathlib import Path
+
+from PIL import Image
+from playwright.sync_api import sync_playwright
+
+BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+
+
+def data_uri(image: Image.Image) -> str:
+    """The image as a PNG in a `data:` URI."""
+    stream = io.BytesIO()
+    image.save(stream, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(stream.getvalue()).decode()}"
+
+
+def screenshot(html: str, width: int, scale: float = 1.5) -> Image.Image:
+    """The whole page at `width` CSS pixels of `scale` device pixels each, in RGBA: transparent where the page has no
+    background."""
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=browser, args=["--no-sandbox"])
+        page = chromium.new_page(viewport={"width": width, "height": 100}, device_scale_factor=scale)
+        page.set_content(html)
+        pixels = page.screenshot(full_page=True, omit_background=True)
+        chromium.close()
+    return Image.open(io.BytesIO(pixels)).convert("RGBA")
+
+
+def save_webp(image: Image.Image, place: Path, quality: int = 82) -> None:
+    """Write the image as WebP."""
+    image.save(place, "WEBP", quality=quality, method=6)

@@ -1,0 +1,259 @@
+"""Measure the structure of the package: `python -m tests.measures`, or `make measures`.
+
+Each measure is a number of which less is better. `measures.json` beside this file has the committed values, and
+`tests/test_measures.py` fails when one rises; `--write` stores the values of the working tree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "vitreous"
+STORED = Path(__file__).with_suffix(".json")
+#: verbs of the field that are a function's whole name where its argument or class is the object
+FIELD_VERBS = frozenset(
+    [
+        "forward",
+        "backward",
+        "train",
+        "eval",
+        "step",
+        "update",
+        "close",
+        "run",
+        "main",
+        "build",
+        "setup",
+        "fit",
+        "predict",
+        "load",
+        "save",
+        "reset",
+        "flush",
+        "write",
+        "read",
+        "softmax",
+        "patchify",
+        "unpatchify",
+        "export",
+        "evaluate",
+        "inspect",
+        "serve",
+        "sample",
+        "embed",
+        "push",
+        "soup",
+        "convert",
+        "create",
+        "resize",
+        "rotate",
+        "crop",
+        "normalize",
+        "stack",
+    ]
+)
+#: attributes that say which task a model or dataset is for
+TASK_ATTRIBUTES = frozenset(("multilabel", "pixel_classes", "object_classes", "of_clips", "native", "buckets"))
+SMALL_FILE = 60  # lines
+POSITIONAL = 5  # arguments of a call of our own functions
+#: prints how many files of the package run in `vitreous predict` on one image, model and layers left out
+TRACE = """
+    import sys, tempfile, threading
+    from pathlib import Path
+    import torch
+    from PIL import Image
+    import vitreous.models.vit as vit
+    from vitreous.cli.main import main
+    from vitreous.data.preprocess import Preprocess
+    from vitreous.models.config import ViTConfig
+    from vitreous.weights.bundle import Bundle
+    from vitreous.weights.tasks import Classification
+    home = Path(tempfile.mkdtemp())
+    config = ViTConfig(image=(16, 16), patch=(8, 8), width=32, depth=1, heads=1, hidden=64, classes=2)
+    Bundle(vit.ViT(config), Classification(("a", "b")), Preprocess((16, 16))).save(home / "model")
+    Image.new("RGB", (16, 16)).save(home / "a.png")
+    files = set()
+
+    def note_file(frame, event, argument):
+        name = frame.f_code.co_filename
+        if event == "call" and frame.f_code.co_name != "<module>" and "/vitreous/" in name:
+            files.add(name.rpartition("/vitreous/")[2])
+
+    def predict():
+        try:
+            main(["predict", str(home / "model"), str(home / "a.png"), "--engine", "torch", "--precision", "fp32"])
+        except SystemExit:
+            pass
+
+    predict()  # imports what is imported lazily
+    threading.setprofile(note_file)
+    sys.setprofile(note_file)
+    predict()
+    sys.setprofile(None)
+    print(len([name for name in files if name.partition("/")[0] not in ("models", "nn")]))
+"""
+
+
+@cache
+def parse_package() -> dict[Path, ast.Module]:
+    """Every file of the package with its syntax tree."""
+    return {path: ast.parse(path.read_text("utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def module_functions() -> list[str]:
+    """Names of the module-level functions, without leading underscores."""
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return [
+        node.name.lstrip("_") for tree in parse_package().values() for node in tree.body if isinstance(node, functions)
+    ]
+
+
+def one_word_names() -> list[str]:
+    """Module-level functions named by one word that is no verb of the field."""
+    return [name for name in module_functions() if "_" not in name and name not in FIELD_VERBS]
+
+
+def share_of_one_word_names() -> float:
+    """Module-level functions with a name of one word, in percent."""
+    return round(100 * len(one_word_names()) / len(module_functions()), 1)
+
+
+def share_of_participles() -> float:
+    """Module-level functions named by a bare participle, in percent."""
+    participles = [name for name in one_word_names() if name.endswith(("ed", "en", "wn", "ing"))]
+    return round(100 * len(participles) / len(module_functions()), 1)
+
+
+def files() -> int:
+    """Files of the package."""
+    return len(parse_package())
+
+
+def small_files() -> int:
+    """Files with fewer than 60 lines, `__init__.py` left out."""
+    paths = (path for path in parse_package() if path.name != "__init__.py")
+    return sum(len(path.read_text("utf-8").splitlines()) < SMALL_FILE for path in paths)
+
+
+def top_level_files() -> int:
+    """Files directly in the package."""
+    return len(list(PACKAGE.glob("*.py")))
+
+
+def lines() -> int:
+    """Lines of the package."""
+    return sum(len(path.read_text("utf-8").splitlines()) for path in parse_package())
+
+
+def family_tests() -> int:
+    """Tests of a model's family outside models/ and weights/: `kind == "..."` and `isinstance(..., SomeConfig)`."""
+    pattern = re.compile(r"\bkind (?:==|!=|in|not in) |isinstance\([^()]+, \(?\w*Config\b")
+    return count_matches(pattern, skipped=("models", "weights"))
+
+
+def count_matches(pattern: re.Pattern[str], skipped: tuple[str, ...]) -> int:
+    """Matches of a pattern in the package, without the rooms `skipped`."""
+    paths = (path for path in parse_package() if path.relative_to(PACKAGE).parts[0] not in skipped)
+    return sum(len(pattern.findall(path.read_text("utf-8"))) for path in paths)
+
+
+def task_tests() -> int:
+    """Conditions outside tasks/ that read an attribute which says what the task or the modality is."""
+    rooms = {path: path.relative_to(PACKAGE).parts[0] for path in parse_package()}
+    trees = (tree for path, tree in parse_package().items() if rooms[path] != "tasks")
+    return sum(is_task_test(condition) for tree in trees for condition in conditions_of(tree))
+
+
+def conditions_of(tree: ast.Module) -> Iterator[ast.expr]:
+    """The conditions of a file: of statements, expressions, comprehensions and assertions."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.If, ast.IfExp, ast.While, ast.Assert)):
+            yield node.test
+        elif isinstance(node, ast.comprehension):
+            yield from node.ifs
+
+
+def is_task_test(condition: ast.expr) -> bool:
+    """Whether a condition reads one of `TASK_ATTRIBUTES`."""
+    nodes = ast.walk(condition)
+    return any(isinstance(node, ast.Attribute) and node.attr in TASK_ATTRIBUTES for node in nodes)
+
+
+def long_positional_calls() -> int:
+    """Calls of the package's own functions and classes with more than five positional arguments."""
+    calls = (node for tree in parse_package().values() for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return sum(len(call.args) > POSITIONAL and called_name(call) in defined_names() for call in calls)
+
+
+@cache
+def defined_names() -> frozenset[str]:
+    """Names of all functions, methods and classes of the package."""
+    definitions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    nodes = (node for tree in parse_package().values() for node in ast.walk(tree))
+    return frozenset(node.name for node in nodes if isinstance(node, definitions))
+
+
+def called_name(call: ast.Call) -> str:
+    """The last part of what is called: `f` of `module.f(x)`, "" for other expressions."""
+    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+
+
+def most_imports() -> int:
+    """Modules of the package that its most dependent file imports, lazy imports included; the public page left out."""
+    trees = ((path, tree) for path, tree in parse_package().items() if path != PACKAGE / "__init__.py")
+    return max(len(imported_modules(tree)) for _, tree in trees)
+
+
+def imported_modules(tree: ast.Module) -> set[str]:
+    """Modules of the package that a file imports."""
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    return {node.module for node in nodes if node.module and node.module.startswith("vitreous.")}
+
+
+def files_of_predict() -> int:
+    """Files outside models/ and nn/ with a function that runs in `vitreous predict` on one image."""
+    command = [sys.executable, "-c", textwrap.dedent(TRACE)]
+    result = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    return int(result.stdout.split()[-1])
+
+
+MEASURES: dict[str, Callable[[], float]] = {
+    "files": files,
+    "files below 60 lines": small_files,
+    "files at the top of the package": top_level_files,
+    "lines": lines,
+    "function names of one word, %": share_of_one_word_names,
+    "function names that are participles, %": share_of_participles,
+    "tests of the model family outside models/ and weights/": family_tests,
+    "tests of the task outside tasks/": task_tests,
+    "calls with more than five positional arguments": long_positional_calls,
+    "imports of the most dependent file": most_imports,
+    "files that run in `vitreous predict`": files_of_predict,
+}
+
+
+def main() -> None:
+    """Print every measure beside its committed value."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="store the values")
+    arguments = parser.parse_args()
+    before = json.loads(STORED.read_text("utf-8")) if STORED.is_file() else {}
+    values = {name: measure() for name, measure in MEASURES.items()}
+    for name, value in values.items():
+        print(f"{name:58} {value:>9,}   committed {before.get(name, '-')}")
+    if arguments.write:
+        STORED.write_text(json.dumps(values, indent=2) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()

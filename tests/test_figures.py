@@ -1,0 +1,106 @@
+"""The figures of README.md and docs/: every file that a page shows is there, within its size, and animated if it is to be;
+`docs/figures/build.py` refuses names that it does not know."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+ROOT = Path(__file__).parent.parent
+FIGURES = ROOT / "docs" / "figures"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BUILT = ("hero", "page", "terminal", "start", "task-")  # how the names of the files begin that build.py makes
+ANIMATED = ("page", "terminal")
+LARGEST_ANIMATION = 1_500_000  # bytes
+LARGEST_TOTAL = 2_000_000  # bytes, of all figures that build.py makes, but vector drawings that do not move
+MODULES = [name for name in ("hero", "page", "terminal", "start") if (FIGURES / f"{name}.py").exists()]
+
+
+def read_outputs(name: str) -> tuple[str, ...]:
+    """`OUTPUTS` of a module of docs/figures, which is not imported: it may need more than the tests have."""
+    for node in ast.parse((FIGURES / f"{name}.py").read_text()).body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        if any(isinstance(one, ast.Name) and one.id == "OUTPUTS" for one in targets):
+            return tuple(ast.literal_eval(node.value))  # type: ignore[attr-defined]
+    raise AssertionError(f"{name}.py has no OUTPUTS")
+
+
+def count_frames(file: Path) -> int:
+    """The frames of an animation; of an SVG, the sets of key frames of its style sheet."""
+    if file.suffix == ".svg":
+        return file.read_text().count("@keyframes")
+    with Image.open(file) as image:
+        return getattr(image, "n_frames", 1)
+
+
+def built_files() -> list[Path]:
+    """The files of docs/figures that build.py makes."""
+    return [file for file in sorted(FIGURES.iterdir()) if file.name.startswith(BUILT) and file.suffix != ".py"]
+
+
+def run_build(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run build.py, without an import of the package."""
+    return subprocess.run(
+        [sys.executable, "-S", str(FIGURES / "build.py"), *words], capture_output=True, text=True, timeout=60
+    )
+
+
+def test_every_figure_that_a_page_shows_is_there():
+    shown = re.compile(r"[(\"' ,]([^()\"'\s,]*figures/[^()\"'\s,#]+\.(?:svg|png|webp|gif|jpe?g))")
+    links = [(page, link) for page in PAGES for link in shown.findall(page.read_text()) if "://" not in link]
+    missing = [f"{page.relative_to(ROOT)}: {link}" for page, link in links if not (page.parent / link).is_file()]
+    assert links
+    assert missing == []
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_outputs_are_files_and_animations_have_frames_and_a_limit(name):
+    for output in read_outputs(name):
+        file = FIGURES / output
+        assert file.is_file(), f"build it: python docs/figures/build.py {name}"
+        frames = count_frames(file)
+        assert frames > 1 or name not in ANIMATED, file
+        assert frames == 1 or file.stat().st_size <= LARGEST_ANIMATION, file
+
+
+def test_built_figures_are_small_together():
+    sizes = {
+        file.name: file.stat().st_size for file in built_files() if file.suffix != ".svg" or count_frames(file) > 1
+    }
+    assert sizes and sum(sizes.values()) <= LARGEST_TOTAL, sizes
+
+
+def test_the_terminal_shows_its_last_screen_where_nothing_moves():
+    drawing = (FIGURES / "terminal.svg").read_text()
+    hidden = set(re.findall(r"#(s\d+)\{visibility:hidden", drawing))
+    shown = [
+        re.sub(r"<[^>]+>", " ", body)
+        for name, body in re.findall(r'<g id="(s\d+)">(.*?)</g>', drawing)
+        if name not in hidden
+    ]
+    text = " ".join(shown)
+    assert hidden and "test: top-1" in text and "next: vitreous predict runs/digits" in text
+    assert re.search(r"@keyframes (s\d+)\{0\.00%\{visibility:visible\}", drawing), "the first frame is empty"
+    assert (
+        "prefers-reduced-motion:reduce" in drawing
+        and "<script" not in drawing
+        and "http" not in drawing.replace("http://www.w3.org/2000/svg", "")
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nonsense"], "error: unknown figures: nonsense; choose from "),
+        (["terminal", "b", "a"], "error: unknown figures: a, b; choose from "),
+    ],
+)
+def test_unknown_figures_are_refused(words, message):
+    done = run_build(*words)
+    assert done.returncode == 2 and done.stdout == "" and message in done.stderr and "Traceback" not in done.stderr
