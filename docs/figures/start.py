@@ -32,12 +32,23 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 from playwright.sync_api import Page, sync_playwright
 
-SCREENSHOTS = ("start-report.webp", "start-rollout.webp", "start-errors.webp", "start-page.webp")
-TILES = (
-    *("classification", "detection", "instances", "segmentation", "pretraining", "video", "volumes", "generation"),
-    *("search", "attention", "serving"),
+OUTPUTS = (
+    "start-report.webp",
+    "start-rollout.webp",
+    "start-errors.webp",
+    "start-page.webp",
+    "task-classification.webp",
+    "task-detection.webp",
+    "task-instances.webp",
+    "task-segmentation.webp",
+    "task-pretraining.webp",
+    "task-video.webp",
+    "task-volumes.webp",
+    "task-generation.webp",
+    "task-search.webp",
+    "task-attention.webp",
+    "task-serving.webp",
 )
-OUTPUTS = (*SCREENSHOTS, *(f"task-{name}.webp" for name in TILES))
 DATASETS = ("trash", "bccd", "nuclei")
 
 #: run folder -> dataset and options of its training
@@ -178,8 +189,8 @@ def draw_tiles(context: Any, runs: dict[str, Path]) -> None:
         "attention": lambda: crop_figure(context, "attention.png"),
         "serving": lambda: Image.open(context.out / "start-page.webp").convert("RGB"),
     }
-    for name in TILES:
-        cover_tile(drawings[name]()).save(context.out / f"task-{name}.webp", quality=QUALITY, method=6)
+    for name, draw in drawings.items():
+        cover_tile(draw()).save(context.out / f"task-{name}.webp", quality=QUALITY, method=6)
 
 
 def cover_tile(image: Image.Image) -> Image.Image:
