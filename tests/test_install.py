@@ -20,6 +20,7 @@ from tests.conftest import document, run_command, say
 from tests.wheel import STEPS, try_wheel
 from vitreous.cli.completion import write_script
 from vitreous.cli.main import VERBS
+from vitreous.errors import install_hint
 from vitreous.jobs.requirements import PURPOSES, commands, missing_requirements
 
 ROOT = Path(__file__).parents[1]
@@ -175,3 +176,33 @@ def test_every_verb_runs_from_the_wheel_on_every_python_at_hand():
     assert tried and {one.python: one.wrong for one in tried} == {one.python: {} for one in tried}
     untried = set(VERBS) - {" ".join(words[:2]) for words in STEPS.values()} - {words[0] for words in STEPS.values()}
     assert untried <= {"serve", "watch"} and all({"serve", "watch"} <= set(one.seconds) for one in tried)
+
+
+def test_an_install_hint_names_the_extras():
+    assert install_hint("serve") == "pip install 'vitreous[serve]'"
+    assert install_hint("serve", "hub") == "pip install 'vitreous[serve,hub]'"
+    assert install_hint(pip="/a/python -m pip") == "/a/python -m pip install vitreous"
+
+
+def test_error_hints_have_one_spelling_of_the_install_command():
+    """Modules call `install_hint`: only its docstring spells the command."""
+    spelled = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "vitreous").rglob("*.py")
+        if re.search(r"pip install ['\"]?vitreous|vitreous\[[a-z]", path.read_text("utf-8"))
+    }
+    assert spelled == {"vitreous/errors.py"}
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", *(path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "docs").rglob("*.[mi][dp]*")))]
+)
+def test_pages_install_from_a_checkout(page):
+    """`pip install .` and `pip install '.[serve]'` with extras that exist; error hints are shown as printed."""
+    text = re.sub(r"error: .*\n +pip install .*", "", (ROOT / page).read_text("utf-8"))
+    assert not re.findall(r"pip install ['\"]?vitreous|vitreous\[[a-z]", text)
+    named = re.findall(r"pip install (?:-e )?('?\.\S*?)(?=[`\s]|$)", text)
+    for target in named:
+        found = re.fullmatch(r"\.|'\.\[([a-z]+(?:,[a-z]+)*)\]'", target)
+        assert found, target
+        assert set((found[1] or "test").split(",")) <= {*PURPOSES, "test", "dev", "docs"}, target

@@ -10,7 +10,7 @@ import threading
 from typing import Any
 
 from vitreous.children import stop_signals_blocked
-from vitreous.errors import UsageError
+from vitreous.errors import UsageError, install_hint
 
 #: read by Ray when it is imported
 ENVIRONMENT = {
@@ -30,7 +30,7 @@ def connect_ray(address: str) -> Any:
     try:
         import ray
     except ImportError:
-        raise UsageError("--ray needs Ray, which is not installed", "pip install 'vitreous[ray]'") from None
+        raise UsageError("--ray needs Ray, which is not installed", install_hint("ray")) from None
     handler = signal.getsignal(signal.SIGTERM)
     local: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
     try:

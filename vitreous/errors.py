@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import shlex
 from collections.abc import Iterable
 from functools import cache
 from importlib.util import find_spec
@@ -184,11 +185,24 @@ def first_names(names: Iterable[str], most: int = 20) -> str:
     return ", ".join(map(printable, names[:most])) + more
 
 
+def install_hint(*extras: str, pip: str = "pip") -> str:
+    """Return the command that installs extras of this package, for error hints: `pip install 'vitreous[serve]'`.
+
+    In an environment that has the package, from an index or from a checkout, pip adds the extras' libraries alone.
+
+    Args:
+        extras: names of extras; without any, the command installs what the package itself requires.
+        pip: the command that runs pip.
+    """
+    requirement = f"vitreous[{','.join(extras)}]" if extras else "vitreous"
+    return f"{pip} install {shlex.quote(requirement)}"
+
+
 def check_installed(libraries: Iterable[str], extra: str) -> None:
     """Raise ResourceError for a library that is not installed, which the extra of this name brings."""
     for name in libraries:
         if find_spec(name) is None:
-            raise ResourceError(f"{name} is not installed", f"pip install 'vitreous[{extra}]'")
+            raise ResourceError(f"{name} is not installed", install_hint(extra))
 
 
 def check_path(value: object, argument: str) -> None:

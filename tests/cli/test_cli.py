@@ -173,7 +173,7 @@ def test_evaluate_gives_the_figures_of_the_run_and_records_the_reading(trained):
     assert document(say("evaluate", str(out), "--split", "val", "--json"))["val"] == summary["val"]
     assert sum(map(sum, found["confusion"])) == 18
     table = say("evaluate", str(out)).stdout
-    assert "test: top-1" in table and "mostly taken for" in table
+    assert "test: top-1" in table and "most confused with" in table
 
 
 def test_classes_are_matched_by_name(trained, tmp_path):

@@ -104,7 +104,7 @@ def test_without_a_run_the_data_must_be_named(tmp_path):
 
 
 def test_few_photographs_from_scratch_are_told_of_weights(photos, tmp_path):
-    advice = "are few for a Vision Transformer from scratch"
+    advice = "are few for training a Vision Transformer from scratch"
     large = ["--model", "ViT-32x1/16", "--image-size", "96", "--dry-run", "--device", "cpu", "--workers", "0"]
     told = say("train", str(photos), *large).stderr
     assert f"24 photographs {advice}" in told and "--init vit-s16-augreg" in told

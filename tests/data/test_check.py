@@ -174,7 +174,10 @@ def test_near_copies_are_those_of_dedup_where_whole_images_are_alike(tmp_path):
     every = dedup([open_data(home).whole], [], within=True, workers=0)["copies"]
     pairs = {(os.path.basename(copy["copy_of"]), os.path.basename(copy["path"])) for copy in every}
     assert pairs == quick | {("5.png", "cut to half.png")}
-    assert "parts too" in whats(document)["copies"]["text"] and "data dedup" in whats(document)["copies"]["way"]
+    assert (
+        "near-duplicates of other images" in whats(document)["copies"]["text"]
+        and "data dedup" in whats(document)["copies"]["way"]
+    )
 
 
 def test_only_the_most_alike_are_read_again(monkeypatch):

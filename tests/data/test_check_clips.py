@@ -127,7 +127,7 @@ def test_copies_within_and_between_splits_and_classes(checked):
         "leak",
         "contrary",
     }
-    assert findings["near_leak"]["text"].startswith("2 clips of test look like one of train; the first: ")
+    assert findings["near_leak"]["text"].startswith("2 clips of test are near-duplicates of train clips; the first: ")
     assert not any("data dedup" in finding["way"] or "image" in finding["text"] for finding in findings.values())
 
 
@@ -151,7 +151,7 @@ def test_the_page_shows_middle_frames_and_the_command_the_same_findings(home, ch
     own = run(Options(str(home), workers=1, out=str(tmp_path / "a.html")), Console())
     assert own == document and (tmp_path / "a.html").read_text() == text
     output = capsys.readouterr().out
-    assert "3 to 12 frames, median 12" in output and "look at: 1 clip in which nothing changes" in output
+    assert "3 to 12 frames, median 12" in output and "warning: 1 clip in which nothing changes" in output
     assert output.endswith(f"{tmp_path / 'a.html'} shows it\n") and "\nfailed\n" in output
 
 

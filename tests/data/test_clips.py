@@ -114,7 +114,7 @@ def test_limits(monkeypatch, tmp_path):
 def test_without_pyav_videos_say_what_to_install_and_gifs_are_read(monkeypatch, tmp_path):
     place, gif = write_clip(tmp_path / "a.mp4", greys(3)), write_clip(tmp_path / "a.gif", greys(3))
     monkeypatch.setattr(video, "find_spec", lambda name: None)
-    with pytest.raises(DataError, match=r"a\.mp4: .*without PyAV") as error:
+    with pytest.raises(DataError, match=r"a\.mp4: .*need PyAV") as error:
         open_clip(place)
     assert "pip install 'vitreous[video]'" in error.value.hint and len(open_clip(gif)) == 3
 

@@ -53,8 +53,8 @@ def prepared(data, **options):
 def test_few_photographs_start_from_weights_at_hand_and_one_line_says_so(photos, at_hand):
     run, notes = prepared(photos)
     assert (run.init, run.recipe, run.model.width) == (NAME, "finetune", 32)
-    start = f"12 photographs are few: training starts from {NAME}, published weights that are in the cache; "
-    assert notes == [start + "--init none starts from scratch"]
+    start = f"12 photographs are few: training starts from the published weights {NAME} (cached); "
+    assert notes == [start + "use --init none to train from scratch"]
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_without_weights_at_hand_the_note_names_some(photos, tmp_path, monkeypat
     monkeypatch.setenv("VITREOUS_OFFLINE", "1")
     heard = Notes()
     run = prepare_data(str(photos), None, TrainOptions(str(photos), workers=0), heard)[1]
-    assert run.init is None and any("as with --init" in note for note in heard.notes)
+    assert run.init is None and any("for example --init" in note for note in heard.notes)
 
 
 def test_a_server_that_does_not_answer_is_waited_for_shortly(monkeypatch):

@@ -134,6 +134,7 @@ def test_the_card_has_the_hubs_metadata_and_the_figures(run, tmp_path):
         "vitreous",
     )
     assert "| test | top1 | 0.7500 [0.5000, 0.9000] | 12 |" in text and "- wall seconds: 1.235" in text
+    assert "install it from a checkout" in text and "\npip install '.[hub]'  # in the checkout\n" in text
     assert yaml.safe_load(text.split("---")[1])["model-index"][0]["name"] == "pets"
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "README.md",

@@ -173,7 +173,7 @@ def test_turned_labels_are_suspected(run, photos, tmp_path):
     }
     assert all(row["model_class"] == row["knn_class"] == row["path"].rsplit("from-")[-1][:3] for row in rows)
     assert found["suspects"]["count"] == 3 and "3 of 24 labels are suspect" in said
-    assert found["confused"]["ordered"][0]["count"] == 1 and "most often confused" in said
+    assert found["confused"]["ordered"][0]["count"] == 1 and "most confused pairs" in said
 
 
 def test_training_images_are_no_neighbours_of_themselves(run, photos, tmp_path):

@@ -235,9 +235,7 @@ def test_a_best_checkpoint_that_was_damaged_is_told_and_the_last_weights_are_kep
 def test_the_command_says_what_was_kept(photos, tmp_path, scored):
     words = [w for k, v in options(16).items() if v is not None for w in (f"--{k}", str(v))]
     result = say("train", str(photos), "--out", str(tmp_path / "run"), *words, "--keep-best", "--early-stop", "3")
-    assert (
-        "kept: the weights of step 6 (epoch 2), the best of 6 evaluations, top-1 80.00% on validation" in result.stdout
-    )
+    assert "best checkpoint: step 6 (epoch 2), top-1 80.00% on validation, best of 6 evaluations" in result.stdout
     assert "stopped early at step 12: 3 evaluations in a row were not better than that of step 6" in result.stdout
     judged = say("evaluate", str(tmp_path / "run"), "--split", "val", "--json")
     assert document(judged)["chosen_on"] == ["choose which weights of the run are kept"]

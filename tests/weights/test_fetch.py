@@ -244,7 +244,7 @@ def test_what_the_hub_refuses_is_told_with_the_way_out(server, tmp_path):
 
 def test_without_the_hubs_client_the_way_to_it_is_told(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(UsageError, match=r"pip install vitreous\[hub\]"):
+    with pytest.raises(UsageError, match=r"pip install 'vitreous\[hub\]'"):
         fetch("hf:org/name")
 
 

@@ -9,7 +9,7 @@ from tyro.conf import Positional, arg
 
 from vitreous.cli.console import Console
 
-MARKS = {"fails": "FAILS", "warns": "look at", "tells": "note"}
+MARKS = {"fails": "FAILS", "warns": "warning", "tells": "note"}
 
 
 @dataclass(frozen=True)

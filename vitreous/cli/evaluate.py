@@ -288,7 +288,7 @@ def head_lines(document: dict[str, Any], console: Console) -> Iterator[str]:
     }
     last = [] if multilabel and not objects else ["taken_for"]
     console.table(
-        ["class", "images", *(words.get(key, key) for key in keys), *["mostly taken for"] * len(last)],
+        ["class", "images", *(words.get(key, key) for key in keys), *["most confused with"] * len(last)],
         [
             [row["class"], row["images"], *(percent(row[key]) for key in keys), *(row[key] for key in last)]
             for row in rows[:SHOWN]
@@ -304,10 +304,11 @@ def head_lines(document: dict[str, Any], console: Console) -> Iterator[str]:
     things = "pixels" if dense else "images"
     if document["confused"] and (pairs := document["confused"]["unordered"]):
         named = (
-            f"{' and '.join(pair['classes'])} {pair['count']} ({pair['share']:.1%} of their {things})"
+            f"{' and '.join(pair['classes'])} ({pair['count']:,} {things if pair['count'] != 1 else things[:-1]}, "
+            f"{pair['share']:.1%})"
             for pair in pairs[:5]
         )
-        yield f"most often confused: {', '.join(named)}"
+        yield f"most confused pairs: {', '.join(named)}"
     yield from calibration_lines(document)
     yield from outlier_lines(document)
 

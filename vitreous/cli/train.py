@@ -123,11 +123,12 @@ def selection(summary: dict[str, Any]) -> Iterator[str]:
         return
     best = chosen["best"]
     if best and chosen["kept"] == "best":
-        where = f"step {best['step']:,} (epoch {best['epoch']:.4g}), the best of {best['evaluations']} evaluations"
+        where = f"step {best['step']:,} (epoch {best['epoch']:.4g})"
         form = next((form for label, form in FORMATS.values() if label == best["figure"]), ".4g")
-        yield f"kept: the weights of {where}, {best['figure']} {best['value']:{form}} on validation"
+        value, count = f"{best['value']:{form}}", best["evaluations"]
+        yield f"best checkpoint: {where}, {best['figure']} {value} on validation, best of {count} evaluations"
     else:
-        yield f"kept: the weights of the last step, {chosen['kept_step']:,}"
+        yield f"last checkpoint: step {chosen['kept_step']:,}"
     if chosen["stopped_early"]:
         worse = f"{best['since']} evaluations in a row were not better than that of step {best['step']:,}"
         yield f"stopped early at step {summary['steps']:,}: {worse}"

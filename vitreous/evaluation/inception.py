@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitreous.errors import UsageError
+from vitreous.errors import UsageError, install_hint
 
 SIGN = "Conv2d_1a_3x3.conv.weight"  # in files of its weights
 SPATIAL = 7  # channels of the middle layer that sFID compares, by place
@@ -30,7 +30,9 @@ class Inception:
         try:
             from torch_fidelity import FeatureExtractorInceptionV3
         except ImportError:
-            raise UsageError("Inception's features need torch-fidelity", "pip install 'vitreous[gen]'") from None
+            raise UsageError(
+                "Inception features need torch-fidelity, which is not installed", install_hint("gen")
+            ) from None
         buffer = io.BytesIO()
         torch.save(dict(weights), buffer)  # the library reads files alone
         buffer.seek(0)

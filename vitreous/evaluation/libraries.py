@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import Any
 
-from vitreous.errors import ResourceError
+from vitreous.errors import ResourceError, install_hint
 
 
 def needed(name: str, who: str = "exported models need") -> Any:
@@ -18,7 +18,7 @@ def needed(name: str, who: str = "exported models need") -> Any:
     try:
         return importlib.import_module(name)
     except ImportError:
-        raise ResourceError(f"{who} {name}, which is not installed", "pip install 'vitreous[export]'") from None
+        raise ResourceError(f"{who} {name}, which is not installed", install_hint("export")) from None
 
 
 @cache
@@ -36,7 +36,7 @@ def check_installed(names: Iterable[str], who: str = "exported models need") -> 
     """Raise ResourceError, with the command that installs it, for the first library that is missing. Imports none."""
     for name in names:
         if importlib.util.find_spec(name) is None:
-            raise ResourceError(f"{who} {name}, which is not installed", "pip install 'vitreous[export]'")
+            raise ResourceError(f"{who} {name}, which is not installed", install_hint("export"))
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import numpy as np
 import scipy.ndimage
 
 from vitreous.data.annotations.target import Target
-from vitreous.errors import ResourceError
+from vitreous.errors import ResourceError, install_hint
 from vitreous.evaluation.detections import Detections, runs_within
 from vitreous.evaluation.libraries import needed
 
@@ -23,7 +23,6 @@ AREAS = ((0.0, 1e10), (0.0, 32.0**2), (32.0**2, 96.0**2), (96.0**2, 1e10))  # pi
 MOST = 100  # answers of a class on an image, those of the highest scores
 BACKGROUND = 0.1  # IoU below which an answer has nothing to do with an object (arXiv:2008.08115)
 MOST_FEDERATED = 300  # answers for an image of a federated data set
-LIBRARY = "pip install 'vitreous[dense]'"
 
 
 class Column(IntEnum):
@@ -69,7 +68,9 @@ def mask_library() -> Any:
     try:
         return needed("faster_coco_eval.core.mask")
     except ResourceError:
-        raise ResourceError("masks are compared by faster-coco-eval, which is not installed", LIBRARY) from None
+        raise ResourceError(
+            "masks are compared by faster-coco-eval, which is not installed", install_hint("dense")
+        ) from None
 
 
 def box_iou(answers: np.ndarray, truth: np.ndarray, crowd: np.ndarray) -> np.ndarray:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from vitreous.errors import UsageError
+from vitreous.errors import UsageError, install_hint
 from vitreous.generation.gaussian import Gaussian
 from vitreous.generation.process import Diffusion, Flow
 from vitreous.generation.settings import strided_steps
@@ -89,7 +89,8 @@ def dpm_solver(
         from diffusers import DPMSolverMultistepScheduler  # pyright: ignore[reportPrivateImportUsage]
     except ImportError:
         raise UsageError(
-            "the sampler dpm-solver is diffusers'", "pip install 'vitreous[gen]', or --sampler ddim"
+            "the sampler dpm-solver needs diffusers, which is not installed",
+            f"{install_hint('gen')}, or use --sampler ddim",
         ) from None
     gaussian = Gaussian(process)
     scheduler: Any = DPMSolverMultistepScheduler(

@@ -39,10 +39,10 @@ def with_default_weights(options: TrainOptions, opened: Data, listener: Listener
     if not (row := find_weights(candidate_weights(options), probe=not (options.dry_run or is_launched()))):
         return options
     images = len(opened.split("train"))
-    how = "are in the cache" if is_cached(row) else "are downloaded now"
+    how = "cached" if is_cached(row) else "downloading"
     listener.note(
-        f"{images:,} photographs are few: training starts from {row.name}, published weights that {how}; "
-        f"--init {FROM_SCRATCH} starts from scratch"
+        f"{images:,} photographs are few: training starts from the published weights {row.name} ({how}); "
+        f"use --init {FROM_SCRATCH} to train from scratch"
     )
     return replace(options, init=row.name)
 

@@ -113,8 +113,10 @@ def write_card(
 {classes}
 ## Use
 
+vitreous is not on PyPI yet: install it from a checkout of its repository.
+
 ```bash
-pip install 'vitreous[hub]'
+pip install '.[hub]'  # in the checkout
 vitreous {verb} hf:{repository}{pictures}
 ```
 
@@ -122,10 +124,10 @@ vitreous {verb} hf:{repository}{pictures}
 import vitreous
 
 model = vitreous.load("hf:{repository}"{headless})
-answer = model{call}
+prediction = model{call}
 ```
 
-`model.model` is the torch.nn.Module, in float32.{f" {shipped}" if shipped else ""}
+`model.model` is the `torch.nn.Module` in float32.{f" {shipped}" if shipped else ""}
 
 ## Figures
 {figure_table(summary)}
@@ -133,8 +135,8 @@ answer = model{call}
 {training_list(bundle, summary)}
 ## Limits
 
-The figures hold for images like those that they were measured on. What a model has not seen, it answers about all the
-same: judge it on your own images before you rely on it, with `vitreous evaluate hf:{repository} DATA`.
+The metrics hold for images that resemble the test images. The model also returns a prediction for images of anything
+else. Evaluate it on your own images before you rely on it: `vitreous evaluate hf:{repository} DATA`.
 """
 
 

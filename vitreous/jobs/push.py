@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vitreous.disk import publish, write_text
-from vitreous.errors import ResourceError, UsageError, VitreousError, WeightsError, check_path
+from vitreous.errors import ResourceError, UsageError, VitreousError, WeightsError, check_path, install_hint
 from vitreous.jobs.model_card import LICENCES, public_provenance, write_card
 from vitreous.training.model_paths import find_newest_run
 from vitreous.weights.adopt import bundle_in
@@ -100,9 +100,7 @@ def require_client(to: str) -> None:
     try:
         import huggingface_hub  # noqa: F401
     except ImportError:
-        raise UsageError(
-            f"{to} needs the Hub's client, which is not installed", "pip install 'vitreous[hub]'"
-        ) from None
+        raise UsageError(f"{to} needs the Hub's client, which is not installed", install_hint("hub")) from None
 
 
 def published_folder(run: str | os.PathLike[str]) -> Path:

@@ -8,6 +8,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from vitreous.errors import install_hint
+
 PACKAGE = "vitreous"
 #: extra -> what it is for; "test", "dev" and "all" are made of these
 PURPOSES = {
@@ -65,13 +67,12 @@ def commands(missing: dict[str, list[str]]) -> list[str]:
 
     They name this very Python, so that nothing else is changed."""
     extras = [extra for extra, absent in missing.items() if absent and extra]
-    pip = f"{shlex.quote(sys.executable)} -m pip install"
+    pip = f"{shlex.quote(sys.executable)} -m pip"
     lines = []
     if extras or missing.get(""):
-        listed = f"[{','.join(extras)}]" if extras else ""
-        lines.append(f"{pip} {shlex.quote(PACKAGE + listed)}")
+        lines.append(install_hint(*extras, pip=pip))
     if lacks_cuda():
-        lines.append(f"{pip} --force-reinstall torch torchvision")
+        lines.append(f"{pip} install --force-reinstall torch torchvision")
     return lines
 
 

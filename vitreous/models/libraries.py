@@ -1,7 +1,7 @@
 """Models of timm and of transformers by name: built, described, and asked for their features.
 
-The only file that imports either library, inside functions; their extras are `vitreous[timm]` and
-`vitreous[transformers]`. B images, D channels, P prefix tokens, N places.
+The only file that imports either library, inside functions; their extras are `timm` and
+`transformers`. B images, D channels, P prefix tokens, N places.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitreous.errors import ResourceError, UsageError, closest
+from vitreous.errors import ResourceError, UsageError, closest, install_hint
 from vitreous.models.configs.foreign import BLOCK, ForeignConfig, Layout
 from vitreous.nn.no_init import NoInitMode
 from vitreous.nn.sizes import format_size
@@ -130,7 +130,7 @@ def library_of(name: str) -> Any:
     try:
         return import_module(name)
     except ImportError:
-        hint = f"pip install 'vitreous[{name}]'"
+        hint = install_hint(name)
         raise ResourceError(f"models of {name} need {name}, which is not installed", hint) from None
 
 

@@ -185,8 +185,8 @@ def advise_weights(run: Run) -> str:
     source = published_for(name_of(run.model)) or published_for("ViT-S/16")
     kind = "clips" if run.preprocess.of_clips else "photographs"
     return (
-        f"{run.data.images:,} {kind} are few for a Vision Transformer from scratch: start from weights that have seen "
-        f"many, as with --init {source} (`vitreous models --weights` lists more), or name a file of weights"
+        f"{run.data.images:,} {kind} are few for training a Vision Transformer from scratch: start from published "
+        f"weights, for example --init {source} (`vitreous models --weights` lists them), or from a file of weights"
     )
 
 

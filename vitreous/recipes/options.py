@@ -101,7 +101,7 @@ class TrainOptions(WeightsOptions):
     last_blocks: int | None = None
     """Train the head and the last K blocks alone; 0: a frozen backbone (default: all blocks)."""
     lora: int | None = None
-    """Train adapters of this rank (LoRA) and the head alone; needs vitreous[lora] (default: no adapters)."""
+    """Train adapters of this rank (LoRA) and the head alone; needs the extra lora (default: no adapters)."""
     loss: Literal["softmax", "sigmoid", "binary"] | None = None
     """sigmoid: each class a question of its own, for images with several labels (default: from the recipe and the
     labels)."""

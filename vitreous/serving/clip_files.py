@@ -11,7 +11,7 @@ from importlib.util import find_spec
 
 from PIL import Image
 
-from vitreous.errors import ResourceError
+from vitreous.errors import ResourceError, install_hint
 from vitreous.reports.pages.picture_grid import enlarge, grid_of, write_gif
 
 FRAME_TIME = 100  # milliseconds that a frame is shown
@@ -23,9 +23,7 @@ GIF, MP4 = ".gif", ".mp4"
 def require_encoder(suffix: str) -> None:
     """Raise ResourceError for a format whose encoder is not installed."""
     if suffix == MP4 and find_spec("av") is None:
-        raise ResourceError(
-            "an mp4 needs PyAV, which is not installed", "pip install 'vitreous[video]', or name a .gif"
-        )
+        raise ResourceError("an mp4 needs PyAV, which is not installed", f"{install_hint('video')}, or name a .gif")
 
 
 def moving_grid(

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from vitreous.errors import UsageError
+from vitreous.errors import UsageError, install_hint
 from vitreous.models.config import ModelConfig
 from vitreous.models.families import family_of
 from vitreous.models.zoo import Model
@@ -39,7 +39,7 @@ def check(config: ModelConfig, tune: FineTune) -> None:
     if tune.lora_rank < 0 or tune.lora_alpha <= 0 or not 0 <= tune.lora_dropout < 1:
         raise UsageError("lora_rank must be at least 0, lora_alpha above 0, lora_dropout at least 0 and below 1")
     if tune.lora_rank and find_spec("peft") is None:
-        raise UsageError("LoRA needs the library peft, which is not installed", "pip install 'vitreous[lora]'")
+        raise UsageError("LoRA needs the library peft, which is not installed", install_hint("lora"))
 
 
 def prepare(model: Model, tune: FineTune) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitreous.data.keys import key, normal
 from vitreous.data.latents import Latents
-from vitreous.errors import UsageError, WeightsError
+from vitreous.errors import UsageError, WeightsError, install_hint
 from vitreous.weights.fetch import fetch
 
 FILES = "config.json and diffusion_pytorch_model.safetensors, as diffusers saves an AutoencoderKL"
@@ -29,7 +29,9 @@ class Autoencoder:
         try:
             from diffusers import AutoencoderKL  # pyright: ignore[reportPrivateImportUsage]
         except ImportError:
-            raise UsageError("latents are made and read by diffusers", "pip install 'vitreous[gen]'") from None
+            raise UsageError(
+                "autoencoders of latents need diffusers, which is not installed", install_hint("gen")
+            ) from None
         path = fetch(os.fspath(place))
         if not (path / "config.json").is_file():
             raise WeightsError(f"{place} is no folder with an autoencoder", f"it has {FILES}")

@@ -13,7 +13,7 @@ import urllib.parse
 from pathlib import Path
 
 from vitreous.disk import cache, sha256, write_text
-from vitreous.errors import UsageError, VitreousError, WeightsError, printable
+from vitreous.errors import UsageError, VitreousError, WeightsError, install_hint, printable
 from vitreous.models.names import configure, name_of
 from vitreous.progress import Display, Listener, NullListener, speaks
 from vitreous.weights.download import download, matches, refuse_address
@@ -51,7 +51,7 @@ def fetch(source: str, listener: Listener | None = None) -> Path:
 
 def nothing_at(source: str) -> WeightsError:
     """The error for a source that is neither a local path nor of a known form; says so of a model's name."""
-    forms = "a name of `vitreous models --weights`, timm:NAME.TAG or hf:ORG/NAME (needs vitreous[hub])"
+    forms = "a name of `vitreous models --weights`, timm:NAME.TAG or hf:ORG/NAME (both need the extra hub)"
     try:
         name = name_of(configure(source))
     except VitreousError:
@@ -142,9 +142,7 @@ def from_hub(source: str, name: str, listener: Listener | None) -> Path:
     try:
         import huggingface_hub  # noqa: F401
     except ImportError:
-        raise UsageError(
-            f"{source} needs the Hub's client, which is not installed", "pip install vitreous[hub]"
-        ) from None
+        raise UsageError(f"{source} needs the Hub's client, which is not installed", install_hint("hub")) from None
     repository = Repository(source, match["repo"], match["revision"], listener)
     if match["file"]:
         path = repository.get(match["file"])

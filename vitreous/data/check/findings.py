@@ -118,25 +118,26 @@ def copies(facts: dict[str, Any], source: str) -> Iterator[Row]:
     near, kind = facts["near_copies"], facts["kind"]
     for pair, count in near["across"].items():
         one, other = pair.split("/")
-        hint = f"look at them; `{dedup_command(source, other)}` lists them, and compares parts of images too"
-        hint = f"look at them; {REMOVE}" if kind == "clips" else hint
-        text = f"{images(count, kind)} of {other} look like one of {one}{pair_of(near, one, other)}"
+        hint = f"list them, with copies of image regions: `{dedup_command(source, other)}`"
+        hint = f"compare them; {REMOVE}" if kind == "clips" else hint
+        verb = "is a near-duplicate" if count == 1 else "are near-duplicates"
+        text = f"{images(count, kind)} of {other} {verb} of {one} {noun(kind)}s{pair_of(near, one, other)}"
         yield WARNS, "near_leak", text, hint
     if count := near["contrary"]:
         differ = "different classes" if facts["annotations"] else "two labels"
-        text = f"{count:,} groups of {noun(kind)}s that look alike have {differ}{contrary_pair(near)}"
-        yield WARNS, "near_contrary", text, "look at them"
-    within = {"repeat another": facts["copies"]["extra"], "look like another": near["extra"]}
+        text = f"{count:,} groups of near-duplicate {noun(kind)}s have {differ}{contrary_pair(near)}"
+        yield WARNS, "near_contrary", text, "check their labels"
+    within = {"exact copies": facts["copies"]["extra"], "near-duplicates": near["extra"]}
     if any(within.values()):
         command = f"vitreous data dedup {source} --within --out copies.csv"
-        text = ", ".join(f"{images(count, kind)} {verb}" for verb, count in within.items() if count)
+        text = " and ".join(f"{count:,} {name}" for name, count in within.items() if count)
+        text += f" of other {noun(kind)}s"
         listed = (facts["copies"]["listed"] or near["listed"])[:1]
         text += "".join(first_pair(group) for group in listed)
         if kind == "clips":
             yield TELLS, "copies", text, "remove them, or keep them together by --group-by"
             return
-        text += " (only whole images were compared; the command below compares parts too)" if near["extra"] else ""
-        yield TELLS, "copies", text, f"`{command}`; frames of one scene are kept together by --group-by"
+        yield TELLS, "copies", text, f"list them: `{command}`; keep frames of one scene together with --group-by"
 
 
 def first_pair(group: Sequence[dict[str, Any]]) -> str:
@@ -231,9 +232,9 @@ def pictures(facts: dict[str, Any], source: str) -> Iterator[Row]:
     median = min(size["width"]["median"], size["height"]["median"])
     side = size["input"]
     if size["smaller"] > 0.5 and median <= SMALLER * side:
-        text = f"{size['smaller']:.0%} of the {noun(kind)}s are smaller than the model's {side} pixels"
-        text += f" and are enlarged{first['small']}"
-        yield TELLS, "small", text, "a smaller --image-size costs less and loses nothing"
+        text = f"{size['smaller']:.0%} of the {noun(kind)}s are smaller than the model input ({side} pixels)"
+        text += f" and are upscaled{first['small']}"
+        yield TELLS, "small", text, "a smaller --image-size is faster and loses no detail"
     if size["twice"] > 0.5:
         share = f"{size['twice']:.0%} of the {noun(kind)}s"
         text = f"{share} have twice the model's {side} pixels: most of the decoding is for nothing{first['large']}"

@@ -11,11 +11,11 @@ from importlib.util import find_spec
 
 from PIL import Image, features
 
-from vitreous.errors import DataError
+from vitreous.errors import DataError, install_hint
 
 UNREADABLE = {
     "AVIF": "an AVIF image, which cannot be read here: Pillow was built without AVIF (pip install --upgrade pillow)",
-    "HEIF": "a HEIC image, which cannot be read here without pillow-heif (pip install 'vitreous[heif]')",
+    "HEIF": f"a HEIC image, which cannot be read here without pillow-heif ({install_hint('heif')})",
 }
 _BRANDS = {
     **dict.fromkeys((b"avif", b"avis"), "AVIF"),

@@ -36,7 +36,7 @@ from vitreous.data.decoding.tiff import (
     read_samples,
     read_tags,
 )
-from vitreous.errors import DataError, EmptyImageError, UsageError, printable
+from vitreous.errors import DataError, EmptyImageError, UsageError, install_hint, printable
 
 COLOURS = ((1, "uint8"), (3, "uint8"))  # bands and dtype of arrays that are ordinary images
 NUMBERS = ("uint8", "uint16", "int16", "float32")  # dtypes that models take; values of any other become float32
@@ -238,7 +238,7 @@ def call_reader(read: Callable[[bytes, str], Any], raw: bytes, name: str) -> Any
         raise DataError(f"{name}: not an image of a known format", SAVE) from None
     except ImportError:
         problem = "a TIFF like this needs tifffile, which is not installed"
-        raise DataError(f"{name}: {problem}", "pip install 'vitreous[data]'") from None
+        raise DataError(f"{name}: {problem}", install_hint("data")) from None
     except Exception as error:
         raise DataError(f"{name}: cannot be read as an image ({reason(error)})", "mend or remove the file") from None
 

@@ -20,7 +20,7 @@ from PIL import Image, TiffImagePlugin
 
 from vitreous.data.decoding.gate import MAX_PIXELS, too_large
 from vitreous.data.decoding.npy import MAX_CHANNELS
-from vitreous.errors import DataError
+from vitreous.errors import DataError, install_hint
 
 TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 #: (bits, sample format) of a TIFF -> dtype of its values
@@ -43,7 +43,6 @@ PLAIN, DEFLATE = 1, (8, 32946)  # Compression
 #: Compression -> its name, where imagecodecs reads it without loss
 CODECS = {5: "LZW", 32773: "PackBits", 34887: "LERC", 34925: "LZMA", 50000: "Zstandard"}
 FLOATING_PREDICTOR = 3
-INSTALL = "pip install 'vitreous[geotiff]'"
 SAVE = "save it as .npy, or as a TIFF without compression or with deflate"
 
 Tags = dict[int, tuple[Any, ...]]
@@ -231,7 +230,7 @@ def check_codec(page: Any, name: str) -> None:
         needed = "the floating-point predictor"
     if needed and not has_imagecodecs():
         problem = f"a TIFF with {needed} compression" if compression in CODECS else f"a TIFF with {needed}"
-        raise DataError(f"{name}: {problem} needs imagecodecs ({INSTALL})", f"or {SAVE}")
+        raise DataError(f"{name}: {problem} needs imagecodecs ({install_hint('geotiff')})", f"or {SAVE}")
 
 
 def has_imagecodecs() -> bool:

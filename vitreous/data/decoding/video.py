@@ -16,7 +16,7 @@ import numpy as np
 
 from vitreous.data.decoding.clip import MAX_PIXELS, Clip, check_form
 from vitreous.data.decoding.decode import reason
-from vitreous.errors import DataError
+from vitreous.errors import DataError, install_hint
 
 HELD = 2**28  # bytes of decoded frames that stay in memory between counting and reading
 LATE = 0.5  # seconds that a file may announce beyond its last frame
@@ -49,7 +49,7 @@ class Video(Clip):
 
     def __init__(self, content: bytes, name: str) -> None:
         if find_spec("av") is None:
-            raise DataError(f"{name}: a video, which cannot be read without PyAV", "pip install 'vitreous[video]'")
+            raise DataError(f"{name}: videos need PyAV, which is not installed", install_hint("video"))
         self.name, self.content = name, content
         times, held, size = list[float | None](), list[Any](), 0
         self.held: list[Any] | None = held

@@ -23,7 +23,7 @@ from vitreous.data.decoding.decode import read_regular, reason, silence
 from vitreous.data.decoding.npy import MAGIC, read_header
 from vitreous.data.decoding.text import parse_numbers
 from vitreous.data.decoding.tiff import TIFF, check_complete
-from vitreous.errors import DataError, printable
+from vitreous.errors import DataError, install_hint, printable
 
 SUFFIXES = (".nii", ".nii.gz", ".npz", ".npy", ".tif", ".tiff")
 OWN = frozenset(SUFFIXES[:3])  # endings of files that are no pictures
@@ -199,7 +199,7 @@ def call(read: Callable[[], Any], name: str, axes: int = 3) -> Any:
     except ImportError as error:
         extra = "volumes" if error.name == "nibabel" else "data"
         problem = f"a file like this needs {error.name}, which is not installed"
-        raise DataError(f"{name}: {problem}", f"pip install 'vitreous[{extra}]'") from None
+        raise DataError(f"{name}: {problem}", install_hint(extra)) from None
     except Exception as error:
         problem = f"{name}: cannot be read as a {KINDS[axes]} ({reason(error)})"
         raise DataError(problem, "mend or remove the file") from None

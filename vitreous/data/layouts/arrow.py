@@ -24,7 +24,7 @@ from vitreous.data.layouts.classes import class_order, label_array, natural, one
 from vitreous.data.layouts.split_names import SPLIT_NAMES, split_entries, split_in_text, split_of_name
 from vitreous.data.split import Data, Split, Stored, no_labels, with_val
 from vitreous.data.stores.rows import Column, Parquet, Streams, map_stream
-from vitreous.errors import DataError, UsageError, nearest, printable
+from vitreous.errors import DataError, UsageError, install_hint, nearest, printable
 
 LAYOUT = "expected x.parquet, or DIR with train-*.parquet and, if you like, validation-*.parquet and test-*.parquet"
 LABELS = ("label", "labels", "class", "target", "category")
@@ -114,7 +114,7 @@ def hub(source: str, split_seed: int = 0) -> Data:
         import datasets
     except ImportError:
         problem = f"{base} needs the library datasets, which is not installed"
-        raise UsageError(problem, "pip install 'vitreous[datasets]'") from None
+        raise UsageError(problem, install_hint("datasets")) from None
     try:
         dataset = datasets.load_dataset(name, config or None)
     except Exception as error:  # what it raises is not listed anywhere

@@ -22,7 +22,7 @@ import numpy as np
 from vitreous.data.decoding.decode import MAX_BYTES, read_regular, reason
 from vitreous.data.layouts.file_names import find_file
 from vitreous.disk import atomic, cache
-from vitreous.errors import DataError, ResourceError, UsageError, printable
+from vitreous.errors import DataError, ResourceError, UsageError, install_hint, printable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -219,4 +219,4 @@ def require_pyarrow() -> None:
         import pyarrow  # noqa: F401
     except ImportError:
         problem = "Parquet files need pyarrow, which is not installed"
-        raise UsageError(problem, "pip install 'vitreous[datasets]'") from None
+        raise UsageError(problem, install_hint("datasets")) from None

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from PIL import Image
 
-from vitreous.errors import Interrupted, ResourceError
+from vitreous.errors import Interrupted, ResourceError, install_hint
 from vitreous.progress import Listener
 from vitreous.training.folder import Folder
 from vitreous.training.trackers.base import Line, Status, Tracker
@@ -51,7 +51,7 @@ def chosen_trackers(names: Sequence[str], resumed: Folder | None, listener: List
             import_module(TRACKERS[name].library)
             able.append(name)
         except ImportError:
-            hint = f"pip install 'vitreous[{TRACKERS[name].extra}]'"
+            hint = install_hint(TRACKERS[name].extra)
             if names:
                 raise ResourceError(f"{name} is not installed", f"{hint}, or leave --log-to {name} out") from None
             listener.note(f"{name} is not installed, and gets no more of this run; {hint}")

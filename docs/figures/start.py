@@ -1,0 +1,286 @@
+"""Draw the screenshots of docs/start.md and the tiles of docs/index.md.
+
+The screenshots are made in headless Chromium from runs with the commands of docs/start.md, in the light scheme. Runs
+that are in the folder of `--work` are reused.
+
+Datasets:
+
+- `trash`: photos of trash in 6 classes, MIT licence, https://github.com/garythung/trashnet. The figures were made with
+  647 of the photos (396 train, 72 val, 179 test), reduced to 213 x 160 pixels.
+- `bccd`: the folder BCCD of https://github.com/Shenggan/BCCD_Dataset, blood cells with boxes, MIT licence.
+- `nuclei`: stage1_train of the 2018 Data Science Bowl (BBBC038v1 of the Broad Bioimage Benchmark Collection), CC0:
+  170 of its images, with one mask per nucleus, in the folders train/, val/ and test/.
+
+Tiles of figures that docs/inside.md and docs/generating.md show are crops of those files.
+"""
+
+from __future__ import annotations
+
+import colorsys
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont, ImageOps
+from playwright.sync_api import Page, sync_playwright
+
+OUTPUTS = (
+    "start-report.webp",
+    "start-rollout.webp",
+    "start-errors.webp",
+    "start-page.webp",
+    "task-classification.webp",
+    "task-detection.webp",
+    "task-instances.webp",
+    "task-segmentation.webp",
+    "task-pretraining.webp",
+    "task-video.webp",
+    "task-volumes.webp",
+    "task-generation.webp",
+    "task-search.webp",
+    "task-attention.webp",
+    "task-serving.webp",
+)
+DATASETS = ("trash", "bccd", "nuclei")
+
+#: run folder -> dataset and options of its training
+TRAININGS = {
+    "digits": ("digits", ()),
+    "photos": ("trash", ("--init", "none")),
+    "cells": ("bccd", ("--recipe", "detect", "--steps", "555", "--seed", "0")),
+    "instances": ("nuclei", ("--recipe", "detect", "--steps", "220", "--seed", "0")),
+    "nuclei": (
+        "nuclei",
+        ("--recipe", "segment", "--model", "Conv+ViT-128x4/8", "--image-size", "256", "--steps", "223", "--seed", "0"),
+    ),
+}
+PHOTO = "test/metal/metal114.jpg"
+DETECTED = "JPEGImages/BloodImage_00007.jpg"
+BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+TILE = (360, 216)  # pixels (width, height)
+#: figures of the docs -> the part that a tile shows (left, top, right, bottom), in pixels
+CROPS = {
+    "features.png": (30, 0, 1112, 649),
+    "generated-cifar10.png": (0, 0, 338, 203),
+    "nearest.png": (0, 0, 1204, 722),
+    "attention.png": (0, 0, 700, 420),
+}
+QUALITY = 80  # of the WebP files, 0 to 100
+
+
+def build(context: Any) -> None:
+    """Train the runs that are missing, then write every screenshot and every tile.
+
+    Args:
+        context: the `Context` of build.py.
+
+    Raises:
+        SystemExit: there is no Chromium, or the trash photos lack `PHOTO`.
+    """
+    photo = context.datasets["trash"] / PHOTO
+    if not photo.is_file():
+        raise SystemExit(f"no file {photo}\n  name the folder that contains train/, val/ and test/")
+    runs = {name: train_run(context, name) for name in TRAININGS}
+    draw_screenshots(context, runs, photo)
+    draw_tiles(context, runs)
+
+
+def train_run(context: Any, name: str) -> Path:
+    """Return the folder of a run of `TRAININGS`, trained first if it is missing."""
+    data, options = TRAININGS[name]
+    run = context.work / name
+    if not (run / "summary.json").is_file():
+        run_vitreous("train", str(context.datasets.get(data, data)), *options, "--out", str(run))
+    return run
+
+
+def run_vitreous(*words: str) -> str:
+    """Run a command of vitreous and return its standard output."""
+    command = [sys.executable, "-m", "vitreous", *words]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env={**os.environ}).stdout
+
+
+def draw_screenshots(context: Any, runs: dict[str, Path], photo: Path) -> None:
+    """Write the screenshots of docs/start.md."""
+    from dataclasses import replace
+
+    from vitreous import load
+    from vitreous.serving.http.limits import Settings
+    from vitreous.serving.http.server import running
+
+    digits, photos = runs["digits"], runs["photos"]
+    run_vitreous("inspect", str(photos), str(photo), "--figures", "rollout", "--out", str(context.work / "rollout"))
+    fit_image(context.work / "rollout" / "rollout.png", context.out / "start-rollout.webp")
+    shutil.rmtree(context.work / "rollout")
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        raise SystemExit("no Chromium on this machine\n  install chromium-headless-shell")
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=browser, args=["--no-sandbox"])
+        page = chromium.new_page(viewport={"width": 900, "height": 760}, color_scheme="light")
+        page.goto((digits / "report.html").resolve().as_uri())
+        save_screenshot(page, context.out / "start-report.webp", until="learning rate")
+        page.goto((photos / "report.html").resolve().as_uri())
+        save_screenshot(page, context.out / "start-errors.webp", "Highest-loss images", height=505)
+        with running(load(str(photos)), replace(Settings(), port=0, quiet=True), photos) as server:
+            page.set_viewport_size({"width": 1000, "height": 760})
+            page.goto(server.address)
+            page.set_input_files("input[type=file]", str(photo))
+            page.wait_for_function("document.body.innerText.includes('%')", timeout=60_000)
+            page.wait_for_timeout(2_000)
+            save_webp(page.screenshot(), context.out / "start-page.webp")
+        chromium.close()
+
+
+def save_screenshot(
+    page: Page, out: Path, start: str | None = None, until: str | None = None, height: float | None = None
+) -> None:
+    """Save the part of a report between two of its headings, in CSS pixels.
+
+    Args:
+        page: the opened report.
+        out: the WebP file.
+        start: text of the heading where the part begins (default: the top of the page).
+        until: text of the heading before which it ends.
+        height: height of the part, in place of `until` (default: to the end of the page).
+    """
+    top, bottom = (
+        page.locator("h2, h3", has_text=name).first.bounding_box() if name else None for name in (start, until)
+    )
+    y = max(top["y"] - 8, 0) if top else 0
+    if height is None:
+        height = (bottom["y"] if bottom else page.evaluate("document.body.scrollHeight")) - y - 8
+    clip = {"x": 0, "y": y, "width": page.viewport_size["width"], "height": height}  # pyright: ignore[reportOptionalSubscript]
+    save_webp(page.screenshot(full_page=True, clip=clip), out)  # pyright: ignore[reportArgumentType]
+
+
+def save_webp(content: bytes, out: Path) -> None:
+    """Save a PNG file's bytes as a WebP file."""
+    Image.open(io.BytesIO(content)).convert("RGB").save(out, quality=QUALITY, method=6)
+
+
+def fit_image(file: Path, out: Path, width: int = 760) -> None:
+    """Save an image as WebP, at most `width` pixels wide."""
+    image = Image.open(file).convert("RGB")
+    image.thumbnail((width, 10_000), Image.Resampling.LANCZOS)
+    image.save(out, quality=QUALITY, method=6)
+
+
+def draw_tiles(context: Any, runs: dict[str, Path]) -> None:
+    """Write the tiles of docs/index.md."""
+    drawings: dict[str, Callable[[], Image.Image]] = {
+        "classification": lambda: draw_classified(context, runs["photos"]),
+        "detection": lambda: draw_overlay(context, runs["cells"], context.datasets["bccd"] / DETECTED),
+        "instances": lambda: draw_instances(context, runs["instances"], find_nuclei(context)),
+        "segmentation": lambda: draw_overlay(context, runs["nuclei"], find_nuclei(context), class_maps=True),
+        "pretraining": lambda: crop_figure(context, "features.png"),
+        "video": draw_frames,
+        "volumes": draw_volume,
+        "generation": lambda: crop_figure(context, "generated-cifar10.png"),
+        "search": lambda: crop_figure(context, "nearest.png"),
+        "attention": lambda: crop_figure(context, "attention.png"),
+        "serving": lambda: Image.open(context.out / "start-page.webp").convert("RGB"),
+    }
+    for name, draw in drawings.items():
+        cover_tile(draw()).save(context.out / f"task-{name}.webp", quality=QUALITY, method=6)
+
+
+def cover_tile(image: Image.Image) -> Image.Image:
+    """Scale an image and crop it around its top centre so that it fills a tile."""
+    scale = max(TILE[0] / image.width, TILE[1] / image.height)
+    size = (round(image.width * scale), round(image.height * scale))
+    image = image.convert("RGB").resize(size, Image.Resampling.LANCZOS)
+    left = (image.width - TILE[0]) // 2
+    return image.crop((left, 0, left + TILE[0], TILE[1]))
+
+
+def crop_figure(context: Any, name: str) -> Image.Image:
+    """Return the part of a figure of the docs that `CROPS` names."""
+    return Image.open(context.out / name).convert("RGB").crop(CROPS[name])
+
+
+def find_nuclei(context: Any) -> Path:
+    """Return the first test image of at least 25 nuclei."""
+    folders = sorted(path.parent.parent for path in context.datasets["nuclei"].glob("test/*/images/*.png"))
+    folder = next(path for path in folders if len(list((path / "masks").glob("*.png"))) >= 25)
+    return next((folder / "images").glob("*.png"))
+
+
+def draw_overlay(context: Any, run: Path, image: Path, class_maps: bool = False) -> Image.Image:
+    """Return an image with the predicted boxes and masks, or the class map, of a run over it."""
+    with tempfile.TemporaryDirectory(dir=context.work) as folder:
+        out = Path(folder) / "overlay"
+        maps = ("--out", f"{folder}/maps") if class_maps else ()
+        run_vitreous("predict", str(run), str(image), "--overlay", str(out), *maps)
+        (drawn,) = (path for path in out.rglob("*") if path.is_file())
+        return Image.open(drawn).convert("RGB")
+
+
+def draw_instances(context: Any, run: Path, image: Path) -> Image.Image:
+    """Return an image with each predicted mask of a run in a colour of its own."""
+    with tempfile.TemporaryDirectory(dir=context.work) as folder:
+        run_vitreous("predict", str(run), str(image), "--out", f"{folder}/masks")
+        (file,) = Path(folder).glob("masks/**/*.png")
+        indices = np.array(Image.open(file))
+    pixels = np.array(Image.open(image).convert("RGB")).astype(np.float32)
+    for index in np.unique(indices[indices > 0]):
+        colour = np.array(colorsys.hsv_to_rgb(index * 0.618 % 1, 0.9, 1.0)) * 255
+        pixels[indices == index] = 0.45 * pixels[indices == index] + 0.55 * colour
+    return Image.fromarray(pixels.astype(np.uint8))
+
+
+def draw_classified(context: Any, run: Path) -> Image.Image:
+    """Return the first correctly classified test photo of each class, with its probability below."""
+    root = context.datasets["trash"] / "test"
+    document = json.loads(run_vitreous("predict", str(run), str(root), "--json"))
+    correct: dict[str, tuple[Path, float]] = {}
+    for row in document["predictions"]:
+        best, file = row["classes"][0], Path(row["path"])
+        if best["class"] == file.parent.name:
+            correct.setdefault(best["class"], (file, best["probability"]))
+    canvas = Image.new("RGB", TILE, "white")
+    draw, font = ImageDraw.Draw(canvas), ImageFont.load_default(14)
+    for number, (name, (file, probability)) in enumerate(sorted(correct.items())):
+        x, y = number % 3 * 120, number // 3 * 108
+        photo = ImageOps.fit(Image.open(file).convert("RGB"), (116, 86), Image.Resampling.LANCZOS)
+        canvas.paste(photo, (x + 2, y + 2))
+        draw.text((x + 60, y + 97), f"{name} {100 * probability:.0f} %", "black", font, anchor="mm")
+    return canvas
+
+
+def draw_frames() -> Image.Image:
+    """Return four frames of a synthetic clip: a digit of the embedded dataset that moves to the right."""
+    from vitreous.data.sources import open_data
+
+    digit = Image.fromarray(np.asarray(open_data("digits").splits["test"].raw(3))).convert("L").resize((64, 64), 0)
+    canvas = Image.new("RGB", TILE, "white")
+    for number in range(4):
+        frame = Image.new("L", (172, 100), 0)
+        frame.paste(digit, (4 + 33 * number, 30 - 6 * number))
+        canvas.paste(frame.convert("RGB"), (5 + 178 * (number % 2), 6 + 104 * (number // 2)))
+    return canvas
+
+
+def draw_volume() -> Image.Image:
+    """Return slices of a synthetic volume of four spheres, one behind the other."""
+    axes = np.mgrid[0:64, 0:64, 0:64].astype(np.float32)
+    volume = np.zeros((64, 64, 64), np.float32)
+    for radius, *centre in ((22, 30, 34, 30), (11, 22, 12, 48), (9, 44, 50, 54), (8, 36, 12, 12)):
+        distance = np.sqrt(sum((axis - at) ** 2 for axis, at in zip(axes, centre, strict=True)))
+        volume = np.maximum(volume, np.clip((radius - distance) / 4, 0, 1) * (0.55 + radius / 50))
+    canvas = Image.new("RGB", TILE, "white")
+    draw = ImageDraw.Draw(canvas)
+    for number, at in enumerate((12, 22, 30, 38, 48)):
+        x, y = 6 + 60 * number, 6 + 24 * number
+        piece = Image.fromarray((30 + 215 * volume[at]).clip(0, 255).astype(np.uint8)).resize((108, 108))
+        canvas.paste(piece.convert("RGB"), (x, y))
+        draw.rectangle((x, y, x + 108, y + 108), outline="white", width=2)
+    return canvas

@@ -1,0 +1,137 @@
+"""docs/start.md and docs/index.md: the commands run as printed, and what the pages show exists."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import make_folder, say
+from vitreous.jobs import default_weights, doctor
+from vitreous.jobs.default_weights import find_weights
+
+pytestmark = pytest.mark.drawn
+
+DOCS = Path(__file__).parent.parent / "docs"
+START, INDEX = (DOCS / "start.md").read_text("utf-8"), (DOCS / "index.md").read_text("utf-8")
+CLASSES = ("cardboard", "glass", "metal", "paper", "plastic", "trash")
+#: additional options by the dataset of `train`, and the least test top-1 of `train digits`
+SETTINGS = {
+    "short": ({"digits": ["--epochs", "12"], "photos/": ["--steps", "2", "--batch-size", "8", "--workers", "0"]}, 0.7),
+    "as printed": ({"photos/": ["--steps", "2", "--batch-size", "8", "--workers", "0"]}, 0.975),
+}
+
+
+def console_steps(page: str) -> list[tuple[str, list[str]]]:
+    """Commands of the console blocks of a page, each with the lines that are printed below it."""
+    steps: list[tuple[str, list[str]]] = []
+    for block in re.findall(r"```console\n(.*?)```", page, re.DOTALL):
+        for line in block.splitlines():
+            if line.startswith("$ "):
+                steps.append((line[2:], []))
+            else:
+                steps[-1][1].append(line)
+    return steps
+
+
+def shown_images(page: str) -> list[tuple[str, str]]:
+    """Alternative text and file of the images of a page, in Markdown or HTML."""
+    images = re.findall(r"!\[([^]]*)\]\(([^)]+)\)", page)
+    for tag in re.findall(r"<img [^>]+>", page):
+        values = dict(re.findall(r'(\w+)="([^"]*)"', tag))
+        images.append((values.get("alt", ""), values["src"]))
+    return images
+
+
+@pytest.fixture(scope="module", params=["short", pytest.param("as printed", marks=pytest.mark.slow)])
+def results(request, tmp_path_factory):
+    """Run every console command of docs/start.md in order, on synthetic photos: (setting, folder, outputs)."""
+    home = tmp_path_factory.mktemp("start")
+    make_folder(home / "photos", {"train": 6, "val": 2, "test": 2}, CLASSES, size=(213, 160))
+    (home / "new").mkdir()
+    for number, name in enumerate(("glass12", "metal114", "paper129")):
+        shutil.copy(home / "photos" / "test" / CLASSES[number] / "0.png", home / "new" / f"{name}.jpg")
+    extra, outputs = SETTINGS[request.param][0], []
+    for line, printed in console_steps(START):
+        verb, *words = shlex.split(line)
+        with pytest.MonkeyPatch.context() as patch:
+            if verb == "python":
+                patch.chdir(home)
+                exec(words[1], {"__name__": "__main__"})
+                continue
+            assert verb == "vitreous", line
+            if request.param == "short":
+                patch.setattr(doctor, "BATCH", 2)
+                patch.setattr(doctor, "SECONDS", 0.0)
+            more = extra.get(words[1], []) if words[0] == "train" else []
+            outputs.append((line, printed, say(*words, *more, cwd=home)))
+    return request.param, home, outputs
+
+
+def test_the_page_runs_every_verb_of_a_first_hour():
+    verbs = [line.split()[1] for line, _ in console_steps(START) if line.startswith("vitreous")]
+    assert list(dict.fromkeys(verbs)) == ["doctor", "train", "evaluate", "inspect", "predict", "data"]
+    assert START.count("`vitreous serve runs/") == 2
+
+
+@pytest.mark.timeout(3600)
+def test_every_command_exits_as_shown(results):
+    """Commands below which an error is printed fail with this message; all others succeed."""
+    for line, printed, result in results[2]:
+        errors = [text for text in printed if text.startswith("error: ")]
+        assert bool(result.returncode) == bool(errors), f"{line}\n{result.stderr}"
+        assert all(text in result.stderr for text in errors), f"{line}\n{result.stderr}"
+
+
+@pytest.mark.timeout(3600)
+def test_notes_headings_and_last_lines_are_those_printed(results):
+    """What does not depend on the photos: notes, table headings, written files and the next step."""
+    fixed = re.compile(
+        r"(?:note|page|next|all on one page|doctor|split |class +images|figure +file|image +classes|passed)"
+    )
+    for line, printed, result in results[2]:
+        output = " ".join((result.stdout + result.stderr).split())
+        for text in printed:
+            if fixed.match(text) and "…" not in text.partition(" IMAGE ")[0]:
+                assert " ".join(text.split()) in output, f"{line}\n{text}\n{output}"
+
+
+@pytest.mark.timeout(3600)
+def test_the_digits_are_learned(results):
+    setting, home, _ = results
+    summary = json.loads((home / "runs" / "digits" / "summary.json").read_text())
+    assert summary["test"]["top1"] >= SETTINGS[setting][1]
+    assert (home / "runs" / "digits" / "inspect" / "index.html").is_file() and (home / "predictions.csv").is_file()
+
+
+def test_photos_start_from_published_weights_without_a_download(published_weights, tmp_path, monkeypatch):
+    """The default that the page describes, with a small model in the place of the published one."""
+    monkeypatch.setenv("VITREOUS_MIRROR", str(published_weights))
+    monkeypatch.setattr(default_weights, "find_weights", find_weights)
+    make_folder(tmp_path / "photos", {"train": 4, "val": 2, "test": 2}, CLASSES[:2], size=(80, 72))
+    result = say("train", "photos/", "--steps", "1", "--workers", "0", "--out", "runs/photos", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "training starts from the published weights vit-s16-augreg (cached)" in result.stderr
+
+
+@pytest.mark.parametrize(("page", "least"), [(START, 4), (INDEX, 11)], ids=["start", "index"])
+def test_images_exist_and_have_alternative_texts(page, least):
+    images = shown_images(page)
+    assert len(images) >= least
+    for text, file in images:
+        assert len(text.split()) >= 3, file
+        assert (DOCS / file).stat().st_size > 1000, file
+
+
+def test_tiles_link_to_pages():
+    """Each tile has an image, a title that links to an existing page, a sentence and a command."""
+    tiles = re.findall(
+        r"\[!\[[^]]+\]\(figures/task-\S+\)<br>\*\*([^*]+)\*\*\]\(([^)]+)\)<br>([^<`]+\.)<br>`vitreous ", INDEX
+    )
+    assert len(tiles) == INDEX.count("figures/task-") == 11
+    for title, page, _ in tiles:
+        assert (DOCS / page).is_file(), title
