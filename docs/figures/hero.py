@@ -28,8 +28,7 @@ import vitreous
 from vitreous.inspection.attention import attention
 from vitreous.inspection.features import principal
 
-VARIANTS = tuple(f"hero{width}-{scheme}" for width in ("", "-narrow") for scheme in ("light", "dark"))
-OUTPUTS = tuple(f"{name}.webp" for name in VARIANTS)
+OUTPUTS = ("hero-light.webp", "hero-dark.webp", "hero-narrow-light.webp", "hero-narrow-dark.webp")
 DATASETS = ("blood-cells", "nuclei")
 PHOTO = "BloodImage_00098"
 CROP = (20, 0, 500, 480)  # left, top, right, bottom: the square of the 640 x 480 photo that is shown
@@ -79,9 +78,9 @@ def build(context: Context) -> None:
         ("Segmentation", "trained on 115 photos", segment_nuclei(segmenter, nuclei)),
         ("Generation", "cells made by a SiT model", generate_cells(generator, work)),
     ]
-    for name in VARIANTS:
-        page = render_page(panels, columns=3 if "narrow" in name else 6, dark=name.endswith("dark"))
-        save_webp(screenshot(page, width=600 if "narrow" in name else 1320), context.out / f"{name}.webp")
+    for name in OUTPUTS:
+        page = render_page(panels, columns=3 if "narrow" in name else 6, dark="dark" in name)
+        save_webp(screenshot(page, width=600 if "narrow" in name else 1320), context.out / name)
 
 
 def train_once(run: Path, data: Path, **options: Any) -> Path:
