@@ -1,4 +1,4 @@
-"""The strip of six panels at the top of README.md, in light and dark, wide and narrow.
+"""The strip of six panels at the top of README.md, in light and dark, wide and narrow; a tile of docs/index.md.
 
 Every panel is the output of a model that was trained from scratch for it by `vitreous.train`, with the options in
 `build`. The first four panels show one photo that no model was trained on. Datasets:
@@ -28,7 +28,13 @@ import vitreous
 from vitreous.inspection.attention import attention
 from vitreous.inspection.features import principal
 
-OUTPUTS = ("hero-light.webp", "hero-dark.webp", "hero-narrow-light.webp", "hero-narrow-dark.webp")
+OUTPUTS = (
+    "hero-light.webp",
+    "hero-dark.webp",
+    "hero-narrow-light.webp",
+    "hero-narrow-dark.webp",
+    "task-pretraining.webp",
+)
 DATASETS = ("blood-cells", "nuclei")
 PHOTO = "BloodImage_00098"
 CROP = (20, 0, 500, 480)  # left, top, right, bottom: the square of the 640 x 480 photo that is shown
@@ -78,7 +84,8 @@ def build(context: Context) -> None:
         ("Segmentation", "trained on 115 photos", segment_nuclei(segmenter, nuclei)),
         ("Generation", "cells made by a SiT model", generate_cells(generator, work)),
     ]
-    for name in OUTPUTS:
+    draw_tile(photo, components).save(context.out / OUTPUTS[-1], quality=82, method=6)
+    for name in OUTPUTS[:-1]:
         page = render_page(panels, columns=3 if "narrow" in name else 6, dark="dark" in name)
         save_webp(screenshot(page, width=600 if "narrow" in name else 1320), context.out / name)
 
@@ -181,6 +188,14 @@ def overlay_heat(heat: np.ndarray, photo: Image.Image) -> Image.Image:
     colours = 255 * colormaps["inferno"](weights[..., 0])[..., :3]
     grey = np.asarray(photo.convert("L"), dtype=np.float32)[..., None].repeat(3, axis=2)
     return Image.fromarray((0.25 * grey + 0.75 * colours).clip(0, 255).astype(np.uint8))
+
+
+def draw_tile(photo: Image.Image, components: Image.Image) -> Image.Image:
+    """The tile on pre-training: the left half of a white cell as a photo, the right half as features."""
+    left, top, right, bottom = 25, 80, 505, 368
+    tile, middle = photo.crop((left, top, right, bottom)), (left + right) // 2
+    tile.paste(components.crop((middle, top, right, bottom)), (middle - left, 0))
+    return tile.resize((360, 216), Image.Resampling.LANCZOS)
 
 
 def detect_objects(run: Path, photo: Image.Image) -> Image.Image:

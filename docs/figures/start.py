@@ -41,7 +41,6 @@ OUTPUTS = (
     "task-detection.webp",
     "task-instances.webp",
     "task-segmentation.webp",
-    "task-pretraining.webp",
     "task-video.webp",
     "task-volumes.webp",
     "task-generation.webp",
@@ -49,13 +48,13 @@ OUTPUTS = (
     "task-attention.webp",
     "task-serving.webp",
 )
-DATASETS = ("trash", "bccd", "nuclei")
+DATASETS = ("trash", "blood-cells", "nuclei")
 
 #: run folder -> dataset and options of its training
 TRAININGS = {
     "digits": ("digits", ()),
     "photos": ("trash", ("--init", "none")),
-    "cells": ("bccd", ("--recipe", "detect", "--steps", "555", "--seed", "0")),
+    "cells": ("blood-cells", ("--recipe", "detect", "--steps", "555", "--seed", "0")),
     "instances": ("nuclei", ("--recipe", "detect", "--steps", "220", "--seed", "0")),
     "nuclei": (
         "nuclei",
@@ -178,10 +177,9 @@ def draw_tiles(context: Any, runs: dict[str, Path]) -> None:
     """Write the tiles of docs/index.md."""
     drawings: dict[str, Callable[[], Image.Image]] = {
         "classification": lambda: draw_classified(context, runs["photos"]),
-        "detection": lambda: draw_overlay(context, runs["cells"], context.datasets["bccd"] / DETECTED),
+        "detection": lambda: draw_overlay(context, runs["cells"], context.datasets["blood-cells"] / DETECTED),
         "instances": lambda: draw_instances(context, runs["instances"], find_nuclei(context)),
         "segmentation": lambda: draw_overlay(context, runs["nuclei"], find_nuclei(context), class_maps=True),
-        "pretraining": lambda: crop_figure(context, "features.png"),
         "video": draw_frames,
         "volumes": draw_volume,
         "generation": lambda: crop_figure(context, "generated-cifar10.png"),
