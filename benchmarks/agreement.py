@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 import vitreous
-from vitreous.machine import processor
+from vitreous.system.machine import processor
 
 TOGETHER = 6  # requests at a time: fewer than a server lets wait
 

@@ -20,9 +20,9 @@ import torch
 import torch.nn.functional as F
 
 from vitreous import create
-from vitreous.machine import processor
 from vitreous.nn.attention import attend_in_parts
 from vitreous.nn.frozen import frozen
+from vitreous.system.machine import processor
 
 #: images, heads, tokens, numbers of a head
 SHAPES = ((64, 6, 50, 64), (32, 6, 64, 64), (16, 6, 197, 64), (16, 12, 197, 64), (32, 6, 256, 64), (1, 16, 577, 64), (4, 6, 785, 64))  # fmt: skip

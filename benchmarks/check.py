@@ -23,7 +23,7 @@ from pathlib import Path
 import PIL
 
 from vitreous.data.decoding.decode import is_image
-from vitreous.machine import processor
+from vitreous.system.machine import processor
 
 OURS = """
 import json, sys, time

@@ -40,8 +40,8 @@ from vitreous.data.preprocess import Preprocess
 from vitreous.data.sampling import Order, stream
 from vitreous.data.screen import screen
 from vitreous.data.sources import open_data
-from vitreous.machine import has_bf16, processor
 from vitreous.models.names import configure
+from vitreous.system.machine import has_bf16, processor
 
 #: model, and other options of `vitreous train`, by method
 OURS: dict[str, tuple[str, dict[str, Any]]] = {

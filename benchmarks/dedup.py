@@ -38,7 +38,7 @@ from vitreous.data.copies.dedup import dedup
 from vitreous.data.decoding.decode import decode
 from vitreous.data.layouts.folder import list_images
 from vitreous.data.split import Files
-from vitreous.machine import processor
+from vitreous.system.machine import processor
 
 Change = Callable[[Image.Image, random.Random], Image.Image]
 

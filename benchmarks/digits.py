@@ -18,7 +18,7 @@ import torch
 from sklearn.neighbors import KNeighborsClassifier
 
 from vitreous.data.layouts.digits import digits
-from vitreous.machine import processor
+from vitreous.system.machine import processor
 
 
 def trained(seed: int, scratch: str) -> tuple[float, float, float]:

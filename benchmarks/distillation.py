@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 import vitreous
-from vitreous.machine import processor
+from vitreous.system.machine import processor
 
 TEACHER = "Conv+ViT-128x4/8"
 ALONE = "labels alone"

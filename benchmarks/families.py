@@ -21,7 +21,7 @@ import torch
 from pretraining import processor_rate, trained
 
 from vitreous.data.sources import open_data
-from vitreous.machine import processor
+from vitreous.system.machine import processor
 
 #: what the table calls a model: its name, and fields of its config; about 1.2 million parameters each
 MODELS: dict[str, tuple[str, dict[str, str]]] = {

@@ -23,11 +23,11 @@ from pretraining import NEVER, processor_rate, trained
 
 import vitreous
 from vitreous.data.sources import open_data
-from vitreous.machine import processor
 from vitreous.reports.answers import Computing
 from vitreous.reports.generated import GenerationOptions, Real, figures, join, make_images, real_of_split, sampler_of
 from vitreous.reports.opening import open_generator
 from vitreous.reports.spaces import open_space
+from vitreous.system.machine import processor
 
 STEPS = {"dit": 25, "sit": 13}  # of ddim, and of heun, whose steps but the last have two answers
 GUIDANCE = (1.0, 2.0)

@@ -140,7 +140,7 @@ def plain_step(work: Work) -> Row:
 
 def timed_images(turn: Callable[[], float], work: Work) -> Row:
     """Images a second, and memory."""
-    from vitreous.cores import peak_memory
+    from vitreous.system.cores import peak_memory
 
     for _ in range(3):
         turn()

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from vitreous.cores import cores
 from vitreous.jobs.train import train
+from vitreous.system.cores import cores
 from vitreous.training import session
 
 Row = dict[str, Any]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from vitreous.bench.report import packages
-from vitreous.machine import processor
+from vitreous.system.machine import processor
 
 Row = dict[str, Any]
 HEAD = "| work | contender | images/s (lowest to highest) | of peak, model FLOPs (executed) | memory, GiB | build + first step, s |\n|---|---|---|---|---|---|"

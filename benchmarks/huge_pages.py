@@ -14,11 +14,11 @@ import time
 from functools import partial
 from pathlib import Path
 
-from vitreous.allocator import wants_huge_pages
 from vitreous.bench import ours
 from vitreous.bench.race import Lane, race
 from vitreous.bench.report import hardware
 from vitreous.bench.work import Contender, Timing, Turn, Work
+from vitreous.system.allocator import wants_huge_pages
 
 WORKS = (
     Work("train", "ViT-S/16", 224, 16),

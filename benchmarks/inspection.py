@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from vitreous.machine import processor
+from vitreous.system.machine import processor
 
 NAME, THEIRS = "ViT-B/16", "vit_base_patch16_224"
 PATCH, HEADS, DEPTH, MIB, GIB = 16, 12, 12, 2**20, 2**30

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-from vitreous.machine import processor
+from vitreous.system.machine import processor
 
 MODEL = "ViT-96x4/4"
 SETTINGS = {

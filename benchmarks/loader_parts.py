@@ -27,7 +27,7 @@ from vitreous.data.decoding.regions import Jpeg, decoder, open_picture
 from vitreous.data.keys import seeded
 from vitreous.data.layouts.folder import list_images
 from vitreous.data.preprocess import IMAGENET, Preprocess
-from vitreous.machine import settle_process
+from vitreous.system.machine import settle_process
 
 SIDE, BATCH = (224, 224), 32
 AREA, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)

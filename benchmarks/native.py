@@ -22,12 +22,12 @@ from PIL import Image
 from torch import Tensor
 
 from vitreous.data.decoding.decode import decode, is_image
-from vitreous.machine import DTYPES, packs, pick_precision, processor, settle_process
 from vitreous.models.names import configure
 from vitreous.models.packed import Packed
 from vitreous.models.zoo import build
 from vitreous.nn.frozen import frozen
 from vitreous.nn.sizes import native_size
+from vitreous.system.machine import DTYPES, packs, pick_precision, processor, settle_process
 
 
 def scaled(picture: Image.Image, size: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -37,12 +37,12 @@ import vitreous
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.sources import open_data
 from vitreous.data.split import Split
-from vitreous.machine import DTYPES, pick_precision, processor, settle_process
 from vitreous.models.config import replace_fields
 from vitreous.models.names import configure
 from vitreous.models.packed import Packed
 from vitreous.models.zoo import build
 from vitreous.reports.evaluate import evaluate
+from vitreous.system.machine import DTYPES, pick_precision, processor, settle_process
 from vitreous.weights.bundle import load_bundle
 from vitreous.weights.options import WeightsSource
 

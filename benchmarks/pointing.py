@@ -22,9 +22,9 @@ from torch import Tensor
 from vitreous.data.split import picture_of
 from vitreous.inspection.gradient import gradient
 from vitreous.inspection.rollout import Mixing, rollout
-from vitreous.machine import processor
 from vitreous.nn.grid import patchify, unpatchify
 from vitreous.reports.opening import data_for, matched, open_bundle
+from vitreous.system.machine import processor
 
 SHARE, SEEDS = 0.25, 5
 

@@ -29,11 +29,11 @@ from vitreous.data.split import Files, Split
 from vitreous.errors import DataError
 from vitreous.evaluation.inference_options import InferenceOptions
 from vitreous.evaluation.libraries import setting
-from vitreous.machine import has_bf16
 from vitreous.models.names import name_of
 from vitreous.reports.opening import data_for, matched, open_bundle
 from vitreous.serving.export.export import export
 from vitreous.serving.predict import load
+from vitreous.system.machine import has_bf16
 
 Logits = Callable[[np.ndarray], np.ndarray]
 

@@ -36,7 +36,7 @@ from vitreous.data.preprocess import Preprocess
 from vitreous.data.screen import screen
 from vitreous.data.sources import open_data
 from vitreous.evaluation.knn import NEIGHBOURS, neighbours, votes
-from vitreous.machine import processor
+from vitreous.system.machine import processor
 
 #: options of `vitreous train` for each method of ours, the recipes as they stand
 OURS: dict[str, dict[str, Any]] = {

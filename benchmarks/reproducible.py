@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from vitreous.machine import processor
+from vitreous.system.machine import processor
 
 WAYS = {
     "one process": (1, []),

@@ -25,9 +25,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from vitreous.jobs.plan import plan
-from vitreous.machine import processor
 from vitreous.progress import NullListener
 from vitreous.recipes.options import TrainOptions
+from vitreous.system.machine import processor
 from vitreous.training.folder import Folder
 from vitreous.training.loop import fit
 from vitreous.training.ranks import ALONE, together

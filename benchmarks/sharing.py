@@ -28,9 +28,9 @@ import torch
 from PIL import Image
 
 import vitreous
-from vitreous.cores import SPINNING
 from vitreous.data.preprocess import Preprocess
-from vitreous.machine import processor
+from vitreous.system.cores import SPINNING
+from vitreous.system.machine import processor
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.tasks import Classification
 

@@ -107,7 +107,7 @@ def page(rows: list[dict]) -> list[str]:
     """The page, line by line."""
     import torch
 
-    from vitreous.machine import processor
+    from vitreous.system.machine import processor
 
     mib, first = 2**20, rows[0]
     lines = [

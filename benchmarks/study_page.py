@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from vitreous.machine import processor
+from vitreous.system.machine import processor
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -31,7 +31,7 @@ import vitreous
 from vitreous.config import from_yaml
 from vitreous.data.layouts.folder import class_order, list_classes
 from vitreous.errors import VitreousError
-from vitreous.machine import processor
+from vitreous.system.machine import processor
 from vitreous.training.run import Run
 from vitreous.weights.convert import convert
 

@@ -25,7 +25,7 @@ from vitreous.config import from_yaml
 from vitreous.data.holdout import hold_out
 from vitreous.data.layouts.digits import digits
 from vitreous.data.layouts.folder import folder
-from vitreous.machine import processor
+from vitreous.system.machine import processor
 from vitreous.training.run import Run
 
 RATES = (0.0003, 0.001, 0.003, 0.01)

@@ -25,10 +25,10 @@ from torch import Tensor, nn
 
 from vitreous.bench.race import Lane, race
 from vitreous.bench.work import Contender, Timing, Turn, Work
-from vitreous.machine import has_bf16, processor
 from vitreous.models.config import SAMConfig
 from vitreous.models.names import configure
 from vitreous.models.zoo import build
+from vitreous.system.machine import has_bf16, processor
 from vitreous.weights.vitdet import VITDET
 
 TASKS = ("whole", "windowed block", "global block")

@@ -23,8 +23,8 @@ from vitreous.bench.race import Lane, race
 from vitreous.bench.work import Contender, Timing, Turn, Work
 from vitreous.data.preprocess import Preprocess
 from vitreous.evaluation.engine import InferenceOptions, make_engine
-from vitreous.machine import has_bf16, processor
 from vitreous.models.zoo import create
+from vitreous.system.machine import has_bf16, processor
 
 CLASSES = 1000
 WINDOWS: dict[str, Any] = {"window": 14, "global_blocks": (2, 5, 8, 11)}  # ViTDet's

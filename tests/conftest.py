@@ -21,9 +21,9 @@ from PIL import Image
 
 from tests.forked import ForkingReader
 from vitreous.cli.main import main
-from vitreous.cores import Neighbours
 from vitreous.jobs import default_weights
 from vitreous.reports.pages import report
+from vitreous.system.cores import Neighbours
 from vitreous.weights import pickled
 
 os.environ["VITREOUS_ENGINE_CHOICE"] = "0"  # by PyTorch, whatever is installed and however busy the machine is

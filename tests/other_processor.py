@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from vitreous.machine import best_feature, capabilities
+from vitreous.system.machine import best_feature, capabilities
 
 DOWN = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 UP = {"VITREOUS_CPU_ISA": "AVX512_CORE_BF16"}

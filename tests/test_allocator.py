@@ -9,13 +9,13 @@ import sys
 
 import pytest
 
-from vitreous import allocator
+from vitreous.system import allocator
 
 #: prints what was reserved, MiB of memory that this took, and MiB of huge pages of the heap after a tensor of 64 MiB
 PROBE = """
 import json, re, sys
 import torch
-from vitreous.allocator import reserve_huge_pages, tune_allocator, wants_huge_pages
+from vitreous.system.allocator import reserve_huge_pages, tune_allocator, wants_huge_pages
 
 def kilobytes(field, heap):
     parts = [part for part in re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", open("/proc/self/smaps").read(), flags=re.M) if part]

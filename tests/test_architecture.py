@@ -17,9 +17,9 @@ LOOP = 60
 #: each row may import from itself and from the rows above it
 ROWS = [
     {"errors", "version"},
-    {"allocator", "children", "cores", "disk"},
-    {"cluster", "config", "machine", "notebook", "tables"},
-    {"native", "nn.grid", "progress"},
+    {"system"},
+    {"config"},
+    {"nn.grid", "progress"},
     {"nn"},
     {"models", "data", "generation"},
     {"keywords"},

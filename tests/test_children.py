@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from vitreous.children import obey_parent_only, run_to_end, stop_signals_blocked
+from vitreous.system.children import obey_parent_only, run_to_end, stop_signals_blocked
 
 pytest.importorskip("fcntl")  # a system that can fork
 

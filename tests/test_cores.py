@@ -9,10 +9,10 @@ import sys
 import pytest
 import torch
 
-from vitreous import cores, machine
 from vitreous.cli.console import Console
 from vitreous.cli.main import main
-from vitreous.cores import CHOSEN, SPINNING, Neighbours, bound_threads, default_spinning
+from vitreous.system import cores, machine
+from vitreous.system.cores import CHOSEN, SPINNING, Neighbours, bound_threads, default_spinning
 from vitreous.training.shards import default_shards
 
 NAMES = (*CHOSEN, "OMP_NUM_THREADS")

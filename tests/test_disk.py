@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.killing import changes
-from vitreous.disk import atomic, atomic_path, publish, sha256, write_output, write_text
 from vitreous.errors import ResourceError
+from vitreous.system.disk import atomic, atomic_path, publish, sha256, write_output, write_text
 
 OLD, NEW = "old " * 1000, "new " * 3000
 

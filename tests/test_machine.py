@@ -12,13 +12,14 @@ import yaml
 
 from tests import other_processor
 from tests.conftest import TINY, document, say
-from vitreous.allocator import reserve_huge_pages
 from vitreous.bench.contenders import contenders
-from vitreous.cores import peak_memory
 from vitreous.errors import UsageError
 from vitreous.jobs import doctor
 from vitreous.jobs.train import train
-from vitreous.machine import (
+from vitreous.models.names import configure_vit
+from vitreous.system.allocator import reserve_huge_pages
+from vitreous.system.cores import peak_memory
+from vitreous.system.machine import (
     FEATURES,
     LEVELS,
     best_feature,
@@ -30,7 +31,6 @@ from vitreous.machine import (
     pick_precision,
     warning,
 )
-from vitreous.models.names import configure_vit
 from vitreous.training import peak, throughput
 
 pytestmark = pytest.mark.processor
@@ -95,7 +95,9 @@ def test_a_level_that_is_none_is_refused(monkeypatch):
 
 def test_a_processor_taken_down_is_answered_as_such():
     """Asked of a process of its own: PyTorch reads its variable once."""
-    script = "from vitreous.machine import *; print(pick_precision('auto', 'cpu'), packs('cpu'), has_bf16('cpu'))"
+    script = (
+        "from vitreous.system.machine import *; print(pick_precision('auto', 'cpu'), packs('cpu'), has_bf16('cpu'))"
+    )
     lowered = {**os.environ, "ATEN_CPU_CAPABILITY": "avx2", "VITREOUS_CPU_ISA": ""}
     found = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, env=lowered
@@ -151,7 +153,7 @@ def test_a_gpu_packs_nothing():
 @pytest.mark.skipif(sys.platform != "linux", reason="read from /proc")
 def test_peak_memory_is_the_process_own_and_not_its_parent_s():
     held = torch.ones(150 * 2**20, dtype=torch.uint8)
-    script = "from vitreous.cores import peak_memory; print(peak_memory('cpu'))"
+    script = "from vitreous.system.cores import peak_memory; print(peak_memory('cpu'))"
     child = int(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout)
     before = peak_memory("cpu")
     more = torch.ones(150 * 2**20, dtype=torch.uint8)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from vitreous import native as module
-from vitreous.native import FLAGS, SOURCE, build, find_compiler, openmp
+from vitreous.system import native as module
+from vitreous.system.native import FLAGS, SOURCE, build, find_compiler, openmp
 
 HERE = sys.platform == "linux" and platform.machine() == "x86_64"
 pytestmark = pytest.mark.skipif(not HERE, reason="they are for x86-64 on Linux")

@@ -13,10 +13,10 @@ import pytest
 from tests.serving.made import pictures, tiny
 from vitreous import progress
 from vitreous.config import to_plain
-from vitreous.notebook import Markup, config_rows, html_table
 from vitreous.progress import Display
 from vitreous.recipes.registry import example
 from vitreous.serving.predict import Prediction, Predictions, load
+from vitreous.system.notebook import Markup, config_rows, html_table
 
 HOSTILE = '<script>alert("x")</script>&'
 

@@ -42,7 +42,7 @@ import numpy as np
 import torch
 from PIL import Image
 import vitreous
-from vitreous.cores import Neighbours, cores, peak_memory
+from vitreous.system.cores import Neighbours, cores, peak_memory
 
 plain = dict(out="run", device="cpu", workers=0, save_every=1)
 first = vitreous.train("digits", steps=2, **plain)

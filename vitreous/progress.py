@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol, TextIO
 
-from vitreous.cores import Neighbours
 from vitreous.errors import as_keywords
-from vitreous.notebook import progress_html, updatable_cell
+from vitreous.system.cores import Neighbours
+from vitreous.system.notebook import progress_html, updatable_cell
 
 CELL_EVERY = 0.5  # seconds between two drawings of a bar in a notebook
 PLAIN_EVERY = 10.0  # seconds between two progress lines where stderr is no terminal

@@ -36,7 +36,7 @@ OUTPUTS = ("terminal.svg",)
 DATASETS: tuple[str, ...] = ()
 
 RUN = """from vitreous.cli.main import main
-from vitreous.cores import Neighbours
+from vitreous.system.cores import Neighbours
 Neighbours.poll = lambda self: None
 main()"""
 ARGUMENTS = ("train", "digits", "--out", "runs/digits")

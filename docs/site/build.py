@@ -42,6 +42,7 @@ ROOMS = (
     "training",
     "training.trackers",
     "recipes",
+    "system",
     "jobs",
     "studies",
     "serving",

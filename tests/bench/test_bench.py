@@ -18,7 +18,7 @@ from vitreous.bench.race import Lane, race
 from vitreous.bench.run import bench
 from vitreous.bench.work import Answering, Contender, Timing, Work
 from vitreous.errors import DataError, UsageError
-from vitreous.machine import pick_precision
+from vitreous.system.machine import pick_precision
 
 WORK = Work("inference", "ViT-32x1/8", 16, 2)
 

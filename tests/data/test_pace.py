@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from tests.conftest import make_folder, picture
-from vitreous.cores import cores
 from vitreous.data import loader, pace
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.decoding.decode import decode
@@ -17,6 +16,7 @@ from vitreous.data.pace import WORKER_BYTES, balanced, decode_seconds, workers_f
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.sources import open_data
 from vitreous.data.split import Arrays, Files
+from vitreous.system.cores import cores
 
 
 def throughput(workers: int, seconds: float, rate: float, cores: int) -> float:

@@ -16,9 +16,9 @@ from vitreous.data.preprocess import Preprocess
 from vitreous.errors import UsageError
 from vitreous.evaluation import engine as engines
 from vitreous.evaluation.engine import IDLE, InferenceOptions, TorchEngine, cut, make_engine
-from vitreous.machine import has_vnni, thread_pool
 from vitreous.models.zoo import create
 from vitreous.nn.frozen import Packed, can_pack
+from vitreous.system.machine import has_vnni, thread_pool
 
 PREPROCESS = Preprocess((16, 16))
 

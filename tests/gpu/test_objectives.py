@@ -30,7 +30,6 @@ from tests.gpu.support import (
 )
 from tests.objectives import sessions
 from vitreous.data.augmentation.augment import Augment
-from vitreous.machine import DTYPES
 from vitreous.models.config import ViTConfig
 from vitreous.models.configs.swin import SwinConfig
 from vitreous.models.zoo import build, create
@@ -39,6 +38,7 @@ from vitreous.objectives.detection import DetectionConfig
 from vitreous.objectives.mae import MAEConfig
 from vitreous.objectives.segmentation import SegmentationConfig
 from vitreous.objectives.supervised import SupervisedConfig
+from vitreous.system.machine import DTYPES
 from vitreous.training.flat import Flat
 from vitreous.training.loop import fit
 from vitreous.training.run import FineTune, Optimizer, Ramp

@@ -15,12 +15,12 @@ from tests.conftest import document, make_folder, say
 from vitreous.cli.main import command
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.sources import open_data
-from vitreous.disk import sha256
 from vitreous.errors import DataError, UsageError
 from vitreous.evaluation.engine import InferenceOptions
 from vitreous.jobs.soup import soup
 from vitreous.models.config import ViTConfig
 from vitreous.models.zoo import build
+from vitreous.system.disk import sha256
 from vitreous.training.folder import Folder
 from vitreous.training.run import DataOptions, Run
 from vitreous.weights.bundle import WEIGHTS, Bundle, load_bundle

@@ -1,12 +1,12 @@
 import pytest
 import torch
 
-from vitreous.machine import FEATURES
-from vitreous.native import Native
 from vitreous.nn import attention as attention_module
 from vitreous.nn import kernels
 from vitreous.nn.attention import Attention, KeptAttention, attend, attend_in_parts, prefers_parts, products_pay
 from vitreous.nn.pool import AttentionPool
+from vitreous.system.machine import FEATURES
+from vitreous.system.native import Native
 
 
 @pytest.mark.parametrize("shape", [(2, 7, 12), (2, 3, 5, 12), (9, 12)])

@@ -3,11 +3,11 @@ import torch
 from torch import nn
 
 from tests.precision import relative_error
-from vitreous.native import Native, native
 from vitreous.nn import kernels
 from vitreous.nn.attention import Attention
 from vitreous.nn.block import Block, Branch, Mlp
 from vitreous.nn.encoder import Encoder, stack
+from vitreous.system.native import Native, native
 
 
 def test_layer_scale_of_zero_is_the_identity():

@@ -15,9 +15,9 @@ from vitreous.evaluation.engine import given
 from vitreous.models import zoo
 from vitreous.models.config import BiTConfig, StemConfig, ViTConfig
 from vitreous.models.names import NAMES, configure
-from vitreous.native import Native, native
 from vitreous.nn import kernels, resnet
 from vitreous.nn.frozen import Packed, can_pack, frozen
+from vitreous.system.native import Native, native
 
 pytestmark = pytest.mark.processor
 SIZE = ("width", "heads", "hidden", "depth")

@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 
 from tests.precision import relative_error
-from vitreous.native import Native, native
 from vitreous.nn import kernels
 from vitreous.nn.attention import attend
 from vitreous.nn.block import Branch, Mlp
 from vitreous.nn.frozen import NarrowNorm, can_pack, frozen
+from vitreous.system.native import Native, native
 
 ROUNDING = 2.0**-8  # of a number in bfloat16, at most
 #: images, heads, queries, keys and channels: of one, of less than a tile, of several and a part, of channels that fill no tile

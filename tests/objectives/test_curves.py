@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from tests.objectives.sessions import HEADS, OBJECTIVES, losses, session_of
-from vitreous.native import Native, native
 from vitreous.nn import attention, kernels
+from vitreous.system.native import Native, native
 from vitreous.training.loop import fit
 from vitreous.training.run import Optimizer, Ramp, Schedule
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from tests.reliability.rig import ADAMW, Bench, Child, newest_step, outcome
 from tests.reliability.stops import at_step, raising, stopped
 from tests.reliability.tally import Tally, expect
-from vitreous.disk import sha256
+from vitreous.system.disk import sha256
 from vitreous.training.checkpoint import MANIFEST, Store, flaw
 
 

@@ -189,7 +189,7 @@ def test_training_images_are_no_neighbours_of_themselves(run, photos, tmp_path):
 
 
 def test_a_cell_that_a_spreadsheet_would_compute_is_marked(tmp_path):
-    from vitreous.tables import write_table
+    from vitreous.system.tables import write_table
 
     write_table(str(tmp_path / "x.csv"), ["path", "score"], [["=cmd()", "-1.5"], ["@x", "2"], ["-rf", "0"]])
     assert [row[0] for row in csv.reader((tmp_path / "x.csv").open())][1:] == ["'=cmd()", "'@x", "'-rf"]

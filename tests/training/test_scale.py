@@ -12,9 +12,9 @@ from tests.objectives.test_processes import HEADS
 from vitreous.cli.main import main
 from vitreous.jobs.plan import plan
 from vitreous.jobs.scaled import on_no_device, preview_scaled
-from vitreous.machine import DTYPES
 from vitreous.progress import NullListener
 from vitreous.recipes.options import TrainOptions
+from vitreous.system.machine import DTYPES
 from vitreous.training.folder import Folder
 from vitreous.training.parts import parts
 from vitreous.training.ranks import Ranks

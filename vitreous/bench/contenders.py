@@ -12,7 +12,7 @@ from vitreous.bench import ours
 from vitreous.bench.peers import generating, loaders, models, pictures, pretraining
 from vitreous.bench.pretraining import pretrain
 from vitreous.bench.work import DECODING, Contender, Turn, Work
-from vitreous.machine import has_bf16
+from vitreous.system.machine import has_bf16
 from vitreous.training.peak import fastest
 
 TASKS = ("inference", "train", "mae", "dino", "dit", "sample", "loader", "memory", "predict")

@@ -12,12 +12,12 @@ from vitreous.data.preprocess import Preprocess
 from vitreous.evaluation.sampling import ImageSampler
 from vitreous.generation.process import Diffusion
 from vitreous.generation.settings import SamplingOptions
-from vitreous.machine import DTYPES, pick_precision, settle_process
 from vitreous.models.config import DiTConfig
 from vitreous.models.dit import DiT
 from vitreous.models.names import configure
 from vitreous.objectives.base import Setting
 from vitreous.objectives.diffusion import DiffusionConfig
+from vitreous.system.machine import DTYPES, pick_precision, settle_process
 from vitreous.training.run import Optimizer
 
 OPTIMIZER = Optimizer(lr=1e-4, weight_decay=0.0, clip=None)  # as published

@@ -15,7 +15,6 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vitreous.bench.work import CIFAR, Answering, Turn, Work
-from vitreous.cores import default_workers
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.decoding.decode import decode, read_regular
 from vitreous.data.decoding.regions import decoder, layout
@@ -24,12 +23,13 @@ from vitreous.data.loader import TrainLoader
 from vitreous.data.preprocess import IMAGENET, Preprocess
 from vitreous.data.split import Arrays, Files, Split
 from vitreous.evaluation.engine import Engine, InferenceOptions, make_engine
-from vitreous.machine import DTYPES, pick_precision, settle_process
 from vitreous.models.zoo import Model, create
 from vitreous.nn.cuda_graphs import CapturedPasses
 from vitreous.nn.encoder import compile_blocks
 from vitreous.objectives.supervised import Supervised
 from vitreous.serving.predict import load
+from vitreous.system.cores import default_workers
+from vitreous.system.machine import DTYPES, pick_precision, settle_process
 from vitreous.training.flat import Flat
 from vitreous.training.optimizer import Optimizers
 from vitreous.training.run import Optimizer

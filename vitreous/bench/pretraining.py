@@ -7,7 +7,6 @@ from torch import Tensor
 
 from vitreous.bench.work import Turn, Work
 from vitreous.data.augmentation.views import GLOBAL, MultiCrop
-from vitreous.machine import DTYPES, pick_precision, settle_process
 from vitreous.models.names import configure_vit
 from vitreous.models.zoo import create
 from vitreous.nn.cuda_graphs import CapturedPasses
@@ -16,6 +15,7 @@ from vitreous.objectives.base import Objective, ObjectiveConfig, Progress, Setti
 from vitreous.objectives.dino import DINOConfig
 from vitreous.objectives.dinov2 import DINOv2Config
 from vitreous.objectives.mae import MAEConfig
+from vitreous.system.machine import DTYPES, pick_precision, settle_process
 from vitreous.training.flat import Flat
 from vitreous.training.optimizer import Optimizers
 from vitreous.training.run import Optimizer

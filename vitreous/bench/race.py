@@ -14,7 +14,7 @@ from typing import Any
 
 from vitreous.bench.profile import Profile, profile_turn
 from vitreous.bench.work import LIMITS, Answering, Contender, Timing, Turn, Work
-from vitreous.cores import default_spinning, peak_memory
+from vitreous.system.cores import default_spinning, peak_memory
 from vitreous.training.peak import synchronise
 
 PATIENCE = 900.0  # seconds that a contender may take to get ready or to do its turn

@@ -14,9 +14,9 @@ from vitreous.bench.profile import NAMES
 from vitreous.bench.race import Lane
 from vitreous.bench.work import DECODING, Work
 from vitreous.evaluation.cache import installed_version
-from vitreous.machine import best_feature, processor
 from vitreous.models.cost import computed, macs
 from vitreous.models.names import configure
+from vitreous.system.machine import best_feature, processor
 
 # forward passes' worth of products that an image costs
 PASSES = {"inference": 1, "predict": 1, "train": 3, "dit": 3, "sample": 2 * STEPS, "loader": 0, "memory": 0}

@@ -14,9 +14,9 @@ from vitreous.bench.report import Race
 from vitreous.bench.work import SIDE, Timing, Work
 from vitreous.data.layouts.folder import list_images
 from vitreous.errors import DataError, UsageError
-from vitreous.machine import pick_device
 from vitreous.models.names import configure
 from vitreous.nn.sizes import nearby
+from vitreous.system.machine import pick_device
 
 GENERATING = ("dit", "sample")  # tasks of models that make images
 TIMING = Timing()

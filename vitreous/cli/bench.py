@@ -53,8 +53,8 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     from vitreous.bench import report
     from vitreous.bench.run import bench
     from vitreous.bench.work import Timing
-    from vitreous.disk import write_text
     from vitreous.errors import ResourceError
+    from vitreous.system.disk import write_text
 
     o = options
     work = (o.tasks, o.models, o.batch_sizes, o.image_size, o.images, o.only)

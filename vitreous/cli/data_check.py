@@ -49,9 +49,9 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
     from vitreous.data.check.check import check
     from vitreous.data.check.page import page
-    from vitreous.disk import write_output
     from vitreous.errors import UsageError
     from vitreous.models.defaults import default_image
+    from vitreous.system.disk import write_output
 
     out = Path(options.out) if options.out else None
     if out and not out.absolute().parent.is_dir():

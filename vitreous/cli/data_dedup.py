@@ -53,9 +53,9 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     from vitreous.data.copies.listing import excluded, listed, remaining
     from vitreous.data.sources import open_images
     from vitreous.data.split import Data
-    from vitreous.disk import write_output
     from vitreous.errors import UsageError
-    from vitreous.machine import pick_device
+    from vitreous.system.disk import write_output
+    from vitreous.system.machine import pick_device
 
     if options.workers is not None and options.workers < 0:
         raise UsageError(f"--workers cannot be {options.workers}")

@@ -62,7 +62,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
     size, coder = int(digits) * UNITS["" if unit.isdecimal() else unit], None
     if options.latents is not None:
-        from vitreous.machine import pick_device
+        from vitreous.system.machine import pick_device
         from vitreous.weights.autoencoder import Autoencoder
 
         coder = Autoencoder(options.latents, pick_device(options.device))

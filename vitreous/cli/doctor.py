@@ -25,8 +25,8 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     """Print what there is and what it does."""
     if options.fix:
         return list_missing(console)
-    from vitreous.cores import Neighbours, describe_share
     from vitreous.jobs.doctor import examine
+    from vitreous.system.cores import Neighbours, describe_share
 
     document = examine(options.device)
     rows = [[name.replace("_", " "), value] for name, value in document.items() if name != "engine_choices"]

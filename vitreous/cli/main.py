@@ -15,9 +15,9 @@ from typing import Any, NoReturn
 
 from vitreous.cli.console import Console, as_json, prepare_streams, reserve_stdout
 from vitreous.cli.model_argument import refuse_images, require_model
-from vitreous.cores import bound_threads
 from vitreous.errors import Interrupted, UsageError, VitreousError, nearest, out_of_memory
 from vitreous.progress import ABANDONED, discard, speaks, write_line
+from vitreous.system.cores import bound_threads
 
 #: verb -> (module, what it does); the module has a frozen dataclass `Options` and a function `run(options, console)`
 VERBS = {

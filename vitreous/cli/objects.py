@@ -136,10 +136,10 @@ def print_objects(
     options: AnswerArguments, predictor: Predictor, source: Source, console: Console, finding: Finding
 ) -> dict[str, Any]:
     """Print the objects of each image, write the file of --csv, and return the document."""
-    from vitreous.disk import write_output
     from vitreous.errors import printable
     from vitreous.serving.object_files import ObjectRows
-    from vitreous.tables import as_csv
+    from vitreous.system.disk import write_output
+    from vitreous.system.tables import as_csv
 
     meter, kind, rows, cells, document = Meter("predict", source.count, console), ObjectRows(), [], [], []
     for answer in finding.answers(iter(source)):

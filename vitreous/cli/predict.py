@@ -127,7 +127,7 @@ def calibration_images(options: Options) -> Iterator[str | bytes]:
 def warn_of_emulation(options: ImageArguments, console: Console) -> None:
     """Print a note where the device only emulates the precision."""
     if options.precision == "bf16":
-        from vitreous.machine import pick_device, warning
+        from vitreous.system.machine import pick_device, warning
 
         if slow := warning(options.precision, pick_device(options.device)):
             console.note(slow)
@@ -135,10 +135,10 @@ def warn_of_emulation(options: ImageArguments, console: Console) -> None:
 
 def print_predictions(options: Options, answers: Any, source: Source, console: Console) -> list[dict[str, Any]]:
     """Write the file of --csv, print the table, and return the rows of the document."""
-    from vitreous.disk import write_output
     from vitreous.errors import printable
     from vitreous.serving.rows import Predictions
-    from vitreous.tables import as_csv
+    from vitreous.system.disk import write_output
+    from vitreous.system.tables import as_csv
 
     meter, all_rows, rows, kind = Meter("predict", source.count, console), [], [], Predictions()
     for chunk in answers(iter(source)):

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from vitreous.children import obey_parent_only, stop_signals_blocked
 from vitreous.data.annotations.reader import SceneReader
 from vitreous.data.annotations.target import AnnotatedSplit
 from vitreous.data.augmentation.augment import Augment, Views
@@ -34,7 +33,8 @@ from vitreous.data.shared_memory import usable_workers
 from vitreous.data.split import Split, is_labelled
 from vitreous.data.worker_deaths import WORKER_DEATHS, worker_error
 from vitreous.errors import DataError
-from vitreous.machine import free_memory
+from vitreous.system.children import obey_parent_only, stop_signals_blocked
+from vitreous.system.machine import free_memory
 
 HANG = 120.0  # seconds after which a worker that sends nothing is given up
 AHEAD = 4  # batches that a worker makes before they are asked for, where memory allows it

@@ -9,13 +9,13 @@ import time
 import numpy as np
 import torch
 
-from vitreous.cores import cores
 from vitreous.data.augmentation.augment import Views
 from vitreous.data.loader import TrainLoader
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Split
 from vitreous.errors import DataError
-from vitreous.machine import free_memory
+from vitreous.system.cores import cores
+from vitreous.system.machine import free_memory
 
 TRIED = 12  # images whose time stands for all
 SECONDS = 2.0  # after which no more are tried

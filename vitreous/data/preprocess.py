@@ -211,7 +211,7 @@ class Preprocess:
         """(B, C, *image) in 0..peak, uint8 or float -> (B, C, *image) for the model, float32 or of `dtype`."""
         import torch
 
-        from vitreous.machine import copy_to_device
+        from vitreous.system.machine import copy_to_device
 
         dtype = dtype or torch.float32
         shape = (1, -1) + (1,) * (pixels.dim() - 2)

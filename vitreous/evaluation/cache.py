@@ -18,11 +18,11 @@ from torch import nn
 
 from vitreous.config import to_plain
 from vitreous.data.preprocess import Preprocess
-from vitreous.disk import atomic, cache
 from vitreous.errors import ResourceError
 from vitreous.evaluation.libraries import openvino_core
-from vitreous.machine import capabilities
 from vitreous.models.zoo import Model
+from vitreous.system.disk import atomic, cache
+from vitreous.system.machine import capabilities
 from vitreous.version import __version__
 
 FORMAT = 2  # goes up when the same model and pictures give another graph

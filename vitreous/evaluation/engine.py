@@ -21,7 +21,6 @@ from vitreous.data.preprocess import Preprocess
 from vitreous.errors import DataError, UsageError
 from vitreous.evaluation.inference_options import InferenceOptions, Pictures
 from vitreous.evaluation.packing import pack
-from vitreous.machine import DTYPES, capabilities, packs, pick_device, pick_precision, settle_process, thread_pool
 from vitreous.models.config import ModelConfig
 from vitreous.models.packed import Packed
 from vitreous.models.zoo import Model
@@ -29,6 +28,15 @@ from vitreous.nn.cuda_graphs import CapturedPasses, uses_graphs
 from vitreous.nn.encoder import compile_blocks
 from vitreous.nn.frozen import frozen
 from vitreous.nn.merge import Merging
+from vitreous.system.machine import (
+    DTYPES,
+    capabilities,
+    packs,
+    pick_device,
+    pick_precision,
+    settle_process,
+    thread_pool,
+)
 
 # tokens of one part, about: more fall out of the caches, fewer leave the cores waiting for each other; and with tiles
 # (AMX), whose products wait for weights, which a part reads once

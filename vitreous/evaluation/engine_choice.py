@@ -27,15 +27,15 @@ import torch
 
 from vitreous.config import to_plain
 from vitreous.data.preprocess import Preprocess
-from vitreous.disk import atomic, cache
 from vitreous.errors import ResourceError, VitreousError
 from vitreous.evaluation.cache import cache_key, installed_version
 from vitreous.evaluation.engine import CHUNK, Engine, InferenceOptions, make_engine
 from vitreous.evaluation.inference_options import Pictures
-from vitreous.machine import capabilities, pick_device, processor
 from vitreous.models.names import name_of
 from vitreous.models.zoo import Model
 from vitreous.nn.cuda_graphs import WARM_UP_PASSES
+from vitreous.system.disk import atomic, cache
+from vitreous.system.machine import capabilities, pick_device, processor
 from vitreous.version import __version__
 
 #: largest relative L2 difference between the outputs of two engines; in bfloat16 each may be off by 1e-2

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.cores import default_workers
 from vitreous.data.loader import EvalLoader
 from vitreous.data.split import Split
 from vitreous.errors import DataError
 from vitreous.evaluation.engine import Engine, logits_of, readable_mask
 from vitreous.evaluation.report import Better, Report
+from vitreous.system.cores import default_workers
 
 
 @dataclass(frozen=True, eq=False)

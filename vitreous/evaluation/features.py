@@ -21,13 +21,11 @@ import numpy as np
 from torch import nn
 
 from vitreous.config import to_plain
-from vitreous.cores import default_workers
 from vitreous.data.decoding.decode import reason
 from vitreous.data.loader import EvalLoader
 from vitreous.data.packs.pack import stamp
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Split
-from vitreous.disk import atomic, cache
 from vitreous.errors import DataError, NonFiniteError, ResourceError, UsageError
 from vitreous.evaluation.cache import cache_key, weights_digest
 from vitreous.evaluation.engine import (
@@ -39,8 +37,10 @@ from vitreous.evaluation.engine import (
     make_engine,
     readable_mask,
 )
-from vitreous.machine import pick_device, pick_precision
 from vitreous.models.zoo import Model
+from vitreous.system.cores import default_workers
+from vitreous.system.disk import atomic, cache
+from vitreous.system.machine import pick_device, pick_precision
 from vitreous.version import __version__
 
 FORMAT = 1  # goes up when the same model gives other numbers

@@ -19,8 +19,8 @@ from vitreous.errors import UsageError
 from vitreous.evaluation.cache import get_or_build, graph_facts
 from vitreous.evaluation.inference_options import Pictures
 from vitreous.evaluation.libraries import needed, openvino_core, unobserved
-from vitreous.machine import has_vnni, pick_precision
 from vitreous.models.zoo import Model
+from vitreous.system.machine import has_vnni, pick_precision
 
 PICTURES = 128  # that int8 is calibrated on, at most
 FEWEST = 8

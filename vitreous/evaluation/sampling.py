@@ -21,9 +21,9 @@ from vitreous.generation.guidance import guide
 from vitreous.generation.process import Process
 from vitreous.generation.samplers import SAMPLERS, State, leave
 from vitreous.generation.settings import SamplingOptions
-from vitreous.machine import DTYPES, packs, pick_device, pick_precision, settle_process, thread_pool
 from vitreous.nn.frozen import frozen
 from vitreous.nn.sizes import grid_of
+from vitreous.system.machine import DTYPES, packs, pick_device, pick_precision, settle_process, thread_pool
 
 START = 0x7374617274  # sets the noise that images start from apart from that of steps
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitreous.generation.noised import Noised
 from vitreous.generation.process import Diffusion
-from vitreous.machine import copy_to_device
+from vitreous.system.machine import copy_to_device
 
 
 class Estimate(NamedTuple):

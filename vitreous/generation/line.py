@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitreous.generation.noised import Noised
 from vitreous.generation.process import Flow
-from vitreous.machine import copy_to_device
+from vitreous.system.machine import copy_to_device
 
 
 class Line:

@@ -15,9 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from vitreous.inspection.hooks import eval_mode
-from vitreous.machine import free_memory
 from vitreous.models.base import VisionModel
 from vitreous.models.cost import macs
+from vitreous.system.machine import free_memory
 
 SIZES = (64, 128, 224, 384, 512)  # as in the paper
 MOST = 4096  # images in a batch that are tried or told

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from vitreous.cluster import connect_ray
 from vitreous.errors import Interrupted, ResourceError, UsageError, VitreousError
 from vitreous.jobs.trial import run_trial
 from vitreous.progress import Listener, NullListener
+from vitreous.system.cluster import connect_ray
 from vitreous.training.batches import Inputs
 from vitreous.training.folder import Folder
 from vitreous.training.run import Run

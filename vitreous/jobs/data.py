@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from vitreous.config import set_paths
-from vitreous.cores import default_workers
 from vitreous.data.annotations.learnable import require_learnable
 from vitreous.data.annotations.map_statistics import MapStatistics, measure_maps
 from vitreous.data.annotations.painted import find_objects, has_masks, paint_classes, with_masks
@@ -25,7 +24,6 @@ from vitreous.data.split import Arrays, Data, Split, require_labels
 from vitreous.errors import DataError, EmptyImageError, UsageError, printable
 from vitreous.jobs.buckets import check_buckets, judged_at, with_buckets
 from vitreous.jobs.default_weights import with_default_weights
-from vitreous.machine import pick_device
 from vitreous.models.cost import macs
 from vitreous.progress import Listener
 from vitreous.recipes.channels import detect_info, measure_channels
@@ -34,6 +32,8 @@ from vitreous.recipes.options import FROM_SCRATCH, TrainOptions
 from vitreous.recipes.registry import find
 from vitreous.recipes.small_sets import advise_pretraining
 from vitreous.recipes.task import choose_recipe
+from vitreous.system.cores import default_workers
+from vitreous.system.machine import pick_device
 from vitreous.training.batches import Inputs
 from vitreous.training.folder import Folder
 from vitreous.training.peak import quick_peak

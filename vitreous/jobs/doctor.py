@@ -8,16 +8,16 @@ from typing import Any
 
 import torch
 
-from vitreous.allocator import reserve_huge_pages
-from vitreous.cores import Neighbours
 from vitreous.evaluation.engine_choice import list_choices
-from vitreous.machine import DTYPES, environment, has_bf16, packs, pick_device, pick_precision, settle_process
 from vitreous.models.cost import computed
 from vitreous.models.names import configure_vit
 from vitreous.models.vit import ViT
-from vitreous.native import native
 from vitreous.nn.frozen import can_pack
 from vitreous.objectives.supervised import Supervised
+from vitreous.system.allocator import reserve_huge_pages
+from vitreous.system.cores import Neighbours
+from vitreous.system.machine import DTYPES, environment, has_bf16, packs, pick_device, pick_precision, settle_process
+from vitreous.system.native import native
 from vitreous.training.flat import Flat
 from vitreous.training.optimizer import Optimizers
 from vitreous.training.run import Optimizer

@@ -9,15 +9,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from vitreous.cores import peak_memory
 from vitreous.jobs.plan import plan, with_data
 from vitreous.jobs.transfer import check_options, forecast, plan_protocol
-from vitreous.machine import settle_process
 from vitreous.models.cost import macs
 from vitreous.models.names import name_of
 from vitreous.nn.sizes import format_size
 from vitreous.progress import Listener
 from vitreous.recipes.options import TrainOptions
+from vitreous.system.cores import peak_memory
+from vitreous.system.machine import settle_process
 from vitreous.training.batches import Inputs
 from vitreous.training.folder import Folder
 from vitreous.training.loop import State, fit

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from vitreous.disk import publish, write_text
 from vitreous.errors import ResourceError, UsageError, VitreousError, WeightsError, check_path, install_hint
 from vitreous.jobs.model_card import LICENCES, public_provenance, write_card
+from vitreous.system.disk import publish, write_text
 from vitreous.training.model_paths import find_newest_run
 from vitreous.weights.adopt import bundle_in
 from vitreous.weights.bundle import DESCRIPTION, WEIGHTS, Bundle, load_bundle

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from vitreous.config import differences
-from vitreous.cores import default_workers
 from vitreous.data.loader import EvalLoader
 from vitreous.data.screen import stop_at_unreadable
 from vitreous.data.sources import open_data, open_data_of_run
@@ -32,6 +31,7 @@ from vitreous.models.names import name_of
 from vitreous.models.skip_init import skip_init
 from vitreous.progress import Listener, NullListener
 from vitreous.reports.opening import examples, matched, open_bundle
+from vitreous.system.cores import default_workers
 from vitreous.training.folder import Folder
 from vitreous.training.run import DataOptions
 from vitreous.weights.adopt import bundle_in

@@ -17,13 +17,11 @@ import torch
 from vitreous.config import apply_options, differences
 from vitreous.data.copies.listing import excluded as names_in
 from vitreous.data.split import Data
-from vitreous.disk import write_text
 from vitreous.errors import DataError, UsageError, check_path
 from vitreous.evaluation.classification import judge
 from vitreous.evaluation.engine import CHUNK, InferenceOptions
 from vitreous.jobs.plan import LATEST, extends_complete_run, open_resumed, plan, with_data
 from vitreous.jobs.transfer import TRIALS, check_options, initial_document, plan_protocol, transfer
-from vitreous.machine import environment, pick_device, warning
 from vitreous.progress import Display, Listener, NullListener
 from vitreous.recipes.options import TrainOptions
 from vitreous.reports.answers import Computing, compute_answers
@@ -32,6 +30,8 @@ from vitreous.reports.learned import write_learned
 from vitreous.reports.pages.run_pictures import run_pictures
 from vitreous.reports.readings import record, write_page
 from vitreous.reports.scenes import judge_scenes
+from vitreous.system.disk import write_text
+from vitreous.system.machine import environment, pick_device, warning
 from vitreous.training import best, parts
 from vitreous.training.folder import Folder
 from vitreous.training.live import live_curves

@@ -20,7 +20,6 @@ import numpy as np
 from vitreous.config import from_plain, to_yaml
 from vitreous.data.holdout import hold_out
 from vitreous.data.split import Data
-from vitreous.disk import write_text
 from vitreous.errors import DataError, Interrupted, NonFiniteError, UsageError
 from vitreous.evaluation.report import leading_of, score_of
 from vitreous.jobs.cluster import run_trials_on_ray
@@ -31,6 +30,7 @@ from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.recipe import SHARES
 from vitreous.recipes.registry import grid_of, hold_out_of
 from vitreous.reports.pages import report
+from vitreous.system.disk import write_text
 from vitreous.training.batches import Inputs
 from vitreous.training.folder import Folder
 from vitreous.training.ranks import ALONE, Ranks

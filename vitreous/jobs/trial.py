@@ -8,10 +8,10 @@ from collections.abc import Callable
 from contextlib import nullcontext
 
 from vitreous.config import to_yaml
-from vitreous.disk import write_text
 from vitreous.errors import Interrupted, NonFiniteError
 from vitreous.models.names import name_of
 from vitreous.progress import Listener
+from vitreous.system.disk import write_text
 from vitreous.training.batches import Inputs
 from vitreous.training.folder import Folder
 from vitreous.training.ranks import ALONE, Ranks

@@ -17,7 +17,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitreous.machine import fixed_table
 from vitreous.models.base import VisionModel
 from vitreous.models.configs.dit import DiTConfig
 from vitreous.nn.attention import Attention, NormedAttention
@@ -26,6 +25,7 @@ from vitreous.nn.condition import AdaBlock, AdaHead, AdaTimeBlock, TimeEmbedding
 from vitreous.nn.encoder import Encoder, stack
 from vitreous.nn.grid import patchify, unpatchify
 from vitreous.nn.position import sincos
+from vitreous.system.machine import fixed_table
 
 
 class DiT(VisionModel[DiTConfig]):

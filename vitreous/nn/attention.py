@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from vitreous.machine import capabilities
 from vitreous.nn import kernels
 from vitreous.nn.segments import Segments
+from vitreous.system.machine import capabilities
 
 ALL = slice(None)
 #: logits of a part of `attend_in_parts`, which a core's cache is to hold, and the most of one image

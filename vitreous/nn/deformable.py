@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitreous.machine import fixed_table
+from vitreous.system.machine import fixed_table
 
 
 def sample_levels(values: Tensor, grids: Sequence[tuple[int, int]], places: Tensor, weights: Tensor) -> Tensor:

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitreous.machine import fixed_table
 from vitreous.nn.sizes import grid_of
+from vitreous.system.machine import fixed_table
 
 #: How a table of positions is read at another grid, by the rule of whoever trained it: arguments of `F.interpolate`.
 RESIZE = {

@@ -14,7 +14,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from vitreous.native import native
+from vitreous.system.native import native
 
 LONG, POINTER, FLOAT = ctypes.c_long, ctypes.c_void_p, ctypes.c_float
 MOST_KEYS = 8192  # of attention: each thread copies keys and values of a head, and on the way back keeps its N Q slopes

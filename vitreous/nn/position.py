@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitreous.machine import fixed_table
 from vitreous.nn.attention import ALL
 from vitreous.nn.grid import resize
+from vitreous.system.machine import fixed_table
 
 
 class TokenPositions(NamedTuple):

@@ -19,7 +19,6 @@ from vitreous.data.split import Split
 from vitreous.errors import UsageError
 from vitreous.evaluation.coco import CocoEvaluator
 from vitreous.evaluation.evaluator import Evaluator
-from vitreous.machine import copy_to_device
 from vitreous.models.config import DetectorConfig, ModelConfig
 from vitreous.models.configs.adapter import Adapter, adapted
 from vitreous.models.configs.detector import DetectionHeads, Scores
@@ -27,6 +26,7 @@ from vitreous.models.cost import macs
 from vitreous.models.detector import Detector
 from vitreous.models.zoo import Model
 from vitreous.objectives.base import Objective, ObjectiveConfig, Progress, Setting
+from vitreous.system.machine import copy_to_device
 from vitreous.weights.tasks import Detection, Task
 
 SAMPLING = 0x616E6368  # what tells the choice of anchors and regions from other draws of a sample

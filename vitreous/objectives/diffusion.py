@@ -21,13 +21,13 @@ from vitreous.evaluation.evaluator import Evaluator
 from vitreous.generation.gaussian import Gaussian
 from vitreous.generation.noised import Noised
 from vitreous.generation.process import Betas, Diffusion, Predicts, Process
-from vitreous.machine import copy_to_device
 from vitreous.models.config import DiTConfig, ModelConfig
 from vitreous.models.cost import macs
 from vitreous.models.dit import DiT
 from vitreous.models.zoo import Model
 from vitreous.objectives.base import Objective, ObjectiveConfig, Progress, Setting
 from vitreous.objectives.unlabelled import check_views
+from vitreous.system.machine import copy_to_device
 from vitreous.weights.tasks import Generation, Task
 
 _NOISE = 0x6E6F697365  # sets the draws of noise and times apart from those of augmentation

@@ -20,7 +20,6 @@ from vitreous.data.augmentation.views import GLOBAL, MultiCrop
 from vitreous.data.batch import Batch
 from vitreous.data.keys import key
 from vitreous.errors import UsageError
-from vitreous.machine import copy_to_device
 from vitreous.models.config import ModelConfig
 from vitreous.models.cost import computed, macs
 from vitreous.models.vit import ViT
@@ -32,6 +31,7 @@ from vitreous.objectives.koleo import koleo_of_views
 from vitreous.objectives.prototypes import PrototypeTeacher, check_fits
 from vitreous.objectives.teacher import check_same, located
 from vitreous.objectives.unlabelled import Unlabelled, check_local_views, check_takes_patches, check_views, hide_patches
+from vitreous.system.machine import copy_to_device
 
 ITERATIONS = 3  # of Sinkhorn and Knopp
 _MASK = 0x69424F54  # sets the draws of masks apart from those of augmentation

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from vitreous.data.batch import Batch
 from vitreous.errors import UsageError
-from vitreous.machine import copy_to_device
 from vitreous.models.config import ModelConfig
 from vitreous.models.vit import ViT
 from vitreous.models.zoo import Model
@@ -23,6 +22,7 @@ from vitreous.nn.pool import Heads
 from vitreous.objectives.base import Progress, Setting
 from vitreous.objectives.supervised import Supervised, SupervisedConfig, cross_entropy
 from vitreous.objectives.teacher import Teacher, check_same, located, open_teacher
+from vitreous.system.machine import copy_to_device
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ from vitreous.data.augmentation.masks import random_masks, tube_masks
 from vitreous.data.batch import Batch
 from vitreous.data.keys import key
 from vitreous.errors import UsageError
-from vitreous.machine import copy_to_device
 from vitreous.models.config import ModelConfig
 from vitreous.models.cost import block_macs, computed
 from vitreous.models.initial import xavier
@@ -33,6 +32,7 @@ from vitreous.nn.grid import patchify, take, unpatchify
 from vitreous.nn.position import SinusoidPosition, sincos
 from vitreous.objectives.base import ObjectiveConfig, Progress, Reconstruction, Setting
 from vitreous.objectives.unlabelled import Unlabelled, check_takes_patches, check_views, hide_patches
+from vitreous.system.machine import copy_to_device
 
 _MASK = 0x6D6165  # sets the draws of masks apart from those of augmentation
 

@@ -19,7 +19,6 @@ from vitreous.data.augmentation.masks import MASK, corruptions
 from vitreous.data.batch import Batch
 from vitreous.data.keys import key
 from vitreous.errors import UsageError
-from vitreous.machine import copy_to_device
 from vitreous.models.config import ModelConfig
 from vitreous.models.cost import computed
 from vitreous.models.vit import ViT
@@ -27,6 +26,7 @@ from vitreous.models.zoo import Model
 from vitreous.nn.grid import patchify, take, unpatchify
 from vitreous.objectives.base import ObjectiveConfig, Progress, Reconstruction, Setting
 from vitreous.objectives.unlabelled import Unlabelled, check_takes_patches, check_views
+from vitreous.system.machine import copy_to_device
 
 Target = Literal["mean-colour", "small-colours", "pixels"]
 LEVELS = 8  # of a channel: 3 bits

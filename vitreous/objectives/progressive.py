@@ -17,10 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitreous.data.keys import key
-from vitreous.machine import copy_to_device
 from vitreous.models.config import ModelConfig
 from vitreous.models.cost import computed
 from vitreous.nn.sizes import grid_of
+from vitreous.system.machine import copy_to_device
 
 
 @dataclass(frozen=True)

@@ -17,14 +17,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitreous.config import from_plain
-from vitreous.cores import cores
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import UsageError, WeightsError
 from vitreous.evaluation.cache import weights_digest
 from vitreous.evaluation.libraries import needed
-from vitreous.machine import copy_to_device
 from vitreous.models.cost import macs
 from vitreous.models.zoo import Model
+from vitreous.system.cores import cores
+from vitreous.system.machine import copy_to_device
 from vitreous.weights.adopt import open_weights
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.tasks import task_from_json

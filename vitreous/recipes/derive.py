@@ -7,13 +7,11 @@ from dataclasses import fields, replace
 from typing import Any
 
 from vitreous.config import set_paths
-from vitreous.cores import default_workers
 from vitreous.data.annotations.map_statistics import balance_classes
 from vitreous.data.augmentation.volumes import VolumeViews
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Data
 from vitreous.errors import UsageError
-from vitreous.machine import pick_device, pick_precision
 from vitreous.models.config import ModelConfig
 from vitreous.models.cost import macs
 from vitreous.models.defaults import SMALL
@@ -28,6 +26,8 @@ from vitreous.recipes.own_aspect import at_own_aspect, check_options
 from vitreous.recipes.recipe import FEW, DatasetInfo, Recipe
 from vitreous.recipes.registry import RECIPES, find, own_length
 from vitreous.recipes.small_sets import describe_small_settings
+from vitreous.system.cores import default_workers
+from vitreous.system.machine import pick_device, pick_precision
 from vitreous.training.run import Run
 from vitreous.training.shards import default_shards
 from vitreous.weights.adopt import Start

@@ -10,7 +10,6 @@ from functools import cached_property
 
 import numpy as np
 
-from vitreous.cores import default_workers
 from vitreous.data.annotations.target import kind_of
 from vitreous.data.clip_views import ONE, clip_views_of
 from vitreous.data.loader import EvalLoader
@@ -21,9 +20,10 @@ from vitreous.evaluation.calibration import probabilities
 from vitreous.evaluation.engine import CHUNK, InferenceOptions, logits_of, readable_mask
 from vitreous.evaluation.engine_choice import evaluation_engine
 from vitreous.evaluation.features import Features, features_of
-from vitreous.machine import pick_device, warning
 from vitreous.progress import Listener, NullListener
 from vitreous.reports.opening import calibrating, choose_split, data_for, examples, matched, open_bundle
+from vitreous.system.cores import default_workers
+from vitreous.system.machine import pick_device, warning
 from vitreous.weights.bundle import Bundle
 
 

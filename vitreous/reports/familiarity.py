@@ -16,7 +16,7 @@ from vitreous.evaluation.familiarity import CONFIDENT, K, find_suspects, fit_det
 from vitreous.reports.answers import Answered, Computing, split_features
 from vitreous.reports.opening import data_for, everything, matched
 from vitreous.reports.seen import identities, without_excluded
-from vitreous.tables import write_table
+from vitreous.system.tables import write_table
 from vitreous.training.folder import Folder
 
 SHOWN = 10  # images of a kind in a document

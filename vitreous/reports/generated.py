@@ -12,12 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitreous.cores import default_workers
 from vitreous.data.buckets import assign, measure_forms
 from vitreous.data.loader import EvalLoader
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Data, Split
-from vitreous.disk import atomic_path
 from vitreous.errors import DataError, UsageError, VitreousError
 from vitreous.evaluation.frechet import (
     Moments,
@@ -39,6 +37,8 @@ from vitreous.reports.readings import record
 from vitreous.reports.reference import read_reference
 from vitreous.reports.sizes import size_to_make, written
 from vitreous.reports.spaces import INCEPTION, LATENTS, PIXELS, Features, Space, open_space
+from vitreous.system.cores import default_workers
+from vitreous.system.disk import atomic_path
 from vitreous.training.folder import Folder
 from vitreous.weights.autoencoder import Autoencoder
 from vitreous.weights.bundle import Bundle

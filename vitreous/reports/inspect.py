@@ -18,10 +18,8 @@ from PIL import Image
 
 from vitreous.config import apply_options
 from vitreous.data.preprocess import Preprocess
-from vitreous.disk import write_text
 from vitreous.errors import UsageError, nearest
 from vitreous.evaluation.calibration import probabilities
-from vitreous.machine import pick_device, warning
 from vitreous.models.names import name_of
 from vitreous.progress import Listener, NullListener
 from vitreous.reports.opening import open_bundle
@@ -29,7 +27,9 @@ from vitreous.reports.pages.formats import render
 from vitreous.reports.pages.thumbnails import SMALL, data_uri, shrink
 from vitreous.reports.readings import slug
 from vitreous.reports.scene import SEEN, FigureResult, InspectOptions, Scene, open_pictures
-from vitreous.tables import write_table
+from vitreous.system.disk import write_text
+from vitreous.system.machine import pick_device, warning
+from vitreous.system.tables import write_table
 from vitreous.weights.bundle import Bundle
 
 if TYPE_CHECKING:

@@ -16,12 +16,10 @@ from PIL import Image
 
 from vitreous.data.layouts.video import open_sample
 from vitreous.data.split import is_labelled
-from vitreous.disk import write_text
 from vitreous.errors import DataError, UsageError, VitreousError
 from vitreous.evaluation.knn import neighbours
 from vitreous.inspection.attention import attention
 from vitreous.inspection.features import pooled
-from vitreous.machine import pick_device
 from vitreous.progress import Listener
 from vitreous.reports.figures.attention import reader
 from vitreous.reports.figures.features import class_of, training_features
@@ -30,6 +28,8 @@ from vitreous.reports.opening import open_bundle
 from vitreous.reports.pages.thumbnails import ENLARGED, SMALL, data_uri, enlarge, heat_map, mosaic, scale_map, shrink
 from vitreous.reports.restored import load_objective
 from vitreous.reports.scene import InspectOptions, Picture, Scene, see_picture
+from vitreous.system.disk import write_text
+from vitreous.system.machine import pick_device
 from vitreous.training.folder import Folder
 
 LEARNED = "learned.json"

@@ -24,11 +24,11 @@ from vitreous.data.layouts.volumes import ENDINGS
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Data, Split
 from vitreous.errors import DataError, UsageError, printable
-from vitreous.machine import DTYPES, pick_precision
 from vitreous.models.zoo import Model
 from vitreous.progress import Listener
 from vitreous.reports.opening import data_for
 from vitreous.reports.pages.thumbnails import rgb_image
+from vitreous.system.machine import DTYPES, pick_precision
 from vitreous.weights.bundle import Bundle
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from vitreous.cores import default_workers
 from vitreous.data.annotations.painted import find_objects, has_masks, paint_classes, with_masks, wrapped
 from vitreous.data.annotations.panoptic import things_of
 from vitreous.data.annotations.renumbered import Renumbered
@@ -22,9 +21,10 @@ from vitreous.evaluation.engine_choice import evaluation_engine
 from vitreous.evaluation.evaluator import Evaluator, Outputs
 from vitreous.evaluation.pixels import SegmentationEvaluator
 from vitreous.evaluation.report import Report
-from vitreous.machine import pick_device, warning
 from vitreous.reports.answers import Answered, Computing, progress_counter
 from vitreous.reports.opening import calibrating, choose_split, data_for, examples, open_bundle, places
+from vitreous.system.cores import default_workers
+from vitreous.system.machine import pick_device, warning
 from vitreous.weights.adopt import bundle_in
 from vitreous.weights.bundle import DESCRIPTION, Bundle
 from vitreous.weights.options import known_of

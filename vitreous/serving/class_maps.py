@@ -23,13 +23,13 @@ from vitreous.data.decoding.spectral import Picture, void_of
 from vitreous.data.decoding.tiff import geotiff_of, read_georeference
 from vitreous.data.decoding.volumes import nifti_header, stem_of
 from vitreous.data.preprocess import Preprocess
-from vitreous.disk import atomic_path
 from vitreous.errors import DataError, UsageError, printable
 from vitreous.evaluation.tiles import class_map, native_pixels
 from vitreous.serving.card import Card
 from vitreous.serving.pipeline import flow
 from vitreous.serving.runtime import Runtime
 from vitreous.serving.sources import Item
+from vitreous.system.disk import atomic_path
 
 INDEX = "maps.jsonl"  # in a folder of maps: a line for each image
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vitreous.cores import cores
 from vitreous.errors import UsageError, WeightsError
 from vitreous.evaluation.libraries import needed, openvino_core, unobserved
 from vitreous.evaluation.packing import NAMES, Outputs, pack_arrays, unpack
 from vitreous.serving.export_file import AGAIN, CARD, card_in, check_onnx, check_xml, content, normalised, precision_in
 from vitreous.serving.runtime import in_parts
+from vitreous.system.cores import cores
 
 if TYPE_CHECKING:
     from vitreous.evaluation.inference_options import InferenceOptions

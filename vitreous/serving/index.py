@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vitreous.cores import default_workers
 from vitreous.data.layouts.video import open_sample
-from vitreous.disk import atomic
 from vitreous.errors import DataError, UsageError, WeightsError
+from vitreous.system.cores import default_workers
+from vitreous.system.disk import atomic
 
 if TYPE_CHECKING:
     from vitreous.data.preprocess import Preprocess

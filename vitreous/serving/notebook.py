@@ -12,8 +12,8 @@ from typing import Any
 from vitreous.data.decoding.decode import decode
 from vitreous.errors import DataError
 from vitreous.nn.sizes import format_size
-from vitreous.notebook import Markup, html_table
 from vitreous.serving.card import Card
+from vitreous.system.notebook import Markup, html_table
 
 ROWS = 50  # predictions that are shown
 SIDE = 64  # pixels of a picture beside its classes, at most

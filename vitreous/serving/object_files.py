@@ -13,13 +13,13 @@ from vitreous.data.annotations.boxes_drawing import instance_map
 from vitreous.data.annotations.shapes import encode_runs, mask_of_runs
 from vitreous.data.annotations.yolo import yolo_line
 from vitreous.data.layouts.file_names import normalise_name
-from vitreous.disk import atomic_path, write_text
 from vitreous.errors import DataError, UsageError, printable
 from vitreous.serving.class_maps import FileNames, save_png
 from vitreous.serving.objects import ImageObjects, short
 from vitreous.serving.rows import errors, paths
 from vitreous.serving.sources import Item, Source
-from vitreous.tables import marked
+from vitreous.system.disk import atomic_path, write_text
+from vitreous.system.tables import marked
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from vitreous.data.stores.rows import require_pyarrow
-from vitreous.disk import atomic_path
 from vitreous.serving.rows import arrays, line
+from vitreous.system.disk import atomic_path
 
 
 class Parts(ABC):

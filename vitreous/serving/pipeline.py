@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from vitreous.cores import default_workers
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import DataError
 from vitreous.serving.sources import Item
+from vitreous.system.cores import default_workers
 
 CHUNK = 64  # images that are computed at a time
 MOST = 2**26  # bytes of the pictures of a chunk, where that is fewer images

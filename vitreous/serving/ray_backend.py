@@ -18,11 +18,11 @@ from itertools import chain
 from typing import Any, Literal, NoReturn
 
 import vitreous.errors as errors
-from vitreous.cluster import connect_ray
 from vitreous.errors import DataError, ResourceError, VitreousError
 from vitreous.evaluation.inference_options import InferenceOptions
 from vitreous.serving.predict import AnswerOptions, Embedding, Prediction, load
 from vitreous.serving.sources import Item
+from vitreous.system.cluster import connect_ray
 from vitreous.weights.options import WeightsSource
 
 CHUNK = 256  # images that a worker answers at a time: what is done again when it dies

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from vitreous.disk import is_utf8
 from vitreous.errors import printable
 from vitreous.serving.predict import Embedding, Prediction, stack_embeddings
-from vitreous.tables import marked
+from vitreous.system.disk import is_utf8
+from vitreous.system.tables import marked
 
 if TYPE_CHECKING:
     import pyarrow as pa

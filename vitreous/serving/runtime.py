@@ -71,7 +71,7 @@ class TorchRuntime:
         import torch
 
         from vitreous.evaluation.engine_choice import choose_engine
-        from vitreous.machine import pick_device
+        from vitreous.system.machine import pick_device
 
         if self.how.engine != "auto":
             return

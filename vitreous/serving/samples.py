@@ -19,7 +19,6 @@ from torch import Tensor
 
 from vitreous.config import apply_options
 from vitreous.data.preprocess import Preprocess
-from vitreous.disk import atomic_path, write_error, write_text
 from vitreous.errors import DataError, UsageError, nearest
 from vitreous.evaluation.sampling import Canvas
 from vitreous.generation.samplers import State
@@ -33,6 +32,7 @@ from vitreous.reports.pages.picture_grid import grid_of as grid_of
 from vitreous.reports.pages.picture_grid import picture_of as picture_of
 from vitreous.reports.sizes import MOST_FRAMES, size_to_make, written
 from vitreous.serving.clip_files import GIF, MP4, moving_grid, require_encoder, write_clip
+from vitreous.system.disk import atomic_path, write_error, write_text
 from vitreous.weights.bundle import Bundle
 
 if TYPE_CHECKING:

@@ -22,11 +22,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from vitreous.disk import write_error, write_text
 from vitreous.errors import UsageError, printable
 from vitreous.serving.parts import CocoParts, NpzParts, ParquetParts, Parts
 from vitreous.serving.rows import Kind, line
-from vitreous.tables import as_csv
+from vitreous.system.disk import write_error, write_text
+from vitreous.system.tables import as_csv
 
 ANEW = "remove it to begin anew, or name another file with --out"
 

@@ -19,7 +19,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from vitreous.config import apply_options
-from vitreous.disk import write_text
 from vitreous.errors import Interrupted, ResourceError, UsageError
 from vitreous.jobs.cluster import run_trials_on_ray
 from vitreous.jobs.train import create_folder, describe_data
@@ -36,6 +35,7 @@ from vitreous.studies.planning import Forecast, forecast_study
 from vitreous.studies.registry import find
 from vitreous.studies.study import SCALES, Cell, OtherSet, Setting, Study, with_parents
 from vitreous.studies.tables import Result, columns_of, document_of, plain_rows, tabulate
+from vitreous.system.disk import write_text
 from vitreous.training.ranks import ALONE
 from vitreous.training.signals import Signals
 

@@ -14,7 +14,6 @@ import numpy as np
 from vitreous.config import to_yaml
 from vitreous.data.sources import open_data
 from vitreous.data.split import Data, Split, require_labels
-from vitreous.disk import write_text
 from vitreous.errors import UsageError
 from vitreous.jobs.data import derive_run, first_workers, prepare_data, screen_inputs
 from vitreous.models.names import name_of
@@ -23,7 +22,8 @@ from vitreous.recipes.channels import detect_info
 from vitreous.recipes.options import FROM_SCRATCH, TrainOptions
 from vitreous.reports.readings import slug
 from vitreous.studies.study import Cell, change
-from vitreous.tables import as_csv, marked
+from vitreous.system.disk import write_text
+from vitreous.system.tables import as_csv, marked
 from vitreous.training.batches import Inputs
 from vitreous.training.folder import Folder
 from vitreous.training.run import Run

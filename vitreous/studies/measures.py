@@ -85,10 +85,10 @@ def read_distances(subject: Subject) -> list[Reading]:
 
 def scene_of(subject: Subject) -> Scene:
     """The model of a run and its validation images, to be looked into."""
-    from vitreous.machine import pick_device
     from vitreous.progress import NullListener
     from vitreous.reports.opening import open_bundle
     from vitreous.reports.scene import InspectOptions, Scene
+    from vitreous.system.machine import pick_device
 
     bundle, options = open_bundle(subject.home, headless=True), InspectOptions(split="val", count=LOOKED_AT)
     device = pick_device(subject.device)
@@ -152,7 +152,7 @@ def read_merging(subject: Subject, counts: Sequence[int] = ()) -> list[Reading]:
 
 def device_of(subject: Subject) -> str:
     """The device that a subject computes on."""
-    from vitreous.machine import pick_device
+    from vitreous.system.machine import pick_device
 
     return pick_device(subject.device)
 

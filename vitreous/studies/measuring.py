@@ -8,12 +8,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from vitreous.disk import write_text
 from vitreous.jobs.transfer import PrefixedListener
 from vitreous.progress import Listener
 from vitreous.studies.factory import Common, StudyRun
 from vitreous.studies.study import Measure, OtherSet, Reading, Study, Subject
 from vitreous.studies.tables import Result, read_result
+from vitreous.system.disk import write_text
 
 READINGS, ALBUMS = "readings", "albums"
 

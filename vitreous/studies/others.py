@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from vitreous.disk import remove
 from vitreous.errors import DataError, UsageError, printable
 from vitreous.studies.study import OtherSet, Study
+from vitreous.system.disk import remove
 
 FIRST, HELD_OUT = "0-4", 0.4  # what is learned first; the share of each class that is judged
 #: name, group, and the quarters that pictures are turned by

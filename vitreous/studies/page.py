@@ -8,13 +8,13 @@ from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
-from vitreous.disk import write_text
 from vitreous.reports.pages.formats import SHARES, format_figure, format_seconds, render
 from vitreous.reports.pages.report import NAMES
 from vitreous.studies.drawing import draw_table
 from vitreous.studies.statistics import Estimate
 from vitreous.studies.study import FIGURES, SCALES, Study
 from vitreous.studies.tables import Row
+from vitreous.system.disk import write_text
 
 PAGE, TEXT, FIGURE = "report.html", "report.md", "figure.svg"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from vitreous.cores import peak_memory
 from vitreous.errors import UsageError
 from vitreous.jobs.preview import time_steps
 from vitreous.models.cost import macs
@@ -18,6 +17,7 @@ from vitreous.recipes.recipe import SETS
 from vitreous.recipes.registry import RECIPES, find
 from vitreous.studies.factory import LEAST_STEPS, StudyRun
 from vitreous.studies.study import Cell, Scale, Setting, Study, with_parents
+from vitreous.system.cores import peak_memory
 from vitreous.training.run import Run
 
 TRAINED = 0.8  # of a budget is for steps, the rest for judging, saving and the pages

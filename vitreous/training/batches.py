@@ -14,9 +14,9 @@ from vitreous.data.batch import Batch
 from vitreous.data.loader import TrainLoader
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Split
-from vitreous.machine import DTYPES, copy_to_device
 from vitreous.models.cost import macs
 from vitreous.objectives.base import Objective
+from vitreous.system.machine import DTYPES, copy_to_device
 from vitreous.training.loop import progress_at
 from vitreous.training.run import Run
 

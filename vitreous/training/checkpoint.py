@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitreous.disk import publish, sha256
 from vitreous.errors import ResourceError, WeightsError
+from vitreous.system.disk import publish, sha256
 
 MANIFEST = "manifest.json"
 Writer = Callable[[Path], None]

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from vitreous.data.batch import Batch, batch_size, rows
 from vitreous.data.keys import key
-from vitreous.machine import thread_pool
 from vitreous.nn.cuda_graphs import CapturedPasses, uses_graphs
 from vitreous.nn.encoder import compile_blocks
 from vitreous.objectives.base import Objective
+from vitreous.system.machine import thread_pool
 from vitreous.training.flat import Flat
 from vitreous.training.parts import Part, ends
 from vitreous.training.ranks import Ranks

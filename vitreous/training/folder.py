@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from vitreous.config import from_yaml, to_yaml
-from vitreous.disk import write_text
 from vitreous.errors import ResourceError, UsageError
+from vitreous.system.disk import write_text
 from vitreous.training.checkpoint import Store
 from vitreous.training.run import Run
 

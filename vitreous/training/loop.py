@@ -13,8 +13,8 @@ from torch import Tensor
 
 from vitreous.data.batch import Batch
 from vitreous.errors import NonFiniteError
-from vitreous.machine import deterministic_kernels
 from vitreous.objectives.base import Objective, Progress
+from vitreous.system.machine import deterministic_kernels
 from vitreous.training.compute import Compute
 from vitreous.training.figures import HeldFigures, reads_late, sum_on_host
 from vitreous.training.flat import Flat

@@ -8,8 +8,8 @@ from functools import lru_cache
 
 import torch
 
-from vitreous.machine import DTYPES, has_bf16, thread_pool
 from vitreous.nn.frozen import Packed, can_pack
+from vitreous.system.machine import DTYPES, has_bf16, thread_pool
 
 QUICK = {"cpu": 1024, "cuda": 8192}  # sides of the matrices, small enough that measuring takes a fraction of a second
 EMULATED = 128  # where bfloat16 is: a thousandth of the speed

@@ -10,8 +10,8 @@ import torch
 
 from vitreous.data.batch import Batch
 from vitreous.errors import ResourceError, UsageError, out_of_memory
-from vitreous.machine import DTYPES, free_memory
 from vitreous.models.cost import activations
+from vitreous.system.machine import DTYPES, free_memory
 from vitreous.training.batches import Inputs, prepared_batches
 from vitreous.training.folder import Folder
 from vitreous.training.loop import State

@@ -10,15 +10,15 @@ from vitreous.data.augmentation.augment import Augment, Views
 from vitreous.data.augmentation.views import VIEWS
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import UsageError
-from vitreous.machine import DTYPES
 from vitreous.models.config import ModelConfig
 from vitreous.models.names import name_of
 from vitreous.models.packed import check_packs
 from vitreous.nn.sizes import format_size, nearby
-from vitreous.notebook import config_rows, html_table
 from vitreous.objectives.base import ObjectiveConfig, Setting
 from vitreous.objectives.supervised import SupervisedConfig
 from vitreous.objectives.table import OBJECTIVES
+from vitreous.system.machine import DTYPES
+from vitreous.system.notebook import config_rows, html_table
 
 
 @dataclass(frozen=True)

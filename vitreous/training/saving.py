@@ -25,8 +25,8 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vitreous.disk import write_text
 from vitreous.errors import ResourceError, WeightsError
+from vitreous.system.disk import write_text
 from vitreous.training.checkpoint import Store, flaw
 from vitreous.training.loop import Counters, State
 from vitreous.training.sharded import Sharded, group_on_cpu

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from vitreous.machine import DTYPES
 from vitreous.models.cost import activations
 from vitreous.objectives.base import Objective, Progress
+from vitreous.system.machine import DTYPES
 from vitreous.training.groups import kind_of
 from vitreous.training.run import Run
 from vitreous.training.sharded import learns

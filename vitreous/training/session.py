@@ -19,10 +19,10 @@ from vitreous.data.sources import public_name
 from vitreous.errors import CollapseError, Interrupted, ResourceError
 from vitreous.evaluation.engine import TorchEngine
 from vitreous.evaluation.report import Report
-from vitreous.machine import DTYPES, settle_process
 from vitreous.models.names import name_of
 from vitreous.models.zoo import Model, build
 from vitreous.progress import Listener, NullListener
+from vitreous.system.machine import DTYPES, settle_process
 from vitreous.training import best, validation
 from vitreous.training.batches import Inputs, mean_work, prepared_batches, train_loader
 from vitreous.training.compute import count_gradients

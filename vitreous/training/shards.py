@@ -13,10 +13,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from vitreous.cores import cores
 from vitreous.data.batch import Batch, batch_size, rows
-from vitreous.machine import thread_pool
 from vitreous.nn.cuda_graphs import CapturedPasses
+from vitreous.system.cores import cores
+from vitreous.system.machine import thread_pool
 from vitreous.training.flat import Flat, named_tensors
 
 Forward = Callable[[Batch], dict[str, Tensor]]

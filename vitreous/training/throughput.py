@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from vitreous.cores import peak_memory
+from vitreous.system.cores import peak_memory
 from vitreous.training.loop import State
 from vitreous.training.peak import quick_peak
 from vitreous.training.ranks import Ranks

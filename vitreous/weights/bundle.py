@@ -20,13 +20,13 @@ from torch import Tensor
 
 from vitreous.config import from_plain, to_plain
 from vitreous.data.preprocess import Preprocess
-from vitreous.disk import atomic_path, sha256, sync, write_text
 from vitreous.errors import UsageError, WeightsError
 from vitreous.models.base import VisionModel
 from vitreous.models.config import ModelConfig
 from vitreous.models.names import name_of
 from vitreous.models.skip_init import skip_init
 from vitreous.models.zoo import Model
+from vitreous.system.disk import atomic_path, sha256, sync, write_text
 from vitreous.weights.files import open_weights
 from vitreous.weights.parts import PARTS, ObjectiveParts
 from vitreous.weights.tasks import Classification, Features, Task, WithTask, task_from_json, task_to_json

@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from vitreous.disk import publish, write_text
 from vitreous.errors import ResourceError, UsageError, WeightsError
 from vitreous.models.config import ModelConfig, StemConfig, replace_fields
 from vitreous.models.names import name_of
 from vitreous.models.zoo import build
 from vitreous.nn.position import sincos
 from vitreous.nn.sizes import format_size
+from vitreous.system.disk import publish, write_text
 from vitreous.weights import vitdet_detector
 from vitreous.weights.adopt import Adoption, Weights, adopt, open_weights, parts_of, without_dense_head
 from vitreous.weights.bundle import Bundle

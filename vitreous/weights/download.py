@@ -14,9 +14,9 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from vitreous.disk import publish, remove, write_text
 from vitreous.errors import WeightsError
 from vitreous.progress import Listener
+from vitreous.system.disk import publish, remove, write_text
 
 MAX_BYTES = 32 << 30  # of one file
 TIMEOUT = 30  # seconds without a byte

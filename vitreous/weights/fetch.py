@@ -12,10 +12,10 @@ import re
 import urllib.parse
 from pathlib import Path
 
-from vitreous.disk import cache, sha256, write_text
 from vitreous.errors import UsageError, VitreousError, WeightsError, install_hint, printable
 from vitreous.models.names import configure, name_of
 from vitreous.progress import Display, Listener, NullListener, speaks
+from vitreous.system.disk import cache, sha256, write_text
 from vitreous.weights.download import download, matches, refuse_address
 from vitreous.weights.published import PublishedWeights, nearest_name, published_for, published_row
 

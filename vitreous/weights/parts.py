@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitreous.disk import sha256
 from vitreous.errors import WeightsError
+from vitreous.system.disk import sha256
 from vitreous.weights.files import open_weights
 
 PARTS = "objective.safetensors"

@@ -22,8 +22,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, NoReturn
 
-from vitreous.children import run_to_end
 from vitreous.errors import WeightsError
+from vitreous.system.children import run_to_end
 from vitreous.weights.entry import AGAIN, ITEM, KINDS, SAVE, SMALLER, Entry, refuse, shown
 from vitreous.weights.npz import SLACK, Archive
 from vitreous.weights.pickle_names import (

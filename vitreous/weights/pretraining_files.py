@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vitreous.disk import write_text
 from vitreous.errors import UsageError, WeightsError
 from vitreous.models.config import ViTConfig
+from vitreous.system.disk import write_text
 from vitreous.weights import decoders
 from vitreous.weights.adopt import open_weights, parts_of
 from vitreous.weights.bundle import Bundle

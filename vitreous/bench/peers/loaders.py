@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 
 from vitreous.bench.work import CIFAR, Turn, Work
-from vitreous.cores import default_workers
 from vitreous.data.layouts.folder import list_images
+from vitreous.system.cores import default_workers
 
 CLASSES, ENDLESS = 10, 10**9
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]

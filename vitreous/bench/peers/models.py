@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitreous.bench.work import Answering, Turn, Work
-from vitreous.machine import DTYPES
 from vitreous.models.names import configure, configure_vit
+from vitreous.system.machine import DTYPES
 
 CLASSES = 1000
 

@@ -10,9 +10,9 @@ import torch
 
 from vitreous.bench.peers.models import timm_model, transformers_model
 from vitreous.bench.work import Turn, Work
-from vitreous.cores import default_workers
 from vitreous.data.layouts.folder import list_images
-from vitreous.machine import has_bf16
+from vitreous.system.cores import default_workers
+from vitreous.system.machine import has_bf16
 
 
 class Pictures(torch.utils.data.Dataset):

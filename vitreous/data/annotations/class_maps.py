@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vitreous.cores import default_workers
 from vitreous.data.annotations.mask_files import (
     MIDDLE,
     VOID,
@@ -24,6 +23,7 @@ from vitreous.data.annotations.target import IGNORE
 from vitreous.data.layouts.file_names import normalise_name
 from vitreous.data.text_files import read_lines
 from vitreous.errors import DataError, printable
+from vitreous.system.cores import default_workers
 
 CLASSES = "classes.txt"
 COLOURED = re.compile(r"(.*\S)\s+([0-9]+)\s+([0-9]+)\s+([0-9]+)")

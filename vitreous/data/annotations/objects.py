@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.cores import default_workers
 from vitreous.data.annotations.shapes import Box, Shape, target_of
 from vitreous.data.annotations.target import Target, Verified
 from vitreous.data.decoding.decode import read_regular, upright_size
 from vitreous.data.layouts.file_names import find_file, normalise_name
 from vitreous.errors import DataError, printable
+from vitreous.system.cores import default_workers
 
 
 @dataclass(frozen=True, eq=False)

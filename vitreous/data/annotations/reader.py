@@ -9,7 +9,7 @@ import numpy as np
 from vitreous.data.annotations.target import AnnotatedSplit, Target
 from vitreous.data.decoding.spectral import Picture
 from vitreous.data.preprocess import Preprocess
-from vitreous.machine import free_memory
+from vitreous.system.machine import free_memory
 
 SHARE = 0.1  # of the memory that is free, for images and targets that are kept
 

@@ -23,9 +23,9 @@ from vitreous.data.annotations.shapes import runs_of_mask
 from vitreous.data.annotations.target import AnnotatedFiles, AnnotatedSplit, Target, require_pictures
 from vitreous.data.annotations.yolo import yolo_line
 from vitreous.data.split import Data, Split
-from vitreous.disk import atomic_path, write_error
 from vitreous.errors import DataError, UsageError, printable
 from vitreous.progress import Listener, NullListener
+from vitreous.system.disk import atomic_path, write_error
 
 UNSTORABLE = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")  # in XML and lines of lists
 Rows = list[tuple[str, Target]]  # the name of an image in the new folder, and what is on it

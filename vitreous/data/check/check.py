@@ -8,7 +8,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from vitreous.cores import cores
 from vitreous.data.annotations.painted import first_target
 from vitreous.data.annotations.target import AnnotatedSplit, kind_of
 from vitreous.data.check.alike import near
@@ -20,6 +19,7 @@ from vitreous.data.check.subject import Subject, open_subject, parted
 from vitreous.data.copies.scan import READABLE, scan
 from vitreous.data.split import Split
 from vitreous.errors import UsageError
+from vitreous.system.cores import cores
 
 PROBED = 100  # images of which one must be readable to find out how all are read
 Progress = Callable[[str, int, int, str], None]

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.cores import default_workers
 from vitreous.data.annotations.target import kind_of, require_pictures
 from vitreous.data.copies.clip_copies import clip_copies
 from vitreous.data.copies.scan import READABLE, Joined, Reasons, digest, fill, read_views, scan, scan_parts
@@ -28,6 +27,7 @@ from vitreous.data.decoding.decode import decode
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Split
 from vitreous.errors import DataError, UsageError
+from vitreous.system.cores import default_workers
 
 READ = 32_768  # pairs whose larger views are held at a time
 #: digests of the stored bytes or pixels and of the decoded ones, and the view that images are searched by

@@ -19,9 +19,9 @@ import numpy as np
 from vitreous.data.layouts.video import ClipFiles
 from vitreous.data.split import Data, Files, Split
 from vitreous.data.text_files import read_text
-from vitreous.disk import is_utf8
 from vitreous.errors import DataError, UsageError, printable
-from vitreous.tables import MARKED, as_csv, marked
+from vitreous.system.disk import is_utf8
+from vitreous.system.tables import MARKED, as_csv, marked
 
 HEADER = ["path", "copy_of", "reason", "score"]
 

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vitreous.children import obey_parent_only, stop_signals_blocked
 from vitreous.data.copies.windows import LARGER, view
 from vitreous.data.shared_memory import usable_workers
 from vitreous.data.split import Split
 from vitreous.errors import DataError, ResourceError
+from vitreous.system.children import obey_parent_only, stop_signals_blocked
 
 SPAN = 32  # samples of a task
 HANG, SLOW = 60.0, 1800.0  # seconds after which a task is ended, and one of a sample that takes long

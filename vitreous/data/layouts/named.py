@@ -25,8 +25,8 @@ from PIL import Image
 from vitreous.data.decoding.decode import read_regular, reason
 from vitreous.data.decoding.gate import MAX_PIXELS
 from vitreous.data.split import Arrays, Data, Files, Split, Stored, no_labels, with_val
-from vitreous.disk import cache
 from vitreous.errors import DataError, UsageError, closest, printable
+from vitreous.system.disk import cache
 
 DIGITS = tuple("0123456789")
 Read = Callable[[Any], Split]

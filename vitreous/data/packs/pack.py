@@ -19,7 +19,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vitreous.cores import default_workers
 from vitreous.data.annotations.target import AnnotatedSplit, require_pictures
 from vitreous.data.latents import LatentEncoder
 from vitreous.data.layouts.packed import ARRAYS, DOCUMENT, ROW, UNFINISHED, VERSION, describe, is_pack
@@ -28,9 +27,10 @@ from vitreous.data.packs.shards import INSTRUCTIONS, SHARDS, Encoder, Plan, Stor
 from vitreous.data.screen import refuse
 from vitreous.data.sources import open_data
 from vitreous.data.split import Data, Files, Split
-from vitreous.disk import publish
 from vitreous.errors import DataError, ResourceError, UsageError, printable
 from vitreous.progress import Listener
+from vitreous.system.cores import default_workers
+from vitreous.system.disk import publish
 
 CHUNK = 16  # images that a worker sends at a time
 PROBED = 64  # images whose size is measured, before any is written

@@ -19,8 +19,8 @@ from vitreous.data.latents import Latents
 from vitreous.data.layouts.packed import ROW
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Split
-from vitreous.disk import atomic, sha256
 from vitreous.errors import DataError, UsageError
+from vitreous.system.disk import atomic, sha256
 
 GREY = ("1", "L", "LA", "I", "I;16", "I;16L", "I;16B")
 HEADER = 128  # bytes in front of the numbers in a .npy file of ours

@@ -21,8 +21,8 @@ import numpy as np
 
 from vitreous.data.decoding.decode import MAX_BYTES, read_regular, reason
 from vitreous.data.layouts.file_names import find_file
-from vitreous.disk import atomic, cache
 from vitreous.errors import DataError, ResourceError, UsageError, install_hint, printable
+from vitreous.system.disk import atomic, cache
 
 if TYPE_CHECKING:
     import pyarrow as pa

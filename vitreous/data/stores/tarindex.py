@@ -28,8 +28,8 @@ import numpy as np
 from vitreous.data.decoding.clips import VIDEOS
 from vitreous.data.decoding.decode import MAX_BYTES, SUFFIXES
 from vitreous.data.stores.tar import COPY, Archive, Member, Stamp, read_at, stamp
-from vitreous.disk import atomic, cache
 from vitreous.errors import DataError, printable
+from vitreous.system.disk import atomic, cache
 
 Word = str | int  # a class by its name, or by its number
 MAX_LABEL = 2**20  # bytes of a member that says a label

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from vitreous.data.clip_views import ONE
-from vitreous.disk import write_text
 from vitreous.evaluation.calibration import BINS, confidence_bins
 from vitreous.evaluation.figure_names import BOXES, MAPS, OBJECTS
 from vitreous.evaluation.report import LABELS, Report, leading_of
@@ -30,6 +29,7 @@ from vitreous.reports.pages.picture_grid import SAMPLES_FILE
 from vitreous.reports.pages.plots import COLOURS, INK, Curve, confusion, draw_curves, reliability
 from vitreous.reports.pages.scenes import worst_scenes
 from vitreous.reports.pages.unlabelled import alarms, headline, measured_curves
+from vitreous.system.disk import write_text
 from vitreous.training.folder import Folder, read_lines
 from vitreous.training.run import Run
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.cores import default_workers
 from vitreous.data.decoding.decode import decode, read_regular
 from vitreous.data.layouts.imagenet import is_ilsvrc2012, torchvision_names
 from vitreous.data.loader import EvalLoader
@@ -25,6 +24,7 @@ from vitreous.evaluation.classification import judge_answer_sets
 from vitreous.evaluation.engine import logits_of, make_engine, readable_mask
 from vitreous.reports.answers import progress_counter
 from vitreous.reports.protocols.task import ProtocolResult, ProtocolTask
+from vitreous.system.cores import default_workers
 
 IMAGENET = 1_000
 NUMBER = re.compile(r"ILSVRC2012_val_(\d{8})")

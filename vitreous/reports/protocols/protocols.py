@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 from vitreous.errors import UsageError, nearest
-from vitreous.machine import pick_device, warning
 from vitreous.reports.answers import Computing
 from vitreous.reports.opening import choose_split, data_for, open_bundle
 from vitreous.reports.protocols.answer_sets import ANSWER_SETS
@@ -16,6 +15,7 @@ from vitreous.reports.protocols.probes import PROBES
 from vitreous.reports.protocols.task import ProtocolOptions, ProtocolResult, ProtocolTask
 from vitreous.reports.protocols.vtab import vtab
 from vitreous.reports.readings import describe, record
+from vitreous.system.machine import pick_device, warning
 
 
 def judge_by(

@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitreous.cores import default_workers
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.loader import EvalLoader, TrainLoader
 from vitreous.data.screen import fits_in_memory, readable, screen, stop_at_unreadable
@@ -33,6 +32,7 @@ from vitreous.models.names import name_of
 from vitreous.reports.answers import progress_counter
 from vitreous.reports.protocols.heads import UNIT, Head, HeadConfig, best_of, train_heads
 from vitreous.reports.protocols.task import ProtocolOptions, ProtocolResult, ProtocolTask
+from vitreous.system.cores import default_workers
 from vitreous.training.run import Schedule
 from vitreous.training.schedule import factor
 

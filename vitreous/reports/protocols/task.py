@@ -14,8 +14,8 @@ from vitreous.errors import DataError, UsageError, nearest
 from vitreous.evaluation import knn
 from vitreous.evaluation.features import Features
 from vitreous.evaluation.report import Report
-from vitreous.machine import pick_device
 from vitreous.reports.answers import Computing, split_features
+from vitreous.system.machine import pick_device
 from vitreous.weights.bundle import Bundle
 
 #: how `linear` fits its head: at the optimum, or by the steps of a publication

@@ -16,7 +16,6 @@ import numpy as np
 from vitreous.data.keys import permutation
 from vitreous.data.sources import open_data
 from vitreous.data.split import Data
-from vitreous.disk import write_text
 from vitreous.errors import DataError, UsageError, printable
 from vitreous.evaluation.classification import judge
 from vitreous.evaluation.features import of_images, of_model
@@ -27,6 +26,7 @@ from vitreous.reports.protocols.answer_sets import normalise_name
 from vitreous.reports.protocols.probes import sweep_penalties
 from vitreous.reports.protocols.task import ProtocolOptions, ProtocolTask, mean_report
 from vitreous.reports.readings import describe, record, slug
+from vitreous.system.disk import write_text
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.tasks import Features
 

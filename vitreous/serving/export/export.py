@@ -12,7 +12,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from vitreous.disk import publish, sha256
 from vitreous.errors import ResourceError, UsageError, VitreousError, check_path, nearest
 from vitreous.evaluation.inference_options import InferenceOptions
 from vitreous.evaluation.libraries import check_installed
@@ -24,6 +23,7 @@ from vitreous.serving.export.graph import check_dynamic
 from vitreous.serving.export.object_proof import ObjectProof, compare_objects
 from vitreous.serving.export.proof import Pictures, Proof, compare, gather, lost, other_sizes, outputs_of
 from vitreous.serving.runtime import Runtime, TorchRuntime
+from vitreous.system.disk import publish, sha256
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.convert import convert
 from vitreous.weights.foreign import FORMATS

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.cores import default_workers
 from vitreous.data.keys import permutation
 from vitreous.data.layouts.video import open_sample
 from vitreous.data.preprocess import Preprocess
@@ -29,6 +28,7 @@ from vitreous.serving.class_maps import native
 from vitreous.serving.export_file import normalised
 from vitreous.serving.runtime import Runtime
 from vitreous.serving.sources import Item, read_item, source
+from vitreous.system.cores import default_workers
 from vitreous.weights.bundle import Bundle
 
 FEWEST, MOST = 8, 200  # images to judge an export on: fewer prove nothing, more take long and tell little

@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.children import STOP_SIGNALS
 from vitreous.config import from_plain
 from vitreous.data.decoding.clips import open_clip
 from vitreous.data.decoding.decode import FORMATS, MODES, upright_size
@@ -34,6 +33,7 @@ from vitreous.data.preprocess import Preprocess
 from vitreous.errors import DataError
 from vitreous.evaluation.tiles import native_pixels
 from vitreous.serving.reading import read, read_large
+from vitreous.system.children import STOP_SIGNALS
 
 JOB, ANSWER = struct.Struct(">QQ"), struct.Struct(">BQQ")
 PIXELS, REFUSED = 0, 1

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.children import stop_signals_blocked
 from vitreous.config import to_plain
 from vitreous.data.preprocess import Preprocess
 from vitreous.serving.http.child import ANSWER, JOB, PIXELS
 from vitreous.serving.http.limits import Limits
 from vitreous.serving.http.refusal import Refusal
+from vitreous.system.children import stop_signals_blocked
 
 COMMAND = (sys.executable, "-m", "vitreous.serving.http.child")
 START_SECONDS = 60.0  # until a new process says that it is ready, on a busy machine

@@ -19,7 +19,6 @@ from typing import Any
 
 import uvicorn
 
-from vitreous.cores import default_workers
 from vitreous.errors import ResourceError, UsageError
 from vitreous.serving.http.app import Gate
 from vitreous.serving.http.decoders import COMMAND, Decoders
@@ -29,6 +28,7 @@ from vitreous.serving.http.model import Served, prepare
 from vitreous.serving.http.protocol import LimitedProtocol
 from vitreous.serving.http.service import Service
 from vitreous.serving.predict import Predictor
+from vitreous.system.cores import default_workers
 
 Run = str | os.PathLike[str] | None
 BACKLOG = 1024  # connections that the system keeps for us

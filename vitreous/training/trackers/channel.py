@@ -12,8 +12,8 @@ from queue import Full, Queue
 from typing import Any
 
 from vitreous.config import read_yaml
-from vitreous.disk import write_text
 from vitreous.progress import ABANDONED
+from vitreous.system.disk import write_text
 from vitreous.training.folder import Folder, parse_object
 from vitreous.training.trackers.base import Line, RunInfo, Tracker
 

@@ -22,9 +22,9 @@ from pathlib import Path
 
 import torch
 
-from vitreous.children import run_to_end
-from vitreous.disk import cache as cache_folder
-from vitreous.machine import capabilities
+from vitreous.system.children import run_to_end
+from vitreous.system.disk import cache as cache_folder
+from vitreous.system.machine import capabilities
 
 SOURCE = Path(__file__).with_suffix(".c")
 INSTRUCTIONS = "avx512f avx512bw avx512vl avx512dq avx512bf16 amx-tile amx-bf16"

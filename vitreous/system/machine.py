@@ -14,9 +14,9 @@ from threading import Barrier
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from vitreous.allocator import tune_allocator
-from vitreous.cores import cores
 from vitreous.errors import UsageError
+from vitreous.system.allocator import tune_allocator
+from vitreous.system.cores import cores
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}  # by the names that `--precision` takes
 

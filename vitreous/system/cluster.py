@@ -9,8 +9,8 @@ import signal
 import threading
 from typing import Any
 
-from vitreous.children import stop_signals_blocked
 from vitreous.errors import UsageError, install_hint
+from vitreous.system.children import stop_signals_blocked
 
 #: read by Ray when it is imported
 ENVIRONMENT = {

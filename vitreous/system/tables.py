@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from vitreous.disk import write_output
+from vitreous.system.disk import write_output
 
 MARKED = tuple("=+-@'\t\r")
 
