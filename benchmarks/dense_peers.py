@@ -21,7 +21,7 @@ from vitreous.evaluation.detections import Detections
 from vitreous.evaluation.evaluator import Outputs, Ragged
 from vitreous.evaluation.matching import match_image
 from vitreous.evaluation.pixels import class_rows, confusion_of, figures_of
-from vitreous.evaluation.tiles import class_map, native_pixels
+from vitreous.inference.tiles import class_map, native_pixels
 
 SIDE = 256  # pixels of the parts of nuclei
 

@@ -16,7 +16,7 @@ from vitreous.bench import pretraining as pretraining_steps
 from vitreous.bench.peers import generating as generating_peers
 from vitreous.bench.peers import models, pretraining
 from vitreous.bench.work import Turn, Work
-from vitreous.evaluation.engine import TorchEngine
+from vitreous.inference.engine import TorchEngine
 from vitreous.models.cost import computed, macs
 from vitreous.models.names import configure
 from vitreous.nn.encoder import compile_blocks

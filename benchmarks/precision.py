@@ -27,8 +27,8 @@ from vitreous.data.layouts.folder import list_images
 from vitreous.data.loader import EvalLoader
 from vitreous.data.split import Files, Split
 from vitreous.errors import DataError
-from vitreous.evaluation.inference_options import InferenceOptions
-from vitreous.evaluation.libraries import setting
+from vitreous.inference.libraries import setting
+from vitreous.inference.options import InferenceOptions
 from vitreous.models.names import name_of
 from vitreous.reports.opening import data_for, matched, open_bundle
 from vitreous.serving.export.export import export

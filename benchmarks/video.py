@@ -20,7 +20,7 @@ from windows import engine_turn
 
 from vitreous.bench.race import Lane, race
 from vitreous.bench.work import Contender, Timing, Turn, Work
-from vitreous.evaluation.engine import InferenceOptions
+from vitreous.inference.engine import InferenceOptions
 from vitreous.system.machine import has_bf16, processor
 
 CLASSES, SIDE = 400, 224

@@ -22,7 +22,7 @@ import torch
 from vitreous.bench.race import Lane, race
 from vitreous.bench.work import Contender, Timing, Turn, Work
 from vitreous.data.preprocess import Preprocess
-from vitreous.evaluation.engine import InferenceOptions, make_engine
+from vitreous.inference.engine import InferenceOptions, make_engine
 from vitreous.models.zoo import create
 from vitreous.system.machine import has_bf16, processor
 

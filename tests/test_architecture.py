@@ -23,6 +23,7 @@ ROWS = [
     {"nn"},
     {"models", "data", "generation"},
     {"keywords"},
+    {"inference"},
     {"weights", "evaluation", "inspection"},
     {"objectives"},
     {"training"},

@@ -23,7 +23,7 @@ from tests.serving.made import photograph, tiny
 from vitreous.data.annotations.target import Target
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.sources import open_data
-from vitreous.evaluation.inference_options import InferenceOptions
+from vitreous.inference.options import InferenceOptions
 from vitreous.weights.bundle import load_bundle
 
 HOME = Path(__file__).parent.parent / "benchmarks"

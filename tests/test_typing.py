@@ -13,7 +13,7 @@ from typing import get_args
 import pytest
 
 from vitreous import keywords
-from vitreous.evaluation.inference_options import InferenceOptions
+from vitreous.inference.options import InferenceOptions
 from vitreous.models.config import BiTConfig, DiTConfig, SwinConfig, ViTConfig
 from vitreous.models.configs.adapter import AdapterConfig
 from vitreous.models.configs.detector import DetectorConfig

@@ -31,7 +31,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 from vitreous.config import apply_options
 from vitreous.data.memory import data_in_memory
 from vitreous.errors import DataError, UsageError
-from vitreous.evaluation.inference_options import InferenceOptions
+from vitreous.inference.options import InferenceOptions
 from vitreous.jobs.in_memory import train_in_memory
 from vitreous.jobs.train import ALIASES
 from vitreous.progress import Display, NullListener

@@ -36,6 +36,7 @@ ROOMS = (
     "data",
     "data.augmentation",
     "data.layouts",
+    "inference",
     "evaluation",
     "inspection",
     "weights",

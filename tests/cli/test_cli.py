@@ -217,7 +217,7 @@ def test_predict_agrees_with_evaluate_on_files_of_every_kind(trained, tmp_path):
     """The same picture, as every kind of file, gets the probabilities that evaluation computes for it."""
     from vitreous.data.loader import EvalLoader
     from vitreous.data.sources import open_data
-    from vitreous.evaluation.engine import InferenceOptions, logits_of
+    from vitreous.inference.engine import InferenceOptions, logits_of
     from vitreous.serving.predict import load
 
     image, deep = picture(5, (24, 16), 1), np.asarray(picture(5, (24, 16), 1).convert("L")).astype(np.uint16) * 257

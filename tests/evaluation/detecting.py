@@ -13,7 +13,7 @@ from vitreous.data.annotations.target import Target, stack_masks
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import DataError
 from vitreous.evaluation.detections import Detections
-from vitreous.evaluation.packing import pack
+from vitreous.inference.packing import pack
 
 NAMES = [
     "ap",

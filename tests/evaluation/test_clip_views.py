@@ -16,7 +16,7 @@ from vitreous.data.loader import EvalLoader
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.sources import open_data
 from vitreous.errors import UsageError
-from vitreous.evaluation.engine import InferenceOptions, logits_of, make_engine
+from vitreous.inference.engine import InferenceOptions, logits_of, make_engine
 from vitreous.weights.bundle import load_bundle
 
 CPU = {"device": "cpu", "precision": "fp32"}

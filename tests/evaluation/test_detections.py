@@ -17,7 +17,7 @@ from vitreous.evaluation.detections import (
     paste_runs,
     runs_within,
 )
-from vitreous.evaluation.merging import merge_tiles
+from vitreous.inference.tile_merging import merge_tiles
 
 MODEL = Preprocess((32, 48), 1, (0.25,), (0.5,), filter="bilinear")
 ROWS = 20  # answers that the painted model gives for an image

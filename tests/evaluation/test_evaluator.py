@@ -15,10 +15,10 @@ from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Arrays
 from vitreous.errors import DataError
 from vitreous.evaluation.classification import ClassificationEvaluator, judge
-from vitreous.evaluation.engine import TorchEngine
 from vitreous.evaluation.evaluator import Outputs, compute_outputs
 from vitreous.evaluation.knn import KNNEvaluator
 from vitreous.evaluation.report import Report, leading_of, score_of
+from vitreous.inference.engine import TorchEngine
 from vitreous.models.zoo import create
 
 CLASSES = ("dark", "grey", "light")

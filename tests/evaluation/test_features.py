@@ -16,8 +16,8 @@ from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Arrays, Files
 from vitreous.errors import NonFiniteError, ResourceError, UsageError
 from vitreous.evaluation import features as module
-from vitreous.evaluation.engine import InferenceOptions
 from vitreous.evaluation.features import features_of
+from vitreous.inference.engine import InferenceOptions
 from vitreous.models.zoo import create
 
 PREPROCESS = Preprocess((16, 16))

@@ -11,7 +11,7 @@ from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Arrays
 from vitreous.evaluation.evaluator import Outputs
 from vitreous.evaluation.pixels import SegmentationEvaluator, computing, confusion_of, figures_of
-from vitreous.evaluation.tiles import class_map, mirror, segment, starts
+from vitreous.inference.tiles import class_map, mirror, segment, starts
 
 CLASSES = ("ground", "square", "disc")
 

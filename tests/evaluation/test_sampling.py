@@ -13,10 +13,10 @@ from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Arrays
 from vitreous.errors import UsageError
 from vitreous.evaluation.denoising import TIMES, DenoisingEvaluator, times_of
-from vitreous.evaluation.engine import TorchEngine
 from vitreous.evaluation.sampling import Canvas, ImageSampler
 from vitreous.generation.process import Diffusion, Flow
 from vitreous.generation.settings import SamplingOptions
+from vitreous.inference.engine import TorchEngine
 from vitreous.models.config import DiTConfig
 from vitreous.models.dit import DiT
 

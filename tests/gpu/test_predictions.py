@@ -20,8 +20,8 @@ from tests.models.test_segmenter import segmenter
 from tests.serving import detectors, generators
 from tests.serving.made import photograph, tiny
 from vitreous.data.preprocess import Preprocess
-from vitreous.evaluation.engine import TorchEngine
 from vitreous.generation.process import Flow
+from vitreous.inference.engine import TorchEngine
 from vitreous.models.config import SwinConfig, ViTConfig
 from vitreous.models.zoo import build
 from vitreous.weights.bundle import Bundle

@@ -16,7 +16,7 @@ from vitreous.cli.main import command
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError, UsageError
-from vitreous.evaluation.engine import InferenceOptions
+from vitreous.inference.engine import InferenceOptions
 from vitreous.jobs.soup import soup
 from vitreous.models.config import ViTConfig
 from vitreous.models.zoo import build

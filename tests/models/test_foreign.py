@@ -121,7 +121,7 @@ def test_learns_from_labels_by_our_objective(name, tmp_path):
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", ["timm", "transformers"])
 def test_our_engine_embeds_and_predicts(name, precision):
-    from vitreous.evaluation.inference_options import InferenceOptions
+    from vitreous.inference.options import InferenceOptions
 
     model, _ = wrap(name, 3)
     nn.init.normal_(model.head.weight)

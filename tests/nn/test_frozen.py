@@ -11,7 +11,7 @@ from tests import contracts
 from tests.models.test_contracts import MODELS, build, images_for
 from tests.precision import LIMITS, relative_error
 from vitreous.config import to_plain
-from vitreous.evaluation.engine import given
+from vitreous.inference.engine import given
 from vitreous.models import zoo
 from vitreous.models.config import BiTConfig, StemConfig, ViTConfig
 from vitreous.models.names import NAMES, configure

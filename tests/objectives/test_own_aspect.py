@@ -22,7 +22,7 @@ from vitreous.data.loader import TrainLoader
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.sources import open_data
 from vitreous.errors import UsageError
-from vitreous.evaluation.engine import TorchEngine
+from vitreous.inference.engine import TorchEngine
 from vitreous.models.config import ViTConfig
 from vitreous.models.zoo import build
 from vitreous.nn.sizes import native_size

@@ -17,7 +17,7 @@ from vitreous.data.decoding.volumes import read_volume
 from vitreous.data.packs.pack import pack
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError, UsageError
-from vitreous.evaluation.tiles import class_map, segment
+from vitreous.inference.tiles import class_map, segment
 from vitreous.models.names import configure, name_of
 from vitreous.objectives.segmentation import SegmentationConfig
 from vitreous.serving.http.limits import Limits

@@ -279,8 +279,8 @@ def test_int8_is_calibrated_on_training_images_whatever_is_asked(run, photos, tm
     monkeypatch.chdir(tmp_path)
     """By `evaluate` on any data and by `predict` on any files, and on the files themselves where there is no run to be
     known."""
-    from vitreous.evaluation import openvino
-    from vitreous.evaluation.engine import InferenceOptions, TorchEngine
+    from vitreous.inference import openvino
+    from vitreous.inference.engine import InferenceOptions, TorchEngine
 
     sets = []
 

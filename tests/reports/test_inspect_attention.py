@@ -15,7 +15,7 @@ from PIL import Image
 from tests.conftest import make_folder, picture, say
 from tests.inspection.made import NARROW, POOLED, made
 from vitreous.data.preprocess import Preprocess
-from vitreous.evaluation.engine import InferenceOptions
+from vitreous.inference.engine import InferenceOptions
 from vitreous.inspection.attention import attention, segments
 from vitreous.inspection.distance import distances, uniform
 from vitreous.inspection.gradient import gradient

@@ -10,8 +10,8 @@ import torch
 
 from tests.contracts import randomise
 from vitreous.data.preprocess import Preprocess
-from vitreous.evaluation.inference_options import InferenceOptions
 from vitreous.generation.process import Diffusion, Process
+from vitreous.inference.options import InferenceOptions
 from vitreous.models.configs.dit import DiTConfig
 from vitreous.models.dit import DiT
 from vitreous.serving.generators import generator_predictor

@@ -25,7 +25,7 @@ from tests.data.hostile import corpus
 from tests.precision import PROBABILITY, answers_in, same_answers
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import DataError, UsageError, VitreousError, WeightsError
-from vitreous.evaluation.inference_options import InferenceOptions
+from vitreous.inference.options import InferenceOptions
 from vitreous.models.config import BiTConfig, ConvStemConfig, StemConfig, SwinConfig, ViTConfig
 from vitreous.models.zoo import build
 from vitreous.nn import grid

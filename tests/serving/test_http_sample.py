@@ -18,8 +18,8 @@ import vitreous
 from tests.serving.asking import Site, file, save_bundle, until
 from tests.serving.generators import CLASSES, predictor_in, save_autoencoder, save_generator
 from vitreous.errors import UsageError, WeightsError
-from vitreous.evaluation.inference_options import InferenceOptions
 from vitreous.generation.process import Diffusion, Flow
+from vitreous.inference.options import InferenceOptions
 from vitreous.serving.generators import generator_predictor
 from vitreous.serving.http.limits import Limits, Settings
 from vitreous.serving.http.model import prepare

@@ -17,9 +17,9 @@ from tests.precision import LIMITS, answers_in, relative_error, same_answers
 from tests.serving.made import CLASSES, pictures, tiny
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import DataError, UsageError
-from vitreous.evaluation import engine
-from vitreous.evaluation.engine import TorchEngine
-from vitreous.evaluation.inference_options import InferenceOptions
+from vitreous.inference import engine
+from vitreous.inference.engine import TorchEngine
+from vitreous.inference.options import InferenceOptions
 from vitreous.models.config import ViTConfig
 from vitreous.models.zoo import build
 from vitreous.serving import pipeline

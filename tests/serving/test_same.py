@@ -11,7 +11,7 @@ from tests.serving.asking import Site, file, save_bundle
 from tests.serving.made import read_for
 from vitreous.data.decoding.decode import upright_size
 from vitreous.errors import DataError
-from vitreous.evaluation.inference_options import InferenceOptions
+from vitreous.inference.options import InferenceOptions
 from vitreous.serving.http.limits import PIXELS
 from vitreous.serving.http.server import running
 from vitreous.serving.predict import load

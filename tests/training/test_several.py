@@ -16,7 +16,7 @@ from vitreous.cli import predict as predicting
 from vitreous.cli.console import Console
 from vitreous.data.sources import open_data
 from vitreous.errors import UsageError
-from vitreous.evaluation.engine import InferenceOptions
+from vitreous.inference.engine import InferenceOptions
 from vitreous.jobs.train import train
 from vitreous.reports.evaluate import evaluate
 from vitreous.serving.predict import load

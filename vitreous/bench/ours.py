@@ -22,7 +22,7 @@ from vitreous.data.layouts.folder import list_images
 from vitreous.data.loader import TrainLoader
 from vitreous.data.preprocess import IMAGENET, Preprocess
 from vitreous.data.split import Arrays, Files, Split
-from vitreous.evaluation.engine import Engine, InferenceOptions, make_engine
+from vitreous.inference.engine import Engine, InferenceOptions, make_engine
 from vitreous.models.zoo import Model, create
 from vitreous.nn.cuda_graphs import CapturedPasses
 from vitreous.nn.encoder import compile_blocks
@@ -64,13 +64,13 @@ def inference(work: Work, precision: str = "auto", engine: str = "auto") -> Turn
     other images."""
     pixels = noise(work, work.batch_size, 0)
     if engine == "auto" and precision == "auto":
-        from vitreous.evaluation.engine_choice import choose_engine
+        from vitreous.inference.engine_choice import choose_engine
 
         how = InferenceOptions(work.device)
         choice = choose_engine(*answering(work), how, run_engine, work.batch_size, math.inf)
         computing = choice.engine
     elif engine == "openvino":
-        from vitreous.evaluation.openvino import OpenVinoEngine
+        from vitreous.inference.openvino import OpenVinoEngine
 
         computing = OpenVinoEngine(*answering(work), precision, lambda: noise(work, 32, 1), keep=False)
     else:

@@ -13,7 +13,7 @@ from vitreous.bench.pretraining import PRETRAINING, operations
 from vitreous.bench.profile import NAMES
 from vitreous.bench.race import Lane
 from vitreous.bench.work import DECODING, Work
-from vitreous.evaluation.cache import installed_version
+from vitreous.inference.graph_cache import installed_version
 from vitreous.models.cost import computed, macs
 from vitreous.models.names import configure
 from vitreous.system.machine import best_feature, processor

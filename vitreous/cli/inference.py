@@ -13,7 +13,7 @@ from vitreous.cli.console import Console
 from vitreous.weights.options import ReadingOptions
 
 if TYPE_CHECKING:
-    from vitreous.evaluation.inference_options import InferenceOptions
+    from vitreous.inference.options import InferenceOptions
     from vitreous.serving.predict import Predictor
     from vitreous.serving.ray_backend import Remote
     from vitreous.serving.rows import Kind
@@ -48,7 +48,7 @@ class InferenceArguments(ReadingOptions):
 
     def how(self) -> InferenceOptions:
         """The options of the engine."""
-        from vitreous.evaluation.inference_options import InferenceOptions
+        from vitreous.inference.options import InferenceOptions
 
         return select_options(InferenceOptions, self)
 

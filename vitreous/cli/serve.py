@@ -72,7 +72,7 @@ def run(options: Options, console: Console) -> NoReturn:
 
     from vitreous.cli.inference import print_notes
     from vitreous.errors import Interrupted
-    from vitreous.evaluation.inference_options import InferenceOptions
+    from vitreous.inference.options import InferenceOptions
     from vitreous.serving.http.start import serve, settings_of
 
     settings, token = settings_of(options)

@@ -26,13 +26,13 @@ from vitreous.evaluation.average_precision import (
     precision_recall,
 )
 from vitreous.evaluation.detections import Compute, Detections, detect
-from vitreous.evaluation.engine import Engine
 from vitreous.evaluation.evaluator import Evaluator, Outputs, Ragged
 from vitreous.evaluation.figure_names import BOXES
 from vitreous.evaluation.intervals import DRAWS, FEWEST, Figures, Interval, bootstrap, percentile_interval
 from vitreous.evaluation.matching import Column, Part, check_library, columns_of, match_image
-from vitreous.evaluation.packing import unpack
 from vitreous.evaluation.report import Report
+from vitreous.inference.engine import Engine
+from vitreous.inference.packing import unpack
 
 BUDGET = 5e8  # answers x thresholds x areas x draws of the bootstrap: a few seconds
 LARGEST = 200  # classes of a confusion matrix that is written down
@@ -122,7 +122,7 @@ class Loaded(NamedTuple):
 
 def read_ahead(reader: EvalLoader) -> Iterator[Loaded]:
     """Read the images of a split in order, some ahead, by as many threads as the reader has workers."""
-    from vitreous.evaluation.tiles import native_pixels
+    from vitreous.inference.tiles import native_pixels
 
     split, preprocess = reader.split, reader.preprocess
 

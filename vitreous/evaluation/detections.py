@@ -13,8 +13,8 @@ import numpy as np
 from PIL import Image
 
 from vitreous.data.preprocess import Preprocess
-from vitreous.evaluation.merging import Window, merge_tiles
-from vitreous.evaluation.tiles import TOGETHER, starts
+from vitreous.inference.tile_merging import Window, merge_tiles
+from vitreous.inference.tiles import TOGETHER, starts
 
 INSIDE = 0.5  # probability from which a pixel is of an object
 

@@ -15,8 +15,8 @@ import numpy as np
 from vitreous.data.loader import EvalLoader
 from vitreous.data.split import Split
 from vitreous.errors import DataError
-from vitreous.evaluation.engine import Engine, logits_of, readable_mask
 from vitreous.evaluation.report import Better, Report
+from vitreous.inference.engine import Engine, logits_of, readable_mask
 from vitreous.system.cores import default_workers
 
 

@@ -27,16 +27,8 @@ from vitreous.data.packs.pack import stamp
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Split
 from vitreous.errors import DataError, NonFiniteError, ResourceError, UsageError
-from vitreous.evaluation.cache import cache_key, weights_digest
-from vitreous.evaluation.engine import (
-    CHUNK,
-    Engine,
-    InferenceOptions,
-    chunks,
-    compute_chunk,
-    make_engine,
-    readable_mask,
-)
+from vitreous.inference.engine import CHUNK, Engine, InferenceOptions, chunks, compute_chunk, make_engine, readable_mask
+from vitreous.inference.graph_cache import cache_key, weights_digest
 from vitreous.models.zoo import Model
 from vitreous.system.cores import default_workers
 from vitreous.system.disk import atomic, cache

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from vitreous.data.keys import key, normal
 from vitreous.data.preprocess import Preprocess
-from vitreous.evaluation.engine import TOKENS, cut
 from vitreous.generation.guidance import guide
 from vitreous.generation.process import Process
 from vitreous.generation.samplers import SAMPLERS, State, leave
 from vitreous.generation.settings import SamplingOptions
+from vitreous.inference.engine import TOKENS, cut
 from vitreous.nn.frozen import frozen
 from vitreous.nn.sizes import grid_of
 from vitreous.system.machine import DTYPES, packs, pick_device, pick_precision, settle_process, thread_pool

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from vitreous.evaluation.engine_choice import list_choices
+from vitreous.inference.engine_choice import list_choices
 from vitreous.models.cost import computed
 from vitreous.models.names import configure_vit
 from vitreous.models.vit import ViT

@@ -24,8 +24,8 @@ from vitreous.data.sources import open_data, open_data_of_run
 from vitreous.data.split import Data, require_labels
 from vitreous.errors import UsageError, VitreousError
 from vitreous.evaluation.classification import judge
-from vitreous.evaluation.engine import InferenceOptions, logits_of, make_engine
 from vitreous.evaluation.report import Report
+from vitreous.inference.engine import InferenceOptions, logits_of, make_engine
 from vitreous.models.config import ModelConfig, replace_fields
 from vitreous.models.names import name_of
 from vitreous.models.skip_init import skip_init

@@ -19,7 +19,7 @@ from vitreous.data.copies.listing import excluded as names_in
 from vitreous.data.split import Data
 from vitreous.errors import DataError, UsageError, check_path
 from vitreous.evaluation.classification import judge
-from vitreous.evaluation.engine import CHUNK, InferenceOptions
+from vitreous.inference.engine import CHUNK, InferenceOptions
 from vitreous.jobs.plan import LATEST, extends_complete_run, open_resumed, plan, with_data
 from vitreous.jobs.transfer import TRIALS, check_options, initial_document, plan_protocol, transfer
 from vitreous.progress import Display, Listener, NullListener

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from vitreous.config import from_plain
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import UsageError, WeightsError
-from vitreous.evaluation.cache import weights_digest
-from vitreous.evaluation.libraries import needed
+from vitreous.inference.graph_cache import weights_digest
+from vitreous.inference.libraries import needed
 from vitreous.models.cost import macs
 from vitreous.models.zoo import Model
 from vitreous.system.cores import cores

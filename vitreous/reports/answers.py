@@ -17,9 +17,9 @@ from vitreous.data.screen import as_error, readable, stop_at_unreadable
 from vitreous.data.split import Data, Split
 from vitreous.errors import DataError, UsageError
 from vitreous.evaluation.calibration import probabilities
-from vitreous.evaluation.engine import CHUNK, InferenceOptions, logits_of, readable_mask
-from vitreous.evaluation.engine_choice import evaluation_engine
 from vitreous.evaluation.features import Features, features_of
+from vitreous.inference.engine import CHUNK, InferenceOptions, logits_of, readable_mask
+from vitreous.inference.engine_choice import evaluation_engine
 from vitreous.progress import Listener, NullListener
 from vitreous.reports.opening import calibrating, choose_split, data_for, examples, matched, open_bundle
 from vitreous.system.cores import default_workers

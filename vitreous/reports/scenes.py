@@ -16,11 +16,11 @@ from vitreous.data.screen import readable, stop_at_unreadable
 from vitreous.data.split import Data
 from vitreous.errors import DataError
 from vitreous.evaluation.coco import CocoEvaluator
-from vitreous.evaluation.engine import readable_mask
-from vitreous.evaluation.engine_choice import evaluation_engine
 from vitreous.evaluation.evaluator import Evaluator, Outputs
 from vitreous.evaluation.pixels import SegmentationEvaluator
 from vitreous.evaluation.report import Report
+from vitreous.inference.engine import readable_mask
+from vitreous.inference.engine_choice import evaluation_engine
 from vitreous.reports.answers import Answered, Computing, progress_counter
 from vitreous.reports.opening import calibrating, choose_split, data_for, examples, open_bundle, places
 from vitreous.system.cores import default_workers

@@ -15,9 +15,9 @@ import numpy as np
 from vitreous.data.loader import EvalLoader
 from vitreous.data.split import Arrays
 from vitreous.errors import UsageError, WeightsError
-from vitreous.evaluation.engine import logits_of, make_engine
 from vitreous.evaluation.features import features_of
 from vitreous.evaluation.inception import SIGN, Inception
+from vitreous.inference.engine import logits_of, make_engine
 from vitreous.reports.answers import Computing
 from vitreous.reports.opening import open_bundle
 from vitreous.weights.bundle import Bundle

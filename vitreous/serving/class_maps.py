@@ -24,7 +24,7 @@ from vitreous.data.decoding.tiff import geotiff_of, read_georeference
 from vitreous.data.decoding.volumes import nifti_header, stem_of
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import DataError, UsageError, printable
-from vitreous.evaluation.tiles import class_map, native_pixels
+from vitreous.inference.tiles import class_map, native_pixels
 from vitreous.serving.card import Card
 from vitreous.serving.pipeline import flow
 from vitreous.serving.runtime import Runtime

@@ -17,7 +17,7 @@ import numpy as np
 
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import WeightsError
-from vitreous.evaluation.libraries import needed
+from vitreous.inference.libraries import needed
 from vitreous.serving.card import Card, read_card
 from vitreous.version import __version__
 from vitreous.weights.entry import regular

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vitreous.errors import UsageError, WeightsError
-from vitreous.evaluation.libraries import needed, openvino_core, unobserved
-from vitreous.evaluation.packing import NAMES, Outputs, pack_arrays, unpack
+from vitreous.inference.libraries import needed, openvino_core, unobserved
+from vitreous.inference.packing import NAMES, Outputs, pack_arrays, unpack
 from vitreous.serving.export_file import AGAIN, CARD, card_in, check_onnx, check_xml, content, normalised, precision_in
 from vitreous.serving.runtime import in_parts
 from vitreous.system.cores import cores
 
 if TYPE_CHECKING:
-    from vitreous.evaluation.inference_options import InferenceOptions
+    from vitreous.inference.options import InferenceOptions
 
 SUFFIXES = (".onnx", ".xml", ".pt2")
 PIXELS = 2 * 224 * 224  # of one part: few enough to lie in caches, enough to be worth a call

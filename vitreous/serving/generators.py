@@ -13,7 +13,7 @@ from vitreous.errors import UsageError
 from vitreous.serving.predict import Predictor
 
 if TYPE_CHECKING:
-    from vitreous.evaluation.inference_options import InferenceOptions
+    from vitreous.inference.options import InferenceOptions
     from vitreous.serving.samples import Generator
     from vitreous.weights.bundle import Bundle
 

@@ -25,7 +25,7 @@ from vitreous.system.disk import atomic
 if TYPE_CHECKING:
     from vitreous.data.preprocess import Preprocess
     from vitreous.data.split import Data, Split
-    from vitreous.evaluation.engine import InferenceOptions
+    from vitreous.inference.engine import InferenceOptions
 
 FILE = "index.npz"
 FORMAT = 2

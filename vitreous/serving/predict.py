@@ -17,8 +17,8 @@ from vitreous.config import apply_options
 from vitreous.data.clip_views import ONE, ClipViews, clip_views_of
 from vitreous.errors import DataError, UsageError, check_path
 from vitreous.evaluation.calibration import check_abstain, probabilities
-from vitreous.evaluation.inference_options import InferenceOptions
 from vitreous.evaluation.multilabel import THRESHOLD as LIKELY
+from vitreous.inference.options import InferenceOptions
 from vitreous.serving.card import Card
 from vitreous.serving.class_maps import ClassMap, class_maps
 from vitreous.serving.exported import is_exported, open_exported

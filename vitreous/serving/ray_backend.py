@@ -19,7 +19,7 @@ from typing import Any, Literal, NoReturn
 
 import vitreous.errors as errors
 from vitreous.errors import DataError, ResourceError, VitreousError
-from vitreous.evaluation.inference_options import InferenceOptions
+from vitreous.inference.options import InferenceOptions
 from vitreous.serving.predict import AnswerOptions, Embedding, Prediction, load
 from vitreous.serving.sources import Item
 from vitreous.system.cluster import connect_ray

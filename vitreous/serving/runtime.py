@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from vitreous.evaluation.packing import Outputs, unpack
+from vitreous.inference.packing import Outputs, unpack
 
 if TYPE_CHECKING:
-    from vitreous.evaluation.engine import Engine, InferenceOptions, Pictures
+    from vitreous.inference.engine import Engine, InferenceOptions, Pictures
     from vitreous.models.zoo import Model
     from vitreous.weights.bundle import Bundle
 
@@ -59,7 +59,7 @@ class TorchRuntime:
     def __init__(
         self, bundle: Bundle, how: InferenceOptions | None = None, pictures: Pictures | None = None, quick: bool = False
     ) -> None:
-        from vitreous.evaluation.engine import InferenceOptions, make_engine
+        from vitreous.inference.engine import InferenceOptions, make_engine
 
         self.bundle, self.how, self.quick = bundle, how or InferenceOptions(), quick
         self.note = ""  # which engine was chosen, for people
@@ -67,10 +67,10 @@ class TorchRuntime:
 
     def choose_engine(self, total_images: float, features: bool = False) -> None:
         """Replace PyTorch by the fastest installed engine, if the options leave the choice and a job of `total_images`
-        (inf: a server) is long enough (`evaluation.engine_choice`). `features`: the job computes those alone."""
+        (inf: a server) is long enough (`inference.engine_choice`). `features`: the job computes those alone."""
         import torch
 
-        from vitreous.evaluation.engine_choice import choose_engine
+        from vitreous.inference.engine_choice import choose_engine
         from vitreous.system.machine import pick_device
 
         if self.how.engine != "auto":
@@ -112,7 +112,7 @@ class TorchRuntime:
     @cached_property
     def before_head(self) -> Engine:
         """The engine of the model without its head."""
-        from vitreous.evaluation.engine import make_engine
+        from vitreous.inference.engine import make_engine
 
         return make_engine(self.headless_model, self.bundle.preprocess, self.how)
 
@@ -131,7 +131,7 @@ class TorchRuntime:
 
 def part_size(engine: Engine, quick: bool) -> int:
     """Return how many images an engine computes together; `quick`: where single images are waited for."""
-    from vitreous.evaluation.engine import TorchEngine
+    from vitreous.inference.engine import TorchEngine
 
     if isinstance(engine, TorchEngine):
         return engine.part_size(QUICK) if quick else engine.part_size()
@@ -143,7 +143,7 @@ def compute(engine: Engine, pixels: Pixels, size: int, quick: bool = False) -> n
     aspect each alone. `quick`: all threads may share a part that is waited for."""
     import torch
 
-    from vitreous.evaluation.engine import TorchEngine
+    from vitreous.inference.engine import TorchEngine
 
     if isinstance(engine, TorchEngine):
         if engine.preprocess.native:

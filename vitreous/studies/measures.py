@@ -23,7 +23,7 @@ BATCH, ROUNDS = 64, 5  # images of a timed pass, and passes of which the fastest
 
 def computing_of(subject: Subject) -> Computing:
     """How answers of a subject are computed."""
-    from vitreous.evaluation.inference_options import InferenceOptions
+    from vitreous.inference.options import InferenceOptions
     from vitreous.reports.answers import Computing
 
     precision = "auto" if subject.precision == "fp16" else subject.precision
@@ -130,8 +130,8 @@ def read_merging(subject: Subject, counts: Sequence[int] = ()) -> list[Reading]:
     import torch
 
     from vitreous.evaluation.classification import judge
-    from vitreous.evaluation.engine import TorchEngine
-    from vitreous.evaluation.inference_options import InferenceOptions
+    from vitreous.inference.engine import TorchEngine
+    from vitreous.inference.options import InferenceOptions
     from vitreous.reports.answers import compute_answers
     from vitreous.reports.opening import open_bundle
 

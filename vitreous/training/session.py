@@ -17,8 +17,8 @@ from vitreous.data.keys import key
 from vitreous.data.sampling import cuts
 from vitreous.data.sources import public_name
 from vitreous.errors import CollapseError, Interrupted, ResourceError
-from vitreous.evaluation.engine import TorchEngine
 from vitreous.evaluation.report import Report
+from vitreous.inference.engine import TorchEngine
 from vitreous.models.names import name_of
 from vitreous.models.zoo import Model, build
 from vitreous.progress import Listener, NullListener

@@ -13,10 +13,10 @@ import torch
 from vitreous.data.loader import EvalLoader
 from vitreous.data.split import Split
 from vitreous.errors import Interrupted
-from vitreous.evaluation.engine import CHUNK, TorchEngine, readable_mask
 from vitreous.evaluation.evaluator import Evaluator, Outputs, Ragged
 from vitreous.evaluation.rankme import FeatureEvaluator
 from vitreous.evaluation.report import Report
+from vitreous.inference.engine import CHUNK, TorchEngine, readable_mask
 from vitreous.training.batches import Inputs
 from vitreous.training.ranks import Ranks
 

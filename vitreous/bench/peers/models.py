@@ -143,7 +143,7 @@ def openvino(work: Work, precision: str) -> Turn:
     """OpenVINO by hand on timm's model: fp32, bf16, or int8 by nncf, calibrated on other images."""
     import openvino as ov
 
-    from vitreous.evaluation.libraries import openvino_core
+    from vitreous.inference.libraries import openvino_core
 
     images = batch(work)
     graph = ov.convert_model(torch.export.export(ready(work), (images,)))

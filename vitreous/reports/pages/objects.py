@@ -15,12 +15,12 @@ from vitreous.data.annotations.target import AnnotatedSplit, Target
 from vitreous.errors import DataError
 from vitreous.evaluation.coco import computing
 from vitreous.evaluation.detections import Detections, detect
-from vitreous.evaluation.engine import make_engine
 from vitreous.evaluation.evaluator import Ragged
 from vitreous.evaluation.figure_names import BOXES, ERRORS, SIZES
 from vitreous.evaluation.matching import Column, Error, Part, columns_of, counted, match_image, true_runs
 from vitreous.evaluation.report import Report
-from vitreous.evaluation.tiles import native_pixels
+from vitreous.inference.engine import make_engine
+from vitreous.inference.tiles import native_pixels
 from vitreous.reports.answers import Answered
 from vitreous.reports.pages.formats import format_percent
 from vitreous.reports.pages.plots import COLOURS, INK, confusion, markup, strip_axes, style

@@ -25,8 +25,8 @@ from vitreous.data.screen import fits_in_memory, readable, screen, stop_at_unrea
 from vitreous.data.split import Split
 from vitreous.errors import DataError, NonFiniteError, UsageError
 from vitreous.evaluation.classification import judge
-from vitreous.evaluation.engine import Engine, logits_of, make_engine, readable_mask
 from vitreous.evaluation.tokens import Reading, TokenReader
+from vitreous.inference.engine import Engine, logits_of, make_engine, readable_mask
 from vitreous.models.config import ModelConfig
 from vitreous.models.names import name_of
 from vitreous.reports.answers import progress_counter

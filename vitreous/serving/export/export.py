@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from vitreous.errors import ResourceError, UsageError, VitreousError, check_path, nearest
-from vitreous.evaluation.inference_options import InferenceOptions
-from vitreous.evaluation.libraries import check_installed
+from vitreous.inference.libraries import check_installed
+from vitreous.inference.options import InferenceOptions
 from vitreous.progress import Listener, NullListener
 from vitreous.reports.opening import open_bundle
 from vitreous.serving.card import card_of

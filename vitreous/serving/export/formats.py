@@ -19,9 +19,9 @@ from torch import Tensor
 
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import UsageError
-from vitreous.evaluation.libraries import needed, unobserved
-from vitreous.evaluation.openvino import quantize
-from vitreous.evaluation.packing import Outputs, pack_arrays, unpack
+from vitreous.inference.libraries import needed, unobserved
+from vitreous.inference.openvino import quantize
+from vitreous.inference.packing import Outputs, pack_arrays, unpack
 from vitreous.models.zoo import Model
 from vitreous.serving.card import Card
 from vitreous.serving.export.graph import INPUT, output_names, trace

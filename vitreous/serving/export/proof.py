@@ -21,7 +21,7 @@ from vitreous.errors import DataError, UsageError
 from vitreous.evaluation.calibration import probabilities
 from vitreous.evaluation.detections import fit_image
 from vitreous.evaluation.multilabel import THRESHOLD
-from vitreous.evaluation.tiles import native_pixels
+from vitreous.inference.tiles import native_pixels
 from vitreous.reports.opening import data_for, examples, matched, training
 from vitreous.serving.card import Card
 from vitreous.serving.class_maps import native

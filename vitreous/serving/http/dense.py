@@ -11,7 +11,7 @@ from starlette.responses import Response
 from vitreous.data.annotations.drawing import class_colours, picture_of_map, png_of
 from vitreous.evaluation.detections import Detections
 from vitreous.evaluation.detections import detect as detect_objects
-from vitreous.evaluation.tiles import class_map, starts
+from vitreous.inference.tiles import class_map, starts
 from vitreous.serving.class_maps import picture_of, shares_of
 from vitreous.serving.http.refusal import Refusal
 from vitreous.serving.http.requests import (

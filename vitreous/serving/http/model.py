@@ -13,8 +13,8 @@ import numpy as np
 
 from vitreous.data.annotations.drawing import class_colours
 from vitreous.errors import UsageError, VitreousError, WeightsError
-from vitreous.evaluation.packing import pack_arrays
 from vitreous.generation.settings import forward_passes
+from vitreous.inference.packing import pack_arrays
 from vitreous.serving.generators import generator_of
 from vitreous.serving.http.batcher import SIZE
 from vitreous.serving.http.decoders import settings_of

@@ -19,7 +19,7 @@ from vitreous.serving.http.limits import Limits, Settings
 from vitreous.serving.predict import Predictor, load, predictor_of
 
 if TYPE_CHECKING:
-    from vitreous.evaluation.inference_options import InferenceOptions
+    from vitreous.inference.options import InferenceOptions
     from vitreous.serving.http.server import Server
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")

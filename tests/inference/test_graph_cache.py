@@ -11,9 +11,9 @@ import torch
 
 from tests.models.test_contracts import build
 from vitreous.data.preprocess import Preprocess
-from vitreous.evaluation import cache as module
-from vitreous.evaluation.cache import cache_key, get_or_build, graph_facts, load
-from vitreous.evaluation.engine import InferenceOptions, make_engine
+from vitreous.inference import graph_cache as module
+from vitreous.inference.engine import InferenceOptions, make_engine
+from vitreous.inference.graph_cache import cache_key, get_or_build, graph_facts, load
 
 ov = pytest.importorskip("openvino")
 PREPROCESS = Preprocess((16, 16))

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import UsageError
-from vitreous.evaluation.cache import get_or_build, graph_facts
-from vitreous.evaluation.inference_options import Pictures
-from vitreous.evaluation.libraries import needed, openvino_core, unobserved
+from vitreous.inference.graph_cache import get_or_build, graph_facts
+from vitreous.inference.libraries import needed, openvino_core, unobserved
+from vitreous.inference.options import Pictures
 from vitreous.models.zoo import Model
 from vitreous.system.machine import has_vnni, pick_precision
 
@@ -31,7 +31,7 @@ HINTS = {"fp32": "f32", "bf16": "bf16", "int8": "f32"}
 class OpenVinoEngine:
     """OpenVINO on the CPU. `precision` is `auto` (bf16 where the processor has it), `fp32`, `bf16` or `int8`.
 
-    Graphs are cached (`evaluation.cache`), unless `keep` is False. Raises ResourceError where OpenVINO is
+    Graphs are cached (`inference.graph_cache`), unless `keep` is False. Raises ResourceError where OpenVINO is
     not installed, UsageError for int8 without pictures and for a model that OpenVINO cannot convert or compute here.
     """
 

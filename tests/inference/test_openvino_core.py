@@ -11,7 +11,7 @@ pytest.importorskip("openvino")
 PROGRAM = """
 import gc, os, signal
 import numpy as np, openvino as ov
-from vitreous.evaluation.libraries import openvino_core
+from vitreous.inference.libraries import openvino_core
 
 def compile_model():
     given = ov.opset13.parameter([-1, 64], ov.Type.f32)

@@ -19,8 +19,8 @@ from vitreous.data.clip_views import ONE, ClipViews
 from vitreous.data.loader import EvalLoader
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import DataError, UsageError
-from vitreous.evaluation.inference_options import InferenceOptions, Pictures
-from vitreous.evaluation.packing import pack
+from vitreous.inference.options import InferenceOptions, Pictures
+from vitreous.inference.packing import pack
 from vitreous.models.config import ModelConfig
 from vitreous.models.packed import Packed
 from vitreous.models.zoo import Model
@@ -195,7 +195,7 @@ def make_engine(
         if preprocess.native:
             problem = "--engine openvino computes images of one size, not pictures at their own aspect"
             raise UsageError(problem, "leave it out")
-        from vitreous.evaluation.openvino import OpenVinoEngine
+        from vitreous.inference.openvino import OpenVinoEngine
 
         if model.config.kind == "detector":
             hint = "export it, `vitreous export RUN --to openvino`, and name the file in the place of the run"

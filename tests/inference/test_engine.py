@@ -14,8 +14,8 @@ from tests.models.test_contracts import MODELS, build
 from tests.precision import LIMITS, relative_error
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import UsageError
-from vitreous.evaluation import engine as engines
-from vitreous.evaluation.engine import IDLE, InferenceOptions, TorchEngine, cut, make_engine
+from vitreous.inference import engine as engines
+from vitreous.inference.engine import IDLE, InferenceOptions, TorchEngine, cut, make_engine
 from vitreous.models.zoo import create
 from vitreous.nn.frozen import Packed, can_pack
 from vitreous.system.machine import has_vnni, thread_pool
@@ -84,7 +84,7 @@ def test_auto_is_what_the_processor_has(processor):
 @pytest.mark.parametrize("anywhere", [False, True])
 def test_int8_keeps_a_bit_free_where_sums_would_overflow(processor, anywhere, monkeypatch):
     nncf = pytest.importorskip("nncf")
-    from vitreous.evaluation import openvino
+    from vitreous.inference import openvino
 
     asked = []
     monkeypatch.setattr(openvino, "float_operations", lambda graph: [])
@@ -98,7 +98,7 @@ def test_int8_keeps_a_bit_free_where_sums_would_overflow(processor, anywhere, mo
 def test_a_precision_that_openvino_cannot_compute_is_refused(monkeypatch):
     """OpenVINO limited to AVX2 on a processor with more has no bfloat16 softmax, for one."""
     ov = pytest.importorskip("openvino")
-    from vitreous.evaluation import openvino
+    from vitreous.inference import openvino
 
     def compile_model(*given):
         raise RuntimeError(
@@ -134,7 +134,7 @@ def test_merging_tokens_changes_the_answer_a_little_and_not_for_attention_poolin
 
 def test_openvino_sends_nothing_home(monkeypatch, tmp_path):
     sender = pytest.importorskip("openvino_telemetry.utils.sender").TelemetrySender
-    from vitreous.evaluation import openvino
+    from vitreous.inference import openvino
 
     monkeypatch.delenv("CI", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # without graphs, so that they are converted
@@ -197,7 +197,7 @@ def test_openvino_int8_leaves_convolutions_and_first_and_last_products_as_they_a
     """They are little work and most of the error: 0.26 for a trained model with a convolutional stem, 0.018 without
     them."""
     ov = pytest.importorskip("openvino")
-    from vitreous.evaluation.openvino import convert, float_operations
+    from vitreous.inference.openvino import convert, float_operations
 
     model = build(MODELS[name]).eval()
     graph = convert(ov, model, Preprocess(model.config.image))
@@ -210,7 +210,7 @@ def test_openvino_int8_leaves_convolutions_and_first_and_last_products_as_they_a
 
 def test_openvino_int8_leaves_the_first_convolution_and_the_head_of_what_is_made_of_convolutions():
     ov = pytest.importorskip("openvino")
-    from vitreous.evaluation.openvino import convert, float_operations
+    from vitreous.inference.openvino import convert, float_operations
 
     model = create("BiT-R50x1", blocks=(1, 1), width=8, image_size=32, num_classes=3).eval()
     graph = convert(ov, model, Preprocess((32, 32)))

@@ -14,9 +14,9 @@ from tests.conftest import document, say
 from tests.precision import LIMITS, relative_error
 from tests.serving.made import pictures, tiny
 from vitreous.errors import UsageError
-from vitreous.evaluation import engine_choice, openvino
-from vitreous.evaluation.engine import TorchEngine, make_engine
-from vitreous.evaluation.engine_choice import (
+from vitreous.inference import engine_choice, openvino
+from vitreous.inference.engine import TorchEngine, make_engine
+from vitreous.inference.engine_choice import (
     MIN_SPEEDUP,
     RACE_SECONDS,
     alternative_engine,
@@ -26,7 +26,7 @@ from vitreous.evaluation.engine_choice import (
     race_facts,
     read_record,
 )
-from vitreous.evaluation.inference_options import InferenceOptions
+from vitreous.inference.options import InferenceOptions
 from vitreous.serving.http.start import open_served
 from vitreous.serving.predict import load
 from vitreous.serving.runtime import TorchRuntime

@@ -18,7 +18,7 @@ class InferenceOptions:
     """How outputs are computed, in the words of the command line. `auto` is the fastest that is installed.
 
     `precision` auto is bf16 where the device multiplies it in hardware, else fp32; int8 is for the engine `openvino`
-    alone. `engine` auto is PyTorch, or for long jobs the fastest installed engine (`evaluation.engine_choice`);
+    alone. `engine` auto is PyTorch, or for long jobs the fastest installed engine (`inference.engine_choice`);
     `compiled` is PyTorch with compiled blocks, on a GPU. `merge_tokens`: tokens that every block merges (ToMe), faster
     and less exact. `clip_views`: the sets of frames of a clip, and the crops of each, whose logits are averaged
     (`data.clip_views`).

@@ -28,9 +28,9 @@ import torch
 from vitreous.config import to_plain
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import ResourceError, VitreousError
-from vitreous.evaluation.cache import cache_key, installed_version
-from vitreous.evaluation.engine import CHUNK, Engine, InferenceOptions, make_engine
-from vitreous.evaluation.inference_options import Pictures
+from vitreous.inference.engine import CHUNK, Engine, InferenceOptions, make_engine
+from vitreous.inference.graph_cache import cache_key, installed_version
+from vitreous.inference.options import Pictures
 from vitreous.models.names import name_of
 from vitreous.models.zoo import Model
 from vitreous.nn.cuda_graphs import WARM_UP_PASSES

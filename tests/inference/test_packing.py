@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from vitreous.evaluation.packing import pack, unpack
+from vitreous.inference.packing import pack, unpack
 
 
 @pytest.mark.parametrize("masks", [True, False])

@@ -19,7 +19,7 @@ from torch import nn
 from vitreous.config import to_plain
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import ResourceError
-from vitreous.evaluation.libraries import openvino_core
+from vitreous.inference.libraries import openvino_core
 from vitreous.models.zoo import Model
 from vitreous.system.disk import atomic, cache
 from vitreous.system.machine import capabilities
