@@ -11,11 +11,11 @@ from typing import Any
 import torch
 import vitdet
 
-from vitreous.bench import generating, ours
-from vitreous.bench import pretraining as pretraining_steps
-from vitreous.bench.peers import generating as generating_peers
-from vitreous.bench.peers import models, pretraining
-from vitreous.bench.work import Turn, Work
+from vitreous.apps.bench import generating, ours
+from vitreous.apps.bench import pretraining as pretraining_steps
+from vitreous.apps.bench.peers import generating as generating_peers
+from vitreous.apps.bench.peers import models, pretraining
+from vitreous.apps.bench.work import Turn, Work
 from vitreous.inference.engine import TorchEngine
 from vitreous.models.cost import computed, macs
 from vitreous.models.names import configure
@@ -198,7 +198,7 @@ def objective_cases(device: str, tiny: bool) -> list[Case]:
 
 
 def shrink_heads() -> None:
-    """Give the self-supervised objectives of `vitreous.bench` decoders and heads that a CPU computes in a moment."""
+    """Give the self-supervised objectives of `vitreous.apps.bench` decoders and heads that a CPU computes in a moment."""
     table = pretraining_steps.PRETRAINING
     small = {"prototypes": 64, "head_width": 64, "bottleneck": 32}
     smaller = {"mae": {"decoder_width": 32, "decoder_depth": 1, "decoder_heads": 2}, "dino": small, "dinov2": small}

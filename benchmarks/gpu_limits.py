@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from vitreous.bench import ours
-from vitreous.bench.race import work_for
-from vitreous.bench.work import Work
+from vitreous.apps.bench import ours
+from vitreous.apps.bench.race import work_for
+from vitreous.apps.bench.work import Work
 from vitreous.models.zoo import create
 from vitreous.nn.encoder import compile_blocks
 from vitreous.objectives.supervised import Supervised

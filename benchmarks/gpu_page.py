@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from vitreous.bench.report import packages
+from vitreous.apps.bench.report import packages
 from vitreous.system.machine import processor
 
 Row = dict[str, Any]

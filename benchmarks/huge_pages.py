@@ -14,10 +14,10 @@ import time
 from functools import partial
 from pathlib import Path
 
-from vitreous.bench import ours
-from vitreous.bench.race import Lane, race
-from vitreous.bench.report import hardware
-from vitreous.bench.work import Contender, Timing, Turn, Work
+from vitreous.apps.bench import ours
+from vitreous.apps.bench.race import Lane, race
+from vitreous.apps.bench.report import hardware
+from vitreous.apps.bench.work import Contender, Timing, Turn, Work
 from vitreous.system.allocator import wants_huge_pages
 
 WORKS = (

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from vitreous.bench.report import hardware
+from vitreous.apps.bench.report import hardware
 from vitreous.data.augmentation.augment import Augment, mirrored, packed
 from vitreous.data.augmentation.crops import AreaCrop
 from vitreous.data.decoding.decode import read_regular

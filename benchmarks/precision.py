@@ -21,7 +21,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from vitreous.bench.report import hardware, packages
+from vitreous.apps.bench.report import hardware, packages
+from vitreous.apps.export.export import export
 from vitreous.data.keys import permutation
 from vitreous.data.layouts.folder import list_images
 from vitreous.data.loader import EvalLoader
@@ -31,7 +32,6 @@ from vitreous.inference.libraries import setting
 from vitreous.inference.options import InferenceOptions
 from vitreous.models.names import name_of
 from vitreous.reports.opening import data_for, matched, open_bundle
-from vitreous.serving.export.export import export
 from vitreous.serving.predict import load
 from vitreous.system.machine import has_bf16
 

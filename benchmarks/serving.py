@@ -29,7 +29,7 @@ import torch
 from serving_client import Client, Phase, Question, closed_loop, open_loop, pulse, quantile, uploads
 from serving_server import PROGRAM, Server, make_run, photographs, two_cores
 
-from vitreous.bench.report import hardware
+from vitreous.apps.bench.report import hardware
 
 HEAD = (
     "x T*",

@@ -15,7 +15,7 @@ TRICKS = (b"CRASH", b"SPIN", b"EAT")
 
 def trapped(content: bytes, *rest: Any) -> Any:
     """What the child does with a picture."""
-    from vitreous.serving.http.child import reader
+    from vitreous.apps.server.child import reader
 
     if content.endswith(b"CRASH"):
         ctypes.string_at(0)
@@ -30,12 +30,12 @@ def trapped(content: bytes, *rest: Any) -> Any:
 
 def main() -> None:
     if sys.argv[1] != "serve":
-        from vitreous.serving.http.child import serve
+        from vitreous.apps.server.child import serve
 
         serve(trapped)
         return
+    from vitreous.apps.server import decoders
     from vitreous.cli.main import main as vitreous
-    from vitreous.serving.http import decoders
 
     given = decoders.Decoders.__init__.__defaults__ or ()
     decoders.Decoders.__init__.__defaults__ = tuple(

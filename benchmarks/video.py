@@ -18,8 +18,8 @@ from typing import Literal
 import torch
 from windows import engine_turn
 
-from vitreous.bench.race import Lane, race
-from vitreous.bench.work import Contender, Timing, Turn, Work
+from vitreous.apps.bench.race import Lane, race
+from vitreous.apps.bench.work import Contender, Timing, Turn, Work
 from vitreous.inference.engine import InferenceOptions
 from vitreous.system.machine import has_bf16, processor
 

@@ -23,8 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitreous.bench.race import Lane, race
-from vitreous.bench.work import Contender, Timing, Turn, Work
+from vitreous.apps.bench.race import Lane, race
+from vitreous.apps.bench.work import Contender, Timing, Turn, Work
 from vitreous.models.config import SAMConfig
 from vitreous.models.names import configure
 from vitreous.models.zoo import build

@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from vitreous.bench.race import Lane, race
-from vitreous.bench.work import Contender, Timing, Turn, Work
+from vitreous.apps.bench.race import Lane, race
+from vitreous.apps.bench.work import Contender, Timing, Turn, Work
 from vitreous.data.preprocess import Preprocess
 from vitreous.inference.engine import InferenceOptions, make_engine
 from vitreous.models.zoo import create

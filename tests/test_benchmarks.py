@@ -228,7 +228,7 @@ def test_a_processor_rate_counts_neither_start_nor_evaluation_and_is_kept(tmp_pa
 def test_vitdet_is_compared_with_the_same_model_of_plain_modules(monkeypatch):
     from dataclasses import replace
 
-    from vitreous.bench.work import Work
+    from vitreous.apps.bench.work import Work
     from vitreous.models.names import configure
 
     vitdet = script("vitdet")
@@ -256,8 +256,8 @@ def test_vitdet_is_compared_with_the_same_model_of_plain_modules(monkeypatch):
 
 
 def test_pages_of_memory_are_compared_by_processes_that_differ_in_nothing_else(monkeypatch):
-    from vitreous.bench.race import Lane
-    from vitreous.bench.work import Work
+    from vitreous.apps.bench.race import Lane
+    from vitreous.apps.bench.work import Work
 
     pages, switches = script("huge_pages"), []
     monkeypatch.setattr(pages.ours, "train", lambda work: switches.append(pages.os.environ["VITREOUS_HUGE_PAGES"]))
@@ -275,7 +275,7 @@ def test_pages_of_memory_are_compared_by_processes_that_differ_in_nothing_else(m
 
 @pytest.mark.parametrize("name", ["vitdet", "windows", "video"])
 def test_scripts_race_for_the_rounds_and_seconds_that_they_are_told(name, monkeypatch, capsys):
-    from vitreous.bench.work import Timing
+    from vitreous.apps.bench.work import Timing
 
     module, timings = script(name), []
 

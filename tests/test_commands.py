@@ -22,12 +22,12 @@ import torch
 
 import vitreous
 from tests.conftest import make_folder, say
+from vitreous.apps.studies import registry as studies
 from vitreous.cli.main import VERBS, parse, split_settings, verb_of
 from vitreous.config import set_paths
 from vitreous.errors import UsageError
 from vitreous.jobs import doctor
 from vitreous.recipes import registry as recipes
-from vitreous.studies import registry as studies
 from vitreous.weights.convert import convert
 from vitreous.weights.published import PUBLISHED
 

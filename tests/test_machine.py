@@ -12,7 +12,7 @@ import yaml
 
 from tests import other_processor
 from tests.conftest import TINY, document, say
-from vitreous.bench.contenders import contenders
+from vitreous.apps.bench.contenders import contenders
 from vitreous.errors import UsageError
 from vitreous.jobs import doctor
 from vitreous.jobs.train import train

@@ -23,8 +23,10 @@ from typing import TYPE_CHECKING
 from vitreous.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from vitreous.apps.export.export import export as export
+    from vitreous.apps.hub.push import push as push
+    from vitreous.apps.server.start import serve as serve
     from vitreous.jobs.loader import create_loader as create_loader
-    from vitreous.jobs.push import push as push
     from vitreous.jobs.soup import soup as soup
     from vitreous.jobs.train import train as train
     from vitreous.models.config import ViTConfig as ViTConfig
@@ -32,8 +34,6 @@ if TYPE_CHECKING:
     from vitreous.models.vit import ViT as ViT
     from vitreous.reports.evaluate import evaluate as evaluate
     from vitreous.reports.inspect import inspect as inspect
-    from vitreous.serving.export.export import export as export
-    from vitreous.serving.http.start import serve as serve
     from vitreous.serving.predict import load as load
     from vitreous.serving.samples import sample as sample
     from vitreous.weights.bundle import save as save
@@ -51,9 +51,9 @@ _HOMES = {
     "soup": "vitreous.jobs.soup",
     "load": "vitreous.serving.predict",
     "sample": "vitreous.serving.samples",
-    "export": "vitreous.serving.export.export",
-    "push": "vitreous.jobs.push",
-    "serve": "vitreous.serving.http.start",
+    "export": "vitreous.apps.export.export",
+    "push": "vitreous.apps.hub.push",
+    "serve": "vitreous.apps.server.start",
     "save": "vitreous.weights.bundle",
 }
 __all__ = [*_HOMES, "__version__"]

@@ -99,8 +99,8 @@ def build(context: Any) -> None:
 def serve_run(run: Path) -> Iterator[str]:
     """The address of a server of a run at a free port, for as long as the block runs."""
     from vitreous import load
-    from vitreous.serving.http.limits import Settings
-    from vitreous.serving.http.server import running
+    from vitreous.apps.server.limits import Settings
+    from vitreous.apps.server.server import running
 
     with running(load(run), replace(Settings(), port=0, quiet=True), run) as server:
         yield server.address

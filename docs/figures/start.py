@@ -112,8 +112,8 @@ def draw_screenshots(context: Any, runs: dict[str, Path], photo: Path) -> None:
     from dataclasses import replace
 
     from vitreous import load
-    from vitreous.serving.http.limits import Settings
-    from vitreous.serving.http.server import running
+    from vitreous.apps.server.limits import Settings
+    from vitreous.apps.server.server import running
 
     digits, photos = runs["digits"], runs["photos"]
     run_vitreous("inspect", str(photos), str(photo), "--figures", "rollout", "--out", str(context.work / "rollout"))

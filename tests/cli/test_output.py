@@ -157,7 +157,7 @@ def test_data_check_writes_its_page_before_it_prints(trained, tmp_path, monkeypa
 
 
 def test_bench_writes_its_page_before_it_prints(tmp_path, monkeypatch):
-    from vitreous.bench import report, run
+    from vitreous.apps.bench import report, run
 
     monkeypatch.setattr(run, "bench", lambda *words: [])
     monkeypatch.setattr(report, "document", lambda races: {"hardware": "h", "peak": {}, "rows": []})

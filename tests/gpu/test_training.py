@@ -33,13 +33,13 @@ from tests.gpu.support import (
     stop_after,
     supervised_session,
 )
+from vitreous.apps.export.export import export
 from vitreous.data.augmentation.augment import Augment
 from vitreous.errors import NonFiniteError
 from vitreous.jobs.train import train
 from vitreous.nn.cuda_graphs import CapturedPasses
 from vitreous.objectives.supervised import SupervisedConfig
 from vitreous.reports.evaluate import evaluate
-from vitreous.serving.export.export import export
 from vitreous.serving.predict import load
 from vitreous.system.native import native
 from vitreous.training import loop, probe

@@ -13,6 +13,7 @@ import torch
 from tests.conftest import document, say
 from tests.precision import LIMITS, relative_error
 from tests.serving.made import pictures, tiny
+from vitreous.apps.server.start import open_served
 from vitreous.errors import UsageError
 from vitreous.inference import engine_choice, openvino
 from vitreous.inference.engine import TorchEngine, make_engine
@@ -27,7 +28,6 @@ from vitreous.inference.engine_choice import (
     read_record,
 )
 from vitreous.inference.options import InferenceOptions
-from vitreous.serving.http.start import open_served
 from vitreous.serving.predict import load
 from vitreous.serving.runtime import TorchRuntime
 

@@ -12,6 +12,8 @@ from PIL import Image
 import vitreous
 from tests.data.arrays import ball, wave, write_balls, write_signal, write_waves
 from tests.objectives.test_clips import Notes
+from vitreous.apps.server.limits import Limits
+from vitreous.apps.server.model import prepare
 from vitreous.data.preprocess import scaled
 from vitreous.errors import DataError, UsageError
 from vitreous.models.names import name_of
@@ -20,8 +22,6 @@ from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.recipe import DatasetInfo
 from vitreous.reports.figures.slices import middle
 from vitreous.reports.inspect import inspect
-from vitreous.serving.http.limits import Limits
-from vitreous.serving.http.model import prepare
 from vitreous.serving.predict import load
 from vitreous.weights.bundle import load_bundle
 

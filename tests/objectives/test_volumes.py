@@ -10,6 +10,8 @@ import torch
 import vitreous
 from tests.data.annotations.scenery import write_maps
 from tests.data.annotations.solids import AFFINE, solid, write_solids, write_volume
+from vitreous.apps.server.limits import Limits
+from vitreous.apps.server.model import prepare
 from vitreous.data.annotations.drawing import middle_planes
 from vitreous.data.augmentation.scenes import Scenes
 from vitreous.data.copies.dedup import dedup
@@ -20,8 +22,6 @@ from vitreous.errors import DataError, UsageError
 from vitreous.inference.tiles import class_map, segment
 from vitreous.models.names import configure, name_of
 from vitreous.objectives.segmentation import SegmentationConfig
-from vitreous.serving.http.limits import Limits
-from vitreous.serving.http.model import prepare
 from vitreous.weights.bundle import load_bundle
 
 OPTIONS = {

@@ -16,6 +16,7 @@ from PIL import Image
 
 from tests.browser import find_chromium, needs_chromium
 from tests.conftest import TINY, make_folder, picture
+from vitreous.apps.server.watch import PANELS
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Arrays, Data
 from vitreous.evaluation.classification import judge
@@ -33,7 +34,6 @@ from vitreous.reports.pages.plots import CELL_FONTS, COLOURS, DIGIT_WIDTH, FINE_
 from vitreous.reports.pages.report import CELLS, NAMES, ROWS, write_report
 from vitreous.reports.pages.thumbnails import heat_map, scale_map
 from vitreous.reports.pages.unlabelled import CURVES, measured_curves, rank_scale
-from vitreous.serving.watch import PANELS
 from vitreous.training.folder import Folder
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.tasks import Classification

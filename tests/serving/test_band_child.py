@@ -11,7 +11,7 @@ SCRIPT = """
 import pickle, resource, sys
 contents = pickle.loads(sys.stdin.buffer.read())
 from vitreous.data.preprocess import Preprocess
-from vitreous.serving.http import child
+from vitreous.apps.server import child
 child.prepare()
 resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
 preprocess = Preprocess((32, 32), 5, (0.3,) * 5, (0.1,) * 5, numbers="float32")

@@ -13,18 +13,18 @@ import torch
 from PIL import Image
 
 import vitreous
+from tests.apps.server.test_page import Visit, browser, expect  # noqa: F401
 from tests.browser import needs_chromium
 from tests.data.films import moving, write_moves
 from tests.serving.asking import Site, form
-from tests.serving.test_page import Visit, browser, expect  # noqa: F401
+from vitreous.apps.server.limits import Limits, Settings
+from vitreous.apps.server.server import running
 from vitreous.cli.main import main
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import DataError, UsageError
 from vitreous.models.names import configure
 from vitreous.models.zoo import build
 from vitreous.serving.attention_api import AttentionRequest, attention
-from vitreous.serving.http.limits import Limits, Settings
-from vitreous.serving.http.server import running
 from vitreous.serving.predict import load
 from vitreous.serving.sources import source
 from vitreous.weights.bundle import Bundle

@@ -9,11 +9,11 @@ from tests.data.hostile import corpus
 from tests.precision import answers_in, same_answers
 from tests.serving.asking import Site, file, save_bundle
 from tests.serving.made import read_for
+from vitreous.apps.server.limits import PIXELS
+from vitreous.apps.server.server import running
 from vitreous.data.decoding.decode import upright_size
 from vitreous.errors import DataError
 from vitreous.inference.options import InferenceOptions
-from vitreous.serving.http.limits import PIXELS
-from vitreous.serving.http.server import running
 from vitreous.serving.predict import load
 
 

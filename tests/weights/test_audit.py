@@ -13,7 +13,7 @@ FILES = {path.relative_to(ROOT).as_posix(): path for path in sorted(ROOT.rglob("
 #: what may be called or imported in these files only; nowhere, where there are none
 ALLOWED = {
     "torch.load": {"weights/unpickle.py"},
-    "torch.export.load": {"serving/export/formats.py"},  # what was written a moment before, to be judged; no other
+    "torch.export.load": {"apps/export/formats.py"},  # what was written a moment before, to be judged; no other
     "pickletools": {"weights/pickled.py"},  # tells a pickle's instructions apart, and follows none
     "pickle": {"weights/pickled.py"},  # follows those that `scan` passed, with descriptions in the place of every name
 }

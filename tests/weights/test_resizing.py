@@ -25,10 +25,10 @@ from torch import Tensor
 from tests.conftest import say
 from tests.weights import peers
 from tests.weights.peers import difference, images, timm_vit
+from vitreous.apps.server import start
 from vitreous.errors import UsageError, VitreousError, WeightsError
 from vitreous.models.config import BiTConfig, ViTConfig
 from vitreous.nn.grid import RESIZE
-from vitreous.serving.http import start
 from vitreous.serving.predict import load
 from vitreous.weights import google
 from vitreous.weights.adopt import open_weights

@@ -50,9 +50,9 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     import sys
     from pathlib import Path
 
-    from vitreous.bench import report
-    from vitreous.bench.run import bench
-    from vitreous.bench.work import Timing
+    from vitreous.apps.bench import report
+    from vitreous.apps.bench.run import bench
+    from vitreous.apps.bench.work import Timing
     from vitreous.errors import ResourceError
     from vitreous.system.disk import write_text
 

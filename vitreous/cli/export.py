@@ -44,7 +44,7 @@ class Options(WeightsOptions):
 
 def run(options: Options, console: Console) -> dict[str, Any]:
     """Export, and print how the file compares with the original."""
-    from vitreous.serving.export.export import export
+    from vitreous.apps.export.export import export
 
     o = options
     max_loss = "any" if o.accept_loss else o.max_loss

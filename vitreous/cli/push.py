@@ -39,8 +39,8 @@ class Options:
 
 def run(options: Options, console: Console) -> dict[str, Any]:
     """Push, and print where it is."""
+    from vitreous.apps.hub.push import push
     from vitreous.cli.console import readable_bytes
-    from vitreous.jobs.push import push
 
     o = options
     document = push(

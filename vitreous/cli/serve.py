@@ -11,7 +11,7 @@ from vitreous.cli.console import Console
 from vitreous.weights.options import ReadingOptions
 
 if TYPE_CHECKING:
-    from vitreous.serving.http.server import Server
+    from vitreous.apps.server.server import Server
 
 
 @dataclass(frozen=True)
@@ -70,10 +70,10 @@ def run(options: Options, console: Console) -> NoReturn:
     import os
     import sys
 
+    from vitreous.apps.server.start import serve, settings_of
     from vitreous.cli.inference import print_notes
     from vitreous.errors import Interrupted
     from vitreous.inference.options import InferenceOptions
-    from vitreous.serving.http.start import serve, settings_of
 
     settings, token = settings_of(options)
     how = InferenceOptions(options.device, options.precision, options.engine)

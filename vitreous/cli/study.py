@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from vitreous.apps.studies.options import StudyOptions as Options
 from vitreous.cli.console import Console
 from vitreous.errors import UsageError
-from vitreous.studies.options import StudyOptions as Options
 
 __all__ = ["Options", "run"]
 
@@ -18,16 +18,16 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         if options != Options():
             raise UsageError("no study is named", "vitreous study NAME; `vitreous study` lists them")
         return list_studies(console)
-    from vitreous.studies.registry import find
+    from vitreous.apps.studies.registry import find
 
     study = find(options.name)  # what cannot be is refused before PyTorch is imported
-    from vitreous.studies.conduct import conduct
+    from vitreous.apps.studies.conduct import conduct
 
     if options.dry_run:
         return print_plan(conduct(options, console), console)
     document = conduct(options, console)
+    from vitreous.apps.studies.page import points
     from vitreous.reports.pages.formats import format_figure
-    from vitreous.studies.page import points
 
     def text(value: float | None) -> str:
         return "-" if value is None else format_figure(document["figure"], value)
@@ -51,9 +51,9 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
 def list_studies(console: Console) -> dict[str, Any]:
     """Print every study with what it costs at each scale."""
-    from vitreous.studies.planning import cost_text, counted_cost
-    from vitreous.studies.registry import STUDIES
-    from vitreous.studies.study import SCALES
+    from vitreous.apps.studies.planning import cost_text, counted_cost
+    from vitreous.apps.studies.registry import STUDIES
+    from vitreous.apps.studies.study import SCALES
 
     listed, rows = [], []
     for study in STUDIES.values():

@@ -27,7 +27,7 @@ class Options:
 def run(options: Options, console: Console) -> None:
     """Show the page until Ctrl-C or SIGTERM."""
     check_installed(("starlette", "uvicorn"), "serve")
-    from vitreous.serving.watch import watch
+    from vitreous.apps.server.watch import watch
 
     def report_address(address: str) -> None:
         console.document({"run": options.run, "address": address})

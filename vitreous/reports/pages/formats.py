@@ -1,8 +1,8 @@
 """Numbers and names as pages show them.
 
 A probability, a share of attention or of variance has two significant digits (`format_share`, and `percent` of
-serving/page/page.js). A measured figure has two decimals, as on the command line, and one in its interval and in the
-figures of a class.
+apps/server/page/page.js). A metric has two decimals, as on the command line, and one in its interval and in the metrics
+of a class.
 """
 
 from __future__ import annotations

@@ -1,0 +1,63 @@
+"""Contenders of the tests, apart from them: the process of each imports this, and nothing that takes seconds."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import numpy as np
+
+from vitreous.apps.bench.work import Answering
+
+
+def steady(work, rate=100.0):
+    """Does `rate` images a second, however late a busy machine wakes it."""
+
+    def turn():
+        begun = time.perf_counter()
+        time.sleep(0.01)
+        return rate * (time.perf_counter() - begun)
+
+    return turn
+
+
+def leaning(work):
+    """A tenth off."""
+    return Answering(
+        steady(work), lambda: np.array([[3.0, 4.5]], np.float32), lambda: np.array([[3.0, 4.0]], np.float32)
+    )
+
+
+def zero(work):
+    """Answers nothing, exactly."""
+    return Answering(steady(work), lambda: np.zeros((1, 2)), lambda: np.zeros((1, 2)))
+
+
+def broken(work):
+    raise ValueError("nothing here\nand more")
+
+
+def dying(work):
+    os._exit(7)
+
+
+def late(work):
+    calls = []
+
+    def turn():
+        calls.append(None)
+        if len(calls) > 1:
+            raise RuntimeError("tired")
+        return 1.0
+
+    return turn
+
+
+def parent(work):
+    """Has a process of its own, as loaders have."""
+    import multiprocessing
+
+    child = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(0,))
+    child.start()
+    child.join()
+    return lambda: time.sleep(0.01) or 1.0

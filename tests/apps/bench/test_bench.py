@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+import importlib.util
+import json
+from functools import partial
+
+import pytest
+import torch
+from PIL import Image
+
+from tests.apps.bench.field import broken, dying, late, leaning, parent, steady, zero
+from tests.conftest import document, say
+from tests.precision import LIMITS
+from vitreous.apps.bench import race as race_module
+from vitreous.apps.bench import report
+from vitreous.apps.bench.contenders import TASKS, contenders, limits
+from vitreous.apps.bench.race import Lane, race
+from vitreous.apps.bench.run import bench
+from vitreous.apps.bench.work import Answering, Contender, Timing, Work
+from vitreous.errors import DataError, UsageError
+from vitreous.system.machine import pick_precision
+
+WORK = Work("inference", "ViT-32x1/8", 16, 2)
+
+
+@pytest.mark.parametrize("device, runs", [("cpu", [1] * 8), ("cuda:0", [1, 2, 4, 1])])
+def test_timing_waits_for_a_gpu_after_twice_as_many_turns_each_time(monkeypatch, device, runs):
+    """A fake clock: a turn on the CPU takes a second, a GPU does the turns that were launched when it is waited for."""
+    clock, launched, seen = [0.0], [0], []
+
+    def turn() -> float:
+        launched[0] += 1
+        return 2.0
+
+    def wait(device: str) -> None:
+        clock[0] += launched[0]
+        seen.append(launched[0])
+        launched[0] = 0
+
+    monkeypatch.setattr(race_module, "synchronise", wait)
+    monkeypatch.setattr(race_module.time, "perf_counter", lambda: clock[0])
+    assert race_module.work_for(7.5, turn, device) == (16.0, 8.0)
+    assert seen == runs
+
+
+FIELD = [
+    Contender("vitreous", "default", partial(steady, rate=300.0), ours=True),
+    Contender("peer", "default", steady),
+    Contender("peer", "best", partial(steady, rate=200.0)),
+    Contender("parent", "default", parent),
+    Contender("leaning", "default", leaning),
+    Contender("zero", "default", zero),
+    Contender("broken", "default", broken),
+    Contender("dying", "default", dying),
+    Contender("late", "default", late),
+    Contender("absent", "default", steady, needs="no_such_package"),
+]
+
+
+@pytest.fixture(scope="module")
+def lanes():
+    return race(WORK, FIELD, Timing(2, 0.05))
+
+
+def test_whoever_fails_says_why_and_the_others_go_on(lanes):
+    assert [lane.contender.label for lane in lanes] == [c.label for c in FIELD[:-1]]
+    assert [lane.failure for lane in lanes] == [None] * 6 + [
+        "ValueError: nothing here",
+        "its process ended",
+        "RuntimeError: tired",
+    ]
+    assert [len(lane.rates) for lane in lanes] == [2, 2, 2, 2, 2, 2, 0, 0, 0]
+    assert all(lane.memory > 10 * 2**20 for lane in lanes[:3])
+
+
+@pytest.mark.parametrize(
+    "ours, peer, ratio, reason",
+    [
+        ([300, 310, 305], [100, 101, 99], 305 / 100, None),
+        ([3600, 3627, 3700], [60, 100, 360], None, "rounds of peer, default differ by a factor of 6.0"),
+        ([103, 105, 107], [90, 100, 110], None,
+         "rounds of peer, default differ by a factor of 1.22, the two contenders by less"),
+    ],
+)  # fmt: skip
+def test_a_ratio_is_withheld_where_rounds_differ_more(ours, peer, ratio, reason):
+    lanes = [
+        Lane(Contender("vitreous", "default", steady, ours=True), ours),
+        Lane(Contender("peer", "default", steady), peer),
+    ]
+    race = report.Race(WORK, lanes, [])
+    row = report.rows(race)[0]
+    assert (row["ratio"], row["ratio_withheld"]) == (ratio and pytest.approx(ratio), reason)
+    assert report.describe_withheld_ratios(race) == ([f"no ratio of vitreous, default: {reason}"] if reason else [])
+    assert report.table(race)[1][0][2] == ("-" if reason else "3.05")
+    assert (f"No ratio of vitreous, default: {reason}." in report.markdown([race], "bench", 3)) == bool(reason)
+
+
+def test_ratios_are_to_the_first_peer_and_fractions_of_the_peak_in_the_same_race(lanes):
+    from vitreous.models.cost import computed, macs
+    from vitreous.models.names import configure
+
+    limit = [Lane(Contender("peak", "fp32", steady), [1e9, 1e9])]
+    found = report.document([report.Race(WORK, lanes, limit)])
+    rows = found["rows"]
+    assert rows[0]["ratio"] == pytest.approx(3.0, rel=0.2) and rows[1]["ratio"] == 1.0
+    assert rows[0]["ratio_to"] == "peer, default"
+    for row, cost in zip(rows, (computed, macs), strict=False):  # ours leaves out what nobody reads
+        operations = 2 * cost(configure("ViT-32x1/8", 16))
+        assert row["fraction_of_peak"] == pytest.approx(row["images_per_second"] * operations / found["peak"]["fp32"])
+    page = report.markdown([report.Race(WORK, lanes, limit)], "vitreous bench", 2)
+    assert "| vitreous, default |" in page and "failed: ValueError: nothing here" in page and "`vitreous bench`" in page
+
+
+def test_who_can_say_how_exact_it_is_does_so_at_the_end(lanes):
+    found = {lane.contender.name: lane.error for lane in lanes}
+    assert found.pop("leaning") == pytest.approx(0.1) and set(found.values()) == {None}
+    whole = report.Race(WORK, lanes, [])
+    assert [row["logit_error"] for row in report.document([whole])["rows"]].count(None) == len(lanes) - 1
+    page = report.markdown([whole], "vitreous bench", 2)
+    assert "| logit error |" in page and "| 0.1 |" in page
+    without = report.Race(WORK, [lane for lane in lanes if lane.error is None], [])
+    assert "ogit error" not in report.markdown([without], "vitreous bench", 2)
+
+
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory):
+    home = tmp_path_factory.mktemp("photographs")
+    for index in range(3):
+        Image.new("RGB", (40 + index, 30), (index * 80, 10, 200)).save(home / f"{index}.jpg")
+    return str(home)
+
+
+def bound_of(contender):
+    """How far a contender's logits may be from float32's, relative. Ours computes by default in what the processor
+    multiplies."""
+    if "int8" in contender.settings:
+        return 0.2
+    if not contender.ours:  # peers round the residual stream to bfloat16 too
+        return 0.05 if "bf16" in contender.settings else LIMITS["fp32"]
+    return LIMITS["fp32" if "fp32" in contender.settings else pick_precision("auto", "cpu")]
+
+
+@pytest.mark.parametrize(
+    "task", [pytest.param(task, marks=[pytest.mark.processor] * (task == "inference")) for task in TASKS]
+)
+def test_every_contender_that_is_installed_does_its_work(task, photographs):
+    """But for the compiled ones and OpenVINO's, which take minutes to build and are tried by the benchmark itself."""
+    work = Work(task, "DiT-32x1/8" if task in ("dit", "sample") else "ViT-32x1/8", 16, 2, "cpu", photographs)
+    for contender in contenders(task, "cpu"):
+        slow = "compiled" in contender.settings or "openvino" in contender.label
+        if not slow and importlib.util.find_spec(contender.needs):
+            turn = contender.build(work)
+            assert turn() > 0, contender.label
+            if isinstance(turn, Answering):
+                assert (turn.error() or 0.0) < bound_of(contender), contender.label
+
+
+def test_the_peak_counts_operations():
+    for contender in limits("train", "cpu"):
+        assert contender.build(WORK)() in (2 * 2048**3, torch.get_num_threads() * 2 * 2048**3)
+
+
+@pytest.mark.parametrize(
+    "options, error, words",
+    [
+        ({"tasks": ["flight"]}, UsageError, "no task flight"),
+        ({"tasks": ["predict"]}, UsageError, "--images"),
+        ({"tasks": ["loader"], "images": "nowhere"}, DataError, "no images in nowhere"),
+        ({"only": ["nobody"]}, UsageError, "nobody matches nobody"),
+        ({"timing": Timing(rounds=0)}, UsageError, "at least 1"),
+        ({"image_size": 17}, UsageError, "not a multiple"),
+        ({"models": ["ViT-X/16"]}, UsageError, "unknown model"),
+        ({"tasks": ["dit"]}, UsageError, "ViT-S/16 makes no images"),
+        ({"models": ["DiT-S/2"]}, UsageError, "DiT-S/2 makes images"),
+    ],
+)
+def test_what_cannot_be_measured(options, error, words):
+    with pytest.raises(error) as caught:
+        bench(**options)
+    assert words in f"{caught.value.message} {caught.value.hint}"
+
+
+def test_the_verb_prints_a_document_and_writes_a_page(tmp_path):
+    words = [
+        "--models",
+        "ViT-32x1/8",
+        "--image-size",
+        "16",
+        "--batch-sizes",
+        "2",
+        "--rounds",
+        "1",
+        "--seconds",
+        "0.05",
+        "--tasks",
+        "inference",
+        "--profile",
+    ]
+    result = say("bench", *words, "--seconds", "0.05", "--only", "vitreous, fp32", "--out", str(tmp_path), "--json")
+    found = document(result)
+    assert [row["task"] for row in found["rows"]] == ["inference"]
+    keys = {
+        "task",
+        "model",
+        "image_size",
+        "batch_size",
+        "contender",
+        "settings",
+        "images_per_second",
+        "fraction_of_peak",
+        "peak_memory_bytes",
+    }
+    assert all({*keys, "peak_memory_bytes"} <= set(row) and row["images_per_second"] > 0 for row in found["rows"])
+    assert found["peak"]["fp32"] > 1e9
+    (page,) = tmp_path.iterdir()
+    assert page.name.endswith("threads.md") and "inference" in page.name
+    assert "vitreous bench --models" in page.read_text()
+    assert sum(found["rows"][0]["profile"]["shares"].values()) == pytest.approx(1)
+    assert "| outside operators | " in page.read_text()
+    json.dumps(found)

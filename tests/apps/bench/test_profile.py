@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from vitreous.apps.bench.profile import NAMES, OTHER, OUTSIDE, WHOLE, Event, group_of, profile_turn, summarise
+from vitreous.apps.bench.run import bench
+from vitreous.apps.bench.work import Timing
+from vitreous.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    "operator, group",
+    [
+        ("aten::addmm", "products"),
+        ("aten::baddbmm", "products"),
+        ("mkldnn::_linear_pointwise", "products"),
+        ("aten::mkldnn_convolution", "products"),
+        ("aten::_scaled_dot_product_flash_attention_for_cpu", "attention, fused"),
+        ("aten::_softmax_backward_data", "softmax"),
+        ("aten::native_layer_norm_backward", "norms"),
+        ("aten::gelu_backward", "GELU"),
+        ("aten::_fused_adamw_", "optimiser"),
+        ("aten::copy_", "copies and layout"),
+        ("aten::empty_strided", "memory"),
+        ("aten::add_", "sums and other elementwise"),
+        ("AddmmBackward0", OTHER),
+    ],
+)
+def test_an_operator_has_one_group(operator, group):
+    assert group_of(operator) == group
+
+
+def test_the_time_of_a_turn_is_shared_out_over_the_cores_that_worked():
+    """Two seconds: half of one in a product on all cores, then two threads, one of them idle for half of the rest."""
+    events = [
+        Event(WHOLE, 1, 0.1),
+        Event("aten::mm", 1, 0.5),
+        Event("aten::gelu", 2, 1.5),
+        Event("aten::copy_", 3, 0.25),
+        Event("aten::copy_", 3, 0.5),
+    ]
+    profile = summarise(events, elapsed=2.0, turns=2, top=2)
+    assert profile.shares["products"] == pytest.approx(0.25)
+    assert profile.shares["GELU"] == pytest.approx(0.375)
+    assert profile.shares["copies and layout"] == pytest.approx(0.1875)
+    assert profile.shares[OUTSIDE] == pytest.approx(0.1875)
+    assert sum(profile.shares.values()) == pytest.approx(1) and list(profile.shares) == list(NAMES)
+    assert profile.seconds == 1.0
+    assert profile.operators == [("aten::gelu", 0.5, pytest.approx(0.375)), ("aten::mm", 0.5, pytest.approx(0.25))]
+
+
+def test_recording_sees_the_operators_of_a_turn():
+    left = torch.randn(256, 256)
+
+    def turn() -> float:
+        _ = (left @ left).softmax(-1)
+        return 1.0
+
+    profile = profile_turn(turn, 0.02)
+    (product,) = (calls for name, calls, _ in profile.operators if name == "aten::mm")
+    assert product == 1 and profile.shares["products"] > 0 and profile.shares["softmax"] > 0
+    assert profile.shares["optimiser"] == 0
+
+
+def test_what_cannot_be_recorded_is_refused(monkeypatch):
+    monkeypatch.setattr("vitreous.apps.bench.run.pick_device", lambda device: "cuda")
+    with pytest.raises(UsageError, match="what a CPU does"):
+        bench(timing=Timing(profile=True))

@@ -1,0 +1,549 @@
+"""An exported file answers as the model that it was made of, wherever it is run; and one that does not is not there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests import contracts
+from tests.conftest import document, picture, say
+from tests.data.hostile import corpus
+from tests.precision import PROBABILITY, answers_in, same_answers
+from vitreous.apps.export import export as verb
+from vitreous.apps.export import graph, proof
+from vitreous.apps.export.export import export
+from vitreous.apps.export.formats import FORMS, ExportTarget, Form
+from vitreous.data.preprocess import Preprocess
+from vitreous.errors import DataError, UsageError, VitreousError, WeightsError
+from vitreous.inference.options import InferenceOptions
+from vitreous.models.config import BiTConfig, ConvStemConfig, StemConfig, SwinConfig, ViTConfig
+from vitreous.models.zoo import build
+from vitreous.nn import grid
+from vitreous.serving import export_file
+from vitreous.serving.card import card_of
+from vitreous.serving.exported import OnnxRuntime
+from vitreous.serving.predict import load
+from vitreous.weights.bundle import Bundle, load_bundle
+from vitreous.weights.tasks import Classification, Features
+
+pytestmark = pytest.mark.usefixtures("without_pages")  # training is repeated many times
+
+onnx = pytest.importorskip("onnx")
+ort = pytest.importorskip("onnxruntime")
+
+GUIDE = Path(__file__).parents[3] / "docs" / "export.md"
+SMALL = {"image": (16, 24), "patch": (8, 8), "classes": 3, "width": 16, "depth": 1, "heads": 2, "hidden": 24}
+
+
+def made(place: Path, config, seed: int = 0, **told) -> Bundle:
+    """A bundle with random weights, none of them zero."""
+    torch.manual_seed(seed)
+    model = build(config).eval()
+    contracts.randomise(model)
+    mean, std = ((values * config.channels)[: config.channels] for values in ((0.4, 0.5, 0.6), (0.2, 0.25, 0.3)))
+    names = ("ant", "bée", "cat")
+    preprocess = Preprocess((config.image[0], config.image[1]), config.channels, mean, std, share=0.9)
+    bundle = Bundle(model, Classification(names, **{"temperature": 1.5, **told}), preprocess)
+    bundle.save(place)
+    return bundle
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory) -> Path:
+    """`bundle`, ten `photos`, and what `vitreous export` made of them."""
+    home = tmp_path_factory.mktemp("exported")
+    made(home / "bundle", ViTConfig(**SMALL))
+    (home / "photos").mkdir()
+    for seed in range(10):
+        picture(seed, (30 + seed, 40), seed).save(home / "photos" / f"{seed}.png")
+    said = document(say("export", str(home / "bundle"), "--images", str(home / "photos"), "--json"))
+    (home / "said.json").write_text(json.dumps(said))
+    return home
+
+
+@pytest.fixture(scope="module")
+def file(home) -> Path:
+    return home / "bundle" / "model.onnx"
+
+
+def independent(path: Path, pixels: np.ndarray) -> np.ndarray:
+    """What a program says that knows ONNX and the file's metadata alone: (n, C, *image) pixels -> (n, K) logits."""
+    session = ort.InferenceSession(os.fspath(path), providers=["CPUExecutionProvider"])
+    told = session.get_modelmeta().custom_metadata_map
+    mean, std = (np.array(json.loads(told[name]))[:, None, None] for name in ("mean", "std"))
+    return session.run(["logits"], {"images": ((pixels - mean) / std).astype(np.float32)})[0]
+
+
+def direct(bundle: Bundle, pixels: np.ndarray) -> np.ndarray:
+    """What PyTorch says."""
+    with torch.inference_mode():
+        return bundle.model(bundle.preprocess.normalise(torch.from_numpy(pixels))).numpy()
+
+
+def noise(count: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(count).integers(0, 256, (count, *shape), dtype=np.uint8)
+
+
+def test_it_tells_what_it_proved(home, file):
+    (told,) = json.loads((home / "said.json").read_text())["exports"]
+    assert (told["format"], told["file"], told["images"]) == ("onnx", str(file), 10)
+    assert told["bytes"] == file.stat().st_size and told["sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
+    assert told["max_abs_logit_difference"] < 1e-4 and told["top1_agreement"] == 1 and told["top1"] is None
+    assert told["images_per_second"] > 0 and told["original_images_per_second"] > 0
+    assert sorted(path.name for path in file.parent.iterdir()) == ["model.json", "model.onnx", "weights.safetensors"]
+
+
+@pytest.mark.parametrize("to", ["onnx", "torch", "openvino"])
+def test_an_encoder_without_a_head_gives_features(home, to, tmp_path):
+    if to == "openvino":
+        pytest.importorskip("openvino")
+    torch.manual_seed(0)
+    model = contracts.randomise(build(ViTConfig(**{**SMALL, "classes": 0})).eval())
+    bundle = Bundle(model, Features(), Preprocess((16, 24)))
+    bundle.save(tmp_path / "encoder")
+    (row,) = export(tmp_path / "encoder", to, images=[str(home / "photos")])["exports"]
+    assert row["outputs"] == "features" and row["max_abs_logit_difference"] < 1e-4 and row["top1"] is None
+    if to == "torch":
+        return
+    exported, pixels = load(row["file"], headless=True), noise(3, 3, 16, 24)
+    assert np.allclose(exported.runtime.features(pixels), direct(bundle, pixels), atol=1e-4)
+    with pytest.raises(UsageError, match="has no head"):
+        exported.predict(home / "photos" / "0.png")
+
+
+def test_features_that_turned_are_not_the_same():
+    card, ours = SimpleNamespace(classes=(), pixel_classes=(), multilabel=False), np.eye(3)
+    assert proof.agreement(ours, 2 * ours, card) == 1
+    turned = ours + [[0.0, 0.2, 0.0], [0.0, 0.0, 0.0], [0.1, 0.0, 0.0]]  # by 11 and 6 degrees
+    assert proof.agreement(ours, turned, card) == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize("batch", [1, 3, 65])
+def test_a_program_that_knows_onnx_alone_gets_the_same_logits(home, file, batch):
+    pixels = noise(batch, 3, 16, 24)
+    assert np.abs(independent(file, pixels) - direct(load_bundle(home / "bundle"), pixels)).max() < 1e-4
+
+
+def test_features_are_what_the_head_reads(home, file):
+    bundle, pixels = load_bundle(home / "bundle"), noise(3, 3, 16, 24)
+    with torch.inference_mode():
+        images = bundle.preprocess.normalise(torch.from_numpy(pixels))
+        expected = bundle.model.pool(bundle.model.features(images)).numpy()
+    assert np.abs(OnnxRuntime(file).features(pixels) - expected).max() < 1e-4
+
+
+@pytest.mark.processor
+def test_every_odd_file_is_answered_the_same_way_or_refused_for_the_same_reason(home, file, tmp_path):
+    """In float32 to 1e-5. By default the run may compute in bfloat16, as the file never does: then as near as that
+    comes."""
+    paths = []
+    for case in corpus():
+        paths.append(tmp_path / case.name)
+        paths[-1].write_bytes(case.content)
+    exported = load(file).predict(paths, bad_images="skip")
+    for precision in PROBABILITY:
+        run = load(home / "bundle", InferenceOptions(precision=precision)).predict(paths, bad_images="skip")
+        assert [answer.error for answer in run] == [answer.error for answer in exported]
+        good = [(a, b) for a, b in zip(run, exported, strict=True) if a.error is None]
+        assert len(good) > 20 and len(good) < len(paths)
+        assert same_answers(*zip(*good, strict=True), precision), precision
+
+
+def test_the_file_and_the_run_agree_as_their_precisions_do(home, file, processor):
+    """The run by default, as each kind of processor computes it; the file in float32 whatever the processor."""
+    photos = sorted((home / "photos").iterdir())
+    run, exported = load(home / "bundle"), load(file)
+    assert (run.runtime.precision, exported.runtime.precision) == (processor, "fp32")
+    assert same_answers(run.predict(photos), exported.predict(photos), processor)
+
+
+def test_an_answer_does_not_depend_on_the_images_beside_it(file):
+    runtime, pixels = OnnxRuntime(file), noise(7, 3, 16, 24)
+    assert runtime.session.get_session_options().get_session_config_entry("session.intra_op.allow_spinning") == "0"
+    together = runtime.logits(pixels)
+    assert all(np.array_equal(runtime.logits(pixels[i : i + 1])[0], together[i]) for i in range(7))
+
+
+def test_predict_takes_the_file_and_never_imports_torch(home, file):
+    code = f"""
+import sys
+from vitreous.cli.main import command
+command(["predict", {str(file)!r}, {str(home / "photos" / "3.png")!r}, "--json"])
+assert "torch" not in sys.modules
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    answers = answers_in(document(found)["predictions"])
+    for precision in PROBABILITY:
+        run = load(home / "bundle", InferenceOptions(precision=precision)).predict([home / "photos" / "3.png"])
+        assert same_answers(run, answers, precision), precision
+
+
+def test_the_guide_s_script_runs_and_says_what_predict_says(home, file, tmp_path, capsys, monkeypatch):
+    script = re.search(r"```python\n(import json.*?)```", GUIDE.read_text("utf-8"), re.S)
+    assert script
+    (tmp_path / "ask.py").write_text(script[1], "utf-8")
+    Image.fromarray(np.asarray(picture(5, (50, 70)))).save(tmp_path / "dog.png")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["ask.py", str(file), "dog.png"])
+    runpy.run_path("ask.py")
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    (expected,) = load(file).predict([tmp_path / "dog.png"])
+    assert tuple(row[0] for row in rows) == expected.names
+    assert np.allclose([float(row[1]) for row in rows], expected.probabilities, atol=1e-4)
+
+
+def test_a_flipped_bit_anywhere_is_noticed(file, tmp_path):
+    raw, chance = file.read_bytes(), random.Random(0)
+    OnnxRuntime(file)
+    bad = tmp_path / "bad.onnx"
+    for place in (0, 1, len(raw) - 1, len(raw) - 40, len(raw) - 70, *(chance.randrange(len(raw)) for _ in range(60))):
+        bad.write_bytes(raw[:place] + bytes([raw[place] ^ 1 << chance.randrange(8)]) + raw[place + 1 :])
+        with pytest.raises(WeightsError):
+            OnnxRuntime(bad)
+    for cut in (0, 10, len(raw) // 2, len(raw) - 1):
+        bad.write_bytes(raw[:cut])
+        with pytest.raises(WeightsError):
+            OnnxRuntime(bad)
+    bad.write_bytes(raw + b"\0")
+    assert say("predict", str(bad), str(file)).returncode == 4
+
+
+def test_whatever_the_bytes_looking_into_them_ends_in_a_refusal_or_an_answer(file):
+    raw, chance = file.read_bytes(), random.Random(1)
+    for _ in range(300):
+        part = bytearray(raw[: chance.randrange(3000)])
+        for _ in range(chance.randrange(8)):
+            if part:
+                part[chance.randrange(len(part))] = chance.randrange(256)
+        try:
+            list(export_file.tensors_in(export_file.parse_onnx(bytes(part), Path("x.onnx"))))
+        except WeightsError:
+            continue
+
+
+def test_tensors_in_other_files_are_refused(file, tmp_path):
+    graph = onnx.load(os.fspath(file))
+    tensor = graph.graph.initializer[0]
+    tensor.ClearField("raw_data")
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value="../../etc/passwd")
+    del graph.metadata_props[[p.key for p in graph.metadata_props].index("sha256")]
+    bad = tmp_path / "bad.onnx"
+    bad.write_bytes(export_file.seal_onnx(graph.SerializeToString()))
+    with pytest.raises(WeightsError, match="tensors in other files"):
+        OnnxRuntime(bad)
+
+
+def test_files_of_others_and_torch_s_own_are_refused(file, tmp_path):
+    graph = onnx.load(os.fspath(file))
+    del graph.metadata_props[:]
+    onnx.save(graph, os.fspath(tmp_path / "other.onnx"))
+    with pytest.raises(WeightsError, match="was not exported by vitreous"):
+        load(tmp_path / "other.onnx")
+    (tmp_path / "model.pt2").write_bytes(b"PK")
+    with pytest.raises(WeightsError, match="can run code"):
+        load(tmp_path / "model.pt2")
+    with pytest.raises(UsageError, match="in the precision that it has"):
+        load(file, InferenceOptions(precision="bf16"))
+
+
+def test_what_answers_otherwise_is_not_kept_unless_it_may_be(home, file, tmp_path, monkeypatch):
+    made(tmp_path / "other", ViTConfig(**SMALL), seed=1)
+
+    def another(made: ExportTarget, place: Path) -> None:
+        shutil.copy(file, place)
+
+    monkeypatch.setitem(FORMS, "onnx", Form(".onnx", another))
+    words = ["export", str(tmp_path / "other"), "--images", str(home / "photos")]
+    refused = say(*words)
+    assert refused.returncode == 1 and "was not kept" in refused.stderr and "--accept-loss" in refused.stderr
+    assert sorted(path.name for path in (tmp_path / "other").iterdir()) == ["model.json", "weights.safetensors"]
+    (kept,) = document(say(*words, "--accept-loss", "--json"))["exports"]
+    assert kept["loss"] and Path(kept["file"]).read_bytes() == file.read_bytes()
+    again = say(*words, "--accept-loss")
+    assert again.returncode == 2 and "exists already" in again.stderr
+
+
+@pytest.mark.parametrize(
+    "agreement,furthest,right,quantised,allowed,kept",
+    [
+        (1.0, 1e-4, None, None, None, True),
+        (1.0, 2e-3, None, None, None, False),
+        (0.99, 1e-4, None, None, None, False),
+        (0.99, 0.5, None, "int8", None, True),
+        (0.97, 0.5, None, "int8", None, False),
+        (0.99, 0.5, (0.9, 0.88), "int8", None, False),
+        (0.99, 0.5, (0.9, 0.895), "int8", None, True),
+        (0.9, 0.5, (0.9, 0.86), None, 0.1, True),
+        (1.0, float("inf"), None, "int8", 1.0, False),
+    ],
+)
+def test_the_bounds(agreement, furthest, right, quantised, allowed, kept):
+    found = proof.Proof(100, furthest, agreement, right, (1.0, 1.0), furthest < 9)
+    assert (proof.lost(found, quantised, allowed) == "") is kept
+
+
+def test_agreement_counts_answers(home):
+    card = card_of(load_bundle(home / "bundle"))
+    ours, theirs = np.array([[3.0, 1, 0], [0, 2, 1]]), np.array([[2.0, 1, 0], [0, 1, 2]])
+    assert proof.agreement(ours, theirs, card) == 0.5
+    several = Bundle(load_bundle(home / "bundle").model, Classification(card.classes, True, "sigmoid"), card.preprocess)
+    assert proof.agreement(ours - 1.5, theirs - 1.5, card_of(several)) == 4 / 6
+
+
+def test_without_pictures_nothing_is_exported(home, tmp_path):
+    made(tmp_path / "other", ViTConfig(**SMALL))
+    with pytest.raises(UsageError, match="no pictures to judge"):
+        export(tmp_path / "other")
+    with pytest.raises(DataError, match="at least 8"):
+        export(tmp_path / "other", images=[os.fspath(home / "photos" / "1.png")])
+    with pytest.raises(DataError, match="8 to calibrate int8 on and 8 others"):
+        export(tmp_path / "other", images=[os.fspath(home / "photos")], quantize="int8")
+    assert len(list((tmp_path / "other").iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    "words,told",
+    [
+        (["--to", "onx"], "onx is no format"),
+        (["--to", "timm", "--quantize", "int8"], "writes the weights as they are"),
+        (["--to", "torch", "--quantize", "int8"], "int8 is for"),
+        (["--images", "x", "--data", "y"], "two answers"),
+        (["--max-loss", "2"], "no share"),
+        (["--out", "model.txt"], "does not end in .onnx"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(home, words, told, tmp_path):
+    result = say("export", str(home / "bundle"), *words, cwd=tmp_path)
+    assert result.returncode == 2 and told in result.stderr and not list(tmp_path.iterdir())
+
+
+def test_weights_go_into_other_formats_bit_for_bit(home, tmp_path):
+    (told,) = export(home / "bundle", "timm", tmp_path / "w")["exports"]
+    assert told["format"] == "timm" and Path(told["file"]).stat().st_size == told["bytes"]
+
+
+@pytest.mark.parametrize("to,library", [("onnx", "onnxscript"), ("openvino", "openvino")])
+def test_the_extra_is_asked_for_before_pictures_are_chosen(home, tmp_path, monkeypatch, to, library):
+    monkeypatch.setitem(sys.modules, library, None)
+    monkeypatch.setattr(verb, "gather", None)  # calling it would fail
+    result = say("export", str(home / "bundle"), "--to", to, "--images", str(home / "photos"), cwd=tmp_path)
+    assert result.returncode == 6 and library in result.stderr and "pip install 'vitreous[export]'" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "to,name", [("torch", "model.pt2"), ("timm", "model-timm.safetensors"), ("huggingface", "model-huggingface")]
+)
+def test_an_earlier_export_is_replaced_when_that_is_asked_for(home, tmp_path, to, name):
+    made(tmp_path / "run", ViTConfig(**SMALL))
+    pictures = ["--images", str(home / "photos")] if to == "torch" else []
+    words = ["export", str(tmp_path / "run"), "--to", to, *pictures]
+    assert say(*words).returncode == 0
+    place = tmp_path / "run" / name
+    marked = place / "config.json" if place.is_dir() else place
+    marked.write_text("old")
+    refused = say(*words)
+    assert refused.returncode == 2 and "--overwrite" in refused.stderr and marked.read_text() == "old"
+    assert say(*words, "--overwrite").returncode == 0 and marked.read_bytes() != b"old"
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {"model.json", "weights.safetensors", name}
+
+
+def test_a_folder_with_other_files_is_never_replaced(home, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter.txt").write_text("dear")
+    for to in ("huggingface", "timm"):
+        result = say("export", str(home / "bundle"), "--to", to, "--out", str(tmp_path / "mine"), "--overwrite")
+        assert (result.returncode == 2 and "letter.txt" in result.stderr) or (tmp_path / "mine.safetensors").is_file()
+    assert (tmp_path / "mine" / "letter.txt").read_text() == "dear"
+
+
+def test_a_failed_export_leaves_the_earlier_file(home, tmp_path, monkeypatch):
+    made(tmp_path / "run", ViTConfig(**SMALL))
+    (tmp_path / "run" / "model.pt2").write_text("old")
+    monkeypatch.setattr(verb, "lost", lambda *parts: "a reason")
+    result = say("export", str(tmp_path / "run"), "--to", "torch", "--images", str(home / "photos"), "--overwrite")
+    assert result.returncode == 1 and (tmp_path / "run" / "model.pt2").read_text() == "old"
+
+
+def test_without_the_extra_the_command_is_named(home, file, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    result = say("predict", str(file), str(home / "photos"))
+    assert result.returncode == 6 and "pip install 'vitreous[export]'" in result.stderr
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    result = say("export", str(home / "bundle"), "--out", str(tmp_path / "a.onnx"), "--images", str(home / "photos"))
+    assert result.returncode == 6 and "pip install 'vitreous[export]'" in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "numbers,kind", [("colours", np.uint8), ("uint16", np.float32), ("int16", np.float32), ("float32", np.float32)]
+)
+def test_pixels_are_normalised_to_the_same_bits_as_by_torch(numbers, kind):
+    preprocess = Preprocess((9, 7), 3, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), numbers=numbers)
+    pixels = (np.random.default_rng(0).random((2, 3, 9, 7)) * preprocess.peak).astype(kind)
+    assert np.array_equal(
+        export_file.normalised(pixels, preprocess), preprocess.normalise(torch.from_numpy(pixels)).numpy()
+    )
+
+
+@pytest.mark.parametrize("how", grid.RESIZE)
+def test_positions_are_resized_in_a_graph_as_outside(how):
+    for old in (1, 2, 3, 7, 14):
+        source = torch.randn(old, 3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(old))
+        for new in ((new, other) for new in (1, 2, 3, 5, 7, 9, 14, 24, 37) for other in (3, 4)):
+            assert torch.allclose(graph.resize(source, new, how), grid.resize(source, new, how), rtol=0, atol=1e-12), (
+                old,
+                new,
+            )
+
+
+FAMILIES = {
+    "mean": ViTConfig(**SMALL, class_token=False, pool="mean", norm="pooled"),
+    "attention pool": ViTConfig(**SMALL, class_token=False, pool="attention", resize="bicubic"),
+    "distilled": ViTConfig(**SMALL, pool="distilled", resize="bilinear"),
+    "registers, scale": ViTConfig(
+        **SMALL, registers=2, layer_scale=0.1, mlp="swiglu", representation=8, resize="zoom-scipy"
+    ),
+    "axes, each": ViTConfig(**SMALL, position="axes", position_at="each", resize="bicubic-aligned"),
+    "factorised": ViTConfig(**SMALL, position="factorised"),
+    "waves, shared": ViTConfig(**SMALL, position="sincos", position_at="shared", gelu="tanh"),
+    "rotary": ViTConfig(**SMALL, attention="rotary", position="none", gelu="quick"),
+    "conv stem": ViTConfig(**SMALL, stem=ConvStemConfig(widths=(4, 8), blocks=(0, 1)), resize="bicubic-offset"),
+    "grey": ViTConfig(**{**SMALL, "channels": 1}, resize="zoom"),
+    "bit": BiTConfig(image=(40, 48), blocks=(1, 1), width=16, classes=3),
+    "swin": SwinConfig(image=(32, 48), patch_size=(2, 2), classes=3, width=16, blocks=(2, 2), heads=(1, 2), window=4),
+    "swin, version 2": SwinConfig(
+        image=(32, 48), patch_size=(2, 2), classes=3, width=16, blocks=(2, 2), heads=(1, 2), window=4, version=2
+    ),
+    "windows of patches": ViTConfig(**{**SMALL, "depth": 2}, window=2, global_blocks=(1,)),
+    # not of any size
+    "hybrid": ViTConfig(**SMALL, stem=StemConfig(blocks=(1,), width=8)),
+    "relative": ViTConfig(**SMALL, attention="relative"),
+    "windows": ViTConfig(**SMALL, attention="decomposed", window=2, global_blocks=(0,), class_token=False, pool="mean"),
+    "axial": ViTConfig(**SMALL, axial=True, class_token=False, pool="mean"),
+    "axial bit": BiTConfig(image=(40, 48), blocks=(1, 1), width=16, classes=3, axial=True),
+}
+FIXED = list(FAMILIES)[list(FAMILIES).index("hybrid") :]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_as_onnx(name, home, tmp_path):
+    config = FAMILIES[name]
+    several = {"loss": "sigmoid", "several": True} if name == "mean" else {}
+    bundle = made(tmp_path / "b", config, **several)
+    photos = home / "photos"
+    if name in FIXED:
+        with pytest.raises(UsageError, match="dynamic_size=True is not for"):
+            export(tmp_path / "b", images=[os.fspath(photos)], dynamic_size=True)
+    (told,) = export(tmp_path / "b", images=[os.fspath(photos)], dynamic_size=name not in FIXED)["exports"]
+    assert told["max_abs_logit_difference"] < 1e-4
+    height, width = config.image
+    step = (1, 1) if isinstance(config, BiTConfig) else config.patch
+    for rows, columns in [(0, 0)] if name in FIXED else [(0, 0), (1, 0), (-1, 3), (4, 4)]:
+        pixels = noise(3, config.channels, height + rows * step[0], width + columns * step[1])
+        assert np.abs(independent(Path(told["file"]), pixels) - direct(bundle, pixels)).max() < 1e-4
+    predictors = load(tmp_path / "b", precision="fp32"), load(told["file"])
+    ours, theirs = (predictor.predict([photos / "1.png"], top=3) for predictor in predictors)
+    assert ours[0].names == theirs[0].names and np.allclose(ours[0].probabilities, theirs[0].probabilities, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to", ["onnx", "openvino"])
+def test_int8_answers_nearly_the_same_and_from_half_of_the_pictures_given(to, home, tmp_path):
+    made(tmp_path / "b", ViTConfig(**{**SMALL, "width": 32, "hidden": 64, "depth": 2}))
+    (tmp_path / "photos").mkdir()
+    for seed in range(24):
+        picture(seed, (30, 40), seed).save(tmp_path / "photos" / f"{seed}.png")
+    document = export(tmp_path / "b", to, None, [os.fspath(tmp_path / "photos")], quantize="int8", max_loss="any")
+    (told,) = document["exports"]
+    assert told["images"] == 12 and told["quantised"] == "int8" and 1e-5 < told["max_abs_logit_difference"] < 1
+    pixels = noise(9, 3, 16, 24)
+    runtime = load(told["file"]).runtime
+    ours = direct(load_bundle(tmp_path / "b"), pixels)
+    assert np.abs(runtime.logits(pixels) - ours).max() < 0.3 * np.ptp(ours)
+    assert np.array_equal(runtime.logits(pixels)[2], runtime.logits(pixels[2:3])[0])
+
+
+@pytest.mark.slow
+def test_openvino_s_file_answers_and_shows_damage(home, tmp_path):
+    pytest.importorskip("openvino")
+    out = tmp_path / "model.xml"
+    (told,) = export(home / "bundle", "openvino", out, [os.fspath(home / "photos")], dynamic_size=True)["exports"]
+    assert told["max_abs_logit_difference"] < 1e-4 and sorted(p.name for p in tmp_path.iterdir()) == [
+        "model.bin",
+        "model.xml",
+    ]
+    import openvino
+
+    compiled = openvino.Core().compile_model(os.fspath(out), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    bundle, pixels = load_bundle(home / "bundle"), noise(3, 3, 24, 40)
+    images = bundle.preprocess.normalise(torch.from_numpy(pixels)).numpy()
+    assert np.abs(compiled({"images": images})["logits"] - direct(bundle, pixels)).max() < 1e-4
+    files = sorted((home / "photos").iterdir())
+    ours, theirs = (load(run).predict(files) for run in (home / "bundle", out))
+    assert [a.names for a in ours] == [a.names for a in theirs]
+    for path in (out, out.with_suffix(".bin")):
+        raw = path.read_bytes()
+        for place in (0, len(raw) // 2, len(raw) - 1):
+            path.write_bytes(raw[:place] + bytes([raw[place] ^ 4]) + raw[place + 1 :])
+            with pytest.raises(WeightsError):
+                load(out)
+        path.write_bytes(raw)
+    load(out)
+
+
+@pytest.mark.slow
+def test_torch_s_file_answers_elsewhere(home, tmp_path):
+    out = tmp_path / "model.pt2"
+    (told,) = export(home / "bundle", "torch", out, [os.fspath(home / "photos")], dynamic_size=True)["exports"]
+    assert told["max_abs_logit_difference"] < 1e-5
+    extra = {"vitreous.json": ""}
+    module = torch.export.load(out, extra_files=extra).module()
+    assert json.loads(extra["vitreous.json"])["card"]["classes"] == ["ant", "bée", "cat"]
+    bundle, pixels = load_bundle(home / "bundle"), noise(3, 3, 24, 40)
+    found = module(bundle.preprocess.normalise(torch.from_numpy(pixels)))[0].detach().numpy()
+    assert np.abs(found - direct(bundle, pixels)).max() < 1e-5
+    assert str(Path(verb.__file__).parent).encode() not in out.read_bytes()
+
+
+@pytest.mark.slow
+def test_a_run_is_judged_on_its_own_validation_images(folder, tmp_path):
+    from tests.conftest import TINY
+    from vitreous.jobs.train import train
+
+    train(folder, out=tmp_path / "run", **TINY)
+    readings = (
+        (tmp_path / "run" / "evaluations.jsonl").read_bytes()
+        if (tmp_path / "run" / "evaluations.jsonl").exists()
+        else b""
+    )
+    (told,) = document(say("export", str(tmp_path / "run"), "--json"))["exports"]
+    assert told["images"] == 12 and told["judged_on"].endswith("(val)")
+    assert told["top1"]["original"] == told["top1"]["export"]
+    (quantised,) = document(say("export", str(tmp_path / "run"), "--quantize", "int8", "--accept-loss", "--json"))[
+        "exports"
+    ]
+    assert quantised["images"] == 12 and quantised["file"].endswith("model-int8.onnx")
+    after = (
+        (tmp_path / "run" / "evaluations.jsonl").read_bytes()
+        if (tmp_path / "run" / "evaluations.jsonl").exists()
+        else b""
+    )
+    assert after == readings
+    with pytest.raises(VitreousError):
+        export(tmp_path / "run", out=tmp_path / "x.onnx", max_loss=2)

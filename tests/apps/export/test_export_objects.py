@@ -1,0 +1,102 @@
+"""Exported detectors."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import vitreous
+from tests.serving.detectors import CLASSES, pictures, save_detector
+from vitreous.apps.export.export import export
+from vitreous.apps.export.object_proof import ObjectProof, both_ways
+from vitreous.data.annotations.shapes import runs_of_mask
+from vitreous.errors import UsageError
+from vitreous.evaluation.detections import Detections
+
+PROGRAM = """
+import json, sys
+import vitreous
+answer = vitreous.load(sys.argv[1]).detect(sys.argv[2], threshold=0.1)
+print(json.dumps([answer.boxes.tolist(), answer.names, answer.scores.tolist(), "torch" in sys.modules]))
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    home = tmp_path_factory.mktemp("detector")
+    save_detector(home / "model")
+    pictures(home / "photos")
+    return home
+
+
+@pytest.mark.parametrize("form", [("onnx", "m.onnx"), pytest.param(("openvino", "m.xml"), marks=pytest.mark.slow)])
+def test_a_file_finds_the_objects_of_its_run(place, tmp_path, form):
+    library, name = form
+    pytest.importorskip("openvino" if library == "openvino" else "onnxruntime")
+    document = export(place / "model", library, tmp_path / name, [str(place / "photos")])["exports"][0]
+    assert document["outputs"] == "objects" and document["objects"] > 100 and document["object_agreement"] > 0.999
+    assert document["max_box_difference"] < 0.01 and document["max_mask_difference"] <= 0.001
+    exported, original = vitreous.load(tmp_path / name), vitreous.load(place / "model", precision="fp32")
+    assert exported.card.object_classes == original.card.object_classes == CLASSES
+    for picture in sorted((place / "photos").iterdir())[:4]:
+        ours, theirs = (predictor.detect(picture, threshold=0.1) for predictor in (original, exported))
+        assert len(ours) > 3 and ours.names == theirs.names
+        assert np.abs(ours.boxes - theirs.boxes).max() < 0.01 and np.abs(ours.scores - theirs.scores).max() < 1e-3
+        assert np.mean(ours.masks == theirs.masks) > 0.999 and ours.masks.any()
+    if library == "onnx":
+        words = [sys.executable, "-c", PROGRAM, tmp_path / name, picture]
+        answer = json.loads(subprocess.run(words, capture_output=True, check=True, text=True).stdout)
+        assert answer == [theirs.boxes.tolist(), list(theirs.names), theirs.scores.tolist(), False]
+
+
+@pytest.mark.slow
+def test_a_program_of_torch_finds_them_too(place, tmp_path):
+    document = export(place / "model", "torch", tmp_path / "m.pt2", [str(place / "photos")])["exports"][0]
+    assert document["object_agreement"] == 1 and document["max_box_difference"] < 0.01
+
+
+def test_what_is_not_for_detectors_is_refused(place, tmp_path):
+    with pytest.raises(UsageError, match="dynamic_size"):
+        export(place / "model", "onnx", tmp_path / "m.onnx", [str(place / "photos")], dynamic_size=True)
+    with pytest.raises(UsageError, match="int8 is not for detectors"):
+        export(place / "model", "onnx", tmp_path / "m.onnx", [str(place / "photos")], quantize="int8")
+    with pytest.raises(UsageError, match="does not compute the detectors"):
+        vitreous.load(place / "model", engine="openvino")
+    with pytest.raises(UsageError, match="tokens merge only"):
+        vitreous.load(place / "model", merge_tokens=2)
+
+
+def answer(boxes, scores, labels=None, mask=None) -> Detections:
+    count = len(boxes)
+    runs = None if mask is None else tuple([runs_of_mask(mask)] * count)
+    labels = np.zeros(count, np.int64) if labels is None else np.array(labels)
+    return Detections((40, 50), np.array(boxes, np.float32).reshape(-1, 4), labels, np.array(scores, np.float32), runs)
+
+
+def test_objects_that_moved_or_are_missing_are_counted():
+    one, two = [4, 4, 20, 30], [10, 8, 40, 36]
+    both = answer([one, two], [0.9, 0.6])
+    assert both_ways(both, both, 0.05, 9) == [(0, 0, 0)] * 4
+    moved = answer([one, np.add(two, 0.02)], [0.9, 0.6])
+    assert both_ways(both, moved, 0.05, 9).count(None) == 2
+    assert both_ways(both, answer([one], [0.9]), 0.05, 9).count(None) == 1
+    assert both_ways(both, answer([one, two], [0.9, 0.6], [0, 1]), 0.05, 9).count(None) == 2
+    assert both_ways(both, answer([one, two], [0.9, 0.61]), 0.05, 9).count(None) == 2
+    assert both_ways(both, answer([one], [0.9]), 0.5999, 9).count(None) == 0  # it just misses the lowest score there is
+    assert both_ways(both, answer([one, np.add(one, 9)], [0.9, 0.6]), 0.05, 2).count(None) == 0  # nor is there room
+    mask, other = np.zeros((40, 50), bool), np.zeros((40, 50), bool)
+    mask[5:20, 5:15] = other[5:20, 5:15] = True
+    other[5, 5:8] = False
+    pair = answer([one], [0.9], mask=mask), answer([one], [0.9], mask=other)
+    assert both_ways(*pair, 0.05, 9) == [None, None]
+    other[5, 6:8] = True
+    assert both_ways(pair[0], answer([one], [0.9], mask=other), 0.05, 9)[0][2] == pytest.approx(1 / 2000)
+
+
+def test_reasons_against_an_export():
+    proof = ObjectProof(8, 1000, 999, 0.0, 0.0, 0.0, (1.0, 1.0), True)
+    assert not proof.lost(None) and "0.1% of the objects are others, 0.0% may be" in proof.lost(0.0)
+    assert "proves nothing" in ObjectProof(8, 0, 0, 0, 0, 0, (1.0, 1.0), True).lost(None)
+    assert "not finite" in ObjectProof(8, 9, 9, 0, 0, 0, (1.0, 1.0), False).lost(None)

@@ -1,0 +1,64 @@
+"""Windows of grids whose size a graph is told when it runs: the same as those of the model, for any size."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from vitreous.apps.export.graph import exportable, trace
+from vitreous.apps.export.windows import line
+from vitreous.models.configs.swin import SwinConfig
+from vitreous.models.configs.vit import ViTConfig
+from vitreous.models.zoo import build
+
+SWIN = SwinConfig(image=(32, 32), patch_size=(2, 2), classes=3, width=16, blocks=(2, 2), heads=(1, 2), window=4)
+VIT = ViTConfig(image=(24, 24), patch=(4, 4), classes=3, width=16, depth=2, heads=2, hidden=32, window=4)
+CONFIGS = {
+    **{f"Swin, {pad}": replace(SWIN, pad=pad) for pad in ("mask", "zeros", "zeros-after-shift")},
+    "Swin V2": replace(SWIN, version=2),
+    "Swin, oblong window": replace(SWIN, image=(32, 6)),
+    "windows": VIT,
+    "windows, no prefix": replace(VIT, class_token=False, pool="mean"),
+    "windows, registers, one global": replace(VIT, registers=2, global_blocks=(1,)),
+}
+
+
+def made(config):
+    torch.manual_seed(0)
+    model = build(config).eval()
+    for name, parameter in model.named_parameters():
+        if name.startswith("head") or "table" in name or name.endswith(("norm.weight", "qkv.weight")):
+            torch.nn.init.normal_(parameter, std=0.5)
+    model.any_size = True
+    return model
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@torch.inference_mode()
+def test_images_of_any_size(name):
+    model = made(CONFIGS[name])
+    graph = exportable(model, dynamic=True)
+    for height, width in ((8, 8), (8, 36), (16, 16), (20, 44), (32, 32), (60, 28)):
+        images = torch.randn(2, 3, height, width)
+        assert torch.allclose(graph(images)[0], model(images), atol=1e-5), (height, width)
+
+
+def test_a_line_is_shifted_where_more_than_one_window_covers_it():
+    assert line(4, 4, 2, "mask").source.tolist() == [0, 1, 2, 3]
+    shifted = line(6, 4, 2, "mask")  # filled up to 8 places, then moved by 2
+    assert shifted.source.tolist() == [2, 3, 4, 5, 6, 7, 0, 1] and shifted.back.tolist() == [6, 7, 0, 1, 2, 3]
+    assert shifted.real.tolist() == [True] * 4 + [False] * 2 + [True] * 2
+    assert shifted.behind.tolist() == [False] * 6 + [True] * 2
+    after = line(6, 4, 2, "zeros-after-shift")  # moved by 2 among its own, then filled up
+    assert after.source.tolist() == [2, 3, 4, 5, 0, 1, 6, 7] and after.back.tolist() == [4, 5, 0, 1, 2, 3]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["Swin, mask", "Swin V2", "windows"])
+@torch.inference_mode()
+def test_a_program_takes_one_window_and_many(name):
+    model = made(CONFIGS[name])
+    program = trace(model, dynamic=True).module()
+    for batch, height, width in ((1, 8, 8), (2, 20, 44), (3, 32, 32)):
+        images = torch.randn(batch, 3, height, width)
+        assert torch.allclose(program(images)[0], model(images), atol=1e-5)

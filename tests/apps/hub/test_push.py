@@ -1,0 +1,223 @@
+"""A bundle on the Hub and back, against a stand-in for its API on this machine, and what goes wrong on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+import vitreous
+from tests.conftest import document, picture, say
+from tests.jobs.hub_server import Hub
+from vitreous.apps.hub.model_card import public_name, public_provenance
+from vitreous.apps.hub.push import repository_of
+from vitreous.errors import UsageError, VitreousError
+from vitreous.weights.bundle import load_bundle
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    """A run folder as training leaves it: a bundle, and a summary."""
+    folder = tmp_path_factory.mktemp("runs") / "pets"
+    model = vitreous.create("ViT-32x2/8", image_size=32, num_classes=3)
+    torch.nn.init.normal_(model.head.weight)
+    vitreous.save(model, folder / "model", classes=["ant", "bee", "cat: a | pipe"])
+    place = folder / "model" / "model.json"
+    plain = json.loads(place.read_text())
+    plain["provenance"] = {"data": "/home/someone/secret/pets", "init": "mae-b16", "recipe": "finetune", "seed": 0}
+    place.write_text(json.dumps(plain))
+    test = {"top1": 0.75, "ece": 0.1, "images": 12, "unreadable": 0, "interval": {"top1": [0.5, 0.9]}}
+    summary = {"data": "/home/someone/secret/pets", "steps": 10, "wall_seconds": 1.23456789, "test": test, "val": None}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    return folder
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch) -> Iterator[str]:
+    """The stand-in's address, which the Hub's client takes for the Hub's; with a token that writes."""
+    Hub.reset()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    server.handle_error = lambda *arguments: None
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    for name in [
+        name for name in os.environ if name.startswith(("HF_", "VITREOUS_")) or name.lower().endswith("_proxy")
+    ]:
+        monkeypatch.delenv(name)
+    address = f"http://127.0.0.1:{server.server_port}"
+    point_client_at(address, tmp_path / "hub", monkeypatch)
+    yield address
+    server.shutdown()
+    server.server_close()
+
+
+def point_client_at(address: str, home: Path, monkeypatch) -> None:
+    """The settings that the Hub's client reads of its environment when it is imported."""
+    from huggingface_hub import constants
+
+    monkeypatch.setenv("HF_TOKEN", "hf_writes")
+    settings = {"ENDPOINT": address, "HF_HUB_CACHE": str(home), "HF_HUB_DISABLE_XET": True}
+    settings["HUGGINGFACE_CO_URL_TEMPLATE"] = address + "/{repo_id}/resolve/{revision}/{filename}"
+    settings |= {"HF_TOKEN_PATH": str(home / "token"), "HF_HUB_DISABLE_IMPLICIT_TOKEN": False}
+    for name, value in settings.items():
+        monkeypatch.setattr(constants, name, value)
+
+
+def outcome(call: Callable[[], object]) -> object:
+    """What a call returns, or its error as (code, text)."""
+    try:
+        return call()
+    except VitreousError as error:
+        return error.code, str(error)
+
+
+def test_what_is_pushed_loads_back_and_says_what_it_is(hub, run, tmp_path):
+    options = {"licence": "mit", "tags": ["pets"], "private": True, "transformers": True}
+    pushed = vitreous.push(run, "hf:me/pets", **options)
+    assert pushed["commit"].startswith("c0ffee") and pushed["url"] == f"{hub}/me/pets"
+    assert "visibility" in Hub.created[0] or Hub.created[0]["private"]
+    loaded, model = vitreous.load("hf:me/pets", device="cpu"), load_bundle(run / "model").model
+    assert loaded.card.classes == ("ant", "bee", "cat: a | pipe")
+    state = loaded.model.state_dict()
+    assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
+    code, text = outcome(lambda: vitreous.push(run, "hf:me/pets"))
+    assert code == 2 and "exists already" in text and "update=True" in text
+    assert vitreous.push(run, "hf:me/pets", update=True)["commit"].startswith("c0ffee")
+    files = Hub.repositories["me/pets"]
+    assert set(files) >= {"model.json", "weights.safetensors", "README.md", "config.json", "model.safetensors"}
+    sent = b"".join(content for name, content in files.items() if not name.endswith(".safetensors"))
+    assert b"secret" not in sent and b"someone" not in sent
+
+
+@pytest.mark.slow
+def test_transformers_reads_what_was_pushed(hub, run, tmp_path):
+    vitreous.push(run, "hf:me/pets", transformers=True)
+    files, model = Hub.repositories["me/pets"], load_bundle(run / "model").model
+    from transformers import ViTForImageClassification
+
+    folder = tmp_path / "read"
+    folder.mkdir()
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    theirs = ViTForImageClassification.from_pretrained(folder).eval()
+    images = torch.randn(2, 3, 32, 32)
+    with torch.inference_mode():
+        torch.testing.assert_close(theirs(images).logits, model(images), rtol=1e-4, atol=1e-4)
+
+
+def test_the_card_has_the_hubs_metadata_and_the_figures(run, tmp_path):
+    from huggingface_hub import ModelCard
+
+    result = say("push", str(run), "hf:me/pets", "--dry-run", "--license", "mit", "--out", str(tmp_path / "out"))
+    assert result.returncode == 0 and "nothing was sent" in result.stdout
+    assert "mae-b16, which is CC-BY-NC-4.0" in result.stderr
+    text = (tmp_path / "out" / "README.md").read_text()
+    card = ModelCard(text)
+    (top1,) = [row for row in card.data.eval_results if row.metric_name == "top1"]
+    assert (top1.metric_type, top1.metric_value, top1.dataset_name, top1.dataset_split) == (
+        "accuracy",
+        0.75,
+        "pets",
+        "test",
+    )
+    assert (card.data.license, card.data.pipeline_tag, card.data.library_name) == (
+        "mit",
+        "image-classification",
+        "vitreous",
+    )
+    assert "| test | top1 | 0.7500 [0.5000, 0.9000] | 12 |" in text and "- wall seconds: 1.235" in text
+    assert "install it from a checkout" in text and "\npip install '.[hub]'  # in the checkout\n" in text
+    assert yaml.safe_load(text.split("---")[1])["model-index"][0]["name"] == "pets"
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "README.md",
+        "model.json",
+        "weights.safetensors",
+    ]
+    picture(0).save(tmp_path / "a.png")
+    answer = document(say("predict", str(tmp_path / "out"), str(tmp_path / "a.png"), "--json"))
+    assert "cat: a | pipe" in json.dumps(answer)
+
+
+def test_a_bundle_alone_is_pushed_without_figures(run, tmp_path):
+    card = document(say("push", str(run / "model"), "hf:me/pets", "--dry-run", "--json"))["card"]
+    assert "0.7500" in card  # it lies in its run
+    vitreous.save(vitreous.create("ViT-32x1/8", image_size=16, num_classes=0), tmp_path / "model")
+    result = say("push", str(tmp_path / "model"), "hf:me/encoder", "--dry-run")
+    assert "None were measured" in result.stdout and "image-feature-extraction" in result.stdout
+    assert "headless=True" in result.stdout and "without a licence nobody may use" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "broken,token,code,words",
+    [
+        ({}, "", 2, ["no token of the Hub", "HF_TOKEN"]),
+        ({}, "hf_wrong", 6, ["does not know the token (401)", "nothing was sent"]),
+        ({}, "hf_reads", 6, ["refuses to write (403)", "nothing was sent"]),
+        ({"/commit/": "cut"}, "hf_writes", 6, ["cannot be reached", "update=True goes on"]),
+        ({"/commit/": 409}, "hf_writes", 6, ["was changed by someone else", "push again"]),
+        ({"/objects/": 413}, "hf_writes", 6, ["413"]),
+    ],
+)
+def test_what_the_hub_refuses_is_told_with_the_way_out(hub, run, monkeypatch, broken, token, code, words):
+    Hub.broken = broken
+    monkeypatch.setenv("HF_TOKEN", token)
+    answer = outcome(lambda: vitreous.push(run, "hf:me/pets"))
+    assert answer[0] == code and all(word in answer[1] for word in words), answer
+    assert "weights.safetensors" not in Hub.repositories.get("me/pets", {})
+
+
+def test_without_a_network_nothing_is_tried(hub, run, tmp_path, monkeypatch):
+    monkeypatch.setenv("VITREOUS_OFFLINE", "1")
+    code, text = outcome(lambda: vitreous.push(run, "hf:me/pets"))
+    assert code == 2 and "VITREOUS_OFFLINE forbids" in text and not Hub.requests
+    monkeypatch.delenv("VITREOUS_OFFLINE")
+    point_client_at("http://127.0.0.1:9", tmp_path / "hub", monkeypatch)
+    code, text = outcome(lambda: vitreous.push(run, "hf:me/pets"))
+    assert code == 6 and "cannot be reached" in text and "HF_ENDPOINT" in text
+
+
+def test_without_the_hubs_client_the_way_to_it_is_told(run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(UsageError, match=r"pip install 'vitreous\[hub\]'"):
+        vitreous.push(run, "hf:me/pets", dry_run=True)
+
+
+@pytest.mark.parametrize(
+    "words,hint",
+    [
+        (["RUN", "me/pets"], "write hf:ORG/NAME"),
+        (["RUN", "hf:pets"], "write hf:ORG/NAME"),
+        (["RUN", "hf:me/../pets"], "write hf:ORG/NAME"),
+        (["RUN", "hf:me/pets", "--license", "Apache 2"], "apache-2.0"),
+        (["RUN", "hf:me/pets", "--out", "x"], "add --dry-run"),
+        (["nowhere", "hf:me/pets", "--dry-run"], "`vitreous train` makes one"),
+        (["FOLDER", "hf:me/pets", "--dry-run"], "vitreous convert"),
+    ],
+)
+def test_what_cannot_be_pushed_is_refused(run, tmp_path, words, hint):
+    named = {"RUN": str(run), "FOLDER": str(tmp_path)}
+    result = say("push", *(named.get(word, word) for word in words))
+    assert result.returncode == 2 and hint in result.stderr
+
+
+def test_paths_of_this_machine_are_cut_to_names():
+    assert public_provenance({"a": ["/x/y", 1, {"b": "/z"}], "c": "hf:org/name"}) == {
+        "a": ["y", 1, {"b": "z"}],
+        "c": "hf:org/name",
+    }
+    assert [public_name(name) for name in ("digits", "hf:org/name", "photos/pets/", "/a/b.csv")] == [
+        "digits",
+        "hf:org/name",
+        "pets",
+        "b.csv",
+    ]
+    with pytest.raises(UsageError):
+        repository_of("hf:a/b--c")

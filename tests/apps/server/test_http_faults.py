@@ -1,0 +1,440 @@
+"""Requests that are no requests, clients that are no friends: each is refused by name, and costs nobody else
+anything."""
+
+from __future__ import annotations
+
+import io
+import json
+import socket
+import sys
+from dataclasses import replace
+
+import pytest
+from PIL import Image
+
+from tests.serving.asking import Site, everything, file, form, save_bundle, until
+from vitreous.apps.server.access import Access
+from vitreous.apps.server.limits import Limits, Settings
+from vitreous.apps.server.server import running
+from vitreous.serving.predict import load
+
+#: what a decoding process does with pictures that end so
+TRAP = """
+import ctypes, sys
+from vitreous.apps.server import child
+def reader(content, *rest):
+    if content.endswith(b"CRASH"):
+        ctypes.string_at(0)
+    while content.endswith(b"SPIN"):
+        pass
+    if content.endswith(b"EAT"):
+        held = [bytearray(2**26) for _ in range(10**6)]
+    return child.reader(content, *rest)
+child.serve(reader)
+"""
+LIMITS = Limits(
+    bytes=200_000,
+    queue=4,
+    images=3,
+    head_seconds=0.6,
+    body_seconds=0.6,
+    idle_seconds=0.6,
+    decode_seconds=1.0,
+    decode_memory=2**29,
+    pixels=90_000,
+    connections=40,
+)
+HEAD = b"Host: localhost\r\n"
+
+
+@pytest.fixture(scope="module")
+def predictor(tmp_path_factory):
+    return load(save_bundle(tmp_path_factory.mktemp("served") / "model"))
+
+
+@pytest.fixture(scope="module")
+def server(predictor):
+    command = (sys.executable, "-c", TRAP)
+    with running(predictor, Settings(port=0, quiet=True, limits=LIMITS, command=command)) as server:
+        yield server
+
+
+@pytest.fixture
+def site(server):
+    site = Site(server.address)
+    yield site
+    # nothing leaks
+    until(lambda: site.metric("vitreous_queue_images") == 0 and site.metric("vitreous_held_bytes") == 0)
+    assert site.predict(file(1))[0] == 200  # and others are answered
+
+
+def refused(answer: bytes) -> tuple[int, str]:
+    """Status and code of a raw answer, which has one JSON document."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    told = json.loads(body)["error"]
+    assert set(told) == {"code", "message", "hint", "request_id"} and told["message"]
+    assert b"x-request-id: " + told["request_id"].encode() in head
+    return int(head.split()[1]), told["code"]
+
+
+def response(link: socket.socket) -> bytes:
+    """One whole response, of a connection that may live on."""
+    answer = b""
+    while b"\r\n\r\n" not in answer:
+        answer += link.recv(65536)
+    head, _, body = answer.partition(b"\r\n\r\n")
+    size = int(head.lower().partition(b"content-length: ")[2].split()[0])
+    while len(body) < size:
+        body += link.recv(65536)
+    return head + b"\r\n\r\n" + body
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (b"nonsense\r\n\r\n", 400),
+        (b"GET / HTTP/0.9\r\n" + HEAD + b"\r\n", 400),
+        (b"GET / HTTP/9.9\r\n" + HEAD + b"\r\n", 400),
+        (b"GET / HTTP/1.1\nHost: localhost\n\n", 400),
+        (b"GET / HTTP/1.1\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\n" + HEAD + HEAD + b"\r\n", 400),
+        (b"GET /\x00 HTTP/1.1\r\n" + HEAD + b"\r\n", 400),
+        (b"GET http://evil/ HTTP/1.1\r\n" + HEAD + b"\r\n", 400),
+        (b"GET /%ff HTTP/1.1\r\n" + HEAD + b"\r\n", 400),
+        (b"CONNECT evil:1 HTTP/1.1\r\n" + HEAD + b"\r\n", 400),
+        (b"GET / HTTP/1.1\r\n" + HEAD + b"Connection: upgrade\r\nUpgrade: websocket\r\n\r\n", 400),
+        (b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\n" + HEAD + b"\r\n", 414),
+        (b"GET / HTTP/1.1\r\n" + HEAD + b"".join(b"A%d: b\r\n" % n for n in range(200)) + b"\r\n", 431),
+        (b"GET / HTTP/1.1\r\n" + HEAD + b"A: " + b"b" * 70_000, 431),
+        (b"GET / HTTP/1.1\r\n" + HEAD + b" folded: x\r\n\r\n", 400),
+        (
+            b"POST /v1/predict HTTP/1.1\r\n"
+            + HEAD
+            + b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+            400,
+        ),
+        (b"POST /v1/predict HTTP/1.1\r\n" + HEAD + b"Content-Length: 3\r\nContent-Length: 4\r\n\r\nabcd", 400),
+        (b"POST /v1/predict HTTP/1.1\r\n" + HEAD + b"Content-Length: -1\r\n\r\n", 400),
+        (b"POST /v1/predict HTTP/1.1\r\n" + HEAD + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n", 400),
+        (b"POST /v1/predict HTTP/1.1\r\n" + HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", 400),
+        (b"POST /v1/predict HTTP/1.1\r\n" + HEAD + b"Content-Length: 99000000000\r\n\r\n", 413),
+        (b"POST /v1/predict HTTP/1.1\r\n" + HEAD + b"Content-Length: 99000000000\r\nExpect: 100-continue\r\n\r\n", 413),
+        (b"POST /v1/predict HTTP/1.1\r\n" + HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 50_000, 413),
+        (
+            b"POST /v1/predict HTTP/1.1\r\n"
+            + HEAD
+            + b"Transfer-Encoding: chunked\r\n\r\n"
+            + (b"10000\r\n" + b"x" * 65536 + b"\r\n") * 8,
+            413,
+        ),
+        (
+            b"POST /v1/predict HTTP/1.1\r\n"
+            + HEAD
+            + b"Content-Encoding: gzip\r\nContent-Length: 1\r\nConnection: close\r\n\r\nx",
+            415,
+        ),
+        (b"GET /healthz HTTP/1.1\r\n" + HEAD + b"Content-Length: 1\r\nConnection: close\r\n\r\nx", 400),
+        (b"DELETE /v1/model HTTP/1.1\r\n" + HEAD + b"Connection: close\r\n\r\n", 405),
+        (b"POST / HTTP/1.1\r\n" + HEAD + b"Connection: close\r\nContent-Length: 0\r\n\r\n", 405),
+        (b"GET /v1/nothing HTTP/1.1\r\n" + HEAD + b"Connection: close\r\n\r\n", 404),
+        (b"GET /v1/model HTTP/1.1\r\n" + HEAD + b"X-Deadline-Ms: 1e3\r\nConnection: close\r\n\r\n", 422),
+    ],
+)
+def test_what_is_no_good_request_is_refused_at_once_and_smuggles_nothing(site, request_, status):
+    answer = site.raw(
+        request_ if b"Content-Length: 99" in request_ or request_.endswith((b"b", b"zz\r\n")) else request_ + b"\r\n"
+    )
+    assert refused(answer)[0] == status and answer.count(b"x-request-id") == 1 and b"connection: close" in answer
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "status", "code"),
+    [
+        ("", b"x", 415, "unsupported_media"),
+        ("text/html", b"x", 415, "unsupported_media"),
+        ("application/json", b"{}", 415, "unsupported_media"),
+        ("image/jpeg", b"", 400, "bad_request"),
+        ("image/svg+xml", b"<svg xmlns='http://169.254.169.254/'/>", 422, "unreadable_image"),
+        ("multipart/form-data", b"x", 400, "bad_multipart"),
+        ("multipart/form-data; boundary=", b"x", 400, "bad_multipart"),
+        ("multipart/form-data; boundary=" + "b" * 71, b"x", 400, "bad_multipart"),
+        ("multipart/form-data; boundary=b", b"nothing of it", 400, "bad_multipart"),
+        (
+            "multipart/form-data; boundary=b",
+            b"--b\r\nContent-Disposition: form-data; filename=a\r\n\r\nxyz",
+            400,
+            "bad_multipart",
+        ),
+        ("multipart/form-data; boundary=b", b"--b\r\nno colon\r\n\r\nx\r\n--b--\r\n", 400, "bad_multipart"),
+        (
+            "multipart/form-data; boundary=b",
+            b"--b\r\nA: " + b"c" * 9000 + b"\r\n\r\nx\r\n--b--\r\n",
+            400,
+            "bad_multipart",
+        ),
+        ("multipart/form-data; boundary=b", b"--b\r\nA: b\r\n\r\nx\r\n" * 100 + b"--b--\r\n", 400, "bad_multipart"),
+        (
+            "multipart/form-data; boundary=b",
+            b"--b\r\nContent-Disposition: form-data; name=a\r\n\r\nx\r\n--b--\r\n",
+            400,
+            "bad_request",
+        ),
+        ("multipart/form-data; boundary=b", b"--b--\r\n", 400, "bad_request"),
+        ("multipart/mixed; boundary=b", b"--b--\r\n", 415, "unsupported_media"),
+    ],
+)
+def test_a_body_that_holds_no_picture_is_refused_by_name(site, kind, body, status, code):
+    found, told, _ = site.ask("POST", "/v1/predict", body, {"Content-Type": kind} if kind else {})
+    assert (found, told["error"]["code"]) == (status, code)
+
+
+def test_the_content_decides_what_a_picture_is_and_names_stay_names(site):
+    body, headers = form(('x\\"y\x00\x1b[31m', file(1, kind="JPEG")))
+    status, told, _ = site.ask("POST", "/v1/predict?top=1", body, headers)
+    assert status == 200 and told["predictions"][0]["name"] == 'x"y\x00\x1b[31m'
+
+
+def jpeg_of(size: tuple[int, int], progressive: bool = False) -> bytes:
+    """A JPEG of one colour."""
+    Image.new("RGB", size, (200, 60, 30)).save(file := io.BytesIO(), "JPEG", progressive=progressive)
+    return file.getvalue()
+
+
+def test_too_many_pictures_and_too_many_pixels(site):
+    body, headers = form(*((str(n), file(n)) for n in range(4)))
+    assert site.ask("POST", "/v1/predict", body, headers)[0] == 413
+    status, told, _ = site.predict(file(1, (400, 300), "WEBP"))
+    assert status == 422 and "90,000" in told["error"]["message"]
+
+
+def test_a_large_photograph_is_decoded_reduced_and_a_bomb_refused(site):
+    """Above --max-pixels a JPEG is decoded at 1/2 to 1/8, also a progressive one; at 1/8 the limit holds."""
+    plain, progressive = (jpeg_of((800, 600), progressive=choice) for choice in (False, True))
+    small = site.predict(jpeg_of((200, 150)))[1]["predictions"][0]
+    for content in (plain, progressive):
+        status, told, _ = site.predict(content)
+        assert status == 200, told
+        assert told["predictions"][0]["name"] == small["name"]
+    status, told, _ = site.predict(jpeg_of((2500, 2400)))
+    assert status == 422 and told["error"]["message"] == "image: 2500 x 2400 pixels, more than 5,760,000"
+
+
+@pytest.mark.parametrize("end", [b"CRASH", b"SPIN", b"EAT"])
+def test_a_picture_that_ends_its_decoder_costs_its_own_request_alone(site, end):
+    before = site.metric("vitreous_decoder_restarts_total")
+    with site.connect() as link:
+        content = file(1) + end
+        link.sendall(
+            b"POST /v1/predict HTTP/1.1\r\n"
+            + HEAD
+            + b"Content-Type: image/png\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % len(content)
+        )
+        link.sendall(content)
+        status, told, _ = site.predict(file(2))  # at the same time
+        assert status == 200, told
+        assert refused(everything(link)) == (422, "unreadable_image")
+    if end != b"EAT":  # that one ends in a MemoryError, and lives
+        assert site.metric("vitreous_decoder_restarts_total") == before + 1
+
+
+def test_a_decoder_that_is_killed_is_not_the_picture_s_fault(site, server):
+    decoders = server.service.decoders
+    until(lambda: decoders.idle.qsize() == decoders.count)
+    with site.connect() as link:
+        content = file(1) + b"SPIN"
+        link.sendall(
+            b"POST /v1/predict HTTP/1.1\r\n"
+            + HEAD
+            + b"Content-Type: image/png\r\nContent-Length: %d\r\n\r\n" % len(content)
+        )
+        link.sendall(content)
+        until(lambda: decoders.idle.qsize() < decoders.count)
+        (decoders.children - set(decoders.idle._queue)).pop().process.kill()
+        assert refused(response(link)) == (503, "decoder_lost")
+
+
+def test_a_client_that_sends_slowly_is_told_so_and_let_go(site):
+    begun = b"POST /v1/predict HTTP/1.1\r\n" + HEAD + b"Content-Type: image/png\r\nContent-Length: 1000\r\n\r\nxyz"
+    with site.connect() as head, site.connect() as body, site.connect() as idle:
+        head.sendall(b"GET / HTTP/1.1\r\nHost: loc")
+        body.sendall(begun)
+        idle.sendall(b"GET /healthz HTTP/1.1\r\n" + HEAD + b"\r\n")
+        assert refused(everything(head)) == (408, "too_slow") and refused(everything(body)) == (408, "too_slow")
+        assert everything(idle).count(b"HTTP/1.1 200") == 1
+
+
+def test_more_connections_than_there_may_be_push_out_those_that_ask_nothing(site):
+    links = [site.connect() for _ in range(60)]
+    try:
+        assert site.ask("GET", "/healthz")[0] == 200
+    finally:
+        for link in links:
+            link.close()
+
+
+class Held:
+    """A runtime that answers when it is let."""
+
+    def __init__(self, runtime) -> None:
+        from threading import Event
+
+        self.runtime, self.go, self.batches = runtime, Event(), []
+        self.go.set()
+
+    def logits(self, pixels):
+        self.batches.append(len(pixels))
+        assert self.go.wait(60)
+        return self.runtime.logits(pixels)
+
+    def features(self, pixels):
+        return self.runtime.features(pixels)
+
+
+def standing(predictor):
+    """A server of a queue of four, whose model stands still when told to."""
+    runtime = Held(predictor.runtime)
+    limits = Limits(queue=4, images=3)
+    with running(
+        replace(predictor, runtime=runtime), Settings(port=0, quiet=True, limits=limits, decoders=1)
+    ) as server:
+        yield Site(server.address), runtime, server
+        runtime.go.set()
+
+
+shared = pytest.fixture(standing, scope="module")
+alone = pytest.fixture(standing)
+
+
+@pytest.fixture
+def held(shared):
+    """The model stands still until the test is over."""
+    site, runtime, _ = shared
+    runtime.go.clear()
+    yield shared
+    runtime.go.set()
+    until(lambda: site.metric("vitreous_queue_images") == 0)
+
+
+def post(site: Site, content: bytes, extra: bytes = b"") -> socket.socket:
+    """A request under way."""
+    link = site.connect(60)
+    link.sendall(
+        b"POST /v1/predict HTTP/1.1\r\n"
+        + HEAD
+        + extra
+        + b"Content-Type: image/png\r\nContent-Length: %d\r\n\r\n" % len(content)
+    )
+    link.sendall(content)
+    return link
+
+
+def test_a_full_queue_refuses_before_the_body_and_says_when_to_come_back(held):
+    site, runtime, _ = held
+    links = [post(site, file(n)) for n in range(4)]
+    until(lambda: site.metric("vitreous_queue_images") == 4)
+    with site.connect() as link:  # the head alone is enough for a refusal
+        link.sendall(b"POST /v1/predict HTTP/1.1\r\n" + HEAD + b"Content-Type: image/png\r\nContent-Length: 90\r\n\r\n")
+        answer = response(link)
+        assert refused(answer) == (429, "queue_full") and b"retry-after: 1\r\n" in answer
+        assert b"connection: close" not in answer
+        # the body is thrown away, the connection lives
+        link.sendall(b"x" * 90 + b"GET /healthz HTTP/1.1\r\n" + HEAD + b"\r\n")
+        assert b"alive" in response(link)
+    assert site.ask("GET", "/readyz")[0] == 200 and site.ask("GET", "/v1/model")[0] == 200
+    runtime.go.set()
+    for link in links:
+        assert link.recv(65536).startswith(b"HTTP/1.1 200")
+        link.close()
+
+
+def test_what_nobody_waits_for_is_not_computed(held):
+    site, runtime, _ = held
+    before, counts = len(runtime.batches), [site.metric(f"vitreous_{name}_total") for name in ("expired", "cancelled")]
+    links = [post(site, file(0))]
+    until(lambda: len(runtime.batches) > before)
+    links += [post(site, file(1), b"X-Deadline-Ms: 200\r\n"), post(site, file(2)), post(site, file(3))]
+    until(lambda: site.metric("vitreous_queue_images") == 4)
+    assert refused(response(links[1])) == (504, "deadline")
+    links[2].close()
+    until(lambda: site.metric("vitreous_queue_images") == 2)
+    runtime.go.set()
+    assert links[3].recv(65536).startswith(b"HTTP/1.1 200")
+    assert runtime.batches[before:] == [1, 1]
+    assert [site.metric(f"vitreous_{name}_total") for name in ("expired", "cancelled")] == [
+        counts[0] + 1,
+        counts[1] + 1,
+    ]
+    for link in links:
+        link.close()
+
+
+def test_a_batch_that_does_not_end_makes_the_server_unready(held, monkeypatch):
+    site, _, _ = held
+    monkeypatch.setattr("vitreous.apps.server.batcher.HUNG", 0.2)
+    link = post(site, file(0))
+    until(lambda: site.ask("GET", "/readyz")[0] == 503)
+    assert site.predict(file(1))[1]["error"]["code"] == "failed" and site.ask("GET", "/healthz")[0] == 200
+    link.close()
+
+
+def test_a_stopped_server_answers_what_it_took_and_nothing_else(alone):
+    site, runtime, server = alone
+    runtime.go.clear()
+    links = [post(site, file(n)) for n in range(3)]
+    idle = site.connect()
+    idle.sendall(b"GET /healthz HTTP/1.1\r\n" + HEAD + b"\r\n")
+    assert b"alive" in response(idle)
+    until(lambda: site.metric("vitreous_queue_images") == 3)
+    server.loop.call_soon_threadsafe(server.stop)
+    idle.sendall(b"GET /readyz HTTP/1.1\r\n" + HEAD + b"\r\n")
+    assert refused_or_status(response(idle)) == (503, "draining")
+
+    def closed() -> bool:
+        try:
+            site.connect(1).close()
+        except OSError:
+            return True
+        return False
+
+    until(closed)
+    runtime.go.set()
+    for link in links:
+        answer = everything(link)
+        assert answer.startswith(b"HTTP/1.1 200") and b"connection: close" in answer
+        link.close()
+    idle.close()
+
+
+def refused_or_status(answer: bytes) -> tuple[int, str]:
+    """Of /readyz."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(body)["status"]
+
+
+def test_strangers_are_kept_out(predictor):
+    token = b"0123456789abcdef"
+    access = Access(token=token)
+    with running(predictor, Settings(port=0, quiet=True, access=access, decoders=1)) as server:
+        site = Site(server.address)
+        asked = {
+            (): 401,
+            (("Authorization", "Bearer " + token.decode()),): 200,
+            (("Authorization", "Bearer 0123456789abcdeg"),): 401,
+            (("Authorization", "Basic " + token.decode()),): 401,
+        }
+        for headers, status in asked.items():
+            assert site.ask("GET", "/v1/model", headers=dict(headers))[0] == status
+        for path in ("/", "/healthz", "/readyz", "/static/style.css"):
+            assert site.ask("GET", path)[0] == 200
+        for host in ("evil.example", "127.0.0.1.evil.example", "localhost@evil", "[::2]"):
+            assert site.ask("GET", "/", headers={"Host": host})[1]["error"]["code"] == "forbidden_host"
+        for host in ("localhost", "LOCALHOST:1", "[::1]:80", "127.0.0.1"):
+            assert site.ask("GET", "/", headers={"Host": host})[0] == 200
+        own = {"Origin": f"http://127.0.0.1:{site.port}", "Authorization": "Bearer " + token.decode()}
+        assert site.ask("GET", "/v1/model", headers=own)[0] == 200
+        for origin in ("http://evil.example", "null", f"http://localhost:{site.port}"):
+            assert (
+                site.ask("GET", "/v1/model", headers={**own, "Origin": origin})[1]["error"]["code"]
+                == "forbidden_origin"
+            )
+        assert "Access-Control-Allow-Origin" not in site.ask("GET", "/v1/model", headers=own)[2]

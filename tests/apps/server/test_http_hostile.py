@@ -1,0 +1,95 @@
+"""Requests that no client should send: every known trick and a few hundred drawn ones; and what schemathesis makes of
+the OpenAPI document.
+
+The requests are those of `benchmarks/serving.py --parts fuzz`, which sends ten thousand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.serving.asking import Site, file, save_bundle
+from vitreous.apps.server.server import running
+from vitreous.serving.predict import load
+
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+DRAWN, CASES = 180, 240
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    with running(load(save_bundle(tmp_path_factory.mktemp("served") / "model"))) as server:
+        yield Site(server.address)
+
+
+@pytest.fixture(scope="module")
+def malformed():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(BENCHMARKS))
+        yield importlib.import_module("serving_malformed"), importlib.import_module("serving_sending")
+        for name in ("serving_malformed", "serving_sending", "serving_client"):
+            sys.modules.pop(name, None)
+
+
+def test_no_malformed_request_is_the_servers_fault_or_hides_another(site, malformed):
+    requests, sending = malformed
+    picture = file(1, kind="JPEG")
+    before = site.predict(picture)
+    cases = [*requests.lists(site.port, picture), *requests.drawn(site.port, DRAWN, 1, [picture, file(2, kind="PNG")])]
+    tally = asyncio.run(sending.send_all(site.port, cases, together=16))
+    assert not tally.wrong, "\n".join(
+        f"{o.case.name}: {o.wrong}; {o.statuses}, hung up: {o.closed}" for o in tally.wrong
+    )
+    assert sum(tally.statuses.values()) == len(cases) >= 400
+    assert {200, 400, 403, 404, 405, 413, 415, 422} <= set(tally.statuses)
+    after = site.predict(picture)
+    assert (after[0], after[1]["predictions"]) == (200, before[1]["predictions"])
+
+
+def test_the_judge_of_malformed_requests_sees_faults(malformed):
+    requests, sending = malformed
+    error = {"error": {"code": "bad_request", "message": "no", "request_id": "x"}}
+    told = ({b"x-request-id": b"x"}, json.dumps(error).encode())
+
+    def judged(replies, closed=True, **rules):
+        return sending.judged(requests.Case("it", (b"GET",), **rules), replies, closed, 0.1).wrong
+
+    assert judged([(400, *told)], strict=True, allowed=(400,)) == ""
+    assert "neither" in judged([], closed=False)
+    assert "fault" in judged([(500, *told)])
+    assert "not refused" in judged([(200, *told)], strict=True)
+    assert "read on" in judged([(400, *told), (404, *told)], strict=True)
+    assert "read on" in judged([(400, *told)], closed=False, strict=True)
+    assert "among" in judged([(422, *told)], allowed=(400,))
+    assert "JSON" in judged([(400, {b"x-request-id": b"y"}, told[1])])
+    assert "JSON" in judged([(400, told[0], b"no")])
+
+
+def test_nothing_that_schemathesis_makes_of_the_openapi_document_is_a_server_error(site):
+    schemathesis = pytest.importorskip("schemathesis")
+    from hypothesis import HealthCheck, Phase, given, settings
+
+    schema = schemathesis.openapi.from_url(f"{site.address}/openapi.json")
+    sent = 0
+    operations = [found.ok() for found in schema.get_all_operations()]
+    for operation in operations:
+
+        @given(case=operation.as_strategy())
+        @settings(
+            max_examples=CASES // 3, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
+        )
+        def call(case):
+            nonlocal sent
+            response = case.call(base_url=site.address, timeout=60)
+            # 504: a deadline of a millisecond
+            assert response.status_code < 500 or response.status_code == 504, response.text
+            sent += 1
+
+        call()
+    assert sent >= CASES

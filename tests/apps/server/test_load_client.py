@@ -1,0 +1,89 @@
+"""The client of `benchmarks/serving.py` charges a server for everybody who had to wait, and tells answers of others
+from its own."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+SERVICE = 0.02  # seconds of an answer; one at a time
+
+
+@pytest.fixture(scope="module")
+def client():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
+        yield importlib.import_module("serving_client")
+        sys.modules.pop("serving_client", None)
+
+
+async def served(ask, answer):
+    """What `ask(port)` finds where every request is answered by `answer(id)`: (id, document)."""
+    turn = asyncio.Lock()
+
+    async def handle(reader, writer):
+        with_id = b""
+        while line := await reader.readline():
+            if line.lower().startswith(b"x-request-id:"):
+                with_id = line.partition(b":")[2].strip()
+            if line == b"\r\n":
+                async with turn:
+                    await asyncio.sleep(SERVICE)
+                name, document = answer(with_id)
+                body = json.dumps(document).encode()
+                writer.write(
+                    b"HTTP/1.1 200 OK\r\nX-Request-Id: %s\r\nContent-Length: %d\r\n\r\n" % (name, len(body)) + body
+                )
+        writer.close()
+
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    async with server:
+        return await ask(server.sockets[0].getsockname()[1])
+
+
+def test_latency_counts_from_the_time_a_request_was_due(client):
+    async def ask(port):
+        one = client.Client(port, most=1)
+        phase = await client.open_loop(one, [client.question(port, "/")], 200, 0.3)
+        one.close()
+        return phase
+
+    phase = asyncio.run(served(ask, lambda name: (name, {})))
+    assert len(phase.replies) > 30 and phase.statuses() == {"200": len(phase.replies)}
+    last = max(phase.replies, key=lambda reply: reply.finished)
+    # it waited for all before it, less the time in which they were due
+    assert last.seconds > SERVICE * len(phase.replies) - 0.3
+    assert last.finished - last.sent < last.seconds / 2
+
+
+def test_an_answer_with_another_id_or_other_numbers_is_wrong(client):
+    expected = [{"classes": [{"class": "a", "probability": 0.1}]}]
+    answers = {
+        "right": lambda name: (name, {"predictions": expected}),
+        "another's": lambda name: (b"x" + name, {"predictions": expected}),
+        "last digit": lambda name: (name, {"predictions": [{"classes": [{"class": "a", "probability": 0.1 + 2e-17}]}]}),
+    }
+
+    def asked(answer):
+        async def ask(port):
+            one = client.Client(port)
+            reply = await one.ask(client.question(port, "/", expected=expected))
+            one.close()
+            return reply
+
+        return asyncio.run(served(ask, answer))
+
+    assert {name: asked(answer).right for name, answer in answers.items()} == {
+        "right": True,
+        "another's": False,
+        "last digit": False,
+    }
+
+
+def test_quantiles_are_values_that_were_seen(client):
+    assert [client.quantile([3.0, 1.0, 2.0, 4.0], share) for share in (0.25, 0.5, 0.75, 0.99, 1.0)] == [1, 2, 3, 4, 4]

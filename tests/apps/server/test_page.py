@@ -1,0 +1,630 @@
+"""The page in a browser: what it shows is what Python answers, for mouse, keys and fingers, on a phone and on a
+desk."""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.browser import find_chromium, needs_chromium
+from tests.conftest import make_folder, picture
+from tests.serving.made import read_for
+from vitreous.apps.server.access import Access
+from vitreous.apps.server.limits import Limits, Settings
+from vitreous.apps.server.server import running
+from vitreous.data.preprocess import Preprocess
+from vitreous.evaluation.features import headless
+from vitreous.models.config import ViTConfig
+from vitreous.models.zoo import build
+from vitreous.reports.pages.formats import break_name, format_share
+from vitreous.serving.attention_api import AttentionRequest, attention, positions
+from vitreous.serving.index import open_index, write_index
+from vitreous.serving.predict import load
+from vitreous.weights.bundle import Bundle, load_bundle
+from vitreous.weights.tasks import Classification, Features
+
+playwright = pytest.importorskip("playwright.sync_api")
+expect = playwright.expect
+
+CLASSES = ("<b>ant</b>", "bee", "cat", "dog", "eel", "fox", "gnu")
+QUIET = replace(Settings(), port=0, quiet=True, decoders=1, limits=Limits(bytes=2**20))
+FLAGS = ["--no-sandbox", "--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
+SIZES = {"phone": (390, 844), "desk": (1440, 900)}
+WAIT = 30_000  # milliseconds
+slow = pytest.mark.slow
+
+
+pytestmark = needs_chromium
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A bundle whose heads look at different places, with an index; and pictures."""
+    root = tmp_path_factory.mktemp("page")
+    torch.manual_seed(0)
+    model = build(
+        ViTConfig(image=(40, 40), patch=(8, 8), classes=len(CLASSES), width=32, depth=3, heads=2, hidden=64)
+    ).eval()
+    torch.nn.init.normal_(model.head.weight)
+    for name, parameter in model.named_parameters():
+        if "qkv.weight" in name:
+            parameter.data *= 1.5
+    Bundle(model, Classification(CLASSES), Preprocess((40, 40), share=0.8)).save(root / "model")
+    data = make_folder(root / "photos", {"train": 3, "val": 1}, size=(60, 90))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(root / "cache"))
+        write_index(root / "model", data)
+    for number in range(2):
+        picture(number, (96, 64), number).save(root / f"{number}.png")
+    (root / "<i>notes.jpg").write_text("no picture")
+    (root / "large.png").write_bytes(bytes(2**20 + 1))
+    return root
+
+
+@pytest.fixture(scope="module")
+def predictor(home):
+    return load(home / "model")
+
+
+@pytest.fixture(scope="module")
+def address(home, predictor):
+    with running(predictor, QUIET, home / "model") as server:
+        yield server.address
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as play:
+        found = play.chromium.launch(executable_path=find_chromium(), args=FLAGS)
+        yield found
+        found.close()
+
+
+class Visit:
+    """A page with what it asked for and complained of."""
+
+    def __init__(self, browser, address: str, size: str = "desk", theme: str = "light") -> None:
+        wide, high = SIZES[size]
+        self.address, self.said, self.asked, self.refused = address, [], [], 0
+        phone = {"has_touch": True, "is_mobile": True} if size == "phone" else {}
+        self.context = browser.new_context(
+            viewport={"width": wide, "height": high},
+            color_scheme=theme,
+            reduced_motion="reduce",
+            permissions=["camera"],
+            **phone,
+        )
+        self.page = page = self.context.new_page()
+        page.set_default_timeout(WAIT)
+        page.on("console", lambda message: self.said.append(message.text))
+        page.on("pageerror", lambda error: self.said.append(str(error)))
+        page.on("request", lambda request: self.asked.append(request.url))
+        page.goto(address)
+
+    def find(self, selector: str):
+        return self.page.locator(selector)
+
+    def see(self, selector: str, text, **kind) -> None:
+        expect(self.find(selector)).to_contain_text(text, timeout=WAIT, **kind)
+
+    def take(self, *files: Path) -> None:
+        """Choose files, and wait for their answers and the attention of the last."""
+        self.see("#model", "classes")
+        before = self.find("#history li").count()
+        self.page.set_input_files("#file", files)
+        expect(self.find("#history li")).to_have_count(before + len(files), timeout=WAIT)
+        self.see("#history [aria-current]", files[-1].name)
+        self.settle()
+
+    def settle(self) -> None:
+        self.see("#readout", re.compile("row", re.I))
+        expect(self.find("#busy")).to_be_hidden(timeout=WAIT)
+        self.page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+    def drawn(self) -> str:
+        return self.page.evaluate("document.getElementById('picture').toDataURL()")
+
+    def attentions(self) -> list[str]:
+        return [url for url in self.asked if "/v1/attention" in url]
+
+    def set(self, slider: str, value: int) -> None:
+        self.find(f"#{slider}").fill(str(value))
+        self.settle()
+
+    def choose(self, name: str, value: str) -> None:
+        self.find(f"input[name={name}][value={value}]").check(force=True)
+        self.settle()
+
+    def patches(self) -> np.ndarray:
+        """(5, 5) lightness of the canvas at the middle of every patch; the picture is to be wide, seen in the middle
+        0.8 of its height."""
+        found = self.page.evaluate(
+            """() => {
+              const canvas = document.getElementById("picture"), copy = new OffscreenCanvas(canvas.width, canvas.height), found = [];
+              const pen = copy.getContext("2d", {willReadFrequently: true});
+              pen.drawImage(canvas, 0, 0);
+              const share = Math.min(canvas.width / 96, canvas.height / 64), side = 0.8 * 64 * share;
+              for (let row = 0; row < 5; row++) for (let column = 0; column < 5; column++) {
+                const x = canvas.width / 2 + (column - 2) * side / 5, y = canvas.height / 2 + (row - 2) * side / 5;
+                const [r, g, b] = pen.getImageData(x, y, 1, 1).data;
+                found.push(0.2126 * (r / 255) ** 2.2 + 0.7152 * (g / 255) ** 2.2 + 0.0722 * (b / 255) ** 2.2);
+              }
+              return found;
+            }"""
+        )
+        return np.array(found).reshape(5, 5)
+
+    def at(self, row: int, column: int) -> dict[str, float]:
+        """Where a patch is on the canvas, in the page's pixels."""
+        frame = self.find("#picture").bounding_box()
+        share = min(frame["width"] / 96, frame["height"] / 64)
+        side = 0.8 * 64 * share / 5
+        return {"x": frame["width"] / 2 + (column - 2) * side, "y": frame["height"] / 2 + (row - 2) * side}
+
+    def leave(self) -> None:
+        """Nothing was said that a test did not ask for, and nobody else was asked."""
+        self.context.close()
+        own = [text for text in self.said if not (self.refused and text.startswith("Failed to load resource"))]
+        assert own == []
+        assert [url for url in self.asked if not url.startswith((self.address + "/", "blob:", "data:image/"))] == []
+
+
+@pytest.fixture
+def visit(request, browser, address):
+    """A visit, by its size and theme."""
+    one = Visit(browser, address, *getattr(request, "param", ("desk", "light")))
+    yield one
+    one.leave()
+
+
+def numbers(predictor, file: Path, **words: str) -> dict:
+    """The attention of a file as Python has it."""
+    return attention(predictor.bundle, read_for(predictor, file), AttentionRequest.parse(words, predictor.bundle.model))
+
+
+def alike(shown: np.ndarray, weights) -> bool:
+    """Whether one is the lighter the larger the other, but for what a colour of 8 bits cannot tell."""
+    weights = np.array(weights)
+    ordered = shown.ravel()[np.argsort(weights.ravel())]
+    return shown.argmax() == weights.argmax() and bool((np.diff(ordered) > -0.01).all()) and np.ptp(shown) > 0.2
+
+
+def test_an_encoder_without_a_head_shows_attention_and_neighbours(browser, home, tmp_path):
+    shutil.copytree(home / "model", tmp_path / "encoder")
+    bundle = load_bundle(home / "model")
+    model = headless(bundle.model)
+    Bundle(model, Features(), bundle.preprocess).save(tmp_path / "encoder")
+    (tmp_path / "photos").mkdir()
+    for number in range(2):
+        shutil.copy(home / f"{number}.png", tmp_path / "photos")
+    write_index(tmp_path / "encoder", tmp_path / "photos")
+    with running(load(tmp_path / "encoder", headless=True), QUIET, tmp_path / "encoder") as server:
+        visit = Visit(browser, server.address)
+        visit.take(home / "1.png")
+        visit.see("#model", "features, no classes")
+        expect(visit.find("#answer")).to_be_hidden()
+        visit.see("#neighbours li:first-child", "1.png")
+        assert visit.find("#neighbours li").count() == 2 and visit.attentions()
+        assert visit.find("#history li p").all_text_contents() == ["1.png"]
+        visit.leave()
+
+
+@pytest.mark.parametrize("visit", [("desk", "light"), pytest.param(("phone", "dark"), marks=slow)], indirect=True)
+def test_a_picture_gets_the_names_and_probabilities_that_python_gives(visit, home, predictor):
+    visit.take(home / "0.png")
+    wanted = predictor.predict([home / "0.png"], top=7)[0]
+    names = visit.find("#answers .name").all_text_contents()
+    shares = [text.replace("\u00a0", " ") for text in visit.find("#answers .share").all_text_contents()]
+    assert names == list(wanted.names[:5]) and visit.find("#answers b").count() == 0
+    assert shares == [format_share(p) for p in wanted.probabilities[:5]]
+    bars = visit.page.eval_on_selector_all(
+        "#answers i", "all => all.map(one => one.offsetWidth / one.parentElement.offsetWidth)"
+    )
+    assert np.allclose(bars, wanted.probabilities[:5], atol=0.01)
+    visit.find("#more").click()
+    assert visit.find("#answers .name").all_text_contents() == list(wanted.names)
+    assert wanted.names[0] in visit.find("#said").text_content()
+    assert visit.page.evaluate("document.documentElement.scrollWidth") <= visit.page.viewport_size["width"]
+
+
+@pytest.mark.parametrize("visit", [("desk", "dark"), pytest.param(("phone", "light"), marks=slow)], indirect=True)
+def test_sliders_show_every_block_and_head_with_one_question(visit, home, predictor):
+    visit.take(home / "0.png")
+    visit.choose("kind", "raw")
+    visit.choose("edges", "blocks")
+    visit.set("opacity", 100)
+    asked = len(visit.attentions())
+    every = np.array(numbers(predictor, home / "0.png", kind="raw", layer="all", head="all")["weights"])
+    seen = set()
+    for layer in (0, 2):
+        for head, weights in (
+            (0, every[layer].mean(0)),
+            (1, every[layer].max(0)),
+            (2, every[layer].min(0)),
+            (4, every[layer][1]),
+        ):
+            visit.set("layer", layer)
+            visit.set("head", head)
+            assert alike(visit.patches(), weights), (layer, head)
+            seen.add(visit.drawn())
+    assert len(seen) == 8 and len(visit.attentions()) == asked
+    assert visit.find("#head").get_attribute("aria-valuetext") == "head 2 of 2"
+    smooth = visit.drawn()
+    visit.choose("edges", "smooth")
+    assert visit.drawn() != smooth
+    visit.choose("kind", "rollout")
+    rolled = np.array(numbers(predictor, home / "0.png", layer="all")["weights"])
+    visit.choose("edges", "blocks")
+    for layer in (0, 2):
+        visit.set("layer", layer)
+        assert alike(visit.patches(), rolled[layer])
+    visit.choose("view", "light")
+    lit = visit.drawn()
+    visit.set("opacity", 0)
+    assert visit.drawn() != lit
+
+
+@pytest.mark.parametrize("visit", [pytest.param(("desk", "light"), marks=slow), ("phone", "light")], indirect=True)
+def test_a_patch_that_is_clicked_or_touched_is_asked_what_it_looks_at(visit, home, predictor):
+    visit.take(home / "0.png")
+    visit.choose("kind", "raw")
+    visit.choose("edges", "blocks")
+    visit.set("opacity", 100)
+    visit.set("head", 3)
+    place = visit.at(1, 3)
+    (visit.find("#picture").tap if visit.page.viewport_size["width"] < 500 else visit.find("#picture").click)(
+        position=place
+    )
+    visit.see("#meaning", "Attention of head 1 of block 3 from the patch in row 2, column 4.")
+    visit.settle()
+    assert visit.attentions()[-1].endswith("query=1,3")
+    visit.page.mouse.move(1, 1)
+    visit.settle()
+    assert alike(visit.patches(), numbers(predictor, home / "0.png", kind="raw", head="0", query="1,3")["weights"])
+    visit.find("#back").click()
+    visit.see("#meaning", "from the pooled output")
+    visit.find("#back").wait_for(state="hidden")
+
+
+def test_the_image_without_the_map_is_beside_the_attention(visit, home):
+    def read_plain() -> np.ndarray:
+        url = visit.page.evaluate("document.getElementById('plain').toDataURL()")
+        found = Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))).convert("RGB")
+        assert found.height == 144 and found.width == 216
+        return np.asarray(found.resize((96, 64), Image.Resampling.BOX), float)
+
+    def average_blocks(pixels: np.ndarray) -> np.ndarray:
+        return pixels.reshape(8, 8, 12, 8, 3).mean((1, 3))
+
+    visit.see("#model", "classes")
+    before = visit.find("#layer").bounding_box()
+    visit.take(home / "0.png")
+    assert visit.find("#layer").bounding_box() == before
+    plain = read_plain()
+    photo = np.asarray(Image.open(home / "0.png").convert("RGB"), float)
+    assert np.abs(average_blocks(plain) - average_blocks(photo)).max() < 10  # of 255
+    visit.set("opacity", 100)
+    visit.set("layer", 0)
+    assert (read_plain() == plain).all()
+    visit.find("#picture").click(position=visit.at(1, 3))
+    visit.see("#meaning", "the patch in row 2, column 4")
+    visit.settle()
+    rows, columns = np.nonzero(np.abs(read_plain() - plain).sum(-1) > 30)
+    side = 0.8 * 64 / 5  # of a patch, whose frame is drawn around it
+    middle = 32 + (1 - 2) * side, 48 + (3 - 2) * side
+    assert abs(rows - middle[0]).max() < side / 2 + 2 and abs(columns - middle[1]).max() < side / 2 + 2
+    assert np.ptp(rows) > side - 2 and np.ptp(columns) > side - 2
+
+
+def test_everything_can_be_done_with_the_keyboard(visit, home, predictor):
+    visit.take(home / "0.png")
+    keys, found = visit.page.keyboard, []
+    visit.page.evaluate("document.activeElement.blur()")
+    for _ in range(40):
+        keys.press("Tab")
+        found.append(
+            visit.page.evaluate(
+                "document.activeElement.id || document.activeElement.name || document.activeElement.tagName"
+            )
+        )
+        if found[-1] == "SUMMARY":
+            break
+    wanted = [
+        "file",
+        "camera",
+        "picture",
+        "zoom",
+        "more",
+        "kind",
+        "view",
+        "layer",
+        "head",
+        "opacity",
+        "edges",
+        "forget",
+        "mosaic",
+        "SUMMARY",
+    ]
+    assert [name for name in found if name in wanted] == wanted
+    visit.find("#picture").focus()
+    keys.press("ArrowLeft")
+    start = [int(number) - 1 for number in re.findall(r"\d+", visit.find("#said").text_content())[:2]]
+    steps = [("ArrowUp", max(0, start[0] - 1), start[1]), ("ArrowRight", max(0, start[0] - 1), min(4, start[1] + 1))]
+    weights = np.array(numbers(predictor, home / "0.png")["weights"])
+    for key, row, column in steps:
+        keys.press(key)
+        visit.see(
+            "#said",
+            f"row {row + 1}, column {column + 1}: {format_share(weights[row, column])}".replace(" %", "\u00a0%"),
+        )
+    keys.press("Enter")
+    visit.see("#meaning", f"the patch in row {row + 1}, column {column + 1}")
+    visit.settle()
+    keys.press("Escape")
+    visit.see("#meaning", "Attention rollout from")
+    visit.find("#layer").focus()
+    keys.press("Home")
+    assert visit.find("#layer-text").text_content() == "1 of 3"
+
+
+def test_pictures_of_the_session_come_back_with_their_answers(visit, home, predictor):
+    visit.take(home / "0.png", home / "1.png")
+    first, second = (predictor.predict([home / f"{number}.png"])[0].names[0] for number in range(2))
+    visit.see("#answers li:first-child .name", second)
+    drawn, asked = visit.drawn(), len(visit.attentions())
+    visit.page.get_by_role("button", name="0.png").click()
+    visit.see("#history [aria-current]", "0.png")
+    visit.see("#answers li:first-child .name", first)
+    visit.settle()
+    assert visit.drawn() != drawn
+    visit.page.get_by_role("button", name="1.png").click()
+    visit.see("#history [aria-current]", "1.png")
+    visit.settle()
+    assert visit.drawn() == drawn and len(visit.attentions()) <= asked + 1
+    visit.find("#forget").click()
+    expect(visit.find("#history li")).to_have_count(1)
+
+
+def test_a_format_that_browsers_do_not_know_is_answered_all_the_same(visit, home, predictor):
+    picture(5, (96, 64)).save(home / "drawn.tif")
+    visit.take(home / "drawn.tif")
+    visit.see("#answers li:first-child .name", predictor.predict([home / "drawn.tif"])[0].names[0])
+    visit.see("#readout", "this browser cannot show the image")
+    assert visit.find("#zoom").is_hidden() and visit.find("#history img").count() == 0
+
+
+def test_refusals_say_what_is_wrong_and_what_to_do_and_leave_the_last_answer(visit, home, predictor):
+    visit.take(home / "0.png")
+    best = visit.find("#answers li:first-child .name").text_content()
+    visit.refused = 1
+    visit.page.set_input_files("#file", home / "<i>notes.jpg")
+    visit.see("[role=alert]", "<i>notes.jpg: not an image of a known format")
+    visit.see("[role=alert]", "Known are JPEG")
+    assert (
+        visit.find("[role=alert] i").count() == 0 and visit.find("#answers li:first-child .name").text_content() == best
+    )
+    visit.page.get_by_role("button", name="Close").click()
+    visit.page.set_input_files("#file", home / "large.png")
+    visit.see("[role=alert]", "large.png has 1.0 MiB, more than the 1.0 MiB")
+    full = {
+        "error": {"code": "queue_full", "message": "40 pictures are waiting", "hint": "ask again", "request_id": "x"}
+    }
+    visit.page.route(
+        "**/v1/predict*", lambda route: route.fulfill(status=429, json=full, headers={"Retry-After": "3"}), times=1
+    )
+    visit.page.set_input_files("#file", home / "1.png")
+    visit.see("[role=alert]", "40 pictures are waiting")
+    visit.see("[role=alert]", "Try again in 3 seconds.")
+    visit.page.get_by_role("button", name="Try again").click()
+    visit.see("#history [aria-current]", "1.png")
+    assert visit.find("[role=alert]").text_content() == ""
+    visit.settle()
+    other = {"model": {"name": "x", "version": "another"}, "predictions": []}
+    visit.page.route("**/v1/predict*", lambda route: route.fulfill(json=other), times=1)
+    visit.page.set_input_files("#file", home / "0.png")
+    visit.see("[role=alert]", "The server has another model now.")
+    visit.see("#history [aria-current]", "1.png")
+
+
+def test_positions_and_filters_and_nearest_images_are_those_of_the_model(visit, home, predictor):
+    visit.take(home / "photos" / "train" / "bee" / "1.png")
+    index = open_index(home / "model")
+    pixels = read_for(predictor, home / "photos" / "train" / "bee" / "1.png")
+    wanted = index.nearest(predictor.runtime.features(pixels[None])[0], 8)
+    expect(visit.find("#neighbours li")).to_have_count(8)
+    told = visit.find("#neighbours li").all_text_contents()
+    assert told[0] == "bee1.png · cosine 1.000"
+    assert told == [f"{one.label}{one.name} · cosine {one.similarity:.3f}" for one in wanted]
+    visit.find("#inside").scroll_into_view_if_needed()
+    similar = np.array(positions(predictor.bundle)["similarity"])
+    frame = visit.find("#mosaic").bounding_box()
+    visit.see("#positions-text", "row 3, column 3")
+    visit.find("#mosaic").click(position={"x": frame["width"] * 0.7, "y": frame["height"] * 0.1})
+    others, pairs = np.delete(similar[3], 3), similar[~np.eye(25, dtype=bool)]
+    least, most = (f"{end:.2f}".replace("-", "−") for end in (pairs.min(), pairs.max()))
+    told = f"row 1, column 4 with every position: {others.min():.2f} to {others.max():.2f} with others.".replace(
+        "-", "−"
+    )
+    visit.see("#positions-text", f"{told} Colours span {least} to {most}")
+    assert (visit.find("#scale-least").text_content(), visit.find("#scale-most").text_content()) == (least, most)
+    light = visit.page.evaluate(LIGHT_OF_CHOSEN)
+    assert (
+        alike(np.array(light), np.where(np.arange(25) == 3, pairs.max(), similar[3])) and max(light) - min(light) > 0.3
+    )
+    expect(visit.find("#filters-image")).to_have_js_property("complete", True)
+    assert visit.page.evaluate(
+        "[document.images.length > 8, [...document.images].every(one => one.naturalWidth > 0)]"
+    ) == [True, True]
+
+
+@slow
+def test_drop_paste_and_camera(visit, home):
+    visit.see("#model", "classes")
+    carried = visit.page.evaluate_handle(
+        """async () => {
+          const canvas = Object.assign(document.createElement("canvas"), {width: 50, height: 40});
+          canvas.getContext("2d").fillRect(5, 5, 20, 20);
+          const carried = new DataTransfer();
+          carried.items.add(new File([await new Promise(done => canvas.toBlob(done))], "dropped.png", {type: "image/png"}));
+          return carried;
+        }"""
+    )
+    visit.page.dispatch_event("#stage", "drop", {"dataTransfer": carried})
+    visit.see("#history [aria-current]", "dropped.png")
+    visit.page.evaluate("carried => dispatchEvent(new ClipboardEvent('paste', {clipboardData: carried}))", carried)
+    expect(visit.find("#history li")).to_have_count(2)
+    visit.find("#camera").click()
+    expect(visit.find("#video")).to_have_js_property("readyState", 4, timeout=WAIT)
+    visit.find("#take").click()
+    visit.see("#history [aria-current]", "camera.jpg")
+    expect(visit.find("#video")).to_have_js_property("srcObject", None)
+    visit.settle()
+
+
+LIGHT_OF_CHOSEN = """() => {
+  const canvas = document.getElementById("one"), { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  const light = (place) => [0.2126, 0.7152, 0.0722].reduce((sum, share, colour) => sum + share * data[4 * place + colour], 0) / 255;
+  return Array.from({length: data.length / 4}, (_, place) => light(place));
+}"""
+CONTRAST = """() => {
+  const light = ([r, g, b]) => [r, g, b].map(v => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const parts = text => text.match(/[\\d.]+/g).map(Number), bad = [];
+  for (const one of document.querySelectorAll("body *")) {
+    const own = [...one.childNodes].some(node => node.nodeType === 3 && node.textContent.trim());
+    if (!own || !one.checkVisibility({visibilityProperty: true}) || one.closest(".unseen, .skip, .wait")) continue;
+    let back = one;
+    while (back.parentElement && (parts(getComputedStyle(back).backgroundColor)[3] ?? 1) < 1) back = back.parentElement;
+    const pair = [light(parts(getComputedStyle(one).color)), light(parts(getComputedStyle(back).backgroundColor))].sort((a, b) => b - a);
+    const ratio = (pair[0] + 0.05) / (pair[1] + 0.05);
+    if (ratio < 4.5) bad.push([one.className, one.textContent.trim().slice(0, 30), ratio]);
+  }
+  return bad;
+}"""
+OUTSIDE = """() => [...document.querySelectorAll("body *")]
+  .filter(one => one.checkVisibility() && !one.closest(".unseen, .skip, .long"))
+  .filter(one => { const {left, right} = one.getBoundingClientRect(); return left < 0 || right > innerWidth; }).map(one => one.outerHTML)"""
+TARGETS = """() => [...document.querySelectorAll("button, .button, input[type=range], .choice span, summary, #mosaic")]
+  .filter(one => one.checkVisibility()).map(one => [one.id || one.textContent, one.getBoundingClientRect().height])"""
+
+
+EVERY = [pytest.param((size, theme), marks=[slow] * (size != "phone")) for size in SIZES for theme in ("light", "dark")]
+
+
+@pytest.mark.parametrize("visit", EVERY, indirect=True)
+def test_it_can_be_read_and_touched_in_every_size_and_theme(visit, home):
+    visit.see("#model", "classes")
+    frame = visit.find("#stage").bounding_box()
+    visit.take(home / "0.png")
+    after = visit.find("#stage").bounding_box()
+    assert frame == after
+    visit.refused = 1
+    visit.page.set_input_files("#file", home / "<i>notes.jpg")
+    visit.see("[role=alert]", "not an image")
+    assert visit.page.evaluate(CONTRAST) == []
+    visit.find("#picture").click(position=visit.at(4, 0))
+    visit.find("#back").wait_for()
+    assert visit.page.evaluate(OUTSIDE) == []
+    small = [target for target in visit.page.evaluate(TARGETS) if target[1] < 40]
+    assert small == []
+    assert visit.page.evaluate("document.documentElement.scrollWidth") <= visit.page.viewport_size["width"]
+    named = (
+        "all => all.filter(one => !(one.labels?.length || one.ariaLabel || one.textContent.trim())).map(one => "
+        "one.outerHTML)"
+    )
+    assert visit.page.eval_on_selector_all("button, input, canvas[tabindex]", named) == []
+
+
+def test_a_server_that_is_gone_is_said_to_be(browser, home, predictor):
+    with running(predictor, QUIET, home / "model") as server:
+        visit = Visit(browser, server.address)
+        visit.take(home / "0.png")
+    visit.refused = 1
+    visit.page.set_input_files("#file", home / "1.png")
+    visit.see("[role=alert]", "The server does not answer.")
+    visit.leave()
+
+
+@slow
+def test_a_token_is_asked_for_and_kept_for_the_tab(browser, home, predictor):
+    settings = replace(QUIET, access=Access(token=b"a-secret-of-this-test"))
+    with running(predictor, settings, home / "model") as server:
+        visit = Visit(browser, server.address)
+        visit.refused = 1
+        visit.find("#token-value").fill("wrong")
+        visit.page.keyboard.press("Enter")
+        visit.see("#token-text", "not the token")
+        visit.find("#token-value").fill("a-secret-of-this-test")
+        visit.page.keyboard.press("Enter")
+        visit.take(home / "0.png")
+        visit.page.reload()
+        visit.see("#model", "7 classes")
+        visit.leave()
+
+
+def test_the_files_ask_nothing_of_anybody_else():
+    folder = Path(__file__).parents[3] / "vitreous" / "apps" / "server" / "page"
+    files = [file for file in folder.iterdir() if file.suffix in (".html", ".css", ".js", ".svg")]
+    assert {"index.html", "style.css", "app.js"} <= {file.name for file in files}
+    for file in files:
+        text = file.read_text("utf-8").replace("http://www.w3.org/2000/svg", "")
+        assert not re.search(
+            r"https?:|//[a-z]+\.|innerHTML|outerHTML|insertAdjacentHTML|\beval\(|\bstyle=|\son[a-z]+=\"", text
+        ), file
+
+
+def test_a_phone_is_told_to_tap_and_a_desk_to_drop_and_the_title_is_one_word(browser, address):
+    for size, shown, hidden in (("phone", "Tap to choose an image", "Drop"), ("desk", "Drop an image here", "Tap")):
+        visit = Visit(browser, address, size)
+        visit.see("#model", "classes")
+        visit.page.evaluate(
+            "document.getElementById('model').textContent = 'R50+ViT-B/16-with-a-very-long-name · 1000 classes'"
+        )
+        told = visit.find("body").inner_text()
+        assert shown in told and hidden not in told
+        lines = (
+            "one => "
+            "{ const range = document.createRange(); range.selectNodeContents(one); return range.getClientRects().length; }"
+        )
+        assert visit.find("h1").evaluate(lines) == 1
+        assert visit.page.evaluate("document.documentElement.scrollWidth") <= visit.page.viewport_size["width"]
+        with visit.page.expect_file_chooser():
+            visit.find("#empty").click()
+        visit.leave()
+
+
+def test_shares_and_names_are_written_as_in_the_reports(visit):
+    visit.see("#model", "classes")
+    shares = [
+        0,
+        1,
+        0.9131,
+        0.0124,
+        0.000342,
+        1.3e-7,
+        0.0999,
+        0.9949,
+        0.9963,
+        0.99972,
+        0.9999993,
+        *np.geomspace(1e-6, 0.99, 40),
+    ]
+    written = visit.page.evaluate(
+        "async shares => { const { percent } = await import('/static/page.js'); return shares.map(percent); }", shares
+    )
+    assert [text.replace("\u00a0", " ") for text in written] == [format_share(share) for share in shares]
+    made = (
+        "async name => "
+        "{ const { makeName } = await import('/static/page.js'); return makeName('p', 'dim', name).outerHTML; }"
+    )
+    name = "a/b_c-d.e:f\\g <i>.png"
+    assert visit.page.evaluate(made, name) == f'<p class="dim">{break_name(name)}</p>'

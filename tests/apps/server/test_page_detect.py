@@ -1,0 +1,80 @@
+"""The page of a detector, in a browser."""
+
+import pytest
+
+from tests.apps.server.test_page import QUIET, Visit, browser, expect  # noqa: F401
+from tests.browser import needs_chromium
+from tests.serving.blobs import CLASSES, predictor, scene
+from vitreous.apps.server.server import running
+
+pytestmark = needs_chromium
+FRAMES = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+
+
+def drawn(visit) -> str:
+    visit.page.evaluate(FRAMES)
+    return visit.drawn()
+
+
+@pytest.mark.parametrize(("size", "theme"), [("desk", "light"), ("phone", "dark")])
+def test_objects_are_listed_drawn_switched_and_lit_up(browser, tmp_path, size, theme):  # noqa: F811
+    scene((96, 64), (8, 8, 40, 40), (50, 20, 80, 50)).save(tmp_path / "scene.png")
+    left, top, right, bottom = predictor().detect(tmp_path / "scene.png").boxes[1].tolist()
+    with running(predictor(), QUIET) as server:
+        visit = Visit(browser, server.address, size, theme)
+        visit.see("#model", "2 classes of objects")
+        visit.page.set_input_files("#file", tmp_path / "scene.png")
+        rows, kinds = visit.find("#object-list button"), visit.find("#kinds li")
+        expect(rows).to_have_count(2)
+        expect(visit.find("#busy")).to_be_hidden()
+        assert [text.split("\xa0")[0] for text in rows.all_text_contents()] == [CLASSES[0] + "90", "green60"]
+        visit.see("#count", "2 objects")
+        visit.see("#said", f"scene.png: 1 {CLASSES[0]}, 1 green.")
+        assert visit.find("#objects b").count() == 0  # a name is text, whatever it has in it
+        visit.page.wait_for_timeout(300)
+        both = drawn(visit)
+        kinds.nth(1).locator("input").uncheck()
+        expect(rows).to_have_count(1)
+        visit.see("#count", "1 object, 1 switched off")
+        assert drawn(visit) != both
+        kinds.nth(1).locator("input").check()
+        assert drawn(visit) == both
+        visit.find("#least-score").fill("70")
+        expect(rows).to_have_count(1)
+        visit.see("#kinds li:nth-child(2) .share", "0")
+        visit.find("#least-score").fill("50")
+        visit.find("#fill").fill("0")
+        assert drawn(visit) != both
+        visit.find("#fill").fill("45")
+        assert drawn(visit) == both
+        rows.nth(1).focus()
+        visit.see("#readout", f"green 60\xa0%, {int(right - left + 0.5)} × {int(bottom - top + 0.5)} pixels")
+        assert drawn(visit) != both
+        visit.page.keyboard.press("Enter")
+        expect(rows.nth(1)).to_have_attribute("aria-pressed", "true")
+        visit.page.keyboard.press("Shift+Tab")
+        visit.see("#readout", CLASSES[0])
+        visit.page.keyboard.press("Tab")
+        visit.page.keyboard.press("Enter")
+        visit.page.evaluate("document.activeElement.blur()")
+        visit.see("#readout", "scene.png")
+        frame = visit.find("#picture").bounding_box()
+        share = min(frame["width"] / 96, frame["height"] / 64)
+        place = (frame["width"] - 96 * share) / 2 + 65 * share, (frame["height"] - 64 * share) / 2 + 35 * share
+        visit.page.mouse.move(frame["x"] + place[0], frame["y"] + place[1])
+        visit.see("#readout", "green 60")
+        visit.page.mouse.move(1, 1)
+        assert drawn(visit) == both
+        assert visit.page.evaluate("document.documentElement.scrollWidth") <= visit.page.viewport_size["width"]
+        visit.leave()
+
+
+def test_a_picture_with_nothing_on_it_says_so(browser, tmp_path):  # noqa: F811
+    scene((64, 64), None, None).save(tmp_path / "empty.png")
+    with running(predictor(masks=False), QUIET) as server:
+        visit = Visit(browser, server.address)
+        visit.page.set_input_files("#file", tmp_path / "empty.png")
+        visit.see("#count", "Nothing was found.")
+        expect(visit.find("#fill-row")).to_be_hidden()
+        visit.see("#history", "nothing")
+        visit.leave()

@@ -1,0 +1,191 @@
+"""The page of a model that makes images, in a browser."""
+
+import io
+import time
+from base64 import b64decode
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.apps.server.test_page import QUIET, Visit, browser, expect  # noqa: F401
+from tests.browser import needs_chromium
+from tests.serving.asking import until
+from tests.serving.generators import CLASSES, predictor_in, save_generator
+from vitreous.apps.server.server import running
+from vitreous.generation.process import Flow
+from vitreous.serving.samples import sample
+
+pytestmark = needs_chromium
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return save_generator(tmp_path_factory.mktemp("generator") / "model")
+
+
+@pytest.fixture(scope="module")
+def server(place):
+    with running(predictor_in(place), QUIET) as server:
+        yield server
+
+
+def images_of(visit) -> list[np.ndarray]:
+    sources = visit.page.eval_on_selector_all("#images img", "all => all.map(one => one.src)")
+    return [np.asarray(Image.open(io.BytesIO(b64decode(uri.partition(",")[2])))).astype(int) for uri in sources]
+
+
+def done(visit, text: str) -> None:
+    expect(visit.find("#save")).to_be_visible()
+    visit.see("#outcome", text)
+
+
+@pytest.mark.parametrize(("size", "theme"), [("desk", "light"), ("phone", "dark")])
+def test_images_are_asked_for_shown_named_and_saved(server, place, browser, tmp_path, size, theme):  # noqa: F811
+    visit = Visit(browser, server.address, size, theme)
+    visit.see("#model", "makes images of 3 classes")
+    expect(visit.find("#look")).to_be_hidden()
+    expect(visit.find("#no-images")).to_be_visible()
+    assert visit.find("#class option").all_text_contents() == ["Each in turn", *CLASSES]
+    assert visit.find("#images-count").input_value() == "18" and visit.find("#steps").input_value() == "50"
+    visit.find("#class").select_option("cat")
+    visit.find("#images-count").fill("4")
+    visit.find("#guidance").fill("2.5")
+    visit.see("#guidance-text", "2.5")
+    visit.find("#steps").fill("6")
+    visit.find("#seed").fill("11")
+    visit.find("#seed").press("Enter")
+    done(visit, "4 images of cat, seed 11, 6 steps of ddim, guidance 2.5")
+    options = {"classes": ("cat",), "count": 4, "guidance": 2.5, "steps": 6, "seed": 11, "precision": "fp32"}
+    sample(place, tmp_path / "cats", progress=False, **options)
+    expected = [np.asarray(Image.open(path)).astype(int) for path in sorted((tmp_path / "cats").glob("*.png"))]
+    shown = images_of(visit)
+    assert len(shown) == 4 and all(np.abs(a - b).max() <= 1 for a, b in zip(shown, expected, strict=True))
+    alts = visit.page.eval_on_selector_all("#images img", "all => all.map(one => one.alt)")
+    assert alts == [f"cat, image {number}" for number in range(1, 5)]
+    with visit.page.expect_download() as download:
+        visit.find("#save").click()
+    assert download.value.suggested_filename == "cat-seed-11.png"
+    saved = np.asarray(Image.open(download.value.path()).convert("RGB")).astype(int)
+    times = saved.shape[0] // 18
+    assert saved.shape == (18 * times, 18 * times, 3) and saved.shape[0] >= 512
+    grid = saved[times // 2 :: times, times // 2 :: times]
+    assert np.abs(grid[10:, :8] - expected[2]).max() <= 1 and (grid[8:10] == 255).all()
+    visit.find("#images li").nth(1).hover()
+    visit.see("#outcome", "cat, image 2")
+    visit.page.mouse.move(1, 1)
+    visit.see("#outcome", "4 images of cat")
+    assert visit.page.evaluate("document.documentElement.scrollWidth") <= visit.page.viewport_size["width"]
+    visit.leave()
+
+
+def test_the_classes_take_turns_and_a_seed_gives_its_images_again(server, browser):  # noqa: F811
+    visit = Visit(browser, server.address)
+    visit.find("#images-count").fill("6")
+    visit.find("#steps").fill("4")
+    visit.find("#make").click()
+    done(visit, "6 images, seed 0, 4 steps of ddim")
+    alts = visit.page.eval_on_selector_all("#images img", "all => all.map(one => one.alt)")
+    assert alts == [f"{name}, image {number}" for number in (1, 2) for name in CLASSES]
+    assert visit.find("#images b").count() == 0  # a name is text, whatever it has in it
+    first = images_of(visit)
+    visit.find("#new-seed").click()
+    assert visit.find("#seed").input_value() != "0"
+    visit.find("#make").click()
+    done(visit, f"seed {visit.find('#seed').input_value()},")
+    assert any(np.abs(a - b).max() > 10 for a, b in zip(first, images_of(visit), strict=True))
+    visit.find("#seed").fill("0")
+    visit.find("#make").click()
+    done(visit, "seed 0,")
+    assert all((a == b).all() for a, b in zip(first, images_of(visit), strict=True))
+    visit.leave()
+
+
+def test_what_cannot_be_is_not_asked(server, browser):  # noqa: F811
+    visit = Visit(browser, server.address)
+    visit.see("#model", "makes images")
+    for steps in ("0", "1001", ""):
+        visit.find("#steps").fill(steps)
+        visit.find("#make").click()
+        assert not visit.page.evaluate("document.getElementById('request').checkValidity()")
+    visit.find("#images-count").fill("64")
+    visit.find("#steps").fill("251")
+    visit.find("#make").click()
+    assert (
+        visit.page.evaluate("document.getElementById('steps').validationMessage") == "At most 250 steps of 64 images."
+    )
+    visit.find("#sampler").select_option("ddpm")
+    assert visit.find("#steps").input_value() == "250"
+    assert visit.page.evaluate("document.getElementById('request').checkValidity()")
+    assert not any("/v1/sample" in url for url in visit.asked)
+    visit.leave()
+
+
+def test_images_are_seen_while_they_are_made_and_stop_by_key(place, browser, monkeypatch):  # noqa: F811
+    predictor = predictor_in(place)
+    sampler = predictor.runtime.generator.sampler
+    answer = sampler.answer
+    with running(predictor, QUIET) as server:
+        monkeypatch.setattr(sampler, "answer", lambda *given: (time.sleep(0.02), answer(*given))[1])
+        visit = Visit(browser, server.address, "phone")
+        visit.find("#images-count").fill("3")
+        visit.find("#steps").fill("1000")
+        visit.find("#make").focus()
+        visit.page.keyboard.press("Enter")
+        visit.see("#outcome", "left")
+        expect(visit.find("#images")).to_have_attribute("aria-busy", "true")
+        expect(visit.find("#images img").first).to_be_visible()
+        expect(visit.find("#make")).to_be_disabled()
+        expect(visit.find("#save")).to_be_hidden()
+        before = images_of(visit)
+        until(lambda: any((a != b).any() for a, b in zip(before, images_of(visit), strict=True)))
+        expect(visit.find("#stop")).to_be_focused()
+        visit.page.keyboard.press("Enter")
+        visit.see("#outcome", "Stopped at")
+        expect(visit.find("#stop")).to_be_hidden()
+        expect(visit.find("#make")).to_be_focused()
+        until(lambda: not server.service.taken and server.service.batcher.began is None, 5)
+        visit.leave()
+
+
+def test_a_failure_while_images_are_made_is_reported(place, browser, monkeypatch):  # noqa: F811
+    predictor = predictor_in(place)
+    sampler = predictor.runtime.generator.sampler
+    answer, broken = sampler.answer, []
+
+    def fail_later(*given):
+        time.sleep(0.02)
+        if broken:
+            raise RuntimeError("no more")
+        return answer(*given)
+
+    with running(predictor, QUIET) as server:
+        monkeypatch.setattr(sampler, "answer", fail_later)
+        visit = Visit(browser, server.address)
+        visit.find("#images-count").fill("3")
+        visit.find("#steps").fill("1000")
+        visit.find("#make").click()
+        visit.see("#outcome", "left")
+        broken.append(True)
+        visit.see("#trouble", "the model failed on this request")
+        visit.see("#outcome", "Failed at")
+        broken.clear()
+        visit.find("#steps").fill("2")
+        visit.find("#make").click()
+        done(visit, "2 steps")
+        assert visit.find("#trouble").text_content() == ""
+        visit.leave()
+
+
+def test_a_model_of_one_kind_has_no_class_to_choose(tmp_path, browser):  # noqa: F811
+    with running(predictor_in(save_generator(tmp_path / "model", (), 1, Flow())), QUIET) as server:
+        visit = Visit(browser, server.address, "phone")
+        visit.see("#model", "makes images")
+        expect(visit.find("#class-row")).to_be_hidden()
+        expect(visit.find("#guidance-row")).to_be_hidden()
+        visit.find("#images-count").fill("1")
+        visit.find("#make").click()
+        done(visit, "1 image, seed 0, 25 steps of heun")
+        assert images_of(visit)[0].shape == (8, 8)
+        assert visit.page.get_attribute("#images img", "alt") == "Image 1"
+        visit.leave()

@@ -1,0 +1,49 @@
+"""The page of a model that gives a class to every pixel, in a browser."""
+
+import pytest
+from PIL import Image
+
+import vitreous
+from tests.apps.server.test_page import QUIET, Visit, browser, expect  # noqa: F401
+from tests.browser import needs_chromium
+from tests.reports.test_scenes import run  # noqa: F401
+from vitreous.apps.server.server import running
+from vitreous.reports.pages.formats import format_share
+
+pytestmark = needs_chromium
+
+
+@pytest.mark.parametrize(("size", "theme"), [("desk", "light"), ("phone", "dark")])
+def test_classes_lie_over_the_picture_and_are_switched_off(run, browser, tmp_path, size, theme):  # noqa: F811
+    predictor = vitreous.load(run)
+    image = sorted((run.parent / "data" / "train" / "images").iterdir())[0]
+    Image.open(image).resize((96, 72), Image.Resampling.NEAREST).save(tmp_path / "scene.png")
+    answer = predictor.segment(tmp_path / "scene.png")
+    with running(predictor, QUIET) as server:
+        visit = Visit(browser, server.address, size, theme)
+        visit.see("#model", "3 classes of pixels")
+        visit.page.set_input_files("#file", tmp_path / "scene.png")
+        rows = visit.find("#class-list li")
+        expect(rows).to_have_count(len(answer.shares))
+        for number, (name, share) in enumerate(answer.shares.items()):
+            expect(rows.nth(number)).to_contain_text(name)
+            expect(rows.nth(number)).to_contain_text(format_share(share).replace(" ", "\u00a0"))
+        expect(visit.find("#busy")).to_be_hidden()
+        frames = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+        visit.page.wait_for_timeout(300)
+        visit.page.evaluate(frames)
+        covered = visit.drawn()
+        rows.nth(0).locator("input").uncheck()
+        visit.page.evaluate(frames)
+        bare = visit.drawn()
+        assert bare != covered
+        rows.nth(0).locator("input").check()
+        visit.page.evaluate(frames)
+        assert visit.drawn() == covered
+        visit.find("#cover").fill("0")
+        visit.page.evaluate(frames)
+        assert visit.drawn() != covered
+        frame = visit.find("#picture").bounding_box()
+        visit.page.mouse.move(frame["x"] + frame["width"] / 2 + 1, frame["y"] + frame["height"] / 2 + 1)
+        visit.see("#readout", answer.names[answer.classes[36, 48]])
+        visit.leave()

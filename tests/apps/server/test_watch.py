@@ -1,0 +1,279 @@
+"""`watch`: the page of a run grows with it, starts over where the run goes back, and is for this machine alone."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.browser import find_chromium, needs_chromium
+from tests.conftest import say
+from vitreous.apps.server.watch import watching
+from vitreous.data.preprocess import Preprocess
+from vitreous.models.config import ViTConfig
+from vitreous.training.folder import Folder, read_lines
+from vitreous.training.metrics_follower import MetricsFollower
+from vitreous.training.run import DataOptions, Run
+
+LINES = [{"step": step, "epoch": step / 2, "lr": 0.1, "train/loss": 1 / step} for step in range(1, 5)]
+
+
+def config_of(path, epochs=1.0) -> Folder:
+    """The folder of a run of two steps an epoch that has just begun."""
+    run = Run(
+        DataOptions("photos", ("ant", "bee"), 16, ""),
+        ViTConfig(classes=2),
+        Preprocess((224, 224)),
+        batch_size=8,
+        epochs=epochs,
+    )
+    Folder(path).create(run, "vitreous train photos", {})
+    return Folder(path)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The folder of a run that has ended."""
+    folder = config_of(tmp_path_factory.mktemp("home") / "run")
+    for line in LINES:
+        folder.append(line)
+    for path in (folder.summary, folder.path / "report.html"):
+        path.write_text("{}")
+    return folder.path
+
+
+@pytest.fixture
+def growing(tmp_path):
+    """The folder of a run that has just begun: its config, and no line of metrics."""
+    return config_of(tmp_path / "run <b>")
+
+
+class Events:
+    """Reads the server-sent events of an address, one after the other."""
+
+    def __init__(self, address: str) -> None:
+        self.connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=30)
+        self.connection.request("GET", "/events")
+        self.response = self.connection.getresponse()
+        assert self.response.status == 200
+        assert self.response.getheader("content-type") == "text/event-stream; charset=utf-8"
+
+    def __iter__(self) -> Iterator[tuple[str, dict]]:
+        while line := self.response.readline():
+            kind = line.decode().removeprefix("event: ").strip()
+            data = self.response.readline().decode().removeprefix("data: ")
+            assert self.response.readline() == b"\n"
+            yield kind, json.loads(data)
+
+    def next(self, kind: str) -> dict:
+        """The next event of a kind."""
+        return next(data for name, data in self if name == kind)
+
+
+@contextmanager
+def asking(address: str, path: str, **headers: str):
+    connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=30)
+    connection.request("GET", path, headers=headers)
+    yield connection.getresponse()
+    connection.close()
+
+
+def test_events_follow_a_run_that_grows_goes_back_and_ends(growing):
+    lines = LINES
+    with watching(growing.path) as address:
+        events = Events(address)
+        assert events.next("lines") == {"anew": True, "lines": []}
+        assert events.next("state") == {"finished": False, "age": None}
+        growing.append(lines[0])
+        assert events.next("lines") == {"anew": False, "lines": lines[:1]}
+        growing.append(lines[1])
+        growing.append(lines[2])
+        seen = []
+        while len(seen) < 2:
+            seen += events.next("lines")["lines"]
+        assert seen == lines[1:3]
+        growing.rewind(2)  # a resumed run
+        assert events.next("lines") == {"anew": True, "lines": lines[:2]}
+        growing.append(lines[3])
+        assert events.next("lines") == {"anew": False, "lines": [lines[3]]}
+        late = Events(address)
+        assert late.next("lines") == {"anew": True, "lines": [*lines[:2], lines[3]]}
+        (growing.path / "report.html").write_text("<p>the report</p>")
+        growing.summary.write_text("{}")
+        assert any(data["finished"] for name, data in events if name == "state")
+        with asking(address, "/report.html") as answer:
+            assert answer.read() == b"<p>the report</p>"
+
+
+def test_a_line_is_read_when_it_is_whole_and_never_twice(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    follower, whole = MetricsFollower(path), [{"step": step, "text": "é" * step} for step in range(40)]
+    assert follower.read() == (False, [])
+    content = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in whole).encode()
+    seen = []
+    for start in range(0, len(content), 7):
+        with open(path, "ab") as file:
+            file.write(content[start : start + 7])
+        anew, lines = follower.read()
+        assert not anew
+        seen += lines
+    assert seen == whole
+    assert follower.read() == (False, [])
+
+
+def test_many_lines_come_in_parts(growing, monkeypatch):
+    monkeypatch.setattr("vitreous.apps.server.watch.LINES", 3)
+    lines = [{"step": step, "epoch": 0.0, "lr": 0.1} for step in range(8)]
+    for line in lines:
+        growing.append(line)
+    with watching(growing.path) as address:
+        events = Events(address)
+        parts = [events.next("lines") for _ in range(3)]
+    assert [part["anew"] for part in parts] == [True, False, False]
+    assert [line for part in parts for line in part["lines"]] == lines
+
+
+def test_the_page_stands_alone_and_names_the_run(growing):
+    with watching(growing.path) as address, asking(address, "/") as answer:
+        page = answer.read().decode()
+        policy = answer.getheader("content-security-policy")
+    assert answer.status == 200 and "default-src 'none'" in policy and "connect-src 'self'" in policy
+    assert "run &lt;b&gt;" in page and "<b>" not in page
+    assert not re.findall(r"(?:src|href)=\"(?!data:|report)", page) and "@import" not in page and "url(http" not in page
+    facts = json.loads(page.partition('id="facts">')[2].partition("</script>")[0])
+    assert facts["steps"] == 2 and len(facts["colours"]) > 5
+    assert list(facts["panels"][0]["series"]) == ["train/loss", "val/nll"]
+    assert 'name="viewport" content="width=device-width' in page and "prefers-color-scheme: dark" in page
+
+
+def test_other_hosts_and_pages_of_others_are_refused(growing):
+    with watching(growing.path) as address:
+        for path, headers, status in (
+            ("/", {"Host": "rebound.example"}, 403),
+            ("/events", {"Host": "rebound.example:80"}, 403),
+            ("/events", {"Origin": "http://other.example"}, 403),
+            ("/report.html", {}, 404),
+            ("/config.yaml", {}, 404),
+            ("/../config.yaml", {}, 404),
+        ):
+            with asking(address, path, **headers) as answer:
+                assert answer.status == status, (path, headers)
+
+
+def test_pages_are_bounded_and_a_closed_one_makes_room(growing, monkeypatch):
+    monkeypatch.setattr("vitreous.apps.server.watch.PAGES", 1)
+    with watching(growing.path) as address:
+        events = Events(address)
+        events.next("lines")
+        with asking(address, "/events") as answer:
+            assert answer.status == 503
+        events.response.close()
+        events.connection.close()
+        for _ in range(100):
+            growing.append({"step": 1, "epoch": 1.0})  # a server notices as it writes
+            with asking(address, "/events") as answer:
+                if answer.status == 200:
+                    break
+        assert answer.status == 200
+
+
+def test_what_is_no_run_and_no_port_is_refused(trained, tmp_path):
+    result = say("watch", str(tmp_path))
+    assert result.returncode == 2 and "is no run folder" in result.stderr
+    result = say("watch", str(trained), "--port", "70000")
+    assert result.returncode == 2 and "--port 70000" in result.stderr
+
+
+def test_a_port_that_is_taken_is_named(trained):
+    with watching(trained) as address:
+        result = say("watch", str(trained), "--port", address.rpartition(":")[2])
+    assert result.returncode == 6 and "cannot be had" in result.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_the_command_says_where_it_is_and_ends_with_pages_open(trained, number, code):
+    words = ["watch", str(trained), "--port", "0", "--json"]
+    process = subprocess.Popen([sys.executable, "-m", "vitreous", *words], stdout=subprocess.PIPE, text=True)
+    try:
+        document = json.loads(process.stdout.readline())
+        events = Events(document["address"])
+        assert events.next("lines")["lines"] == read_lines(Folder(trained).metrics)
+        assert events.next("state")["finished"]
+        os.kill(process.pid, number)
+        assert process.wait(20) == code
+    finally:
+        process.kill()
+
+
+@needs_chromium
+@pytest.mark.parametrize("width, scheme", [(390, "dark"), (1280, "light")])
+def test_the_page_draws_curves_that_grow(growing, width, scheme):
+    playwright = pytest.importorskip("playwright.sync_api")
+    growing.append({"step": 1, "epoch": 0.5, "lr": 0.1, "train/loss": 2.0, "val/top1": None})
+    with watching(growing.path) as address, playwright.sync_playwright() as player:
+        browser = player.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
+        errors = []
+        page.on("pageerror", lambda error: errors.append(error))  # it marks the function, which a builtin one refuses
+        page.goto(address)
+        loss = page.get_by_role("img", name="loss: training 2 at step 1")
+        playwright.expect(loss).to_be_visible()
+        growing.append({"step": 2, "epoch": 1.0, "lr": 0.1, "train/loss": 1.0})
+        playwright.expect(page.get_by_role("img", name="loss: training 1 at step 2")).to_be_visible()
+        playwright.expect(page.get_by_role("status")).to_contain_text("step 2 of 2")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert not errors
+        browser.close()
+
+
+@needs_chromium
+def test_the_page_has_both_losses_in_one_chart_values_on_hover_the_time_left_and_folded_metrics(growing):
+    playwright = pytest.importorskip("playwright.sync_api")
+    folder = config_of(growing.path.parent / "longer", epochs=50.0)
+    for step in range(1, 11):
+        folder.append(
+            {"step": step, "epoch": step / 2, "seconds": 10.0 * step, "train/loss": 1 / step, "waiting": 0.01}
+        )
+        if step % 5 == 0:
+            folder.append(
+                {"step": step, "epoch": step / 2, "seconds": 10.0 * step, "val/nll": 2 / step, "val/top1": 0.5}
+            )
+    with watching(folder.path) as address, playwright.sync_playwright() as player:
+        browser = player.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 390, "height": 800}, has_touch=True)
+        page.goto(address)
+        expect = playwright.expect
+        expect(page.get_by_role("status")).to_contain_text(
+            re.compile(r"step 10 of 100 \(10 %\), epoch 5, about 15 min left")
+        )
+        chart = page.get_by_role("img", name="loss: training 0.1 at step 10, validation (NLL) 0.2 at step 10")
+        expect(chart).to_be_visible()
+        assert chart.locator("path").count() == 2
+        expect(page.get_by_role("img", name="validation top-1: 50 % at step 10")).to_be_visible()
+        box = chart.bounding_box()
+        page.mouse.move(box["x"] + 56 + 0.05 * (box["width"] - 64), box["y"] + 50)  # step 5 of 100
+        hovered = page.get_by_role("img", name="loss: training 0.2 at step 5, validation (NLL) 0.4 at step 5")
+        expect(hovered).to_be_visible()
+        expect(page.locator(".values").first).to_contain_text("step 5")
+        page.mouse.move(0, 0)
+        chart.focus()
+        page.keyboard.press("ArrowLeft")
+        page.keyboard.press("ArrowLeft")
+        expect(page.get_by_role("img", name="loss: training 0.1111 at step 9")).to_be_visible()
+        page.get_by_role("button", name="loss", exact=True).tap()
+        expect(page.get_by_role("tooltip")).to_contain_text("Compare their trends")
+        assert not page.get_by_role("img", name="waiting").is_visible()
+        page.get_by_text("More metrics (1)").click()
+        expect(page.get_by_role("img", name="waiting: 0.01 at step 10")).to_be_visible()
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        browser.close()

@@ -1,0 +1,290 @@
+"""A study ends in the same table however often it is stopped, shares its runs, and says what it cannot tell."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree.ElementTree import fromstring
+
+import numpy as np
+import pytest
+
+from tests.conftest import document, make_folder, say
+from tests.reports.test_report import Heard
+from vitreous.apps.studies import conduct, registry, speed, study
+from vitreous.apps.studies.conduct import study as make_study
+from vitreous.apps.studies.factory import Common, RunFactory, left_out
+from vitreous.apps.studies.options import parse_duration
+from vitreous.apps.studies.others import find_sources
+from vitreous.apps.studies.positions import STUDY, cells
+from vitreous.apps.studies.registry import STUDIES
+from vitreous.apps.studies.study import SCALES, Cell, Reading, Setting, change, with_parents
+from vitreous.data.layouts.digits import digits
+from vitreous.errors import Interrupted, UsageError
+
+QUICK = {"steps": 3, "seeds": 2, "device": "cpu", "precision": "fp32", "progress": False}
+
+
+@pytest.fixture
+def toy(monkeypatch):
+    """Two cells of Table 8 by models of seconds, as a study of its own."""
+    monkeypatch.setitem(SCALES, "small", replace(SCALES["small"], width=32, depth=1, batch_size=16))
+    small = replace(STUDY, name="toy", cells=lambda setting: cells(setting)[:2])
+    monkeypatch.setitem(registry.STUDIES, "toy", small)
+    return small
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """The runs that are really trained."""
+    trained = []
+
+    def run_trial(run, inputs, folder, *rest, **named):
+        trained.append(folder.path.name)
+        return real(run, inputs, folder, *rest, **named)
+
+    real = conduct.run_trial
+    monkeypatch.setattr(conduct, "run_trial", run_trial)
+    return trained
+
+
+class Links(HTMLParser):
+    """The links of a page, and the addresses that it would fetch."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.links, self.fetched = [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        named = dict(attributes)
+        if tag == "a":
+            self.links.append(named["href"])
+        elif tag in ("script", "img", "link"):
+            self.fetched += [value for key, value in named.items() if key in ("src", "href") and value != "data:,"]
+
+
+def table(result):
+    return [row[:-2] for row in result["table"]["rows"]]
+
+
+def test_a_study_ends_in_a_table_and_a_page_that_needs_no_other(toy, tmp_path):
+    result = make_study("toy", out=str(tmp_path), **QUICK)
+    (first, reference) = result["rows"]
+    assert first["place"] == ("none", "input") and reference["reference"] is None
+    values = [json.loads((Path(run) / "summary.json").read_text())["val"]["top1"] for run in result["runs"]]
+    assert len(set(result["runs"])) == 4 and first["mean"]["mean"] == pytest.approx(np.mean(values[:2]))
+    assert first["difference"]["mean"] == pytest.approx(np.mean(values[:2]) - np.mean(values[2:]))
+    assert first["published"] == "61.382 %"
+    text = Path(result["page"]).read_text()
+    page = Links(text)
+    assert not page.fetched and len(page.links) == 4
+    assert all((tmp_path / "toy" / link).is_file() for link in page.links)
+    assert "vitreous study toy --data digits" in text and "JFT-300M" in text and "<svg" in text
+    markdown = (tmp_path / "toy" / "report.md").read_text()
+    assert re.findall(r"\]\((\S+)\)", markdown) == [*page.links, "figure.svg"]
+    assert fromstring((tmp_path / "toy" / "figure.svg").read_text()).tag == "{http://www.w3.org/2000/svg}svg"
+    assert json.loads((tmp_path / "toy" / "study.json").read_text())["table"]["columns"] == result["table"]["columns"]
+
+
+def test_a_run_of_another_study_is_not_made_again(toy, tmp_path, counted, monkeypatch):
+    make_study("toy", out=str(tmp_path), **QUICK)
+    assert len(counted) == 4
+    wider = replace(toy, name="wider", cells=lambda setting: cells(setting)[:3])
+    monkeypatch.setitem(registry.STUDIES, "wider", wider)
+    result = make_study("wider", out=str(tmp_path), **QUICK)
+    assert len(counted) == 6 and len(set(counted)) == 6 and len(result["rows"]) == 3
+
+
+def test_a_study_that_is_stopped_and_resumed_ends_in_the_same_table(toy, tmp_path, counted):
+    whole = make_study("toy", out=str(tmp_path / "whole"), **QUICK)
+
+    class Stopper:
+        """Sends a signal in the second run, once."""
+
+        sent = False
+
+        def note(self, text):
+            pass
+
+        def progress(self, label, done, total, text=""):
+            if label.startswith("run 2 of") and not self.sent:
+                self.sent = True
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    options = {name: value for name, value in QUICK.items() if name != "progress"}
+    with pytest.raises(Interrupted, match="stopped in run 2 of 4") as stopped:
+        make_study("toy", Stopper(), out=str(tmp_path / "cut"), **options)
+    assert "vitreous study toy --resume" in stopped.value.hint and stopped.value.code == 143
+    counted.clear()
+    again = make_study("toy", out=str(tmp_path / "cut"), resume=True, progress=False)
+    assert table(again) == table(whole) and len(counted) == 3
+    assert make_study("toy", out=str(tmp_path / "cut"), resume=True, progress=False)["rows"] == again["rows"]
+
+
+def test_what_a_study_is_asked_and_cannot_do_is_said(toy, tmp_path):
+    make_study("toy", out=str(tmp_path), **QUICK)
+    for options, words in (
+        ({}, "already exists"),
+        ({"resume": True, "seeds": 3}, "seeds: 2 -> 3"),
+        ({"resume": True, "out": str(tmp_path / "none")}, "no study"),
+        ({"out": str(tmp_path / "new"), "budget": "0.001s"}, "too short"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            make_study("toy", **{"out": str(tmp_path), "progress": False, "device": "cpu"} | options)
+    assert not (tmp_path / "new").exists()
+    for words, message in (
+        (["study", "position"], "did you mean positions?"),
+        (["study", "positions", "--budget", "soon"], "--budget cannot be 'soon'"),
+        (["study", "--seeds", "2"], "no study is named"),
+        (["study", "positions", "--seeds", "0"], "--seeds must be at least 1"),
+    ):
+        result = say(*words)
+        assert result.returncode == 2 and message in result.stderr and "Traceback" not in result.stderr
+
+
+def test_a_plan_writes_nothing_and_a_budget_shortens_every_run(toy, tmp_path):
+    words = ["study", "toy", "--out", str(tmp_path / "plan"), "--device", "cpu", "--dry-run", "--json"]
+    planned = document(say(*words, "--steps", "100"))
+    assert planned["runs"] == 6 and planned["steps_in_all"] == 600 and planned["hours"] >= 0
+    assert planned["peak_memory_bytes"] > 0 and not (tmp_path / "plan").exists()
+    make = {**QUICK, "steps": 100_000, "budget": "4s"}
+    result = make_study("toy", out=str(tmp_path / "short"), **make)
+    share = result["settings"]["share"]
+    assert 0 < share < 1 and result["steps"] == [max(10, int(100_000 * share))]
+    assert "For the budget of 4s" in Path(result["page"]).read_text()
+
+
+def test_a_loss_that_is_not_finite_is_a_result(toy, tmp_path, monkeypatch):
+    def broken(setting):
+        good, bad = cells(setting)[:2]
+        return good, replace(bad, options=replace(bad.options, optimizer="sgd", lr=1e30, clip_grad=1e30))
+
+    monkeypatch.setitem(registry.STUDIES, "toy", replace(toy, cells=broken))
+    result = make_study("toy", out=str(tmp_path), **QUICK)
+    assert [row["verdict"] for row in result["rows"]] == ["no pair of runs", "loss not finite"]
+    assert result["rows"][1]["failed"] == 2 and "2 runs ended" in Path(result["page"]).read_text()
+
+
+def test_a_cell_begins_from_the_run_of_its_seed(toy, tmp_path, monkeypatch):
+    def chained(setting):
+        first = replace(cells(setting)[0], place=())
+        then = {"settings": {"objective.patch_dropout": "0.0"}}
+        second = Cell(("1-D", "input"), change(first.options, lr=1e-4), after={"init": first}, then=then)
+        return (second,)
+
+    monkeypatch.setitem(registry.STUDIES, "toy", replace(toy, cells=chained))
+    result = make_study("toy", out=str(tmp_path), **QUICK)
+    configs = [(Path(run) / "config.yaml").read_text() for run in result["runs"]]
+    assert len(configs) == 4 and len(result["rows"]) == 1
+    for seed, text in enumerate(configs[2:]):
+        assert f"init: {Path(result['runs'][seed]).absolute()}" in text and f"\nseed: {seed}" in text
+
+
+def test_shares_are_of_every_class_and_lie_in_one_another(tmp_path):
+    split = digits().splits["train"]
+    out = {share: set(left_out(split, share).tolist()) for share in (0.01, 0.1, 0.3, 1.0)}
+    assert out[1.0] == set() and out[0.01] > out[0.1] > out[0.3]
+    for share in (0.01, 0.1, 0.3):
+        stays = split.labels[[row for row in range(len(split)) if row not in out[share]]]
+        counts, whole = np.bincount(stays, minlength=10), np.bincount(split.labels)
+        assert (counts == np.maximum(1, np.round(share * whole))).all()
+    data = make_folder(tmp_path / "photos", {"train": 10, "val": 2})
+    factory = RunFactory(Common(str(data), tmp_path / "runs", device="cpu"), conduct.NullListener())
+    cell = replace(cells(Setting(SCALES["small"], factory.side()))[1], share=0.5)
+    assert len(factory.make(cell, 0).inputs.train) == 15 and factory.make(cell, 0).run.data.images == 15
+
+
+def test_a_run_has_one_key_wherever_data_and_store_lie(tmp_path):
+    keys = []
+    for home in ("here", "there"):
+        factory = RunFactory(Common("digits", tmp_path / home, device="cpu"), conduct.NullListener())
+        cell = replace(cells(Setting(SCALES["small"], 8))[1], share=0.5)
+        keys.append([factory.make(cell, seed).folder.path.name for seed in (0, 1)])
+    assert keys[0] == keys[1] and len(set(keys[0])) == 2
+
+
+def test_judging_takes_little_beside_training(tmp_path):
+    factory = RunFactory(Common("digits", tmp_path, device="cpu"), conduct.NullListener())
+    cell = cells(Setting(SCALES["small"], 8))[1]
+    judged = len(factory.make(cell, 0).opened.splits["val"])
+    periods = {}
+    for steps in (6, 60, 600):
+        options = replace(cell.options, steps=steps, batch_size=32)
+        run = factory.make(replace(cell, options=options), 0).run
+        assert run.total == steps * 32 and run.steps == steps
+        periods[steps] = run.evaluate_every
+        assert (-(-steps // run.evaluate_every) - 1) * judged <= run.total / 4
+        for more in ({"keep_best": True}, {"evaluate_every": steps // 6}):
+            as_asked = factory.make(replace(cell, options=replace(options, **more)), 0).run
+            assert as_asked.evaluate_every == max(1, steps // (20 if "keep_best" in more else 6))
+    assert periods == {6: 6, 60: 60, 600: 100} and judged > 400
+
+
+@pytest.mark.parametrize("name", STUDIES)
+@pytest.mark.parametrize("scale", SCALES)
+def test_every_study_has_its_reference_and_no_cell_twice(name, scale):
+    one = STUDIES[name]
+    made = one.cells(Setting(SCALES[scale], 8 if scale == "small" else 32 if scale == "gpu" else 224))
+    seen = list(study.places(made))
+    assert len(seen) == len(set(seen)) and one.differs and one.question.endswith("?")
+    assert {*one.series} <= {*one.axes}
+    if one.measure is None:
+        assert all(len(place) == len(one.axes) for place in seen)
+        assert {one.reference_of(place) for place in seen} <= set(seen)
+    assert scale != "published" or {place[: len(seen[0])] for place in one.published.values} <= set(seen)
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_run_of_a_study_can_be_made(name, tmp_path):
+    sources = find_sources(STUDIES[name], "digits", (), tmp_path / "sets")
+    factory = RunFactory(Common(sources.data, tmp_path, device="cpu"), conduct.NullListener())
+    asked = Setting(SCALES["small"], 8, sources.others)
+    made = [factory.make(cell, 0) for cell in with_parents(STUDIES[name].cells(asked))]
+    tags = [one.folder.path for one in made if not one.cell.after]
+    assert len(set(tags)) == len(tags)
+
+
+def test_the_list_counts_every_scale():
+    listed = document(say("study", "--json"))["studies"]
+    assert [one["name"] for one in listed] == list(STUDIES)
+    for one in listed:
+        small, gpu, published = one["scales"]
+        trained = STUDIES[one["name"]].trained
+        assert 0 < small["exaflops"] < gpu["exaflops"] < published["exaflops"] if trained else published["runs"] == 0
+
+
+def test_the_documentation_lists_every_study():
+    page = (Path(__file__).parents[3] / "docs" / "studies.md").read_text("utf-8")
+    for name, one in STUDIES.items():
+        assert f"| `{name}` | {one.question} | {one.source} |" in page
+
+
+def test_durations_have_units():
+    assert [parse_duration(text) for text in ("90s", "30m", "1.5h", "2d")] == [90, 1800, 5400, 172_800]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_study_ends_with_its_page(name, tmp_path):
+    result = make_study(name, out=str(tmp_path), progress=False, device="cpu", steps=20, seeds=2)
+    assert all(row["mean"] or row["failed"] for row in result["rows"]) and Path(result["page"]).is_file()
+
+
+@pytest.mark.slow
+def test_runs_on_a_ray_cluster_end_in_the_same_table(toy, tmp_path):
+    here = make_study("toy", out=str(tmp_path / "here"), **QUICK)
+    assert table(make_study("toy", out=str(tmp_path / "there"), ray="local", **QUICK)) == table(here)
+
+
+def test_of_models_that_are_not_trained_nothing_is_said_of_training(monkeypatch, tmp_path):
+    monkeypatch.setattr(speed, "read_speed", lambda subject, sides, seconds: [Reading(("64",), 7.0, {})])
+    heard = Heard()
+    result = make_study("speed", heard, out=str(tmp_path), seeds=1, device="cpu")
+    assert len(table(result)) == 3 and heard.notes == []

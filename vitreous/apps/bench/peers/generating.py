@@ -1,0 +1,83 @@
+"""Diffusion of diffusers: a training step of its DiT in plain PyTorch, and images by its DDIM."""
+# pyright: reportMissingImports=false, reportPrivateImportUsage=false
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from vitreous.apps.bench.generating import GUIDANCE, OPTIMIZER, STEPS, config_of
+from vitreous.apps.bench.peers.pretraining import autocast
+from vitreous.apps.bench.work import Turn, Work
+
+
+def model_of(work: Work) -> Any:
+    """diffusers' model of the same shape, with random weights."""
+    from diffusers import DiTTransformer2DModel
+
+    torch.manual_seed(0)
+    config = config_of(work)
+    model: Any = DiTTransformer2DModel(
+        num_attention_heads=config.heads,
+        attention_head_dim=config.width // config.heads,
+        in_channels=config.channels,
+        out_channels=config.out_channels,
+        num_layers=config.depth,
+        sample_size=config.image[0],
+        patch_size=config.patch[0],
+        num_embeds_ada_norm=config.classes,
+    )
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.02)
+    return model.to(work.device)
+
+
+def train(work: Work, precision: str = "fp32", compiled: bool = False) -> Turn:
+    """A step as diffusers' examples write it: noise by its scheduler, the squared error of the noise alone, AdamW."""
+    from diffusers import DDPMScheduler
+
+    config, model = config_of(work), model_of(work).train()
+    fused = precision == "bf16" or compiled
+    optimizer = torch.optim.AdamW(model.parameters(), OPTIMIZER.lr, weight_decay=0.0, fused=fused or None)
+    scheduler: Any = DDPMScheduler(1000)
+    images = torch.randn(work.batch_size, config.channels, *config.image, device=work.device)
+    labels = torch.arange(work.batch_size, device=work.device) % config.classes
+    forward = torch.compile(model) if compiled else model
+
+    def turn() -> float:
+        optimizer.zero_grad()
+        noise, time = torch.randn_like(images), torch.randint(1000, (work.batch_size,), device=work.device)
+        noisy = scheduler.add_noise(images, noise, time)
+        with autocast(work, precision):
+            answer = forward(noisy, timestep=time, class_labels=labels).sample
+        (answer[:, : config.channels].float() - noise).square().mean().backward()
+        optimizer.step()
+        return work.batch_size
+
+    return turn
+
+
+def sample(work: Work, precision: str = "fp32", compiled: bool = False) -> Turn:
+    """Images by DDIM in as many steps as ours, both answers of the guidance in one batch, as its pipeline has it."""
+    from diffusers import DDIMScheduler
+
+    config, model = config_of(work), model_of(work).eval()
+    scheduler: Any = DDIMScheduler(1000, clip_sample=False)
+    labels = torch.arange(work.batch_size, device=work.device) % config.classes
+    both = torch.cat([labels, torch.full_like(labels, config.classes)])
+    forward = torch.compile(model) if compiled else model
+
+    @torch.inference_mode()
+    def turn() -> float:
+        scheduler.set_timesteps(STEPS)
+        noisy = torch.randn(work.batch_size, config.channels, *config.image, device=work.device)
+        for time in scheduler.timesteps:
+            with autocast(work, precision):
+                times = time.expand(2 * work.batch_size).to(work.device)
+                answer = forward(noisy.repeat(2, 1, 1, 1), timestep=times, class_labels=both).sample
+            wanted, plain = answer[:, : config.channels].float().chunk(2)
+            noisy = scheduler.step(plain + GUIDANCE * (wanted - plain), time, noisy).prev_sample
+        return work.batch_size
+
+    return turn

@@ -1,0 +1,104 @@
+"""Other libraries' pre-training steps: transformers' ViTMAE, and DINO of lightly's modules around timm's ViT."""
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitreous.apps.bench.pretraining import PRETRAINING, images_of
+from vitreous.apps.bench.work import Turn, Work
+from vitreous.models.names import configure_vit
+
+MOMENTUM = 0.996
+
+
+def adamw(work: Work, parameters: Any, fused: bool) -> torch.optim.Optimizer:
+    """Return PyTorch's AdamW with the numbers of ours."""
+    options = PRETRAINING[work.task][1]
+    return torch.optim.AdamW(
+        parameters, options.lr, options.betas, weight_decay=options.weight_decay, fused=fused or None
+    )
+
+
+def autocast(work: Work, precision: str) -> Any:
+    """Return the context of the forward pass."""
+    return torch.autocast(work.device, torch.bfloat16) if precision == "bf16" else nullcontext()
+
+
+def mae(work: Work, precision: str = "fp32", compiled: bool = False) -> Turn:
+    """A step of transformers' ViTMAEForPreTraining, as its example trains it."""
+    from transformers import ViTMAEConfig, ViTMAEForPreTraining
+
+    torch.manual_seed(0)
+    shape = configure_vit(work.model, work.image_size)
+    sizes = {"hidden_size": shape.width, "num_hidden_layers": shape.depth, "num_attention_heads": shape.heads}
+    grid: dict[str, Any] = {"image_size": work.image_size, "patch_size": shape.patch[0], "norm_pix_loss": True}
+    model: Any = ViTMAEForPreTraining(ViTMAEConfig(**sizes, intermediate_size=shape.hidden, **grid))
+    model = model.to(work.device).train()
+    optimizer = adamw(work, model.parameters(), precision == "bf16" or compiled)
+    images = images_of(work)["images"].to(work.device)
+    forward = torch.compile(model) if compiled else model
+
+    def turn() -> float:
+        optimizer.zero_grad()
+        with autocast(work, precision):
+            loss = forward(images).loss
+        loss.backward()
+        optimizer.step()
+        return work.batch_size
+
+    return turn
+
+
+def dino(work: Work, precision: str = "fp32", together: bool = False) -> Turn:
+    """A step of DINO in plain PyTorch, with lightly's head, loss and moving average around timm's ViT.
+
+    Views go through the student one at a time, as in lightly's example, or `together` with those of the same size.
+    """
+    from lightly.loss import DINOLoss
+    from lightly.models.modules import DINOProjectionHead
+    from lightly.models.utils import update_momentum
+    from timm.models.vision_transformer import VisionTransformer
+
+    torch.manual_seed(0)
+    shape, (config, options, drop_path) = configure_vit(work.model, work.image_size), PRETRAINING[work.task]
+    sizes: dict[str, Any] = {"embed_dim": shape.width, "depth": shape.depth, "num_heads": shape.heads, "num_classes": 0}
+    count = config.prototypes  # type: ignore[attr-defined]
+
+    def network(rate: float) -> nn.Module:
+        backbone = VisionTransformer(
+            work.image_size, shape.patch[0], **sizes, drop_path_rate=rate, dynamic_img_size=True
+        )
+        return nn.Sequential(backbone, DINOProjectionHead(shape.width, 2048, 256, count)).to(work.device)
+
+    student, teacher = network(drop_path).train(), network(0.0).requires_grad_(False).eval()
+    teacher.load_state_dict(student.state_dict())  # its weight norm cannot be copied otherwise
+    loss_of, optimizer = DINOLoss(count).to(work.device), adamw(work, student.parameters(), precision == "bf16")
+    large, small = (images.transpose(0, 1).contiguous().to(work.device) for images in images_of(work).values())
+
+    def turn() -> float:
+        update_momentum(student, teacher, MOMENTUM)
+        optimizer.zero_grad()
+        with autocast(work, precision):
+            targets = views_through(teacher, large, together)
+            loss = loss_of(targets, views_through(student, large, together) + views_through(student, small, together))
+        loss.backward()
+        for parameter in student.parameters():
+            if parameter.grad is not None:
+                nn.utils.clip_grad_norm_(parameter, options.clip or 0.0)
+        optimizer.step()
+        return work.batch_size
+
+    return turn
+
+
+def views_through(model: Callable[[Tensor], Tensor], views: Tensor, together: bool) -> list[Tensor]:
+    """(V, B, C, h, w) views -> V answers of a model, (B, K)."""
+    if together:
+        return list(model(views.flatten(0, 1)).chunk(len(views)))
+    return [model(view) for view in views]

@@ -1,0 +1,93 @@
+"""Where the time of a turn goes: operators by what they do, as `torch.profiler` records them on a CPU."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vitreous.apps.bench.work import Turn
+
+OUTSIDE = "outside operators"  # Python, dispatch, kernels that a compiler wrote, threads that wait
+OTHER = "other operators"
+WHOLE = "recorded turns"
+MOST = 20  # turns that are recorded: of small models every one has thousands of operators to be read
+#: what an operator does, by its name; the first that matches
+GROUPS: dict[str, str] = {
+    "products": r"(add|badd)?(b)?mm$|_linear_pointwise|mkldnn_linear|qlinear|convolution|conv2d|_convolution|dot$|mv$",
+    "attention, fused": r"attention",
+    "softmax": r"softmax",
+    "norms": r"(layer|group|batch|rms)_norm|rsqrt",
+    "GELU": r"gelu|silu",
+    "optimiser": r"_fused_|_foreach_|linalg_vector_norm|lerp",
+    "copies and layout": r"copy|cat$|stack$|select|slice|index|gather|scatter|clone|contiguous|roll|pad|flip",
+    "memory": r"empty|resize|fill|zero|full|rand|normal_|uniform|bernoulli",
+    "sums and other elementwise": r"(add|sub|mul|div|neg|exp|pow|sqrt|sum|mean|where|clamp|max|min|abs|round|lt|gt)_?$",
+}
+NAMES = (*GROUPS, OTHER, OUTSIDE)
+
+
+@dataclass(frozen=True)
+class Event:
+    """A run of an operator: its name, the number of its thread, and seconds in it without those that it called."""
+
+    name: str
+    thread: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Of the time of all cores the share of each of NAMES, which sum to 1; seconds of a turn while it was recorded; and
+    the operators that took the most, with calls a turn and share."""
+
+    shares: dict[str, float]
+    seconds: float
+    operators: list[tuple[str, float, float]]
+
+
+def group_of(operator: str) -> str:
+    """Return what an operator does, by its name: `aten::addmm` -> products."""
+    name = operator.rsplit("::", 1)[-1]
+    return next((group for group, pattern in GROUPS.items() if re.search(pattern, name)), OTHER)
+
+
+def profile_turn(turn: Turn, seconds: float, top: int = 12) -> Profile:
+    """Record turns for so many seconds, one at least and MOST at most.
+
+    An operator that the calling thread runs has all cores. Where other threads run operators at the same time, as the
+    parts of a training step do, each has its share of the cores. What is neither is OUTSIDE. Recording takes a little
+    time itself, more of models with many small operators.
+    """
+    from torch._C._profiler import _ExperimentalConfig
+    from torch.profiler import ProfilerActivity, profile, record_function
+
+    turns, started, elapsed = 0, 0.0, 0.0
+    everywhere = _ExperimentalConfig(profile_all_threads=True)
+    recorder = profile(activities=[ProfilerActivity.CPU], experimental_config=everywhere)
+    with recorder, record_function(WHOLE):
+        started = time.perf_counter()
+        while not turns or (elapsed < seconds and turns < MOST):
+            turn()
+            turns, elapsed = turns + 1, time.perf_counter() - started
+    events = [Event(e.name, e.thread, e.self_cpu_time_total * 1e-6) for e in recorder.events() or []]
+    return summarise(events, elapsed, turns, top)
+
+
+def summarise(events: Sequence[Event], elapsed: float, turns: int, top: int) -> Profile:
+    """Share out `elapsed` seconds of wall time among the operators that ran in them; one event is named WHOLE."""
+    caller = next(event.thread for event in events if event.name == WHOLE)
+    others = {event.thread for event in events} - {caller}
+    shares, groups, calls = defaultdict[str, float](float), defaultdict[str, float](float), Counter[str]()
+    for event in events:
+        if event.name != WHOLE:
+            share = event.seconds / elapsed / (1 if event.thread == caller else len(others))
+            shares[event.name] += share
+            calls[event.name] += 1
+            groups[group_of(event.name)] += share
+    groups[OUTSIDE] = max(0.0, 1.0 - sum(groups.values()))
+    whole, largest = sum(groups.values()), sorted(shares, key=lambda name: -shares[name])[:top]
+    most = [(name, calls[name] / turns, shares[name] / whole) for name in largest]
+    return Profile({name: groups[name] / whole for name in NAMES}, elapsed / turns, most)

@@ -1,0 +1,162 @@
+"""Races: contenders in turn, each in a process of its own, so that all meet the same changes of the machine's speed."""
+
+from __future__ import annotations
+
+import importlib.util
+import multiprocessing as mp
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any
+
+from vitreous.apps.bench.profile import Profile, profile_turn
+from vitreous.apps.bench.work import LIMITS, Answering, Contender, Timing, Turn, Work
+from vitreous.system.cores import default_spinning, peak_memory
+from vitreous.training.peak import synchronise
+
+PATIENCE = 900.0  # seconds that a contender may take to get ready or to do its turn
+EXACTLY = -1.0  # the order to say how exact answers are
+PROFILE = -2.0  # the order to say where the time goes
+PAUSE = 0.05  # seconds between two contenders, in which the threads of the last one go to sleep
+
+
+@dataclass
+class Lane:
+    """One contender's figures.
+
+    Units per second of every round, seconds to build and to warm up, peak memory in bytes, and the relative error of
+    its logits to the same weights in float32, and where its time goes, where these are known.
+    """
+
+    contender: Contender
+    rates: list[float] = field(default_factory=list)
+    ready: float = 0.0
+    first: float = 0.0
+    memory: int = 0
+    error: float | None = None
+    profile: Profile | None = None
+    failure: str | None = None
+
+    @property
+    def median(self) -> float:
+        """The median of the rounds."""
+        return statistics.median(self.rates)
+
+
+def race(
+    work: Work,
+    contenders: Sequence[Contender],
+    timing: Timing,
+    on_round: Callable[[int, str], None] = lambda done, label: None,
+) -> list[Lane]:
+    """Let the contenders that are installed do the work in turn: one round to warm up, then those that count.
+
+    In a round a contender works for its seconds at least, and one turn; where work is done ahead, half as long before
+    that, to use up its stock. One that fails keeps its reason and the rest go on. `on_round` gets the number of rounds
+    done, and by whom. With `timing.profile` each is recorded for a second
+    more, or one turn, after its rounds.
+    """
+    lanes = [Lane(contender) for contender in contenders if importlib.util.find_spec(contender.needs)]
+    context, pipes, processes = mp.get_context("spawn"), [], []
+    try:
+        for lane in lanes:
+            pipe, theirs = context.Pipe()
+            process = context.Process(target=serve, args=(theirs, lane.contender, work))
+            with nullcontext() if lane.contender.ours else default_spinning():
+                process.start()
+            theirs.close()
+            pipes.append(pipe)
+            processes.append(process)
+            lane.ready, lane.first = ask(lane, pipe, None) or (0.0, 0.0)
+        for round_ in range(1 + timing.rounds):
+            for lane, pipe in zip(lanes, pipes, strict=True):
+                answer = ask(lane, pipe, timing.seconds / (1 if round_ else 2)) if lane.failure is None else None
+                if answer and round_:
+                    units, elapsed, lane.memory = answer
+                    lane.rates.append(units / elapsed)
+                on_round(round_, lane.contender.label)
+                time.sleep(PAUSE)
+        for lane, pipe in zip(lanes, pipes, strict=True):  # at the end, for it takes memory
+            lane.error = ask(lane, pipe, EXACTLY) if lane.failure is None else None
+            if timing.profile and lane.failure is None and lane.contender.name not in LIMITS:
+                lane.profile = ask(lane, pipe, PROFILE)
+    finally:
+        for pipe, process in zip(pipes, processes, strict=True):
+            pipe.close()
+            process.join(5)
+            process.kill()
+    return lanes
+
+
+def ask(lane: Lane, pipe: Connection, order: float | None) -> Any:
+    """Send a contender its order (None: get ready) and return the answer; a failure is noted in its lane."""
+    try:
+        if order is not None:
+            pipe.send(order)
+        if not pipe.poll(PATIENCE):
+            lane.failure = f"no answer in {PATIENCE:.0f} s"
+            return None
+        kind, answer = pipe.recv()
+    except (EOFError, OSError):
+        kind, answer = "failed", "its process ended"
+    if kind == "failed":
+        lane.failure = answer
+        return None
+    return answer
+
+
+def work_for(seconds: float, turn: Turn, device: str = "cpu") -> tuple[float, float]:
+    """Do at least one turn, and more for so many seconds; returns the units done and the seconds taken, until a GPU
+    has finished them.
+
+    The host launches turns ahead of a GPU and waits for it after 1, 2, 4 … turns: without waiting it would launch many
+    times more than fit in the time.
+    """
+    units, done, ahead, started, passed = 0.0, 0, 1, time.perf_counter(), 0.0
+    while not done or passed < seconds:
+        units += sum(turn() for _ in range(ahead))
+        synchronise(device)
+        done, passed = done + ahead, time.perf_counter() - started
+        remaining = round(done / passed * (seconds - passed))
+        ahead = 1 if device == "cpu" else max(1, min(2 * ahead, remaining))
+    return units, passed
+
+
+def serve(pipe: Connection, contender: Contender, work: Work) -> None:
+    """Run a contender's process: build, do one turn, then work when told to, until the pipe closes."""
+    import logging
+    import os
+    import signal
+    import warnings
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which then closes the pipe
+    # a spawned process would spawn its workers: let them start as the platform has it
+    mp.set_start_method(None, force=True)
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    try:
+        started = time.perf_counter()
+        turn = contender.build(work)
+        ready = time.perf_counter()
+        turn()
+        synchronise(work.device)
+        pipe.send(("ready", (ready - started, time.perf_counter() - ready)))
+        while True:
+            seconds = pipe.recv()
+            if seconds == EXACTLY:
+                pipe.send(("exact", turn.error() if isinstance(turn, Answering) else None))
+                continue
+            if seconds == PROFILE:
+                pipe.send(("profile", profile_turn(turn, 1.0)))
+                continue
+            if work.stocks:
+                work_for(seconds / 2, turn, work.device)
+            pipe.send(("done", (*work_for(seconds, turn, work.device), peak_memory(work.device))))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return
+    except Exception as error:  # a peer may fail in any way; the race goes on without it
+        pipe.send(("failed", f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:300]))

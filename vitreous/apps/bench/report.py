@@ -1,0 +1,214 @@
+"""The document and the page of races."""
+
+from __future__ import annotations
+
+import re
+import statistics
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from vitreous.apps.bench.generating import STEPS
+from vitreous.apps.bench.pretraining import PRETRAINING, operations
+from vitreous.apps.bench.profile import NAMES
+from vitreous.apps.bench.race import Lane
+from vitreous.apps.bench.work import DECODING, Work
+from vitreous.inference.graph_cache import installed_version
+from vitreous.models.cost import computed, macs
+from vitreous.models.names import configure
+from vitreous.system.machine import best_feature, processor
+
+# forward passes' worth of products that an image costs
+PASSES = {"inference": 1, "predict": 1, "train": 3, "dit": 3, "sample": 2 * STEPS, "loader": 0, "memory": 0}
+MAX_SPREAD = 2.0  # the highest rate of a contender's rounds to the lowest, above which no ratio is printed
+PACKAGES = ("torch", "timm", "transformers", "torchvision", "diffusers", "lightly", "onnxruntime", "openvino", "nncf")
+PACKAGES += ("pillow", "simplejpeg", "webdataset", "datasets")
+
+
+@dataclass(frozen=True)
+class Race:
+    """A piece of work and its lanes: contenders, and the peaks that ran among them."""
+
+    work: Work
+    lanes: list[Lane]
+    peaks: list[Lane]
+
+    def base(self) -> Lane | None:
+        """Return what ratios are to: the first peer's default, else our own default."""
+        able = [lane for lane in self.lanes if lane.rates]
+        return next((lane for lane in able if not lane.contender.ours), able[0] if able else None)
+
+    def fraction(self, lane: Lane) -> float | None:
+        """Return the share of the highest peak of the same race, in products, or in images where the work has none."""
+        limit = max((peak.median for peak in self.peaks if peak.rates), default=0.0)
+        if not limit:
+            return None
+        if self.work.task in PRETRAINING:
+            return lane.median * operations(self.work) / limit
+        passes = PASSES[self.work.task]
+        if not passes:
+            return lane.median / limit
+        cost = computed if lane.contender.ours else macs  # nobody else leaves out what of the last block is not read
+        return lane.median * passes * 2 * cost(configure(self.work.model, self.work.image_size)) / limit
+
+
+def document(races: list[Race]) -> dict[str, Any]:
+    """Return the `--json` document: rates are medians; peaks in operations per second, the median over all races."""
+    peaks: dict[str, list[float]] = {}
+    for race in races:
+        for lane in race.peaks:
+            peaks.setdefault(lane.contender.settings, []).extend(lane.rates)
+    medians = {name: statistics.median(rates) for name, rates in peaks.items() if rates}
+    return {
+        "hardware": hardware(),
+        "packages": packages(),
+        "peak": medians,
+        "rows": [row for race in races for row in rows(race)],
+    }
+
+
+def rows(race: Race) -> list[dict[str, Any]]:
+    """Return a row for each contender; one that failed has its reason and no figures."""
+    base, w = race.base(), race.work
+    shared = {"task": w.task, "model": w.model, "image_size": w.image_size, "batch_size": w.batch_size}
+    return [
+        shared
+        | {
+            "contender": lane.contender.name,
+            "settings": lane.contender.settings,
+            "images_per_second": lane.median if lane.rates else None,
+            "spread": [min(lane.rates), max(lane.rates)] if lane.rates else None,
+            "ratio": ratio_of(lane, base)[0],
+            "ratio_withheld": ratio_of(lane, base)[1],
+            "ratio_to": base.contender.label if base else None,
+            "fraction_of_peak": race.fraction(lane) if lane.rates else None,
+            "peak_memory_bytes": lane.memory if lane.rates else None,
+            "logit_error": lane.error,
+            "seconds_to_build": lane.ready,
+            "seconds_of_first_turn": lane.first,
+            "profile": asdict(lane.profile) if lane.profile else None,
+            "failure": lane.failure,
+        }
+        for lane in race.lanes
+    ]
+
+
+def ratio_of(lane: Lane, base: Lane | None) -> tuple[float | None, str | None]:
+    """The ratio of the medians of two lanes, or None and why it is withheld: rounds of one of them differ by more than
+    MAX_SPREAD, or by more than the lanes do from each other."""
+    if base is None or not lane.rates or not base.rates:
+        return None, None
+    if lane is base:
+        return 1.0, None
+    ratio = lane.median / base.median
+    spread, wider = max((max(one.rates) / min(one.rates), one.contender.label) for one in (lane, base))
+    if spread > MAX_SPREAD:
+        return None, f"rounds of {wider} differ by a factor of {spread:.1f}"
+    if spread > max(ratio, 1 / ratio):
+        return None, f"rounds of {wider} differ by a factor of {spread:.2f}, the two contenders by less"
+    return ratio, None
+
+
+def describe_withheld_ratios(race: Race) -> list[str]:
+    """A line for each ratio that is withheld, with the reason."""
+    return [
+        f"no ratio of {row['contender']}, {row['settings']}: {row['ratio_withheld']}"
+        for row in rows(race)
+        if row["ratio_withheld"]
+    ]
+
+
+HEAD = ["contender", "images/s (lowest to highest)", "ratio", "of peak", "peak MiB", "build + first turn, s"]
+
+
+def cells(row: dict[str, Any]) -> list[str]:
+    """Format a row for people."""
+    label = f"{row['contender']}, {row['settings']}"
+    if row["failure"]:
+        return [label, f"failed: {row['failure'][:40]}", "", "", "", ""]
+    low, high = row["spread"]
+    fraction = "" if row["fraction_of_peak"] is None else f"{row['fraction_of_peak']:.0%}"
+    rate = f"{row['images_per_second']:.1f} ({low:.1f} to {high:.1f})"
+    build = f"{row['seconds_to_build']:.1f} + {row['seconds_of_first_turn']:.1f}"
+    ratio = "-" if row["ratio"] is None else f"{row['ratio']:.2f}"
+    return [label, rate, ratio, fraction, f"{row['peak_memory_bytes'] / 2**20:.0f}", build]
+
+
+def table(race: Race) -> tuple[list[str], list[list[str]]]:
+    """Return head and rows for people, with errors of logits where there are any."""
+    table = rows(race)
+    if all(row["logit_error"] is None for row in table):
+        return HEAD, [cells(row) for row in table]
+    errors = ["" if row["logit_error"] is None else f"{row['logit_error']:.1g}" for row in table]
+    return [*HEAD, "logit error"], [[*cells(row), error] for row, error in zip(table, errors, strict=True)]
+
+
+def profile_table(race: Race) -> tuple[list[str], list[list[str]]]:
+    """Return head and rows for people: shares of the time of all cores, a column for each contender that was recorded.
+
+    The last row is what the products reach of the peak while they run.
+    """
+    lanes = [(lane, lane.profile) for lane in race.lanes if lane.profile]
+    body = [[name, *(f"{profile.shares[name]:.1%}" for _, profile in lanes)] for name in NAMES]
+    reached = []
+    for lane, profile in lanes:
+        fraction, share = race.fraction(lane), profile.shares["products"]
+        reached.append(f"{fraction / share:.0%}" if fraction and share else "")
+    return ["time", *(lane.contender.label for lane, _ in lanes)], [*body, ["products, of the peak", *reached]]
+
+
+def peak_text(peaks: dict[str, float]) -> str:
+    """Format the peaks as sentences; an empty string without any."""
+    products = [f"{name} {rate / 1e9:.0f} GFLOP/s" for name, rate in peaks.items() if name != DECODING]
+    sentences = [f"Product peak: {', '.join(products)}."] if products else []
+    return " ".join(sentences + ([f"Peak: {DECODING}, {peaks[DECODING]:.0f} images/s."] if DECODING in peaks else []))
+
+
+def markdown(races: list[Race], command: str, rounds: int) -> str:
+    """Return the page that `--out` writes."""
+    facts = document(races)
+    tasks = ", ".join(dict.fromkeys(race.work.task for race in races))
+    medians = f"Medians of {rounds} rounds in turn, every contender in a process of its own. {peak_text(facts['peak'])}"
+    lines = [
+        f"# {tasks.capitalize()}, {time.strftime('%Y-%m-%d')}",
+        "",
+        f"{facts['hardware']}; {facts['packages']}.",
+        "",
+    ]
+    lines += [f"`{command}`", "", medians.rstrip(), ""]
+    if any(lane.error is not None for race in races for lane in race.lanes):
+        weights = "to the same random weights and images in float32 by PyTorch"
+        lines += [f"Logit error: {weights}, length of the difference to length.", ""]
+    for race in races:
+        base, (head, body) = race.base(), table(race)
+        ratios = f"Ratios are to {base.contender.label}." if base else "Nobody could."
+        lines += [f"## {race.work.title()}", "", ratios, "", "| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+        lines += ["| " + " | ".join(row) + " |" for row in body] + [""]
+        lines += [f"{line[:1].upper()}{line[1:]}.\n" for line in describe_withheld_ratios(race)]
+        if any(lane.profile for lane in race.lanes):
+            head, body = profile_table(race)
+            lines += ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+            lines += ["| " + " | ".join(row) + " |" for row in body] + [""]
+    return "\n".join(lines)
+
+
+def hardware() -> str:
+    """Return the processor, its best unit, and the cores in use."""
+    import torch
+
+    cards = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    parts = (processor(), best_feature().replace("_", "-"), f"{torch.get_num_threads()} threads", *cards)
+    return ", ".join(filter(None, parts))
+
+
+def packages() -> str:
+    """Return the versions of everything that may have taken part."""
+    versions = {name: installed_version(name) for name in PACKAGES}
+    return ", ".join(f"{name} {number}" for name, number in versions.items() if number)
+
+
+def file_name(races: list[Race]) -> str:
+    """Return a name such as `2026-11-21-inference-amd-epyc-avx2-2-threads.md`."""
+    tasks = "-".join(dict.fromkeys(race.work.task for race in races))
+    words = re.sub(r"[^a-z0-9]+", "-", hardware().lower()).strip("-")
+    return f"{time.strftime('%Y-%m-%d')}-{tasks}-{words}.md"

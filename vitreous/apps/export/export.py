@@ -1,0 +1,227 @@
+"""The verb `export`: a trained model as a file for other programs, there only once it answers as the original does."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from vitreous.apps.export.formats import FORMS, ExportTarget, open_export
+from vitreous.apps.export.graph import check_dynamic
+from vitreous.apps.export.object_proof import ObjectProof, compare_objects
+from vitreous.apps.export.proof import Pictures, Proof, compare, gather, lost, other_sizes, outputs_of
+from vitreous.errors import ResourceError, UsageError, VitreousError, check_path, nearest
+from vitreous.inference.libraries import check_installed
+from vitreous.inference.options import InferenceOptions
+from vitreous.progress import Listener, NullListener
+from vitreous.reports.opening import open_bundle
+from vitreous.serving.card import card_of
+from vitreous.serving.runtime import Runtime, TorchRuntime
+from vitreous.system.disk import publish, sha256
+from vitreous.weights.bundle import Bundle
+from vitreous.weights.convert import convert
+from vitreous.weights.foreign import FORMATS
+
+KINDS = ("int8",)
+#: figures of an export that weights do not have
+NOT_MEASURED = (
+    "max_abs_logit_difference", "top1_agreement", "top1", "images_per_second", "original_images_per_second"
+)  # fmt: skip
+
+
+def export(
+    run: str | os.PathLike[str],
+    to: str = "onnx",
+    out: str | os.PathLike[str] | None = None,
+    images: Sequence[str] = (),
+    data: str | os.PathLike[str] | None = None,
+    quantize: str | None = None,
+    dynamic_size: bool = False,
+    max_loss: float | Literal["any"] | None = None,
+    overwrite: bool = False,
+    listener: Listener | None = None,
+) -> dict[str, Any]:
+    """Write a run's model as `onnx`, `torch` (torch.export), `openvino`, or a format of weights that `convert` knows.
+
+    The first three are run beside the original, on the files `images`, on `data`, or on the run's own validation
+    images, and kept only if they answer the same: float32 logits within 1e-3 and no other class first; for
+    `quantize="int8"`, at most 2 % other answers and 1 point of top-1. A model without a head answers in features, which
+    are the same where their cosine is at least 0.99; of classes of pixels a thousandth may be others, and of objects
+    one counts as the same where its box is within 0.01 pixel, its score within 1e-3 and its mask within a thousandth of
+    the pixels. `max_loss`, a
+    share of answers, replaces these bounds; with `any` the file is kept whatever it lost. `dynamic_size` frees height
+    and width. `out` is the file to make, by default in the run's folder; with `overwrite` it replaces an earlier one,
+    which stays as it is until the new one is kept. Returns a document of figures. Raises UsageError for what cannot be
+    exported so, ResourceError where a library is not installed, and VitreousError for an export that was not kept.
+    """
+    check_path(run, "export(run)")
+    if to not in FORMS:
+        more = bool(images or data or quantize or dynamic_size or max_loss is not None)
+        return export_weights(run, to, out, more, overwrite, listener or NullListener())
+    allowed = check_options(to, images, data, quantize, max_loss)
+    check_installed(FORMS[to].libraries + FORMS[to].for_int8 * (quantize is not None))
+    listener = listener or NullListener()
+    place = choose_place(run, out, "model" + (f"-{quantize}" if quantize else ""), FORMS[to].suffix, overwrite)
+    bundle = open_bundle(run, note=listener.note, headless=True, dense=True)
+    if bundle.preprocess.native:
+        problem = f"{run} reads pictures at their own aspect ratio, and a graph takes images of one size"
+        raise UsageError(problem, "use `vitreous predict` or `serve`, or export its weights: --to timm")
+    if dynamic_size:
+        check_dynamic(bundle.model.config)
+    if quantize and bundle.object_classes:
+        raise UsageError("int8 is not for detectors: what it costs them was never judged", "leave --quantize out")
+    pictures, calibration = gather(run, bundle, images, data, quantize is not None)
+    target = ExportTarget(bundle.model, card_of(bundle), dynamic_size, calibration)
+    listener.note(f"judged on {len(pictures)} pictures: {pictures.name}")
+    with scratch_beside(place) as scratch:
+        file = Path(scratch) / place.name
+        FORMS[to].write(target, file)
+        proof, reason = judge(bundle, open_export(file, target), pictures, target, allowed, listener)
+        if reason and max_loss != "any":
+            raise VitreousError(f"the export was not kept: {reason}", "--accept-loss keeps it all the same")
+        if reason:
+            listener.note(f"kept all the same: {reason}")
+        size, digest = publish_parts(Path(scratch), place)
+    original = sum(tensor.numel() * tensor.element_size() for tensor in bundle.model.state_dict().values())
+    figures = {"format": to, "file": str(place), "bytes": size, **proof.plain(), "original_bytes": original}
+    figures |= {"sha256": digest, "quantised": quantize, "dynamic_size": dynamic_size}
+    figures |= {"judged_on": pictures.name, "loss": reason or None, "outputs": outputs_named(bundle)}
+    return {"run": os.fspath(run), "exports": [figures]}
+
+
+def check_options(
+    to: str,
+    images: Sequence[str],
+    data: str | os.PathLike[str] | None,
+    quantize: str | None,
+    max_loss: float | Literal["any"] | None,
+) -> float | None:
+    """The share of answers that may be lost, None for the usual bounds. Raises UsageError for options that clash."""
+    if quantize not in (None, *KINDS):
+        raise UsageError(f"--quantize {quantize} is not known", f"use {', '.join(KINDS)}")
+    if quantize and to == "torch":
+        raise UsageError("int8 is for --to onnx and --to openvino", "leave --quantize out")
+    if images and data is not None:
+        raise UsageError("--images and --data are two answers to one question", "name one of them")
+    allowed = None if max_loss == "any" else max_loss
+    if allowed is not None and not 0 <= allowed <= 1:
+        raise UsageError(f"--max-loss {max_loss} is no share of answers", "it is a number from 0 to 1")
+    return allowed
+
+
+def publish_parts(scratch: Path, place: Path) -> tuple[int, str]:
+    """Move the files of an export to its place, the one with the place's own suffix last. Returns bytes and digest."""
+    parts = sorted(scratch.glob(f"{place.stem}.*"), key=lambda part: part.suffix == place.suffix)
+    size, digest = sum(part.stat().st_size for part in parts), sha256(scratch / place.name)
+    for part in parts:
+        publish(part, place.parent / part.name)
+    return size, digest
+
+
+def outputs_named(bundle: Bundle) -> str:
+    """What an exported graph answers with, in one word."""
+    return "objects" if bundle.object_classes else "logits" if bundle.classes or bundle.pixel_classes else "features"
+
+
+def judge(
+    bundle: Bundle, export: Runtime, pictures: Pictures, target: ExportTarget, allowed: float | None, listener: Listener
+) -> tuple[Proof | ObjectProof, str]:
+    """The export beside the original, and the reasons against it: at the model's own size and, where others are free,
+    at two of them."""
+    original = TorchRuntime(bundle, InferenceOptions("cpu", "fp32"))
+    total, bundle.model.any_size = len(pictures), True
+
+    def progress(done: int) -> None:
+        listener.progress("judge", done, total)
+
+    if bundle.object_classes:
+        least = getattr(bundle.model.config, "threshold", 0.0)
+        objects = compare_objects(original, export, pictures, least, progress)
+        return objects, objects.lost(allowed)
+    proof = compare(original, export, pictures, target.card, progress)
+    for pixels in other_sizes(pictures, bundle.model.config.patch) if target.dynamic else ():
+        with torch.inference_mode():
+            expected = bundle.model(bundle.preprocess.normalise(torch.from_numpy(pixels))).numpy()
+        answers = outputs_of(export, target.card, pixels)
+        finite = bool(np.isfinite(answers).all())
+        furthest = float(np.abs(answers - expected).max()) if finite else float("inf")
+        proof = replace(proof, furthest=max(proof.furthest, furthest), finite=proof.finite and finite)
+    return proof, lost(proof, target.quantised, allowed, bool(bundle.pixel_classes))
+
+
+def export_weights(
+    run: str | os.PathLike[str],
+    to: str,
+    out: str | os.PathLike[str] | None,
+    more: bool,
+    overwrite: bool,
+    listener: Listener,
+) -> dict[str, Any]:
+    """Write weights in another program's format by `convert`, which reads them back.
+
+    Raises UsageError for an unknown format, and for options that are not about weights."""
+    known = sorted({*FORMS, "bundle", *(form.name for form in FORMATS)})
+    if to not in known:
+        raise UsageError(f"--to {to} is no format", nearest(to, known) or f"use one of {', '.join(known)}")
+    if more:
+        message = f"--to {to} writes the weights as they are"
+        raise UsageError(message, "leave the other options out, or use --to onnx, torch or openvino")
+    place = choose_place(run, out, f"model-{to}", "", overwrite)
+    with scratch_beside(place) as scratch:
+        document = convert(run, Path(scratch) / place.name, to, tell=listener.note)
+        file = Path(document["out"])
+        if not overwrite:
+            refuse_existing(place.parent / file.name)
+        replace_path(file, place.parent / file.name)
+    figures = {"format": to, "file": str(place.parent / file.name), "bytes": document["bytes"], "images": 0}
+    figures |= dict.fromkeys(NOT_MEASURED)
+    return {"run": os.fspath(run), "exports": [figures]}
+
+
+def replace_path(new: Path, place: Path) -> None:
+    """Replace a file or folder by a new one. Raises UsageError for a folder that holds other files."""
+    if place.is_dir() and not place.is_symlink():
+        own = {path.name for path in new.iterdir()} if new.is_dir() else set()
+        if others := sorted({path.name for path in place.iterdir()} - own):
+            message = f"{place} holds other files ({', '.join(others[:5])}), and is not replaced"
+            raise UsageError(message, "use another --out")
+        os.rename(place, new.parent / f"before-{new.name}")
+    publish(new, place)
+
+
+def choose_place(
+    run: str | os.PathLike[str], out: str | os.PathLike[str] | None, name: str, suffix: str, overwrite: bool = False
+) -> Path:
+    """Where the file goes: `out`, or the run's folder, or here.
+
+    Raises UsageError for another suffix, and where there is one already, unless `overwrite` says to replace it.
+    """
+    place = Path(out) if out is not None else (Path(run) if Path(run).is_dir() else Path()) / (name + suffix)
+    if suffix and place.suffix != suffix:
+        raise UsageError(f"{place} does not end in {suffix}", f"name a {suffix} file")
+    for path in {place, place.with_suffix(".bin") if suffix == ".xml" else place}:
+        if not overwrite or (suffix and path.is_dir()):
+            refuse_existing(path)
+    return place
+
+
+def refuse_existing(path: Path) -> None:
+    """Raise UsageError where there is a file or a folder."""
+    if path.exists() or path.is_symlink():
+        message = f"{path} exists already, and is not overwritten"
+        raise UsageError(message, "name another place with --out, or use --overwrite")
+
+
+def scratch_beside(place: Path) -> tempfile.TemporaryDirectory[str]:
+    """A folder beside the place, gone in the end. Raises ResourceError where there can be none."""
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        return tempfile.TemporaryDirectory(dir=place.parent, prefix=".export-")
+    except OSError as error:
+        raise ResourceError(f"cannot write {place} ({error.strerror or error})", "name another place: --out") from None

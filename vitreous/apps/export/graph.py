@@ -1,0 +1,261 @@
+"""A model as a graph of PyTorch's own operators: what every exported file is made of.
+
+B images of C channels, K classes, D numbers that the head reads.
+"""
+
+from __future__ import annotations
+
+import warnings
+from copy import deepcopy
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitreous.apps.export.windows import AnyLocal, AnyWindows, size_tensor
+from vitreous.errors import UsageError
+from vitreous.evaluation.features import headless
+from vitreous.inference.packing import NAMES
+from vitreous.models.config import ModelConfig
+from vitreous.models.names import name_of
+from vitreous.models.zoo import Model
+from vitreous.nn.frozen import FrozenConv
+from vitreous.nn.layout import Axial, Windows
+from vitreous.nn.local import LocalAttention
+from vitreous.nn.position import Learned, LearnedAxes, crossed
+from vitreous.nn.resnet import Root, StandardizedConv
+
+INPUT, OUTPUTS = "images", ("logits", "features")
+MOST = 65536  # images of a batch
+PIXELS = 16384  # along a side, with --dynamic-size
+#: the A of each bicubic kernel (Keys, 1981); the other rules are bilinear
+CUBIC = {"bicubic-antialias": -0.5, "bicubic": -0.75, "bicubic-offset": -0.75, "bicubic-aligned": -0.75}
+ALIGNED = ("bicubic-aligned", "zoom", "zoom-scipy")  # the first and the last place stay where they are
+
+
+class Answers(nn.Module):
+    """The model with two answers: logits, and what its head reads."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.body = headless(model)
+        self.head: Any = model.head
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, C, *image) float32, normalised -> (B, K) logits, (B, D) features."""
+        features = self.body(images)
+        return self.head(features), features
+
+
+class Bordered(nn.Module):
+    """BiT's root with its border of zeros laid on by hand: onnxruntime (1.31) takes a padding before a pooling for the
+    pooling's own, which is of minus infinity, and answers are off by 1e-3."""
+
+    def __init__(self, root: Root) -> None:
+        super().__init__()
+        self.conv = root.conv
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, width, ceil(H / 4), ceil(W / 4))."""
+        x = self.conv(x)
+        row = torch.zeros_like(x[:, :, :1])
+        x = torch.cat([row, x, row], 2)
+        column = torch.zeros_like(x[..., :1])
+        return F.max_pool2d(torch.cat([column, x, column], 3), 3, 2)
+
+
+class Lines(nn.Module):
+    """`Axial` with every row, then every column, as an image: exporters support attention over four axes, not five."""
+
+    def __init__(self, axial: Axial) -> None:
+        super().__init__()
+        self.row, self.column = axial.row, axial.column
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, h, w, D) -> (B, h, w, D)."""
+        for part in (self.row, self.column):
+            x = part(x.flatten(0, 1)).view(x.shape).transpose(1, 2)
+        return x
+
+
+def axis_weights(old: int, new: int, how: str, native: Tensor) -> Tensor:
+    """`nn.grid.axis_weights`, (new, old), for a symbolic `new`; the identity where `native`, a bool scalar, is true."""
+    line = torch.arange(new, dtype=torch.float64)
+    count = size_tensor(new)
+    if how in ALIGNED:
+        step = (old - 1) / (count - 1).clamp(min=1)
+        at = line * step
+    else:
+        step = old / (count + 0.1 if how == "bicubic-offset" else count)
+        at = (line + 0.5) * step - 0.5
+    if how == "bicubic-antialias":
+        weights = kernel((torch.arange(old) - at[:, None]) / step.clamp(min=1), CUBIC[how])
+        weights = weights / weights.sum(1, keepdim=True)
+    else:
+        taps = torch.arange(-2, old + 2)  # what lies beyond the ends is the place at the end
+        weights = kernel(taps - at[:, None], CUBIC.get(how))
+        weights = weights @ (taps.clamp(0, old - 1)[:, None] == torch.arange(old)).to(weights.dtype)
+    if how == "zoom-scipy":  # the last coordinate may be rounded to beyond the table, where scipy reads zero
+        lost = (line == count - 1) & (step * (count - 1) > old - 1)
+        weights = torch.where(lost[:, None], 0.0, weights)
+    return torch.where(native, (torch.arange(old) == line[:, None]).to(weights.dtype), weights)
+
+
+def kernel(x: Tensor, a: float | None) -> Tensor:
+    """(n, old) weights of places at (n, old) distances: cubic convolution with that A, or, without one, a triangle."""
+    x = x.abs()
+    if a is None:
+        return (1 - x).clamp(min=0)
+    near = ((a + 2) * x - (a + 3)) * x * x + 1
+    outer = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
+    return torch.where(x <= 1, near, torch.where(x < 2, outer, torch.zeros_like(x)))
+
+
+def resize(table: Tensor, grid: tuple[int, ...], how: str) -> Tensor:
+    """(*old, D) -> (*grid, D): `nn.grid.resize` for a grid of symbols."""
+    unchanged = [size_tensor(new) == old for old, new in zip(table.shape[:-1], grid, strict=True)]
+    everywhere = torch.stack(unchanged).all()
+    for axis, new in enumerate(grid):
+        native = everywhere if how == "bicubic-offset" else unchanged[axis]
+        weights = axis_weights(table.shape[axis], new, how, native).to(table)
+        table = (weights @ table.movedim(axis, -2)).movedim(-2, axis)
+    return table
+
+
+class AnyGrid(nn.Module):
+    """Learned positions at any grid, in float64: F.interpolate needs fixed sizes in a graph."""
+
+    def __init__(self, table: Tensor, how: str) -> None:
+        """`table` (*old, D); `how` is a rule of `nn.grid.RESIZE`."""
+        super().__init__()
+        self.table, self.how = nn.Parameter(table.detach(), requires_grad=False), how
+
+    def read(self, grid: tuple[int, ...]) -> Tensor:
+        """(*grid, D)."""
+        return resize(self.table, grid, self.how)
+
+
+class AnyAxes(nn.Module):
+    """Learned positions of each axis, read at whatever grid arrives; the last axis comes first, as in `LearnedAxes`."""
+
+    def __init__(self, tables: list[Tensor], how: str) -> None:
+        """`tables` (old, D), one for each axis."""
+        super().__init__()
+        self.tables, self.how = nn.ParameterList(nn.Parameter(t.detach(), requires_grad=False) for t in tables), how
+
+    def read(self, grid: tuple[int, ...]) -> Tensor:
+        """(*grid, D)."""
+        return crossed(
+            [resize(table, (length,), self.how) for table, length in zip(self.tables, grid, strict=True)], grid
+        )
+
+
+def exportable(model: Model, dynamic: bool = False) -> nn.Module:
+    """A copy of the model that exporters understand; `dynamic`: for images of any size that the patch divides.
+
+    Without a head it answers in features alone, with a dense head in logits alone, a detector with objects.
+    """
+    twin = deepcopy(model).cpu().eval().requires_grad_(False)
+    replace_modules(twin, dynamic)
+    return Answers(twin) if output_names(model.config) == OUTPUTS else twin
+
+
+def output_names(config: ModelConfig) -> tuple[str, ...]:
+    """The names of a graph's outputs."""
+    if config.kind == "detector":
+        return NAMES if config.masks else NAMES[:3]
+    if config.kind == "segmenter":
+        return OUTPUTS[:1]
+    return OUTPUTS if config.classes else OUTPUTS[1:]
+
+
+def replace_modules(module: nn.Module, dynamic: bool) -> None:
+    """Put what exporters understand in the place of what they do not, everywhere below a module."""
+    for name, child in module._modules.items():
+        if child is None:
+            continue
+        replace_modules(child, dynamic)
+        if isinstance(child, StandardizedConv):
+            module._modules[name] = FrozenConv(child)
+        elif isinstance(child, Root) and child.norm is None and not child.border:
+            module._modules[name] = Bordered(child)
+        elif isinstance(child, Axial):
+            module._modules[name] = Lines(child)
+        elif dynamic and isinstance(child, Learned):
+            module._modules[name] = AnyGrid(child.table, child.how)
+        elif dynamic and isinstance(child, Windows):
+            module._modules[name] = AnyWindows(child)
+        elif dynamic and isinstance(child, LocalAttention):
+            module._modules[name] = AnyLocal(child)
+        elif dynamic and isinstance(child, LearnedAxes):
+            module._modules[name] = AnyAxes(list(child.tables), child.how)
+
+
+def check_dynamic(config: ModelConfig) -> None:
+    """Raise UsageError for a model whose positions or paddings cannot be worked out inside a graph."""
+    if config.kind == "detector":
+        hint = "leave it out: images of any size are scaled to one, or answered by tiles of it"
+        raise UsageError(f"--dynamic-size is not for {name_of(config)}", hint)
+    if config.kind == "segmenter":
+        hint = "leave it out: images of any size are answered by tiles of one size"
+        raise UsageError(f"--dynamic-size is not for {name_of(config)}", hint)
+    if config.family == "bit":
+        reason = "axial attention" if config.axial else ""
+    elif config.kind == "swin":
+        reason = ""
+    elif len(config.image) != 2:
+        reason = f"images of {len(config.image)} axes"
+    elif config.on_grid or config.attention == "relative":
+        reason = "relative positions" if config.attention == "relative" else "windows, axial blocks or a neck"
+    else:
+        reason = "a ResNet for a stem" if config.front == "resnet" else ""
+    if reason:
+        able = (
+            "Swins, BiTs, and ViTs with learned, sine or rotary positions behind patches or convolutions, have any size"
+        )
+        raise UsageError(f"--dynamic-size is not for {name_of(config)}: {reason}", f"leave it out; {able}")
+
+
+def example(config: ModelConfig, dynamic: bool = False) -> Tensor:
+    """(2, C, *image) zeros to trace with, (1, C, *image) for a detector; dynamic graphs are traced at another size, not
+    a square."""
+    axes = [(2 + axis) * side for axis, side in enumerate(config.patch)] if dynamic else [0] * len(config.image)
+    count = 1 if config.kind == "detector" else 2
+    return torch.zeros(count, config.channels, *(side + more for side, more in zip(config.image, axes, strict=True)))
+
+
+def dynamic_axes(config: ModelConfig, dynamic: bool = False) -> tuple[dict[int, Any], ...]:
+    """Which axes of the input have no fixed length, as torch.export has it. A detector takes one image: which of its
+    objects are one is asked image by image."""
+    if config.kind == "detector":
+        return ({},)
+    free: dict[int, Any] = {0: torch.export.Dim("batch", min=1, max=MOST)}
+    if dynamic:
+        # at least two places of the last map
+        for axis, (name, side) in enumerate(zip(("rows", "columns"), config.patch, strict=True)):
+            if config.kind in ("vit", "swin"):
+                free[2 + axis] = torch.export.Dim(name, min=2, max=PIXELS // side) * side
+            else:
+                free[2 + axis] = torch.export.Dim(name, min=side + 1, max=PIXELS)
+    return (free,)
+
+
+def trace(model: Model, dynamic: bool = False) -> Any:
+    """The model as torch.export makes it: (B, C, *image) normalised float32 -> `output_names`, for any B; of a detector
+    for one image."""
+    if dynamic:
+        check_dynamic(model.config)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        program = torch.export.export(
+            exportable(model, dynamic),
+            (example(model.config, dynamic),),
+            dynamic_shapes=dynamic_axes(model.config, dynamic),
+        )
+    if dynamic and (model.config.kind == "swin" or getattr(model.config, "window", 0)):
+        # they ask for two windows along each axis, since one is laid out otherwise in memory; the operators do not care
+        program._guards_code = []
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # paths of the machine that made it
+    return program

@@ -1,0 +1,123 @@
+"""Compare an exported detector with its model: which objects both find on the same images, and how far they are off."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from vitreous.apps.export.proof import CHUNK, Pictures
+from vitreous.data.annotations.shapes import mask_of_runs
+from vitreous.evaluation.detections import Detections, detections_of
+from vitreous.serving.runtime import Runtime
+
+EDGE = 0.01  # pixels that an edge of a box may move
+SCORE = 1e-3  # that a score may
+PIXELS = 0.001  # share of the pixels of the image that a mask may gain or lose
+OBJECTS = 0.001  # share of the objects that only one of the two may find
+
+
+@dataclass(frozen=True)
+class ObjectProof:
+    """The result of the comparison. `same` of `objects`, those of the original and those of the export, are found by
+    the other too. `boxes`: the furthest that an edge of these is off, in pixels; `scores` and `masks`, of its pixels
+    the share that only one of both has: the largest differences. `rates`: images a second of both."""
+
+    images: int
+    objects: int
+    same: int
+    boxes: float
+    scores: float
+    masks: float
+    rates: tuple[float, float]
+    finite: bool
+
+    def plain(self) -> dict[str, Any]:
+        """The keys of `export --json`."""
+        return {
+            "images": self.images,
+            "max_abs_logit_difference": None,
+            "top1_agreement": None,
+            "top1": None,
+            "objects": self.objects,
+            "object_agreement": self.same / self.objects if self.objects else None,
+            "max_box_difference": self.boxes,
+            "max_score_difference": self.scores,
+            "max_mask_difference": self.masks,
+            "images_per_second": self.rates[1],
+            "original_images_per_second": self.rates[0],
+        }
+
+    def lost(self, allowed: float | None) -> str:
+        """The reasons against an export, or an empty string. `allowed`: the share of objects that may differ."""
+        if not self.finite:
+            return "it gives numbers that are not finite"
+        if not self.objects:
+            return "the model finds nothing on these pictures, which proves nothing"
+        share = OBJECTS if allowed is None else allowed
+        if 1 - self.same / self.objects > share + 1e-9:
+            return f"{1 - self.same / self.objects:.1%} of the objects are others, {share:.1%} may be"
+        return ""
+
+
+def compare_objects(
+    original: Runtime, export: Runtime, pictures: Pictures, least: float, progress: Callable[[int], None]
+) -> ObjectProof:
+    """Find the objects by both, chunk by chunk in turn; the first chunk is not timed.
+
+    `least`: the score that the model's objects have at least; one just above it may be missing.
+    """
+    seconds, counted, room, finite = [0.0, 0.0], 0, 1, True
+    pairs: list[tuple[Detections, Detections]] = []
+    starts = list(range(0, len(pictures), CHUNK))
+    rounds = starts * 2 if len(starts) == 1 else starts
+    for number, start in enumerate(rounds):
+        pixels, answers = pictures.pixels[start : start + CHUNK], []
+        for side, runtime in enumerate((original, export)):
+            began = time.perf_counter()
+            answers.append(runtime.objects(pixels))
+            seconds[side] += (time.perf_counter() - began) * bool(number)
+        counted += len(pixels) * bool(number)
+        if number < len(starts):
+            finite = finite and all(bool(np.isfinite(part).all()) for part in answers[1])
+            size, room = (pixels.shape[2], pixels.shape[3]), answers[0][1].shape[1]
+            rows = zip(*(zip(*answer, strict=True) for answer in answers), strict=True)
+            pairs += [(detections_of(ours, size), detections_of(theirs, size)) for ours, theirs in rows]
+        progress(min(start + CHUNK, len(pictures)))
+    rates = counted / seconds[0], counted / seconds[1]
+    differences = [one for ours, theirs in pairs for one in both_ways(ours, theirs, least, room)]
+    within = [one for one in differences if one is not None]
+    boxes, scores, masks = np.max(within, 0).tolist() if within else (0.0, 0.0, 0.0)
+    return ObjectProof(len(pictures), len(differences), len(within), boxes, scores, masks, rates, finite)
+
+
+def both_ways(ours: Detections, theirs: Detections, least: float, room: int) -> list[tuple[float, float, float] | None]:
+    """Of each object that either side finds: how far box, score and mask are off in the other; None where the other
+    does not find it. Left out are those that are missing for a score that is within `SCORE` of `least`, or of the
+    lowest of an answer that has `room` for no more."""
+    rows = []
+    for one, other in ((ours, theirs), (theirs, ours)):
+        floor = max(least, float(other.scores[-1]) if len(other) >= room else 0.0)
+        for number in range(len(one)):
+            difference = difference_of(one, number, other)
+            if difference is not None or one.scores[number] > floor + SCORE:
+                rows.append(difference)
+    return rows
+
+
+def difference_of(one: Detections, number: int, other: Detections) -> tuple[float, float, float] | None:
+    """Box, score and mask of an object beside the nearest of its class in the other answer; None for another one."""
+    alike = np.flatnonzero(other.labels == one.labels[number])
+    if not len(alike):
+        return None
+    apart = np.abs(other.boxes[alike] - one.boxes[number]).max(1)
+    place = int(alike[np.argmin(apart)])
+    box, score = float(apart.min()), abs(float(other.scores[place] - one.scores[number]))
+    mask = 0.0
+    if one.masks is not None and other.masks is not None:
+        sides = (mask_of_runs(runs, one.size) for runs in (one.masks[number], other.masks[place]))
+        mask = float(np.mean(next(sides) != next(sides)))
+    return (box, score, mask) if box <= EDGE and score <= SCORE and mask <= PIXELS else None

@@ -1,0 +1,219 @@
+"""The verb `push`: a bundle on the Hugging Face Hub, with its card; `vitreous.load("hf:org/name")` reads it back."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from vitreous.apps.hub.model_card import LICENCES, public_provenance, write_card
+from vitreous.errors import ResourceError, UsageError, VitreousError, WeightsError, check_path, install_hint
+from vitreous.system.disk import publish, write_text
+from vitreous.training.model_paths import find_newest_run
+from vitreous.weights.adopt import bundle_in
+from vitreous.weights.bundle import DESCRIPTION, WEIGHTS, Bundle, load_bundle
+from vitreous.weights.convert import convert
+from vitreous.weights.fetch import offline
+from vitreous.weights.parts import PARTS
+from vitreous.weights.published import published_row
+
+REPOSITORY = re.compile(r"hf:(?P<name>[\w.-]{1,96}/[\w.-]{1,96})")
+CARD = "README.md"
+
+
+def push(
+    run: str | os.PathLike[str],
+    to: str,
+    private: bool = False,
+    licence: str | None = None,
+    tags: Iterable[str] = (),
+    transformers: bool = False,
+    update: bool = False,
+    dry_run: bool = False,
+    out: str | os.PathLike[str] | None = None,
+    note: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Publish the bundle of a finished run, or a bundle, as the repository `to`, `hf:org/name`; returns a document.
+
+    A repository that is there gets another commit with `update`, and is refused without. `transformers` adds the files
+    that transformers reads. `dry_run` sends nothing; with `out` it writes what would be sent to a new folder. Paths of
+    this machine are left out of what is sent. Raises UsageError for a name, a run or an option that cannot be,
+    WeightsError for a damaged bundle, ResourceError for what the Hub refuses or the network loses.
+    """
+    repository = repository_of(to)
+    if licence is not None and not LICENCES.fullmatch(licence):
+        raise UsageError(f"no licence {licence}", "write the Hub's identifier: apache-2.0, mit, cc-by-4.0, other")
+    if out is not None and not dry_run:
+        raise UsageError("--out is where --dry-run writes", "add --dry-run, or leave it out")
+    if out is not None and os.path.lexists(out):
+        raise UsageError(f"{out} exists already, and is not overwritten", "name another place")
+    require_client(to)
+    folder = published_folder(run)
+    bundle = load_bundle(folder)
+    summary = summary_of(folder)
+    warn_of_licence(bundle, licence, note)
+    account = "" if dry_run else writing_account()
+    parent = Path(out).absolute().parent if out is not None else None
+    if parent:
+        parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".push-", dir=parent) as scratch:
+        stage = Path(scratch) / "files"
+        try:
+            shipped = gather(folder, stage, transformers, note)
+            card = write_card(repository, bundle, summary, licence, list(tags), shipped)
+            write_text(stage / CARD, card)
+            sizes = {path.name: path.stat().st_size for path in sorted(stage.iterdir())}
+            if out is not None:
+                publish(stage, Path(out))
+        except OSError as error:
+            problem = f"cannot gather the files ({error.strerror or error})"
+            raise ResourceError(problem, "free some space, or set TMPDIR to another folder") from None
+        commit = "" if dry_run else upload(repository, stage, private, update, account)
+    return {
+        "repository": repository,
+        "url": page_of(repository),
+        "commit": commit,
+        "files": sizes,
+        "bytes": sum(sizes.values()),
+        "private": private,
+        "dry_run": dry_run,
+        "out": os.fspath(out) if out is not None else None,
+        "card": card,
+    }
+
+
+def repository_of(to: str) -> str:
+    """The name in `hf:org/name`. Raises UsageError for anything else."""
+    match = REPOSITORY.fullmatch(to)
+    if not match or ".." in to or "--" in to or re.search(r"(^|/)[.-]|[.-]($|/)", match["name"]):
+        raise UsageError(f"{to} names no repository", "write hf:ORG/NAME, with your account or organisation as ORG")
+    return match["name"]
+
+
+def require_client(to: str) -> None:
+    """Raise UsageError without the extra `hub`."""
+    try:
+        import huggingface_hub  # noqa: F401
+    except ImportError:
+        raise UsageError(f"{to} needs the Hub's client, which is not installed", install_hint("hub")) from None
+
+
+def published_folder(run: str | os.PathLike[str]) -> Path:
+    """The folder of the bundle of a run. Raises UsageError for a run that has none, and for weights of others."""
+    check_path(run, "push(run)")
+    path = Path(run)
+    if not path.exists():
+        newest = find_newest_run()
+        hint = f"the newest run here is {newest}" if newest else "`vitreous train` makes one"
+        raise UsageError(f"no run at {path}", hint)
+    if folder := bundle_in(path):
+        return folder
+    if (path / "config.yaml").is_file():
+        raise UsageError(f"the run in {path} did not finish", f"continue it: vitreous train --resume --out {path}")
+    raise UsageError(f"{path} is no bundle", f"make one first: vitreous convert {path} BUNDLE, and push that")
+
+
+def summary_of(folder: Path) -> dict[str, Any]:
+    """The summary of the run that a bundle lies in; {} where there is none or it is damaged."""
+    try:
+        plain = json.loads((folder.parent / "summary.json").read_text("utf-8"))
+        return plain if isinstance(plain, dict) and folder.name == "model" else {}
+    except (OSError, ValueError):
+        return {}
+
+
+def warn_of_licence(bundle: Bundle, licence: str | None, note: Callable[[str], None]) -> None:
+    """Say what is to be known of the terms under which the model will stand."""
+    init = str(bundle.provenance.get("init") or "")
+    if row := published_row(init):
+        note(f"the model began as {init}, which is {row.licence}: its terms may hold for what you publish")
+    if licence is None:
+        note("without a licence nobody may use what you publish; --license apache-2.0 states one")
+
+
+def gather(folder: Path, stage: Path, transformers: bool, note: Callable[[str], None]) -> str:
+    """Copy the files to send into `stage`; returns a sentence on files for other libraries, or "". Raises UsageError
+    for a model that transformers has not, OSError."""
+    stage.mkdir()
+    for name in (WEIGHTS, PARTS):
+        if (folder / name).is_file():
+            shutil.copyfile(folder / name, stage / name)
+    description = json.loads((folder / DESCRIPTION).read_text("utf-8"))
+    description["provenance"] = public_provenance(description.get("provenance", {}))
+    write_text(stage / DESCRIPTION, json.dumps(description, indent=2, ensure_ascii=False) + "\n")
+    if not transformers:
+        return ""
+    written = stage.parent / "transformers"
+    document = convert(folder, written, "huggingface", tell=note)
+    for path in sorted(written.iterdir()):
+        path.rename(stage / path.name)
+    differs = document["read_there_with"]
+    return "transformers reads the same repository" + (f", with {', '.join(differs)}." if differs else ".")
+
+
+def writing_account() -> str:
+    """The token that writes. Raises UsageError where the network is forbidden or there is no token."""
+    from huggingface_hub import get_token
+
+    if variable := offline():
+        raise UsageError(f"{variable} forbids to use the network", f"unset {variable}, or see it with --dry-run")
+    if not (token := get_token()):
+        hint = "make one that may write at https://huggingface.co/settings/tokens, then `hf auth login` or set HF_TOKEN"
+        raise UsageError("no token of the Hub is stored here", hint)
+    return token
+
+
+def page_of(repository: str) -> str:
+    """Where people see the repository."""
+    from huggingface_hub import constants
+
+    return f"{constants.ENDPOINT}/{repository}"
+
+
+def upload(repository: str, stage: Path, private: bool, update: bool, token: str) -> str:
+    """Make the repository and send the files as one commit; returns the commit. Raises ResourceError or UsageError."""
+    from huggingface_hub import HfApi
+
+    api = HfApi(token=token)
+    try:
+        api.create_repo(repository, private=private, exist_ok=update)
+    except Exception as error:  # those of whichever HTTP library the client is built on, too
+        raise refusal(repository, error, "nothing was sent") from None
+    try:
+        message = "Update the model" if update else "Publish the model"
+        return api.upload_folder(repo_id=repository, folder_path=stage, commit_message=message).oid
+    except Exception as error:
+        state = "no commit was made; the same command with --update goes on"
+        raise refusal(repository, error, state) from None
+
+
+def refusal(repository: str, error: Exception, state: str) -> VitreousError:
+    """The error for what the Hub's client raised while it wrote; `state`: what became of the repository."""
+    where = page_of(repository)
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if status == 409 and state == "nothing was sent":
+        return UsageError(f"{where} exists already", "--update adds a commit to it, or choose another name")
+    reasons = {
+        401: ("does not know the token", "HF_TOKEN or `hf auth login`: the token may have expired"),
+        403: ("refuses to write", "the token needs the right to write, and the account has to be a member of ORG"),
+        404: ("is not there, or the account may not see it", "check ORG in hf:ORG/NAME"),
+        409: ("was changed by someone else meanwhile", "look at it, and push again"),
+        413: ("takes no file of that size", "see the Hub's limits"),
+        429: ("counts requests, and these were too many", "try again later"),
+    }
+    if status in reasons:
+        problem, hint = reasons[status]
+        return ResourceError(f"{where} {problem} ({status}): {state}", hint)
+    if isinstance(error, WeightsError | ResourceError | UsageError):
+        return error
+    if status is not None:
+        return ResourceError(f"{where} answers {status}: {state}", "try again later")
+    reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
+    return ResourceError(
+        f"{where} cannot be reached ({reason}): {state}", "check the network (HF_ENDPOINT names another)"
+    )

@@ -1,0 +1,217 @@
+"""Processes that decode pictures, so that a picture that crashes, spins or eats memory costs its own request alone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from vitreous.apps.server.child import ANSWER, JOB, PIXELS
+from vitreous.apps.server.limits import Limits
+from vitreous.apps.server.refusal import Refusal
+from vitreous.config import to_plain
+from vitreous.data.preprocess import Preprocess
+from vitreous.system.children import stop_signals_blocked
+
+COMMAND = (sys.executable, "-m", "vitreous.apps.server.child")
+START_SECONDS = 60.0  # until a new process says that it is ready, on a busy machine
+PATIENCE = 6  # times the limit on computing that a process is waited for, whatever keeps it
+DYING = 0.02  # between the end of a process's socket and its own
+ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "HOME", "VIRTUAL_ENV", "SYSTEMROOT")
+
+
+class Child:
+    """One process and the socket to it."""
+
+    def __init__(self, command: Sequence[str], limits: Limits) -> None:
+        self.socket, theirs = socket.socketpair()
+        self.socket.setblocking(False)
+        words = [*command, str(theirs.fileno()), str(limits.decode_seconds), str(limits.decode_memory)]
+        environment = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
+        environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        with theirs, stop_signals_blocked():
+            self.process = subprocess.Popen(
+                words, stdin=subprocess.DEVNULL, stdout=2, env=environment, pass_fds=(theirs.fileno(),)
+            )
+
+    async def ready(self) -> bool:
+        """Wait until it has imported what it needs."""
+        with suppress(OSError, TimeoutError):
+            async with asyncio.timeout(START_SECONDS):
+                return await asyncio.get_running_loop().sock_recv(self.socket, 1) == b"!"
+        return False
+
+    async def ask(self, settings: bytes, content: memoryview) -> tuple[int, Any, np.ndarray | None]:
+        """One job: status, JSON of the answer, (C, *image) pixels. Raises ConnectionError where the process died."""
+        loop = asyncio.get_running_loop()
+        await loop.sock_sendall(self.socket, JOB.pack(len(settings), len(content)) + settings)
+        await loop.sock_sendall(self.socket, content)
+        status, length, size = ANSWER.unpack(await self.receive(bytearray(ANSWER.size)))
+        answer = json.loads(await self.receive(bytearray(length)))
+        if status != PIXELS:
+            return status, answer, None
+        pixels = np.empty(answer["shape"], answer["dtype"])
+        if pixels.nbytes != size:
+            raise ConnectionError("a decoder answered something else")
+        await self.receive(pixels.data)
+        return status, answer, pixels
+
+    async def receive(self, into: Any) -> Any:
+        """Fill a buffer. Raises ConnectionError where the other end is closed."""
+        view, loop = memoryview(into).cast("B"), asyncio.get_running_loop()
+        while len(view):
+            got = await loop.sock_recv_into(self.socket, view)
+            if not got:
+                raise ConnectionError("a decoder died")
+            view = view[got:]
+        return into
+
+    def end(self) -> None:
+        """Kill it."""
+        self.socket.close()
+        self.process.kill()
+        self.process.wait()
+
+
+class Decoders:
+    """`count` such processes; one that dies is replaced. Raises Refusal, 422 for the picture and 503 where there is no
+    process.
+
+    `restarts` counts the replacements, `waiting` the pictures that are being decoded or wait for it.
+    """
+
+    def __init__(self, count: int, limits: Limits, command: Sequence[str] = COMMAND) -> None:
+        self.count, self.limits, self.command = count, limits, command
+        self.idle: asyncio.Queue[Child] = asyncio.Queue()
+        self.children: set[Child] = set()
+        self.tasks: set[asyncio.Task[Any]] = set()
+        self.restarts = self.waiting = 0
+        self.closed = False
+
+    async def start(self) -> None:
+        """Start them all and wait until they are ready. Raises Refusal where none can be."""
+        await asyncio.gather(*(self.add(once=True) for _ in range(self.count)))
+        for _ in range(self.count - len(self.children)):
+            self.later(self.add())
+        if not self.children:
+            message = "no process that decodes pictures can be started"
+            raise Refusal(503, "decoder_lost", message, "see whether memory or processes ran out")
+
+    async def add(self, once: bool = False) -> None:
+        """Start a process. If that fails, try again unless `once`: memory may be free a second later."""
+        pause = 0.1
+        while not self.closed:
+            with suppress(OSError):
+                child = Child(self.command, self.limits)
+                self.children.add(child)
+                if await child.ready():
+                    self.idle.put_nowait(child)
+                    return
+                self.drop(child)
+            if once:
+                return
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, 5.0)
+
+    def drop(self, child: Child) -> None:
+        """End a process for good."""
+        self.children.discard(child)
+        child.end()
+
+    def replace(self, child: Child) -> None:
+        """End a process and start another."""
+        self.restarts += 1
+        self.drop(child)
+        self.later(self.add())
+
+    def later(self, work: Any) -> asyncio.Task[Any]:
+        """Run a task to its end, even if its caller is cancelled."""
+        task = asyncio.get_running_loop().create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        return task
+
+    async def decode(self, content: memoryview, settings: bytes) -> np.ndarray:
+        """A picture's bytes as (C, *image) pixels. Whoever stops waiting leaves the process to finish."""
+        return (await self.decode_sized(content, settings))[0]
+
+    async def decode_sized(self, content: memoryview, settings: bytes) -> tuple[np.ndarray, tuple[int, int]]:
+        """(C, *image) pixels, and width and height of the upright image where the settings ask for them, else 0."""
+        self.waiting += 1
+        try:
+            child = await self.idle.get()
+            return await asyncio.shield(self.later(self.one(child, content, settings)))
+        finally:
+            self.waiting -= 1
+
+    async def one(self, child: Child, content: memoryview, settings: bytes) -> tuple[np.ndarray, tuple[int, int]]:
+        """One job of one process, which becomes idle or is replaced: (C, *image) pixels, width and height.
+
+        Raises Refusal: 422 for the image, 503 where the process was killed."""
+        try:
+            async with asyncio.timeout(self.limits.decode_seconds * PATIENCE):
+                _, answer, pixels = await child.ask(settings, content)
+        except (OSError, ValueError) as error:
+            for _ in range(0 if isinstance(error, TimeoutError) else 25):
+                if child.process.poll() is not None:
+                    break
+                await asyncio.sleep(DYING)
+            killed = child.process.poll() == -getattr(signal, "SIGKILL", 9)
+            self.replace(child)
+            if killed:  # from outside: what the picture does ends in other ways
+                message = "the process that decoded the picture was killed"
+                raise Refusal(503, "decoder_lost", message, "ask again", 1) from None
+            message = "image: decoding it took too much time or memory, or failed"
+            raise Refusal(422, "unreadable_image", message, "save it as an ordinary JPEG or PNG") from None
+        if self.closed:
+            self.drop(child)
+        else:
+            self.idle.put_nowait(child)
+        if pixels is None:
+            raise Refusal(422, "unreadable_image", answer["message"], answer["hint"])
+        width, height = answer["size"]
+        return pixels, (width, height)
+
+    async def pace(self, settings: bytes) -> float:
+        """Seconds that an ordinary photograph takes; 0 where the model takes none."""
+        loop, content = asyncio.get_running_loop(), memoryview(photograph())
+        seconds = []
+        with suppress(Refusal):
+            for _ in range(3):
+                began = loop.time()
+                await self.decode(content, settings)
+                seconds.append(loop.time() - began)
+        return min(seconds, default=0.0)
+
+    def close(self) -> None:
+        """End all processes."""
+        self.closed = True
+        for child in list(self.children):
+            self.drop(child)
+
+
+def photograph() -> bytes:
+    """A JPEG of 500 x 375 pixels with about as much in it as a photograph."""
+    import io
+
+    from PIL import Image
+
+    coarse = np.random.default_rng(0).integers(0, 256, (94, 125, 3), dtype=np.uint8)
+    Image.fromarray(coarse).resize((500, 375), Image.Resampling.BICUBIC).save(file := io.BytesIO(), "JPEG", quality=85)
+    return file.getvalue()
+
+
+def settings_of(preprocess: Preprocess, limits: Limits, exact: bool, sized: bool = False, tiles: bool = False) -> bytes:
+    """Settings of the model for `child.serve`, as JSON; `sized` asks for the size of the image too, `tiles` for pixels
+    of the image's own size."""
+    settings = {"preprocess": json.dumps(to_plain(preprocess)), "exact": exact, "pixels": limits.pixels}
+    return json.dumps(settings | {"sized": sized, "tiles": tiles}).encode()

@@ -1,0 +1,93 @@
+"""Handlers of the addresses that say what is where on a picture."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import Response
+
+from vitreous.apps.server.refusal import Refusal
+from vitreous.apps.server.requests import (
+    WEIGHT,
+    address_of,
+    context,
+    model_name,
+    on_one,
+    only_one,
+    parse_share,
+    parse_word,
+    read_parameters,
+)
+from vitreous.apps.server.responses import json_response
+from vitreous.apps.server.uploads import read_uploads
+from vitreous.data.annotations.drawing import class_colours, picture_of_map, png_of
+from vitreous.evaluation.detections import Detections
+from vitreous.evaluation.detections import detect as detect_objects
+from vitreous.inference.tiles import class_map, starts
+from vitreous.serving.class_maps import picture_of, shares_of
+from vitreous.serving.objects import THRESHOLD, draw_over, objects_of
+
+TILES = 256  # of a picture, at most
+
+
+async def segment(request: Request) -> Response:
+    """The class of each pixel of one image. Raises Refusal, 404, for a model of classes of images, 413 for an image of
+    too many tiles."""
+    (service, info), parameters = context(request), read_parameters(request)
+    served, card = service.served, service.served.predictor.card
+    if not card.pixel_classes:
+        raise Refusal(404, "not_available", "this model gives no class to pixels", address_of(card))
+    form = parse_word("format", parameters, ("json", "png"))
+    upload, image = only_one(await read_uploads(request, service.limits)), card.preprocess.plane
+    with service.room(info, min(WEIGHT, service.queue)):
+        pixels = await service.decoders.decode(upload.content, served.tiles)
+        check_tiles(pixels, image)
+        work = on_one(lambda pixels: class_map(served.predictor.runtime.logits, pixels, image))
+        classes = await service.batcher.ask(work, pixels, info.deadline, alone=True)
+    colours = class_colours(card.pixel_classes)
+    if form == "png":
+        return Response(png_of(picture_of_map(classes, colours)), media_type="image/png")
+    shares = [{"class": name, "share": share} for name, share in shares_of(classes, card.pixel_classes).items()]
+    numbers = b64encode(png_of(picture_of_map(classes, colours, palette=False))).decode()
+    answer = {"size": list(classes.shape), "shares": shares, "map": "data:image/png;base64," + numbers}
+    return json_response({"request_id": info.id, "model": model_name(served), **answer})
+
+
+async def detect(request: Request) -> Response:
+    """The objects on one image. Raises Refusal, 404, for a model that finds none, 413 for an image of too many
+    tiles."""
+    (service, info), parameters = context(request), read_parameters(request)
+    served, card = service.served, service.served.predictor.card
+    if not card.object_classes:
+        raise Refusal(404, "not_available", "this model finds no objects", address_of(card))
+    form = parse_word("format", parameters, ("json", "png"))
+    tiles = parse_word("tiles", parameters, ("false", "true")) == "true"
+    threshold = parse_share("threshold", parameters["threshold"]) if "threshold" in parameters else THRESHOLD
+    upload, runtime = only_one(await read_uploads(request, service.limits)), served.predictor.runtime
+
+    def compute(pixels: np.ndarray) -> tuple[Detections, bytes]:
+        detections = detect_objects(runtime.objects, pixels, card.preprocess, tiles, threshold)
+        if form == "json":
+            return detections, b""
+        return detections, png_of(draw_over(picture_of(pixels), detections, card.object_classes))
+
+    with service.room(info, min(WEIGHT, service.queue)):
+        pixels = await service.decoders.decode(upload.content, served.tiles)
+        if tiles:
+            check_tiles(pixels, card.preprocess.plane)
+        detections, png = await service.batcher.ask(on_one(compute), pixels, info.deadline, alone=True)
+    if form == "png":
+        return Response(png, media_type="image/png")
+    objects = [{"segmentation": None, **one} for one in objects_of(detections, card.object_classes)]
+    answer = {"size": list(detections.size), "objects": objects}
+    return json_response({"request_id": info.id, "model": model_name(served), **answer})
+
+
+def check_tiles(pixels: np.ndarray, image: tuple[int, int]) -> None:
+    """Raise Refusal, 413, for (C, H, W) pixels of more than `TILES` tiles of a model's size."""
+    count = len(starts(pixels.shape[1], image[0])) * len(starts(pixels.shape[2], image[1]))
+    if count > TILES:
+        size = f"{pixels.shape[2]} x {pixels.shape[1]} pixels are {count} tiles of {image[1]} x {image[0]}"
+        raise Refusal(413, "too_large", size, f"at most {TILES} are answered: scale it down, or use `predict`")

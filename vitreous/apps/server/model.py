@@ -1,0 +1,239 @@
+"""The served model: warmed up, checked and described. A reload makes a new one."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vitreous.apps.server.batcher import SIZE
+from vitreous.apps.server.decoders import settings_of
+from vitreous.apps.server.limits import Limits
+from vitreous.apps.server.sample_request import SampleLimits, sample_limits
+from vitreous.data.annotations.drawing import class_colours
+from vitreous.errors import UsageError, VitreousError, WeightsError
+from vitreous.generation.settings import forward_passes
+from vitreous.inference.packing import pack_arrays
+from vitreous.serving.generators import generator_of
+from vitreous.serving.pipeline import stacked
+from vitreous.serving.predict import Predictor
+
+if TYPE_CHECKING:
+    from vitreous.generation.samplers import State
+    from vitreous.serving.index import Index
+    from vitreous.serving.samples import Generator, Sample
+
+
+MOST = 64  # pictures of a batch
+FAST = 0.5  # seconds of two steps of an image, below which a batch is measured too
+WISHES: tuple[dict[str, bool], ...] = ({}, {"sized": True}, {"tiles": True})  # of images from the decoders
+
+
+@dataclass(eq=False)
+class Served:
+    """A predictor that has answered a picture of noise twice alike.
+
+    `rate`: pictures a second, in full batches; `note`: what its user should know. Of a model that makes images there is
+    the `generator`, what can be asked of it, and `pause`, the seconds between two signs of life.
+    """
+
+    predictor: Predictor
+    settings: bytes
+    sized: bytes
+    tiles: bytes
+    rate: float
+    size: int
+    embeds: bool
+    index: Index | None = None
+    note: str = ""
+    generator: Generator | None = None
+    sampling: SampleLimits | None = None
+    pause: float = 0.0
+    cache: dict[str, Any] = field(default_factory=dict)
+
+    def probabilities(self, images: list[np.ndarray]) -> np.ndarray:
+        """B images (C, *image) -> (B, K) float64."""
+        return self.predictor.probabilities(stacked(images))
+
+    def features(self, images: list[np.ndarray]) -> np.ndarray:
+        """B images (C, *image) -> (B, D) float32."""
+        return self.predictor.runtime.features(stacked(images))
+
+    @cached_property
+    def can(self) -> dict[str, bool]:
+        """Which requests it can answer."""
+        from vitreous.serving import attention_api
+
+        bundle, card = self.predictor.bundle, self.predictor.card
+        dense = bool(card.pixel_classes or card.object_classes or card.makes_images)
+        parts = dict.fromkeys(("attention", "positions", "filters"), False) | (
+            attention_api.abilities(bundle) if bundle and not dense else {}
+        )
+        return {
+            "predict": bool(card.classes),
+            "segment": bool(card.pixel_classes),
+            "detect": bool(card.object_classes),
+            "embed": self.embeds,
+            "frames": card.preprocess.of_clips,
+            "sample": self.generator is not None,
+            **parts,
+            "neighbours": self.index is not None,
+        }
+
+    def describe(self) -> dict[str, Any]:
+        """The document of GET /v1/model, without the server's limits."""
+        from vitreous.version import __version__
+
+        card, bundle = self.predictor.card, self.predictor.bundle
+        config = bundle.model.config if bundle is not None else None
+        patch, grid, depth, heads, prefix, pool = (
+            getattr(config, name, None) for name in ("patch", "grid", "depth", "heads", "prefix", "pool")
+        )
+        engine = self.generator.sampler if self.generator else getattr(self.predictor.runtime, "engine", None)
+        computed_by = "torch" if self.generator else type(engine or self.predictor.runtime).__name__
+        return {
+            "name": card.name,
+            "version": card.version,
+            "parameters": sum(p.numel() for p in bundle.model.parameters()) if bundle is not None else None,
+            "classes": list(card.classes or card.pixel_classes or card.object_classes or card.generated_classes),
+            "colours": class_colours(card.pixel_classes or card.object_classes).tolist(),
+            "image": list(card.preprocess.image),
+            "channels": card.preprocess.channels,
+            "patch": sides(patch),
+            "grid": sides(grid),
+            "layers": depth,
+            "heads": heads if isinstance(heads, int) else None,
+            "prefix": prefix,
+            "pool": pool,
+            "several": card.multilabel,
+            "temperature": card.temperature,
+            "precision": getattr(engine, "precision", None),
+            "engine": computed_by.removesuffix("Engine").removesuffix("Runtime").lower(),
+            "provenance": card.provenance,
+            "can": self.can,
+            "sampling": self.sampling.describe() if self.sampling is not None else None,
+            "vitreous": __version__,
+        }
+
+
+def sides(value: Any) -> list[int] | None:
+    """Two numbers, or three of clips, as a list; None for anything else."""
+    return [int(n) for n in value] if isinstance(value, (tuple, list)) and len(value) in (2, 3) else None
+
+
+def prepare(predictor: Predictor, limits: Limits, run: str | os.PathLike[str] | None = None) -> Served:
+    """Warm a predictor up; `run` may have an index.
+
+    Raises WeightsError where its answer is not finite, has another shape, or is another one the second time, and
+    UsageError for a model of volumes.
+    """
+    if (generator := generator_of(predictor)) is not None:
+        return prepare_generator(predictor, generator, limits)
+    if predictor.card.preprocess.numbers == "voxels":
+        problem = (
+            f"{predictor.card.name} answers for {predictor.card.preprocess.kind}, the server takes pictures and clips"
+        )
+        raise UsageError(problem, "`vitreous predict RUN FILE …` answers for these")
+    size = min(batch_size(predictor), limits.queue or MOST)
+    one, card = predictor.card.preprocess.noise(), predictor.card
+    answer = predictor.probabilities if card.classes else predictor.runtime.features
+    shape: tuple[int, ...] = (1, len(card.classes))
+    if card.pixel_classes:
+        answer, shape = predictor.runtime.logits, (1, len(card.pixel_classes), *card.preprocess.image)
+    if card.object_classes:
+        answer = packed_objects(predictor)
+    try:
+        golden, again = answer(one), answer(one)
+    except VitreousError:
+        raise
+    except Exception as error:
+        message = f"{card.name} cannot answer: {str(error).splitlines()[0][:200]}"
+        raise WeightsError(message, "see whether `vitreous predict` can") from error
+    finite = bool(np.isfinite(golden).all())
+    fits = golden.shape == shape if card.classes or card.pixel_classes else golden.ndim == 2 + bool(card.object_classes)
+    if not fits or not finite or not np.array_equal(golden, again):
+        symptom = "another answer the second time" if finite else "numbers that are not finite"
+        message = f"{card.name} {card.version} gives {symptom}, shape {golden.shape}"
+        raise WeightsError(message, "train or export it again")
+    full, seconds = predictor.card.preprocess.noise(size), []
+    for _ in range(2):
+        began = time.perf_counter()
+        answer(full)
+        seconds.append(max(time.perf_counter() - began, 1e-6))
+    plain, sized, tiles = (settings_of(card.preprocess, limits, predictor.exact, **wish) for wish in WISHES)
+    rate = size / min(seconds)
+    served = Served(predictor, plain, sized, tiles, rate, size, has_features(predictor), *index_of(predictor, run))
+    served.describe()  # here, in no hurry: it imports what looks inside
+    return served
+
+
+def prepare_generator(predictor: Predictor, generator: Generator, limits: Limits) -> Served:
+    """Warm a generator up, by two steps of an image. Raises WeightsError where it is not finite, or another one the
+    second time."""
+    from vitreous.serving.samples import SampleOptions
+
+    card, options, finite = predictor.card, SampleOptions(steps=2), list[bool]()
+
+    def watch(rows: slice, state: State) -> None:
+        finite.append(bool(state.image.isfinite().all()))
+
+    def make(count: int) -> tuple[list[Sample], float]:
+        began, wanted = time.perf_counter(), [(0, number) for number in range(count)]
+        samples = list(generator.make(wanted, options, on_step=watch))
+        return samples, max(time.perf_counter() - began, 1e-6)
+
+    (golden, _), (again, seconds) = make(1), make(1)
+    if not all(finite) or not np.array_equal(golden[0].image, again[0].image):
+        symptom = "another image the second time" if all(finite) else "numbers that are not finite"
+        raise WeightsError(f"{card.name} {card.version} gives {symptom}", "train it again")
+    passes = forward_passes(*options.sampler_of(generator.process))
+    count = SIZE if seconds < FAST else 1
+    full = make(count)[1] if count > 1 else seconds
+    usual = forward_passes(*SampleOptions().sampler_of(generator.process))
+    plain, sized, tiles = (settings_of(card.preprocess, limits, False, **wish) for wish in WISHES)
+    rate = count / (full / passes * usual)
+    inpaint = generator.sampler.decode is None
+    asked = sample_limits(generator.classes, generator.process, card.preprocess.plane, limits.pixels, inpaint)
+    pause = seconds / passes
+    return Served(predictor, plain, sized, tiles, rate, 1, False, None, "", generator, asked, pause)
+
+
+def packed_objects(predictor: Predictor) -> Callable[[np.ndarray], np.ndarray]:
+    """(B, C, *image) pixels -> a detector's answers, (B, N, 6) or more, float32."""
+    return lambda pixels: pack_arrays(predictor.runtime.objects(pixels))
+
+
+def index_of(predictor: Predictor, run: str | os.PathLike[str] | None) -> tuple[Index | None, str]:
+    """The run's index of training images, if it has one; and what is wrong with it, as where it is of other weights."""
+    from vitreous.serving.index import open_index
+
+    if run is None or predictor.bundle is None:
+        return None, ""
+    try:
+        return open_index(run), ""
+    except VitreousError as error:
+        return None, f"{error.message}: {error.hint}"
+
+
+def batch_size(predictor: Predictor) -> int:
+    """Pictures of a batch: a part for each thread that computes one; more would only wait for each other."""
+    import sys
+
+    part = int(getattr(predictor.runtime, "part", SIZE))
+    torch = sys.modules.get("torch")
+    return min(part * (torch.get_num_threads() if torch is not None else 1), max(part, MOST))
+
+
+def has_features(predictor: Predictor) -> bool:
+    """Whether it gives features. A bundle does; computing them would pack its weights a second time."""
+    if predictor.bundle is not None:
+        return True
+    try:
+        return predictor.runtime.features(predictor.card.preprocess.noise()).ndim == 2
+    except (UsageError, NotImplementedError, AttributeError):
+        return False

@@ -1,0 +1,292 @@
+"""Handlers of all addresses."""
+
+from __future__ import annotations
+
+import asyncio
+from base64 import b64encode
+from collections.abc import Callable
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from vitreous.apps.server.dense import detect, segment
+from vitreous.apps.server.model import Served
+from vitreous.apps.server.openapi import openapi_document
+from vitreous.apps.server.refusal import Refusal
+from vitreous.apps.server.requests import (
+    WEIGHT,
+    address_of,
+    check_reads,
+    context,
+    model_name,
+    on_one,
+    only_one,
+    parse_int,
+    parse_share,
+    parse_word,
+    read_parameters,
+)
+from vitreous.apps.server.responses import json_response
+from vitreous.apps.server.sampling import sample
+from vitreous.apps.server.service import RequestInfo, Service
+from vitreous.apps.server.uploads import Upload, read_uploads
+
+MEDIA_TYPES = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+    "png": "image/png",
+    "ico": "image/x-icon",
+}
+FREE = frozenset(("healthz", "readyz", "page", "static"))  # routes that need no token
+
+
+def page_routes() -> list[Route]:
+    """A route for each file of the page."""
+    routes = []
+    for file in files("vitreous.apps.server.page").iterdir():
+        kind = file.name.rpartition(".")[2]
+        if file.is_file() and kind in MEDIA_TYPES:
+            path, name = ("/", "page") if file.name == "index.html" else (f"/static/{file.name}", "static")
+            # a reload of the page is a reload of its parts
+            response = Response(file.read_bytes(), 200, {"cache-control": "no-cache"}, MEDIA_TYPES[kind])
+            routes.append(Route(path, response, methods=["GET"], name=name))
+    return routes
+
+
+async def healthz(request: Request) -> Response:
+    """The process is alive."""
+    return json_response({"status": "alive"})
+
+
+async def readyz(request: Request) -> Response:
+    """Whether it answers questions."""
+    state = context(request)[0].state
+    if state == "ready":
+        return json_response({"status": state})
+    return json_response({"status": state}, 503, {"retry-after": "5"})
+
+
+async def metrics(request: Request) -> Response:
+    """Counters."""
+    return Response(context(request)[0].metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+async def openapi(request: Request) -> Response:
+    """The description of all this."""
+    service, _ = context(request)
+    cache = service.served.cache
+    if "openapi" not in cache:
+        cache["openapi"] = json_response(openapi_document(service.limits, service.root_path))
+    return cache["openapi"]
+
+
+async def model(request: Request) -> Response:
+    """The description of the model, made once: 30 requests at a time cost as much as a picture otherwise."""
+    service, _ = context(request)
+    read_parameters(request)
+    cache = service.served.cache
+    if "model" not in cache:
+        limits = {name: getattr(service.limits, name) for name in ("bytes", "pixels", "images", "flight")}
+        limits["queue"] = service.queue
+        cache["model"] = json_response({**service.served.describe(), "limits": limits})
+    return cache["model"]
+
+
+async def predict(request: Request) -> Response:
+    """Names and probabilities. Raises Refusal, 404, for a model without classes."""
+    service, parameters = context(request)[0], read_parameters(request)
+    served, card = service.served, service.served.predictor.card
+    check_reads(card)
+    if not card.classes:
+        problem = "this model has no head: it gives features, not classes"
+        if card.pixel_classes or card.object_classes:
+            does = "gives a class to every pixel" if card.pixel_classes else "finds objects"
+            problem = f"this model {does}, and names no picture"
+        raise Refusal(404, "not_available", problem, address_of(card))
+    top = parse_int("top", parameters["top"], 1, len(card.classes)) if "top" in parameters else None
+    threshold = parse_share("threshold", parameters["threshold"]) if "threshold" in parameters else None
+    options = served.predictor.asked(top, threshold)
+
+    def describe(name: str | None, p: np.ndarray) -> dict[str, Any]:
+        answer = options.answer(card, p, "")
+        classes = [{"class": n, "probability": v} for n, v in zip(answer.names, answer.probabilities, strict=True)]
+        return {"name": name, "classes": classes, "unsure": answer.unsure, "error": None}
+
+    empty = {"classes": [], "unsure": False}
+    return await answer_images(request, served, served.probabilities, "predictions", describe, empty)
+
+
+async def embed(request: Request) -> Response:
+    """Features. Raises Refusal, 404, for a model that has none."""
+    served = context(request)[0].served
+    read_parameters(request)
+    check_reads(served.predictor.card)
+    if not served.embeds:
+        raise Refusal(404, "not_available", "this model tells no features", "serve the run that it was exported from")
+
+    def describe(name: str | None, features: np.ndarray) -> dict[str, Any]:
+        return {"name": name, "embedding": [float(f"{v:.8g}") for v in features.tolist()], "error": None}
+
+    return await answer_images(request, served, served.features, "embeddings", describe, {"embedding": []})
+
+
+async def answer_images(
+    request: Request,
+    served: Served,
+    work: Callable[[list[np.ndarray]], np.ndarray],
+    key: str,
+    describe: Callable[[str | None, np.ndarray], dict[str, Any]],
+    empty: dict[str, Any],
+) -> Response:
+    """Decode the images of a request, compute those that can be read, and describe all of them in their order.
+
+    `work`: B arrays (C, *image) -> (B, ...). `describe`: an image's name and its row of that -> its JSON. Raises
+    Refusal where no image can be read.
+    """
+    service, info = context(request)
+    uploads = await read_uploads(request, service.limits)
+    with service.room(info, len(uploads)):
+        names = [upload.name for upload in uploads]
+        tasks = [asyncio.ensure_future(compute_image(service, info, served, work, upload)) for upload in uploads]
+        del uploads
+        try:
+            rows = await asyncio.gather(*tasks)
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            raise
+    if all(isinstance(row, Refusal) for row in rows):
+        raise rows[0]
+    answers = [
+        {"name": name, **empty, "error": {"code": row.name, "message": row.message}}
+        if isinstance(row, Refusal)
+        else describe(name, row)
+        for name, row in zip(names, rows, strict=True)
+    ]
+    document = {"request_id": info.id, "model": model_name(served), key: answers}
+    if key == "embeddings":
+        document["width"] = max(len(answer["embedding"]) for answer in answers)
+    return json_response(document)
+
+
+async def compute_image(service: Service, info: RequestInfo, served: Served, work: Any, upload: Upload) -> Any:
+    """One image's row of `work`, or the Refusal of that image alone."""
+    try:
+        pixels = await service.decoders.decode(upload.content, served.settings)
+    except Refusal as refusal:
+        return refusal
+    return await service.batcher.ask(work, pixels, info.deadline)
+
+
+async def attention(request: Request) -> Response:
+    """Attention of one image. Raises Refusal, 422, for parameters that cannot be."""
+    from vitreous.serving import attention_api
+
+    service, info = context(request)
+    served, bundle = service.served, require_bundle(service.served, "attention")
+    parameters = read_parameters(request)
+    picture = "gif" if bundle.preprocess.of_clips else "png"
+    form = parse_word("format", parameters, ("json", picture))
+    options = attention_api.AttentionRequest.parse(parameters, bundle.model, bundle.preprocess.tokens)
+    if form != "json" and "all" in (options.layer, options.head):
+        problem = f"a {form.upper()} of several maps"
+        raise Refusal(422, "bad_parameter", problem, "ask for one layer and one head, or format=json")
+    render = attention_api.attention if form == "json" else attention_api.attention_picture
+    upload = only_one(await read_uploads(request, service.limits))
+    with service.room(info, min(WEIGHT, service.queue)):
+        pixels, (width, height) = await service.decoders.decode_sized(upload.content, served.sized)
+        work = on_one(lambda image: render(bundle, image, options))
+        result = await service.batcher.ask(work, pixels, info.deadline, alone=True)
+    if isinstance(result, bytes):
+        return Response(result, media_type=f"image/{form}")
+    box = attention_api.visible_box(served.predictor.card.preprocess, width, height)
+    return json_response({"request_id": info.id, "model": model_name(served), **result, "box": box})
+
+
+async def frames(request: Request) -> Response:
+    """The frames of one clip as the model sees them, below one another. Raises Refusal, 404, for other models."""
+    from vitreous.serving import attention_api
+
+    service, info = context(request)
+    read_parameters(request)
+    require_bundle(service.served, "frames")
+    upload = only_one(await read_uploads(request, service.limits))
+    with service.room(info, 1):
+        pixels = await service.decoders.decode(upload.content, service.served.settings)
+        picture = await service.batcher.ask(on_one(attention_api.frames_png), pixels, info.deadline, alone=True)
+    return Response(picture, media_type="image/png")
+
+
+async def neighbours(request: Request) -> Response:
+    """The training images most like one image. Raises Refusal, 404, for a run without an index."""
+    (service, info), parameters = context(request), read_parameters(request)
+    served = service.served
+    count = parse_int("count", parameters["count"], 1, 50) if "count" in parameters else 8
+    index = served.index
+    if index is None:
+        raise Refusal(404, "not_available", "this run has no index", "vitreous embed RUN --index makes one")
+    upload = only_one(await read_uploads(request, service.limits))
+    with service.room(info, 1):
+        pixels = await service.decoders.decode(upload.content, served.settings)
+        features = await service.batcher.ask(served.features, pixels, info.deadline)
+        work = on_one(lambda row: index.nearest(row, count))
+        nearest = await service.batcher.ask(work, features, info.deadline, alone=True)
+    rows = [
+        {
+            "label": one.label,
+            "name": one.name,
+            "similarity": round(float(one.similarity), 6),
+            "thumbnail": "data:image/jpeg;base64," + b64encode(one.thumbnail).decode() if one.thumbnail else None,
+        }
+        for one in nearest
+    ]
+    return json_response({"request_id": info.id, "model": model_name(served), "neighbours": rows})
+
+
+async def positions(request: Request) -> Response:
+    """How alike the position embeddings are."""
+    from vitreous.serving import attention_api
+
+    return json_response(await compute_once(request, "positions", attention_api.positions))
+
+
+async def filters(request: Request) -> Response:
+    """The filters that read the image."""
+    from vitreous.serving import attention_api
+
+    return Response(await compute_once(request, "filters", attention_api.filters), media_type="image/png")
+
+
+async def compute_once(request: Request, name: str, work: Callable[[Any], Any]) -> Any:
+    """A result that depends on the model alone, computed on its first request."""
+    service, info = context(request)
+    read_parameters(request)
+    served, bundle = service.served, require_bundle(service.served, name)
+    if name not in served.cache:
+        served.cache[name] = await service.batcher.ask(on_one(work), bundle, info.deadline, alone=True)
+    return served.cache[name]
+
+
+def require_bundle(served: Served, name: str) -> Any:
+    """The bundle of a model that can show `name`. Raises Refusal, 404."""
+    if not served.can[name]:
+        raise Refusal(404, "not_available", f"this model has no {name} to show", "GET /v1/model tells what it can")
+    return served.predictor.bundle
+
+
+ROUTES = [
+    *(
+        Route(f"/v1/{handler.__name__}", handler, methods=["POST"])
+        for handler in (predict, embed, segment, detect, sample, attention, frames, neighbours)
+    ),
+    *(Route(f"/v1/{handler.__name__}", handler, methods=["GET"]) for handler in (positions, filters, model)),
+    *(Route(f"/{handler.__name__}", handler, methods=["GET"]) for handler in (healthz, readyz, metrics)),
+    Route("/openapi.json", openapi, methods=["GET"]),
+    *page_routes(),
+]

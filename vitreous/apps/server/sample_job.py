@@ -1,0 +1,149 @@
+"""Images that are made for a request: by the computing thread and its helpers, for a client in the event loop.
+
+B images of C channels.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from base64 import b64encode
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+from vitreous.apps.server.model import Served
+from vitreous.apps.server.refusal import Refusal
+from vitreous.apps.server.sample_request import SampleRequest
+from vitreous.data.annotations.drawing import png_of
+from vitreous.generation.samplers import State
+from vitreous.reports.pages.picture_grid import enlarge
+from vitreous.serving.samples import Generator, Sample, SampleOptions, columns_of, grid_of, picture_of
+
+PREVIEWS = 24  # of one request at most
+PAUSE = 0.1  # seconds between them at least
+SIDE = 128  # pixels of a preview's longer side at most
+STRETCH = 2.5  # a grid's longer side by its shorter at most, for columns of few classes
+
+
+class Stopped(Exception):
+    """Nobody waits for the images any more."""
+
+
+class SampleJob:
+    """Images that are being made. `stop`, or the deadline, ends it after the step that is being computed.
+
+    `document` and `grid` are work for the batcher: they are given one input, what `begin` returned. `given`: an image
+    (C, H, W) that stays as it is, but where its mask (1, H, W) is white.
+    """
+
+    def __init__(
+        self,
+        served: Served,
+        generator: Generator,
+        asked: SampleRequest,
+        beat: Callable[[], None],
+        given: tuple[np.ndarray, np.ndarray] | None = None,
+    ) -> None:
+        self.served, self.generator, self.asked, self.beat, self.given = served, generator, asked, beat, given
+        self.pairs = asked.pairs(generator.classes)
+        self.stop, self.lock, self.changed = threading.Event(), threading.Lock(), asyncio.Event()
+        self.loop = asyncio.get_running_loop()
+        self.deadline = self.done = self.next = self.last = 0.0
+        self.previews = False
+        self.states: dict[int, Tensor] = {}  # images as they are taken to be, (B, C, H, W), by their first row
+        self.preview: dict[str, Any] | None = None
+
+    @property
+    def columns(self) -> int:
+        """Columns of the grid, about as many as rows; where images are of the classes in turn, so many that each has
+        images of few classes, if that goes."""
+        classes, count = len(self.generator.classes), self.asked.count
+        if self.asked.name is not None or not 1 < classes <= count:
+            return columns_of(count)
+        fitting = [columns for columns in range(1, count + 1) if classes % columns == 0 or columns % classes == 0]
+        stretch = {columns: max(columns * columns / count, count / columns**2) for columns in fitting}
+        best = min(fitting, key=stretch.__getitem__)
+        return best if stretch[best] <= STRETCH else columns_of(count)
+
+    def begin(self, deadline: float, previews: bool = False) -> SampleJob:
+        """Set until when images are made, and whether there are previews. Returns itself."""
+        self.deadline, self.previews = deadline, previews
+        return self
+
+    def compute(self) -> list[Sample]:
+        """The images, in order. Raises Refusal, 504, where nobody waits for them any more."""
+        options = SampleOptions(**asdict(self.asked.options), count=self.asked.count, to_seed=self.asked.to_seed)
+        canvas = None if self.given is None else self.generator.canvas_of(*self.given, len(self.pairs))
+        try:
+            return list(self.generator.make(self.pairs, options, on_step=self.after_step, canvas=canvas))
+        except Stopped:
+            raise Refusal(504, "deadline", "not answered before the deadline", "ask again, with a longer one") from None
+
+    def document(self, inputs: list[Any]) -> list[Any]:
+        """The images as JSON has them, with what they were made by; or why there are none."""
+        began = time.monotonic()
+        try:
+            samples = self.compute()
+        except Refusal as refusal:
+            return [refusal]
+        images = [{"class": one.name or None, "number": one.number, "image": data_uri(one.picture)} for one in samples]
+        settings = self.asked.describe(self.generator.sampler.precision)
+        size = list(samples[0].image.shape[:2])
+        answer = {"images": images, "size": size, "columns": self.columns, "settings": settings}
+        return [answer | {"seconds": round(time.monotonic() - began, 4)}]
+
+    def grid(self, inputs: list[Any]) -> list[Any]:
+        """Return the images as one PNG, as `sample` writes it, or the refusal."""
+        try:
+            samples = self.compute()
+            captions = [one.name for one in samples] if any(one.name for one in samples) else []
+            return [png_of(grid_of(enlarge([one.picture for one in samples]), self.columns, captions))]
+        except Refusal as refusal:
+            return [refusal]
+
+    def after_step(self, rows: slice, state: State) -> None:
+        """Count a step of some rows, and publish a preview now and then. Raises Stopped where nobody waits."""
+        now = time.monotonic()
+        if self.stop.is_set() or now >= self.deadline:
+            raise Stopped
+        self.beat()
+        if not self.previews:
+            return
+        with self.lock:
+            self.done += (rows.stop - rows.start) / (self.asked.count * self.asked.steps)
+            self.states[rows.start] = state.image
+            if self.done < self.next or now - self.last < PAUSE:
+                return
+            self.next, self.last, states = self.done + 1 / PREVIEWS, now, dict(self.states)
+            done = min(1.0, round(self.done, 4))
+        images: list[str | None] = [None] * self.asked.count
+        for first, image in states.items():
+            for row, one in enumerate(self.generator.sampler.sketch(image.float().cpu()).movedim(1, -1).numpy()):
+                images[first + row] = preview_of(one)
+        preview = {"event": "preview", "done": done, "columns": self.columns, "images": images}
+        with suppress(RuntimeError):  # the loop may have ended
+            self.loop.call_soon_threadsafe(self.publish, preview)
+
+    def publish(self, preview: dict[str, Any]) -> None:
+        """Put a preview in the place of the one before, in the event loop."""
+        self.preview = preview
+        self.changed.set()
+
+
+def preview_of(image: np.ndarray) -> str:
+    """An image (H, W, C) uint8 as a data URI, scaled down where it is large."""
+    picture = picture_of(image)
+    picture.thumbnail((SIDE, SIDE), Image.Resampling.BOX)
+    return data_uri(picture)
+
+
+def data_uri(picture: Image.Image) -> str:
+    """A picture as a PNG in a URI."""
+    return "data:image/png;base64," + b64encode(png_of(picture)).decode()

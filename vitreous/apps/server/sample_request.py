@@ -1,0 +1,204 @@
+"""What a client asks of a model that makes images, read from JSON within limits."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+from vitreous.apps.server.refusal import Refusal, shorten
+from vitreous.errors import nearest
+from vitreous.generation.process import Process
+from vitreous.generation.settings import (
+    GUIDANCE,
+    USUAL_STEPS,
+    SamplingOptions,
+    default_steps,
+    forward_passes,
+    in_turn,
+    most_steps,
+)
+
+IMAGES = 64  # of one request
+STEPS = 250  # of so many images; fewer images may have more
+BODY = 2**14  # bytes of a request
+SEED = 2**53 - 1  # what every reader of JSON takes for a whole number
+FIELDS = ("class", "count", "guidance", "steps", "seed", "to_seed", "sampler")
+
+
+@dataclass(frozen=True)
+class SampleLimits:
+    """What may be asked for: `classes` by name; at most `images`, by a sampler of `samplers`, {name: its usual steps},
+    the default first, in at most `steps`; `inpaint`: whether a part of an image may be given."""
+
+    classes: tuple[str, ...]
+    process: str
+    samplers: dict[str, int]
+    steps: int
+    images: int
+    inpaint: bool = True
+
+    def describe(self) -> dict[str, Any]:
+        """Limits and defaults, for GET /v1/model."""
+        defaults = {"count": 1, "guidance": 1.0, "seed": 0, "sampler": next(iter(self.samplers))}
+        guidance = GUIDANCE if self.classes else 1.0
+        limits = {"count": self.images, "steps": self.steps, "image_steps": self.image_steps}
+        limits |= {"seed": SEED, "guidance": guidance}
+        own = {"process": self.process, "samplers": self.samplers, "inpaint": self.inpaint}
+        return own | {"defaults": defaults, "limits": limits}
+
+    @property
+    def image_steps(self) -> int:
+        """Images times steps of a request at most."""
+        return max(self.images * STEPS, self.steps)
+
+
+def sample_limits(
+    classes: Sequence[str], process: Process, image: tuple[int, int], pixels: int, inpaint: bool = True
+) -> SampleLimits:
+    """The limits of a model of `image` (H, W) where an answer may have so many pixels."""
+    steps = most_steps(process)
+    samplers = {name: default_steps(process, name) for name in USUAL_STEPS[type(process)]}
+    if find_spec("diffusers") is None:
+        samplers.pop("dpm-solver", None)
+    images = max(1, min(IMAGES, pixels // math.prod(image)))
+    return SampleLimits(tuple(classes), process.name, samplers, steps, images, inpaint)
+
+
+@dataclass(frozen=True)
+class SampleRequest:
+    """Images that are asked for: `count` of `name`, or, without one, of the classes in turn; each way of `options`.
+    With `to_seed` they go from an image of one seed to that of the other."""
+
+    name: str | None
+    count: int
+    options: SamplingOptions
+    sampler: str
+    steps: int
+    to_seed: int | None = None
+
+    def pairs(self, classes: Sequence[str]) -> list[tuple[int, int]]:
+        """Class and number of each image: `vitreous sample` makes the same image of the same pair."""
+        if self.name is not None:
+            return [(classes.index(self.name), number) for number in range(self.count)]
+        return in_turn(self.count, len(classes))
+
+    def cost(self, limits: SampleLimits) -> int:
+        """Images that cost about as much where they are made by the defaults; at least 1."""
+        passes = forward_passes(self.sampler, self.steps) * (2 if limits.classes and self.options.guidance != 1 else 1)
+        usual = forward_passes(*next(iter(limits.samplers.items())))
+        return max(1, math.ceil(self.count * passes / usual))
+
+    def describe(self, precision: str) -> dict[str, Any]:
+        """The settings, as an answer repeats them."""
+        own = {"class": self.name, "count": self.count, "guidance": self.options.guidance, "steps": self.steps}
+        seeds = {"seed": self.options.seed, "to_seed": self.to_seed}
+        return own | seeds | {"sampler": self.sampler, "precision": precision}
+
+
+def parse_sample_request(content_type: str, body: bytes, limits: SampleLimits) -> SampleRequest:
+    """The request in a body. Raises Refusal: 413 for a body too large and for too many images or steps together, 415
+    for another type, 400 for what is no JSON object, 422 for a value that cannot be."""
+    fields = read_fields(content_type, body)
+    if unknown := next((name for name in fields if name not in FIELDS), None):
+        raise Refusal(422, "bad_parameter", f"unknown key {shorten(unknown)}", f"there are {', '.join(FIELDS)}")
+    name, sampler = fields.get("class"), fields.get("sampler")
+    sampler = next(iter(limits.samplers)) if sampler is None else sampler
+    if name is not None:
+        check_class(name, limits.classes)
+    if not isinstance(sampler, str) or sampler not in limits.samplers:
+        hint = f"use {' or '.join(limits.samplers)}"
+        raise Refusal(422, "bad_parameter", f"a {limits.process} has no sampler {shorten(str(sampler))}", hint)
+    count = whole("count", fields, 1, 1, limits.images)
+    steps = whole("steps", fields, limits.samplers[sampler], 1, limits.steps)
+    seed, guidance = whole("seed", fields, 0, 0, SEED), guidance_of(fields.get("guidance"), limits)
+    to_seed = to_seed_of(fields, name, count, limits)
+    if count * steps > limits.image_steps:
+        fewer = max(1, limits.image_steps // steps)
+        hint = f"at most {fewer} in so many steps, or {limits.image_steps // count} steps of so many"
+        raise Refusal(413, "too_large", f"{count} images in {steps} steps", hint)
+    options = SamplingOptions(guidance=guidance, sampler=sampler, steps=steps, seed=seed)
+    return SampleRequest(name, count, options, sampler, steps, to_seed)
+
+
+def to_seed_of(fields: dict[str, Any], name: str | None, count: int, limits: SampleLimits) -> int | None:
+    """The seed that images go to, if any. Raises Refusal, 422, also for one image, and for images of several
+    classes."""
+    if fields.get("to_seed") is None:
+        return None
+    if count < 2:
+        message = "to_seed goes from one image to another in count images"
+        raise Refusal(422, "bad_parameter", message, "use a count of 2 or more")
+    if name is None and len(limits.classes) > 1:
+        raise Refusal(422, "bad_parameter", "to_seed goes from one image of a class to another", "name the class")
+    return whole("to_seed", fields, 0, 0, SEED)
+
+
+def read_fields(content_type: str, body: bytes) -> dict[str, Any]:
+    """A body as names and values. Raises Refusal: 413, 415, 400 for what is no JSON object, 422 for a key given
+    twice."""
+    media_type = content_type.split(";", 1)[0].strip().lower()
+    if media_type != "application/json":
+        message = f"a body of type {shorten(media_type)}" if media_type else "a body without a content type"
+        raise Refusal(415, "unsupported_media", message, "send a JSON object as application/json")
+    if len(body) > BODY:
+        raise Refusal(413, "too_large", "the body is too large", f"at most {BODY:,} bytes")
+    try:
+        pairs = json.loads(body, object_pairs_hook=Pairs)
+    except (ValueError, RecursionError):
+        raise Refusal(400, "bad_request", "the body is no JSON", 'send one as {"class": null, "count": 4}') from None
+    if not isinstance(pairs, Pairs):
+        raise Refusal(400, "bad_request", "the body is no JSON object", 'send one as {"class": null, "count": 4}')
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise Refusal(422, "bad_parameter", f"{shorten(twice)} is given twice", "give it once")
+    return fields
+
+
+class Pairs(list[tuple[str, Any]]):
+    """A JSON object as it is written: keys may be there twice."""
+
+
+def check_class(name: Any, classes: Sequence[str]) -> None:
+    """Raise Refusal, 422, for what is no class of the model."""
+    if not isinstance(name, str):
+        raise Refusal(422, "bad_parameter", f"class={short_json(name)}", "class is a name, or null")
+    if not classes:
+        hint = "leave class out"
+        raise Refusal(422, "bad_parameter", "the model makes images of one kind, without classes", hint)
+    if name not in classes:
+        hint = nearest(name[:60], classes) or f"there are {', '.join(classes[:20])}"
+        raise Refusal(422, "bad_parameter", f"no class {shorten(name)}", hint)
+
+
+def whole(name: str, fields: dict[str, Any], usual: int, least: int, most: int) -> int:
+    """A whole number in a range, `usual` where there is none. Raises Refusal, 422."""
+    value = fields.get(name)
+    if value is None:
+        return usual
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        hint = f"{name} is a whole number from {least} to {most}"
+        raise Refusal(422, "bad_parameter", f"{name}={short_json(value)}", hint)
+    return value
+
+
+def guidance_of(value: Any, limits: SampleLimits) -> float:
+    """How far answers are moved, 1 where nothing is asked. Raises Refusal, 422, also for a model without classes."""
+    if value is None:
+        return 1.0
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= GUIDANCE:
+        hint = f"guidance is a number from 0 to {GUIDANCE:g}"
+        raise Refusal(422, "bad_parameter", f"guidance={short_json(value)}", hint)
+    if value != 1 and not limits.classes:
+        raise Refusal(422, "bad_parameter", "guidance goes to a class, and the model has none", "leave guidance out")
+    return float(value)
+
+
+def short_json(value: Any) -> str:
+    """A value as JSON, in few characters."""
+    return shorten(json.dumps(value))

@@ -1,0 +1,148 @@
+"""The handler of POST /v1/sample: images as JSON, as one PNG, or as lines with previews while they are made."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from vitreous.apps.server.decoders import settings_of
+from vitreous.apps.server.refusal import Refusal, shorten
+from vitreous.apps.server.requests import address_of, context, model_name, read_parameters
+from vitreous.apps.server.responses import json_response
+from vitreous.apps.server.sample_request import SampleLimits, SampleRequest, parse_sample_request
+from vitreous.apps.server.service import RequestInfo, Service
+from vitreous.apps.server.uploads import Upload, read_parts
+from vitreous.data.preprocess import Preprocess
+
+if TYPE_CHECKING:
+    from vitreous.apps.server.sample_job import SampleJob
+
+LINES, PNG, JSON = "application/x-ndjson", "image/png", "application/json"
+LAST = 0.5  # seconds before the deadline after which lines end, so that a last one can say so
+
+
+async def sample(request: Request) -> Response:
+    """Images of a model that makes them. Raises Refusal: 404 for a model that makes none, and those of
+    `read_sample_request` and `read_given`."""
+    service, info = context(request)
+    read_parameters(request)
+    served = service.served
+    if served.generator is None or served.sampling is None:
+        raise Refusal(404, "not_available", "this model makes no images", address_of(served.predictor.card))
+    asked, uploads = await read_sample_request(request, served.sampling)
+    given = await read_given(service, info, uploads) if uploads else None
+    kind = answer_type(request.headers.get("accept", ""))
+    from vitreous.apps.server.sample_job import SampleJob
+
+    job = SampleJob(served, served.generator, asked, service.batcher.beat, given)
+    if kind == LINES:
+        return SampleLines(service, info, job)
+    with service.room(info, asked.cost(served.sampling)):
+        info.images = asked.count
+        try:
+            work = job.grid if kind == PNG else job.document
+            result = await service.batcher.ask(work, job.begin(info.deadline), info.deadline, alone=True)
+        finally:
+            job.stop.set()
+    if isinstance(result, bytes):
+        return Response(result, headers={"cache-control": "no-store"}, media_type=PNG)
+    return json_response({"request_id": info.id, "model": model_name(served), **result})
+
+
+async def read_sample_request(request: Request, limits: SampleLimits) -> tuple[SampleRequest, dict[str, Upload]]:
+    """What a request asks for, and its `image` and `mask`, if it has any: a JSON object, or a form of these two files
+    and the object as its part `settings`. Raises Refusal as `parse_sample_request`, 400 for another form, 422 for a
+    model whose images cannot be given in part."""
+    media_type = request.headers.get("content-type", "")
+    if media_type.split(";", 1)[0].strip().lower() != "multipart/form-data":
+        return parse_sample_request(media_type, await request.body(), limits), {}
+    if not limits.inpaint:
+        raise Refusal(422, "bad_parameter", "the model makes latents, of which no part can be given", "send JSON")
+    parts = await read_parts(request)
+    names, hint = [name for name, _ in parts], "send image and mask as files, and settings as JSON in a part"
+    if wrong := next((name for name in names if name not in ("image", "mask", "settings")), None):
+        raise Refusal(400, "bad_request", f"unknown part {shorten(wrong)}", hint)
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise Refusal(400, "bad_request", f"{twice} is given twice", "give it once")
+    uploads = {name: part for name, part in parts if isinstance(part, Upload) and name != "settings"}
+    if uploads.keys() != {"image", "mask"}:
+        raise Refusal(400, "bad_request", "a part of an image is given by an image and a mask", hint)
+    settings = dict(parts).get("settings", "{}")
+    body = settings.encode() if isinstance(settings, str) else bytes(settings.content)
+    return parse_sample_request(JSON, body, limits), uploads
+
+
+async def read_given(service: Service, info: RequestInfo, uploads: dict[str, Upload]) -> tuple[np.ndarray, np.ndarray]:
+    """An image and its mask at the model's size, (C, H, W) and (1, H, W) uint8. Raises Refusal, 422, for images that
+    cannot be decoded, and for a mask of another size."""
+    preprocess = service.served.predictor.card.preprocess
+    grey = settings_of(Preprocess(preprocess.image, 1), service.limits, False, sized=True)
+    with service.room(info, len(uploads)):
+        image, size = await service.decoders.decode_sized(uploads["image"].content, service.served.sized)
+        mask, other = await service.decoders.decode_sized(uploads["mask"].content, grey)
+    if size != other:
+        sizes = [" x ".join(map(str, one)) for one in (size, other)]
+        raise Refusal(422, "bad_parameter", f"the image has {sizes[0]} pixels, its mask {sizes[1]}", "make them equal")
+    return image, mask
+
+
+def answer_type(accept: str) -> str:
+    """The first type of an Accept header that there is, JSON if none is."""
+    kinds = [part.split(";", 1)[0].strip().lower() for part in accept.split(",")]
+    return next((kind for kind in kinds if kind in (LINES, PNG, JSON)), JSON)
+
+
+class SampleLines(Response):
+    """A JSON document a line: `preview` while images are made, then `result`, or `error` where there is none.
+
+    A client that reads slowly misses previews; nothing waits for it but its own connection.
+    """
+
+    def __init__(self, service: Service, info: RequestInfo, job: SampleJob) -> None:
+        super().__init__(media_type=LINES)
+        self.service, self.info, self.job, self.started = service, info, job, False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The response (ASGI). Raises Refusal and TimeoutError before its first line; later they are the last."""
+        service, info, job = self.service, self.info, self.job
+        deadline = info.deadline - min(LAST, (info.deadline - info.began) / 4)
+        assert job.served.sampling is not None
+        with service.room(info, job.asked.cost(job.served.sampling)):
+            info.images = job.asked.count
+            ask = service.batcher.ask(job.document, job.begin(deadline, previews=True), deadline, alone=True)
+            work = asyncio.ensure_future(ask)
+            work.add_done_callback(lambda _: job.changed.set())
+            try:
+                async with asyncio.timeout_at(deadline):
+                    while not work.done():
+                        await job.changed.wait()
+                        job.changed.clear()
+                        if not work.done():
+                            await self.write(send, job.preview)
+                    result = {"event": "result", "request_id": info.id, "model": model_name(job.served)}
+                    last = result | work.result()
+            except Exception as error:
+                if not self.started:
+                    raise
+                refusal = service.refusal_of(error, info)
+                last = {"event": "error", "error": refusal.describe(info.id)}
+            finally:
+                job.stop.set()
+                work.cancel()
+        await self.write(send, last)
+        await send({"type": "http.response.body", "body": b""})
+
+    async def write(self, send: Send, document: dict[str, Any] | None) -> None:
+        """Send a document as a line."""
+        if not self.started:
+            headers = [(b"content-type", LINES.encode()), (b"cache-control", b"no-store")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            self.started = True
+        line = json.dumps(document, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+        await send({"type": "http.response.body", "body": line.encode() + b"\n", "more_body": True})

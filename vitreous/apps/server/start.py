@@ -1,0 +1,129 @@
+"""The verb `serve`, and what it was told as settings, refused before anything is loaded."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import secrets
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vitreous.apps.server.access import LOCAL, Access
+from vitreous.apps.server.limits import Limits, Settings
+from vitreous.errors import ResourceError, UsageError, check_installed
+from vitreous.serving.exported import is_exported
+from vitreous.serving.generators import generator_predictor
+from vitreous.serving.predict import Predictor, load, predictor_of
+
+if TYPE_CHECKING:
+    from vitreous.apps.server.server import Server
+    from vitreous.inference.options import InferenceOptions
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+")
+SHORTEST = 16  # characters of a token
+
+
+def serve(
+    run: str | os.PathLike[str],
+    settings: Settings | None = None,
+    how: InferenceOptions | None = None,
+    exact: bool = False,
+    quick: bool = True,
+    up: Callable[[Server], None] = lambda server: None,
+    vae: str | None = None,
+) -> int:
+    """What `vitreous serve` does, from the main thread: answer HTTP until SIGTERM or Ctrl-C, load `run` again on
+    SIGHUP.
+
+    `settings` say where to listen (127.0.0.1:8000) and what to bear; `how`, `exact` and `quick` are those of `load`.
+    `up` is called when it answers. `vae`: the autoencoder of a model of latents. Returns the exit code. Raises
+    UsageError and WeightsError as `load` does, ResourceError for a port that is taken and for a system on which the
+    processes that decode cannot be given a socket.
+    """
+    if sys.platform == "win32":
+        raise ResourceError("`serve` does not run on Windows", "run it in WSL or in the container of Containerfile")
+    from vitreous.apps.server.server import Server
+
+    server = Server(settings or Settings(), run, lambda: open_served(run, how, exact, quick, vae))
+    return asyncio.run(server.run(lambda: up(server)))
+
+
+def open_served(
+    run: str | os.PathLike[str],
+    how: InferenceOptions | None = None,
+    exact: bool = False,
+    quick: bool = True,
+    vae: str | None = None,
+) -> Predictor:
+    """What `load` gives, or a model that makes images. Raises UsageError and WeightsError as `load` does."""
+    if vae is None and is_exported(run):
+        return load(run, how, exact=exact, quick=quick)
+    from vitreous.reports.opening import answering, find_bundle
+
+    def ignore(text: str) -> None:
+        """Notes are those of the bundle, which the caller prints."""
+
+    bundle = find_bundle(run, ignore)
+    if bundle.makes_images:
+        return generator_predictor(bundle, how, vae)
+    if vae is not None:
+        raise UsageError(f"--vae is for models that make images, and {run} makes none", "leave it out")
+    predictor = predictor_of(run, answering(run, bundle, True, ignore, dense=True), how, exact=exact, quick=quick)
+    predictor.choose_engine()
+    return predictor
+
+
+def settings_of(options: Any) -> tuple[Settings, str]:
+    """Settings from options, and a generated token or an empty string. Raises UsageError, and ResourceError
+    without the extra `serve`."""
+    check_installed(("starlette", "uvicorn", "httptools", "python_multipart", "prometheus_client"), "serve")
+    for name, least in (("queue", 0), ("max_bytes", 1), ("max_pixels", 1), ("decoders", 0)):
+        if getattr(options, name) < least:
+            raise UsageError(f"--{name.replace('_', '-')} must be at least {least}, not {getattr(options, name)}")
+    if not 0 <= options.port <= 65535:
+        raise UsageError(f"--port {options.port}", "0 to 65535; 0 finds a free one")
+    if options.host not in LOOPBACK and not options.public:
+        message = f"--host {options.host} lets other machines in"
+        raise UsageError(message, "say so with --public; they will need a token")
+    generated = ""
+    token = read_token(options.token_file) if options.token_file else b""
+    if options.public and not token:
+        generated = secrets.token_urlsafe(24)
+        token = generated.encode()
+    hosts = {*LOCAL, options.host.lower(), f"[{options.host.lower()}]", *(name.lower() for name in options.host_name)}
+    limits = Limits(
+        bytes=options.max_bytes,
+        pixels=options.max_pixels,
+        queue=options.queue,
+        flight=max(4 * options.max_bytes, 2**26),
+    )
+    access = Access(frozenset(hosts), token or None)
+    root = parse_root_path(options.root_path)
+    where = (options.host, options.port, limits, access, options.decoders, options.quiet)
+    return Settings(*where, root_path=root), generated
+
+
+def parse_root_path(path: str) -> str:
+    """A path without the slash at its end, "" for the root itself. Raises UsageError for what is no path."""
+    root = path.rstrip("/")
+    if root and not (ROOT_PATH.fullmatch(root) and not {".", ".."} & set(root.split("/"))):
+        raise UsageError(
+            f"--root-path {path} is no path", "write it as in /vit: a slash, then letters, digits, - . _ ~"
+        )
+    return root
+
+
+def read_token(path: str) -> bytes:
+    """The token in a file, without the blanks around it. Raises UsageError."""
+    try:
+        token = Path(path).read_bytes().strip()
+    except OSError as error:
+        raise UsageError(f"--token-file {path}: {error.strerror}", "name a file with a token") from None
+    if len(token) < SHORTEST or not token.isascii() or b" " in token or b"\n" in token:
+        message = f"--token-file {path} has no token of at least {SHORTEST} characters"
+        raise UsageError(message, "python -c 'import secrets; print(secrets.token_urlsafe())'")
+    return token

@@ -1,0 +1,207 @@
+"""`watch`: a page on this machine with the curves of a run, which grow as the run does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import FileResponse, HTMLResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from vitreous.apps.server.access import Access
+from vitreous.apps.server.refusal import Refusal
+from vitreous.apps.server.server import bind_socket, configure_uvicorn
+from vitreous.errors import UsageError
+from vitreous.evaluation.report import LABELS
+from vitreous.models.names import name_of
+from vitreous.reports.pages.formats import SHARES, render
+from vitreous.reports.pages.metric_terms import EXPLANATIONS
+from vitreous.reports.pages.plots import COLOURS
+from vitreous.training.folder import Folder
+from vitreous.training.metrics_follower import MetricsFollower
+from vitreous.training.model_paths import find_newest_run
+
+LOOK_EVERY = 0.5  # seconds between two looks at the file
+ALIVE_EVERY = 15.0  # seconds after which a page hears that nothing is new
+LINES = 2_000  # of an event, at most
+PAGES = 32  # that are open at a time
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
+#: panels in this order, each with its metrics by their names in it; all other metrics are folded
+PANELS = (
+    {"title": "loss", "about": "losses", "series": {"train/loss": "training", "val/nll": "validation (NLL)"}},
+    *({"title": f"validation {label}", "about": name, "series": {f"val/{name}": ""}} for name, label in LABELS.items()),
+    {"title": "RankMe of training images", "about": "rankme", "series": {"training_images/rankme": ""}},
+    {"title": "learning rate", "about": "lr", "series": {"lr": ""}},
+)
+
+
+class Watch:
+    """The application: the page, its events, and the report of a run that has ended."""
+
+    def __init__(self, folder: Folder) -> None:
+        run = folder.run()
+        self.folder, self.access, self.pages, self.closing = folder, Access(), 0, False
+        facts = {"steps": run.steps, "panels": PANELS, "colours": COLOURS, "shares": SHARES, "texts": EXPLANATIONS}
+        facts["tops"] = {"rankme": run.model.features} if run.objective.ships_features else {}
+        name = folder.path.resolve().name
+        data = Path(run.data.source).name or run.data.source
+        self.page = render("watch.html", run=name, model=name_of(run.model), data=data, facts=json.dumps(facts))
+        routes = {"/": self.show_page, "/events": self.send_events, "/report.html": self.show_report}
+        self.app = Starlette(routes=[Route(path, self.guarded(handler)) for path, handler in routes.items()])
+
+    def guarded(self, handler: Callable[[], Response]) -> Callable[[Request], Any]:
+        """A handler that answers this machine's own pages alone."""
+
+        async def handle(request: Request) -> Response:
+            try:
+                self.access.check(dict(request.headers.raw), needs_token=False)
+            except Refusal as error:
+                return PlainTextResponse(f"{error}\n", error.status)
+            return handler()
+
+        return handle
+
+    def show_page(self) -> Response:
+        """The page."""
+        return HTMLResponse(self.page, headers={"content-security-policy": POLICY, "cache-control": "no-store"})
+
+    def show_report(self) -> Response:
+        """The report of a run that has ended."""
+        path = self.folder.path / "report.html"
+        if not path.is_file():
+            return PlainTextResponse("the run has not ended: there is no report yet\n", 404)
+        return FileResponse(path, headers={"cache-control": "no-store"})
+
+    def send_events(self) -> Response:
+        """The lines of the run as server-sent events: all that there are, then each as it is written."""
+        if self.pages >= PAGES:
+            return PlainTextResponse(f"{PAGES} pages look on already\n", 503, {"retry-after": "5"})
+        return StreamingResponse(self.events(), media_type="text/event-stream", headers={"cache-control": "no-store"})
+
+    async def events(self) -> AsyncIterator[str]:
+        """Events `lines` ({"anew": drop those before, "lines": […]}) and `state` ({"finished", "age"})."""
+        follower, before, spoke = MetricsFollower(self.folder.metrics), None, 0.0
+        first = True
+        self.pages += 1
+        try:
+            while not self.closing:
+                anew, lines = await asyncio.to_thread(follower.read)
+                for start in range(0, len(lines) or int(anew or first), LINES):
+                    part = {"anew": (anew or first) and not start, "lines": lines[start : start + LINES]}
+                    yield f"event: lines\ndata: {json.dumps(part)}\n\n"
+                first = False
+                state, now = self.state(), time.monotonic()
+                if lines or state["finished"] != before or now - spoke >= ALIVE_EVERY:
+                    before, spoke = state["finished"], now
+                    yield f"event: state\ndata: {json.dumps(state)}\n\n"
+                await asyncio.sleep(LOOK_EVERY)
+        finally:
+            self.pages -= 1
+
+    def state(self) -> dict[str, Any]:
+        """Whether the run has ended, and seconds since its last line (None before the first)."""
+        finished = self.folder.summary.is_file() and (self.folder.path / "report.html").is_file()
+        try:
+            age = max(0.0, time.time() - self.folder.metrics.stat().st_mtime)
+        except FileNotFoundError:
+            age = None
+        return {"finished": finished, "age": age}
+
+
+class WatchServer(uvicorn.Server):
+    """uvicorn, which ends the streams of events as it ends."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__(configure_uvicorn(watch.app, timeout_graceful_shutdown=1))
+        self.watch = watch
+
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second: see whether it ends."""
+        ends = await super().on_tick(counter)
+        self.watch.closing = ends
+        return ends
+
+
+def watch(
+    run: str | os.PathLike[str],
+    port: int = 8001,
+    on_ready: Callable[[str], None] = lambda address: None,
+    note: Callable[[str], None] = lambda text: None,
+) -> None:
+    """What `vitreous watch` does, from the main thread: show the curves of a run at 127.0.0.1 until Ctrl-C or SIGTERM.
+
+    `port` 0 finds a free one; `on_ready` is called with the address. A run that has not begun is waited for, which
+    `note` is told. Raises UsageError for a folder of other content, ResourceError for a port that is taken.
+    """
+    check_port(port)
+    wait_for_run(run, note)
+    server, listening = open_server(run, port)
+    on_ready(address_of(listening))
+    server.run([listening])
+
+
+def open_server(run: str | os.PathLike[str], port: int) -> tuple[WatchServer, Any]:
+    """A server for a run and the socket that it is to listen at.
+
+    Raises UsageError for what is no run folder or port, ResourceError for a port that is taken.
+    """
+    check_port(port)
+    folder = Folder(Path(run))
+    if not folder.config.is_file():
+        raise no_run(folder)
+    server = WatchServer(Watch(folder))
+    return server, bind_socket("127.0.0.1", port)
+
+
+def check_port(port: int) -> None:
+    """Raise UsageError for a number that no port has."""
+    if not 0 <= port <= 65535:
+        raise UsageError(f"--port {port}", "0 to 65535; 0 finds a free one")
+
+
+def no_run(folder: Folder) -> UsageError:
+    """The refusal of what is no run folder."""
+    return UsageError(f"{folder.path} is no run folder: it has no config.yaml", "name a run, as in runs/latest")
+
+
+def wait_for_run(run: str | os.PathLike[str], note: Callable[[str], None] = lambda text: None) -> None:
+    """Return once a run folder has its config: a run that has not begun is waited for, which `note` is told. Raises
+    UsageError for a file, and for a folder of other content."""
+    folder, has_noted = Folder(Path(run)), False
+    while not folder.config.is_file():
+        if folder.path.exists() and not has_noted and not (folder.path / "command.txt").is_file():
+            raise no_run(folder)
+        if not has_noted:
+            newest = find_newest_run()
+            beside = f" (the newest run here is {newest})" if newest else ""
+            note(f"waiting for a run in {folder.path}{beside}; Ctrl-C ends it")
+            has_noted = True
+        time.sleep(LOOK_EVERY)
+
+
+def address_of(listening: Any) -> str:
+    """The URL of a listening socket of this machine."""
+    return f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+
+@contextmanager
+def watching(run: str | os.PathLike[str], port: int = 0) -> Any:
+    """`watch` in a thread of this process: `with watching(run) as address: …`."""
+    server, listening = open_server(run, port)
+    thread = Thread(target=lambda: asyncio.run(server.serve([listening])), name="watch")
+    thread.start()
+    try:
+        yield address_of(listening)
+    finally:
+        server.should_exit = True
+        thread.join()

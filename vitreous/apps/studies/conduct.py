@@ -1,0 +1,285 @@
+"""The verb `study`: make the runs of a study, one after another or on a cluster, and write its table and page.
+
+OUT/runs/MODEL-KEY/     ordinary run folders; KEY is a digest of a run's settings and its data, so that studies share
+                        them
+OUT/sets/               parts of the digits, for studies that need other data sets
+OUT/NAME/study.json     the settings, every run, the table
+OUT/NAME/readings/      what was measured of each run; OUT/NAME/albums/ what was drawn of it
+OUT/NAME/report.html    the page; report.md has the same as Markdown, with figure.svg
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, fields, replace
+from itertools import groupby
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from vitreous.apps.studies.factory import Common, RunFactory, StudyRun
+from vitreous.apps.studies.measuring import find_pictures, measure_runs
+from vitreous.apps.studies.options import StudyOptions, parse_duration
+from vitreous.apps.studies.others import find_sources
+from vitreous.apps.studies.page import write_pages
+from vitreous.apps.studies.planning import Forecast, forecast_study
+from vitreous.apps.studies.registry import find
+from vitreous.apps.studies.study import SCALES, Cell, OtherSet, Setting, Study, with_parents
+from vitreous.apps.studies.tables import Result, columns_of, document_of, plain_rows, tabulate
+from vitreous.config import apply_options
+from vitreous.errors import Interrupted, ResourceError, UsageError
+from vitreous.jobs.cluster import run_trials_on_ray
+from vitreous.jobs.train import create_folder, describe_data
+from vitreous.jobs.transfer import PrefixedListener
+from vitreous.jobs.trial import raise_if_stopped, run_trial
+from vitreous.progress import Display, Listener, NullListener
+from vitreous.reports.pages import report
+from vitreous.system.disk import write_text
+from vitreous.training.ranks import ALONE
+from vitreous.training.signals import Signals
+
+STATE = "study.json"
+
+
+@dataclass(frozen=True)
+class StudySettings:
+    """What a study was begun with; `share` of the scale's steps is what its budget left."""
+
+    name: str
+    data: str = "digits"
+    to: tuple[str, ...] = ()
+    scale: str = "small"
+    seeds: int = 3
+    steps: int | None = None
+    budget: str | None = None
+    share: float = 1.0
+    device: str | None = None
+    precision: str | None = None
+
+
+def study(name: str, listener: Listener | None = None, progress: bool = True, **options: Any) -> dict[str, Any]:
+    """Make a study and return its document, as `vitreous study NAME --json` prints it; `options` are the fields of
+    `StudyOptions`.
+
+    Raises UsageError for an unknown study or option, DataError, ResourceError or Interrupted, each with its way out.
+    """
+    (wanted,) = apply_options("study", options, StudyOptions(name), known=("name", "listener", "progress"))
+    if listener is not None or not progress:
+        return conduct(wanted, listener or NullListener())
+    display = Display()
+    try:
+        return conduct(wanted, display)
+    finally:
+        display.close()
+
+
+def conduct(options: StudyOptions, listener: Listener) -> dict[str, Any]:
+    """Make the runs of a study that are not there yet, and write its table and page; with `dry_run` its plan alone.
+
+    Raises what `study` raises.
+    """
+    asked, home = find(options.name), Path(options.out) / options.name
+    settings = settings_of(options, home)
+    with nullcontext(options.out) if not options.dry_run else TemporaryDirectory() as scratch:
+        sources = find_sources(asked, settings.data, settings.to, Path(scratch) / "sets")
+        store = Path(options.out) / "runs"
+        common = Common(sources.data, store, settings.share, settings.device, settings.precision, options.workers)
+        # what there is to say of a training says nothing of models that are measured as they are drawn
+        factory = RunFactory(common, listener if asked.trained else NullListener())
+        cells = cells_of(asked, settings, factory.side(), sources.others)
+        if options.dry_run or (options.budget and not options.resume):
+            forecast = forecast_runs(asked, factory, cells, settings)
+            if options.budget and not options.resume:
+                settings = replace(settings, share=forecast.share_of(parse_duration(options.budget)))
+                factory.common = replace(common, share=settings.share)
+            if options.dry_run:
+                return describe_forecast(settings, forecast)
+    begin(home, settings)
+    with (signals := Signals()).caught():
+        training = Training(options, listener, signals)
+        if asked.trained:
+            runs = train_runs(factory, cells, settings, training)
+        else:
+            runs = [factory.make(cell, seed) for cell in cells for seed in range(settings.seeds)]
+        results = measure_runs(asked, runs, home, common, sources.others, MeasuringListener(training))
+    return write_results(asked, settings, home, results, runs)
+
+
+def forecast_runs(asked: Study, factory: RunFactory, cells: list[Cell], settings: StudySettings) -> Forecast:
+    """What the runs of a study cost here, by a few timed steps; models that are not trained cost nothing."""
+    seeds = range(settings.seeds) if asked.trained else ()
+    return forecast_study([factory.make(cell, seed) for cell in cells for seed in seeds], factory.listener)
+
+
+def settings_of(options: StudyOptions, home: Path) -> StudySettings:
+    """The settings of a study: those that it was begun with, or those that the options give. Raises UsageError for a
+    folder that is there without --resume, one that is not there with it, and options that contradict it."""
+    names = [field.name for field in fields(StudySettings) if hasattr(options, field.name)]
+    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    state = home / STATE
+    if not options.resume:
+        if state.exists() and not options.dry_run:
+            raise UsageError(f"{home} already exists", "use --resume to continue it, or another --out")
+        scale = SCALES[options.scale or "small"]
+        return replace(StudySettings(options.name, seeds=scale.seeds), **given)
+    try:
+        stored = StudySettings(**json.loads(state.read_text("utf-8"))["settings"])
+        stored = replace(stored, to=tuple(stored.to))
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UsageError(f"{home} is no study: it has no {STATE}", "start it without --resume") from None
+    differing = [
+        f"{name}: {getattr(stored, name)} -> {value}" for name, value in given.items() if value != getattr(stored, name)
+    ]
+    if differing:
+        raise UsageError(f"a resumed study keeps its settings; these differ: {', '.join(differing)}", "leave them out")
+    return stored
+
+
+def cells_of(asked: Study, settings: StudySettings, side: int, others: tuple[OtherSet, ...]) -> list[Cell]:
+    """The cells of a study, and what is trained before them, with the steps that the settings give."""
+    setting = Setting(SCALES[settings.scale], side, others)
+    if settings.steps is not None:
+        setting = replace(setting, scale=replace(setting.scale, steps=settings.steps))
+    return with_parents(asked.cells(setting))
+
+
+def begin(home: Path, settings: StudySettings) -> None:
+    """Write down what a study begins with, where it is new. Raises ResourceError where that cannot be written."""
+    if (home / STATE).exists():
+        return
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        write_text(home / STATE, json.dumps({"settings": asdict(settings)}, indent=2) + "\n")
+    except OSError as error:
+        raise ResourceError(f"cannot write {home}: {error.strerror}", "choose another --out") from None
+
+
+@dataclass(frozen=True)
+class Training:
+    """How runs are made: by what options, who hears of it, and what stops it."""
+
+    options: StudyOptions
+    listener: Listener
+    signals: Signals
+
+
+class MeasuringListener(NullListener):
+    """Passes on what measuring says, and ends it after a signal: what was measured is written already."""
+
+    def __init__(self, training: Training) -> None:
+        self.training = training
+
+    def note(self, text: str) -> None:
+        """The text is the measure's own matter, and is left out."""
+
+    def progress(self, label: str, done: int, total: int | None, text: str = "") -> None:
+        """The progress. Raises Interrupted after a signal, with the way to go on."""
+        options = self.training.options
+        if self.training.signals.received:
+            hint = f"continue with `vitreous study {options.name} --resume --out {options.out}`"
+            raise Interrupted("stopped while measuring, saved", hint, 128 + self.training.signals.received)
+        self.training.listener.progress(label, done, total, text)
+
+
+def train_runs(factory: RunFactory, cells: list[Cell], settings: StudySettings, training: Training) -> list[StudyRun]:
+    """Make every run that is not complete, those first that others begin from; returns all.
+
+    Raises Interrupted after a signal, with everything saved, and what a run raises. A loss that is not finite ends a
+    run, and is its result.
+    """
+    finished: list[StudyRun] = []
+    total = len(cells) * settings.seeds
+    for _, group in groupby(cells, key=lambda cell: cell.level):
+        runs = [make_run(factory, cell, seed, finished) for cell in group for seed in range(settings.seeds)]
+        for one in runs:
+            if not one.folder.config.is_file():
+                create_folder(one.folder, one.run, {"data": describe_data(one.run, one.opened)}, None)
+        if training.options.ray:
+            train_on_ray(training, runs)
+        for one in runs:
+            finished.append(one)
+            label = f"run {len(finished)} of {total}, {' '.join(one.cell.place) or 'before'}, seed {one.seed}"
+            train_here(one, label, training)
+    return finished
+
+
+def make_run(factory: RunFactory, cell: Cell, seed: int, finished: list[StudyRun]) -> StudyRun:
+    """The run of a cell with a seed, after those of the same seed that it begins from."""
+    parents = {
+        path: next(one.folder.path.absolute() for one in finished if one.seed == seed and one.cell == parent)
+        for path, parent in cell.after.items()
+    }
+    return factory.make(cell, seed, parents)
+
+
+def train_here(one: StudyRun, label: str, training: Training) -> None:
+    """Make one run in this process, and its page. Raises Interrupted after a signal, with the way to go on."""
+    options = training.options
+    try:
+        if not one.complete:
+            run_trial(
+                one.run, one.inputs, one.folder, PrefixedListener(training.listener, label), signals=training.signals
+            )
+        raise_if_stopped(training.signals, ALONE)
+    except Interrupted as error:
+        hint = f"continue with `vitreous study {options.name} --resume --out {options.out}`"
+        raise Interrupted(f"stopped in {label}, saved", hint, error.code) from None
+    page, summary = one.folder.path / "report.html", json.loads(one.folder.summary.read_text("utf-8"))
+    if not page.is_file() and "failure" not in summary:
+        report.write_report(page, one.folder)
+
+
+def train_on_ray(training: Training, runs: list[StudyRun]) -> None:
+    """Make the runs on a cluster, those that read the same images at the same time."""
+    by_images: dict[int, list[StudyRun]] = {}
+    for one in runs:
+        by_images.setdefault(id(one.inputs), []).append(one)
+    for group in by_images.values():
+        trials = {one.folder.path: (one.run, one.folder) for one in group}
+        run_trials_on_ray(
+            training.options.ray or "", list(trials.values()), group[0].inputs, training.signals, training.listener
+        )
+
+
+def describe_forecast(settings: StudySettings, forecast: Forecast) -> dict[str, Any]:
+    """The document of --dry-run."""
+    seconds = forecast.seconds * settings.share
+    return asdict(settings) | {
+        "runs": forecast.runs,
+        "complete": forecast.complete,
+        "steps_in_all": round(forecast.steps * settings.share),
+        "hours": round(seconds / 3600, 3),
+        "exaflops": forecast.exaflops * settings.share,
+        "peak_memory_bytes": forecast.peak_memory_bytes,
+    }
+
+
+def write_results(
+    asked: Study, settings: StudySettings, home: Path, results: list[Result], runs: list[StudyRun]
+) -> dict[str, Any]:
+    """Write the table and the pages of a study; returns its document."""
+    rows = tabulate(asked, results)
+    figure = next((result.figure for result in results if result.figure), "top1")
+    conclusion = asked.conclude(rows) if asked.conclude else None
+    trained = runs if asked.trained else []
+    document = {
+        "name": asked.name,
+        "settings": asdict(settings),
+        "figure": figure,
+        "better": next((result.better for result in results), "higher"),
+        "images": next((result.images for result in results if result.images), None),
+        "runs": [str(one.folder.path) for one in trained],
+        "steps": sorted({one.run.steps for one in trained if one.cell.place}),
+        "seconds": sum(json.loads(one.folder.summary.read_text("utf-8")).get("wall_seconds") or 0 for one in trained),
+        "table": {"columns": columns_of(asked), "rows": plain_rows(rows)},
+        "rows": [document_of(row) for row in rows],
+        "conclusion": conclusion and asdict(conclusion),
+        "others": bool(asked.others),
+        "pictures": find_pictures(runs, home),
+        "published": {" · ".join(place): value for place, value in asked.published.values.items()},
+        "page": str(home / "report.html"),
+    }
+    write_pages(home, asked, document, rows)
+    write_text(home / STATE, json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+    return document

@@ -1,0 +1,138 @@
+"""What follows from curves of several models: fitted frontiers of accuracy against compute, and where curves cross.
+
+A frontier is 1 - accuracy = a C^-b of C exaFLOPs, a line in logarithms, fitted to each seed by itself. Intervals are
+Student's t over seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from vitreous.apps.studies.statistics import estimate_mean
+from vitreous.apps.studies.study import Conclusion
+
+LEAST = 1e-3  # of an error: one that is smaller cannot be told from it
+POINTS = 20  # of a curve
+
+
+def family_points(rows: Sequence[Any], family: str) -> list[tuple[float, dict[int, float]]]:
+    """Compute in exaFLOPs and errors by seed of the models of a family, by compute."""
+    own = [row for row in rows if row.place[0] == family and row.measured.get("exaflops") and row.values]
+    points = [
+        (row.measured["exaflops"], {seed: max(LEAST, 1 - value) for seed, value in row.values.items()}) for row in own
+    ]
+    return sorted(points, key=lambda point: point[0])
+
+
+def fit_frontiers(points: list[tuple[float, dict[int, float]]]) -> dict[int, tuple[float, float]]:
+    """By seed the slope b and log a of log error = log a - b log C; of seeds with models of two computes or more."""
+    fits = {}
+    for seed in {seed for _, errors in points for seed in errors}:
+        own = [(compute, errors[seed]) for compute, errors in points if seed in errors]
+        if len({compute for compute, _ in own}) > 1:
+            computes, logs = np.log(own).T
+            slope, level = np.polyfit(computes, logs, 1)
+            fits[seed] = float(-slope), float(level)
+    return fits
+
+
+def conclude_frontiers(rows: Sequence[Any]) -> Conclusion:
+    """The frontier of each family, and how much compute others take for the accuracy of the first."""
+    families = list(dict.fromkeys(row.place[0] for row in rows))
+    points = {family: family_points(rows, family) for family in families}
+    fits = {family: fit_frontiers(points[family]) for family in families}
+    lines, curves = [], {}
+    for family in families:
+        if not fits[family]:
+            continue
+        slope = estimate_mean([b for b, _ in fits[family].values()])
+        ends = "–" if slope.interval is None else " to ".join(f"{end:.2f}" for end in slope.interval)
+        lines.append((family, f"{len(points[family])}", f"{slope.mean:.2f}", ends))
+        b, level = np.mean(list(fits[family].values()), 0)
+        computes = np.geomspace(points[family][0][0], points[family][-1][0], POINTS)
+        curves[family] = tuple(zip(computes.tolist(), (1 - np.exp(level) * computes**-b).tolist(), strict=True))
+    sentences = [
+        "A frontier is 1 - accuracy = a C^-b of C exaFLOPs, fitted to each seed; b is how fast the error falls."
+    ]
+    sentences += [compare_frontiers(families[0], family, points, fits) for family in families[1:]]
+    return Conclusion(
+        "Fitted frontiers", tuple(sentences), ("family", "models", "b", "95 % interval"), tuple(lines), curves
+    )
+
+
+def compare_frontiers(first: str, second: str, points: dict[str, Any], fits: dict[str, Any]) -> str:
+    """How much compute the second family takes for the accuracy of the first, in the middle of the errors that both
+    have, in words."""
+    shared = sorted(fits[first].keys() & fits[second].keys())
+    ranges = [[error for _, errors in points[family] for error in errors.values()] for family in (first, second)]
+    if not shared:
+        return f"No two models of {first} and of {second} were made of one seed: the data cannot tell."
+    low, high = max(map(min, ranges)), min(map(max, ranges))
+    if low > high:
+        return f"{first} and {second} reach no accuracy in common: the data cannot tell the compute of each."
+    error = float(np.sqrt(low * high))
+    if min(fits[family][seed][0] for family in (first, second) for seed in shared) <= 0:
+        return (
+            f"With a seed, larger models of {first} or {second} are no better: the data cannot tell a ratio of compute."
+        )
+    logs = [
+        np.subtract(*((fits[f][seed][1] - np.log(error)) / fits[f][seed][0] for f in (second, first)))
+        for seed in shared
+    ]
+    ratio = estimate_mean([float(log) for log in logs])
+    text = f"For an accuracy of {1 - error:.1%}, {second} takes {np.exp(ratio.mean):.2g} times the compute of {first}"
+    if ratio.interval is None:
+        return f"{text}, by one seed, which cannot tell."
+    ends = " to ".join(f"{np.exp(end):.2g}" for end in ratio.interval)
+    unsure = "" if ratio.verdict != "cannot be told" else ": the data cannot tell which takes more"
+    return f"{text} (95 % interval {ends}){unsure}."
+
+
+def conclude_crossings(rows: Sequence[Any]) -> Conclusion:
+    """From what share of the images on the first model is better than each other one."""
+    models = list(dict.fromkeys(row.place[0] for row in rows))
+    values = {(row.place[0], float(row.place[1].split()[0])): row.values for row in rows}
+    return Conclusion("Where curves cross", tuple(describe_crossing(models[0], model, values) for model in models[1:]))
+
+
+def describe_crossing(first: str, second: str, values: dict[tuple[str, float], dict[int, float]]) -> str:
+    """Where the curve of the first model rises above that of the second, in words: of each seed by a line between
+    shares in logarithms."""
+    shares = sorted({share for model, share in values if model == first})
+    crossings, ahead, behind, seeds = [], 0, 0, set[int]()
+    for seed in sorted({seed for row in values.values() for seed in row}):
+        pairs = [(values[first, share].get(seed), values.get((second, share), {}).get(seed)) for share in shares]
+        if any(one is None or other is None for one, other in pairs):
+            continue
+        seeds.add(seed)
+        differences = [one - other for one, other in pairs if one is not None and other is not None]
+        ahead, behind = ahead + all(d > 0 for d in differences), behind + all(d <= 0 for d in differences)
+        crossings += first_crossing(shares, differences)
+    if not seeds:
+        return f"{first} and {second} have no seed with all shares: the data cannot tell where they cross."
+    if behind == len(seeds):
+        return f"{first} is not better than {second} on any share of the images, with any seed."
+    if ahead == len(seeds):
+        return f"{first} is better than {second} on every share of the images, with every seed."
+    if len(crossings) < max(2, len(seeds)):
+        return f"{first} rises above {second} with {len(crossings)} of {len(seeds)} seeds: the data cannot tell where."
+    mean = estimate_mean([float(np.log(crossing)) for crossing in crossings])
+    low, high = np.exp(mean.interval or (np.nan, np.nan))
+    unsure = "" if shares[0] <= low and high <= shares[-1] else ", which is wider than the shares that were tried"
+    text = f"{first} rises above {second} at {np.exp(mean.mean):.2g} % of the images"
+    return f"{text} (95 % interval {low:.2g} to {high:.2g} %{unsure})."
+
+
+def first_crossing(shares: Sequence[float], differences: Sequence[float]) -> list[float]:
+    """The share at which differences rise above 0 to stay there, in a list; an empty one where they do not."""
+    for place in range(len(shares) - 1, 0, -1):
+        low, high = differences[place - 1], differences[place]
+        if high <= 0:
+            return []
+        if low <= 0:
+            part = -low / (high - low)
+            return [float(np.exp((1 - part) * np.log(shares[place - 1]) + part * np.log(shares[place])))]
+    return []

@@ -1,0 +1,106 @@
+"""A scaling law L(N, D) of runs that this machine makes: sizes of a ViT by images seen (arXiv:2203.15556)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from vitreous.apps.studies.scaling import NAMES, Fit, fit_law
+from vitreous.apps.studies.study import Cell, Chart, Conclusion, Published, Setting, Study, change
+from vitreous.errors import DataError
+from vitreous.recipes.options import TrainOptions
+
+LENGTHS = (8, 4, 2, 1)  # parts of the scale's steps
+HELD_OUT = 0.2  # of the points, those of the most compute
+WIDTHS = {"small": (32, 64, 96, 128), "gpu": (64, 128, 192, 256), "published": ()}
+MODELS = ("ViT-S/16", "ViT-B/16", "ViT-L/16", "ViT-H/14")  # of the published scale
+EPOCHS = 7.0
+
+
+def cells(setting: Setting) -> tuple[Cell, ...]:
+    """Every size for every length, each length with a schedule of its own."""
+    rows = []
+    for part in LENGTHS:
+        if setting.scale.name == "published":
+            rows += [
+                Cell((model, f"1/{part}"), TrainOptions(recipe="vit-jft", model=model, epochs=EPOCHS / part))
+                for model in MODELS
+            ]
+            continue
+        base = setting.options(TrainOptions(), optimizer="adamw", lr=1e-3)
+        steps = max(2, setting.scale.steps // part)
+        rows += [
+            Cell((f"width {width}", f"1/{part}"), change(base, steps=steps, model=setting.vit(width)))
+            for width in WIDTHS[setting.scale.name]
+        ]
+    return tuple(rows)
+
+
+def conclude(rows: Sequence[Any]) -> Conclusion:
+    """The law fitted to the means over seeds, with what it cannot tell."""
+    points = [(row.measured["parameters"], row.measured["samples"], row.mean.mean) for row in rows if row.mean]
+    title = "L(N, D) = E + A / N^a + B / D^b"
+    try:
+        fit = fit_law(*zip(*points, strict=True), hold_out=HELD_OUT) if points else None
+    except DataError as error:
+        return Conclusion(title, (f"The data cannot tell: {error.message}.",))
+    if fit is None:
+        return Conclusion(title, ("The data cannot tell: no run has a finite loss.",))
+    law = fit.law
+    lines = tuple((name, f"{getattr(law, name):.4g}", "{:.4g} to {:.4g}".format(*fit.interval(name))) for name in NAMES)
+    return Conclusion(
+        title, sentences_of(fit, len(points)), ("number", "fitted", "95 % interval"), lines, curves_of(fit, rows)
+    )
+
+
+def sentences_of(fit: Fit, count: int) -> tuple[str, ...]:
+    """What the fit says, and what it cannot tell."""
+    outside = len(fit.held_out)
+    missed = "" if fit.largest_error is None else f", which it misses by {fit.largest_error:.1%} at most"
+    first = (
+        "N are parameters and D images seen; L is the NLL of the validation images. The law is fitted to "
+        f"{count - outside} points, the means over seeds, with an error of {fit.residual:.1%} in L; the {outside} "
+        f"points of the most compute are predicted, not fitted{missed}."
+    )
+    return first, *(f"The data cannot tell: {doubt}." for doubt in fit.doubts)
+
+
+def curves_of(fit: Fit, rows: Sequence[Any]) -> dict[str, tuple[tuple[float, float], ...]]:
+    """The law for the size of each model, over the images that its runs saw."""
+    curves = {}
+    for model in dict.fromkeys(row.place[0] for row in rows):
+        own = [row for row in rows if row.place[0] == model]
+        seen = np.geomspace(
+            min(row.measured["samples"] for row in own), max(row.measured["samples"] for row in own), 20
+        )
+        losses = fit.law.loss(np.full(len(seen), own[0].measured["parameters"]), seen)
+        curves[model] = tuple(zip(seen.tolist(), losses.tolist(), strict=True))
+    return curves
+
+
+def shortest(place: tuple[str, ...]) -> tuple[str, ...]:
+    """The model of a place trained for the shortest time."""
+    return place[0], f"1/{LENGTHS[0]}"
+
+
+STUDY = Study(
+    "scaling-law",
+    "Loss by parameters and images seen",
+    "How does the loss fall with the size of a ViT and with the images that it sees, and what is best for a budget?",
+    "arXiv:2203.15556, section 3.3; arXiv:2106.04560",
+    ("model", "length"),
+    cells,
+    shortest,
+    Published(
+        "of text, E = 1.69, A = 406.4, B = 410.7, a = 0.34 and b = 0.28 (arXiv:2203.15556), which are not those of "
+        "images; for images laws are published of compute alone (arXiv:2106.04560)",
+        {},
+    ),
+    "Images are seen again and again where there are few, which a law of new images does not know; a loss that rises "
+    "again is then no fault of the model's size. Each length has a learning rate schedule of its own.",
+    Chart("samples", "model", logarithmic=True, logarithmic_y=True),
+    figure="nll",
+    conclude=conclude,
+)

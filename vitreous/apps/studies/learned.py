@@ -1,0 +1,130 @@
+"""Figures 6, 7, 10, 11 and 14 of arXiv:2010.11929: filters, positions, attention distance and rollout of trained
+models, over many images and runs."""
+
+from __future__ import annotations
+
+from vitreous.apps.studies.measures import read_distances, read_filters, read_positions, read_rollouts
+from vitreous.apps.studies.pooling import POOLS
+from vitreous.apps.studies.study import Cell, Chart, Measure, Place, Published, Setting, Study, change
+from vitreous.recipes.options import TrainOptions
+
+#: learning rate, weight decay
+TRAINED = (("3e-4", "0.01"), ("1e-3", "0.01"), ("1e-3", "0.1"))
+
+
+def base_of(setting: Setting, model: str) -> TrainOptions:
+    """The scale's options, or the paper's of a model."""
+    return setting.options(TrainOptions(recipe="vit-jft", model=model))
+
+
+def filter_cells(setting: Setting) -> tuple[Cell, ...]:
+    """A ViT on patches of two sizes."""
+    if setting.scale.name == "published":
+        return tuple(Cell((f"{patch}",), base_of(setting, f"ViT-L/{patch}")) for patch in (32, 16))
+    base, patch = base_of(setting, ""), setting.patch
+    return tuple(Cell((f"{side}",), change(base, model=setting.vit(patch=side))) for side in (2 * patch, patch))
+
+
+def position_cells(setting: Setting) -> tuple[Cell, ...]:
+    """Learned positions after training at other rates and decays."""
+    base = change(base_of(setting, "ViT-L/16"), settings={"model.position": "learned", "model.position-at": "input"})
+    return tuple(Cell(place, change(base, lr=float(place[0]), weight_decay=float(place[1]))) for place in TRAINED)
+
+
+def distance_cells(setting: Setting) -> tuple[Cell, ...]:
+    """A ViT, and a hybrid behind convolutions."""
+    if setting.scale.name == "published":
+        names = {"ViT": "ViT-L/16", "hybrid": "R50+ViT-L/16"}
+        return tuple(Cell((kind,), base_of(setting, name)) for kind, name in names.items())
+    base, scale = base_of(setting, ""), setting.scale
+    stem = change(base, model=f"Conv+ViT-{scale.width}x{scale.depth}/8", image_size=max(32, min(setting.side, 64)))
+    return Cell(("ViT",), base), Cell(("hybrid",), stem)
+
+
+def rollout_cells(setting: Setting) -> tuple[Cell, ...]:
+    """A ViT with a class token, and one with mean pooling."""
+    base = base_of(setting, "ViT-L/16")
+    return tuple(Cell((pool,), change(base, settings=settings)) for pool, settings in POOLS.items())
+
+
+def first_component(place: Place) -> Place:
+    """The first component of the filters of a place."""
+    return place[0], "1"
+
+
+def uncapped(place: Place) -> Place:
+    """The mean head of the first block."""
+    return place[0], "mean", "1"
+
+
+def first_block(place: Place) -> Place:
+    """The first block of the model of a place."""
+    return place[0], "1"
+
+
+SMALL = (
+    "The paper shows models that learned from JFT-300M, of which a picture is drawn; here a number of each picture is "
+    "measured over runs of minutes and over up to 128 validation images, and small images have few patches. "
+)
+FILTERS = Study(
+    "filters",
+    "Filters of the patch embedding",
+    "How few components do the filters of the first layer have?",
+    "arXiv:2010.11929, section 4.5 and Figure 7 left",
+    ("patch", "components"),
+    filter_cells,
+    first_component,
+    Published("Figure 7 left shows the first 28 components of ViT-L/32, without the variance that they explain", {}),
+    SMALL + "A patch of few pixels has no more components than numbers. The reference is the first component alone.",
+    Chart("components", "patch", logarithmic=True),
+    Measure("variance_share", read_filters),
+)
+POSITIONS = Study(
+    "position-similarity",
+    "What position embeddings learn",
+    "Do learned positions know rows and columns, whatever the learning rate and the decay?",
+    "arXiv:2010.11929, section 4.5, Figures 7 centre and 10",
+    ("learning rate", "weight decay"),
+    position_cells,
+    TRAINED[1],
+    Published("Figure 10 shows the similarities of three trainings of ViT-L/16, without a number", {}),
+    SMALL
+    + "The figure is the mean cosine similarity of two positions in one row or column, less that of others: 0 for "
+    "positions that know nothing of the grid.",
+    measure=Measure("position_contrast", read_positions),
+)
+DISTANCE = Study(
+    "attention-distance",
+    "Attention distance by depth",
+    "How far do heads look in each block, and do the first ones of a hybrid look as near as those of a ViT?",
+    "arXiv:2010.11929, section 4.5, D.7, Figures 7 right and 11",
+    ("model", "heads", "block"),
+    distance_cells,
+    uncapped,
+    Published(
+        "Figures 7 and 11 have dots and no table: of ViT-L/16 some heads look near in the first blocks and all far in "
+        "the last ones, of R50+ViT-L/16 fewer look near; a head that looks everywhere alike has 116 pixels at 224",
+        {},
+    ),
+    SMALL
+    + "The hybrid has a stem of convolutions for a ResNet and larger pictures, so that distances in pixels are to "
+    "be read beside its own: rows of one model compare with its first block.",
+    Chart("block", ("model", "heads")),
+    Measure("attention_distance", read_distances),
+)
+ROLLOUT = Study(
+    "rollout",
+    "Attention rollout by depth",
+    "On how few patches does the answer rest, as far as attention mixes tokens?",
+    "arXiv:2010.11929, section 4.5, D.8, Figures 6 and 14; arXiv:2005.00928",
+    ("pooling", "block"),
+    rollout_cells,
+    first_block,
+    Published("Figures 6 and 14 show the rollout of single images of ViT-L/16, without a number", {}),
+    SMALL
+    + "The figure is the fewest patches that hold half of the rollout from where the answer is read, as a share of "
+    "all: near a half where all count alike. The pictures are of a few validation images.",
+    Chart("block", "pooling"),
+    Measure("rollout_spread", read_rollouts, "lower"),
+)
+STUDIES = (FILTERS, POSITIONS, DISTANCE, ROLLOUT)

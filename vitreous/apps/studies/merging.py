@@ -1,0 +1,36 @@
+"""Token merging (arXiv:2210.09461): accuracy against images a second, as more tokens merge at inference."""
+
+from __future__ import annotations
+
+from vitreous.apps.studies.measures import read_merging
+from vitreous.apps.studies.study import Cell, Chart, Measure, Published, Setting, Study, change
+from vitreous.recipes.options import TrainOptions
+
+
+def cells(setting: Setting) -> tuple[Cell, ...]:
+    """A ViT of many tokens: patches of half the size."""
+    if setting.scale.name == "published":
+        return (Cell(("ViT-L/16",), TrainOptions(recipe="deit", model="ViT-L/16")),)
+    base = setting.options(TrainOptions())
+    return (Cell(("ViT",), change(base, model=setting.vit(patch=max(1, setting.patch // 2)))),)
+
+
+def unmerged(place: tuple[str, ...]) -> tuple[str, ...]:
+    """The model of a place as it was trained."""
+    return place[0], "0"
+
+
+STUDY = Study(
+    "token-merging",
+    "Token merging at inference",
+    "How much faster is inference when tokens merge, and what does it cost in accuracy?",
+    "arXiv:2210.09461, section 4",
+    ("model", "merged a block"),
+    cells,
+    unmerged,
+    Published("ViT-L at 512 pixels is twice as fast for 0.2 to 0.3 % of its accuracy, without training", {}),
+    "All rows of a seed are one model, trained without merging. Small pictures have few tokens, so that merging costs "
+    "more accuracy and saves less time; images a second are of this machine, of batches of 64 in float32.",
+    Chart("images_per_second", "model"),
+    Measure("merged_top1", read_merging),
+)

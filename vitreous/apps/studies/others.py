@@ -1,0 +1,111 @@
+"""The other data sets of a study: those that are named, or parts of the embedded digits, written as pictures.
+
+The digits 0 to 4 are what is learned first; the others are the digits 5 to 9, by their value or odd and even, upright
+and turned by a quarter.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from vitreous.apps.studies.study import OtherSet, Study
+from vitreous.errors import DataError, UsageError, printable
+from vitreous.system.disk import remove
+
+FIRST, HELD_OUT = "0-4", 0.4  # what is learned first; the share of each class that is judged
+#: name, group, and the quarters that pictures are turned by
+PARTS = (
+    ("5-9", "upright", 0),
+    ("5-9 turned", "turned", 1),
+    ("odd or even", "upright", 0),
+    ("odd or even turned", "turned", 1),
+)
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The data of a study, as `train` takes them, and the other data sets."""
+
+    data: str
+    others: tuple[OtherSet, ...] = ()
+
+
+def find_sources(study: Study, data: str, named: tuple[str, ...], home: Path) -> Sources:
+    """The data sets of a study: `named` as NAME=SOURCE or SOURCE, of a study of groups folders of data sets. Of
+    `digits` without any, parts of them, written below `home`.
+
+    Raises UsageError for a study that needs others, or takes none, and two of one name; DataError for an empty group.
+    """
+    if not study.others:
+        if named:
+            raise UsageError(f"the study {study.name} takes no other data sets", "leave --to out")
+        return Sources(data)
+    if named:
+        return Sources(data, read_names(named) if study.others == "sets" else read_groups(named))
+    if data != "digits":
+        example = "pets/ flowers/" if study.others == "sets" else "vtab/natural vtab/structured"
+        raise UsageError(f"the study {study.name} needs other data sets than {data}", f"name them: --to {example}")
+    parts = PARTS if study.others == "groups" else PARTS[:2]
+    return Sources(
+        write_digits(home, FIRST, 0),
+        tuple(OtherSet(name, write_digits(home, name, turn), group) for name, group, turn in parts),
+    )
+
+
+def read_names(named: tuple[str, ...], group: str = "") -> tuple[OtherSet, ...]:
+    """Data sets from NAME=SOURCE or SOURCE, which is then called as its folder. Raises UsageError for two of one
+    name."""
+    others = []
+    for text in named:
+        name, equals, source = text.partition("=")
+        source = source if equals else text
+        others.append(OtherSet(name if equals else Path(source).name or source, os.fspath(source), group))
+    twice = {other.name for other in others if [one.name for one in others].count(other.name) > 1}
+    if twice:
+        raise UsageError(f"--to has two data sets called {min(twice)}", "name them: --to NAME=FOLDER NAME=FOLDER")
+    return tuple(others)
+
+
+def read_groups(named: tuple[str, ...]) -> tuple[OtherSet, ...]:
+    """The data sets in folders, one a group. Raises DataError for a folder without any."""
+    others: list[OtherSet] = []
+    for text in named:
+        name, equals, folder = text.partition("=")
+        root = Path(folder if equals else text)
+        sets = sorted(one for one in root.iterdir() if one.is_dir()) if root.is_dir() else []
+        if not sets:
+            problem = f"{printable(root)} holds no folders of data sets"
+            raise DataError(problem, "--to takes folders of data sets, one for each group")
+        others += read_names(tuple(map(os.fspath, sets)), name if equals else root.name)
+    return tuple(others)
+
+
+def write_digits(home: Path, part: str, quarters: int) -> str:
+    """The folder of a part of the digits, turned by so many quarters: train/ and val/ of CLASS/NUMBER.png; made where
+    it is not there."""
+    from PIL import Image
+
+    from vitreous.data.holdout import hold_out
+    from vitreous.data.layouts.digits import digits_table
+
+    folder = home / f"digits-{part.replace(' ', '-')}"
+    if folder.is_dir():
+        return os.fspath(folder)
+    table = digits_table()
+    table = table[table[:, -1] < 5] if part == FIRST else table[table[:, -1] >= 5]
+    pixels = np.rint(np.rot90(table[:, :-1].reshape(-1, 8, 8), quarters, (1, 2)) * (255 / 16)).astype(np.uint8)
+    labels = table[:, -1].astype(np.int64)
+    names = np.where(labels % 2, "odd", "even") if part.startswith("odd") else labels.astype(str)
+    temporary = folder.with_name(f".{folder.name}.tmp")  # not synced: it can be written again
+    remove(temporary)
+    for split, rows in hold_out(labels, 0, {"val": HELD_OUT}).items():
+        for row in rows.tolist():
+            place = temporary / split / str(names[row])
+            place.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels[row]).save(place / f"{row:04d}.png")
+    temporary.rename(folder)
+    return os.fspath(folder)

@@ -1,0 +1,77 @@
+"""Registers (arXiv:2309.16588): features, and patch tokens of large norm, with and without further prefix tokens; and
+the local views of DINO (arXiv:2104.14294)."""
+
+from __future__ import annotations
+
+from vitreous.apps.studies.measures import read_norms
+from vitreous.apps.studies.study import Cell, Chart, Measure, Published, Setting, Study, change
+from vitreous.recipes.options import TrainOptions
+
+COUNTS = (0, 1, 4)
+VIEWS = (0, 2, 4, 8)
+
+
+def register_cells(setting: Setting) -> tuple[Cell, ...]:
+    """DINO with so many registers; DINOv2 at the published scale."""
+    published = setting.scale.name == "published"
+    recipe = "dinov2" if published else "dino"
+    base = setting.options(TrainOptions(recipe=recipe, model="ViT-L/16"), recipe=recipe)
+    return tuple(Cell((f"{count}",), change(base, settings={"model.registers": f"{count}"})) for count in COUNTS)
+
+
+def view_cells(setting: Setting) -> tuple[Cell, ...]:
+    """DINO with so many local views beside the two global ones."""
+    base = setting.options(TrainOptions(recipe="dino", model="ViT-S/16"), recipe="dino")
+    return tuple(Cell((f"{count}",), change(base, settings={"views.locals": f"{count}"})) for count in VIEWS)
+
+
+DIFFERS = (
+    "Artefacts appear in large models that were trained for long: the paper's DINOv2 has none below ViT-L. Runs of "
+    "minutes of small models are no evidence against registers; the same command on a larger scale asks the question."
+)
+REGISTERS = Study(
+    "registers",
+    "Features with registers",
+    "Do registers make features better?",
+    "arXiv:2309.16588, section 3.2",
+    ("registers",),
+    register_cells,
+    ("0",),
+    Published(
+        "k-NN accuracy on ImageNet of DINOv2's released ViT-L/14 without and with registers, distilled from ViT-g",
+        {("0",): "83.5 %", ("4",): "83.8 %"},
+    ),
+    DIFFERS,
+)
+NORMS = Study(
+    "artefact-norms",
+    "Patch tokens of large norm",
+    "Do registers take the place of patch tokens whose norm is far above the others'?",
+    "arXiv:2309.16588, sections 2.1 and 3.2, Figures 3 and 7",
+    ("registers",),
+    register_cells,
+    ("0",),
+    Published(
+        "figures of norms and no table: about 2 % of the patch tokens of DINOv2's ViT-g without registers have a norm "
+        "above 150, where most are below 100; with registers none has",
+        {},
+    ),
+    DIFFERS + " The figure is the largest norm of an image's patch tokens before the last norm, over their median.",
+    measure=Measure("norm_ratio", read_norms, "lower"),
+)
+CROPS = Study(
+    "dino-crops",
+    "DINO's local views",
+    "How many local views does DINO need beside its two global ones?",
+    "arXiv:2104.14294, section 5.4 and Table 8",
+    ("local views",),
+    view_cells,
+    ("0",),
+    Published(
+        "ViT-S/16 after 100 epochs with 8 local views: 69.3 % by k-NN, 74.0 % by a linear probe", {("8",): "69.3 %"}
+    ),
+    "DINO trains on 1.28 million photographs. Local views of small pictures have few patches, and every view more "
+    "costs time: all runs have as many steps.",
+    Chart("local views"),
+)
+STUDIES = (REGISTERS, NORMS, CROPS)

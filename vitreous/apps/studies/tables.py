@@ -1,0 +1,122 @@
+"""The table of a study: means over seeds, intervals, and differences to the reference."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from vitreous.apps.studies.factory import StudyRun
+from vitreous.apps.studies.statistics import Estimate, estimate_difference, estimate_mean
+from vitreous.apps.studies.study import Place, Study
+from vitreous.evaluation.report import leading_of
+
+MEASURED = ("parameters", "exaflops", "wall_seconds", "images_per_second", "peak_memory_bytes", "steps", "samples")
+
+
+@dataclass(frozen=True)
+class Result:
+    """One run: the leading figure of its validation images, None where its loss was not finite."""
+
+    place: Place
+    seed: int
+    folder: str
+    figure: str
+    value: float | None
+    better: str
+    measured: dict[str, float | None]
+    images: int | None  # that it was judged on
+
+
+@dataclass(frozen=True)
+class Row:
+    """A place of the table. `difference` is to the reference, of the same seeds; None for the reference itself."""
+
+    place: Place
+    values: dict[int, float]
+    failed: int
+    mean: Estimate | None
+    difference: Estimate | None
+    reference: Place | None
+    published: str | None
+    measured: dict[str, float | None]
+    runs: list[str]
+
+    @property
+    def verdict(self) -> str:
+        """What can be told of the row beside its reference, in words."""
+        if self.mean is None:
+            return "loss not finite"
+        if self.reference is None:
+            return "reference"
+        if self.difference is None:
+            return "no pair of runs"
+        if self.difference.interval is None:
+            return "cannot be told: one seed"
+        return self.difference.verdict
+
+
+def read_result(one: StudyRun, figure: str = "") -> Result:
+    """The leading figure of a complete run, or the one named, of which less is better."""
+    summary = json.loads(one.folder.summary.read_text("utf-8"))
+    val = summary.get("val") or {}
+    better = "lower" if figure else val.get("better", "higher")
+    figure = figure or (leading_of(val) if val else "")
+    value = val.get(figure) if "failure" not in summary else None
+    measured: dict[str, float | None] = {**{name: summary.get(name) for name in MEASURED}, "samples": one.run.total}
+    return Result(one.cell.place, one.seed, str(one.folder.path), figure, value, better, measured, val.get("images"))
+
+
+def tabulate(study: Study, results: list[Result]) -> list[Row]:
+    """The rows of a study, in the order of its cells."""
+    values: dict[Place, dict[int, float]] = {}
+    for result in results:
+        known = values.setdefault(result.place, {})
+        if result.value is not None:
+            known[result.seed] = result.value
+    return [make_row(study, place, values, [one for one in results if one.place == place]) for place in values]
+
+
+def make_row(study: Study, place: Place, values: dict[Place, dict[int, float]], results: list[Result]) -> Row:
+    """One row, of the results at its place."""
+    own, reference = values[place], study.reference_of(place)
+    pair = estimate_difference(values.get(reference, {}), own) if reference != place else None
+    names = dict.fromkeys(name for result in results for name in result.measured)
+    measured = {name: mean_of([result.measured.get(name) for result in results]) for name in names}
+    return Row(
+        place,
+        own,
+        sum(result.value is None for result in results),
+        estimate_mean(list(own.values())) if own else None,
+        pair,
+        None if reference == place else reference,
+        study.published.values.get(place),
+        measured,
+        [result.folder for result in results],
+    )
+
+
+def mean_of(values: list[float | None]) -> float | None:
+    """The mean of what was measured; None where nothing was."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def columns_of(study: Study) -> list[str]:
+    """The names of the columns of a study's document."""
+    return [*study.axes, "mean", "interval", "seeds", "difference", "difference interval", "verdict", "published"]
+
+
+def plain_rows(rows: list[Row]) -> list[list[Any]]:
+    """The rows in the order of `columns_of`, as JSON has them."""
+    table = []
+    for row in rows:
+        mean, pair = row.mean, row.difference
+        cells = [mean and mean.mean, mean and mean.interval, len(row.values)]
+        table.append([*row.place, *cells, pair and pair.mean, pair and pair.interval, row.verdict, row.published])
+    return table
+
+
+def document_of(row: Row) -> dict[str, Any]:
+    """A row with everything that was measured."""
+    return asdict(row) | {"values": {str(seed): value for seed, value in row.values.items()}, "verdict": row.verdict}
