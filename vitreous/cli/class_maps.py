@@ -52,7 +52,9 @@ def write_maps(
     os.makedirs(out, exist_ok=True)
     made_by = {"verb": "predict", "model": predictor.card.name, "version": predictor.card.version}
     made_by |= file_settings(options, predictor, overlay=overlay)
-    return write_answers(options, files.index, files, made_by, answers, source, console) | {"out": out}
+    return write_answers(
+        options, files.index, kind=files, made_by=made_by, answers=answers, source=source, console=console
+    ) | {"out": out}
 
 
 def print_shares(options: ImageArguments, predictor: Predictor, source: Source, console: Console) -> dict[str, Any]:

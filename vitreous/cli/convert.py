@@ -66,7 +66,17 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     size = (o.image_size * 2 if len(o.image_size) == 1 else o.image_size) if o.image_size else None
     settings = {name: value for name in ("heads", "gelu", "window") if (value := getattr(o, name)) is not None}
     source = o.source(o.weights)
-    document = convert(source, o.out, o.to, size, o.num_classes, o.channels, settings, console.note, o.class_map)
+    document = convert(
+        source,
+        o.out,
+        to=o.to,
+        image_size=size,
+        num_classes=o.num_classes,
+        channels=o.channels,
+        settings=settings,
+        tell=console.note,
+        class_map=o.class_map,
+    )
     rows = [
         ("model", f"{document['model']}, {document['parameters']:,} parameters"),
         ("read", f"{document['format']}, {document['source']}"),

@@ -62,12 +62,12 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     document, subject = check(
         options.data,
         options.split,
-        options.workers,
-        size,
-        options.group_by,
-        options.axes,
-        options.ignore_index,
-        console.progress,
+        workers=options.workers,
+        image_size=size,
+        group_by=options.group_by,
+        axes=options.axes,
+        ignore_index=options.ignore_index,
+        progress=console.progress,
     )
     if out:
         write_output(out, page(document, subject))

@@ -72,7 +72,15 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         for split in choose_splits(open_images(source), options.against_split, source, console)
     ]
     embedder = load_embedder(options.model, pick_device(options.device)) if options.model else None
-    document = dedup(own, others, options.within, options.threshold, options.workers, embedder, console.progress)
+    document = dedup(
+        own,
+        others,
+        within=options.within,
+        threshold=options.threshold,
+        workers=options.workers,
+        embedder=embedder,
+        progress=console.progress,
+    )
     write_output(out, listed(document["copies"]))
     if options.apply_to and isinstance(data, Data):
         table = Path(options.apply_to)

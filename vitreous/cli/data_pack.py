@@ -69,7 +69,15 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     form = options.to if coder is None else "latents"
     latents = None if coder is None else coder.latents
     plan = Plan(form, options.short_side, options.quality, options.lossless, size, "", latents, options.mirror)
-    document = pack(options.source, options.out, plan, options.bad_images, options.workers, console, coder)
+    document = pack(
+        options.source,
+        options.out,
+        plan=plan,
+        bad_images=options.bad_images,
+        workers=options.workers,
+        listener=console,
+        autoencoder=coder,
+    )
     rows = []
     for name, split in document["splits"].items():
         size = sum(file["bytes"] for file in (*split["shards"], *split["files"].values())) / 2**20

@@ -62,7 +62,15 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         "version": predictor.card.version,
         **file_settings(options, predictor),
     }
-    return write_answers(options, options.out or "embeddings.npz", Embeddings(), made_by, answers, source, console)
+    return write_answers(
+        options,
+        options.out or "embeddings.npz",
+        kind=Embeddings(),
+        made_by=made_by,
+        answers=answers,
+        source=source,
+        console=console,
+    )
 
 
 def embed_index(options: Options, console: Console) -> dict[str, Any]:

@@ -50,13 +50,23 @@ def predict_objects(options: AnswerArguments, predictor: Predictor, source: Sour
     if form in ("yolo", "masks"):
         folder = ObjectFolder(options.out, form, card.object_classes, placed.places)
         finding = Finding(predictor, asked, options, placed.places, folder)
-        document = write_answers(options, folder.index, folder, made_by, finding.chunks, placed.source, console)
+        document = write_answers(
+            options,
+            folder.index,
+            kind=folder,
+            made_by=made_by,
+            answers=finding.chunks,
+            source=placed.source,
+            console=console,
+        )
         return document | {"out": options.out}
     if form == "coco":
         check_target(options.out, options.resume)
     kind = CocoResults(card.object_classes, root, options.coco_ids) if form == "coco" else ObjectRows()
     finding = Finding(predictor, asked, options, placed.places)
-    return write_answers(options, options.out, kind, made_by, finding.chunks, placed.source, console)
+    return write_answers(
+        options, options.out, kind=kind, made_by=made_by, answers=finding.chunks, source=placed.source, console=console
+    )
 
 
 def choose_form(options: AnswerArguments, predictor: Predictor) -> Form:
@@ -116,7 +126,9 @@ class Finding:
         from vitreous.serving.objects import image_objects
 
         card, runtime, pictures = self.predictor.card, self.predictor.runtime, self.overlays is not None
-        for answer in image_objects(card, runtime, items, self.asked, self.bad_images, pictures):
+        for answer in image_objects(
+            card, runtime, items=items, options=self.asked, bad_images=self.bad_images, pictures=pictures
+        ):
             if self.folder is not None:
                 answer = self.folder.write(answer)
             if self.overlays is not None and answer.detections is not None:

@@ -89,7 +89,9 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
         made_by = {"verb": "predict", "model": predictor.card.name, "version": predictor.card.version}
         made_by |= file_settings(options, predictor, top=asked.top, threshold=asked.threshold, abstain=asked.abstain)
-        return write_answers(options, options.out, Predictions(), made_by, answers, source, console)
+        return write_answers(
+            options, options.out, kind=Predictions(), made_by=made_by, answers=answers, source=source, console=console
+        )
     return {
         "model": options.run,
         "precision": predictor.runtime.precision,

@@ -44,7 +44,16 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
     o = options
     document = push(
-        o.run, o.to, o.private, o.license, o.tags, o.transformers, o.update, o.dry_run, o.out, note=console.note
+        o.run,
+        o.to,
+        private=o.private,
+        licence=o.license,
+        tags=o.tags,
+        transformers=o.transformers,
+        update=o.update,
+        dry_run=o.dry_run,
+        out=o.out,
+        note=console.note,
     )
     if o.dry_run:
         console.say(document["card"])

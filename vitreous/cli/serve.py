@@ -89,7 +89,15 @@ def run(options: Options, console: Console) -> NoReturn:
         if token:
             console.say(f"token {token}")
 
-    code = serve(options.source(options.run), settings, how, options.exact, not options.bulk, up, options.vae)
+    code = serve(
+        options.source(options.run),
+        settings,
+        how=how,
+        exact=options.exact,
+        quick=not options.bulk,
+        up=up,
+        vae=options.vae,
+    )
     if code:
         raise Interrupted("stopped")
     sys.stdout.flush()

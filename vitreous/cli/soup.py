@@ -39,7 +39,17 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     from vitreous.jobs.soup import soup
 
     o = options
-    document = soup(o.runs, o.out, o.greedy, o.data, o.split, o.workers, o.how(), o.bad_images, console)
+    document = soup(
+        o.runs,
+        o.out,
+        greedy=o.greedy,
+        data=o.data,
+        split=o.split,
+        workers=o.workers,
+        how=o.how(),
+        bad_images=o.bad_images,
+        listener=console,
+    )
     judged = document.get(options.split)
     name = "mAP" if judged and judged["top1"] is None else "top-1"
     rows = [

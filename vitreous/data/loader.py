@@ -77,7 +77,15 @@ class TrainLoader:
         labels = self.split.labels if self.sampling != "even" else None
         if labels is not None and self.sampling == "repeat-factor":
             return Order(len(self.split), self.seed, None, self.repeats, repeat_factors(labels, self.repeat_threshold))
-        return Order(len(self.split), self.seed, labels, self.repeats, None, self.buckets, self.batch_size)
+        return Order(
+            len(self.split),
+            self.seed,
+            labels=labels,
+            repeats=self.repeats,
+            factors=None,
+            buckets=self.buckets,
+            batch=self.batch_size,
+        )
 
     @cached_property
     def sizes(self) -> list[Preprocess]:
@@ -253,7 +261,9 @@ def load(
         size = len(first) * views * reader.preprocess.channels * reader.preprocess.area
         workers = usable_workers(workers, size)
         prefetch = ahead(size, workers) if workers else None
-    for samples, images in in_workers(Decoding(reader), places, workers, collate, prefetch, pin):
+    for samples, images in in_workers(
+        Decoding(reader), places, workers=workers, collate=collate, prefetch=prefetch, pin=pin
+    ):
         yield samples, images.apart() if isinstance(images, Joined) else images
 
 

@@ -67,7 +67,9 @@ def open_data(
     data too, with no classes (`require_labels` refuses them). Raises DataError for a missing or empty folder, or a
     class that only a held-out split has; UsageError for an unknown name.
     """
-    data = detect_layout(os.fspath(source), split_seed, group_by, stills, axes, ignore_index)
+    data = detect_layout(
+        os.fspath(source), split_seed, group_by=group_by, stills=stills, axes=axes, ignore_index=ignore_index
+    )
     return data if group_by is None else grouped(data, group_by, source, split_seed)
 
 
@@ -100,7 +102,7 @@ def open_data_of_run(
     """Open the data set that a run was trained on, `source` in its config.yaml. Raises as `open_data`, and DataError
     where it is gone."""
     try:
-        return open_data(source, split_seed, group_by, stills, axes, ignore_index)
+        return open_data(source, split_seed, group_by=group_by, stills=stills, axes=axes, ignore_index=ignore_index)
     except DataError as error:
         if not is_on_disk(source) or os.path.lexists(source):
             raise

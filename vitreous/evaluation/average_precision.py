@@ -101,7 +101,16 @@ def class_pairs(table: np.ndarray, images: np.ndarray, count: int, kind: int, cl
         counted = ~from_bits(part[truth, Part.IGNORED])[:, 0]
         objects = np.stack([np.bincount(images[truth[row]], minlength=count) for row in counted]).astype(np.float32)
         hits, ignored = from_bits(part[rows, Part.MATCHED]), from_bits(part[rows, Part.IGNORED])
-        pairs.append(ClassPairs(table[rows, Column.SCORE], images[rows], ranks, hits & ~ignored, ignored, objects))
+        pairs.append(
+            ClassPairs(
+                table[rows, Column.SCORE],
+                images[rows],
+                ranks=ranks,
+                hits=hits & ~ignored,
+                ignored=ignored,
+                objects=objects,
+            )
+        )
     return pairs
 
 

@@ -70,7 +70,7 @@ def judge(
     intervals |= {name: wilson(hit, count) for name, hit in hits.items()}
     intervals |= bootstrap_intervals(labels[readable], predicted[readable], nll, confidence, len(classes))
     rows = class_table(right_of_class, predictions, support, cells, classes)
-    return Report(count, int((~readable).sum()), figures, intervals, rows, cells)
+    return Report(count, int((~readable).sum()), figures=figures, intervals=intervals, per_class=rows, cells=cells)
 
 
 def rank_of(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -160,7 +160,14 @@ def judge_answer_sets(logits: np.ndarray, right: np.ndarray, readable: np.ndarra
     figures: dict[str, float | None] = {name: hit / count if count else None for name, hit in hits.items()}
     none = dict.fromkeys(("macro_f1", "nll", "ece"))
     intervals: dict[str, Interval | None] = {name: wilson(hit, count) for name, hit in hits.items()}
-    return Report(count, int((~readable[judged]).sum()), figures | none, intervals | none, [], None)
+    return Report(
+        count,
+        int((~readable[judged]).sum()),
+        figures=figures | none,
+        intervals=intervals | none,
+        per_class=[],
+        cells=None,
+    )
 
 
 def most_confused(

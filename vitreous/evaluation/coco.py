@@ -110,7 +110,16 @@ class CocoEvaluator(Evaluator):
         }
         table = class_table(sides, self, rows, matrix, threshold)
         unreadable = int((~outputs.readable).sum())
-        return Report(len(rows), unreadable, values, intervals, table, None, "ap", details={"objects": details})
+        return Report(
+            len(rows),
+            unreadable,
+            figures=values,
+            intervals=intervals,
+            per_class=table,
+            cells=None,
+            figure="ap",
+            details={"objects": details},
+        )
 
 
 class Loaded(NamedTuple):

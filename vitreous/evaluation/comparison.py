@@ -88,7 +88,7 @@ def compare(first: Answers, second: Answers) -> Comparison:
         if name != "map" and not both.any():
             figures[name], differences[name], intervals[name] = (None, None), None, None
     if multilabel:
-        return Comparison("map", figures, differences, intervals, None, None)
+        return Comparison("map", figures, differences=differences, intervals=intervals, counts=None, p=None)
     right, also = first.right, second.right
     cells = {"both": right & also, "only_a": right & ~also, "only_b": ~right & also, "neither": ~right & ~also}
     counts = {name: int(part.sum()) for name, part in cells.items()}
@@ -96,10 +96,10 @@ def compare(first: Answers, second: Answers) -> Comparison:
     return Comparison(
         "top1",
         {"top1": (float(right.mean()), float(also.mean())), **figures},
-        {"top1": (gained - lost) / len(right), **differences},
-        {"top1": paired_interval(gained, lost, len(right)), **intervals},
-        counts,
-        mcnemar(lost, gained),
+        differences={"top1": (gained - lost) / len(right), **differences},
+        intervals={"top1": paired_interval(gained, lost, len(right)), **intervals},
+        counts=counts,
+        p=mcnemar(lost, gained),
     )
 
 

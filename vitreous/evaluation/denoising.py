@@ -91,7 +91,16 @@ class DenoisingEvaluator(Evaluator):
         figures = {self.name: float(mean.mean()), **dict(zip(names, mean.tolist(), strict=True))}
         shown = {name: value if np.isfinite(value) else None for name, value in figures.items()}
         unreadable = len(outputs.rows) - len(rows)
-        return Report(len(outputs.rows), unreadable, shown, {}, [], None, figure=self.name, better="lower")
+        return Report(
+            len(outputs.rows),
+            unreadable,
+            figures=shown,
+            intervals={},
+            per_class=[],
+            cells=None,
+            figure=self.name,
+            better="lower",
+        )
 
 
 def times_of(samples: np.ndarray, count: int) -> np.ndarray:

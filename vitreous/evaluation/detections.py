@@ -191,7 +191,7 @@ def merged(parts: Sequence[Detections], windows: Sequence[Window]) -> Detections
         np.concatenate([getattr(part, name) for part in parts]) for name in ("boxes", "labels", "scores")
     )
     tile = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
-    groups = merge_tiles(boxes, labels, scores, tile, np.array(windows), size)
+    groups = merge_tiles(boxes, labels, scores=scores, tile=tile, windows=np.array(windows), size=size)
     if parts[0].masks is not None:
         runs = [one for part in parts for one in part.masks or ()]
         masks = tuple(joined_runs([runs[row] for row in group]) for group in groups)

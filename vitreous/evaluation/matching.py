@@ -164,7 +164,7 @@ def match_image(answers: Detections, truth: Target, masks: bool) -> np.ndarray:
         left_out = np.where(none, unsure[:, None], ignored[area, owner] if g else False)
         part[:n, Part.MATCHED], part[:n, Part.IGNORED] = to_bits(~none), to_bits(left_out)
         part[n:, Part.IGNORED] = to_bits(np.broadcast_to(ignored[:, None], (len(AREAS), len(THRESHOLDS), g)))
-        judge_errors(part, iou, owner[0, 0], left_out[0, 0], answers.labels, truth)
+        judge_errors(part, iou, owner=owner[0, 0], ignored=left_out[0, 0], labels=answers.labels, truth=truth)
     return table
 
 

@@ -53,7 +53,15 @@ def judge_multilabel(logits: np.ndarray, labels: np.ndarray, classes: tuple[str,
         draws = bootstrap(figures, len(labels), draw_count(positive.size))
         intervals |= {name: percentile_interval(draw) for name, draw in draws.items()}
     rows = class_table(positive, predicted, mean_ap.per_class(once)[:, 0].tolist(), classes)
-    return Report(len(labels), int((~readable).sum()), values | none, intervals, rows, None, "map")
+    return Report(
+        len(labels),
+        int((~readable).sum()),
+        figures=values | none,
+        intervals=intervals,
+        per_class=rows,
+        cells=None,
+        figure="map",
+    )
 
 
 def draw_count(size: int) -> int:

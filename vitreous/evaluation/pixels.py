@@ -95,7 +95,15 @@ class SegmentationEvaluator(Evaluator):
         true, answered = np.nonzero(matrices.sum(0))
         cells = np.stack([true, answered, matrices.sum(0)[true, answered].astype(np.int64)], 1)
         unreadable = int((~outputs.readable).sum())
-        return Report(len(outputs.rows), unreadable, dict(figures), dict(intervals), rows, cells, figure="miou")
+        return Report(
+            len(outputs.rows),
+            unreadable,
+            figures=dict(figures),
+            intervals=dict(intervals),
+            per_class=rows,
+            cells=cells,
+            figure="miou",
+        )
 
 
 def paired_differences(first: np.ndarray, second: np.ndarray, count: int) -> dict[str, tuple[float, float] | None]:

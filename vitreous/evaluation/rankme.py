@@ -40,7 +40,9 @@ class FeatureEvaluator(Evaluator):
         """
         rows = outputs.rows[outputs.readable]
         unreadable = len(outputs.rows) - len(rows)
-        report = Report(len(outputs.rows), unreadable, {}, {}, [], None, figure="rankme")
+        report = Report(
+            len(outputs.rows), unreadable, figures={}, intervals={}, per_class=[], cells=None, figure="rankme"
+        )
         if self.knn:
             report = self.knn.report(outputs, *others)
         own = {"rankme": rankme(rows), "feature_deviation": feature_deviation(rows)} if len(rows) else {"rankme": None}

@@ -65,7 +65,12 @@ TASKS: Mapping[str, Task] = {
     ),
     "dmlab": Task("structured", 6, crop=False),
     "dsprites_location": Task(
-        "structured", 16, ("dsprites_loc", "dsprites_label_x_position"), divided(32, 16), False, False
+        "structured",
+        16,
+        names=("dsprites_loc", "dsprites_label_x_position"),
+        rule=divided(32, 16),
+        crop=False,
+        flip=False,
     ),
     "dsprites_orientation": Task(
         "structured", 16, ("dsprites_ori", "dsprites_label_orientation"), divided(40, 16), flip=False

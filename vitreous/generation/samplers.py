@@ -40,13 +40,15 @@ def leave(noisy: Tensor, a: float, b: float) -> Tensor:
 def ddpm(process: Diffusion, ask: Ask, noisy: Tensor, steps: int, draw: Draw, mend: Mend = leave) -> Iterator[State]:
     """Ancestral sampling (arXiv:2006.11239, Algorithm 2) on `evenly` spaced steps, with the variance that the model
     tells where it does (arXiv:2102.09672)."""
-    return descend(Gaussian(process, evenly(process.steps, steps)), ask, noisy, draw, None, mend)
+    return descend(Gaussian(process, evenly(process.steps, steps)), ask, noisy=noisy, draw=draw, eta=None, mend=mend)
 
 
 def ddim(process: Diffusion, ask: Ask, noisy: Tensor, steps: int, draw: Draw, mend: Mend = leave) -> Iterator[State]:
     """(B, C, *image) -> a state after each step, without fresh noise (arXiv:2010.02502, Eq. 12 with sigma 0), on every
     n-th step: 0, 20, ..., 980 for 50. Raises UsageError for a count that no stride gives."""
-    return descend(Gaussian(process, strided_steps(process.steps, steps)), ask, noisy, draw, 0.0, mend)
+    return descend(
+        Gaussian(process, strided_steps(process.steps, steps)), ask, noisy=noisy, draw=draw, eta=0.0, mend=mend
+    )
 
 
 def descend(

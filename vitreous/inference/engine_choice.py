@@ -131,11 +131,11 @@ def evaluation_engine(
     choice = choose_engine(
         model,
         preprocess,
-        options,
-        lambda engine, pixels: engine(torch.from_numpy(pixels)).numpy(),
-        batch_size,
-        images,
-        engine,
+        options=options,
+        compute=lambda engine, pixels: engine(torch.from_numpy(pixels)).numpy(),
+        batch_size=batch_size,
+        total_images=images,
+        baseline=engine,
     )
     if choice.note:
         note(choice.note)

@@ -238,7 +238,20 @@ def looker(
         layer, whole = layer_of(name, config), tuple(x.shape[1:-1]) if windows else ()
         x, *context = windows.split(x) if windows else (x, *given[1:])
         patch = config.patch_at(layer)  # type: ignore[union-attr]
-        visit(AttentionCall(layer, span, own, config.prefix, part, x, tuple(context), patch, windows, whole))
+        visit(
+            AttentionCall(
+                layer,
+                span,
+                grid=own,
+                prefix=config.prefix,
+                part=part,
+                x=x,
+                context=tuple(context),
+                patch=patch,
+                windows=windows,
+                whole=whole,
+            )
+        )
 
     return hook
 

@@ -142,7 +142,9 @@ def derive_run(
     for advice in (advise_weights(run), advise_pretraining(run, info, options)):
         if advice:
             listener.note(advice)
-    run = measure_channels(run, info, split, start, options, first_workers(opened, options), listener.note)
+    run = measure_channels(
+        run, info, split=split, start=start, options=options, workers=first_workers(opened, options), note=listener.note
+    )
     data = replace(run.data, **split_settings, source=resolve_source(opened.name))
     data = replace(data, bad_images=options.bad_images, exact=options.exact, cache=can_cache(split, run))
     run = replace(run, data=data)

@@ -120,7 +120,13 @@ def soup(
         opened, source = open_judging_data(ingredients, None if data is None else os.fspath(data), split, listener)
         count = default_workers() if workers is None else workers
         evaluator = SoupEvaluator(
-            source, opened, split, how or InferenceOptions(), count, bad_images == "skip", listener
+            source,
+            opened,
+            split=split,
+            how=how or InferenceOptions(),
+            workers=count,
+            skip=bad_images == "skip",
+            listener=listener,
         )
     except VitreousError as error:
         if greedy or data is not None:

@@ -164,11 +164,13 @@ def run_training(options: TrainOptions, listener: Listener, ranks: Ranks, announ
             sinks = (trackers,) if curves is None else (trackers, curves)
             folder = replace(folder, sinks=sinks if ranks.is_main else ())
             if (folder.path / TRIALS).is_file():
-                summary = transfer(folder, run, inputs, opened, listener, ranks, options.ray)
+                summary = transfer(
+                    folder, run, inputs=inputs, opened=opened, listener=listener, ranks=ranks, ray=options.ray
+                )
             else:
                 summary = Session(run, inputs, folder, listener, ranks).train()
             if ranks.is_main:
-                evaluate_run(folder, run, opened, summary, listener, trackers)
+                evaluate_run(folder, run, opened=opened, summary=summary, listener=listener, trackers=trackers)
     return summary
 
 

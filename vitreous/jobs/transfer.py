@@ -133,7 +133,14 @@ def plan_protocol(run: Run, opened: Data, inputs: Inputs, options: TrainOptions)
             f"{opened.name}: {share:.0%} of each class is less than an image, nothing can judge a rate",
             "name one with --lr",
         )
-    return Protocol(grid, share, len(held.train), len(held.val), run.optimizer.lr, run.optimizer.matrix_lr)
+    return Protocol(
+        grid,
+        share,
+        images=len(held.train),
+        held_out=len(held.val),
+        lr=run.optimizer.lr,
+        matrix_lr=run.optimizer.matrix_lr,
+    )
 
 
 def initial_document(protocol: Protocol) -> dict[str, Any]:
@@ -195,7 +202,14 @@ def transfer(
         for number, (trial, place) in enumerate(trials, 1):
             label = f"lr {trial.optimizer.lr:g} ({number} of {len(trials)})"
             try:
-                run_trial(trial, held_out, place, PrefixedListener(listener, label), ranks, signals)
+                run_trial(
+                    trial,
+                    held_out,
+                    folder=place,
+                    listener=PrefixedListener(listener, label),
+                    ranks=ranks,
+                    signals=signals,
+                )
             except Interrupted as error:
                 raise interruption(folder, error.code, f"in trial {number} of {len(trials)}") from None
         del held_out  # a second copy of what is kept in memory
@@ -250,7 +264,9 @@ def read_trial(run: Run, trial: Folder, folder: Folder) -> Trial:
     val = summary["val"]
     nll = val.get("nll") if math.isfinite(val.get("nll") or 0.0) else None
     score, loss, seconds = val[leading_of(val)], summary["train"]["loss"], summary["wall_seconds"]
-    return Trial(run.optimizer.lr, place, score, nll, loss, seconds, better=val.get("better", "higher"))
+    return Trial(
+        run.optimizer.lr, place, score=score, nll=nll, loss=loss, seconds=seconds, better=val.get("better", "higher")
+    )
 
 
 def choose_rate(rows: list[Trial], protocol: Protocol) -> Choice:

@@ -50,7 +50,7 @@ class Video(ViT):
             return block
         assert isinstance(block, Block)
         part = self.keyless(Attention(c.width, c.heads, c.qkv_bias))
-        time = Branch(part, c.width, c.dropout, drop_path, c.layer_scale, c.eps)
+        time = Branch(part, c.width, dropout=c.dropout, drop_path=drop_path, layer_scale=c.layer_scale, eps=c.eps)
         if c.temporal_zero:
             add_nothing(time, "out")
         return SpaceTimeBlock(block, time)

@@ -118,7 +118,9 @@ class ViT(VisionModel[ViTConfig]):
         """Attention and MLP, without regard to where the block looks."""
         c, attention = self.config, self.attention(index)
         mlp = SwiGLU(c.width, c.hidden, c.dropout) if c.mlp == "swiglu" else Mlp(c.width, c.hidden, c.dropout, c.gelu)
-        return Block(c.width, attention, mlp, c.dropout, drop_path, c.layer_scale, c.eps)
+        return Block(
+            c.width, attention, mlp=mlp, dropout=c.dropout, drop_path=drop_path, layer_scale=c.layer_scale, eps=c.eps
+        )
 
     def build_stem(self) -> Any:
         """What comes before the projection: nothing, or (B, C, *image) -> (B, *map, channels)."""

@@ -279,7 +279,7 @@ class TiledAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, y, statistics = ctx.saved_tensors
-        return kernels.attend_backward(q, k, v, y, grad, statistics)
+        return kernels.attend_backward(q, k, v=v, y=y, grad=grad, statistics=statistics)
 
 
 class KeptAttention(torch.autograd.Function):

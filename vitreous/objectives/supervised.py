@@ -136,7 +136,9 @@ class Supervised(Objective):
             return batch
         images, labels = batch["images"], batch["labels"]
         if isinstance(setting.views, Augment):
-            images, labels = setting.views.mix(images, labels, classes, setting.seed, position, setting.repeats)
+            images, labels = setting.views.mix(
+                images, labels, classes=classes, seed=setting.seed, batch=position, apart=setting.repeats
+            )
         images = resize_images(images, sides_at(config, self.model.config, progress.samples, progress.total))
         batch = {**batch, "images": images, "labels": labels}
         if drops:

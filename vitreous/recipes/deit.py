@@ -167,10 +167,10 @@ DEITS = (
     Recipe(
         "distil",
         distil,
-        "labels and a teacher",
-        SOURCE,
-        "linear",
-        (
+        about="labels and a teacher",
+        source=SOURCE,
+        rule="linear",
+        published=(
             ("DeiT-Ti/16-distilled", "ImageNet", "74.5 %"),
             ("DeiT-S/16-distilled", "ImageNet", "81.2 %"),
             ("DeiT-B/16-distilled", "ImageNet", "83.4 %"),
@@ -184,10 +184,10 @@ DEITS = (
     pretraining(
         "deit-384",
         larger,
-        "DeiT's weights at 384 pixels",
-        SOURCE,
-        (("ViT-B/16", "ImageNet at 384 pixels", "82.9 %"),),
-        384,
+        about="DeiT's weights at 384 pixels",
+        source=SOURCE,
+        published=(("ViT-B/16", "ImageNet at 384 pixels", "82.9 %"),),
+        side=384,
         models=("ViT-B/16",),
         from_weights=True,
         warmup_in_epochs=True,
@@ -195,13 +195,13 @@ DEITS = (
     pretraining(
         "deit3",
         deit3,
-        "ViT from scratch on ImageNet, 800 epochs, LAMB",
-        SOURCE3,
-        (
+        about="ViT from scratch on ImageNet, 800 epochs, LAMB",
+        source=SOURCE3,
+        published=(
             ("DeiT-III-S/16", "ImageNet", "81.4 %"),
             *((model, "ImageNet, finished at 224 pixels", figure) for model, figure in FINISHED.items()),
         ),
-        lambda name, facts: SIZES.get(name, SIZES["DeiT-III-S/16"])[3],
+        side=lambda name, facts: SIZES.get(name, SIZES["DeiT-III-S/16"])[3],
         rule="sqrt",
         models=tuple(SIZES),
         warmup_in_epochs=True,

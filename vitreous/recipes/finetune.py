@@ -34,22 +34,100 @@ class Row(NamedTuple):
 
 #: arXiv:2010.11929, Table 4; shares held out by B.1.1; warm-up and default rates of Google's code
 TABLE4 = {
-    "imagenet": Row("ImageNet", 20_000, 500, 0.03, BIG, 0.01, "weights to ImageNet-sized data, 384 pixels"),
-    "cifar": Row("CIFAR-10", 10_000, 500, 0.03, RESIDUAL, 0.02, "weights to CIFAR-10 or CIFAR-100, 384 pixels"),
-    "pets": Row("Pets", 500, 100, 0.03, RESIDUAL, 0.1, "weights to a few thousand photographs"),
-    "flowers": Row("Flowers", 500, 100, 0.03, RESIDUAL, 0.1, "weights to a thousand photographs"),
-    "vtab": Row("VTAB", 2_500, 500, 0.01, (0.01,), 0.2, "weights to the 1000 images of a VTAB task"),
+    "imagenet": Row(
+        "ImageNet",
+        20_000,
+        warmup=500,
+        lr=0.03,
+        grid=BIG,
+        hold_out=0.01,
+        about="weights to ImageNet-sized data, 384 pixels",
+    ),
+    "cifar": Row(
+        "CIFAR-10",
+        10_000,
+        warmup=500,
+        lr=0.03,
+        grid=RESIDUAL,
+        hold_out=0.02,
+        about="weights to CIFAR-10 or CIFAR-100, 384 pixels",
+    ),
+    "pets": Row(
+        "Pets", 500, warmup=100, lr=0.03, grid=RESIDUAL, hold_out=0.1, about="weights to a few thousand photographs"
+    ),
+    "flowers": Row(
+        "Flowers", 500, warmup=100, lr=0.03, grid=RESIDUAL, hold_out=0.1, about="weights to a thousand photographs"
+    ),
+    "vtab": Row(
+        "VTAB",
+        2_500,
+        warmup=500,
+        lr=0.01,
+        grid=(0.01,),
+        hold_out=0.2,
+        about="weights to the 1000 images of a VTAB task",
+    ),
 }
 SHORT, LONG = (0.001, 0.003, 0.01), (0.01, 0.03)
 #: arXiv:2106.10270, Table 4; its warm-up for VTAB is not printed: that of rows as long
 AUGREG = {
-    "imagenet": Row("ImageNet", 20_000, 500, 0.03, LONG, 0.01, "AugReg weights to ImageNet-sized data"),
-    "pets": Row("Pets", 500, 100, 0.01, SHORT, 0.1, "AugReg weights to Pets or KITTI, the short row"),
-    "pets-long": Row("Pets", 2_500, 200, 0.01, SHORT, 0.1, "AugReg weights to Pets or KITTI, the long row"),
-    "cifar": Row("CIFAR-10", 2_500, 200, 0.01, SHORT, 0.02, "AugReg weights to CIFAR-100 or RESISC45, short"),
-    "cifar-long": Row("CIFAR-10", 10_000, 500, 0.01, SHORT, 0.02, "AugReg weights to CIFAR-100 or RESISC45, long"),
-    "vtab": Row("VTAB", 500, 100, 0.01, RESIDUAL, 0.2, "AugReg weights to a VTAB task, the short row"),
-    "vtab-long": Row("VTAB", 2_500, 200, 0.01, RESIDUAL, 0.2, "AugReg weights to a VTAB task, the long row"),
+    "imagenet": Row(
+        "ImageNet", 20_000, warmup=500, lr=0.03, grid=LONG, hold_out=0.01, about="AugReg weights to ImageNet-sized data"
+    ),
+    "pets": Row(
+        "Pets",
+        500,
+        warmup=100,
+        lr=0.01,
+        grid=SHORT,
+        hold_out=0.1,
+        about="AugReg weights to Pets or KITTI, the short row",
+    ),
+    "pets-long": Row(
+        "Pets",
+        2_500,
+        warmup=200,
+        lr=0.01,
+        grid=SHORT,
+        hold_out=0.1,
+        about="AugReg weights to Pets or KITTI, the long row",
+    ),
+    "cifar": Row(
+        "CIFAR-10",
+        2_500,
+        warmup=200,
+        lr=0.01,
+        grid=SHORT,
+        hold_out=0.02,
+        about="AugReg weights to CIFAR-100 or RESISC45, short",
+    ),
+    "cifar-long": Row(
+        "CIFAR-10",
+        10_000,
+        warmup=500,
+        lr=0.01,
+        grid=SHORT,
+        hold_out=0.02,
+        about="AugReg weights to CIFAR-100 or RESISC45, long",
+    ),
+    "vtab": Row(
+        "VTAB",
+        500,
+        warmup=100,
+        lr=0.01,
+        grid=RESIDUAL,
+        hold_out=0.2,
+        about="AugReg weights to a VTAB task, the short row",
+    ),
+    "vtab-long": Row(
+        "VTAB",
+        2_500,
+        warmup=200,
+        lr=0.01,
+        grid=RESIDUAL,
+        hold_out=0.2,
+        about="AugReg weights to a VTAB task, the long row",
+    ),
 }
 
 

@@ -146,13 +146,13 @@ SWINS: tuple[Recipe, ...] = (
     pretraining(
         "swin-384",
         larger_image,
-        "Swin's weights at 384 pixels, windows of 12",
-        SOURCE,
-        (
+        about="Swin's weights at 384 pixels, windows of 12",
+        source=SOURCE,
+        published=(
             ("Swin-B/4-window12", "ImageNet at 384 pixels", "84.5 %"),
             ("Swin-L/4-window12", "ImageNet at 384 pixels, from ImageNet-22k", "87.3 %"),
         ),
-        384,
+        side=384,
         models=("Swin-B/4-window12", "Swin-L/4-window12"),
         family="swin",
         from_weights=True,

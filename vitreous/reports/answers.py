@@ -93,7 +93,14 @@ def compute_answers(
     """
     bundle = open_bundle(run, note=computing.listener.note)
     source, opened = data_for(run, data, split, preprocess=bundle.preprocess)
-    return answers_to(run, bundle, source, opened, choose_split(opened, split, computing.listener.note), computing)
+    return answers_to(
+        run,
+        bundle,
+        source=source,
+        opened=opened,
+        split=choose_split(opened, split, computing.listener.note),
+        computing=computing,
+    )
 
 
 def answers_to(
@@ -119,10 +126,10 @@ def answers_to(
     engine = evaluation_engine(
         bundle.model,
         p,
-        how,
-        len(chosen),
-        computing.listener.note,
-        lambda: calibrating(run, p, lambda: examples(opened, p)),
+        options=how,
+        images=len(chosen),
+        note=computing.listener.note,
+        pictures=lambda: calibrating(run, p, lambda: examples(opened, p)),
     )
     started, on_images = time.perf_counter(), progress_counter(computing.listener, "evaluate", len(chosen))
     workers = default_workers() if computing.workers is None else computing.workers
@@ -130,7 +137,18 @@ def answers_to(
     stop_at_unreadable(bad, len(chosen), computing.bad_images)
     readable(chosen, bad)  # there must be some
     unread = frozenset(bad)
-    return Answered(os.fspath(run), bundle, source, opened, split, chosen, logits, unread, started, asked)
+    return Answered(
+        os.fspath(run),
+        bundle,
+        source=source,
+        opened=opened,
+        name=split,
+        split=chosen,
+        raw=logits,
+        bad=unread,
+        started=started,
+        clip_views=asked,
+    )
 
 
 def split_features(bundle: Bundle, split: Split, name: str, computing: Computing) -> Features:
@@ -139,7 +157,16 @@ def split_features(bundle: Bundle, split: Split, name: str, computing: Computing
     Raises DataError for unreadable images, with bad_images `skip` only where none can be read.
     """
     c, on_images = computing, progress_counter(computing.listener, f"features of {name}", len(split))
-    features = features_of(bundle.model, bundle.preprocess, split, c.how, c.batch_size, c.workers, c.cache, on_images)
+    features = features_of(
+        bundle.model,
+        bundle.preprocess,
+        split=split,
+        how=c.how,
+        batch_size=c.batch_size,
+        workers=c.workers,
+        keep=c.cache,
+        on_images=on_images,
+    )
     stop_at_unreadable({sample: as_error(reason) for sample, reason in features.bad.items()}, len(split), c.bad_images)
     if not features.good.any():
         raise DataError(f"none of the {len(split)} {name} can be read; the first: {next(iter(features.bad.values()))}")

@@ -34,7 +34,7 @@ def calibrate(run: str | os.PathLike[str], data: str | os.PathLike[str] | None, 
     if HELD_OUT not in opened.splits or (opened.unsplit and not own):  # of which all images are judged
         problem = f"{source} has no val split, and a temperature is fitted on no other"
         raise UsageError(problem, "name a run, or data with a val split")
-    answers = answers_to(run, open_bundle(run), source, opened, HELD_OUT, computing)
+    answers = answers_to(run, open_bundle(run), source=source, opened=opened, split=HELD_OUT, computing=computing)
     targets, rows = of_loss(answers), answers.readable
     temperature = fit_temperature(answers.raw[rows], targets[rows])
     fitted_on = {"data": answers.source, "split": HELD_OUT, "images": int(rows.sum())}

@@ -68,7 +68,9 @@ def compare(
     if set(bundles[0].classes) != set(bundles[1].classes):
         computing.listener.note("the runs do not know the same classes; they are compared on those of the data")
     pairs = zip(runs, bundles, strict=True)
-    both = [answers_to(run, bundle, source, opened, split, computing) for run, bundle in pairs]
+    both = [
+        answers_to(run, bundle, source=source, opened=opened, split=split, computing=computing) for run, bundle in pairs
+    ]
     reports = [judge(one.logits, one.split.labels, one.bundle.classes, one.readable) for one in both]
     exposures = recorded(both, reports, None if data is not None else home, computing)
     comparison = compared(*(answers_of(one) for one in both))
@@ -90,7 +92,11 @@ def compare_scenes(
     boxes = not all(getattr(bundle.task, "masks", False) for bundle in bundles)
     pairs = zip(runs, bundles, strict=True)
     both, reports = zip(
-        *(judge_opened(run, bundle, source, opened, split, computing, boxes) for run, bundle in pairs), strict=True
+        *(
+            judge_opened(run, bundle, source=source, opened=opened, name=split, computing=computing, boxes=boxes)
+            for run, bundle in pairs
+        ),
+        strict=True,
     )
     exposures = recorded(list(both), list(reports), None if data is not None else home, computing)
     figures = {name: (reports[0].figures[name], reports[1].figures[name]) for name in reports[0].figures}
@@ -100,7 +106,9 @@ def compare_scenes(
         intervals = paired_object_differences(*sides, both[0].raw)  # type: ignore[arg-type]
     else:
         intervals = paired_differences(both[0].raw, both[1].raw, len(bundles[0].pixel_classes))
-    comparison = Comparison(reports[0].figure, figures, differences, intervals, None, None)
+    comparison = Comparison(
+        reports[0].figure, figures, differences=differences, intervals=intervals, counts=None, p=None
+    )
     return describe_comparison(list(both), list(reports), exposures, comparison)
 
 

@@ -92,18 +92,23 @@ def evaluate(
     """
     computing = Computing(batch_size, workers, how or InferenceOptions(), bad_images, listener or NullListener())
     if task_name(run) == Generation.name:
-        return evaluate_generator(protocol, run, data, split, computing, settings, dict(options))
+        return evaluate_generator(
+            protocol, run, data=data, split=split, computing=computing, settings=settings, options=dict(options)
+        )
     if isinstance(settings, GenerationOptions):
         raise UsageError(f"GenerationOptions are about models that make images, and {run} makes none", "leave them out")
     if protocol != "top1":
-        return evaluate_protocol(protocol, run, data, split, computing, dict(options))
+        return evaluate_protocol(protocol, run, data=data, split=split, computing=computing, options=dict(options))
     how, chosen = apply_options("evaluate", dict(options), computing.how, settings or EvaluateOptions(), known=KNOWN)
     computing = replace(computing, how=how, cache=chosen.cache)
     check_abstain(chosen.abstain)
     task = dense_task(run)
     check_task(chosen, run, task, computing.how)
     if task is not None:
-        fitted, (answers, report) = {}, judge_scenes(run, data, split, computing, chosen.boundary, chosen.tiles)
+        fitted, (answers, report) = (
+            {},
+            judge_scenes(run, data, split=split, computing=computing, boundary=chosen.boundary, tiles=chosen.tiles),
+        )
     else:
         fitted = calibrate(run, data, computing) if chosen.calibrate else {}
         answers = compute_answers(run, data, split, computing)
@@ -122,7 +127,9 @@ def evaluate(
     record(run, answers.source, answers.name, answers.views | report.summary())
     place = Path(chosen.report) if chosen.report else page_path(Path(run), data, answers.name)
     command = shlex.join(command_of(run, data, answers.name, computing.how))
-    written = write_page(place, Folder(Path(run)), answers, report, computing.listener, command)
+    written = write_page(
+        place, Folder(Path(run)), answers=answers, report=report, listener=computing.listener, command=command
+    )
     return document | {"report": os.fspath(place) if written else None}
 
 
@@ -168,7 +175,9 @@ def head_document(
 ) -> dict[str, Any]:
     """Return the document of an evaluation of the head, None for what only options add; note what flatters a figure."""
     seconds = time.perf_counter() - answers.started
-    document = describe(answers.bundle, report, answers.name, answers.source, str(run), seconds)
+    document = describe(
+        answers.bundle, report, split=answers.name, source=answers.source, run=str(run), seconds=seconds
+    )
     facts = seen(answers, data)
     for line in exposure_notes(facts, answers):
         computing.listener.note(line)

@@ -188,7 +188,7 @@ def real_of_reference(file: str, space: Space) -> Real:
     if reference.moments and space.name != INCEPTION:
         raise UsageError(f"{file} has moments of Inception's features", "name its weights: --features inception.pth")
     features = join([space.features(images) for images in reference.images(CHUNK)])
-    return Real(file, "reference", reference.count, features, None, reference.moments)
+    return Real(file, "reference", images=reference.count, features=features, train=None, moments=reference.moments)
 
 
 def sampler_of(
@@ -202,7 +202,14 @@ def sampler_of(
     """
     task, channels = bundle.task, bundle.model.config.channels
     assert isinstance(task, Generation), "open_generator refuses others"
-    sampler = ImageSampler(bundle.model, task.process, len(task.classes), bundle.preprocess, device, precision)
+    sampler = ImageSampler(
+        bundle.model,
+        task.process,
+        classes=len(task.classes),
+        preprocess=bundle.preprocess,
+        device=device,
+        precision=precision,
+    )
     place = (autoencoder or task.autoencoder) if decoded else ""
     if place:
         if not autoencoder and not place.startswith("hf:") and not Path(place).is_dir():

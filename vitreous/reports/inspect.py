@@ -101,7 +101,13 @@ def inspect(
     preprocess = resize_preprocess(bundle, chosen)
     bundle.model.any_size = True  # --image-size asks for it
     scene = Scene(
-        os.fspath(run), bundle, chosen, preprocess, device, tuple(open_pictures(images, preprocess)), listener
+        os.fspath(run),
+        bundle,
+        options=chosen,
+        preprocess=preprocess,
+        device=device,
+        pictures=tuple(open_pictures(images, preprocess)),
+        listener=listener,
     )
     folder = Path(out) if out is not None else default_folder(Path(run))
     started, answers = time.perf_counter(), likeliest_classes(scene)

@@ -44,7 +44,15 @@ def write_learned(folder: Folder, listener: Listener) -> None:
     try:
         options = InspectOptions(device=run.device, precision="fp32", count=COUNT)
         bundle = open_bundle(folder.path, headless=True)
-        scene = Scene(str(folder.path), bundle, options, bundle.preprocess, pick_device(run.device), (), listener)
+        scene = Scene(
+            str(folder.path),
+            bundle,
+            options=options,
+            preprocess=bundle.preprocess,
+            device=pick_device(run.device),
+            pictures=(),
+            listener=listener,
+        )
         pictures = [one for _, one in zip(range(IMAGES), (p for _, p in scene.readable(scene.split)), strict=False)]
         parts: dict[str, Any] = {"small": max(bundle.preprocess.image) < SMALL, "split": split_name(scene)}
         makers: dict[str, Callable[[], Any]] = {

@@ -142,7 +142,9 @@ def data_for(
         problem = f"{run} is a bundle without a run: there are no data to judge it on"
         raise UsageError(problem, "name a data set after it")
     opened = (
-        open_data_of_run(run, source, split_seed, group_by, stills, axes, ignore_index)
+        open_data_of_run(
+            run, source, split_seed=split_seed, group_by=group_by, stills=stills, axes=axes, ignore_index=ignore_index
+        )
         if data is None
         else open_for(
             source, split_seed, preprocess.kind if preprocess is not None else "pictures", stills, ignore_index

@@ -67,7 +67,9 @@ def judge_scenes(
     bundle = open_bundle(run, note=computing.listener.note, dense=True)
     source, opened = data_for(run, data, split, labelled=False)
     name = choose_split(opened, split, computing.listener.note)
-    return judge_opened(run, bundle, source, opened, name, computing, boundary=boundary, tiles=tiles)
+    return judge_opened(
+        run, bundle, source=source, opened=opened, name=name, computing=computing, boundary=boundary, tiles=tiles
+    )
 
 
 def judge_opened(
@@ -99,17 +101,27 @@ def judge_opened(
     engine = evaluation_engine(
         bundle.model,
         preprocess,
-        computing.how,
-        len(chosen),
-        computing.listener.note,
-        lambda: calibrating(run, preprocess, lambda: examples(opened, preprocess)),
+        options=computing.how,
+        images=len(chosen),
+        note=computing.listener.note,
+        pictures=lambda: calibrating(run, preprocess, lambda: examples(opened, preprocess)),
     )
     workers = default_workers() if computing.workers is None else computing.workers
     started, on_images = time.perf_counter(), progress_counter(computing.listener, "evaluate", len(chosen))
     rows, bad = evaluator.outputs(engine, EvalLoader(chosen, preprocess, workers), on_images)
     stop_at_unreadable(bad, len(chosen), computing.bad_images)
     readable(chosen, bad)  # there must be some
-    answers = Answered(os.fspath(run), bundle, source, opened, name, chosen, rows, frozenset(bad), started)
+    answers = Answered(
+        os.fspath(run),
+        bundle,
+        source=source,
+        opened=opened,
+        name=name,
+        split=chosen,
+        raw=rows,
+        bad=frozenset(bad),
+        started=started,
+    )
     return answers, evaluator.report(Outputs(chosen, rows, readable_mask(len(chosen), bad)))
 
 

@@ -82,9 +82,14 @@ def trained_on(folder: Folder, answers: Answered, data: str | os.PathLike[str] |
             opened = (
                 answers.opened
                 if mine
-                else open_data(source, run.split_seed, run.group_by, False, run.axes, run.ignore_index).holding_out(
-                    run.hold_out, run.split_seed
-                )
+                else open_data(
+                    source,
+                    run.split_seed,
+                    group_by=run.group_by,
+                    stills=False,
+                    axes=run.axes,
+                    ignore_index=run.ignore_index,
+                ).holding_out(run.hold_out, run.split_seed)
             )
             if source == run.source or opened.fingerprint() == run.fingerprint:
                 yield source, without_excluded(opened.split("train"), folder)

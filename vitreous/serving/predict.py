@@ -244,7 +244,11 @@ class Predictor:
         objects, and DataError for a file that cannot be read; with `bad_images="skip"` its answer has an `error`.
         """
         items, options = as_items(images, self.card.preprocess), DetectOptions(threshold, tiles)
-        answers = list(image_objects(self.card, self.runtime, items, options, bad_images, pictures))
+        answers = list(
+            image_objects(
+                self.card, self.runtime, items=items, options=options, bad_images=bad_images, pictures=pictures
+            )
+        )
         return answers[0] if is_image(images) else answers
 
     def predictions(
@@ -368,7 +372,9 @@ def load(
         return Predictor(file.card, file, exact=exact, clip_views=views, origin=os.fspath(run))
     from vitreous.reports.opening import open_bundle
 
-    predictor = predictor_of(run, open_bundle(run, headless, dense=True), how, examples, exact, quick)
+    predictor = predictor_of(
+        run, open_bundle(run, headless, dense=True), how=how, examples=examples, exact=exact, quick=quick
+    )
     if "engine" in options:
         predictor.choose_engine()
     return predictor
@@ -395,4 +401,4 @@ def predictor_of(
     how = how or InferenceOptions()
     views, alone = clip_views_of(how.clip_views, bundle.preprocess), replace(how, clip_views=ONE)
     runtime = TorchRuntime(bundle, alone, lambda: calibrating(run, bundle.preprocess, given), quick)
-    return Predictor(card_of(bundle), runtime, bundle, exact, views, os.fspath(run))
+    return Predictor(card_of(bundle), runtime, bundle=bundle, exact=exact, clip_views=views, origin=os.fspath(run))

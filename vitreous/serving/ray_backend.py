@@ -76,7 +76,9 @@ class Remote:
         run = replace(self.run, path=path) if isinstance(self.run, WeightsSource) else path
         ray = connect_ray(self.address)
         try:
-            start, most = worker_starter(ray, Task(run, self.how, self.exact, verb, rest, os.getcwd()))
+            start, most = worker_starter(
+                ray, Task(run, self.how, exact=self.exact, verb=verb, rest=rest, place=os.getcwd())
+            )
             workers, in_flight = list[Any](), deque[Any]()
             for number, chunk in enumerate(chain([first], packed)):
                 if number < most:

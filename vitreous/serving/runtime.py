@@ -80,11 +80,11 @@ class TorchRuntime:
         choice = choose_engine(
             self.headless_model if features else self.bundle.model,
             self.bundle.preprocess,
-            self.how,
-            lambda engine, pixels: compute(engine, pixels, part_size(engine, self.quick), self.quick),
-            1 if self.quick else self.part * parts,
-            total_images,
-            baseline,
+            options=self.how,
+            compute=lambda engine, pixels: compute(engine, pixels, part_size(engine, self.quick), self.quick),
+            batch_size=1 if self.quick else self.part * parts,
+            total_images=total_images,
+            baseline=baseline,
         )
         self.how, self.note = choice.options, choice.note
         if features:

@@ -47,7 +47,16 @@ class Best:
         nll = math.inf if nll is None or not math.isfinite(nll) else nll
         if report.score > self.score or (report.score == self.score and nll == math.inf):
             since = 0 if report.score > self.score else self.since + 1
-            return Best(step, epoch, figure, value, nll, self.evaluations + 1, since, better=report.better)
+            return Best(
+                step,
+                epoch,
+                figure=figure,
+                value=value,
+                nll=nll,
+                evaluations=self.evaluations + 1,
+                since=since,
+                better=report.better,
+            )
         return replace(self, evaluations=self.evaluations + 1, since=self.since + 1)
 
     def exhausted(self, run: Run) -> bool:

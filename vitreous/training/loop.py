@@ -133,7 +133,9 @@ def move(state: State, scalars: Scalars, samples: Tensor, rate: float) -> None:
     options, names = state.run.optimizer, ("loss", *state.objective.logged)
     norm = flat.clip(options.clip, options.clip_by)
     if reads_late(state.run, flat.master.device):
-        state.unread.append(HeldFigures(state.step + 1, names, scalars, norm, samples, state.ranks))
+        state.unread.append(
+            HeldFigures(state.step + 1, names, scalars=scalars, norm=norm, samples=samples, ranks=state.ranks)
+        )
     elif not count(
         state, state.step + 1, sum_on_host(names, scalars, flat.master.device, state.ranks), float(norm), samples
     ):

@@ -85,7 +85,9 @@ class Optimizers:
         span, names = self.flat.groups[group], self.flat.names[group]
         weight, grad = self.flat.master[span], self.flat.master_grad[span]
         first, second = self.moment("exp_avg", span), self.moment("exp_avg_sq", span)
-        update = direction(grad, weight, first, second, self.steps[group], self.options, decay)
+        update = direction(
+            grad, weight, first=first, second=second, count=self.steps[group], options=self.options, decay=decay
+        )
         if decay:
             factors = trust(self.flat.norms(weight, names), self.flat.norms(update, names))
             for name, factor in zip(names, factors, strict=True):

@@ -73,7 +73,11 @@ def fits(session: Session, state: State, shards: Shards, size: int) -> bool:
 def first_batch(session: Session, state: State, size: int) -> Batch:
     """The first `size` samples of the stream, as a step has them."""
     place = [(0, size)]
-    return next(prepared_batches(session.run, session.loader, state.objective, session.device, place, place))
+    return next(
+        prepared_batches(
+            session.run, session.loader, objective=state.objective, device=session.device, places=place, ahead=place
+        )
+    )
 
 
 def estimate(run: Run) -> float:

@@ -316,7 +316,14 @@ class Run:
         normalisation, repeats = (self.preprocess.mean, self.preprocess.std), self.data.repeats
         dtype = DTYPES[self.precision]
         return Setting(
-            self.seed, self.data.classes, multilabel, self.views, repeats, dtype, normalisation, self.mean_tokens
+            self.seed,
+            self.data.classes,
+            multilabel=multilabel,
+            views=self.views,
+            repeats=repeats,
+            dtype=dtype,
+            normalisation=normalisation,
+            tokens=self.mean_tokens,
         )
 
     @property

@@ -141,9 +141,11 @@ class Session:
         objective.reduce, objective.gather = self.ranks.mean, self.ranks.gather_rows
         group = partial(group_of, run.optimizer, run.model, objective)
         if self.ranks.joined and run.parallel == "fsdp":
-            flat = Sharded(objective, dtype, device, self.ranks, run.ema, group)
+            flat = Sharded(objective, dtype, device=device, ranks=self.ranks, ema=run.ema, group_of=group)
         else:
-            flat = Flat(objective, dtype, device, run.ema, count_gradients(run, self.ranks), group)
+            flat = Flat(
+                objective, dtype, device=device, ema=run.ema, shards=count_gradients(run, self.ranks), group_of=group
+            )
         self.measured = measured(objective.evaluators(self.inputs.train), self.inputs)
         return State(
             run=run,
@@ -159,7 +161,9 @@ class Session:
     def batches(self, state: State) -> Iterator[Batch]:
         """This process's parts of the steps from the state's position on, as `prepared_batches` makes them."""
         places, ahead = (spans(self.run, self.ranks, state.images, state.cut) for _ in range(2))
-        return prepared_batches(self.run, self.loader, state.objective, self.device, places, ahead)
+        return prepared_batches(
+            self.run, self.loader, objective=state.objective, device=self.device, places=places, ahead=ahead
+        )
 
     def watch(self, state: State) -> None:
         """After every step: what was written in the background, and what looks wrong."""

@@ -223,7 +223,17 @@ def adopt(model: Model, source: str | os.PathLike[str] | Weights, classes: tuple
     fill(model, {name: state[name] for name in loaded} | {name: own[name] for name in dropped}, weights.source)
     windows = windows_text(weights.config, model.config)
     unused = [*omitted, *unused, *weights.unused]
-    return Adoption(weights.source, weights.title, loaded, dropped, unused, resized, channels, windows, patches)
+    return Adoption(
+        weights.source,
+        weights.title,
+        loaded=loaded,
+        new=dropped,
+        unused=unused,
+        resized=resized,
+        channels=channels,
+        windows=windows,
+        patches=patches,
+    )
 
 
 def named(classes: tuple[str, ...]) -> bool:

@@ -121,7 +121,7 @@ def layout(prefix: str, block: str, mask: str, layers: tuple[Row, ...]) -> Decod
         *layers,
     )
     sign, positions = f"{prefix}decoder_embed.weight", f"{prefix}decoder_pos_embed"
-    return DecoderLayout(sign, (f"{prefix}decoder_",), block, mask, rows, positions)
+    return DecoderLayout(sign, (f"{prefix}decoder_",), block=block, mask=mask, rows=rows, positions=positions)
 
 
 def video_layout(block: str, query: str, value: str, layers: tuple[Row, ...]) -> DecoderLayout:

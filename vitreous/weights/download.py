@@ -114,7 +114,7 @@ def receive(address: str, part: Path, digest: str, listener: Listener | None) ->
         with urllib.request.build_opener(Redirects).open(request, timeout=TIMEOUT) as answer:
             begin, total = place_of(answer, address, begin)
             write_validator(part, address, answer.headers)
-            done = store(answer, address, part, begin, total, listener)
+            done = store(answer, address, part=part, begin=begin, total=total, listener=listener)
     except urllib.error.HTTPError as error:
         if error.code == 416:  # the part is whole, or no beginning of what is served now
             if begin and error.headers.get("Content-Range") == f"bytes */{begin}":
@@ -230,4 +230,4 @@ class Redirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
         """The next request. Raises WeightsError for another scheme than https."""
         refuse_address(newurl)
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
+        return super().redirect_request(req, fp, code=code, msg=msg, headers=headers, newurl=newurl)

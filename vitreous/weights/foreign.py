@@ -141,7 +141,9 @@ def find(files: list[Path], beside: dict[str, Any] | None = None) -> DetectedChe
             outside = outsiders(origin, form, names, shapes)
             lying = {name: places[other] for name, other in names.items()}
             sizes = {name: shapes[other] for name, other in names.items()}
-            return fitting(origin, form, lying, sizes, noted_settings | (beside or {}), outside)
+            return fitting(
+                origin, form, places=lying, shapes=sizes, beside=noted_settings | (beside or {}), outside=outside
+            )
     for title, pattern in UNREAD.items():
         if any(re.search(pattern, name) for name in shapes):
             raise WeightsError(f"{origin} is {title}, which is not read", READ)

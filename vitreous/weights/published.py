@@ -59,7 +59,9 @@ def augreg(
     """A row of arXiv:2106.10270; weights that were not fine-tuned have 21,843 classes."""
     source = f"{GOOGLE}/vit_models/augreg/{file}.npz"
     reference = reference or "README of google-research/vision_transformer"
-    return PublishedWeights(name, model, source, size, "Apache-2.0", reference, accuracy)
+    return PublishedWeights(
+        name, model, source=source, image_size=size, licence="Apache-2.0", reference=reference, accuracy=accuracy
+    )
 
 
 def deit(name: str, model: str, file: str, accuracy: float, size: int = 224) -> PublishedWeights:
@@ -67,52 +69,118 @@ def deit(name: str, model: str, file: str, accuracy: float, size: int = 224) -> 
     facts = {"digest": f"sha256:{file[-8:]}", "resize": "bicubic", "share": EVAL_CROP}
     reference = "README_deit.md of facebookresearch/deit"
     return PublishedWeights(
-        name, model, f"{META}/deit/{file}.pth", size, "Apache-2.0", reference, accuracy, TOP1, **facts
+        name,
+        model,
+        source=f"{META}/deit/{file}.pth",
+        image_size=size,
+        licence="Apache-2.0",
+        reference=reference,
+        accuracy=accuracy,
+        measure=TOP1,
+        **facts,
     )
 
 
 def deit3(name: str, model: str, file: str, accuracy: float, size: int = 224) -> PublishedWeights:
     """A row of arXiv:2204.07118."""
     source, reference = f"{META}/deit/deit_3_{file}.pth", "README_revenge.md of facebookresearch/deit"
-    return PublishedWeights(name, model, source, size, "Apache-2.0", reference, accuracy, resize="bicubic")
+    return PublishedWeights(
+        name,
+        model,
+        source=source,
+        image_size=size,
+        licence="Apache-2.0",
+        reference=reference,
+        accuracy=accuracy,
+        resize="bicubic",
+    )
 
 
 def dino(name: str, model: str, file: str, accuracy: float) -> PublishedWeights:
     """A row of arXiv:2104.14294."""
     source, reference = f"{META}/dino/{file}_pretrain/{file}_pretrain.pth", "README of facebookresearch/dino"
     facts = {"resize": "bicubic-offset", "share": EVAL_CROP}
-    return PublishedWeights(name, model, source, 224, "Apache-2.0", reference, accuracy, LINEAR, **facts)
+    return PublishedWeights(
+        name,
+        model,
+        source=source,
+        image_size=224,
+        licence="Apache-2.0",
+        reference=reference,
+        accuracy=accuracy,
+        measure=LINEAR,
+        **facts,
+    )
 
 
 def dinov2(name: str, model: str, file: str, accuracy: float) -> PublishedWeights:
     """A row of arXiv:2304.07193, or with registers of arXiv:2309.16588."""
     source, reference = f"{META}/dinov2/{file[:13]}/{file}_pretrain.pth", "README of facebookresearch/dinov2"
     resize = "bicubic-antialias" if file.endswith("reg4") else "bicubic-offset"
-    return PublishedWeights(name, model, source, 518, "Apache-2.0", reference, accuracy, LINEAR, resize=resize)
+    return PublishedWeights(
+        name,
+        model,
+        source=source,
+        image_size=518,
+        licence="Apache-2.0",
+        reference=reference,
+        accuracy=accuracy,
+        measure=LINEAR,
+        resize=resize,
+    )
 
 
 def mae(name: str, model: str, file: str, accuracy: float, md5: str) -> PublishedWeights:
     """A row of arXiv:2111.06377."""
     source, reference = f"{META}/mae/pretrain/mae_pretrain_vit_{file}.pth", "README of facebookresearch/mae"
     facts = {"digest": f"md5:{md5}", "resize": "bicubic", "share": EVAL_CROP}
-    return PublishedWeights(name, model, source, 224, "CC-BY-NC-4.0", reference, accuracy, TUNED, **facts)
+    return PublishedWeights(
+        name,
+        model,
+        source=source,
+        image_size=224,
+        licence="CC-BY-NC-4.0",
+        reference=reference,
+        accuracy=accuracy,
+        measure=TUNED,
+        **facts,
+    )
 
 
 def sam(name: str, model: str, file: str, md5: str) -> PublishedWeights:
     """A row of arXiv:2304.02643: a file's name ends in the first digits of its MD5, which others give whole."""
     source, reference = f"{META}/segment_anything/sam_vit_{file}.pth", "README of facebookresearch/segment-anything"
-    return PublishedWeights(name, model, source, 1024, "Apache-2.0", reference, digest=f"md5:{md5}")
+    return PublishedWeights(
+        name, model, source=source, image_size=1024, licence="Apache-2.0", reference=reference, digest=f"md5:{md5}"
+    )
 
 
 def swin(name: str, model: str, file: str, accuracy: float | None, size: int = 224) -> PublishedWeights:
     """A row of arXiv:2103.14030 or arXiv:2111.09883."""
     source, reference = f"{MICROSOFT}/{file}.pth", "MODELHUB.md of microsoft/Swin-Transformer"
-    return PublishedWeights(name, model, source, size, "MIT", reference, accuracy, share=EVAL_CROP)
+    return PublishedWeights(
+        name,
+        model,
+        source=source,
+        image_size=size,
+        licence="MIT",
+        reference=reference,
+        accuracy=accuracy,
+        share=EVAL_CROP,
+    )
 
 
 def bit(name: str, model: str, file: str, accuracy: float | None, size: int, reference: str) -> PublishedWeights:
     """A row of arXiv:1912.11370."""
-    return PublishedWeights(name, model, f"{GOOGLE}/bit_models/{file}.npz", size, "Apache-2.0", reference, accuracy)
+    return PublishedWeights(
+        name,
+        model,
+        source=f"{GOOGLE}/bit_models/{file}.npz",
+        image_size=size,
+        licence="Apache-2.0",
+        reference=reference,
+        accuracy=accuracy,
+    )
 
 
 BIT_PAGE = "README of google-research/big_transfer"
@@ -124,7 +192,12 @@ ROWS = (
     augreg("vit-b32-augreg", "ViT-B/32", "B_32-i21k-300ep-lr_0.001-aug_light1-wd_0.1-do_0.0-sd_0.0", None),
     augreg("vit-b16-augreg", "ViT-B/16", "B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0", None),
     augreg(
-        "vit-b8-augreg", "ViT-B/8", "B_8-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0", None, 224, "timm 1.0"
+        "vit-b8-augreg",
+        "ViT-B/8",
+        file="B_8-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0",
+        accuracy=None,
+        size=224,
+        reference="timm 1.0",
     ),
     augreg("vit-l16-augreg", "ViT-L/16", "L_16-i21k-300ep-lr_0.001-aug_strong1-wd_0.1-do_0.0-sd_0.0", None),
     augreg("r26-s32-augreg", "R26+ViT-S/32", "R26_S_32-i21k-300ep-lr_0.001-aug_light1-wd_0.1-do_0.0-sd_0.0", None),
@@ -209,10 +282,10 @@ ROWS = (
     PublishedWeights(
         "vit-h14-in21k",
         "ViT-H/14",
-        f"{GOOGLE}/vit_models/imagenet21k/ViT-H_14.npz",
-        224,
-        "Apache-2.0",
-        "README of google-research/vision_transformer",
+        source=f"{GOOGLE}/vit_models/imagenet21k/ViT-H_14.npz",
+        image_size=224,
+        licence="Apache-2.0",
+        reference="README of google-research/vision_transformer",
     ),
     deit("deit-ti16", "ViT-Ti/16", "deit_tiny_patch16_224-a1311bcf", 0.722),
     deit("deit-s16", "ViT-S/16", "deit_small_patch16_224-cd65a155", 0.799),
@@ -251,10 +324,38 @@ ROWS = (
     mae("mae-b16", "MAE-B/16", "base", 0.836, "8cad7c"),
     mae("mae-l16", "MAE-L/16", "large", 0.859, "b8b06e"),
     mae("mae-h14", "MAE-H/14", "huge", 0.869, "9bdbb0"),
-    PublishedWeights("clip-b32", "CLIP-B/32", "hf:openai/clip-vit-base-patch32", 224, "MIT", "openai/CLIP"),
-    PublishedWeights("clip-b16", "CLIP-B/16", "hf:openai/clip-vit-base-patch16", 224, "MIT", "openai/CLIP"),
-    PublishedWeights("clip-l14", "CLIP-L/14", "hf:openai/clip-vit-large-patch14", 224, "MIT", "openai/CLIP"),
-    PublishedWeights("clip-l14-336", "CLIP-L/14", "hf:openai/clip-vit-large-patch14-336", 336, "MIT", "openai/CLIP"),
+    PublishedWeights(
+        "clip-b32",
+        "CLIP-B/32",
+        source="hf:openai/clip-vit-base-patch32",
+        image_size=224,
+        licence="MIT",
+        reference="openai/CLIP",
+    ),
+    PublishedWeights(
+        "clip-b16",
+        "CLIP-B/16",
+        source="hf:openai/clip-vit-base-patch16",
+        image_size=224,
+        licence="MIT",
+        reference="openai/CLIP",
+    ),
+    PublishedWeights(
+        "clip-l14",
+        "CLIP-L/14",
+        source="hf:openai/clip-vit-large-patch14",
+        image_size=224,
+        licence="MIT",
+        reference="openai/CLIP",
+    ),
+    PublishedWeights(
+        "clip-l14-336",
+        "CLIP-L/14",
+        source="hf:openai/clip-vit-large-patch14-336",
+        image_size=336,
+        licence="MIT",
+        reference="openai/CLIP",
+    ),
     sam("sam-b16", "SAM-B/16", "b_01ec64", "01ec64d29a2fca3f0661936605ae66f8"),
     sam("sam-l16", "SAM-L/16", "l_0b3195", "0b3195507c641ddb6910d2bb5adee89c"),
     sam("sam-h16", "SAM-H/16", "h_4b8939", "4b8939a88964f0f4ff5f5b2642c598a6"),
@@ -274,19 +375,26 @@ ROWS = (
     swin("swinv2-s4-window16", "SwinV2-S/4-window16", "v2.0.0/swinv2_small_patch4_window16_256", 0.841, 256),
     swin("swinv2-b4", "SwinV2-B/4", "v2.0.0/swinv2_base_patch4_window8_256", 0.842, 256),
     swin("swinv2-b4-window16", "SwinV2-B/4-window16", "v2.0.0/swinv2_base_patch4_window16_256", 0.846, 256),
-    bit("bit-m-r50x1", "BiT-R50x1", "BiT-M-R50x1", None, 224, BIT_PAGE),
-    bit("bit-m-r101x1", "BiT-R101x1", "BiT-M-R101x1", None, 224, BIT_PAGE),
-    bit("bit-m-r152x4-in1k", "BiT-R152x4", "BiT-M-R152x4-ILSVRC2012", 0.84916, 480, TIMM_PAGE),
-    bit("bit-r50x1-distilled", "BiT-R50x1", "distill/R50x1_224", 0.828, 224, BIT_PAGE),
+    bit("bit-m-r50x1", "BiT-R50x1", file="BiT-M-R50x1", accuracy=None, size=224, reference=BIT_PAGE),
+    bit("bit-m-r101x1", "BiT-R101x1", file="BiT-M-R101x1", accuracy=None, size=224, reference=BIT_PAGE),
+    bit(
+        "bit-m-r152x4-in1k",
+        "BiT-R152x4",
+        file="BiT-M-R152x4-ILSVRC2012",
+        accuracy=0.84916,
+        size=480,
+        reference=TIMM_PAGE,
+    ),
+    bit("bit-r50x1-distilled", "BiT-R50x1", file="distill/R50x1_224", accuracy=0.828, size=224, reference=BIT_PAGE),
     PublishedWeights(
         "videomae-b16",
         "VideoMAE-B/16x2",
-        "hf:MCG-NJU/videomae-base",
-        224,
-        "CC-BY-NC-4.0",
-        "MODEL_ZOO.md of MCG-NJU/VideoMAE",
-        0.809,
-        TUNED_CLIPS,
+        source="hf:MCG-NJU/videomae-base",
+        image_size=224,
+        licence="CC-BY-NC-4.0",
+        reference="MODEL_ZOO.md of MCG-NJU/VideoMAE",
+        accuracy=0.809,
+        measure=TUNED_CLIPS,
     ),
 )
 PUBLISHED = {row.name: row for row in ROWS}

@@ -189,12 +189,12 @@ BIAS = "attn.relative_position_bias_table"
 MICROSOFT_LAYOUT = Layout(
     "patch_embed.proj",
     "patch_embed.norm",
-    lambda stage: f"layers.{stage}.blocks",
-    lambda stage: f"layers.{stage - 1}.downsample",
-    BRANCHES | ATTENTION | MLP,
-    BIAS,
-    "norm",
-    "head",
+    stage=lambda stage: f"layers.{stage}.blocks",
+    merge=lambda stage: f"layers.{stage - 1}.downsample",
+    parts=BRANCHES | ATTENTION | MLP,
+    bias=BIAS,
+    norm="norm",
+    head="head",
 )
 MICROSOFT = Format(
     "swin",
@@ -208,12 +208,12 @@ MICROSOFT = Format(
 TIMM_LAYOUT = Layout(
     "patch_embed.proj",
     "patch_embed.norm",
-    lambda stage: f"layers.{stage}.blocks",
-    lambda stage: f"layers.{stage}.downsample",
-    BRANCHES | ATTENTION | MLP,
-    BIAS,
-    "norm",
-    "head.fc",
+    stage=lambda stage: f"layers.{stage}.blocks",
+    merge=lambda stage: f"layers.{stage}.downsample",
+    parts=BRANCHES | ATTENTION | MLP,
+    bias=BIAS,
+    norm="norm",
+    head="head.fc",
 )
 TIMM = Format(
     "timm",
@@ -227,9 +227,9 @@ TIMM = Format(
 TRANSFORMERS_LAYOUT = Layout(
     "embeddings.patch_embeddings.projection",
     "embeddings.norm",
-    lambda stage: f"encoder.layers.{stage}.blocks",
-    lambda stage: f"encoder.layers.{stage - 1}.downsample",
-    {
+    stage=lambda stage: f"encoder.layers.{stage}.blocks",
+    merge=lambda stage: f"encoder.layers.{stage - 1}.downsample",
+    parts={
         "attention.norm": "layernorm_before",
         "mlp.norm": "layernorm_after",
         "attention.part.part.qkv": "attention.self.query attention.self.key attention.self.value",
@@ -237,9 +237,9 @@ TRANSFORMERS_LAYOUT = Layout(
         "mlp.part.fc1": "intermediate.dense",
         "mlp.part.fc2": "output.dense",
     },
-    "attention.self.relative_position_bias_table",
-    "layernorm",
-    "classifier",
+    bias="attention.self.relative_position_bias_table",
+    norm="layernorm",
+    head="classifier",
 )
 TRANSFORMERS = Format(
     "huggingface",
@@ -285,12 +285,12 @@ def describe(config: SwinConfig) -> dict[str, Any]:
 TORCHVISION_LAYOUT = Layout(
     "features.0.0",
     "features.0.2",
-    lambda stage: f"features.{2 * stage + 1}",
-    lambda stage: f"features.{2 * stage}",
-    BRANCHES | ATTENTION | {"mlp.part.fc1": "mlp.0", "mlp.part.fc2": "mlp.3"},
-    BIAS,
-    "norm",
-    "head",
+    stage=lambda stage: f"features.{2 * stage + 1}",
+    merge=lambda stage: f"features.{2 * stage}",
+    parts=BRANCHES | ATTENTION | {"mlp.part.fc1": "mlp.0", "mlp.part.fc2": "mlp.3"},
+    bias=BIAS,
+    norm="norm",
+    head="head",
 )
 
 
@@ -318,12 +318,12 @@ TORCHVISION = Format(
 OWN_LAYOUT = Layout(
     "projection",
     "first_norm",
-    lambda stage: f"stages.{stage}.blocks",
-    lambda stage: f"stages.{stage}.merge",
-    {"attention.part.part.qkv": "attention.part.part.qkv", "mlp.part.fc1": "mlp.part.fc1"},
-    TABLE,
-    "norm",
-    "head",
+    stage=lambda stage: f"stages.{stage}.blocks",
+    merge=lambda stage: f"stages.{stage}.merge",
+    parts={"attention.part.part.qkv": "attention.part.part.qkv", "mlp.part.fc1": "mlp.part.fc1"},
+    bias=TABLE,
+    norm="norm",
+    head="head",
 )
 
 

@@ -42,11 +42,11 @@ BLOCKS = (
     *blocks(
         "blocks.{i}",
         ("norm1", "norm2"),
-        "attn.qkv",
-        "attn.proj",
-        ("mlp.fc1", "mlp.fc2"),
-        ("ls1.gamma", "ls2.gamma"),
-        "{part}",
+        qkv="attn.qkv",
+        out="attn.proj",
+        mlp=("mlp.fc1", "mlp.fc2"),
+        scales=("ls1.gamma", "ls2.gamma"),
+        part="{part}",
     ),
     *table(
         "encoder.blocks.{i}.attention.part{part}.rows = blocks.{i}.attn.rel_pos_h",

@@ -43,7 +43,14 @@ COMMON = (
 LAYER = "encoder.layer.{i}"
 VIT_ROWS = (
     *COMMON,
-    *blocks(LAYER, ("layernorm_before", "layernorm_after"), QKV, OUT, ("intermediate.dense", "output.dense"), SCALES),
+    *blocks(
+        LAYER,
+        ("layernorm_before", "layernorm_after"),
+        qkv=QKV,
+        out=OUT,
+        mlp=("intermediate.dense", "output.dense"),
+        scales=SCALES,
+    ),
     *table(
         "head.{x} = classifier.{x}",
         "head.label.{x} = cls_classifier.{x}",
@@ -218,7 +225,14 @@ DINOV2 = Format(
     ("embeddings.patch_embeddings.projection.weight", "encoder.layer.0.layer_scale1.lambda1"),
     (
         *COMMON,
-        *blocks(LAYER, ("norm1", "norm2"), QKV, OUT, ("mlp.weights_in|mlp.fc1", "mlp.weights_out|mlp.fc2"), SCALES),
+        *blocks(
+            LAYER,
+            ("norm1", "norm2"),
+            qkv=QKV,
+            out=OUT,
+            mlp=("mlp.weights_in|mlp.fc1", "mlp.weights_out|mlp.fc2"),
+            scales=SCALES,
+        ),
     ),
     configure,
     ignored=(r"classifier\..*", r"embeddings\.mask_token"),

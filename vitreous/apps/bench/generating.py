@@ -49,7 +49,7 @@ def train(work: Work, precision: str = "auto", compiled: bool | None = None, gra
     images = torch.randn(work.batch_size, config.channels, *config.image)
     batch = {"images": images, "labels": torch.arange(work.batch_size) % config.classes}
     batch = {name: part.to(work.device) for name, part in batch.items()}
-    return steps(work, objective, OPTIMIZER, dtype, batch, compiled, graphs)
+    return steps(work, objective, optimizer=OPTIMIZER, dtype=dtype, batch=batch, compiled=compiled, graphs=graphs)
 
 
 def sample(work: Work, precision: str = "auto") -> Turn:
@@ -57,7 +57,14 @@ def sample(work: Work, precision: str = "auto") -> Turn:
     config = config_of(work)
     middle = (0.5,) * config.channels
     preprocess = Preprocess(config.image, config.channels, middle, middle)
-    sampler = ImageSampler(model_of(work).eval(), Diffusion(), config.classes, preprocess, work.device, precision)
+    sampler = ImageSampler(
+        model_of(work).eval(),
+        Diffusion(),
+        classes=config.classes,
+        preprocess=preprocess,
+        device=work.device,
+        precision=precision,
+    )
     labels, numbers = torch.arange(work.batch_size) % config.classes, torch.arange(work.batch_size)
 
     def turn() -> float:

@@ -67,7 +67,7 @@ def pretrain(work: Work, precision: str = "auto", compiled: bool | None = None, 
     dtype, device = DTYPES[pick_precision(precision, work.device)], torch.device(work.device)
     objective = objective_of(work, dtype).train()
     batch = {name: images.to(device) for name, images in images_of(work).items()}
-    return steps(work, objective, optimizer, dtype, batch, compiled, graphs)
+    return steps(work, objective, optimizer=optimizer, dtype=dtype, batch=batch, compiled=compiled, graphs=graphs)
 
 
 def steps(

@@ -57,7 +57,9 @@ def bench(
     for task, model in itertools.product(tasks, models):
         size = (image_size or SIDE) if task == "memory" else size_of(model, image_size)
         counts = batch_sizes[:1] if task == "predict" else batch_sizes
-        works += [Work(task, model, size, count, device, images) for count in counts]
+        works += [
+            Work(task, model, image_size=size, batch_size=count, device=device, images=images) for count in counts
+        ]
     races = []
     for work in works:
         able = contenders(work.task, device)

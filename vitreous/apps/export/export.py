@@ -63,7 +63,7 @@ def export(
     check_path(run, "export(run)")
     if to not in FORMS:
         more = bool(images or data or quantize or dynamic_size or max_loss is not None)
-        return export_weights(run, to, out, more, overwrite, listener or NullListener())
+        return export_weights(run, to, out=out, more=more, overwrite=overwrite, listener=listener or NullListener())
     allowed = check_options(to, images, data, quantize, max_loss)
     check_installed(FORMS[to].libraries + FORMS[to].for_int8 * (quantize is not None))
     listener = listener or NullListener()
@@ -82,7 +82,9 @@ def export(
     with scratch_beside(place) as scratch:
         file = Path(scratch) / place.name
         FORMS[to].write(target, file)
-        proof, reason = judge(bundle, open_export(file, target), pictures, target, allowed, listener)
+        proof, reason = judge(
+            bundle, open_export(file, target), pictures=pictures, target=target, allowed=allowed, listener=listener
+        )
         if reason and max_loss != "any":
             raise VitreousError(f"the export was not kept: {reason}", "--accept-loss keeps it all the same")
         if reason:

@@ -91,7 +91,16 @@ def compare_objects(
     differences = [one for ours, theirs in pairs for one in both_ways(ours, theirs, least, room)]
     within = [one for one in differences if one is not None]
     boxes, scores, masks = np.max(within, 0).tolist() if within else (0.0, 0.0, 0.0)
-    return ObjectProof(len(pictures), len(differences), len(within), boxes, scores, masks, rates, finite)
+    return ObjectProof(
+        len(pictures),
+        len(differences),
+        same=len(within),
+        boxes=boxes,
+        scores=scores,
+        masks=masks,
+        rates=rates,
+        finite=finite,
+    )
 
 
 def both_ways(ours: Detections, theirs: Detections, least: float, room: int) -> list[tuple[float, float, float] | None]:

@@ -111,7 +111,7 @@ def compare(
         progress(min(start + CHUNK, len(pictures)))
     rates = counted / seconds[0], counted / seconds[1]
     tops = None if labels is None else (float(right[0]) / len(labels), float(right[1]) / len(labels))
-    return Proof(len(pictures), furthest, same / len(pictures), tops, rates, finite)
+    return Proof(len(pictures), furthest, agreement=same / len(pictures), right=tops, rates=rates, finite=finite)
 
 
 def outputs_of(runtime: Runtime, card: Card, pixels: np.ndarray) -> np.ndarray:

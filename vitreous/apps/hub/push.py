@@ -65,7 +65,7 @@ def push(
         stage = Path(scratch) / "files"
         try:
             shipped = gather(folder, stage, transformers, note)
-            card = write_card(repository, bundle, summary, licence, list(tags), shipped)
+            card = write_card(repository, bundle, summary=summary, licence=licence, tags=list(tags), shipped=shipped)
             write_text(stage / CARD, card)
             sizes = {path.name: path.stat().st_size for path in sorted(stage.iterdir())}
             if out is not None:

@@ -200,7 +200,20 @@ def prepare_generator(predictor: Predictor, generator: Generator, limits: Limits
     inpaint = generator.sampler.decode is None
     asked = sample_limits(generator.classes, generator.process, card.preprocess.plane, limits.pixels, inpaint)
     pause = seconds / passes
-    return Served(predictor, plain, sized, tiles, rate, 1, False, None, "", generator, asked, pause)
+    return Served(
+        predictor,
+        plain,
+        sized=sized,
+        tiles=tiles,
+        rate=rate,
+        size=1,
+        embeds=False,
+        index=None,
+        note="",
+        generator=generator,
+        sampling=asked,
+        pause=pause,
+    )
 
 
 def packed_objects(predictor: Predictor) -> Callable[[np.ndarray], np.ndarray]:

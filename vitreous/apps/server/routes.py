@@ -119,7 +119,9 @@ async def predict(request: Request) -> Response:
         return {"name": name, "classes": classes, "unsure": answer.unsure, "error": None}
 
     empty = {"classes": [], "unsure": False}
-    return await answer_images(request, served, served.probabilities, "predictions", describe, empty)
+    return await answer_images(
+        request, served, work=served.probabilities, key="predictions", describe=describe, empty=empty
+    )
 
 
 async def embed(request: Request) -> Response:
@@ -133,7 +135,9 @@ async def embed(request: Request) -> Response:
     def describe(name: str | None, features: np.ndarray) -> dict[str, Any]:
         return {"name": name, "embedding": [float(f"{v:.8g}") for v in features.tolist()], "error": None}
 
-    return await answer_images(request, served, served.features, "embeddings", describe, {"embedding": []})
+    return await answer_images(
+        request, served, work=served.features, key="embeddings", describe=describe, empty={"embedding": []}
+    )
 
 
 async def answer_images(

@@ -65,7 +65,7 @@ def sample_limits(
     if find_spec("diffusers") is None:
         samplers.pop("dpm-solver", None)
     images = max(1, min(IMAGES, pixels // math.prod(image)))
-    return SampleLimits(tuple(classes), process.name, samplers, steps, images, inpaint)
+    return SampleLimits(tuple(classes), process.name, samplers=samplers, steps=steps, images=images, inpaint=inpaint)
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def parse_sample_request(content_type: str, body: bytes, limits: SampleLimits) -
         hint = f"at most {fewer} in so many steps, or {limits.image_steps // count} steps of so many"
         raise Refusal(413, "too_large", f"{count} images in {steps} steps", hint)
     options = SamplingOptions(guidance=guidance, sampler=sampler, steps=steps, seed=seed)
-    return SampleRequest(name, count, options, sampler, steps, to_seed)
+    return SampleRequest(name, count, options=options, sampler=sampler, steps=steps, to_seed=to_seed)
 
 
 def to_seed_of(fields: dict[str, Any], name: str | None, count: int, limits: SampleLimits) -> int | None:

@@ -123,7 +123,15 @@ class Server:
             _, served = await asyncio.gather(decoders.start(), asyncio.to_thread(self.prepare_model))
             pace = await decoders.pace(served.settings)
             connections = self.http.server_state.connections
-            self.service = service = Service(served, self.limits, settings.access, log, decoders, pace, connections)
+            self.service = service = Service(
+                served,
+                self.limits,
+                access=settings.access,
+                log=log,
+                decoders=decoders,
+                pace=pace,
+                connections=connections,
+            )
             service.root_path = settings.root_path
             if signals:
                 self.handle_signals(self.stop, self.reload)

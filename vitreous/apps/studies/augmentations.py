@@ -29,12 +29,14 @@ def cells(setting: Setting) -> tuple[Cell, ...]:
 STUDY = Study(
     "augmentations",
     "DeiT's augmentations, one left out at a time",
-    "Which of DeiT's augmentations and regularisers does a ViT need?",
-    "arXiv:2012.12877, Table 8",
-    ("left out",),
-    cells,
-    ("nothing",),
-    Published("ImageNet accuracy of DeiT-B at 224 pixels, 300 epochs; its Table 8 is not repeated here", {}),
-    "DeiT trains for 300 epochs on 1.28 million images, where strong augmentation keeps a model from learning them by "
-    "heart. Runs of few steps have no time for that, and may be better without.",
+    question="Which of DeiT's augmentations and regularisers does a ViT need?",
+    source="arXiv:2012.12877, Table 8",
+    axes=("left out",),
+    cells=cells,
+    reference=("nothing",),
+    published=Published("ImageNet accuracy of DeiT-B at 224 pixels, 300 epochs; its Table 8 is not repeated here", {}),
+    differs=(
+        "DeiT trains for 300 epochs on 1.28 million images, where strong augmentation keeps a model from learning "
+        "them by heart. Runs of few steps have no time for that, and may be better without."
+    ),
 )

@@ -27,15 +27,17 @@ def cells(setting: Setting) -> tuple[Cell, ...]:
 STUDY = Study(
     "axial",
     "Axial attention",
-    "Is attention along rows and columns better than attention to all patches, for its compute?",
-    "arXiv:2010.11929, D.6 and Figure 13",
-    ("model", "patch"),
-    cells,
-    lambda place: ("ViT", place[1]),
-    Published(
+    question="Is attention along rows and columns better than attention to all patches, for its compute?",
+    source="arXiv:2010.11929, D.6 and Figure 13",
+    axes=("model", "patch"),
+    cells=cells,
+    reference=lambda place: ("ViT", place[1]),
+    published=Published(
         "Figure 13 has points and no table: from worst to best ViT-B/32, Axial-ViT-B/32, ViT-B/16, Axial-ViT-B/16", {}
     ),
-    "An axial block has two MLPs, so that Axial-ViT has more compute and more parameters than the ViT beside it, as in "
-    "the paper. The paper pre-trains on JFT-300M and judges by 5-shot accuracy on ImageNet.",
-    Chart("exaflops", "model", logarithmic=True),
+    differs=(
+        "An axial block has two MLPs, so that Axial-ViT has more compute and more parameters than the ViT beside it, "
+        "as in the paper. The paper pre-trains on JFT-300M and judges by 5-shot accuracy on ImageNet."
+    ),
+    chart=Chart("exaflops", "model", logarithmic=True),
 )

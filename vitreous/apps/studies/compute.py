@@ -51,14 +51,18 @@ def smallest_vit(place: Place) -> Place:
 STUDY = Study(
     "compute",
     "Accuracy against compute",
-    "Which family is better for the compute of its training: ViT, ResNet or hybrid?",
-    "arXiv:2010.11929, section 4.4, Figure 5 and Table 6",
-    ("family", "model"),
-    cells,
-    smallest_vit,
-    Published("ImageNet accuracy after pre-training on JFT-300M for 7 epochs and fine-tuning (Table 6)", PUBLISHED),
-    "The paper fine-tunes what it has pre-trained; here models are judged on what they are trained on. One learning "
-    "rate serves all models of a family, and hybrids have a stem of convolutions for a ResNet.",
-    Chart("exaflops", "family", logarithmic=True),
+    question="Which family is better for the compute of its training: ViT, ResNet or hybrid?",
+    source="arXiv:2010.11929, section 4.4, Figure 5 and Table 6",
+    axes=("family", "model"),
+    cells=cells,
+    reference=smallest_vit,
+    published=Published(
+        "ImageNet accuracy after pre-training on JFT-300M for 7 epochs and fine-tuning (Table 6)", PUBLISHED
+    ),
+    differs=(
+        "The paper fine-tunes what it has pre-trained; here models are judged on what they are trained on. One "
+        "learning rate serves all models of a family, and hybrids have a stem of convolutions for a ResNet."
+    ),
+    chart=Chart("exaflops", "family", logarithmic=True),
     conclude=conclude_frontiers,
 )

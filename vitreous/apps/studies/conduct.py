@@ -84,7 +84,14 @@ def conduct(options: StudyOptions, listener: Listener) -> dict[str, Any]:
     with nullcontext(options.out) if not options.dry_run else TemporaryDirectory() as scratch:
         sources = find_sources(asked, settings.data, settings.to, Path(scratch) / "sets")
         store = Path(options.out) / "runs"
-        common = Common(sources.data, store, settings.share, settings.device, settings.precision, options.workers)
+        common = Common(
+            sources.data,
+            store,
+            share=settings.share,
+            device=settings.device,
+            precision=settings.precision,
+            workers=options.workers,
+        )
         # what there is to say of a training says nothing of models that are measured as they are drawn
         factory = RunFactory(common, listener if asked.trained else NullListener())
         cells = cells_of(asked, settings, factory.side(), sources.others)
@@ -102,7 +109,9 @@ def conduct(options: StudyOptions, listener: Listener) -> dict[str, Any]:
             runs = train_runs(factory, cells, settings, training)
         else:
             runs = [factory.make(cell, seed) for cell in cells for seed in range(settings.seeds)]
-        results = measure_runs(asked, runs, home, common, sources.others, MeasuringListener(training))
+        results = measure_runs(
+            asked, runs, home=home, common=common, others=sources.others, listener=MeasuringListener(training)
+        )
     return write_results(asked, settings, home, results, runs)
 
 

@@ -26,14 +26,16 @@ def cells(setting: Setting) -> tuple[Cell, ...]:
 STUDY = Study(
     "dino",
     "DINO's teacher",
-    "How fast may DINO's teacher follow its student, and how sharp has its answer to be?",
-    "arXiv:2104.14294, section 5 and appendix D",
-    ("momentum", "temperature"),
-    cells,
-    USUAL,
-    Published(
+    question="How fast may DINO's teacher follow its student, and how sharp has its answer to be?",
+    source="arXiv:2104.14294, section 5 and appendix D",
+    axes=("momentum", "temperature"),
+    cells=cells,
+    reference=USUAL,
+    published=Published(
         "the recipe's momentum is 0.996 at 1024 images a step and its temperature 0.04; no number is repeated", {}
     ),
-    "Momentum begins at the number of the table and ends at 1. Small runs have few steps, in which a teacher of a high "
-    "momentum hardly moves; the figure is k-NN accuracy, or RankMe where images have one class.",
+    differs=(
+        "Momentum begins at the number of the table and ends at 1. Small runs have few steps, in which a teacher of "
+        "a high momentum hardly moves; the figure is k-NN accuracy, or RankMe where images have one class."
+    ),
 )

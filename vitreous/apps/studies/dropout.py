@@ -22,13 +22,15 @@ def cells(setting: Setting) -> tuple[Cell, ...]:
 STUDY = Study(
     "patch-dropout",
     "Patches left out in training",
-    "How many patches can be left out in training, and what does it cost?",
-    "arXiv:2208.07220 and arXiv:2212.00794",
-    ("left out",),
-    cells,
-    ("0 %",),
-    Published("no number is repeated here: models and data of these papers are others", {}),
-    "The papers train larger models on images of many patches, of which many are alike. In small images each patch "
-    "says more. All runs have as many steps; those that leave out patches have less compute.",
-    Chart("left out"),
+    question="How many patches can be left out in training, and what does it cost?",
+    source="arXiv:2208.07220 and arXiv:2212.00794",
+    axes=("left out",),
+    cells=cells,
+    reference=("0 %",),
+    published=Published("no number is repeated here: models and data of these papers are others", {}),
+    differs=(
+        "The papers train larger models on images of many patches, of which many are alike. In small images each patch "
+        "says more. All runs have as many steps; those that leave out patches have less compute."
+    ),
+    chart=Chart("left out"),
 )

@@ -97,7 +97,9 @@ class RunFactory:
         if options.evaluate_every is None:
             run = judge_seldom(run, len(opened.splits.get("val", ())))
         run = replace(run, seed=seed)
-        return StudyRun(cell, seed, run, inputs, opened, self.folder(run, Path(cell.data).name))
+        return StudyRun(
+            cell, seed, run=run, inputs=inputs, opened=opened, folder=self.folder(run, Path(cell.data).name)
+        )
 
     def options(self, cell: Cell, parents: dict[str, Path]) -> TrainOptions:
         """The options of a cell's runs."""

@@ -42,15 +42,17 @@ def largest_patches(place: Place) -> Place:
 STUDY = Study(
     "dit",
     "Generators by their operations",
-    "Does a diffusion transformer make better images for more operations, by width or by smaller patches?",
-    "arXiv:2212.09748, section 5.1, Figure 8 and Table 4",
-    ("size", "patch"),
-    cells,
-    largest_patches,
-    Published("FID-50K on ImageNet at 256 pixels after 400,000 steps, without guidance (Table 4)", PUBLISHED),
-    "DiT makes latents of an autoencoder, and its distance is in the space of Inception's features. Here pixels are "
-    "made, the distance of 500 images to the validation images is in the space of pixels, and it has a bias that "
-    "numbers of images share.",
-    Chart("gflops", "patch", logarithmic=True, logarithmic_y=True),
-    Measure("frechet_distance", read_generated, "lower"),
+    question="Does a diffusion transformer make better images for more operations, by width or by smaller patches?",
+    source="arXiv:2212.09748, section 5.1, Figure 8 and Table 4",
+    axes=("size", "patch"),
+    cells=cells,
+    reference=largest_patches,
+    published=Published("FID-50K on ImageNet at 256 pixels after 400,000 steps, without guidance (Table 4)", PUBLISHED),
+    differs=(
+        "DiT makes latents of an autoencoder, and its distance is in the space of Inception's features. Here pixels "
+        "are made, the distance of 500 images to the validation images is in the space of pixels, and it has a bias "
+        "that numbers of images share."
+    ),
+    chart=Chart("gflops", "patch", logarithmic=True, logarithmic_y=True),
+    measure=Measure("frechet_distance", read_generated, "lower"),
 )

@@ -38,19 +38,21 @@ def vit_on_as_many(place: Place) -> Place:
 STUDY = Study(
     "images",
     "Accuracy against the number of images",
-    "From how many images on is a ViT better than a ResNet?",
-    "arXiv:2010.11929, section 4.3 and Figure 4",
-    ("model", "training images"),
-    cells,
-    vit_on_as_many,
-    Published(
+    question="From how many images on is a ViT better than a ResNet?",
+    source="arXiv:2010.11929, section 4.3 and Figure 4",
+    axes=("model", "training images"),
+    cells=cells,
+    reference=vit_on_as_many,
+    published=Published(
         "Figure 4 has curves and no table: on 9 million images of JFT ViT-B/32 is worse than R50x1, on 90 million and "
         "more it is better",
         {},
     ),
-    "The paper's subsets are 9 to 300 million images; here they are shares of the data named, some of a few images a "
-    "class. All runs have as many steps, so that a small share is seen more often. The hybrid has a stem of "
-    "convolutions for a ResNet, and models are not of one compute.",
-    Chart("training images", "model", logarithmic=True),
+    differs=(
+        "The paper's subsets are 9 to 300 million images; here they are shares of the data named, some of a few "
+        "images a class. All runs have as many steps, so that a small share is seen more often. The hybrid has a "
+        "stem of convolutions for a ResNet, and models are not of one compute."
+    ),
+    chart=Chart("training images", "model", logarithmic=True),
     conclude=conclude_crossings,
 )

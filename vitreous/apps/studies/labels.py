@@ -32,13 +32,15 @@ def from_scratch(place: Place) -> Place:
 STUDY = Study(
     "labels",
     "How many labels there are",
-    "What is learning without labels worth, when few or many images have labels?",
-    "arXiv:2111.06377 and arXiv:2104.14294",
-    ("first", "labelled"),
-    cells,
-    from_scratch,
-    Published("no table of these papers has these three beside each other on shares of ImageNet", {}),
-    "Both parts of a row have as many steps as a row from scratch has in all, so that what was learned without labels "
-    "costs twice the compute or more. The papers pre-train for hundreds of epochs.",
-    Chart("labelled", "first", logarithmic=True),
+    question="What is learning without labels worth, when few or many images have labels?",
+    source="arXiv:2111.06377 and arXiv:2104.14294",
+    axes=("first", "labelled"),
+    cells=cells,
+    reference=from_scratch,
+    published=Published("no table of these papers has these three beside each other on shares of ImageNet", {}),
+    differs=(
+        "Both parts of a row have as many steps as a row from scratch has in all, so that what was learned without "
+        "labels costs twice the compute or more. The papers pre-train for hundreds of epochs."
+    ),
+    chart=Chart("labelled", "first", logarithmic=True),
 )

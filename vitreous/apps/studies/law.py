@@ -88,19 +88,23 @@ def shortest(place: tuple[str, ...]) -> tuple[str, ...]:
 STUDY = Study(
     "scaling-law",
     "Loss by parameters and images seen",
-    "How does the loss fall with the size of a ViT and with the images that it sees, and what is best for a budget?",
-    "arXiv:2203.15556, section 3.3; arXiv:2106.04560",
-    ("model", "length"),
-    cells,
-    shortest,
-    Published(
+    question=(
+        "How does the loss fall with the size of a ViT and with the images that it sees, and what is best for a budget?"
+    ),
+    source="arXiv:2203.15556, section 3.3; arXiv:2106.04560",
+    axes=("model", "length"),
+    cells=cells,
+    reference=shortest,
+    published=Published(
         "of text, E = 1.69, A = 406.4, B = 410.7, a = 0.34 and b = 0.28 (arXiv:2203.15556), which are not those of "
         "images; for images laws are published of compute alone (arXiv:2106.04560)",
         {},
     ),
-    "Images are seen again and again where there are few, which a law of new images does not know; a loss that rises "
-    "again is then no fault of the model's size. Each length has a learning rate schedule of its own.",
-    Chart("samples", "model", logarithmic=True, logarithmic_y=True),
+    differs=(
+        "Images are seen again and again where there are few, which a law of new images does not know; a loss that "
+        "rises again is then no fault of the model's size. Each length has a learning rate schedule of its own."
+    ),
+    chart=Chart("samples", "model", logarithmic=True, logarithmic_y=True),
     figure="nll",
     conclude=conclude,
 )

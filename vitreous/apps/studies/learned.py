@@ -69,26 +69,29 @@ SMALL = (
 FILTERS = Study(
     "filters",
     "Filters of the patch embedding",
-    "How few components do the filters of the first layer have?",
-    "arXiv:2010.11929, section 4.5 and Figure 7 left",
-    ("patch", "components"),
-    filter_cells,
-    first_component,
-    Published("Figure 7 left shows the first 28 components of ViT-L/32, without the variance that they explain", {}),
-    SMALL + "A patch of few pixels has no more components than numbers. The reference is the first component alone.",
-    Chart("components", "patch", logarithmic=True),
-    Measure("variance_share", read_filters),
+    question="How few components do the filters of the first layer have?",
+    source="arXiv:2010.11929, section 4.5 and Figure 7 left",
+    axes=("patch", "components"),
+    cells=filter_cells,
+    reference=first_component,
+    published=Published(
+        "Figure 7 left shows the first 28 components of ViT-L/32, without the variance that they explain", {}
+    ),
+    differs=SMALL
+    + "A patch of few pixels has no more components than numbers. The reference is the first component alone.",
+    chart=Chart("components", "patch", logarithmic=True),
+    measure=Measure("variance_share", read_filters),
 )
 POSITIONS = Study(
     "position-similarity",
     "What position embeddings learn",
-    "Do learned positions know rows and columns, whatever the learning rate and the decay?",
-    "arXiv:2010.11929, section 4.5, Figures 7 centre and 10",
-    ("learning rate", "weight decay"),
-    position_cells,
-    TRAINED[1],
-    Published("Figure 10 shows the similarities of three trainings of ViT-L/16, without a number", {}),
-    SMALL
+    question="Do learned positions know rows and columns, whatever the learning rate and the decay?",
+    source="arXiv:2010.11929, section 4.5, Figures 7 centre and 10",
+    axes=("learning rate", "weight decay"),
+    cells=position_cells,
+    reference=TRAINED[1],
+    published=Published("Figure 10 shows the similarities of three trainings of ViT-L/16, without a number", {}),
+    differs=SMALL
     + "The figure is the mean cosine similarity of two positions in one row or column, less that of others: 0 for "
     "positions that know nothing of the grid.",
     measure=Measure("position_contrast", read_positions),
@@ -96,35 +99,35 @@ POSITIONS = Study(
 DISTANCE = Study(
     "attention-distance",
     "Attention distance by depth",
-    "How far do heads look in each block, and do the first ones of a hybrid look as near as those of a ViT?",
-    "arXiv:2010.11929, section 4.5, D.7, Figures 7 right and 11",
-    ("model", "heads", "block"),
-    distance_cells,
-    uncapped,
-    Published(
+    question="How far do heads look in each block, and do the first ones of a hybrid look as near as those of a ViT?",
+    source="arXiv:2010.11929, section 4.5, D.7, Figures 7 right and 11",
+    axes=("model", "heads", "block"),
+    cells=distance_cells,
+    reference=uncapped,
+    published=Published(
         "Figures 7 and 11 have dots and no table: of ViT-L/16 some heads look near in the first blocks and all far in "
         "the last ones, of R50+ViT-L/16 fewer look near; a head that looks everywhere alike has 116 pixels at 224",
         {},
     ),
-    SMALL
+    differs=SMALL
     + "The hybrid has a stem of convolutions for a ResNet and larger pictures, so that distances in pixels are to "
     "be read beside its own: rows of one model compare with its first block.",
-    Chart("block", ("model", "heads")),
-    Measure("attention_distance", read_distances),
+    chart=Chart("block", ("model", "heads")),
+    measure=Measure("attention_distance", read_distances),
 )
 ROLLOUT = Study(
     "rollout",
     "Attention rollout by depth",
-    "On how few patches does the answer rest, as far as attention mixes tokens?",
-    "arXiv:2010.11929, section 4.5, D.8, Figures 6 and 14; arXiv:2005.00928",
-    ("pooling", "block"),
-    rollout_cells,
-    first_block,
-    Published("Figures 6 and 14 show the rollout of single images of ViT-L/16, without a number", {}),
-    SMALL
+    question="On how few patches does the answer rest, as far as attention mixes tokens?",
+    source="arXiv:2010.11929, section 4.5, D.8, Figures 6 and 14; arXiv:2005.00928",
+    axes=("pooling", "block"),
+    cells=rollout_cells,
+    reference=first_block,
+    published=Published("Figures 6 and 14 show the rollout of single images of ViT-L/16, without a number", {}),
+    differs=SMALL
     + "The figure is the fewest patches that hold half of the rollout from where the answer is read, as a share of "
     "all: near a half where all count alike. The pictures are of a few validation images.",
-    Chart("block", "pooling"),
-    Measure("rollout_spread", read_rollouts, "lower"),
+    chart=Chart("block", "pooling"),
+    measure=Measure("rollout_spread", read_rollouts, "lower"),
 )
 STUDIES = (FILTERS, POSITIONS, DISTANCE, ROLLOUT)

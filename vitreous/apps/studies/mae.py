@@ -38,31 +38,31 @@ DIFFERS = (
 DEPTH = Study(
     "mae-decoder",
     "Depth of MAE's decoder",
-    "How deep has the decoder of a masked autoencoder to be?",
-    "arXiv:2111.06377, section 4.1 and Table 1a",
-    ("decoder blocks",),
-    depth_cells,
-    ("8",),
-    Published(
+    question="How deep has the decoder of a masked autoencoder to be?",
+    source="arXiv:2111.06377, section 4.1 and Table 1a",
+    axes=("decoder blocks",),
+    cells=depth_cells,
+    reference=("8",),
+    published=Published(
         "ImageNet accuracy of ViT-L/16, fine-tuned after 800 epochs (Table 1a): with 8 blocks 84.9 %; depth matters "
         "for linear probes far more than for fine-tuning",
         {("8",): "84.9 %"},
     ),
-    DIFFERS,
-    Chart("decoder blocks"),
+    differs=DIFFERS,
+    chart=Chart("decoder blocks"),
 )
 TARGET = Study(
     "mae-targets",
     "What MAE restores",
-    "Should a masked autoencoder restore pixels, or pixels that are normalised in each patch?",
-    "arXiv:2111.06377, section 4.1 and Table 1d",
-    ("target",),
-    target_cells,
-    ("pixels",),
-    Published(
+    question="Should a masked autoencoder restore pixels, or pixels that are normalised in each patch?",
+    source="arXiv:2111.06377, section 4.1 and Table 1d",
+    axes=("target",),
+    cells=target_cells,
+    reference=("pixels",),
+    published=Published(
         "ImageNet accuracy of ViT-L/16, fine-tuned after 800 epochs (Table 1d)",
         {("pixels",): "84.9 %", ("normalised pixels",): "85.4 %"},
     ),
-    DIFFERS,
+    differs=DIFFERS,
 )
 STUDIES = (DEPTH, TARGET)

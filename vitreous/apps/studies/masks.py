@@ -26,17 +26,20 @@ def cells(setting: Setting) -> tuple[Cell, ...]:
 STUDY = Study(
     "masks",
     "How many patches MAE hides",
-    "What share of the patches has a masked autoencoder to hide, for features that are worth fine-tuning?",
-    "arXiv:2111.06377, section 4.1 and Figure 5",
-    ("hidden",),
-    cells,
-    ("none",),
-    Published(
+    question="What share of the patches has a masked autoencoder to hide, for features that are worth fine-tuning?",
+    source="arXiv:2111.06377, section 4.1 and Figure 5",
+    axes=("hidden",),
+    cells=cells,
+    reference=("none",),
+    published=Published(
         "Figure 5 has curves: fine-tuned ViT-L/16 are alike from 40 % to 80 %, with 84.9 % at 75 % (Table 1); from "
         "scratch 82.5 %",
         {("75 %",): "84.9 %", ("none",): "82.5 %"},
     ),
-    "MAE pre-trains for 800 epochs on ImageNet and is fine-tuned by a recipe of its own. Here both parts have the same "
-    "few steps, and fine-tuning is that of the model from scratch; images of few patches leave little to fill in.",
-    Chart(),
+    differs=(
+        "MAE pre-trains for 800 epochs on ImageNet and is fine-tuned by a recipe of its own. Here both parts have "
+        "the same few steps, and fine-tuning is that of the model from scratch; images of few patches leave little "
+        "to fill in."
+    ),
+    chart=Chart(),
 )

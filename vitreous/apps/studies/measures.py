@@ -92,7 +92,15 @@ def scene_of(subject: Subject) -> Scene:
 
     bundle, options = open_bundle(subject.home, headless=True), InspectOptions(split="val", count=LOOKED_AT)
     device = pick_device(subject.device)
-    return Scene(str(subject.home), bundle, options, bundle.preprocess, device, (), NullListener())
+    return Scene(
+        str(subject.home),
+        bundle,
+        options=options,
+        preprocess=bundle.preprocess,
+        device=device,
+        pictures=(),
+        listener=NullListener(),
+    )
 
 
 def read_rollouts(subject: Subject) -> list[Reading]:

@@ -36,12 +36,12 @@ def measure_runs(
         subject = Subject(
             one.folder.path if study.trained else None,
             one.run,
-            one.seed,
-            others,
-            home / ALBUMS / one.folder.path.name,
-            common.device or "auto",
-            common.precision or "auto",
-            PrefixedListener(listener, label),
+            seed=one.seed,
+            others=others,
+            album=home / ALBUMS / one.folder.path.name,
+            device=common.device or "auto",
+            precision=common.precision or "auto",
+            listener=PrefixedListener(listener, label),
         )
         listener.progress(label, number - 1, len(runs))
         readings = read_once(study.measure, subject, home / READINGS / f"{one.folder.path.name}.json")
@@ -77,7 +77,7 @@ def failed(one: StudyRun) -> bool:
 
 def untrained_result(one: StudyRun) -> Result:
     """A result without a run, to which what is measured is added."""
-    return Result(one.cell.place, one.seed, "", "", None, "higher", {}, None)
+    return Result(one.cell.place, one.seed, folder="", figure="", value=None, better="higher", measured={}, images=None)
 
 
 def find_pictures(runs: list[StudyRun], home: Path) -> list[dict[str, Any]]:

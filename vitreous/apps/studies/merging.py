@@ -23,14 +23,16 @@ def unmerged(place: tuple[str, ...]) -> tuple[str, ...]:
 STUDY = Study(
     "token-merging",
     "Token merging at inference",
-    "How much faster is inference when tokens merge, and what does it cost in accuracy?",
-    "arXiv:2210.09461, section 4",
-    ("model", "merged a block"),
-    cells,
-    unmerged,
-    Published("ViT-L at 512 pixels is twice as fast for 0.2 to 0.3 % of its accuracy, without training", {}),
-    "All rows of a seed are one model, trained without merging. Small pictures have few tokens, so that merging costs "
-    "more accuracy and saves less time; images a second are of this machine, of batches of 64 in float32.",
-    Chart("images_per_second", "model"),
-    Measure("merged_top1", read_merging),
+    question="How much faster is inference when tokens merge, and what does it cost in accuracy?",
+    source="arXiv:2210.09461, section 4",
+    axes=("model", "merged a block"),
+    cells=cells,
+    reference=unmerged,
+    published=Published("ViT-L at 512 pixels is twice as fast for 0.2 to 0.3 % of its accuracy, without training", {}),
+    differs=(
+        "All rows of a seed are one model, trained without merging. Small pictures have few tokens, so that merging "
+        "costs more accuracy and saves less time; images a second are of this machine, of batches of 64 in float32."
+    ),
+    chart=Chart("images_per_second", "model"),
+    measure=Measure("merged_top1", read_merging),
 )

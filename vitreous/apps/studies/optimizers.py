@@ -40,13 +40,15 @@ def with_sgd(place: Place) -> Place:
 STUDY = Study(
     "optimizers",
     "SGD against Adam for ResNets",
-    "Do ResNets learn better with Adam than with SGD?",
-    "arXiv:2010.11929, D.1 and Table 7",
-    ("model", "optimiser"),
-    cells,
-    with_sgd,
-    Published("ImageNet accuracy after pre-training on JFT-300M and fine-tuning (Table 7)", PUBLISHED),
-    "The paper pre-trains and fine-tunes; here models are judged on what they are trained on. At the small scales R50 "
-    "and R152x2 stand for ResNets of two stages, a small and a larger one. Each optimiser has one learning rate, which "
-    "is not tuned: a difference may be that of the rates.",
+    question="Do ResNets learn better with Adam than with SGD?",
+    source="arXiv:2010.11929, D.1 and Table 7",
+    axes=("model", "optimiser"),
+    cells=cells,
+    reference=with_sgd,
+    published=Published("ImageNet accuracy after pre-training on JFT-300M and fine-tuning (Table 7)", PUBLISHED),
+    differs=(
+        "The paper pre-trains and fine-tunes; here models are judged on what they are trained on. At the small "
+        "scales R50 and R152x2 stand for ResNets of two stages, a small and a larger one. Each optimiser has one "
+        "learning rate, which is not tuned: a difference may be that of the rates."
+    ),
 )

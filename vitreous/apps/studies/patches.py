@@ -36,17 +36,19 @@ def from_nothing(place: Place) -> Place:
 STUDY = Study(
     "masked-patches",
     "Masked patch prediction against labels",
-    "How much of what labels teach does a ViT learn from patches that are hidden?",
-    "arXiv:2010.11929, section 4.6 and B.1.2",
-    ("learned first", "data set"),
-    cells,
-    from_nothing,
-    Published(
+    question="How much of what labels teach does a ViT learn from patches that are hidden?",
+    source="arXiv:2010.11929, section 4.6 and B.1.2",
+    axes=("learned first", "data set"),
+    cells=cells,
+    reference=from_nothing,
+    published=Published(
         "ImageNet accuracy of ViT-B/16 after masked patch prediction on JFT-300M: 2 % above training from scratch and "
         "4 % below pre-training with labels",
         PUBLISHED,
     ),
-    "The paper pre-trains for a million steps. Here what is learned first and what is judged are near to each other, "
-    "and images of few patches leave little to predict.",
+    differs=(
+        "The paper pre-trains for a million steps. Here what is learned first and what is judged are near to each "
+        "other, and images of few patches leave little to predict."
+    ),
     others="sets",
 )

@@ -60,7 +60,9 @@ def forecast_study(runs: list[StudyRun], listener: Listener) -> Forecast:
         steps += run.steps
         exaflops += training_flops(run) / 1e18
     memory = peak_memory(todo[0].run.device) if todo else None
-    return Forecast(len(runs), len(runs) - len(todo), steps, seconds, memory, exaflops)
+    return Forecast(
+        len(runs), len(runs) - len(todo), steps=steps, seconds=seconds, peak_memory_bytes=memory, exaflops=exaflops
+    )
 
 
 def training_flops(run: Run) -> float:

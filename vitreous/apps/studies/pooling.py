@@ -30,17 +30,19 @@ def same_rate(place: Place) -> Place:
 STUDY = Study(
     "pooling",
     "Class token or mean pooling",
-    "Does a ViT need a class token, or does the mean of its patches do, at a learning rate of its own?",
-    "arXiv:2010.11929, D.3 and Figure 9",
-    ("pooling", "learning rate"),
-    cells,
-    same_rate,
-    Published(
+    question="Does a ViT need a class token, or does the mean of its patches do, at a learning rate of its own?",
+    source="arXiv:2010.11929, D.3 and Figure 9",
+    axes=("pooling", "learning rate"),
+    cells=cells,
+    reference=same_rate,
+    published=Published(
         "Figure 9 has curves and no table: the class token at 8e-4 and the mean at 3e-4 end alike, the mean at 8e-4 "
         "far below",
         {},
     ),
-    "The paper's class token has a layer with tanh before the head, its mean has none, and it pre-trains on JFT-300M. "
-    "Learning rates that suit smaller models and batches are higher than the paper's.",
-    Chart("learning rate", "pooling", logarithmic=True),
+    differs=(
+        "The paper's class token has a layer with tanh before the head, its mean has none, and it pre-trains on "
+        "JFT-300M. Learning rates that suit smaller models and batches are higher than the paper's."
+    ),
+    chart=Chart("learning rate", "pooling", logarithmic=True),
 )

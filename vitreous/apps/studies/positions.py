@@ -44,13 +44,15 @@ def cells(setting: Setting) -> tuple[Cell, ...]:
 STUDY = Study(
     "positions",
     "Position embeddings",
-    "Does it matter what kind of position embedding a ViT has, and where it is added?",
-    "arXiv:2010.11929, Table 8",
-    ("positions", "added at"),
-    cells,
-    ("1-D", "input"),
-    Published("ImageNet 5-shot accuracy of ViT-B/16 pre-trained on JFT-300M (Table 8)", VALUES),
-    "The paper pre-trains on JFT-300M and judges by a linear 5-shot classifier on ImageNet. Here models are trained "
-    "and judged on the classes of the data named, and they are smaller: with few tokens of few pixels places say more "
-    "of an image, and few images have to teach positions.",
+    question="Does it matter what kind of position embedding a ViT has, and where it is added?",
+    source="arXiv:2010.11929, Table 8",
+    axes=("positions", "added at"),
+    cells=cells,
+    reference=("1-D", "input"),
+    published=Published("ImageNet 5-shot accuracy of ViT-B/16 pre-trained on JFT-300M (Table 8)", VALUES),
+    differs=(
+        "The paper pre-trains on JFT-300M and judges by a linear 5-shot classifier on ImageNet. Here models are "
+        "trained and judged on the classes of the data named, and they are smaller: with few tokens of few pixels "
+        "places say more of an image, and few images have to teach positions."
+    ),
 )

@@ -32,46 +32,49 @@ DIFFERS = (
 REGISTERS = Study(
     "registers",
     "Features with registers",
-    "Do registers make features better?",
-    "arXiv:2309.16588, section 3.2",
-    ("registers",),
-    register_cells,
-    ("0",),
-    Published(
+    question="Do registers make features better?",
+    source="arXiv:2309.16588, section 3.2",
+    axes=("registers",),
+    cells=register_cells,
+    reference=("0",),
+    published=Published(
         "k-NN accuracy on ImageNet of DINOv2's released ViT-L/14 without and with registers, distilled from ViT-g",
         {("0",): "83.5 %", ("4",): "83.8 %"},
     ),
-    DIFFERS,
+    differs=DIFFERS,
 )
 NORMS = Study(
     "artefact-norms",
     "Patch tokens of large norm",
-    "Do registers take the place of patch tokens whose norm is far above the others'?",
-    "arXiv:2309.16588, sections 2.1 and 3.2, Figures 3 and 7",
-    ("registers",),
-    register_cells,
-    ("0",),
-    Published(
+    question="Do registers take the place of patch tokens whose norm is far above the others'?",
+    source="arXiv:2309.16588, sections 2.1 and 3.2, Figures 3 and 7",
+    axes=("registers",),
+    cells=register_cells,
+    reference=("0",),
+    published=Published(
         "figures of norms and no table: about 2 % of the patch tokens of DINOv2's ViT-g without registers have a norm "
         "above 150, where most are below 100; with registers none has",
         {},
     ),
-    DIFFERS + " The figure is the largest norm of an image's patch tokens before the last norm, over their median.",
+    differs=DIFFERS
+    + " The figure is the largest norm of an image's patch tokens before the last norm, over their median.",
     measure=Measure("norm_ratio", read_norms, "lower"),
 )
 CROPS = Study(
     "dino-crops",
     "DINO's local views",
-    "How many local views does DINO need beside its two global ones?",
-    "arXiv:2104.14294, section 5.4 and Table 8",
-    ("local views",),
-    view_cells,
-    ("0",),
-    Published(
+    question="How many local views does DINO need beside its two global ones?",
+    source="arXiv:2104.14294, section 5.4 and Table 8",
+    axes=("local views",),
+    cells=view_cells,
+    reference=("0",),
+    published=Published(
         "ViT-S/16 after 100 epochs with 8 local views: 69.3 % by k-NN, 74.0 % by a linear probe", {("8",): "69.3 %"}
     ),
-    "DINO trains on 1.28 million photographs. Local views of small pictures have few patches, and every view more "
-    "costs time: all runs have as many steps.",
-    Chart("local views"),
+    differs=(
+        "DINO trains on 1.28 million photographs. Local views of small pictures have few patches, and every view more "
+        "costs time: all runs have as many steps."
+    ),
+    chart=Chart("local views"),
 )
 STUDIES = (REGISTERS, NORMS, CROPS)

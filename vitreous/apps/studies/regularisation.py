@@ -35,16 +35,18 @@ def unregularised(place: Place) -> Place:
 STUDY = Study(
     "regularisation",
     "Regularisation by the number of images",
-    "Do few images need another regularisation than many: weight decay, dropout, label smoothing?",
-    "arXiv:2010.11929, section 4.3 and Figure 3",
-    ("regulariser", "training images"),
-    cells,
-    unregularised,
-    Published(
+    question="Do few images need another regularisation than many: weight decay, dropout, label smoothing?",
+    source="arXiv:2010.11929, section 4.3 and Figure 3",
+    axes=("regulariser", "training images"),
+    cells=cells,
+    reference=unregularised,
+    published=Published(
         "for ImageNet the paper tunes weight decay, dropout and label smoothing and prints the first two (0.3 and 0.1 "
         "of ViT pre-trained on ImageNet, Table 3), and no accuracy of each by itself",
         {},
     ),
-    "The paper tunes the three for each data set at once. Here each has one strength, by itself; what else the recipe "
-    "has, augmentation above all, regularises too and is the same in all rows.",
+    differs=(
+        "The paper tunes the three for each data set at once. Here each has one strength, by itself; what else the "
+        "recipe has, augmentation above all, regularises too and is the same in all rows."
+    ),
 )

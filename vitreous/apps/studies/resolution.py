@@ -35,13 +35,18 @@ def vit_at(place: Place) -> Place:
 STUDY = Study(
     "swin",
     "Swin against ViT by the size of images",
-    "Is attention within windows, and tokens that merge, better than a plain ViT, as images grow?",
-    "arXiv:2103.14030, Table 1",
-    ("model", "image size"),
-    cells,
-    vit_at,
-    Published("ImageNet accuracy of Swin-B, at 384 pixels fine-tuned from 224; DeiT-B has 81.8 % at 224", PUBLISHED),
-    "Small pictures are scaled up to the size, which brings tokens and no detail. Both have as many steps and patches "
-    "of one size; the axis of the figure is the compute of training. Swin stands for two stages of two blocks.",
-    Chart("exaflops", "model", logarithmic=True),
+    question="Is attention within windows, and tokens that merge, better than a plain ViT, as images grow?",
+    source="arXiv:2103.14030, Table 1",
+    axes=("model", "image size"),
+    cells=cells,
+    reference=vit_at,
+    published=Published(
+        "ImageNet accuracy of Swin-B, at 384 pixels fine-tuned from 224; DeiT-B has 81.8 % at 224", PUBLISHED
+    ),
+    differs=(
+        "Small pictures are scaled up to the size, which brings tokens and no detail. Both have as many steps and "
+        "patches of one size; the axis of the figure is the compute of training. Swin stands for two stages of two "
+        "blocks."
+    ),
+    chart=Chart("exaflops", "model", logarithmic=True),
 )

@@ -32,18 +32,20 @@ def cells(setting: Setting) -> tuple[Cell, ...]:
 STUDY = Study(
     "shape",
     "Depth, width, MLP and patch",
-    "Which size of a ViT is worth its compute: depth, width, the MLP, or smaller patches?",
-    "arXiv:2010.11929, D.2 and Figure 8",
-    ("changed", "model"),
-    cells,
-    ("base", "base"),
-    Published(
+    question="Which size of a ViT is worth its compute: depth, width, the MLP, or smaller patches?",
+    source="arXiv:2010.11929, D.2 and Figure 8",
+    axes=("changed", "model"),
+    cells=cells,
+    reference=("base", "base"),
+    published=Published(
         "Figure 8 has curves and no table: depth gains most, up to 64 layers and less after 16; width gains least; "
         "smaller patches gain without a parameter more",
         {},
     ),
-    "The paper starts from 8 layers of width 1024 with an MLP of 2048 on patches of 32, pre-trains on JFT-300M and "
-    "judges by 5-shot accuracy. Sizes here begin smaller, and every run has the same number of steps: a larger model "
-    "has more compute, which is the axis of the figure.",
-    Chart("exaflops", "changed", logarithmic=True),
+    differs=(
+        "The paper starts from 8 layers of width 1024 with an MLP of 2048 on patches of 32, pre-trains on JFT-300M and "
+        "judges by 5-shot accuracy. Sizes here begin smaller, and every run has the same number of steps: a larger "
+        "model has more compute, which is the axis of the figure."
+    ),
+    chart=Chart("exaflops", "changed", logarithmic=True),
 )

@@ -39,35 +39,41 @@ def resnet(place: Place) -> Place:
 SPEED = Study(
     "speed",
     "Speed against the size of images",
-    "Are ViTs as fast as ResNets, and from what size of images on do they fall behind?",
-    "arXiv:2010.11929, D.5 and Figure 12, left",
-    ("model", "image size"),
-    cells,
-    resnet,
-    Published(
+    question="Are ViTs as fast as ResNets, and from what size of images on do they fall behind?",
+    source="arXiv:2010.11929, D.5 and Figure 12, left",
+    axes=("model", "image size"),
+    cells=cells,
+    reference=resnet,
+    published=Published(
         "Figure 12 has curves of the best batch on a TPUv3 core and no table: ViTs are about as fast as ResNets, and "
         "the square of the number of tokens only begins to show for the largest models on the largest images",
         {},
     ),
-    "These are images a second of this machine, as a model infers in float32, the filters of a ResNet standardised "
-    "once, of the fastest of the batches that there was time for; other work on the machine makes them fewer. Sizes "
-    "that take longer than the time for a model are left out.",
-    Chart("image size", "model", logarithmic=True, logarithmic_y=True),
-    Measure("fastest_rate", read_rates, trained=False),
+    differs=(
+        "These are images a second of this machine, as a model infers in float32, the filters of a ResNet standardised "
+        "once, of the fastest of the batches that there was time for; other work on the machine makes them fewer. "
+        "Sizes that take longer than the time for a model are left out."
+    ),
+    chart=Chart("image size", "model", logarithmic=True, logarithmic_y=True),
+    measure=Measure("fastest_rate", read_rates, trained=False),
 )
 BATCH = Study(
     "largest-batch",
     "Largest batch against the size of images",
-    "How many images does the memory hold at once, of ViTs and of ResNets?",
-    "arXiv:2010.11929, D.5 and Figure 12, right",
-    ("model", "image size"),
-    cells,
-    resnet,
-    Published("Figure 12 has curves and no table: large ViTs need less memory than ResNets of their accuracy", {}),
-    "On a GPU batches of powers of two are tried until one does not fit. On a processor the tensors of passes of one "
-    "image and of two are counted, and the figure is how many 80 % of the free memory would hold, at most "
-    "4096: it moves with the memory that is free.",
-    Chart("image size", "model", logarithmic=True, logarithmic_y=True),
-    Measure("largest_batch", read_largest, trained=False),
+    question="How many images does the memory hold at once, of ViTs and of ResNets?",
+    source="arXiv:2010.11929, D.5 and Figure 12, right",
+    axes=("model", "image size"),
+    cells=cells,
+    reference=resnet,
+    published=Published(
+        "Figure 12 has curves and no table: large ViTs need less memory than ResNets of their accuracy", {}
+    ),
+    differs=(
+        "On a GPU batches of powers of two are tried until one does not fit. On a processor the tensors of passes of "
+        "one image and of two are counted, and the figure is how many 80 % of the free memory would hold, at most "
+        "4096: it moves with the memory that is free."
+    ),
+    chart=Chart("image size", "model", logarithmic=True, logarithmic_y=True),
+    measure=Measure("largest_batch", read_largest, trained=False),
 )
 STUDIES = (SPEED, BATCH)

@@ -51,9 +51,13 @@ class Scale:
 
 
 SCALES: dict[str, Scale] = {
-    "small": Scale("small", "minutes on two cores", "digits", 64, 4, 400, 128, 3),
-    "gpu": Scale("gpu", "an hour on one GPU", "CIFAR-10", 192, 9, 4000, 256, 3),
-    "published": Scale("published", "as published", "JFT-300M", 768, 12, 0, 4096, 1),
+    "small": Scale(
+        "small", "minutes on two cores", data="digits", width=64, depth=4, steps=400, batch_size=128, seeds=3
+    ),
+    "gpu": Scale("gpu", "an hour on one GPU", data="CIFAR-10", width=192, depth=9, steps=4000, batch_size=256, seeds=3),
+    "published": Scale(
+        "published", "as published", data="JFT-300M", width=768, depth=12, steps=0, batch_size=4096, seeds=1
+    ),
 }
 
 

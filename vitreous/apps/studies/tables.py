@@ -64,7 +64,16 @@ def read_result(one: StudyRun, figure: str = "") -> Result:
     figure = figure or (leading_of(val) if val else "")
     value = val.get(figure) if "failure" not in summary else None
     measured: dict[str, float | None] = {**{name: summary.get(name) for name in MEASURED}, "samples": one.run.total}
-    return Result(one.cell.place, one.seed, str(one.folder.path), figure, value, better, measured, val.get("images"))
+    return Result(
+        one.cell.place,
+        one.seed,
+        folder=str(one.folder.path),
+        figure=figure,
+        value=value,
+        better=better,
+        measured=measured,
+        images=val.get("images"),
+    )
 
 
 def tabulate(study: Study, results: list[Result]) -> list[Row]:
@@ -86,13 +95,13 @@ def make_row(study: Study, place: Place, values: dict[Place, dict[int, float]], 
     return Row(
         place,
         own,
-        sum(result.value is None for result in results),
-        estimate_mean(list(own.values())) if own else None,
-        pair,
-        None if reference == place else reference,
-        study.published.values.get(place),
-        measured,
-        [result.folder for result in results],
+        failed=sum(result.value is None for result in results),
+        mean=estimate_mean(list(own.values())) if own else None,
+        difference=pair,
+        reference=None if reference == place else reference,
+        published=study.published.values.get(place),
+        measured=measured,
+        runs=[result.folder for result in results],
     )
 
 

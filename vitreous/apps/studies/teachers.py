@@ -32,16 +32,18 @@ def cells(setting: Setting) -> tuple[Cell, ...]:
 STUDY = Study(
     "teachers",
     "Kinds of distillation",
-    "Does a ViT learn more from a teacher's class or from its probabilities?",
-    "arXiv:2012.12877, section 5.2 and Table 3",
-    ("distillation",),
-    cells,
-    ("no teacher",),
-    Published(
+    question="Does a ViT learn more from a teacher's class or from its probabilities?",
+    source="arXiv:2012.12877, section 5.2 and Table 3",
+    axes=("distillation",),
+    cells=cells,
+    reference=("no teacher",),
+    published=Published(
         "ImageNet accuracy of DeiT-B at 224 pixels without distillation token (Table 3)",
         {("no teacher",): "81.8 %", ("soft",): "81.8 %", ("hard",): "83.0 %"},
     ),
-    "DeiT's teacher is a RegNetY-16GF of 82.9 %; here it is a small ResNet trained on the same images, whose accuracy "
-    "is a row of the table. Students have no distillation token, and learn labels and teacher with one "
-    "head; without a teacher its part of the loss is 0, so that all students have one recipe.",
+    differs=(
+        "DeiT's teacher is a RegNetY-16GF of 82.9 %; here it is a small ResNet trained on the same images, whose "
+        "accuracy is a row of the table. Students have no distillation token, and learn labels and teacher with one "
+        "head; without a teacher its part of the loss is 0, so that all students have one recipe."
+    ),
 )

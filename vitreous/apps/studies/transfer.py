@@ -119,38 +119,42 @@ def conclude_groups(rows: Sequence[Any]) -> Conclusion:
 TRANSFER = Study(
     "transfer",
     "Transfer of several models to several data sets",
-    "Which pre-trained model is better on other data sets, and how sure is that over runs?",
-    "arXiv:2010.11929, Tables 2 and 5",
-    ("model", "data set"),
-    cells,
-    from_scratch,
-    Published(
+    question="Which pre-trained model is better on other data sets, and how sure is that over runs?",
+    source="arXiv:2010.11929, Tables 2 and 5",
+    axes=("model", "data set"),
+    cells=cells,
+    reference=from_scratch,
+    published=Published(
         "accuracy after pre-training on JFT-300M, fine-tuned at 384 pixels (Table 5); Table 2 has mean and deviation "
         "of three runs, of ViT-L/16 on CIFAR-10 99.42 ± 0.03 %, on CIFAR-100 93.90 ± 0.05 %, on Pets 97.32 ± 0.11 %, "
         "on Flowers 99.74 ± 0.00 %",
         PUBLISHED,
     ),
-    "The paper pre-trains on 303 million images with 18,291 classes, and its seeds are those of fine-tuning alone. "
-    "Here what is learned first is small and near to the other sets, each seed has a pre-training of its own, and the "
-    "model from scratch, which the paper's table does not have, is the reference.",
+    differs=(
+        "The paper pre-trains on 303 million images with 18,291 classes, and its seeds are those of fine-tuning alone. "
+        "Here what is learned first is small and near to the other sets, each seed has a pre-training of its own, "
+        "and the model from scratch, which the paper's table does not have, is the reference."
+    ),
     others="sets",
 )
 
 BY_GROUP = Study(
     "groups",
     "Transfer by group of data sets",
-    "On which kind of data sets does pre-training help most?",
-    "arXiv:2010.11929, Figure 2 and Table 9; arXiv:1910.04867",
-    ("model", "group", "data set"),
-    grouped,
-    from_scratch,
-    Published(
+    question="On which kind of data sets does pre-training help most?",
+    source="arXiv:2010.11929, Figure 2 and Table 9; arXiv:1910.04867",
+    axes=("model", "group", "data set"),
+    cells=grouped,
+    reference=from_scratch,
+    published=Published(
         "means over the groups of VTAB-1k after JFT-300M, of Table 9's numbers (natural, specialized, structured): "
         + "; ".join(f"{model} {', '.join(values)} %" for model, values in GROUPS.items()),
         {},
     ),
-    "VTAB has 1,000 training images for each of 19 sets. Here all training images of each set named are learned from, "
-    "whatever their number: `vitreous evaluate --protocol vtab` has VTAB's own rule.",
+    differs=(
+        "VTAB has 1,000 training images for each of 19 sets. Here all training images of each set named are learned "
+        "from, whatever their number: `vitreous evaluate --protocol vtab` has VTAB's own rule."
+    ),
     conclude=conclude_groups,
     others="groups",
 )

@@ -52,7 +52,9 @@ def lay_objects(
     if side >= SMALL:
         font = ImageFont.load_default(float(np.clip(side / (28 if len(boxes) <= FEW else 42), 10, 36)))
         for number in reversed([number for number, text in enumerate(texts) if text]):
-            write_label(pen, picture.size, outline(boxes[number]), texts[number], colours[number], font)
+            write_label(
+                pen, picture.size, box=outline(boxes[number]), text=texts[number], colour=colours[number], font=font
+            )
     return picture
 
 

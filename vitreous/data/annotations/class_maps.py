@@ -76,7 +76,7 @@ def map_classes(
     pairs = [pair for name, part in present.items() for pair in zip(places[name], part, strict=True)]
     beyond = (number_error(np.array(sorted(numbers), int), len(names), place, root) for place, numbers in pairs)
     error = next((one for one in (*errors, *beyond) if one is not None), None)
-    return MapClasses(names, present, notes, binary, threshold, error)
+    return MapClasses(names, present, notes=notes, binary=binary, threshold=threshold, error=error)
 
 
 def number_error(classes: np.ndarray, count: int, place: Path, root: Path) -> DataError | None:

@@ -178,7 +178,9 @@ def masks(
     if maps:
         places = {name: [files[0] for files in masks] for name, (_, _, masks) in listed.items()}
         read = partial(read_values, palette=palette, reader=reader)
-        classes = map_classes(root, places, names, palette, (reader.axes, read), ignore_index)
+        classes = map_classes(
+            root, places, names=names, palette=palette, reader=(reader.axes, read), ignore_index=ignore_index
+        )
     else:
         if len(names) > 1:
             hint = f"leave {CLASSES} out, or give class maps"
@@ -199,7 +201,15 @@ def masks(
     splits |= {name: Files(images, no_labels(len(images))) for name, images in unlabelled.items() if images is not None}
     splits, whole = with_val(splits, split_seed, notes)
     unsplit = whole is not None and "test" not in splits
-    return Data(printable(root), tuple(names), splits, notes, unsplit, whole, unlearnable=classes.error)
+    return Data(
+        printable(root),
+        tuple(names),
+        splits=splits,
+        notes=notes,
+        unsplit=unsplit,
+        whole=whole,
+        unlearnable=classes.error,
+    )
 
 
 def pair_masks(place: MaskPlace, reader: Reader) -> tuple[bool, list[Path], list[list[Path]]]:
@@ -255,4 +265,6 @@ def mark_void(classes: np.ndarray, place: Path, image: Path, size: tuple[int, ..
     return classes if void is None else np.where(void, np.int32(IGNORE), classes)
 
 
-PICTURES = Reader(2, (("images",), MASKS), list_images, without_ending, image_size, read_mask, mark_void)
+PICTURES = Reader(
+    2, (("images",), MASKS), files=list_images, stem=without_ending, size=image_size, mask=read_mask, align=mark_void
+)

@@ -93,10 +93,10 @@ class PanopticFiles:
         return Target(
             size,
             np.array([segment.label for segment in things], np.int64),
-            boxes_of(layer == place for place in places.values()),
-            np.array([segment.crowd for segment in things], bool),
-            layer[None] if things else None,
-            classes,
+            boxes=boxes_of(layer == place for place in places.values()),
+            crowd=np.array([segment.crowd for segment in things], bool),
+            layers=layer[None] if things else None,
+            classes=classes,
         )
 
     def update(self, digest: Any, rows: np.ndarray) -> None:
@@ -159,7 +159,7 @@ def panoptic(root: Path, split_seed: int = 0) -> Data:
     notes: list[str] = []
     splits, whole = with_val(splits, split_seed, notes)
     unsplit = whole is not None and "test" not in splits
-    return Data(printable(root), tuple(names), splits, notes, unsplit, whole)
+    return Data(printable(root), tuple(names), splits=splits, notes=notes, unsplit=unsplit, whole=whole)
 
 
 def kinds_of(document: dict[str, Any], origin: str) -> dict[int, tuple[str, bool]]:

@@ -41,7 +41,7 @@ def data_of_scenes(
             notes += loss_notes(split, scenes[split], tally)
     splits, whole = with_val(splits, split_seed, notes)
     unsplit = whole is not None and "test" not in splits
-    return Data(name, tuple(classes), splits, notes, unsplit, whole, unlearnable=unlearnable)
+    return Data(name, tuple(classes), splits=splits, notes=notes, unsplit=unsplit, whole=whole, unlearnable=unlearnable)
 
 
 def without_empty(scene: Scene) -> Scene:

@@ -146,7 +146,7 @@ def boxes_of(masks: Iterable[np.ndarray]) -> np.ndarray:
 def no_objects(size: tuple[int, ...], classes: np.ndarray | None = None) -> Target:
     """Return the target of an image without objects; `classes`: its class map, (H, W) or (D, H, W) int32."""
     none = np.zeros(0, np.int64)
-    return Target(size, none, np.zeros((0, 4), np.float32), np.zeros(0, bool), None, classes)
+    return Target(size, none, boxes=np.zeros((0, 4), np.float32), crowd=np.zeros(0, bool), layers=None, classes=classes)
 
 
 class Annotations(Protocol):

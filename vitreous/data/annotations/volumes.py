@@ -44,7 +44,13 @@ def labels_in(place: Path) -> np.ndarray:
 
 
 VOLUMES = Reader(
-    3, (("images", DECATHLON[0]), (*MASKS, DECATHLON[1])), list_volumes, stem_of, volume_size, labels_in, align_labels
+    3,
+    (("images", DECATHLON[0]), (*MASKS, DECATHLON[1])),
+    files=list_volumes,
+    stem=stem_of,
+    size=volume_size,
+    mask=labels_in,
+    align=align_labels,
 )
 
 

@@ -348,7 +348,20 @@ def paint(augment: Augment) -> list:
         steps.append(partial(either, RandAugment(BIG_VISION, layers, magnitude, Image.Resampling.NEAREST)))
     elif layers:
         filter = FILTERS[augment.crop_filter or "bicubic"]
-        steps.append(partial(either, RandAugment(TIMM, layers, magnitude, filter, 0.5, augment.rand_spread, 10)))
+        steps.append(
+            partial(
+                either,
+                RandAugment(
+                    TIMM,
+                    layers,
+                    magnitude=magnitude,
+                    filter=filter,
+                    probability=0.5,
+                    spread=augment.rand_spread,
+                    highest=10,
+                ),
+            )
+        )
     if augment.three:
         steps.append(partial(either, three))
     if augment.trivial:

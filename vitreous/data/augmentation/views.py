@@ -109,7 +109,7 @@ class MultiCrop:
         for start in range(0, len(sources), CHUNK):
             span = slice(start, start + CHUNK)
             rows = pixels[torch.from_numpy(sources[span])].permute(0, 2, 1, 3).float()
-            rows = crop(rows, u[span], size, area, self.ratio, self.flip)
+            rows = crop(rows, u[span], size=size, area=area, ratio=self.ratio, flip=self.flip)
             if pixels.dtype == torch.uint8:
                 rows.clamp_(0, 255)
                 if channels in (1, 3):

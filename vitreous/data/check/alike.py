@@ -37,7 +37,9 @@ def near(
     """Group images or clips of (n,) RECORD that look alike: those that may be copies are read again by `job`, and
     compared. `slow` is that of `scan`."""
     samples, pairs = renumbered(proposed(records))
-    again, _ = scan(pool, samples.tolist(), job, workers, lambda done: progress(done, len(samples)), slow)
+    again, _ = scan(
+        pool, samples.tolist(), job=job, workers=workers, progress=lambda done: progress(done, len(samples)), slow=slow
+    )
     views = again["view"]
     pairs, _ = verified(pairs, views if views.ndim == 4 else views[:, None])
     return linked(samples[np.stack([pairs["sample"], pairs["of"]])])
@@ -72,7 +74,9 @@ def alike_pairs(records: np.ndarray, asked: np.ndarray, known: np.ndarray) -> np
     """Find for rows `asked` of (n,) RECORD earlier ones in `known` that look alike as a whole: (p,) CANDIDATE."""
     wholes = records["whole"].astype(np.float32)
     wholes /= np.maximum(np.linalg.norm(wholes, axis=1, keepdims=True), 1e-6)
-    return candidates(wholes, lambda numbers: wholes[numbers][:, None], asked, known, QUICK, NEAREST)
+    return candidates(
+        wholes, lambda numbers: wholes[numbers][:, None], queries=asked, known=known, floor=QUICK, probed=NEAREST
+    )
 
 
 def verified(pairs: np.ndarray, views: np.ndarray, threshold: float = THRESHOLD) -> tuple[np.ndarray, np.ndarray]:

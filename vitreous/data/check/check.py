@@ -65,7 +65,7 @@ def check(
     def compare(done: int, total: int) -> None:
         progress("compare", done, total, "")
 
-    records, reasons = scan(pool, range(len(pool)), first, workers, report, clips)
+    records, reasons = scan(pool, range(len(pool)), job=first, workers=workers, progress=report, slow=clips)
     if clips:
         own = records[: min(len(pool.splits[0]), PROBED)]
         size = next(((int(row["height"]), int(row["width"])) for row in own[own["state"] == READABLE]), None)
@@ -74,8 +74,12 @@ def check(
     )
     side = 0 if form and form[1] in AXES else side  # nothing is scaled to a model's size
     # signals that look alike are no copies
-    alike = [] if form and form[1] == SIGNAL else near(pool, records, again, workers, compare, clips)
-    document = facts(subject, records, reasons, alike, side, groups)
+    alike = (
+        []
+        if form and form[1] == SIGNAL
+        else near(pool, records, job=again, workers=workers, progress=compare, slow=clips)
+    )
+    document = facts(subject, records, reasons=reasons, near=alike, image_size=side, groups=groups)
     document["channels"] = {"count": form[0], "numbers": form[1]} if form else None
     document["clips"] = clip_facts(subject, records)
     results = findings(document)

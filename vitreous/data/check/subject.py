@@ -101,11 +101,11 @@ def open_subject(
     return Subject(
         data.name,
         source,
-        splits,
-        tuple(map(printable, data.classes)),
-        notes,
-        refused,
-        data.unlabelled if refused is None else None,
+        splits=splits,
+        classes=tuple(map(printable, data.classes)),
+        notes=notes,
+        refused=refused,
+        unlabelled=data.unlabelled if refused is None else None,
         unlearnable=find_unlearnable(data) if split is None else None,
         column=data.group_column,
     )

@@ -24,7 +24,12 @@ def clip_copies(
     """The clips from `others` on that are copies of one before, or, `within`, of any earlier one; and why some cannot
     be read."""
     records, reasons = scan(
-        pool, range(len(pool)), survey_clips, workers, lambda done: progress("look at clips", done, len(pool)), True
+        pool,
+        range(len(pool)),
+        job=survey_clips,
+        workers=workers,
+        progress=lambda done: progress("look at clips", done, len(pool)),
+        slow=True,
     )
     samples, first = np.arange(len(pool)), first_equal(records["digest"])
     same = (samples >= others) & (records["state"] == READABLE) & (first < (samples if within else others))
@@ -32,7 +37,14 @@ def clip_copies(
     asked, known = shown_rows(records), comparable_rows(records)
     asked, known = asked[(asked >= others) & ~same[asked]], known if within else known[known < others]
     read, pairs = renumbered(alike_pairs(records, asked, known))
-    again, _ = scan(pool, read.tolist(), review_clips, workers, lambda done: progress("compare", done, len(read)), True)
+    again, _ = scan(
+        pool,
+        read.tolist(),
+        job=review_clips,
+        workers=workers,
+        progress=lambda done: progress("compare", done, len(read)),
+        slow=True,
+    )
     pairs, scores = verified(pairs, again["view"], threshold)
     alike = [
         Copy(int(read[pair["sample"]]), int(read[pair["of"]]), "near", float(score))

@@ -74,13 +74,20 @@ def dedup(
     if kinds == {"clips"}:
         if embedder is not None:
             raise UsageError("--model compares the features of pictures, and the data are clips", "leave it out")
-        copies, reasons = clip_copies(pool, others, within, threshold, processes, progress)
+        copies, reasons = clip_copies(
+            pool, others, within=within, threshold=threshold, workers=processes, progress=progress
+        )
     else:
         prints, reasons, features = look(pool, processes, progress, embedder)
         require_readable(pool, reasons)
         equal = equal_copies(prints, others, within)
-        pairs = near_pairs(prints, features, others, within, np.array(list(equal), np.int64), progress)
-        copies = settled(equal, verified(pool, prints["view"], pairs, threshold, processes, progress))
+        pairs = near_pairs(
+            prints, features, others=others, within=within, equal=np.array(list(equal), np.int64), progress=progress
+        )
+        copies = settled(
+            equal,
+            verified(pool, prints["view"], pairs=pairs, threshold=threshold, workers=processes, progress=progress),
+        )
     require_readable(pool, reasons)
     unreadable = [f"{pool.name(sample)}: {reason}" for sample, reason in sorted(reasons.items())]
     return {

@@ -61,9 +61,20 @@ def candidates(
             later = asked[asked > held[0]] if inner else asked[asked < held[-1]]
             for first in range(0, len(later), QUERIES):
                 few = later[first : first + QUERIES]
-                pairs = [best, *compared(wholes[few], few, BOXES[0], lists, inner, floor, probed)]
+                pairs = [
+                    best,
+                    *compared(wholes[few], few, shown=BOXES[0], lists=lists, inner=inner, floor=floor, probed=probed),
+                ]
                 if inner and multiple:
-                    pairs += compared(parts(few)[:, CENTRE], few, BOXES[CENTRE], lists, inner, floor, probed)
+                    pairs += compared(
+                        parts(few)[:, CENTRE],
+                        few,
+                        shown=BOXES[CENTRE],
+                        lists=lists,
+                        inner=inner,
+                        floor=floor,
+                        probed=probed,
+                    )
                 best = most_like(np.concatenate(pairs))
             done += len(held)
             progress(done, total)

@@ -179,7 +179,7 @@ def parse_plain(content: bytes, channels: int, name: str, exact: bool) -> Jpeg |
     turned = (check_cached if len(head) <= CACHED else check_header)(head, "L" if parsed.components == 1 else "RGB")
     if turned is None or width * height > MAX_PIXELS:
         return None
-    return Jpeg(content, name, channels, parsed, turned, exact)
+    return Jpeg(content, name, channels=channels, layout=parsed, orientation=turned, exact=exact)
 
 
 def check_header(head: bytes, mode: str) -> int | None:

@@ -89,7 +89,9 @@ def parquet(source: str, split_seed: int = 0) -> Data:
     tables: dict[str, Streams] = {split or "train": Parquet(tuple(group)) for split, group in parts.items()}
     metadata = tables.get("train", next(iter(tables.values()))).schema.metadata or {}
     features = json.loads(metadata.get(b"huggingface", b"{}")).get("info", {}).get("features", {})
-    data = open_tables(printable(base), tables, features, columns, os.fspath(home), split_seed)
+    data = open_tables(
+        printable(base), tables, features=features, columns=columns, home=os.fspath(home), split_seed=split_seed
+    )
     return replace(data, unsplit=unsplit)
 
 
@@ -129,7 +131,7 @@ def hub(source: str, split_seed: int = 0) -> Data:
         else:
             notes.append(f"the split {name} is left out")
     features = dict(next(iter(dataset.values())).features.to_dict())
-    data = open_tables(base, tables, features, columns, "", split_seed)
+    data = open_tables(base, tables, features=features, columns=columns, home="", split_seed=split_seed)
     return replace(data, notes=notes + data.notes)
 
 

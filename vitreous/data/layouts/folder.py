@@ -113,7 +113,9 @@ def classified(
     notes += role_names_note(classes)
     splits, whole = with_val(splits, split_seed, notes)
     unsplit = homes["train"] == root
-    return Data(printable(root), tuple(classes), splits, notes, unsplit, whole, unlabelled=unlabelled)
+    return Data(
+        printable(root), tuple(classes), splits=splits, notes=notes, unsplit=unsplit, whole=whole, unlabelled=unlabelled
+    )
 
 
 def has_no_classes(tree: dict[str, Paths], classes: Sequence[str]) -> bool:

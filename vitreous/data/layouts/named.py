@@ -245,7 +245,7 @@ def named(source: str, split_seed: int = 0) -> Data:
         problem = f"{source}: labels and class names of {name} do not fit each other"
         raise DataError(problem, f"fetch it again: remove it from {root}")
     parts, whole = with_val(parts, split_seed, notes)
-    return Data(source, classes, parts, notes, len(known.splits) == 1, whole, titles)
+    return Data(source, classes, splits=parts, notes=notes, unsplit=len(known.splits) == 1, whole=whole, titles=titles)
 
 
 def parse_source(source: str) -> tuple[str, Named, Path, dict[str, Any]]:

@@ -137,7 +137,15 @@ def table(source: Path, split_seed: int = 0, group_by: str | None = None, axes: 
     splits, whole = with_val(splits, split_seed, notes, groups)
     column = header.group if header.group in header.columns else None
     return Data(
-        name, tuple(classes), splits, notes, unsplit, whole, groups=groups, group_column=column, unlabelled=unlabelled
+        name,
+        tuple(classes),
+        splits=splits,
+        notes=notes,
+        unsplit=unsplit,
+        whole=whole,
+        groups=groups,
+        group_column=column,
+        unlabelled=unlabelled,
     )
 
 
@@ -263,7 +271,7 @@ def row_of(cells: list[str], header: Header, name: str, line: int) -> Row:
     )
     if end <= start:
         raise DataError(f"{where}: the end, {end:g} s, is not after the start, {start:g} s", "mend them")
-    return Row(row["path"], named, split or "", group, line, start, end)
+    return Row(row["path"], named, split=split or "", group=group, line=line, start=start, end=end)
 
 
 def second(cell: str, column: str, usual: float, where: str) -> float:

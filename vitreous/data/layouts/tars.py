@@ -77,12 +77,14 @@ def tars(source: Path, split_seed: int = 0) -> Data:
     notes[:0] = [clips_note(len(whole.samples))] if clips else []
     notes += [f"{videos.sum():,} videos beside pictures are left out"] if not clips and videos.any() else []
     labelled = {split: part for split, part in rows.items() if split not in without}
-    labels, classes, unlabelled = labels_of_splits(name, words, codes, labelled, names_beside(source), notes)
+    labels, classes, unlabelled = labels_of_splits(
+        name, words, codes=codes, rows=labelled, given=names_beside(source), notes=notes
+    )
     labels |= {split: no_labels(len(rows[split])) for split in without}
     kind = StoredClips if clips else Stored
     splits: dict[str, Split] = {split: kind(whole, part, labels[split]) for split, part in rows.items()}
     splits, undrawn = with_val(splits, split_seed, notes)
-    return Data(name, classes, splits, notes, unsplit, undrawn, unlabelled=unlabelled)
+    return Data(name, classes, splits=splits, notes=notes, unsplit=unsplit, whole=undrawn, unlabelled=unlabelled)
 
 
 def of_clips(whole: Index) -> tuple[bool, np.ndarray]:
@@ -126,7 +128,9 @@ def labels_of_splits(
     if unlabelled is not None:
         return {split: no_labels(len(part)) for split, part in rows.items()}, (), unlabelled
     labels = {
-        split: label_array(f"{name}: {split}", names, codes[part], classes, multilabel, len(given) > 0)
+        split: label_array(
+            f"{name}: {split}", names, own=codes[part], classes=classes, multilabel=multilabel, listed=len(given) > 0
+        )
         for split, part in rows.items()
     }
     counts = labels["train"].sum(0) if multilabel else np.bincount(labels["train"], minlength=len(classes))

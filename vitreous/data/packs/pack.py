@@ -259,7 +259,7 @@ def pack_split(
     bad |= unread
     if not shards:
         raise DataError(f"none of {len(split)} images of {name} can be read; the first: {next(iter(bad.values()), '')}")
-    return write_index(out, name, data, plan, shards, rows, bad), bad
+    return write_index(out, name, data=data, plan=plan, shards=shards, rows=rows, bad=bad), bad
 
 
 def load_finished_shards(out: Path, name: str) -> tuple[list[dict[str, Any]], list[np.ndarray], dict[int, str], int]:

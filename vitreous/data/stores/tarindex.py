@@ -171,7 +171,9 @@ class IndexBuilder:
         samples, names = np.frombuffer(self.samples.tobytes(), SAMPLE), np.frombuffer(bytes(self.names), np.uint8)
         folders, notes = tuple(map(os.fsdecode, self.folders)), {text: n for text, n in self.notes.items() if n}
         archives = tuple(map(os.fspath, paths))
-        return Index(archives, tuple(stamps), samples, names, tuple(self.words), folders, notes)
+        return Index(
+            archives, tuple(stamps), samples=samples, names=names, words=tuple(self.words), folders=folders, notes=notes
+        )
 
 
 @lru_cache(maxsize=1024)
@@ -247,6 +249,14 @@ def load_index(path: Path, paths: Sequence[Path], stamps: Sequence[Stamp]) -> In
             return None
         words = tuple(map(tuple, extra["words"]))
         archives = tuple(map(os.fspath, paths))
-        return Index(archives, tuple(stamps), samples, names, words, tuple(extra["folders"]), extra["notes"])
+        return Index(
+            archives,
+            tuple(stamps),
+            samples=samples,
+            names=names,
+            words=words,
+            folders=tuple(extra["folders"]),
+            notes=extra["notes"],
+        )
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
         return None

@@ -34,8 +34,8 @@ class HeadSizes(NamedTuple):
 
 #: ViTDet's heads (arXiv:2203.16527, appendix A.2), and some of a tenth of their cost
 HEADS: dict[str, HeadSizes] = {
-    "vitdet": HeadSizes(2, 4, 1, 4, True, 256, 512, 0),
-    "light": HeadSizes(1, 0, 2, 2, True, 256, 128, 2),
+    "vitdet": HeadSizes(2, 4, layers=1, masks=4, norm=True, anchors=256, regions=512, sampling=0),
+    "light": HeadSizes(1, 0, layers=2, masks=2, norm=True, anchors=256, regions=128, sampling=2),
 }
 LEVELS = 5  # of a feature pyramid
 

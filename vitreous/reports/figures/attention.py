@@ -267,7 +267,11 @@ def make_distance(scene: Scene) -> list[FigureResult]:
     numbers = {"layers": blocks, "spans": np.array(spans), "heads": np.arange(mean.shape[1]), "distance": mean}
     numbers |= {"std": std, "uniform": uniform, "images": np.array([one.name for one in pictures])}
     figure = draw_distances(measured, shown)
-    return [FigureResult("distance", "Mean attention distance", caption, figure, numbers, (head, rows))]
+    return [
+        FigureResult(
+            "distance", "Mean attention distance", caption=caption, figure=figure, numbers=numbers, table=(head, rows)
+        )
+    ]
 
 
 def draw_distances(measured: Distances, shown: list[int]) -> Any:

@@ -46,7 +46,16 @@ def make_filters(scene: Scene) -> list[FigureResult]:
         f"first {format_share(share[0])}. As in arXiv:2010.11929, Fig. 7 left."
     )
     table = ["component", "share"], [[number + 1, f"{value:.6f}"] for number, value in enumerate(share)]
-    return [FigureResult("filters", "Filters", caption, figure, {"components": components, "share": share}, table)]
+    return [
+        FigureResult(
+            "filters",
+            "Filters",
+            caption=caption,
+            figure=figure,
+            numbers={"components": components, "share": share},
+            table=table,
+        )
+    ]
 
 
 def together_of(pictures: np.ndarray) -> np.ndarray:
@@ -135,7 +144,16 @@ def make_nearest(scene: Scene) -> list[FigureResult]:
     )
     numbers = {"similarity": values, "sample": near, "features": features}
     head = ["picture", "rank", "similarity", "training_image", "class"]
-    return [FigureResult("nearest", "Nearest training images", caption, draw_strips(rows), numbers, (head, table))]
+    return [
+        FigureResult(
+            "nearest",
+            "Nearest training images",
+            caption=caption,
+            figure=draw_strips(rows),
+            numbers=numbers,
+            table=(head, table),
+        )
+    ]
 
 
 def training_features(scene: Scene, train: Split, skipped: int) -> tuple[list[int], Tensor]:

@@ -59,7 +59,16 @@ def make_fourier(scene: Scene) -> list[FigureResult]:
         "layer": np.array([place.layer for place in spectra.places]),
         "after": np.array([place.after for place in spectra.places]),
     }
-    return [FigureResult("fourier", "Fourier spectra of features", caption, figure, numbers, (head, rows))]
+    return [
+        FigureResult(
+            "fourier",
+            "Fourier spectra of features",
+            caption=caption,
+            figure=figure,
+            numbers=numbers,
+            table=(head, rows),
+        )
+    ]
 
 
 def draw_spectra(figure: Figure, axes: Axes, lines: np.ndarray, frequency: np.ndarray) -> None:
@@ -131,7 +140,16 @@ def make_similarity(scene: Scene) -> list[FigureResult]:
     numbers = {"cka": similarities, "cka_biased": biased}
     numbers |= {"layers": np.array(list(one)), "other_layers": np.array(list(other))}
     rows = [[row, *(f"{value:.5f}" for value in line)] for row, line in zip(one, similarities, strict=True)]
-    return [FigureResult("similarity", "Similarity of layers", caption, figure, numbers, (["layer", *other], rows))]
+    return [
+        FigureResult(
+            "similarity",
+            "Similarity of layers",
+            caption=caption,
+            figure=figure,
+            numbers=numbers,
+            table=(["layer", *other], rows),
+        )
+    ]
 
 
 def layer_means(scene: Scene, pictures: list[Picture]) -> dict[str, Tensor]:
@@ -171,19 +189,28 @@ def make_cost(scene: Scene) -> list[FigureResult]:
         caption_of_cost(scene, measured, wanted),
         {key: np.array(value) for key, value in columns.items()},
     )
-    return [FigureResult("cost", "Cost by input size", caption, draw_costs(columns), numbers, (head, rows))]
+    return [
+        FigureResult(
+            "cost",
+            "Cost by input size",
+            caption=caption,
+            figure=draw_costs(columns),
+            numbers=numbers,
+            table=(head, rows),
+        )
+    ]
 
 
 def draw_costs(columns: dict[str, list[Any]]) -> Figure:
     """Draw four panels, all axes logarithmic; dashed: in proportion to the tokens."""
     figure, ((speed, batch), (memory, operations)) = new_figure(7.2, 5.2, 2, 2)
     side, tokens, pixels = [image[0] for image in columns["image"]], columns["tokens"], "input size (pixels a side)"
-    draw_curve(speed, side, columns["images_per_second"], pixels, "images per second", BLUE)
-    draw_curve(batch, side, columns["largest_batch"], pixels, "largest batch (images)", BLUE)
+    draw_curve(speed, side, y=columns["images_per_second"], across=pixels, up="images per second", colour=BLUE)
+    draw_curve(batch, side, y=columns["largest_batch"], across=pixels, up="largest batch (images)", colour=BLUE)
     mebibytes = [size / 2**20 for size in columns["memory_bytes"]]
-    draw_curve(memory, tokens, mebibytes, "tokens", "memory of an image (MiB)", ORANGE)
+    draw_curve(memory, tokens, y=mebibytes, across="tokens", up="memory of an image (MiB)", colour=ORANGE)
     flops = [2 * macs / 1e9 for macs in columns["macs"]]
-    draw_curve(operations, tokens, flops, "tokens", "operations of an image (GFLOP)", ORANGE)
+    draw_curve(operations, tokens, y=flops, across="tokens", up="operations of an image (GFLOP)", colour=ORANGE)
     for axes, values in ((memory, mebibytes), (operations, flops)):
         high, line = axes.get_ylim()[1], [values[0] * count / tokens[0] for count in tokens]
         axes.plot(tokens, line, "--", color=INK, alpha=0.55, linewidth=0.8, label="in proportion to tokens")

@@ -80,7 +80,7 @@ def draw_added(tables: dict[str, Tensor], grid: tuple[int, ...], name: str, titl
         "step": np.array(step),
     }
     rows = [[where, times(grid), *format_structure(score)] for where, score in scores.items()]
-    return FigureResult(name, title, caption, figure, numbers, (HEAD, rows))
+    return FigureResult(name, title, caption=caption, figure=figure, numbers=numbers, table=(HEAD, rows))
 
 
 def common_range(similarities: Iterable[Tensor]) -> tuple[float, float]:
@@ -237,7 +237,9 @@ def draw_rotary(scene: Scene) -> FigureResult:
     )
     numbers = {"kernel": similar.numpy(), "structure": np.array([*score, score.contrast])}
     table = HEAD, [["rotary", times(grid), *format_structure(score)]]
-    return FigureResult("positions-rotary", "Rotary positions", caption, figure, numbers, table)
+    return FigureResult(
+        "positions-rotary", "Rotary positions", caption=caption, figure=figure, numbers=numbers, table=table
+    )
 
 
 def format_structure(score: Structure) -> list[str]:

@@ -111,7 +111,7 @@ def worst_images(answers: Answered, threshold: float, tiles: bool, masks: bool) 
         image = rgb_image(torch.from_numpy(pixels))
         answer = detect(computing(engine), pixels, answers.bundle.preprocess, tiles, threshold)
         answer = answer.take(counted(answer, truth))
-        pictures = drawn_pair(image, answer, truth, classes, colours, masks)
+        pictures = drawn_pair(image, answer, truth=truth, classes=classes, colours=colours, masks=masks)
         facts = {"name": split.name(sample), "f1": float(f1[sample]), "wrong": int(wrong[sample])}
         rows.append(facts | {"pictures": [data_uri(shrink(picture, SIDE)) for picture in pictures]})
     names = [
@@ -162,7 +162,7 @@ def drawn(image: Image.Image, boxes: np.ndarray, colours: np.ndarray, masks: Any
             pen.line(line, fill=colour, width=width)
     font = ImageFont.load_default(LETTERS * max(image.size) / SIDE)
     for box, colour, error in reversed(marked[:NAMED]):
-        write_label(pen, picture.size, box, error, colour, font)
+        write_label(pen, picture.size, box=box, text=error, colour=colour, font=font)
     return picture
 
 

@@ -41,7 +41,9 @@ def judge_by(
         return vtab(os.fspath(run), data, bundle, options, computing)
     source, opened = data_for(run, data, "train" if name in PROBES else split)
     chosen = choose_split(opened, split, note)
-    task = ProtocolTask(os.fspath(run), source, opened, chosen, bundle, options, computing)
+    task = ProtocolTask(
+        os.fspath(run), source, data=opened, split=chosen, bundle=bundle, options=options, computing=computing
+    )
     return write_document(task, protocols[name](task), time.perf_counter() - started)
 
 
@@ -50,7 +52,15 @@ def write_document(task: ProtocolTask, result: ProtocolResult, seconds: float) -
     classification = replace(task.bundle.classification, classes=task.data.classes, multilabel=task.data.multilabel)
     bundle = replace(task.bundle, task=classification)
     protocol = {"protocol": task.options.protocol}
-    document = describe(bundle, result.report, task.split, task.source, task.run, seconds, task.options.protocol)
+    document = describe(
+        bundle,
+        result.report,
+        split=task.split,
+        source=task.source,
+        run=task.run,
+        seconds=seconds,
+        protocol=task.options.protocol,
+    )
     parts = task.parts if task.options.protocol in PROBES else {}
     settings = {name: value for name, value in result.extra.items() if not isinstance(value, dict)}
     record(task.run, task.source, task.split, protocol | settings | result.report.summary())

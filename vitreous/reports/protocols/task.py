@@ -179,4 +179,11 @@ class ProtocolResult:
 def mean_report(images: int, unreadable: int, top1: float | None) -> Report:
     """Return a report of a mean, which has no interval of its own."""
     names = ("top1", "top5", "macro_f1", "nll", "ece")
-    return Report(images, unreadable, {**dict.fromkeys(names), "top1": top1}, dict.fromkeys(names), [], None)
+    return Report(
+        images,
+        unreadable,
+        figures={**dict.fromkeys(names), "top1": top1},
+        intervals=dict.fromkeys(names),
+        per_class=[],
+        cells=None,
+    )

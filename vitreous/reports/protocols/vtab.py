@@ -56,7 +56,7 @@ def vtab(
         listener.note(f"{len(missing)} of {len(TASKS)} tasks are not there: {', '.join(missing)}")
     squashed = replace(bundle, preprocess=replace(bundle.preprocess, fit="squash"))
     notebook = Path(run) / "vtab.json" if os.path.isdir(run) else Path(f"vtab-{slug(Path(run).stem)[:60]}.json")
-    tasks, failed = judge_tasks(run, squashed, homes, notebook, options, computing)
+    tasks, failed = judge_tasks(run, squashed, homes=homes, notebook=notebook, options=options, computing=computing)
     if not tasks:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
         raise DataError(f"none of the tasks in {printable(root)} can be judged: {reasons}")
@@ -67,7 +67,7 @@ def vtab(
     record(run, os.fspath(data), "test", headline | {"tasks": len(tasks), **report.summary()})
     bundle, seconds = replace(squashed, task=Features()), time.perf_counter() - began
     extra = {"figures": list(tasks.values()), "missing": missing, "failed": failed, "notebook": os.fspath(notebook)}
-    return describe(bundle, report, "test", os.fspath(data), run, seconds) | headline | extra
+    return describe(bundle, report, split="test", source=os.fspath(data), run=run, seconds=seconds) | headline | extra
 
 
 def task_folders(root: Path) -> dict[str, Path]:
@@ -87,7 +87,9 @@ def judge_tasks(
     for name, home in homes.items():
         try:
             data, note = task_data(TASKS[name], open_data(home), options.seed)
-            task = ProtocolTask(run, os.fspath(home), data, "test", bundle, options, computing)
+            task = ProtocolTask(
+                run, os.fspath(home), data=data, split="test", bundle=bundle, options=options, computing=computing
+            )
             key = task_key(about, task)
             if known.get(name, {}).get("key") == key:
                 computing.listener.note(f"{name}: {known[name]['top1']:.1%}, finished before")
