@@ -66,6 +66,7 @@ FIELD_VERBS = frozenset(
 TASK_ATTRIBUTES = frozenset(("multilabel", "pixel_classes", "object_classes", "of_clips", "native", "buckets"))
 SMALL_FILE = 60  # lines
 POSITIONAL = 5  # arguments of a call of our own functions
+FOREIGN_NAMES = frozenset(("adamw", "transpose", "view"))  # of PyTorch and Pillow too, whose calls are not ours
 #: prints how many files of the package run in `vitreous predict` on one image, model and layers left out
 TRACE = """
     import sys, tempfile, threading
@@ -190,9 +191,19 @@ def is_task_test(condition: ast.expr) -> bool:
 
 
 def long_positional_calls() -> int:
-    """Calls of the package's own functions and classes with more than five positional arguments."""
+    """Calls of the package's own functions and classes with more than five positional arguments; functions that take
+    any number (`*args`) are left out."""
     calls = (node for tree in parse_package().values() for node in ast.walk(tree) if isinstance(node, ast.Call))
-    return sum(len(call.args) > POSITIONAL and called_name(call) in defined_names() for call in calls)
+    names = defined_names() - variadic_names() - FOREIGN_NAMES
+    return sum(len(call.args) > POSITIONAL and called_name(call) in names for call in calls)
+
+
+@cache
+def variadic_names() -> frozenset[str]:
+    """Names of the functions and methods of the package that take any number of positional arguments."""
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    nodes = (node for tree in parse_package().values() for node in ast.walk(tree))
+    return frozenset(node.name for node in nodes if isinstance(node, functions) and node.args.vararg)
 
 
 @cache

@@ -68,7 +68,15 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         coder = Autoencoder(options.latents, pick_device(options.device))
     form = options.to if coder is None else "latents"
     latents = None if coder is None else coder.latents
-    plan = Plan(form, options.short_side, options.quality, options.lossless, size, "", latents, options.mirror)
+    plan = Plan(
+        form,
+        options.short_side,
+        quality=options.quality,
+        lossless=options.lossless,
+        shard_size=size,
+        latents=latents,
+        mirror=options.mirror,
+    )
     document = pack(
         options.source,
         options.out,

@@ -48,9 +48,18 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
     o = options
     max_loss = "any" if o.accept_loss else o.max_loss
-    judged_on = (o.images, o.data)
-    how = (o.quantize, o.dynamic_size, max_loss, o.overwrite)
-    document = export(o.source(o.run), o.to, o.out, *judged_on, *how, console)
+    document = export(
+        o.source(o.run),
+        o.to,
+        o.out,
+        images=o.images,
+        data=o.data,
+        quantize=o.quantize,
+        dynamic_size=o.dynamic_size,
+        max_loss=max_loss,
+        overwrite=o.overwrite,
+        listener=console,
+    )
     for row in document["exports"]:
         for label, text in lines(row):
             console.say(f"{label:9} {text}")

@@ -104,7 +104,7 @@ class ImageSampler:
                 on_images((rows.stop - rows.start) / steps)
                 on_step(rows, state)
 
-            return self.part(start[rows], labels[rows], keys[rows], options, own, after)
+            return self.part(start[rows], labels[rows], keys[rows], options, canvas=own, on_state=after)
 
         return torch.cat(list(map(part, spans) if together else thread_pool(threads).map(part, spans)))
 

@@ -162,7 +162,13 @@ def wrap_backbone(
         problem = f"{tokens.shape[1]} tokens of {format_size(image)} pixels are not patches of {format_size(patch)}"
         raise UsageError(problem, WAY)
     config = ForeignConfig(
-        own.get("name") or type(base).__name__, image, patch, tokens.shape[2], prefix, count, num_classes
+        own.get("name") or type(base).__name__,
+        image,
+        patch,
+        width=tokens.shape[2],
+        prefix=prefix,
+        channels=count,
+        classes=num_classes,
     )
     return ForeignModel(config, base)
 

@@ -165,7 +165,9 @@ class Generator:
         labels, numbers = torch.tensor(wanted, dtype=torch.int64).reshape(-1, 2).unbind(1)
         canvas = canvas or self.canvas(options, len(wanted))
         noise = None if options.to_seed is None else self.between(labels, numbers, options)
-        images = self.sampler.sample(labels, numbers, options, on_images, noise, canvas, on_step)
+        images = self.sampler.sample(
+            labels, numbers, options, on_images=on_images, noise=noise, canvas=canvas, on_step=on_step
+        )
         for (label, number), image in zip(wanted, images.movedim(1, -1).numpy(), strict=True):
             yield Sample(image, self.classes[label] if self.classes else "", number)
 

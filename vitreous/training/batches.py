@@ -41,9 +41,21 @@ class Inputs:
 def train_loader(run: Run, inputs: Inputs, device: str) -> TrainLoader:
     """What reads the batches of a run."""
     data = run.data
-    order = (run.views, run.seed, data.workers, inputs.cached, data.sampling, data.repeats, data.repeat_threshold)
-    pin = device.startswith("cuda")
-    return TrainLoader(inputs.train, run.preprocess, *order, data.exact, pin, inputs.buckets, run.batch_size)
+    return TrainLoader(
+        inputs.train,
+        run.preprocess,
+        run.views,
+        run.seed,
+        workers=data.workers,
+        cached=inputs.cached,
+        sampling=data.sampling,
+        repeats=data.repeats,
+        repeat_threshold=data.repeat_threshold,
+        exact=data.exact,
+        pin=device.startswith("cuda"),
+        buckets=inputs.buckets,
+        batch_size=run.batch_size,
+    )
 
 
 def mean_work(run: Run, inputs: Inputs) -> float:

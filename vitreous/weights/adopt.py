@@ -172,7 +172,14 @@ def checkpoint(place: Path) -> Weights:
         shipped = json_in(place / "state.json").get("shipped", "model") + "."
         return {name.removeprefix(shipped): tensor for name, tensor in held.items() if name.startswith(shipped)}
 
-    return Weights(os.fspath(place), CHECKPOINT, model, from_plain(Preprocess, run["preprocess"]), task, state)
+    return Weights(
+        os.fspath(place),
+        CHECKPOINT,
+        config=model,
+        preprocess=from_plain(Preprocess, run["preprocess"]),
+        task=task,
+        state=state,
+    )
 
 
 def adopt(model: Model, source: str | os.PathLike[str] | Weights, classes: tuple[str, ...] = ()) -> Adoption:

@@ -167,7 +167,18 @@ def prepare(predictor: Predictor, limits: Limits, run: str | os.PathLike[str] | 
         seconds.append(max(time.perf_counter() - began, 1e-6))
     plain, sized, tiles = (settings_of(card.preprocess, limits, predictor.exact, **wish) for wish in WISHES)
     rate = size / min(seconds)
-    served = Served(predictor, plain, sized, tiles, rate, size, has_features(predictor), *index_of(predictor, run))
+    index, note = index_of(predictor, run)
+    served = Served(
+        predictor,
+        plain,
+        sized=sized,
+        tiles=tiles,
+        rate=rate,
+        size=size,
+        embeds=has_features(predictor),
+        index=index,
+        note=note,
+    )
     served.describe()  # here, in no hurry: it imports what looks inside
     return served
 

@@ -190,8 +190,18 @@ def masks(
     names, notes = classes.names, classes.notes
     splits: dict[str, Split] = {}
     for name, (_, images, files) in listed.items():
-        options = (len(names), palette, classes.binary, classes.threshold, ignore_index)
-        store = MaskFiles(root, images, files, maps, reader, *options)
+        store = MaskFiles(
+            root,
+            images,
+            files,
+            maps=maps,
+            reader=reader,
+            count=len(names),
+            palette=palette,
+            binary=classes.binary,
+            threshold=classes.threshold,
+            ignore_index=ignore_index,
+        )
         labels = np.zeros((len(images), len(names)), np.float32)
         for row, numbers in enumerate(classes.present[name]):
             labels[row, [number for number in numbers if 0 <= number < len(names)]] = 1
