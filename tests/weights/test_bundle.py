@@ -42,7 +42,7 @@ def test_how_it_answers_comes_back_and_older_bundles_answer_with_one_class(bundl
     assert (again.loss, again.multilabel) == ("sigmoid", True)
     path = tmp_path / "model" / "model.json"
     old = json.loads(path.read_text())
-    del old["loss"], old["several"]
+    del old["loss"], old["multilabel"]
     path.write_text(json.dumps(old))
     assert (load_bundle(tmp_path / "model").loss, load_bundle(tmp_path / "model").multilabel) == ("softmax", False)
 
@@ -64,7 +64,7 @@ def test_a_single_flipped_bit_is_noticed(bundle, tmp_path):
         ({"architecture": {"width": "wide"}}, "width"),
         ({"preprocess": {"image": [16, 16], "fit": "stretch"}}, "fit"),
         ({"loss": "hinge"}, "there are softmax, sigmoid, binary"),
-        ({"several": "yes"}, "several yes"),
+        ({"multilabel": "yes"}, "multilabel yes"),
         ({"temperature": 0}, "temperature 0"),
         ({"classes": "ant"}, r"classes ant\s+they are a list of names"),
         (
@@ -147,7 +147,7 @@ def test_the_file_of_a_classification_is_what_readers_without_tasks_expect(bundl
     replace(bundle, task=Classification(bundle.classes, True, "binary", 1.5)).save(tmp_path / "b")
     description = json.loads((tmp_path / "b" / "model.json").read_text())
     assert description["task"] == {"name": "classification"} and description["format"] == 1
-    assert [description[key] for key in ("classes", "loss", "several", "temperature")] == [
+    assert [description[key] for key in ("classes", "loss", "multilabel", "temperature")] == [
         ["ant", "bee", "cat"],
         "binary",
         True,
@@ -184,5 +184,5 @@ def test_a_bundle_of_features_from_before_tasks_is_one(tmp_path):
     path = tmp_path / "model" / "model.json"
     description = json.loads(path.read_text())
     del description["task"]
-    path.write_text(json.dumps(description | {"loss": "softmax", "several": False, "temperature": 1.0}))
+    path.write_text(json.dumps(description | {"loss": "softmax", "multilabel": False, "temperature": 1.0}))
     assert load_bundle(tmp_path / "model").task == Features()

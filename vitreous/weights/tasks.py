@@ -32,7 +32,7 @@ class Classification:
         return {
             "classes": list(self.classes),
             "loss": self.loss,
-            "several": self.multilabel,
+            "multilabel": self.multilabel,
             "temperature": self.temperature,
         }
 
@@ -137,11 +137,11 @@ def task_from_json(description: dict[str, Any], origin: str) -> Task:
         if not isinstance(masks, bool):
             raise WeightsError(f"{origin}: masks {masks}", "it is true or false")
         return Detection(tuple(classes), masks)
-    loss, multilabel = description.get("loss", "softmax"), description.get("several", False)
+    loss, multilabel = description.get("loss", "softmax"), description.get("multilabel", False)
     temperature = description.get("temperature", 1.0)
     if loss not in LOSSES or not isinstance(multilabel, bool):
         raise WeightsError(
-            f"{origin}: loss {loss}, several {multilabel}", f"there are {', '.join(LOSSES)}; true, false"
+            f"{origin}: loss {loss}, multilabel {multilabel}", f"there are {', '.join(LOSSES)}; true, false"
         )
     if isinstance(temperature, bool) or not isinstance(temperature, int | float) or not 0 < temperature < math.inf:
         raise WeightsError(f"{origin}: temperature {temperature}", "it is a number above 0; 1 changes nothing")

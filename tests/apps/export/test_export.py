@@ -444,8 +444,8 @@ FIXED = list(FAMILIES)[list(FAMILIES).index("hybrid") :]
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_as_onnx(name, home, tmp_path):
     config = FAMILIES[name]
-    several = {"loss": "sigmoid", "several": True} if name == "mean" else {}
-    bundle = made(tmp_path / "b", config, **several)
+    multilabel = {"loss": "sigmoid", "multilabel": True} if name == "mean" else {}
+    bundle = made(tmp_path / "b", config, **multilabel)
     photos = home / "photos"
     if name in FIXED:
         with pytest.raises(UsageError, match="dynamic_size=True is not for"):

@@ -110,7 +110,7 @@ class Served:
             "heads": heads if isinstance(heads, int) else None,
             "prefix": prefix,
             "pool": pool,
-            "several": card.multilabel,
+            "multilabel": card.multilabel,
             "temperature": card.temperature,
             "precision": getattr(engine, "precision", None),
             "engine": computed_by.removesuffix("Engine").removesuffix("Runtime").lower(),

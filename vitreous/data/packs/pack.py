@@ -88,7 +88,7 @@ def pack(
         "vitreous_pack": VERSION,
         **asdict(plan),
         "how_to_read": INSTRUCTIONS[plan.form],
-        "several": data.multilabel,
+        "multilabel": data.multilabel,
         "drawn": data.whole is not None,
         "splits": records,
         "classes": list(data.classes),

@@ -16,22 +16,22 @@ export function blank(classes) {
   part("more").hidden = true;
 }
 
-/** One prediction; with `several`, a class is named that is likelier than not. */
-export function answers(prediction, several) {
-  shown = { prediction, several };
+/** One prediction; with `multilabel`, a class is named that is likelier than not. */
+export function answers(prediction, multilabel) {
+  shown = { prediction, multilabel };
   all = false;
   list();
 }
 
 function list() {
-  const { prediction, several } = shown, { classes } = prediction;
+  const { prediction, multilabel } = shown, { classes } = prediction;
   const rows = classes.slice(0, all ? MOST : FEW);
-  const made = rows.map((one) => row(one.class, one.probability, several && one.probability <= 0.5 ? "weak" : ""));
+  const made = rows.map((one) => row(one.class, one.probability, multilabel && one.probability <= 0.5 ? "weak" : ""));
   part("answers").replaceChildren(...made.map(([line]) => line));
   requestAnimationFrame(() => made.forEach(([, fill]) => fill()));
   const note = part("note");
   note.className = prediction.unsure ? "unsure" : "dim";
-  note.textContent = prediction.unsure ? "The model is unsure: no class is likely enough." : several ? "Several may hold; pale ones are below one half." : "\u00a0";
+  note.textContent = prediction.unsure ? "The model is unsure: no class is likely enough." : multilabel ? "Several may hold; pale ones are below one half." : "\u00a0";
   part("more").hidden = classes.length <= FEW;
   part("more").textContent = all ? "Show fewer" : `Show ${classes.length}`;
 }

@@ -116,7 +116,7 @@ async function show(entry, shown = null) {
   if (own !== turn) return;
   put(shown, entry.name, entry.frames);
   history.mark(entry);
-  if (model.can.predict) answers(entry.prediction, model.several);
+  if (model.can.predict) answers(entry.prediction, model.multilabel);
   const rows = entry.prediction.classes ?? entry.prediction.shares;
   const best = rows?.slice(0, 3).map((one) => `${one.class} ${percent(one.probability ?? one.share)}`).join(", ");
   if (entry.prediction.objects) say(`${entry.name}: ${counted(entry.prediction.objects)}.`);
