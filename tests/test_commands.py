@@ -93,7 +93,7 @@ def test_pages_show_commands():
     assert len(COMMANDS) > 150 and len(INLINE) > 20
     for known in ("doctor", "train photos/ --exclude copies.csv", "predict runs/pets - --out answers.jsonl"):
         assert known in COMMANDS
-    assert "train digits --model.gelu tanh" in INLINE
+    assert "train images/ --recipe dino" in INLINE
 
 
 @pytest.mark.parametrize("line", COMMANDS + INLINE)
