@@ -1,6 +1,6 @@
 """The same pictures through Python, `predict`, HTTP and onnxruntime: how far their probabilities are apart.
 
-    python benchmarks/agreement.py RUN PICTURES --out benchmarks/DATE-agreement-HARDWARE.md
+    python benchmarks/agreement.py RUN PICTURES --out benchmarks/results/DATE-agreement-HARDWARE.md
 
 Python's answers are the measure. `predict` and `serve` are commands of their own; HTTP gets all pictures at once,
 sixteen requests at a time, so that they are computed beside others; the ONNX file is exported here, and answers by

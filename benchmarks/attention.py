@@ -1,6 +1,6 @@
 """Attention without gradients in bfloat16 on a CPU: batched products by parts of the batch beside PyTorch's fused kernel.
 
-    python benchmarks/attention.py --out benchmarks/DATE-attention-HARDWARE.md
+    python benchmarks/attention.py --out benchmarks/results/DATE-attention-HARDWARE.md
 
 In turn, the quickest of --rounds by processor time, of one thread or as many as OMP_NUM_THREADS says. Errors are relative, to the same
 queries, keys and values in float64, whose logits have the deviation that is named. And whole models, frozen and packed as they

@@ -1,6 +1,6 @@
 """`vitreous data check` against imagededup's perceptual hashing of the same files: files per second.
 
-    python benchmarks/check.py FOLDER --peer PYTHON --workers 2 --out benchmarks/DATE-check-HARDWARE.md
+    python benchmarks/check.py FOLDER --peer PYTHON --workers 2 --out benchmarks/results/DATE-check-HARDWARE.md
 
 PYTHON has imagededup installed (a virtual environment of its own). Each round runs both, one after the other, each in a
 process of its own; what it takes to start and import is not counted. The check reads, decodes, digests, describes and

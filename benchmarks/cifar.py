@@ -1,6 +1,6 @@
 """CIFAR-10 from scratch in a quarter of an hour, three seeds: `vitreous train` beside timm's ViT in plain PyTorch.
 
-    python benchmarks/cifar.py FOLDER --work DIR --rows ROWS.jsonl --out benchmarks/DATE-cifar-HARDWARE.md
+    python benchmarks/cifar.py FOLDER --work DIR --rows ROWS.jsonl --out benchmarks/results/DATE-cifar-HARDWARE.md
 
 FOLDER has train/CLASS/* and test/CLASS/*; a tenth of the training images is held out. Each row is one run of one seed,
 judged once on the test images. Runs learn for as many images as --minutes hold on --cores cores by the processor time

@@ -1,6 +1,6 @@
 """What `vitreous data dedup` finds: copies planted on purpose, among pictures that are no copies.
 
-    python benchmarks/dedup.py PHOTOS [--distractors FOLDER] [--most 100] --out benchmarks/DATE-dedup-HARDWARE.md
+    python benchmarks/dedup.py PHOTOS [--distractors FOLDER] [--most 100] --out benchmarks/results/DATE-dedup-HARDWARE.md
     python benchmarks/dedup.py CIFAR --judged benchmarks/cifar10-judged-pairs.csv
     python benchmarks/dedup.py TRAIN --search TEST
 

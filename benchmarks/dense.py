@@ -1,6 +1,6 @@
 """Classes of pixels and boxes learned from a few hundred images, beside other libraries' models in the same minutes.
 
-    python benchmarks/dense.py KIND FOLDER --work DIR --rows ROWS.jsonl --out benchmarks/DATE-dense-HARDWARE.md
+    python benchmarks/dense.py KIND FOLDER --work DIR --rows ROWS.jsonl --out benchmarks/results/DATE-dense-HARDWARE.md
 
 KIND is `nuclei`, the 2018 Data Science Bowl (FOLDER has a folder for each image, with images/ and masks/): every pixel
 is a nucleus or not; `objects`, the same images, each nucleus by itself; `cells`, BCCD (FOLDER is Pascal VOC with train,

@@ -1,6 +1,6 @@
 """`vitreous train digits` five times, beside scikit-learn's k-nearest neighbours on the same split.
 
-python benchmarks/digits.py --out benchmarks/DATE-digits-HARDWARE.md
+python benchmarks/digits.py --out benchmarks/results/DATE-digits-HARDWARE.md
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Does a teacher help a small student? The same student learns from labels alone and from a teacher, for equal steps.
 
-    python benchmarks/distillation.py FOLDER --work DIR --out benchmarks/DATE-distillation-HARDWARE.md
+    python benchmarks/distillation.py FOLDER --work DIR --out benchmarks/results/DATE-distillation-HARDWARE.md
 
 FOLDER has train/CLASS/* and test/CLASS/*. The teacher is a run, or trained first by the command of benchmarks/cifar.py.
 Students have the recipe `small` on all patches, with and without a teacher, and the same seeds: the same first weights, images and

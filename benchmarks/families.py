@@ -1,7 +1,7 @@
 """CIFAR-10 from scratch by models of one size and different kinds in the same minutes: a plain ViT, convolutions or a
 small ResNet before one, and Swin.
 
-    python benchmarks/families.py FOLDER --work DIR --rows ROWS.jsonl --out benchmarks/DATE-families-HARDWARE.md
+    python benchmarks/families.py FOLDER --work DIR --rows ROWS.jsonl --out benchmarks/results/DATE-families-HARDWARE.md
 
 FOLDER has train/CLASS/* and test/CLASS/*. Each model has `vitreous train`'s recipe for small images, for as many
 epochs as the minutes hold on --cores cores. Its rate is counted in processor seconds of one thread, which other work on

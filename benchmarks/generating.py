@@ -1,6 +1,6 @@
 """The embedded digits made by diffusion and by a flow, and whether somebody else recognises them.
 
-    python benchmarks/generating.py --work DIR --out benchmarks/DATE-generating-HARDWARE.md
+    python benchmarks/generating.py --work DIR --out benchmarks/results/DATE-generating-HARDWARE.md
 
 `vitreous train digits --recipe dit` and `--recipe sit`, as they are; then a thousand samples of each, a hundred a digit, with and
 without guidance. A support vector machine of scikit-learn's (RBF, C 10) that was trained on the real training digits says

@@ -1,6 +1,6 @@
 """CIFAR-10 made by diffusion and by a flow in the same time, and what a classifier of the real images says of it.
 
-    python benchmarks/generating_cifar.py FOLDER --classifier RUN --work DIR --rows ROWS.jsonl --out benchmarks/DATE-generating-cifar-HARDWARE.md
+    python benchmarks/generating_cifar.py FOLDER --classifier RUN --work DIR --rows ROWS.jsonl --out benchmarks/results/DATE-generating-cifar-HARDWARE.md
 
 FOLDER has train/CLASS/* and test/CLASS/*; RUN is a run of `vitreous train FOLDER`, whose features the distances are of and
 which says of each sample whether it is of its class. `--recipe dit` and `--recipe sit` train the same model on as many

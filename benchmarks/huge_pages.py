@@ -1,6 +1,6 @@
 """Steps of training and inference with tensors in pages of 2 MiB beside pages of 4 KiB, in turn.
 
-    python benchmarks/huge_pages.py --out benchmarks/DATE-huge-pages-HARDWARE.md
+    python benchmarks/huge_pages.py --out benchmarks/results/DATE-huge-pages-HARDWARE.md
 
 Each contender is a process of its own; that with small pages has `VITREOUS_HUGE_PAGES=0`. Where the system does not
 give huge pages on request, both are the same, and the page says so.

@@ -1,7 +1,7 @@
 """Attention distance and rollout of one image beside eager attention with every map kept: seconds, and peak memory
 beyond the model.
 
-    python benchmarks/inspection.py --out benchmarks/DATE-inspection-HARDWARE.md
+    python benchmarks/inspection.py --out benchmarks/results/DATE-inspection-HARDWARE.md
 
 Each row is a process of its own: it loads the model (random weights), computes once on a small image, sets the mark of
 its peak memory back, and then takes the time of one look at a noise image. Eager is timm's model with fused attention

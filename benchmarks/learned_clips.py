@@ -3,7 +3,7 @@
     python benchmarks/learned_clips.py digits --work DIR --rows ROWS.jsonl
     python benchmarks/learned_clips.py videomae --work DIR --rows ROWS.jsonl
     python benchmarks/learned_clips.py ultrasound FOLDER --work DIR --rows ROWS.jsonl
-    python benchmarks/learned_clips.py page --rows ROWS.jsonl --out benchmarks/DATE-learned-clips-HARDWARE.md
+    python benchmarks/learned_clips.py page --rows ROWS.jsonl --out benchmarks/results/DATE-learned-clips-HARDWARE.md
 
 digits: one of scikit-learn's handwritten digits moves left, right, up or down through 32 x 32 pixels for 16 frames: 40
 classes, of which no single frame tells the direction. Test clips have digits that no training clip has.

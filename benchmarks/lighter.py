@@ -1,6 +1,6 @@
 """Work left out, and what it costs: accuracy against time on CIFAR-10 or any other folder of small pictures.
 
-    python benchmarks/lighter.py FOLDER --epochs 1 2 4 --out benchmarks/DATE-lighter-HARDWARE.md
+    python benchmarks/lighter.py FOLDER --epochs 1 2 4 --out benchmarks/results/DATE-lighter-HARDWARE.md
 
 Each run is `vitreous train FOLDER --model ViT-96x4/4` with the options in its row, whole and of its own, on one thread;
 time is the processor time of its training, so that it does not matter what else the machine does. Then the longest run

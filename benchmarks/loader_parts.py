@@ -1,6 +1,6 @@
 """What a photograph costs from its file to a normalised training crop, part by part: where the loader's limit is.
 
-    python benchmarks/loader_parts.py PHOTOGRAPHS --out benchmarks/DATE-loader-parts-HARDWARE.md
+    python benchmarks/loader_parts.py PHOTOGRAPHS --out benchmarks/results/DATE-loader-parts-HARDWARE.md
 
 Milliseconds of one core for an image, medians of rounds over all plain JPEG files of the folder; nothing is kept from
 one image to the next, as in a loader. The parts are those of crops of 224 pixels, area 0.08 to 1, mirrored every second

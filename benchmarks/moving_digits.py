@@ -1,6 +1,6 @@
 """Clips of moving digits, generated: does each frame show the digits that were asked for, and do they move as real ones do?
 
-    python benchmarks/moving_digits.py --work DIR --rows ROWS.jsonl --out benchmarks/DATE-moving-digits-HARDWARE.md
+    python benchmarks/moving_digits.py --work DIR --rows ROWS.jsonl --out benchmarks/results/DATE-moving-digits-HARDWARE.md
 
 Two of scikit-learn's handwritten digits, of one class, bounce in 32 x 32 pixels for 16 frames, each in a direction of
 its own at a speed that is drawn evenly from 0.5 to 2.5 pixels a frame (after arXiv:1502.04681). Test clips have digits

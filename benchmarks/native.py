@@ -1,6 +1,6 @@
 """Photographs at their own aspect ratio, packed into rows, beside the same photographs squashed to squares.
 
-    python benchmarks/native.py FOLDER --out benchmarks/DATE-native-HARDWARE.md
+    python benchmarks/native.py FOLDER --out benchmarks/results/DATE-native-HARDWARE.md
 
 All photographs under FOLDER are decoded once, and scaled to at most --tokens patches at their own aspect, or to a square
 of as many. A ViT of random weights, frozen as for `predict`, answers them on --threads threads: squares in batches,

@@ -1,6 +1,6 @@
 """Training on pictures of many aspects: at their own aspect ratio, packed into rows, beside squashed to squares.
 
-    python benchmarks/native_training.py --out benchmarks/DATE-native-training-HARDWARE.md
+    python benchmarks/native_training.py --out benchmarks/results/DATE-native-training-HARDWARE.md
 
 Without FOLDER the pictures are made: one of scikit-learn's handwritten digits, upright and undistorted, on a canvas whose aspect
 ratio is drawn log-evenly from 1:4 to 4:1 (its area is always the same), among two fragments of other digits and two

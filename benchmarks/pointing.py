@@ -1,7 +1,7 @@
 """Does rollout point at what matters? Accuracy of a run with a quarter of the patches masked: by rollout, at random, at
 the centre.
 
-    python benchmarks/pointing.py RUN --out benchmarks/DATE-pointing-HARDWARE.md
+    python benchmarks/pointing.py RUN --out benchmarks/results/DATE-pointing-HARDWARE.md
 
 A masked patch gets the mean pixel of the training images. The patches masked are those with the highest rollout, those
 nearest to the centre (a Gaussian's order; ties by row and column), or drawn for each image, with five seeds. All images

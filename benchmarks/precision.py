@@ -1,6 +1,6 @@
 """What eight bits cost: answers of every engine and precision beside the model's own in float32, on real photographs.
 
-    python benchmarks/precision.py RUN FOLDER --out benchmarks/DATE-precision-HARDWARE.md
+    python benchmarks/precision.py RUN FOLDER --out benchmarks/results/DATE-precision-HARDWARE.md
 
 RUN is a trained run whose data are at hand: int8 is calibrated on its training images. FOLDER has the photographs, in
 folders of classes where accuracy is to be told. The measure is the model as PyTorch computes it in float32, image by

@@ -1,7 +1,7 @@
 """What a small ViT learns from CIFAR-10 without labels, by each objective in the same minutes: nearest neighbours, a
 linear head, and fine-tuning with 1 % and 10 % of the labels.
 
-    python benchmarks/pretraining.py FOLDER --work DIR --rows ROWS.jsonl --out benchmarks/DATE-pretraining-HARDWARE.md
+    python benchmarks/pretraining.py FOLDER --work DIR --rows ROWS.jsonl --out benchmarks/results/DATE-pretraining-HARDWARE.md
 
 FOLDER has train/CLASS/* and test/CLASS/*. Runs lie in DIR and are resumed; a method whose row is in ROWS is skipped,
 so a second call goes on where the first one was stopped. A tenth of the training images is held out and chooses

@@ -1,6 +1,6 @@
 """What `--reproducible` costs: the same training run with and without it, as one process and as two.
 
-    python benchmarks/reproducible.py [DATA] [--model MODEL] [--rounds 3] --out benchmarks/DATE-reproducible-HARDWARE.md
+    python benchmarks/reproducible.py [DATA] [--model MODEL] [--rounds 3] --out benchmarks/results/DATE-reproducible-HARDWARE.md
 
 Runs alternate, each a process of its own (two under torchrun, with one thread each); the rate is the median of the
 run's log lines.

@@ -1,6 +1,6 @@
 """What a run holds and sends, by the plan of `train --dry-run --world` and as it was counted, for 1, 2 and 4 processes.
 
-    python benchmarks/scaling.py --out benchmarks/DATE-scaling-HARDWARE.md
+    python benchmarks/scaling.py --out benchmarks/results/DATE-scaling-HARDWARE.md
 
 Each process trains three steps of `digits` in float32 on a processor, by gloo. Memory: the most bytes that PyTorch had
 given out at a time, by its own profiler, which sees every tensor from the first on. Network: what the loopback device

@@ -1,6 +1,6 @@
 """`vitreous serve` under load and abuse, the server on one core, everything that asks on another.
 
-    python benchmarks/serving.py --scratch DIR --out benchmarks/DATE-serving-HARDWARE.md
+    python benchmarks/serving.py --scratch DIR --out benchmarks/results/DATE-serving-HARDWARE.md
     python benchmarks/serving.py --scratch DIR --parts load loris fuzz drain crash reload cancel soak
 
 The model is a ViT-S/16 with random weights that it makes in DIR, or --run; the pictures are those of --images, or

@@ -1,6 +1,6 @@
 """Two programs on one machine: each alone, then both at the same time, in alternating rounds.
 
-python benchmarks/sharing.py --out benchmarks/DATE-sharing-HARDWARE.md
+python benchmarks/sharing.py --out benchmarks/results/DATE-sharing-HARDWARE.md
 
 `train`: ten epochs of digits, beside themselves. `predict`: pictures answered by a ViT-S/16, beside a `vitreous serve`
 of the same model that is asked without pause. Each is measured with threads as this package bounds them, and with the

@@ -1,6 +1,6 @@
 """Memory of an epoch over a million samples in WebDataset archives: it must not grow with the samples that were read.
 
-    python benchmarks/stream_memory.py --scratch DIR --out benchmarks/DATE-stream-HARDWARE.md
+    python benchmarks/stream_memory.py --scratch DIR --out benchmarks/results/DATE-stream-HARDWARE.md
 
 Writes archives of small pictures (2.5 KB a sample in the archive) into DIR once; BMPs, the quickest to decode, so that
 the epoch does not take longer than it must. Each row is a process of its own that opens them, the first with an empty

@@ -2,7 +2,7 @@
 
     vitreous study positions --data FOLDER --out runs/studies
     python benchmarks/study_page.py runs/studies/positions --note "What it shows, and what not." \\
-        --out benchmarks/DATE-study-positions-HARDWARE.md
+        --out benchmarks/results/DATE-study-positions-HARDWARE.md
 
 The figure goes to docs/figures. FOLDER stands in the page for the folder of the data.
 """
@@ -46,7 +46,7 @@ def main() -> None:
     given = parser.parse_args()
     figure = ROOT / "docs" / "figures" / f"study-{given.home.name}.svg"
     shutil.copyfile(given.home / "figure.svg", figure)
-    given.out.write_text(public_page(given.home, f"../docs/figures/{figure.name}", given.threads, given.note), "utf-8")
+    given.out.write_text(public_page(given.home, f"../../docs/figures/{figure.name}", given.threads, given.note), "utf-8")
 
 
 if __name__ == "__main__":

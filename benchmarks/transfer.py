@@ -1,7 +1,7 @@
 """Does transfer work? Half of the classes teach a small ViT; the other half are learned from a few labels, with and
 without it.
 
-    python benchmarks/transfer.py FOLDER --scratch SCRATCH --out benchmarks/DATE-transfer-HARDWARE.md
+    python benchmarks/transfer.py FOLDER --scratch SCRATCH --out benchmarks/results/DATE-transfer-HARDWARE.md
 
 FOLDER has train/CLASS/* and test/CLASS/*, as CIFAR-10. The first half of its classes pre-trains a model at the
 pictures' own size. The others are learned at a higher resolution from 1 % and 10 % of their training labels, drawn for

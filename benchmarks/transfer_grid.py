@@ -1,6 +1,6 @@
 """`vitreous train --lr-grid` beside an exhaustive search by hand, on digits and on a part of a folder such as CIFAR-10.
 
-python benchmarks/transfer_grid.py [FOLDER] --out benchmarks/DATE-transfer-grid-HARDWARE.md
+python benchmarks/transfer_grid.py [FOLDER] --out benchmarks/results/DATE-transfer-grid-HARDWARE.md
 
 By hand: a copy of the data in which files are moved from train/ to val/, one ordinary run for each rate, the best one
 again on the whole of train/. Both ways have to find the same rate, the same figures and the same weights. Test images

@@ -1,6 +1,6 @@
 """What frames cost: ViViT's arrangements beside transformers' VideoMAE on the same clips, from 8 to 32 frames.
 
-    python benchmarks/video.py --out benchmarks/DATE-video-HARDWARE.md
+    python benchmarks/video.py --out benchmarks/results/DATE-video-HARDWARE.md
 
 Inference of one clip at a time, ViT-S blocks on patches of 2 x 16 x 16, random weights, the contenders in turn within a
 length, each in a process of its own, as `vitreous bench` has them. Time is that of a clip; memory is the highest

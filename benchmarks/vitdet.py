@@ -1,6 +1,6 @@
 """ViTDet's backbone beside the same model of plain PyTorch modules: seconds and peak memory of an image.
 
-    python benchmarks/vitdet.py --out benchmarks/DATE-vitdet-HARDWARE.md
+    python benchmarks/vitdet.py --out benchmarks/results/DATE-vitdet-HARDWARE.md
 
 The plain model is written here as detectron2 has it: linear layers, windows cut by reshaping, decomposed relative
 positions added to explicit logits, softmax, a product. Both get the same random weights, and their maps are compared

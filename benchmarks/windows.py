@@ -1,6 +1,6 @@
 """Large images: Swin and a ViT with windows beside the plain ViT and timm's Swin, from 224 to 1536 pixels.
 
-    python benchmarks/windows.py --out benchmarks/DATE-windows-HARDWARE.md
+    python benchmarks/windows.py --out benchmarks/results/DATE-windows-HARDWARE.md
 
 Inference of one image at a time, random weights, the contenders in turn within a size, each in a process of its own, as
 `vitreous bench` has them. Time is that of an image; memory is the highest resident set of the process, its imports

@@ -161,7 +161,7 @@ def test_every_number_of_the_results_is_on_the_linked_page():
     rows = result_rows()
     assert len(rows) >= 8
     for _, ours, peer, *_, details in rows:
-        page = re.fullmatch(r"\[[\w.]+\]\((benchmarks/[\w.-]+\.md)\)", details)
+        page = re.fullmatch(r"\[[\w.]+\]\((benchmarks/results/[\w.-]+\.md)\)", details)
         assert page, details
         text = (ROOT / page[1]).read_text("utf-8").replace(" %", "%")
         for cell in (ours, peer):

@@ -63,7 +63,7 @@ FETCHED = {"img": "src", "script": "src", "link": "href", "iframe": "src", "sour
 
 def page_map() -> dict[Path, str]:
     """{file of the repository: its page or file in the site}."""
-    pages = {ROOT / name: f"{Path(name).stem.lower()}.md" for name in ("CONTRIBUTING.md", "LOG.md", "CHANGELOG.md")}
+    pages = {ROOT / name: f"{Path(name).stem.lower()}.md" for name in ("CONTRIBUTING.md", "CHANGELOG.md")}
     pages[ROOT / "README.md"] = "index.md"
     pages[PACKAGE / "__init__.py"] = f"{PYTHON}/vitreous.md"
     pages[PACKAGE / "cli" / "main.py"] = f"{COMMANDS}/index.md"
@@ -73,7 +73,8 @@ def page_map() -> dict[Path, str]:
     )
     pages |= {path: f"figures/{path.name}" for path in figures}
     pages |= {path: f"notebooks/{path.stem}.md" for path in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))}
-    pages |= {path: f"benchmarks/{path.name}" for path in sorted((ROOT / "benchmarks").glob("*.md"))}
+    pages |= {path: f"log/{path.name}" for path in sorted((ROOT / "docs" / "log").glob("*.md"))}
+    pages |= {path: f"benchmarks/{path.name}" for path in sorted((ROOT / "benchmarks" / "results").glob("*.md"))}
     pages[ROOT / "benchmarks" / "README.md"] = "benchmarks/index.md"
     return pages
 
