@@ -46,7 +46,9 @@ def main() -> None:
     given = parser.parse_args()
     figure = ROOT / "docs" / "figures" / f"study-{given.home.name}.svg"
     shutil.copyfile(given.home / "figure.svg", figure)
-    given.out.write_text(public_page(given.home, f"../../docs/figures/{figure.name}", given.threads, given.note), "utf-8")
+    given.out.write_text(
+        public_page(given.home, f"../../docs/figures/{figure.name}", given.threads, given.note), "utf-8"
+    )
 
 
 if __name__ == "__main__":

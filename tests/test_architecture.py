@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from functools import cache
 from pathlib import Path
@@ -232,3 +233,17 @@ def test_no_room_but_models_asks_what_class_a_model_is():
                 names = {n.id for argument in node.args for n in ast.walk(argument) if isinstance(n, ast.Name)}
                 names |= {n.attr for argument in node.args for n in ast.walk(argument) if isinstance(n, ast.Attribute)}
                 assert not names & families, f"{module_of(path)}, line {node.lineno}: ask the model instead"
+
+
+@pytest.mark.parametrize(
+    "app", sorted(path.name for path in (ROOT / "apps").iterdir() if (path / "__init__.py").exists())
+)
+def test_an_app_has_a_readme_of_one_screen(app):
+    """It names the command and the tests, and only files that exist."""
+    home = ROOT / "apps" / app
+    text = (home / "README.md").read_text("utf-8")
+    assert len(text.splitlines()) <= 45 and "`vitreous " in text and f"`tests/apps/{app}`" in text
+    assert (ROOT.parent / "tests" / "apps" / app).is_dir()
+    names = set(re.findall(r"`([\w/]+\.py)`", text))
+    assert names and all((home / name).is_file() or (ROOT.parent / name).is_file() for name in names)
+    assert all((home / link).exists() for link in re.findall(r"\]\(([^)]+)\)", text))
