@@ -6,19 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from vitreous.data.annotations.shapes import runs_of_mask
 from vitreous.data.annotations.target import IGNORE, Target, stack_masks
 from vitreous.evaluation.boundary import boundary_counts, boundary_f, boundary_of
-from vitreous.evaluation.detections import Detections
 from vitreous.evaluation.evaluator import Outputs
-from vitreous.evaluation.panoptic import (
-    Segments,
-    answered_segments,
-    merged_segments,
-    panoptic_counts,
-    panoptic_figures,
-    true_segments,
-)
+from vitreous.evaluation.panoptic import Segments, answered_segments, panoptic_counts, panoptic_figures, true_segments
 from vitreous.evaluation.pixels import SegmentationEvaluator, figures_of, matrices_of
 
 THINGS = np.array([True, True, True, False, False])
@@ -88,24 +79,6 @@ def test_crowds_and_unknown_pixels_are_not_held_against_an_answer():
     assert counts[2].tolist() == [0, 0, 1, 2] and counts[1, 1] == 1
     with pytest.raises(ValueError, match="class map"):
         true_segments(Target((1, 1), np.zeros(0, int), np.zeros((0, 4)), np.zeros(0, bool)))
-
-
-def test_instances_are_laid_over_classes_by_their_scores():
-    target, things = scene(), np.array([False, False, True])
-    stuff = np.where(target.classes == 2, 1, np.where(target.classes == IGNORE, 0, target.classes))
-    masks = target.masks()[:2]
-    below = masks[0] | np.roll(masks[0], 1, 1)  # most of it is taken by the better first
-    runs = tuple(map(runs_of_mask, [*masks, below, masks[0]]))
-    answers = Detections(
-        (20, 30), np.zeros((4, 4), np.float32), np.array([2, 2, 2, 1]), np.array([0.9, 0.8, 0.7, 0.3]), runs
-    )
-    merged = merged_segments(stuff, answers, things)
-    assert merged.labels.tolist() == [2, 2, 0, 1]
-    assert np.array_equal(merged.numbers == 0, masks[0]) and np.array_equal(merged.numbers == 1, masks[1])
-    counts = panoptic_counts(true_segments(target), merged, 3)
-    assert counts[2].tolist() == [2, 2, 0, 0] and counts[0].tolist() == [1, 1, 0, 0]
-    with pytest.raises(ValueError, match="need masks"):
-        merged_segments(stuff, Detections((20, 30), answers.boxes, answers.labels, answers.scores), things)
 
 
 def counted_by_loops(classes, answer, label, reach):

@@ -11,7 +11,7 @@ import torch
 from tests.inspection.made import KINDS, Few, chance, images, look, made
 from vitreous.errors import UsageError
 from vitreous.inspection.attention import attention
-from vitreous.inspection.rollout import Mixing, looks_of, matrix_of, rollout, rollout_matrix, rows_of
+from vitreous.inspection.rollout import Mixing, looks_of, matrix_of, rollout, rows_of
 from vitreous.models.zoo import create
 
 FIRST = [[0.5, 0.25, 0.25], [0.1, 0.8, 0.1], [0.2, 0.2, 0.6]]
@@ -81,7 +81,7 @@ def test_equal_weights_are_not_discarded_by_chance():
 def test_models_of_every_kind_show_their_patches_as_the_answer_reads_them(kind):
     model, x = made(kind), images()
     prefix = model.config.prefix
-    found, whole = rollout(model, x), rollout_matrix(model, x)
+    found, whole = rollout(model, x), matrix_of(looks_of(model, x), Mixing())
     read = whole[:, 0] if model.config.pool in ("class", "distilled") else whole[:, prefix:].mean(1)
     assert torch.allclose(found.joint[:, -1], read, atol=1e-6)
     assert torch.allclose(found.joint.sum(-1), torch.ones(2, 2), atol=1e-5)

@@ -16,7 +16,6 @@ import pytest
 from tests.conftest import make_folder
 from tests.data.films import write_clip
 from vitreous.cli.main import command
-from vitreous.config import to_plain
 from vitreous.data.annotations.target import Target, no_objects
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.layouts.video import ClipFiles
@@ -30,9 +29,8 @@ from vitreous.models.names import configure, name_of
 from vitreous.models.zoo import build
 from vitreous.objectives import teacher as teachers
 from vitreous.objectives.detection import DetectionConfig
-from vitreous.recipes.augreg import augreg_grid
 from vitreous.recipes.derive import apply, derive
-from vitreous.recipes.names import LEVELS, NAMES
+from vitreous.recipes.names import NAMES
 from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.recipe import DatasetInfo
 from vitreous.recipes.registry import RECIPES, example, grid_of, hold_out_of
@@ -247,20 +245,6 @@ def test_augregs_augmentation_by_model():
     }
     for (data, model), level in chosen.items():
         assert example(f"augreg-{data}", model).views == example(f"augreg-{data}-{level}", model).views, (data, model)
-
-
-def test_augregs_grid_has_28_different_runs():
-    run = example("augreg-imagenet")
-    grid = augreg_grid(run.model, DatasetInfo(IMAGENET, (300, 400), 3), TrainOptions("x"))
-    assert len(grid) == len({json.dumps(to_plain(replace(run, recipe=""))) for run in grid.values()}) == 28
-    one = grid["strong1, wd 0.03, do 0.1"]
-    assert (one.model.dropout, one.model.drop_path, one.optimizer.weight_decay, one.views.rand_magnitude) == (
-        0.1,
-        0.1,
-        0.03,
-        20,
-    )
-    assert one.recipe == "augreg-imagenet-strong1" and set(LEVELS) == {name.partition(",")[0] for name in grid}
 
 
 def test_plain_vit():

@@ -19,7 +19,7 @@ from vitreous.training.flat import Flat
 from vitreous.training.loop import State, fit
 from vitreous.training.optimizer import Optimizers
 from vitreous.training.run import DataOptions, FineTune, Optimizer, Run
-from vitreous.training.tune import check, frozen_state, merged, prepare
+from vitreous.training.tune import check, merged, prepare
 
 SMALL = {"image": (16, 16), "patch": (8, 8), "classes": 3, "width": 32, "depth": 3, "heads": 2, "hidden": 64}
 STAGES = "body.stages.{}.units.{}."
@@ -145,6 +145,12 @@ def test_frozen_parts_compute_in_training_as_in_use_and_moving_ones_drop():
     noisy = [made.train()(images()), made(images()), made.eval()(images())]
     assert torch.equal(seen[0], seen[1]) and torch.equal(seen[0], seen[2])
     assert not torch.equal(noisy[0], noisy[1])
+
+
+def frozen_state(objective) -> dict:
+    """Parameters and buffers that do not train, by name."""
+    trainable = {name for name, parameter in objective.named_parameters() if parameter.requires_grad}
+    return {name: tensor for name, tensor in objective.state_dict().items() if name not in trainable}
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -11,9 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import scipy.ndimage
 
-from vitreous.data.annotations.shapes import mask_of_runs
 from vitreous.data.annotations.target import IGNORE, Target
-from vitreous.evaluation.detections import Detections
 
 OVERLAP = 0.5  # share of an instance that must still be free; share of a segment that may be unknown
 
@@ -51,28 +49,6 @@ def answered_segments(classes: np.ndarray, things: np.ndarray) -> Segments:
             scipy.ndimage.label(classes == label, np.ones((3,) * classes.ndim), output=parts)
             numbers[parts > 0] = parts[parts > 0] - 1 + len(labels)
             labels += [int(label)] * int(parts.max())
-    own = np.array(labels, np.int64)
-    return with_rest(numbers, np.where(things[classes], IGNORE, classes), own, np.zeros(len(own), bool))
-
-
-def merged_segments(classes: np.ndarray, answers: Detections, things: np.ndarray, threshold: float = 0.5) -> Segments:
-    """A class map (H, W) and instances -> segments, by the rule of Panoptic FPN (arXiv:1901.02446).
-
-        for each instance of a class of things, from the highest score, at least `threshold`, down:
-            a segment of its pixels that are still free, where these are more than `OVERLAP` of it
-        what is left of each class of no things is a segment; other pixels are of none
-
-    Classes have the same numbers in both; `things` (K,) bool. Raises ValueError for answers without masks.
-    """
-    if answers.masks is None:
-        raise ValueError("segments of instances need masks")
-    numbers, labels = np.full(classes.shape, -1, np.int32), []
-    for label, score, runs in zip(answers.labels, answers.scores, answers.masks, strict=True):
-        mask = mask_of_runs(runs, answers.size)
-        free = mask & (numbers < 0)
-        if score >= threshold and things[label] and free.sum() > OVERLAP * mask.sum():
-            numbers[free] = len(labels)
-            labels.append(int(label))
     own = np.array(labels, np.int64)
     return with_rest(numbers, np.where(things[classes], IGNORE, classes), own, np.zeros(len(own), bool))
 

@@ -88,11 +88,6 @@ def rollout(
     return Rollout(looks[0].grid, looks[0].prefix, joint, single)
 
 
-def rollout_matrix(model: VisionModel[Any], images: Tensor, mixing: Mixing | None = None) -> Tensor:
-    """(B, C, *image) -> (B, T, T): R_L = M_L ... M_1 for few tokens; row q is what token q is made of."""
-    return matrix_of(looks_of(model, images), mixing or Mixing())
-
-
 def looks_of(model: VisionModel[Any], images: Tensor) -> list[AttentionCall]:
     """Return the attention of every block on (B, C, *image). Raises UsageError where it is not over all tokens."""
     looks: list[AttentionCall] = []

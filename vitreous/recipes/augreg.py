@@ -23,7 +23,6 @@ from vitreous.recipes.recipe import (
 )
 from vitreous.training.run import Optimizer, Run, Schedule
 
-DECAYS, RATES = (0.1, 0.03), (0.0, 0.1)  # weight decay; dropout and stochastic depth alike
 #: data set -> epochs, and the augmentation of a model where none is named (big_vision's configs); of others, the last
 SMALL = {"ViT-S/16": "light1", "ViT-B/32": "light2", "ViT-B/16": "light2"}
 DEFAULTS = {
@@ -66,22 +65,6 @@ def augreg(data: str, level: str | None = None) -> Make:
         )
 
     return make
-
-
-def augreg_grid(
-    model: ModelConfig, facts: DatasetInfo, options: TrainOptions, data: str = "imagenet"
-) -> dict[str, Run]:
-    """All 28 runs of a model on `imagenet` or `imagenet21k`, named by level, decay and dropout: `medium2, wd 0.1, do
-    0.1`."""
-    grid = {}
-    for level in LEVELS:
-        run = replace(augreg(data, level)(model, facts, options), recipe=f"augreg-{data}-{level}")
-        for decay in DECAYS:
-            for rate in RATES:
-                inner = replace_fields(run.model, {"dropout": rate, "drop_path": rate})
-                optimizer = replace(run.optimizer, weight_decay=decay)
-                grid[f"{level}, wd {decay:g}, do {rate:g}"] = replace(run, model=inner, optimizer=optimizer)
-    return grid
 
 
 def plain(epochs: int) -> Make:

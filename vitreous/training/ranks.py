@@ -99,11 +99,6 @@ class Ranks:
         dist.broadcast_object_list(held)
         return held[0]
 
-    def broadcast_(self, vector: Tensor) -> None:
-        """Copy the main process's vector, of any shape, to every process, in place."""
-        if self.world > 1:
-            dist.broadcast(vector, 0)
-
     def wait(self) -> None:
         """Go on when every process has come here."""
         if self.world > 1:

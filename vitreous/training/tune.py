@@ -10,11 +10,10 @@ low-rank adapter of a layer with weight W adds, with r rows in A and alpha a num
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection
 from importlib.util import find_spec
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from vitreous.errors import UsageError, install_hint
 from vitreous.models.config import ModelConfig
@@ -139,18 +138,6 @@ def merged(model: Model) -> Model:
         if hasattr(part, "peft_config"):
             del part.peft_config
     return whole
-
-
-def frozen_state(model: nn.Module, moving: Collection[str] | None = None) -> dict[str, Tensor]:
-    """Every parameter and buffer that does not move, of any shape, by name: what all checkpoints of a run have in
-    common.
-
-    `moving` names what does, where the model's own flags do not tell: in a twin for inference, which has the frozen
-    weights in float32 while the model trains in half precision.
-    """
-    if moving is None:
-        moving = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    return {name: tensor for name, tensor in model.state_dict().items() if name not in moving}
 
 
 def recompute_blocks(model: Model) -> None:
