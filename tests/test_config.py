@@ -70,22 +70,16 @@ def test_fields_that_go_together_are_set_together(run):
         set_paths(run, {"model.axial": ["true"]})
 
 
-def test_settings_of_earlier_versions_are_read_at_their_new_paths():
+def test_unknown_settings_of_a_run_name_their_path():
     from vitreous.data.preprocess import Preprocess
     from vitreous.models.config import ViTConfig
-    from vitreous.objectives.supervised import SupervisedConfig
     from vitreous.training.run import DataOptions, Run
 
     run = Run(DataOptions("d", ("a", "b"), 8, ""), ViTConfig(classes=2), Preprocess((224, 224)), batch_size=2)
-    plain = to_plain(run)
-    views = {key: value for key, value in plain.pop("views").items() if key != "name"}
-    del plain["objective"], plain["schedules"]
-    old = plain | {"augment": views | {"flip": 0.5}, "loss": "sigmoid", "smoothing": 0.1, "patch_dropout": 0.25}
-    read = from_plain(Run, old)
-    assert read.objective == SupervisedConfig(loss="sigmoid", smoothing=0.1, patch_dropout=0.25)
-    assert read.views.flip == 0.5 and from_plain(Run, to_plain(read)) == read
-    changed = set_paths(run, {"augment.flip": ["0.25"], "smoothing": ["0.2"], "objective.loss": ["binary"]})
-    assert (changed.views.flip, changed.objective.smoothing, changed.objective.loss) == (0.25, 0.2, "binary")
+    with pytest.raises(UsageError, match="unknown setting smoothing"):
+        from_plain(Run, to_plain(run) | {"smoothing": 0.1})
+    with pytest.raises(UsageError, match=r"unknown setting augment\.flip"):
+        set_paths(run, {"augment.flip": ["0.25"]})
     with pytest.raises(UsageError, match="no 'supervized'"):
         from_plain(Run, to_plain(run) | {"objective": {"name": "supervized"}})
     with pytest.raises(UsageError, match=r"objective\.smothing"):

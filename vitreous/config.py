@@ -74,7 +74,6 @@ def from_plain(kind: type[T] | Any, value: Any) -> T:
     """
     from pydantic import ValidationError
 
-    value = upgrade(member(kind, value), value)
     kind = member(kind, value)
     unknown = unknown_keys(kind, value)
     if unknown:
@@ -107,30 +106,6 @@ def member(kind: Any, value: Any) -> Any:
 def tagged(kind: Any) -> Tagged | None:
     """The mark of a field that is one of a table."""
     return next((mark for mark in getattr(kind, "__metadata__", ()) if isinstance(mark, Tagged)), None)
-
-
-def upgrade(kind: Any, value: Any) -> Any:
-    """A dict with the settings at their new paths that were elsewhere in earlier versions, as `kind.MOVED` has them and
-    `kind.upgraded` makes them, those of its fields too."""
-    if not dataclasses.is_dataclass(kind) or not isinstance(value, dict):
-        return value
-    if change := getattr(kind, "upgraded", None):
-        value = change(value)
-    for key, hint in hints_of(kind).items():
-        if isinstance(value.get(key), dict) and hasattr(inner := member(hint, value[key]), "upgraded"):
-            value = value | {key: upgrade(inner, value[key])}
-    moved = {old: new for old, new in getattr(kind, "MOVED", {}).items() if old in value}
-    if not moved:
-        return value
-    value = {key: dict(item) if isinstance(item, dict) else item for key, item in value.items()}
-    for old, new in moved.items():
-        head, _, rest = new.partition(".")
-        item = value.pop(old)
-        if rest:
-            value.setdefault(head, {})[rest] = item
-        else:
-            value[head] = item
-    return value
 
 
 def unknown_keys(kind: Any, value: Any, path: str = "") -> list[tuple[str, str]]:
@@ -208,11 +183,8 @@ def set_paths(value: T, settings: dict[str, list[str]], before: str = "") -> T:
     hints |= getattr(value, "SETTABLE", {}) or {name: type(one) for name, one in items(value).items()}
     changes: dict[str, Any] = {}
     deeper: dict[str, dict[str, list[str]]] = {}
-    moved = getattr(value, "MOVED", {})
     for path, words in settings.items():
         head, _, rest = path.partition(".")
-        head, _, inner = moved.get(head.replace("-", "_"), head).partition(".")
-        rest = ".".join(part for part in (inner, rest) if part)
         name, whole = head.replace("-", "_"), f"{before}{path}"
         if name not in hints:
             raise UsageError(f"unknown setting {whole}", nearest(name, hints) or f"there are {', '.join(hints)}")

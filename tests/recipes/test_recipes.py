@@ -653,7 +653,7 @@ def test_rows_in_steps_keep_their_steps_and_rows_in_epochs_their_epochs():
 
 
 def test_options_win_over_the_recipe():
-    run = derived("deit", mixup=0.0, drop_path=0.3, ema=0.0, settings={"augment.flip": ["0.1"]})
+    run = derived("deit", mixup=0.0, drop_path=0.3, ema=0.0, settings={"views.flip": ["0.1"]})
     assert (run.views.mixup, run.views.cutmix, run.model.drop_path, run.ema, run.views.flip) == (
         0.0,
         1.0,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from vitreous.config import Tagged, to_plain
 from vitreous.data.augmentation.augment import Augment, Views
@@ -148,22 +148,6 @@ class Run:
     step in `shards` parts, whoever computes them, and adds their gradients in order: the same bits for any number of
     processes that divides them. Raises UsageError for what cannot work.
     """
-
-    #: settings of configs written before objectives had their own, and where they are now
-    MOVED: ClassVar[dict[str, str]] = {"augment": "views"} | {
-        name: f"objective.{name}"
-        for name in (
-            "loss",
-            "smoothing",
-            "class_weights",
-            "head_bias",
-            "mimetic",
-            "patch_dropout",
-            "patch_dropout_until",
-            "progressive",
-            "progressive_until",
-        )
-    }
 
     data: DataOptions
     model: ModelConfig

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
@@ -29,8 +29,7 @@ KINDS: dict[str, type[ViTConfig]] = {}  # family -> its config; `models.config` 
 
 def resolve(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Options of a transformer with the `family` that has them all, and without those that are not used: what a plain
-    ViT is with `first_norm=True`, or what was saved when one config had the options of all. Raises UsageError where no
-    family has all of them."""
+    ViT is with `first_norm=True`. Raises UsageError where no family has all of them."""
     used = {name: family for name, family in FAMILY_OF.items() if settings.get(name)}
     if settings.get("attention") == "decomposed":
         used["attention=decomposed"] = "sam"
@@ -70,8 +69,6 @@ class ViTConfig(Leveled, metaclass=ByOptions):
 
     # answers of a plain ViT to what other families have fields for
     kind: ClassVar[Literal["vit"]] = "vit"  # whose training recipes fit
-    # settings as they were saved when one config had the options of all families
-    upgraded: ClassVar[Callable[[Mapping[str, Any]], dict[str, Any]]] = staticmethod(resolve)
     SETTABLE: ClassVar[dict[str, Any]] = {  # options that change the family
         "attention": Literal["plain", "relative", "rotary", "decomposed"],
         "axial": bool,
