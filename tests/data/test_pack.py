@@ -370,7 +370,7 @@ def test_an_unfinished_pack_keeps_only_shards_that_are_whole_and_of_this_source(
     out, plan = tmp_path / "out", Plan("uint8", 24, shard_size=9000)
     pack(photos, tmp_path / "whole", plan, workers=0)
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(packing, "write_index", lambda *words: (_ for _ in ()).throw(Killed()))
+        patch.setattr(packing, "write_index", lambda *words, **more: (_ for _ in ()).throw(Killed()))
         pack(photos, out, plan, workers=0)
     second = out / "train-000001.npy"
     second.write_bytes(second.read_bytes()[:-1] + b"\0\0")
@@ -380,7 +380,7 @@ def test_an_unfinished_pack_keeps_only_shards_that_are_whole_and_of_this_source(
     assert files(out) == files(tmp_path / "whole")
     shutil.rmtree(out)
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(packing, "write_index", lambda *words: (_ for _ in ()).throw(Killed()))
+        patch.setattr(packing, "write_index", lambda *words, **more: (_ for _ in ()).throw(Killed()))
         pack(photos, out, plan, workers=0)
     (photos / "train" / "ant" / "0.png").unlink()
     with pytest.raises(UsageError, match="begun with another source"):

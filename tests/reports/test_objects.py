@@ -79,7 +79,7 @@ def bundles(tmp_path_factory):
 def painted(monkeypatch):
     """Models that find what is painted, in place of those that are opened."""
 
-    def make(model, preprocess, *options):
+    def make(model, preprocess, *options, **more):
         return PaintedEngine(
             lambda pixels: painted_model(np.where(pixels > 150, 200, np.where(pixels > 50, 100, 0))),
             masks=model.config.masks,

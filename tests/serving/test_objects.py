@@ -100,8 +100,8 @@ def test_a_file_is_continued_where_the_job_stopped(blobs, tmp_path, monkeypatch,
     monkeypatch.setattr("vitreous.serving.object_files.CocoResults.part", 2)
     answers, before = objects.image_objects, blobs.runtime.asked
 
-    def stopping(card, runtime, items, *rest):
-        for number, answer in enumerate(answers(card, runtime, items, *rest)):
+    def stopping(card, runtime, items, *rest, **more):
+        for number, answer in enumerate(answers(card, runtime, items, *rest, **more)):
             if number == 3:
                 raise DataError("stopped")
             yield answer
