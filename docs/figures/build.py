@@ -1,11 +1,11 @@
 """Build the figures of README.md, docs/index.md and docs/start.md.
 
-    python docs/figures/build.py                  every figure; about an hour on two CPU cores
+    python docs/figures/build.py                  every figure; hours on two CPU cores
     python docs/figures/build.py terminal page    some of them
     python docs/figures/build.py --list           names, files and datasets
 
 Trained runs are kept in --work and reused. Datasets that no package contains are folders that you name, for example
-`--data bccd=BCCD_Dataset/BCCD`; each module in `MODULES` documents where its datasets come from and their licence.
+`--data blood-cells=BCCD_Dataset/BCCD`. Each module in `MODULES` documents the sources and licences of its datasets.
 Pages are rendered with Playwright in headless Chromium (`pip install '.[test]'`).
 """
 

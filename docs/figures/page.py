@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import base64
 import io
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -30,6 +29,7 @@ from typing import Any
 
 from PIL import Image
 from playwright.sync_api import Page, sync_playwright
+from rendering import find_chromium
 
 OUTPUTS = ("page.webp", "page-dark.webp")
 DATASETS = ("leaf-symptoms",)
@@ -41,7 +41,6 @@ TRAINING = (
 PHOTO = "test/rust/1347_*.jpg"
 #: patches that are clicked, as (row, column) from 0 of 16 x 16: the lesion, the vein above it, the healthy leaf
 PATCHES = ((8, 8), (2, 12), (12, 3))
-BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 
 VIEWPORT = {"width": 1148, "height": 886}  # CSS pixels, of which the caption takes the last `CAPTION_HEIGHT`
 CAPTION_HEIGHT = 76
@@ -179,9 +178,7 @@ def record_page(address: str, photo: Path, scheme: str) -> list[tuple[bytes, int
     Raises:
         SystemExit: there is no Chromium.
     """
-    chromium = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if chromium is None:
-        raise SystemExit(f"no Chromium found\n  install one of {', '.join(BROWSERS)}")
+    chromium = find_chromium()
     with sync_playwright() as play:
         browser = play.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--force-color-profile=srgb"])
         context = browser.new_context(

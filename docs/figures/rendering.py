@@ -13,6 +13,18 @@ from playwright.sync_api import sync_playwright
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 
 
+def find_chromium() -> str:
+    """Path of an installed Chromium.
+
+    Raises:
+        SystemExit: there is none.
+    """
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        raise SystemExit(f"no Chromium found\n  install one of {', '.join(BROWSERS)}")
+    return browser
+
+
 def data_uri(image: Image.Image) -> str:
     """The image as a PNG in a `data:` URI."""
     stream = io.BytesIO()
@@ -23,9 +35,8 @@ def data_uri(image: Image.Image) -> str:
 def screenshot(html: str, width: int, scale: float = 1.5) -> Image.Image:
     """The whole page at `width` CSS pixels of `scale` device pixels each, in RGBA: transparent where the page has no
     background."""
-    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=browser, args=["--no-sandbox"])
+        chromium = playwright.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox"])
         page = chromium.new_page(viewport={"width": width, "height": 100}, device_scale_factor=scale)
         page.set_content(html)
         pixels = page.screenshot(full_page=True, omit_background=True)

@@ -7,9 +7,7 @@ Datasets:
 
 - `trash`: photos of trash in 6 classes, MIT licence, https://github.com/garythung/trashnet. The figures were made with
   647 of the photos (396 train, 72 val, 179 test), reduced to 213 x 160 pixels.
-- `bccd`: the folder BCCD of https://github.com/Shenggan/BCCD_Dataset, blood cells with boxes, MIT licence.
-- `nuclei`: stage1_train of the 2018 Data Science Bowl (BBBC038v1 of the Broad Bioimage Benchmark Collection), CC0:
-  170 of its images, with one mask per nucleus, in the folders train/, val/ and test/.
+- `blood-cells` and `nuclei`: those of hero.py, whose detector and segmenter are reused.
 
 Tiles of figures that docs/inside.md and docs/generating.md show are crops of those files.
 """
@@ -25,12 +23,15 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from hero import link_nuclei
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 from playwright.sync_api import Page, sync_playwright
+from rendering import find_chromium
 
 OUTPUTS = (
     "start-report.webp",
@@ -54,16 +55,18 @@ DATASETS = ("trash", "blood-cells", "nuclei")
 TRAININGS = {
     "digits": ("digits", ()),
     "photos": ("trash", ("--init", "none")),
-    "cells": ("blood-cells", ("--recipe", "detect", "--steps", "555", "--seed", "0")),
-    "instances": ("nuclei", ("--recipe", "detect", "--steps", "220", "--seed", "0")),
-    "nuclei": (
+    "detector": ("blood-cells", ("--init", "none", "--recipe", "detect", "--steps", "555", "--seed", "0")),
+    "instances": ("nuclei", ("--init", "none", "--recipe", "detect", "--steps", "220", "--seed", "0")),
+    "segmenter": (
         "nuclei",
-        ("--recipe", "segment", "--model", "Conv+ViT-128x4/8", "--image-size", "256", "--steps", "223", "--seed", "0"),
+        (
+            *("--init", "none", "--recipe", "segment", "--model", "Conv+ViT-128x4/8", "--image-size", "256"),
+            *("--steps", "223", "--seed", "0"),
+        ),
     ),
 }
 PHOTO = "test/metal/metal114.jpg"
 DETECTED = "JPEGImages/BloodImage_00007.jpg"
-BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 TILE = (360, 216)  # pixels (width, height)
 #: figures of the docs -> the part that a tile shows (left, top, right, bottom), in pixels
 CROPS = {
@@ -87,6 +90,8 @@ def build(context: Any) -> None:
     photo = context.datasets["trash"] / PHOTO
     if not photo.is_file():
         raise SystemExit(f"no file {photo}\n  name the folder that contains train/, val/ and test/")
+    splits = link_nuclei(context.datasets["nuclei"], context.work / "nuclei-split")
+    context = replace(context, datasets=context.datasets | {"nuclei": splits})
     runs = {name: train_run(context, name) for name in TRAININGS}
     draw_screenshots(context, runs, photo)
     draw_tiles(context, runs)
@@ -109,8 +114,6 @@ def run_vitreous(*words: str) -> str:
 
 def draw_screenshots(context: Any, runs: dict[str, Path], photo: Path) -> None:
     """Write the screenshots of docs/start.md."""
-    from dataclasses import replace
-
     from vitreous import load
     from vitreous.apps.server.limits import Settings
     from vitreous.apps.server.server import running
@@ -119,9 +122,7 @@ def draw_screenshots(context: Any, runs: dict[str, Path], photo: Path) -> None:
     run_vitreous("inspect", str(photos), str(photo), "--figures", "rollout", "--out", str(context.work / "rollout"))
     fit_image(context.work / "rollout" / "rollout.png", context.out / "start-rollout.webp")
     shutil.rmtree(context.work / "rollout")
-    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if browser is None:
-        raise SystemExit("no Chromium on this machine\n  install chromium-headless-shell")
+    browser = find_chromium()
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=browser, args=["--no-sandbox"])
         page = chromium.new_page(viewport={"width": 900, "height": 760}, color_scheme="light")
@@ -177,9 +178,9 @@ def draw_tiles(context: Any, runs: dict[str, Path]) -> None:
     """Write the tiles of docs/index.md."""
     drawings: dict[str, Callable[[], Image.Image]] = {
         "classification": lambda: draw_classified(context, runs["photos"]),
-        "detection": lambda: draw_overlay(context, runs["cells"], context.datasets["blood-cells"] / DETECTED),
+        "detection": lambda: draw_overlay(context, runs["detector"], context.datasets["blood-cells"] / DETECTED),
         "instances": lambda: draw_instances(context, runs["instances"], find_nuclei(context)),
-        "segmentation": lambda: draw_overlay(context, runs["nuclei"], find_nuclei(context), class_maps=True),
+        "segmentation": lambda: draw_overlay(context, runs["segmenter"], find_nuclei(context), class_maps=True),
         "video": draw_frames,
         "volumes": draw_volume,
         "generation": lambda: crop_figure(context, "generated-cifar10.png"),

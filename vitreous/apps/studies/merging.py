@@ -15,7 +15,7 @@ def cells(setting: Setting) -> tuple[Cell, ...]:
     return (Cell(("ViT",), change(base, model=setting.vit(patch=max(1, setting.patch // 2)))),)
 
 
-def unmerged(place: tuple[str, ...]) -> tuple[str, ...]:
+def place_without_merging(place: tuple[str, ...]) -> tuple[str, ...]:
     """The model of a place as it was trained."""
     return place[0], "0"
 
@@ -27,7 +27,7 @@ STUDY = Study(
     source="arXiv:2210.09461, section 4",
     axes=("model", "merged a block"),
     cells=cells,
-    reference=unmerged,
+    reference=place_without_merging,
     published=Published("ViT-L at 512 pixels is twice as fast for 0.2 to 0.3 % of its accuracy, without training", {}),
     differs=(
         "All rows of a seed are one model, trained without merging. Small pictures have few tokens, so that merging "
