@@ -27,7 +27,7 @@ from vitreous.system.machine import processor
 
 OURS = """
 import json, sys, time
-from vitreous.data.check.check import check
+from vitreous.apps.curation.check import check
 started = time.perf_counter()
 document, _ = check(sys.argv[1], workers=int(sys.argv[2]))
 print(json.dumps([time.perf_counter() - started, sum(split["images"] - split["unreadable"] for split in document["splits"].values())]))

@@ -34,7 +34,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
-from vitreous.data.copies.dedup import dedup
+from vitreous.apps.curation.dedup import dedup
 from vitreous.data.decoding.decode import decode
 from vitreous.data.layouts.folder import list_images
 from vitreous.data.split import Files

@@ -25,9 +25,10 @@ from vitreous.data.loader import EvalLoader
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.sources import open_data
 from vitreous.data.split import Split
+from vitreous.inference.image_sampler import sampler_of
+from vitreous.inference.open_model import open_generator
 from vitreous.reports.answers import Computing
-from vitreous.reports.generated import GenerationOptions, judge_generator, make_images, sampler_of
-from vitreous.reports.opening import open_generator
+from vitreous.reports.generated import GenerationOptions, judge_generator, make_images
 from vitreous.system.machine import processor
 
 GUIDANCE = (1.0, 1.5, 3.0)

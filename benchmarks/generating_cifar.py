@@ -23,9 +23,10 @@ from pretraining import NEVER, processor_rate, trained
 
 import vitreous
 from vitreous.data.sources import open_data
+from vitreous.inference.image_sampler import sampler_of
+from vitreous.inference.open_model import open_generator
 from vitreous.reports.answers import Computing
-from vitreous.reports.generated import GenerationOptions, Real, figures, join, make_images, real_of_split, sampler_of
-from vitreous.reports.opening import open_generator
+from vitreous.reports.generated import GenerationOptions, Real, figures, join, make_images, real_of_split
 from vitreous.reports.spaces import open_space
 from vitreous.system.machine import processor
 

@@ -38,10 +38,11 @@ from sklearn.svm import SVC
 import vitreous
 from vitreous.data.decoding.clips import open_clip
 from vitreous.data.sources import open_data
+from vitreous.inference.clip_files import write_gif
+from vitreous.inference.image_sampler import sampler_of
+from vitreous.inference.open_model import open_generator
 from vitreous.reports.answers import Computing
-from vitreous.reports.generated import GenerationOptions, make_images, sampler_of
-from vitreous.reports.opening import open_generator
-from vitreous.serving.clip_files import write_gif
+from vitreous.reports.generated import GenerationOptions, make_images
 from vitreous.system.machine import processor
 
 SIDE, FRAMES, DIGIT = 32, 16, 12  # pixels of a frame, frames, pixels of a digit

@@ -19,11 +19,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitreous.data.class_order import align_labels
+from vitreous.data.run_data import open_run_data
 from vitreous.data.split import picture_of
+from vitreous.inference.open_model import open_bundle
 from vitreous.inspection.gradient import gradient
 from vitreous.inspection.rollout import Mixing, rollout
 from vitreous.nn.grid import patchify, unpatchify
-from vitreous.reports.opening import data_for, matched, open_bundle
 from vitreous.system.machine import processor
 
 SHARE, SEEDS = 0.25, 5
@@ -41,8 +43,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     bundle = open_bundle(arguments.run)
-    source, opened = data_for(arguments.run, None, "test")
-    split, own = matched(opened.split("test"), opened, bundle.classes), bundle.preprocess
+    source, opened = open_run_data(arguments.run, None, "test")
+    split, own = align_labels(opened.split("test"), opened, bundle.classes), bundle.preprocess
     pixels = torch.stack([own.pixels(picture_of(split, sample, own.channels)) for sample in range(len(split))])
     images, labels = own.normalise(pixels), torch.from_numpy(split.labels)
     train = opened.split("train")

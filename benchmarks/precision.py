@@ -23,16 +23,18 @@ import torch
 
 from vitreous.apps.bench.report import hardware, packages
 from vitreous.apps.export.export import export
+from vitreous.data.class_order import align_labels
 from vitreous.data.keys import permutation
 from vitreous.data.layouts.folder import list_images
 from vitreous.data.loader import EvalLoader
+from vitreous.data.run_data import open_run_data
 from vitreous.data.split import Files, Split
 from vitreous.errors import DataError
 from vitreous.inference.libraries import setting
+from vitreous.inference.open_model import open_bundle
 from vitreous.inference.options import InferenceOptions
+from vitreous.inference.predict import load
 from vitreous.models.names import name_of
-from vitreous.reports.opening import data_for, matched, open_bundle
-from vitreous.serving.predict import load
 from vitreous.system.machine import has_bf16
 
 Logits = Callable[[np.ndarray], np.ndarray]
@@ -66,8 +68,8 @@ def photographs(run: str, folder: str, most: int) -> tuple[Split, np.ndarray | N
     if bundle.multilabel:
         raise SystemExit("agreement of first classes is for models that name one class an image")
     try:
-        data = data_for(run, folder, "test")[1]
-        split: Split = matched(data.split("test"), data, bundle.classes)
+        data = open_run_data(run, folder, "test")[1]
+        split: Split = align_labels(data.split("test"), data, bundle.classes)
         labels = split.labels
     except DataError:
         files = list_images(Path(folder))

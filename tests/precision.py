@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from vitreous.serving.predict import Prediction
+from vitreous.inference.predict import Prediction
 
 LIMITS = {"fp32": 1e-5, "bf16": 1e-2}
 

@@ -24,14 +24,15 @@ ROWS = [
     {"nn"},
     {"models", "data", "generation"},
     {"keywords"},
+    {"weights"},
     {"inference"},
-    {"weights", "evaluation", "inspection"},
+    {"evaluation", "inspection"},
     {"objectives"},
     {"training"},
     {"reports"},
     {"recipes"},
-    {"jobs", "serving"},
-    {"apps.bench", "apps.export", "apps.hub", "apps.server", "apps.studies", "sklearn"},  # none imports another
+    {"jobs"},
+    {"apps.bench", "apps.curation", "apps.export", "apps.hub", "apps.server", "apps.studies", "sklearn"},  # none imports another
     {"cli"},
 ]
 

@@ -16,10 +16,10 @@ import pytest
 import torch
 from PIL import ImageOps
 
+from tests.apps.curation.test_copies import scene
 from tests.conftest import make_folder
 from tests.data.annotations.scenery import write_objects
-from tests.data.test_copies import scene
-from tests.serving.made import photograph, tiny
+from tests.inference.made import photograph, tiny
 from vitreous.data.annotations.target import Target
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.sources import open_data

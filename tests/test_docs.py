@@ -47,7 +47,7 @@ def test_a_model_in_another_library(library, tmp_path, monkeypatch):
     """The block of a library runs after those of PyTorch."""
     import torch
 
-    from tests.serving.detectors import pictures, save_detector
+    from tests.inference.detectors import pictures, save_detector
 
     if find_spec(library) is None:
         pytest.skip("a library of the page on interoperability is not installed")

@@ -10,12 +10,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tests.serving.made import pictures, tiny
+from tests.inference.made import pictures, tiny
 from vitreous import progress
 from vitreous.config import to_plain
+from vitreous.inference.predict import Prediction, Predictions, load
 from vitreous.progress import Display
 from vitreous.recipes.registry import example
-from vitreous.serving.predict import Prediction, Predictions, load
 from vitreous.system.notebook import Markup, config_rows, html_table
 
 HOSTILE = '<script>alert("x")</script>&'

@@ -14,6 +14,7 @@ import pytest
 
 from vitreous import keywords
 from vitreous.inference.options import InferenceOptions
+from vitreous.inference.samples import SampleOptions
 from vitreous.models.config import BiTConfig, DiTConfig, SwinConfig, ViTConfig
 from vitreous.models.configs.adapter import AdapterConfig
 from vitreous.models.configs.detector import DetectorConfig
@@ -27,7 +28,6 @@ from vitreous.reports.evaluate import EvaluateOptions
 from vitreous.reports.generated import GenerationOptions
 from vitreous.reports.protocols.task import ProtocolOptions
 from vitreous.reports.scene import InspectOptions
-from vitreous.serving.samples import SampleOptions
 from vitreous.weights.create import SYNONYMS
 
 ROOT = Path(__file__).parents[1]

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from vitreous.apps.export.export import export as export
     from vitreous.apps.hub.push import push as push
     from vitreous.apps.server.start import serve as serve
+    from vitreous.inference.predict import load as load
+    from vitreous.inference.samples import sample as sample
     from vitreous.jobs.loader import create_loader as create_loader
     from vitreous.jobs.soup import soup as soup
     from vitreous.jobs.train import train as train
@@ -34,8 +36,6 @@ if TYPE_CHECKING:
     from vitreous.models.vit import ViT as ViT
     from vitreous.reports.evaluate import evaluate as evaluate
     from vitreous.reports.inspect import inspect as inspect
-    from vitreous.serving.predict import load as load
-    from vitreous.serving.samples import sample as sample
     from vitreous.weights.bundle import save as save
     from vitreous.weights.create import create as create
 
@@ -49,8 +49,8 @@ _HOMES = {
     "evaluate": "vitreous.reports.evaluate",
     "inspect": "vitreous.reports.inspect",
     "soup": "vitreous.jobs.soup",
-    "load": "vitreous.serving.predict",
-    "sample": "vitreous.serving.samples",
+    "load": "vitreous.inference.predict",
+    "sample": "vitreous.inference.samples",
     "export": "vitreous.apps.export.export",
     "push": "vitreous.apps.hub.push",
     "serve": "vitreous.apps.server.start",

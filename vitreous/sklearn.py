@@ -31,13 +31,13 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 from vitreous.config import apply_options
 from vitreous.data.memory import data_in_memory
 from vitreous.errors import DataError, UsageError
+from vitreous.inference.inputs import as_items
 from vitreous.inference.options import InferenceOptions
+from vitreous.inference.predict import Predictor, load, predictor_of
 from vitreous.jobs.in_memory import train_in_memory
 from vitreous.jobs.train import ALIASES
 from vitreous.progress import Display, NullListener
 from vitreous.recipes.options import TrainOptions
-from vitreous.serving.inputs import as_items
-from vitreous.serving.predict import Predictor, load, predictor_of
 from vitreous.weights.bundle import Bundle
 
 ROW_MODEL = "ViT-32x2/1"  # for rows of numbers, where no model is named

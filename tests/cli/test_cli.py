@@ -218,7 +218,7 @@ def test_predict_agrees_with_evaluate_on_files_of_every_kind(trained, tmp_path):
     from vitreous.data.loader import EvalLoader
     from vitreous.data.sources import open_data
     from vitreous.inference.engine import InferenceOptions, logits_of
-    from vitreous.serving.predict import load
+    from vitreous.inference.predict import load
 
     image, deep = picture(5, (24, 16), 1), np.asarray(picture(5, (24, 16), 1).convert("L")).astype(np.uint16) * 257
     exif = Image.Exif()

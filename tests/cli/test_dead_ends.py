@@ -18,7 +18,7 @@ from vitreous.errors import Interrupted, UsageError
 from vitreous.jobs.plan import with_data
 from vitreous.jobs.train import train
 from vitreous.recipes.options import TrainOptions
-from vitreous.training.model_paths import find_newest_run, holds_images
+from vitreous.weights.model_paths import find_newest_run, holds_images
 
 MAKES_ONE = "there is no run below this folder, and vitreous train DATA makes one"
 

@@ -12,9 +12,9 @@ from PIL import Image
 
 from tests.data.annotations.solids import write_volume
 from tests.data.arrays import ball, wave, write_balls, write_signal, write_waves
+from vitreous.apps.curation.check import check
 from vitreous.data.annotations.target import kind_of
 from vitreous.data.augmentation.volumes import VolumeViews
-from vitreous.data.check.check import check
 from vitreous.data.decoding.volumes import read_volume, volume_form
 from vitreous.data.layouts.video import open_sample
 from vitreous.data.loader import TrainLoader

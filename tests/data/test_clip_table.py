@@ -12,10 +12,10 @@ import torch
 from PIL import Image
 
 import vitreous
+from tests.apps.curation.test_check_clips import film
 from tests.data.films import encode, greys, moving, write_clip
-from tests.data.test_check_clips import film
 from tests.objectives.test_clips import OPTIONS, Notes
-from vitreous.data.check.check import check
+from vitreous.apps.curation.check import check
 from vitreous.data.decoding.clip import Part
 from vitreous.data.decoding.clips import open_clip
 from vitreous.data.layouts.video import ClipFiles

@@ -10,12 +10,12 @@ from tests.conftest import picture
 from tests.data.films import encode, moving, write_clip
 from tests.data.test_tars import image, write
 from tests.objectives.test_clips import OPTIONS
-from vitreous.data.check.check import check
+from vitreous.apps.curation.check import check
 from vitreous.data.layouts.video import ClipFiles, StoredClips
 from vitreous.data.sources import open_data
 from vitreous.data.split import Stored
 from vitreous.errors import DataError
-from vitreous.serving.sources import source
+from vitreous.inference.sources import source
 
 
 @pytest.fixture(autouse=True)

@@ -20,7 +20,7 @@ from tests.conftest import TINY, make_folder, say
 from tests.data.crafted import saved, with_scans, with_segment
 from tests.data.hostile import NOISE, RGB, Case, corpus
 from tests.data.mutate import hunt
-from tests.serving.made import read_for
+from tests.inference.made import read_for
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.decoding import decode as decoding
 from vitreous.data.decoding.decode import decode
@@ -29,10 +29,10 @@ from vitreous.data.loader import Decoding, EvalLoader, TrainLoader
 from vitreous.data.screen import screen
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError
+from vitreous.inference.predict import Predictor, load
 from vitreous.jobs.train import train
 from vitreous.progress import NullListener
 from vitreous.reports.evaluate import evaluate
-from vitreous.serving.predict import Predictor, load
 
 pytestmark = pytest.mark.usefixtures("without_pages")  # training is repeated many times
 

@@ -11,11 +11,11 @@ import pytest
 from scipy.io import savemat
 
 from tests.conftest import picture
+from vitreous.data.class_order import align_labels, class_indices
 from vitreous.data.layouts.imagenet import ILSVRC2012, is_ilsvrc2012, titles_of
 from vitreous.data.sources import open_data
 from vitreous.data.split import Data, Files
 from vitreous.errors import DataError
-from vitreous.reports.opening import matched, places
 
 SYNSETS = {"n01440764": "tench, Tinca tinca", "n02012849": "crane", "n03126707": "crane"}
 TRUTH = [2, 0, 1, 1, 2, 0]  # of the images to validate on, places among the synsets
@@ -147,16 +147,16 @@ def test_a_model_that_knows_the_classes_by_their_titles():
         ("goldfish, Carassius auratus", "tench, Tinca tinca"),
         ("n01443537", "n01440764"),
     ):
-        assert places(data, (*known, "shark")).tolist() == [1, 0]
-        assert matched(data.splits["test"], data, (*known, "shark")).labels.tolist() == [1, 0]
+        assert class_indices(data, (*known, "shark")).tolist() == [1, 0]
+        assert align_labels(data.splits["test"], data, (*known, "shark")).labels.tolist() == [1, 0]
     for titles, known in (
         (SYNSETS, ("tench", "crane", "bird")),
         ({**SYNSETS, "n03126707": "lift"}, ("tench", "crane", "crane, bird", "lift")),
     ):
         with pytest.raises(DataError, match="does not know the classes n02012849"):
-            places(data_of(SYNSETS, titles), known)
+            class_indices(data_of(SYNSETS, titles), known)
     with pytest.raises(DataError, match="does not know the classes tench"):
-        places(data_of(["tench", "n01440764"], {"n01440764": "tench"}), ("tench", "goldfish"))
+        class_indices(data_of(["tench", "n01440764"], {"n01440764": "tench"}), ("tench", "goldfish"))
 
 
 def the_thousand() -> list[str]:
@@ -171,12 +171,12 @@ def test_numbers_stand_for_the_thousand_synsets_and_for_no_others():
     synsets = tuple(f"n{index:08d}" for index in range(1000))
     assert len(ILSVRC2012) == 64 and not is_ilsvrc2012(synsets)
     with pytest.raises(DataError, match="does not know"):
-        places(data_of(synsets), numbers)
+        class_indices(data_of(synsets), numbers)
     true = the_thousand()
     data = data_of(true)
-    assert is_ilsvrc2012(data.classes) and places(data, numbers).tolist() == list(range(1000))
+    assert is_ilsvrc2012(data.classes) and class_indices(data, numbers).tolist() == list(range(1000))
     with pytest.raises(DataError, match="does not know"):
-        places(data_of(true[:-1]), numbers)
+        class_indices(data_of(true[:-1]), numbers)
 
 
 def test_the_thousand_have_titles_without_a_list_beside_them():

@@ -28,9 +28,9 @@ from vitreous.data.preprocess import Preprocess
 from vitreous.data.screen import screen
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError
+from vitreous.inference.predict import load
 from vitreous.jobs.train import train
 from vitreous.reports.evaluate import evaluate
-from vitreous.serving.predict import load
 
 pytestmark = pytest.mark.usefixtures("without_pages")  # training is repeated many times
 

@@ -25,9 +25,9 @@ from vitreous.data.screen import screen
 from vitreous.data.split import Arrays
 from vitreous.data.statistics import statistics
 from vitreous.errors import DataError
+from vitreous.inference.predict import load
 from vitreous.jobs.train import train
 from vitreous.reports.evaluate import evaluate
-from vitreous.serving.predict import load
 from vitreous.training.folder import Folder
 
 tifffile = pytest.importorskip("tifffile")

@@ -14,8 +14,8 @@ import pytest
 from PIL import Image
 
 from tests.data.test_split_names import write_classes, write_image
+from vitreous.apps.curation.check import check
 from vitreous.data.annotations.learnable import require_learnable
-from vitreous.data.check.check import check
 from vitreous.data.sources import open_data
 from vitreous.data.split import Arrays, leave_out_unusable, no_labels
 from vitreous.errors import DataError

@@ -9,9 +9,9 @@ import pytest
 from PIL import Image
 
 from tests.data.films import greys, moving, write_clip, write_moves
-from vitreous.data.copies.dedup import dedup
+from vitreous.apps.curation.dedup import dedup
+from vitreous.apps.curation.pack import pack
 from vitreous.data.layouts.video import ClipFiles
-from vitreous.data.packs.pack import pack
 from vitreous.data.sources import open_data
 from vitreous.data.split import Files, no_labels
 from vitreous.errors import DataError, UsageError

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from tests.data.annotations.solids import AFFINE, solid, write_solids, write_volume
+from vitreous.apps.curation.check import check
 from vitreous.data.annotations.target import IGNORE
-from vitreous.data.check.check import check
 from vitreous.data.decoding import volumes
 from vitreous.data.decoding.volumes import nifti_header, read_labels, read_volume, standardised, volume_form
 from vitreous.data.preprocess import Preprocess

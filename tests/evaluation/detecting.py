@@ -12,7 +12,7 @@ from vitreous.data.annotations.shapes import runs_of_mask
 from vitreous.data.annotations.target import Target, stack_masks
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import DataError
-from vitreous.evaluation.detections import Detections
+from vitreous.inference.detections import Detections
 from vitreous.inference.packing import pack
 
 NAMES = [

@@ -9,14 +9,13 @@ import pytest
 import torch
 
 from tests.evaluation.detecting import NAMES, PaintedEngine, PaintedSplit, drawn_scene, judged_by_pycocotools
-from tests.evaluation.test_detections import paint, painted_model
+from tests.inference.test_detections import paint, painted_model
 from vitreous.data.annotations.shapes import runs_of_mask
 from vitreous.data.annotations.target import Target, Verified, stack_masks
 from vitreous.data.loader import EvalLoader
 from vitreous.errors import DataError, ResourceError
 from vitreous.evaluation.average_precision import ap50_mended, class_pairs, figures_of, precision_recall
 from vitreous.evaluation.coco import CocoEvaluator, best_threshold, confusion_of
-from vitreous.evaluation.detections import Detections
 from vitreous.evaluation.evaluator import Outputs, Ragged
 from vitreous.evaluation.matching import (
     THRESHOLDS,
@@ -28,6 +27,7 @@ from vitreous.evaluation.matching import (
     to_bits,
     true_runs,
 )
+from vitreous.inference.detections import Detections
 from vitreous.training.validation import shared_outputs
 
 CLASSES = ("a", "b", "c", "d")

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from sklearn.neighbors import NearestNeighbors
 
-from vitreous.evaluation.calibration import probabilities
 from vitreous.evaluation.familiarity import find_suspects, neighbour_shares
+from vitreous.inference.probabilities import probabilities
 
 
 def data(images: int, seed: int, classes: int = 5, width: int = 16):

@@ -19,13 +19,14 @@ from torch import Tensor
 from tests.objectives import sessions
 from tests.objectives.test_distillation import CLASSES
 from vitreous.data.augmentation.augment import Augment
+from vitreous.data.options import DataOptions
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Arrays
 from vitreous.training.batches import Inputs
 from vitreous.training.flat import Flat
 from vitreous.training.folder import Folder
 from vitreous.training.loop import fit
-from vitreous.training.run import DataOptions, Optimizer, Run, Schedule
+from vitreous.training.run import Optimizer, Run, Schedule
 from vitreous.training.session import Session
 
 DEVICE = "cpu" if os.environ.get("VITREOUS_GPU_TESTS") == "cpu" else "cuda:0"

@@ -16,9 +16,9 @@ from PIL import Image
 import vitreous
 from tests.contracts import randomise
 from tests.gpu.support import DEVICE, ON_GPU, check_close
+from tests.inference import detectors, generators
+from tests.inference.made import photograph, tiny
 from tests.models.test_segmenter import segmenter
-from tests.serving import detectors, generators
-from tests.serving.made import photograph, tiny
 from vitreous.data.preprocess import Preprocess
 from vitreous.generation.process import Flow
 from vitreous.inference.engine import TorchEngine

@@ -36,11 +36,11 @@ from tests.gpu.support import (
 from vitreous.apps.export.export import export
 from vitreous.data.augmentation.augment import Augment
 from vitreous.errors import NonFiniteError
+from vitreous.inference.predict import load
 from vitreous.jobs.train import train
 from vitreous.nn.cuda_graphs import CapturedPasses
 from vitreous.objectives.supervised import SupervisedConfig
 from vitreous.reports.evaluate import evaluate
-from vitreous.serving.predict import load
 from vitreous.system.native import native
 from vitreous.training import loop, probe
 from vitreous.training.checkpoint import flaw

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from tests.conftest import document, say
+from tests.inference.made import pictures, tiny
 from tests.precision import LIMITS, relative_error
-from tests.serving.made import pictures, tiny
 from vitreous.apps.server.start import open_served
 from vitreous.errors import UsageError
 from vitreous.inference import engine_choice, openvino
@@ -28,8 +28,8 @@ from vitreous.inference.engine_choice import (
     read_record,
 )
 from vitreous.inference.options import InferenceOptions
-from vitreous.serving.predict import load
-from vitreous.serving.runtime import TorchRuntime
+from vitreous.inference.predict import load
+from vitreous.inference.runtime import TorchRuntime
 
 AUTO = InferenceOptions("cpu", "fp32")
 

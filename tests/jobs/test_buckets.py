@@ -16,11 +16,11 @@ from tests.data.films import moving, write_clip
 from tests.objectives.test_clips import Notes
 from vitreous.data.decoding.clips import open_clip
 from vitreous.errors import UsageError
+from vitreous.inference.open_model import open_generator
 from vitreous.jobs.plan import plan
 from vitreous.models.cost import macs
 from vitreous.progress import NullListener
 from vitreous.recipes.options import TrainOptions
-from vitreous.reports.opening import open_generator
 from vitreous.training.batches import mean_work
 from vitreous.training.folder import Folder, read_lines
 from vitreous.training.parts import parts

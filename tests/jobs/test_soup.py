@@ -13,6 +13,7 @@ from torch import nn
 import vitreous
 from tests.conftest import document, make_folder, say
 from vitreous.cli.main import command
+from vitreous.data.options import DataOptions
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError, UsageError
@@ -22,7 +23,7 @@ from vitreous.models.config import ViTConfig
 from vitreous.models.zoo import build
 from vitreous.system.disk import sha256
 from vitreous.training.folder import Folder
-from vitreous.training.run import DataOptions, Run
+from vitreous.training.run import Run
 from vitreous.weights.bundle import WEIGHTS, Bundle, load_bundle
 from vitreous.weights.tasks import Classification
 

@@ -19,6 +19,7 @@ from tests.conftest import make_folder, say
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import UsageError
+from vitreous.inference.predict import load, predictor_of
 from vitreous.models.cost import macs
 from vitreous.models.families import family_of
 from vitreous.models.foreign import ForeignModel, wrap_backbone
@@ -29,7 +30,6 @@ from vitreous.objectives.base import Progress, Setting
 from vitreous.objectives.dino import DINOConfig
 from vitreous.objectives.segmentation import SegmentationConfig
 from vitreous.objectives.supervised import SupervisedConfig
-from vitreous.serving.predict import load, predictor_of
 from vitreous.weights.bundle import Bundle, load_bundle
 from vitreous.weights.tasks import Classification, Features
 

@@ -12,6 +12,7 @@ import torch
 from tests.objectives.test_distillation import CLASSES, bundle
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.augmentation.views import MultiCrop
+from vitreous.data.options import DataOptions
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Arrays
 from vitreous.models.config import DiTConfig, ViTConfig
@@ -25,7 +26,7 @@ from vitreous.objectives.masked import MaskedPatchesConfig
 from vitreous.training.batches import Inputs
 from vitreous.training.folder import Folder
 from vitreous.training.loop import fit
-from vitreous.training.run import DataOptions, Optimizer, Ramp, Run, Schedule
+from vitreous.training.run import Optimizer, Ramp, Run, Schedule
 from vitreous.training.session import Session
 
 COUNT = 32

@@ -16,6 +16,7 @@ import torch
 import vitreous
 from tests.conftest import picture, say
 from tests.objectives import toys
+from vitreous.data.options import DataOptions
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Arrays
 from vitreous.errors import DataError, UsageError
@@ -24,7 +25,6 @@ from vitreous.recipes.recipe import DatasetInfo
 from vitreous.training.batches import Inputs
 from vitreous.training.folder import Folder
 from vitreous.training.loop import fit, progress_at
-from vitreous.training.run import DataOptions
 from vitreous.training.session import Session
 from vitreous.weights.bundle import load_bundle
 from vitreous.weights.tasks import Features

@@ -14,11 +14,11 @@ from vitreous.data.augmentation.augment import Augment
 from vitreous.data.augmentation.scenes import Scenes
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import DataError, UsageError
+from vitreous.inference.open_model import open_bundle
 from vitreous.models.names import configure
 from vitreous.models.zoo import create
 from vitreous.objectives.base import Setting
 from vitreous.objectives.segmentation import SegmentationConfig, dice_loss, pixel_cross_entropy
-from vitreous.reports.opening import open_bundle
 from vitreous.weights.adopt import adopt, parts_of, starting_point
 from vitreous.weights.bundle import Bundle, load_bundle
 from vitreous.weights.parts import adopt_parts

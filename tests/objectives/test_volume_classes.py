@@ -16,13 +16,13 @@ from vitreous.apps.server.limits import Limits
 from vitreous.apps.server.model import prepare
 from vitreous.data.preprocess import scaled
 from vitreous.errors import DataError, UsageError
+from vitreous.inference.predict import load
 from vitreous.models.names import name_of
 from vitreous.recipes.architecture import architecture
 from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.recipe import DatasetInfo
 from vitreous.reports.figures.slices import middle
 from vitreous.reports.inspect import inspect
-from vitreous.serving.predict import load
 from vitreous.weights.bundle import load_bundle
 
 OPTIONS = {"workers": 0, "device": "cpu", "precision": "fp32", "batch_size": 12, "lr": 3e-3}

@@ -10,13 +10,13 @@ import torch
 import vitreous
 from tests.data.annotations.scenery import write_maps
 from tests.data.annotations.solids import AFFINE, solid, write_solids, write_volume
+from vitreous.apps.curation.dedup import dedup
+from vitreous.apps.curation.pack import pack
 from vitreous.apps.server.limits import Limits
 from vitreous.apps.server.model import prepare
 from vitreous.data.annotations.drawing import middle_planes
 from vitreous.data.augmentation.scenes import Scenes
-from vitreous.data.copies.dedup import dedup
 from vitreous.data.decoding.volumes import read_volume
-from vitreous.data.packs.pack import pack
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError, UsageError
 from vitreous.inference.tiles import class_map, segment

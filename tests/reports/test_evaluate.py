@@ -13,9 +13,9 @@ from PIL import Image
 
 from tests.conftest import TINY, document, make_folder, say
 from vitreous.errors import DataError, UsageError, WeightsError
+from vitreous.inference.predict import load
 from vitreous.jobs.train import train
 from vitreous.reports.evaluate import EvaluateOptions, evaluate
-from vitreous.serving.predict import load
 from vitreous.weights.bundle import load_bundle
 
 TURNED = ("ant", "bee", "cat")

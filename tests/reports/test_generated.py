@@ -12,7 +12,7 @@ from PIL import Image
 import vitreous
 from tests.conftest import say
 from tests.contracts import randomise
-from tests.serving.generators import save_autoencoder
+from tests.inference.generators import save_autoencoder
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.sources import open_data
 from vitreous.errors import UsageError, WeightsError

@@ -16,6 +16,7 @@ from tests.conftest import make_folder, picture, say
 from tests.inspection.made import NARROW, POOLED, made
 from vitreous.data.preprocess import Preprocess
 from vitreous.inference.engine import InferenceOptions
+from vitreous.inference.predict import load
 from vitreous.inspection.attention import attention, segments
 from vitreous.inspection.distance import distances, uniform
 from vitreous.inspection.gradient import gradient
@@ -25,7 +26,6 @@ from vitreous.reports.figures.attention import make_attention, make_distance, ma
 from vitreous.reports.figures.positions import make_positions
 from vitreous.reports.inspect import inspect as inspect_run
 from vitreous.reports.scene import InspectOptions, Scene, open_pictures
-from vitreous.serving.predict import load
 from vitreous.weights.bundle import Bundle, load_bundle
 from vitreous.weights.tasks import Classification, Features
 

@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from tests.data.films import greys, write_clip, write_moves
-from tests.serving.test_clips import save_video_model
+from tests.inference.test_clips import save_video_model
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError, UsageError

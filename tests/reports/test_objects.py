@@ -9,13 +9,15 @@ from PIL import Image
 import vitreous
 from tests.data.annotations.scenery import write_objects
 from tests.evaluation.detecting import NAMES, PaintedEngine, judged_by_pycocotools
-from tests.evaluation.test_detections import paint, painted_model
+from tests.inference.test_detections import paint, painted_model
 from tests.objectives.test_detection import OPTIONS as DETECTING
 from vitreous.cli.main import main
 from vitreous.data.preprocess import Preprocess
+from vitreous.data.run_data import open_run_data
 from vitreous.errors import DataError, UsageError
 from vitreous.evaluation.coco import computing
-from vitreous.evaluation.detections import detect
+from vitreous.inference.detections import detect
+from vitreous.inference.open_model import open_bundle
 from vitreous.models.configs.detector import DetectorConfig
 from vitreous.models.configs.vit import ViTConfig
 from vitreous.models.detector import Detector
@@ -24,7 +26,6 @@ from vitreous.reports import scenes
 from vitreous.reports.answers import Computing
 from vitreous.reports.compare import compare
 from vitreous.reports.evaluate import evaluate
-from vitreous.reports.opening import data_for, open_bundle
 from vitreous.reports.pages import objects as page
 from vitreous.reports.scenes import dense_task
 from vitreous.weights.bundle import Bundle
@@ -93,7 +94,7 @@ def test_the_document_has_the_figures_of_coco(bundles, painted, tmp_path):
     truth, model = write_coco(tmp_path / "data", 6), open_bundle(bundles / "masks", dense=True).model
     document = evaluate(bundles / "masks", truth, workers=0, report=tmp_path / "page.html")
     split, engine = (
-        data_for(bundles / "masks", truth, None, labelled=False)[1].split("test"),
+        open_run_data(bundles / "masks", truth, None, labelled=False)[1].split("test"),
         scenes.evaluation_engine(model, None),
     )
     pairs = []

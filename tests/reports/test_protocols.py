@@ -17,12 +17,12 @@ from vitreous.data.preprocess import Preprocess
 from vitreous.data.sources import open_data
 from vitreous.data.split import Arrays, Data
 from vitreous.errors import DataError, UsageError
-from vitreous.evaluation import features
 from vitreous.evaluation.classification import judge_answer_sets
 from vitreous.evaluation.intervals import wilson
+from vitreous.inference import features
+from vitreous.inference.open_model import open_bundle
 from vitreous.models.zoo import create
 from vitreous.reports.answers import Computing
-from vitreous.reports.opening import open_bundle
 from vitreous.reports.protocols.answer_sets import imagenet_order, normalise_name
 from vitreous.reports.protocols.probes import PROBES
 from vitreous.reports.protocols.task import ProtocolOptions, ProtocolTask

@@ -13,6 +13,7 @@ import torch
 
 from tests.conftest import TINY, make_folder
 from vitreous.data.augmentation.augment import Augment
+from vitreous.data.options import DataOptions
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Arrays
 from vitreous.errors import NonFiniteError, ResourceError, UsageError
@@ -23,7 +24,7 @@ from vitreous.objectives.supervised import SupervisedConfig
 from vitreous.training.batches import Inputs
 from vitreous.training.folder import Folder
 from vitreous.training.loop import fit
-from vitreous.training.run import DataOptions, Optimizer, Run, Schedule
+from vitreous.training.run import Optimizer, Run, Schedule
 from vitreous.training.session import Session
 
 GOLDEN = Path(__file__).parent / "golden.json"

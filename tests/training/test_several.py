@@ -17,9 +17,9 @@ from vitreous.cli.console import Console
 from vitreous.data.sources import open_data
 from vitreous.errors import UsageError
 from vitreous.inference.engine import InferenceOptions
+from vitreous.inference.predict import load
 from vitreous.jobs.train import train
 from vitreous.reports.evaluate import evaluate
-from vitreous.serving.predict import load
 
 COLOURS = ("red", "green", "blue")
 SUBSETS = list(product((0, 1), repeat=3))  # every combination, none among them

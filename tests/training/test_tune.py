@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from vitreous.data.options import DataOptions
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import UsageError
 from vitreous.jobs.train import train
@@ -18,7 +19,7 @@ from vitreous.objectives.supervised import Supervised
 from vitreous.training.flat import Flat
 from vitreous.training.loop import State, fit
 from vitreous.training.optimizer import Optimizers
-from vitreous.training.run import DataOptions, FineTune, Optimizer, Run
+from vitreous.training.run import FineTune, Optimizer, Run
 from vitreous.training.tune import check, merged, prepare
 
 SMALL = {"image": (16, 16), "patch": (8, 8), "classes": 3, "width": 32, "depth": 3, "heads": 2, "hidden": 64}

@@ -27,9 +27,9 @@ from tests.weights import peers
 from tests.weights.peers import difference, images, timm_vit
 from vitreous.apps.server import start
 from vitreous.errors import UsageError, VitreousError, WeightsError
+from vitreous.inference.predict import load
 from vitreous.models.config import BiTConfig, ViTConfig
 from vitreous.nn.grid import RESIZE
-from vitreous.serving.predict import load
 from vitreous.weights import google
 from vitreous.weights.adopt import open_weights
 from vitreous.weights.bundle import Bundle

@@ -11,9 +11,9 @@ from vitreous.cli.inference import Meter, describe_unreadable, file_settings, pr
 
 if TYPE_CHECKING:
     from vitreous.cli.inference import ImageArguments
-    from vitreous.serving.class_maps import ClassMap
-    from vitreous.serving.predict import Predictor
-    from vitreous.serving.sources import Item, Source
+    from vitreous.inference.class_maps import ClassMap
+    from vitreous.inference.predict import Predictor
+    from vitreous.inference.sources import Item, Source
 
 
 def write_maps(
@@ -28,7 +28,7 @@ def write_maps(
     The second is for overlays. Raises UsageError for a folder that has files in it, and for a file in its place.
     """
     from vitreous.errors import UsageError
-    from vitreous.serving.class_maps import MapFiles, class_maps, common_root
+    from vitreous.inference.class_maps import MapFiles, class_maps, common_root
 
     out, overlay = folders
     if out is None:
@@ -60,7 +60,7 @@ def write_maps(
 def print_shares(options: ImageArguments, predictor: Predictor, source: Source, console: Console) -> dict[str, Any]:
     """Print the share of each class of each image, and return the document."""
     from vitreous.errors import printable
-    from vitreous.serving.class_maps import class_maps
+    from vitreous.inference.class_maps import class_maps
 
     meter, rows, document = Meter("predict", source.count, console), [], []
     for answer in class_maps(predictor.card, predictor.runtime, iter(source), options.bad_images, False):

@@ -47,8 +47,8 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     """Check, print the findings, and write the page of --out. Raises UsageError: there is no such folder."""
     from pathlib import Path
 
-    from vitreous.data.check.check import check
-    from vitreous.data.check.page import page
+    from vitreous.apps.curation.check import check
+    from vitreous.apps.curation.checks.page import page
     from vitreous.errors import UsageError
     from vitreous.models.defaults import default_image
     from vitreous.system.disk import write_output
@@ -79,8 +79,8 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
 def print_findings(document: dict[str, Any], console: Console) -> None:
     """Print the splits, the unreadable files, and the findings."""
-    from vitreous.data.check.facts import by_reason
-    from vitreous.data.check.findings import SHOWN
+    from vitreous.apps.curation.checks.facts import by_reason
+    from vitreous.apps.curation.checks.findings import SHOWN
 
     rows = [
         [name, f"{split['images']:,}", f"{split['unreadable']:,}", f"{split['bytes'] / 1e6:,.1f}M"]

@@ -31,7 +31,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     """Convert, and print what was written."""
     from pathlib import Path
 
-    from vitreous.data.annotations.writing import convert_annotations
+    from vitreous.apps.curation.convert import convert_annotations
     from vitreous.data.sources import open_data
 
     data = open_data(options.source, ignore_index=options.ignore_index)

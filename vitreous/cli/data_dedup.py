@@ -10,7 +10,7 @@ from tyro.conf import Positional, arg
 from vitreous.cli.console import Console
 
 if TYPE_CHECKING:
-    from vitreous.data.copies.dedup import ImageEmbedder
+    from vitreous.apps.curation.dedup import ImageEmbedder
     from vitreous.data.split import Data, Split
 
 
@@ -49,8 +49,9 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     """Find copies, write the list, and print counts. Raises UsageError for options that cannot be."""
     from pathlib import Path
 
-    from vitreous.data.copies.dedup import dedup
-    from vitreous.data.copies.listing import excluded, listed, remaining
+    from vitreous.apps.curation.copies.listing import listed, remaining
+    from vitreous.apps.curation.dedup import dedup
+    from vitreous.data.exclusions import read_excluded
     from vitreous.data.sources import open_images
     from vitreous.data.split import Data
     from vitreous.errors import UsageError
@@ -84,7 +85,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     write_output(out, listed(document["copies"]))
     if options.apply_to and isinstance(data, Data):
         table = Path(options.apply_to)
-        write_output(table, remaining(data, excluded(out), table.absolute().parent))
+        write_output(table, remaining(data, read_excluded(out), table.absolute().parent))
     for line in document["unreadable"][:20]:
         console.note(f"cannot be read: {line}")
     counts = document["counts"]
@@ -118,8 +119,8 @@ def load_embedder(run: str, device: str) -> ImageEmbedder:
     import numpy as np
     import torch
 
-    from vitreous.data.copies.dedup import ImageEmbedder
-    from vitreous.reports.opening import open_bundle
+    from vitreous.apps.curation.dedup import ImageEmbedder
+    from vitreous.inference.open_model import open_bundle
 
     bundle = open_bundle(run)
     model = bundle.model.to(device).eval()

@@ -58,7 +58,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         raise UsageError(f"--shard-size {options.shard_size} is no size", "use bytes, or 64K, 256M, 1G")
     if options.workers is not None and options.workers < 0:
         raise UsageError(f"--workers cannot be {options.workers}")
-    from vitreous.data.packs.pack import Plan, pack
+    from vitreous.apps.curation.pack import Plan, pack
 
     size, coder = int(digits) * UNITS["" if unit.isdecimal() else unit], None
     if options.latents is not None:

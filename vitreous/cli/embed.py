@@ -19,8 +19,8 @@ from vitreous.cli.inference import (
 )
 
 if TYPE_CHECKING:
-    from vitreous.serving.predict import Embedding
-    from vitreous.serving.sources import Item
+    from vitreous.inference.predict import Embedding
+    from vitreous.inference.sources import Item
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class Options(ImageArguments):
 def run(options: Options, console: Console) -> dict[str, Any]:
     """Embed into a file, or into the bundle. Raises UsageError for int8, and without images."""
     from vitreous.errors import UsageError
-    from vitreous.serving.predict import load
-    from vitreous.serving.rows import Embeddings
+    from vitreous.inference.predict import load
+    from vitreous.inference.rows import Embeddings
 
     if options.index:
         return embed_index(options, console)
@@ -76,7 +76,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 def embed_index(options: Options, console: Console) -> dict[str, Any]:
     """Store features of the training images, or of one named data set, in the bundle. Raises UsageError."""
     from vitreous.errors import UsageError
-    from vitreous.serving.index import write_index
+    from vitreous.inference.index import write_index
 
     if len(options.images) > 1 or options.list or options.out:
         message = "--index takes the run's training images, or those of one data set"

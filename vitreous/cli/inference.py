@@ -14,10 +14,10 @@ from vitreous.weights.options import ReadingOptions
 
 if TYPE_CHECKING:
     from vitreous.inference.options import InferenceOptions
-    from vitreous.serving.predict import Predictor
-    from vitreous.serving.ray_backend import Remote
-    from vitreous.serving.rows import Kind
-    from vitreous.serving.sources import Item, Source
+    from vitreous.inference.predict import Predictor
+    from vitreous.inference.ray_backend import Remote
+    from vitreous.inference.rows import Kind
+    from vitreous.inference.sources import Item, Source
 
 T = TypeVar("T")
 SHOWN = 20  # unreadable images that are named
@@ -112,7 +112,7 @@ def require_images(options: ImageArguments) -> None:
     """Raise UsageError for options that name no images, and DataError for files that are not there, as soon as that can
     be said: what folders hold is listed once, when it is known what the model takes."""
     from vitreous.errors import UsageError
-    from vitreous.serving.sources import ADVICE, require_words
+    from vitreous.inference.sources import ADVICE, require_words
 
     if not options.images and not options.list:
         raise UsageError("no images", ADVICE)
@@ -121,7 +121,7 @@ def require_images(options: ImageArguments) -> None:
 
 def open_images_of(options: ImageArguments, kind: str = "pictures") -> Source:
     """The images that the options name, of the `kind` that a model takes. Raises DataError for what is not there."""
-    from vitreous.serving.sources import source
+    from vitreous.inference.sources import source
 
     return source(options.images, options.column, options.list, kind)
 
@@ -132,7 +132,7 @@ def choose_backend(options: ImageArguments, predictor: Predictor) -> Predictor |
     if options.ray is None:
         return predictor
     from vitreous.errors import UsageError
-    from vitreous.serving.ray_backend import Remote
+    from vitreous.inference.ray_backend import Remote
 
     if options.precision == "int8":
         message = "int8 is calibrated by one process, not by a cluster's"
@@ -184,7 +184,7 @@ def write_answers(
     console: Console,
 ) -> dict[str, Any]:
     """Write answers to a file as they come, and return the verb's document. No answer is kept in memory."""
-    from vitreous.serving.sinks import AnswerFile
+    from vitreous.inference.sinks import AnswerFile
 
     job = AnswerFile(out, kind, made_by, options.resume)
     try:

@@ -27,7 +27,7 @@ def require_model(verb: str, kind: type[Any], words: list[str]) -> None:
 
 def refuse_images(verb: str, options: Any) -> None:
     """Raise UsageError where images stand in the place of the model."""
-    from vitreous.training.model_paths import holds_images, is_run
+    from vitreous.weights.model_paths import holds_images, is_run
 
     if not needs_model(type(options)) or is_run(run := options.run) or not holds_images(run):
         return
@@ -42,7 +42,7 @@ def refuse_images(verb: str, options: Any) -> None:
 
 def no_model(verb: str, path: str, others: list[str]) -> UsageError:
     """The refusal of a command without a model: `path` stands in its place, `others` are the words after it."""
-    from vitreous.training.model_paths import find_newest_run
+    from vitreous.weights.model_paths import find_newest_run
 
     problem = "no model given"
     if path:

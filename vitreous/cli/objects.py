@@ -13,9 +13,9 @@ from vitreous.cli.inference import Meter, describe_unreadable, file_settings, pr
 
 if TYPE_CHECKING:
     from vitreous.cli.inference import AnswerArguments
-    from vitreous.serving.objects import DetectOptions, ImageObjects
-    from vitreous.serving.predict import Predictor
-    from vitreous.serving.sources import Item, Source
+    from vitreous.inference.objects import DetectOptions, ImageObjects
+    from vitreous.inference.predict import Predictor
+    from vitreous.inference.sources import Item, Source
 
 Form = Literal["table", "coco", "yolo", "masks"]
 TABLES = (".jsonl", ".csv", ".parquet")
@@ -25,9 +25,9 @@ NAMED = 8  # objects of an image that the table on the terminal names
 def predict_objects(options: AnswerArguments, predictor: Predictor, source: Source, console: Console) -> dict[str, Any]:
     """Find the objects on images; print a table or write files. Raises UsageError for options that clash."""
     from vitreous.errors import UsageError
-    from vitreous.serving.class_maps import common_root
-    from vitreous.serving.object_files import CocoResults, ObjectFolder, ObjectRows, Placed, check_target
-    from vitreous.serving.objects import THRESHOLD, DetectOptions
+    from vitreous.inference.class_maps import common_root
+    from vitreous.inference.object_files import CocoResults, ObjectFolder, ObjectRows, Placed, check_target
+    from vitreous.inference.objects import THRESHOLD, DetectOptions
 
     form, card = choose_form(options, predictor), predictor.card
     if options.threshold is None:  # whoever judges results wants all of them
@@ -114,7 +114,7 @@ class Finding:
         places: dict[str, Path],
         folder: Any = None,
     ) -> None:
-        from vitreous.serving.objects import THRESHOLD
+        from vitreous.inference.objects import THRESHOLD
 
         self.predictor, self.asked, self.bad_images = predictor, asked, options.bad_images
         self.overlays, self.places, self.folder = options.overlay, places, folder
@@ -122,8 +122,8 @@ class Finding:
 
     def answers(self, items: Iterator[Item]) -> Iterator[ImageObjects]:
         """The answers."""
-        from vitreous.serving.class_maps import save_png
-        from vitreous.serving.objects import image_objects
+        from vitreous.inference.class_maps import save_png
+        from vitreous.inference.objects import image_objects
 
         card, runtime, pictures = self.predictor.card, self.predictor.runtime, self.overlays is not None
         for answer in image_objects(
@@ -149,7 +149,7 @@ def print_objects(
 ) -> dict[str, Any]:
     """Print the objects of each image, write the file of --csv, and return the document."""
     from vitreous.errors import printable
-    from vitreous.serving.object_files import ObjectRows
+    from vitreous.inference.object_files import ObjectRows
     from vitreous.system.disk import write_output
     from vitreous.system.tables import as_csv
 

@@ -24,8 +24,8 @@ from vitreous.cli.inference import (
 )
 
 if TYPE_CHECKING:
-    from vitreous.serving.predict import Prediction
-    from vitreous.serving.sources import Item, Source
+    from vitreous.inference.predict import Prediction
+    from vitreous.inference.sources import Item, Source
 
 OF_CLASSES = ("top", "threshold", "abstain", "csv", "ray")  # options of models that name classes of images
 OF_OBJECTS = ("to", "coco_ids", "tiles")  # options of detectors
@@ -48,7 +48,7 @@ class Options(AnswerArguments):
 def run(options: Options, console: Console) -> dict[str, Any]:
     """Predict, and print a table or write a file. Raises UsageError for options that clash or are out of range."""
     from vitreous.errors import UsageError
-    from vitreous.serving.predict import load
+    from vitreous.inference.predict import load
 
     require_images(options)
     if options.top is not None and options.top < 1:
@@ -85,7 +85,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         return choose_backend(options, predictor).predictions(items, asked, options.bad_images)
 
     if options.out:
-        from vitreous.serving.rows import Predictions
+        from vitreous.inference.rows import Predictions
 
         made_by = {"verb": "predict", "model": predictor.card.name, "version": predictor.card.version}
         made_by |= file_settings(options, predictor, top=asked.top, threshold=asked.threshold, abstain=asked.abstain)
@@ -138,7 +138,7 @@ def warn_of_emulation(options: ImageArguments, console: Console) -> None:
 def print_predictions(options: Options, answers: Any, source: Source, console: Console) -> list[dict[str, Any]]:
     """Write the file of --csv, print the table, and return the rows of the document."""
     from vitreous.errors import printable
-    from vitreous.serving.rows import Predictions
+    from vitreous.inference.rows import Predictions
     from vitreous.system.disk import write_output
     from vitreous.system.tables import as_csv
 

@@ -61,7 +61,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     """Make images and write them."""
     from dataclasses import fields
 
-    from vitreous.serving.samples import SampleOptions, sample
+    from vitreous.inference.samples import SampleOptions, sample
 
     asked = {one.name: getattr(options, one.name) for one in fields(SampleOptions)}
     document = sample(options.source(options.run), options.out, console, **asked)

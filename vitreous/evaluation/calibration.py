@@ -34,23 +34,14 @@ from typing import Any
 import numpy as np
 import scipy
 
-from vitreous.errors import DataError, UsageError
+from vitreous.errors import DataError
 from vitreous.evaluation.intervals import Interval, wilson
+from vitreous.inference.probabilities import log_softmax, probabilities
 
 BINS = 15
 LOW, HIGH = 1e-3, 1e3  # temperatures between which the best one is searched
 LEAVE = "the model stays as it is; more images, or harder ones, would tell its temperature"
 POINTS = 100  # of the risk-coverage curve in a document
-
-
-def log_softmax(logits: np.ndarray) -> np.ndarray:
-    """(n, K) logits -> (n, K) float64 log-probabilities."""
-    return scipy.special.log_softmax(logits.astype(np.float64), axis=1)
-
-
-def probabilities(logits: np.ndarray, loss: str = "softmax") -> np.ndarray:
-    """(n, K) logits -> (n, K) float64: softmax over the classes for the softmax loss, else a sigmoid for each."""
-    return np.exp(log_softmax(logits)) if loss == "softmax" else scipy.special.expit(logits.astype(np.float64))
 
 
 def losses(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -150,13 +141,6 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
         problem = f"the answers to the {len(labels)} images are no better than chance"
         raise DataError(f"{problem}: no temperature mends that", LEAVE)
     return math.exp(-scipy.optimize.brentq(slope, low, high, xtol=1e-13))
-
-
-def check_abstain(below: float | None) -> None:
-    """Raise UsageError for a limit that is not above 0 and at most 1; None is no limit."""
-    if below is not None and not 0 < below <= 1:
-        hint = "0.8 answers where the highest probability is 0.8"
-        raise UsageError(f"--abstain must be above 0 and at most 1, not {below}", hint)
 
 
 def judge_abstention(confidence: np.ndarray, right: np.ndarray, below: float) -> dict[str, Any]:

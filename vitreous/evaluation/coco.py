@@ -25,12 +25,12 @@ from vitreous.evaluation.average_precision import (
     mean_of,
     precision_recall,
 )
-from vitreous.evaluation.detections import Compute, Detections, detect
 from vitreous.evaluation.evaluator import Evaluator, Outputs, Ragged
 from vitreous.evaluation.figure_names import BOXES
 from vitreous.evaluation.intervals import DRAWS, FEWEST, Figures, Interval, bootstrap, percentile_interval
 from vitreous.evaluation.matching import Column, Part, check_library, columns_of, match_image
 from vitreous.evaluation.report import Report
+from vitreous.inference.detections import Compute, Detections, detect
 from vitreous.inference.engine import Engine
 from vitreous.inference.packing import unpack
 

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vitreous.evaluation.calibration import BINS, Gaps, difference_errors, image_gaps, log_softmax, losses
+from vitreous.evaluation.calibration import BINS, Gaps, difference_errors, image_gaps, losses
 from vitreous.evaluation.intervals import DRAWS, Figures, Interval, bootstrap, mcnemar, paired_interval
 from vitreous.evaluation.intervals import percentile_interval as percentiles
 from vitreous.evaluation.multilabel import MeanAveragePrecision, draw_count
 from vitreous.evaluation.report import LABELS
+from vitreous.inference.probabilities import log_softmax
 
 LEVEL = 0.05  # p-values below it are significant
 

@@ -15,7 +15,7 @@ import scipy.ndimage
 
 from vitreous.data.annotations.target import Target
 from vitreous.errors import ResourceError, install_hint
-from vitreous.evaluation.detections import Detections, runs_within
+from vitreous.inference.detections import Detections, runs_within
 from vitreous.inference.libraries import needed
 
 THRESHOLDS = np.linspace(0.5, 0.95, 10)  # of IoU

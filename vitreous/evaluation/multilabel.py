@@ -13,8 +13,8 @@ import scipy
 from vitreous.evaluation.calibration import losses
 from vitreous.evaluation.intervals import DRAWS, FEWEST, Interval, bootstrap, percentile_interval
 from vitreous.evaluation.report import Report
+from vitreous.inference.probabilities import THRESHOLD
 
-THRESHOLD = 0.5  # probability above which a class is predicted
 BUDGET = 1e8  # numbers that the bootstrap may look at
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from vitreous.evaluation.features import headless
+from vitreous.inference.features import headless
 from vitreous.models.zoo import Model
 
 

@@ -11,10 +11,10 @@ from vitreous.data.buckets import assign, choose_buckets, measure_forms, parse_b
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Data, Split
 from vitreous.errors import UsageError
+from vitreous.inference.sample_sizes import written
 from vitreous.models.names import name_of
 from vitreous.recipes.derive import objective_of
 from vitreous.recipes.options import TrainOptions
-from vitreous.reports.sizes import written
 from vitreous.training.run import Run
 
 Note = Callable[[str], None]

@@ -15,8 +15,9 @@ from vitreous.data.annotations.painted import find_objects, has_masks, paint_cla
 from vitreous.data.annotations.target import AnnotatedSplit, axes_of, kind_of
 from vitreous.data.augmentation.scenes import Scenes
 from vitreous.data.buckets import assign, measure_forms
-from vitreous.data.copies.listing import excluded as names_in
-from vitreous.data.copies.listing import staying
+from vitreous.data.exclusions import kept_samples
+from vitreous.data.exclusions import read_excluded as names_in
+from vitreous.data.options import DataOptions
 from vitreous.data.pace import workers_for
 from vitreous.data.screen import fits_in_memory, readable, screen, stop_at_unreadable
 from vitreous.data.sources import open_data, open_data_of_run, resolve_source
@@ -37,7 +38,7 @@ from vitreous.system.machine import pick_device
 from vitreous.training.batches import Inputs
 from vitreous.training.folder import Folder
 from vitreous.training.peak import quick_peak
-from vitreous.training.run import DataOptions, Run
+from vitreous.training.run import Run
 from vitreous.weights.adopt import starting_point
 
 PARALLEL = 2_000  # pictures from which it pays to start processes for a first look at them
@@ -212,13 +213,13 @@ def screen_inputs(
 def exclude_images(opened: Data, names: frozenset[str], exclude: str, listener: Listener) -> Data:
     """The data without the training images of these names. Raises DataError where none is left, or none is excluded."""
     split = opened.split("train")
-    rows = staying(split, names)
+    rows = kept_samples(split, names)
     if not len(rows):
         raise DataError(f"{exclude} leaves no training image", "is it the list of other data?")
     if (
         names
         and len(rows) == len(split)
-        and not any(len(staying(part, names)) < len(part) for part in opened.splits.values())
+        and not any(len(kept_samples(part, names)) < len(part) for part in opened.splits.values())
     ):
         first = printable(min(names))
         raise DataError(

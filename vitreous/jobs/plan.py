@@ -20,8 +20,8 @@ from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.own_aspect import parse_tokens
 from vitreous.training.batches import Inputs
 from vitreous.training.folder import Folder
-from vitreous.training.model_paths import is_run_folder
 from vitreous.training.run import Run
+from vitreous.weights.model_paths import is_run_folder
 
 LATEST = "runs/latest"
 MAX_NAME = 160  # bytes; file systems allow 255, and a date and a number are added

@@ -18,7 +18,10 @@ import torch
 from torch import Tensor
 
 from vitreous.config import differences
+from vitreous.data.class_order import align_labels
 from vitreous.data.loader import EvalLoader
+from vitreous.data.options import DataOptions
+from vitreous.data.run_data import sample_images
 from vitreous.data.screen import stop_at_unreadable
 from vitreous.data.sources import open_data, open_data_of_run
 from vitreous.data.split import Data, require_labels
@@ -26,14 +29,13 @@ from vitreous.errors import UsageError, VitreousError
 from vitreous.evaluation.classification import judge
 from vitreous.evaluation.report import Report
 from vitreous.inference.engine import InferenceOptions, logits_of, make_engine
+from vitreous.inference.open_model import open_bundle
 from vitreous.models.config import ModelConfig, replace_fields
 from vitreous.models.names import name_of
 from vitreous.models.skip_init import skip_init
 from vitreous.progress import Listener, NullListener
-from vitreous.reports.opening import examples, matched, open_bundle
 from vitreous.system.cores import default_workers
 from vitreous.training.folder import Folder
-from vitreous.training.run import DataOptions
 from vitreous.weights.adopt import bundle_in
 from vitreous.weights.bundle import DESCRIPTION, WEIGHTS, Bundle, fill, load_bundle
 from vitreous.weights.tasks import Classification
@@ -70,7 +72,7 @@ class SoupEvaluator:
     def judge(self, bundle: Bundle, name: str) -> Report:
         """The figures of a model. Raises DataError for images that cannot be read and classes that the model does not
         know."""
-        split = matched(self.data.split(self.split), self.data, bundle.classes, bundle.multilabel)
+        split = align_labels(self.data.split(self.split), self.data, bundle.classes, bundle.multilabel)
         preprocess, done = bundle.preprocess, 0
 
         def count_images(images: int) -> None:
@@ -78,7 +80,7 @@ class SoupEvaluator:
             done += images
             self.listener.progress(f"judge {name}", done, len(split))
 
-        engine = make_engine(bundle.model, preprocess, self.how, lambda: examples(self.data, preprocess))
+        engine = make_engine(bundle.model, preprocess, self.how, lambda: sample_images(self.data, preprocess))
         logits, bad = logits_of(engine, EvalLoader(split, preprocess, self.workers), on_images=count_images)
         stop_at_unreadable(bad, len(split), "skip" if self.skip else "stop")
         return judge(

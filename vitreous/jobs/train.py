@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import torch
 
 from vitreous.config import apply_options, differences
-from vitreous.data.copies.listing import excluded as names_in
+from vitreous.data.exclusions import read_excluded as names_in
 from vitreous.data.split import Data
 from vitreous.errors import DataError, UsageError, check_path
 from vitreous.evaluation.classification import judge

@@ -11,13 +11,14 @@ from typing import Any, Literal
 from vitreous.data.annotations.map_statistics import MapStatistics
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.latents import Latents
+from vitreous.data.options import DataOptions
 from vitreous.data.preprocess import HALF, Preprocess
 from vitreous.models.config import ModelConfig, replace_fields
 from vitreous.models.names import configure
 from vitreous.objectives.base import ObjectiveConfig
 from vitreous.objectives.supervised import SupervisedConfig
 from vitreous.recipes.options import TrainOptions
-from vitreous.training.run import DataOptions, Optimizer, Run
+from vitreous.training.run import Optimizer, Run
 
 Rule = Literal["linear", "sqrt", "fixed"]
 Published = tuple[str, str, str]  # model, data set, figure

@@ -11,17 +11,19 @@ from functools import cached_property
 import numpy as np
 
 from vitreous.data.annotations.target import kind_of
+from vitreous.data.class_order import align_labels
 from vitreous.data.clip_views import ONE, clip_views_of
 from vitreous.data.loader import EvalLoader
+from vitreous.data.run_data import calibration_images, choose_split, open_run_data, sample_images
 from vitreous.data.screen import as_error, readable, stop_at_unreadable
 from vitreous.data.split import Data, Split
 from vitreous.errors import DataError, UsageError
-from vitreous.evaluation.calibration import probabilities
-from vitreous.evaluation.features import Features, features_of
 from vitreous.inference.engine import CHUNK, InferenceOptions, logits_of, readable_mask
 from vitreous.inference.engine_choice import evaluation_engine
+from vitreous.inference.features import Features, features_of
+from vitreous.inference.open_model import open_bundle
+from vitreous.inference.probabilities import probabilities
 from vitreous.progress import Listener, NullListener
-from vitreous.reports.opening import calibrating, choose_split, data_for, examples, matched, open_bundle
 from vitreous.system.cores import default_workers
 from vitreous.system.machine import pick_device, warning
 from vitreous.weights.bundle import Bundle
@@ -92,7 +94,7 @@ def compute_answers(
     labels and a model that names one class; WeightsError as `open_bundle` does.
     """
     bundle = open_bundle(run, note=computing.listener.note)
-    source, opened = data_for(run, data, split, preprocess=bundle.preprocess)
+    source, opened = open_run_data(run, data, split, preprocess=bundle.preprocess)
     return answers_to(
         run,
         bundle,
@@ -114,7 +116,7 @@ def answers_to(
     kind = kind_of(opened.split(split))
     if kind != (own := bundle.preprocess.kind):
         raise UsageError(f"{run} takes {own}, and {source} has {kind}", f"name data of {own}")
-    chosen = matched(opened.split(split), opened, bundle.classes, bundle.multilabel)
+    chosen = align_labels(opened.split(split), opened, bundle.classes, bundle.multilabel)
     if opened.multilabel and bundle.loss == "softmax":
         problem = f"{run} names one class an image, {source} has several labels an image"
         raise UsageError(problem, "train with --loss sigmoid")
@@ -129,7 +131,7 @@ def answers_to(
         options=how,
         images=len(chosen),
         note=computing.listener.note,
-        pictures=lambda: calibrating(run, p, lambda: examples(opened, p)),
+        pictures=lambda: calibration_images(run, p, lambda: sample_images(opened, p)),
     )
     started, on_images = time.perf_counter(), progress_counter(computing.listener, "evaluate", len(chosen))
     workers = default_workers() if computing.workers is None else computing.workers

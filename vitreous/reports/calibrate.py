@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from vitreous.data.run_data import open_run_data
 from vitreous.errors import UsageError
-from vitreous.evaluation.calibration import calibration_error, fit_temperature, losses, probabilities
+from vitreous.evaluation.calibration import calibration_error, fit_temperature, losses
+from vitreous.inference.open_model import open_bundle
+from vitreous.inference.probabilities import probabilities
 from vitreous.reports.answers import Answered, Computing, answers_to
-from vitreous.reports.opening import data_for, open_bundle
 from vitreous.training.folder import Folder
 from vitreous.weights.adopt import bundle_in
 from vitreous.weights.bundle import set_temperature
@@ -30,7 +32,7 @@ def calibrate(run: str | os.PathLike[str], data: str | os.PathLike[str] | None, 
     if folder is None:
         hint = f"make one of it: vitreous convert {run} FOLDER"
         raise UsageError(f"{run} is no bundle that a temperature can be stored in", hint)
-    source, opened = data_for(run, None if own else data, HELD_OUT)
+    source, opened = open_run_data(run, None if own else data, HELD_OUT)
     if HELD_OUT not in opened.splits or (opened.unsplit and not own):  # of which all images are judged
         problem = f"{source} has no val split, and a temperature is fitted on no other"
         raise UsageError(problem, "name a run, or data with a val split")

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from vitreous.data.class_order import class_indices
+from vitreous.data.run_data import choose_split, open_run_data
 from vitreous.data.split import Data
 from vitreous.errors import DataError, UsageError
 from vitreous.evaluation.classification import judge
@@ -16,16 +18,16 @@ from vitreous.evaluation.comparison import Answers, Comparison
 from vitreous.evaluation.comparison import compare as compared
 from vitreous.evaluation.pixels import paired_differences
 from vitreous.evaluation.report import Report
+from vitreous.inference.open_model import open_bundle
 from vitreous.models.names import name_of
 from vitreous.reports.answers import Answered, Computing, answers_to
-from vitreous.reports.opening import choose_split, data_for, open_bundle, places
 from vitreous.reports.readings import record
 from vitreous.reports.scenes import dense_task, judge_opened
 from vitreous.reports.seen import exposure_notes, seen
 from vitreous.training.folder import Folder
-from vitreous.training.model_paths import is_run_folder
 from vitreous.weights.adopt import bundle_in
 from vitreous.weights.bundle import Bundle
+from vitreous.weights.model_paths import is_run_folder
 
 
 def is_run(word: str) -> bool:
@@ -61,7 +63,7 @@ def compare(
         problem = f"{runs[bundles[0].multilabel]} names one class an image, the other run names several"
         raise UsageError(problem, "compare runs that answer the same question")
     home = runs[0] if data is not None or Folder(Path(runs[0])).config.is_file() else runs[1]
-    source, opened = data_for(home, data, split)
+    source, opened = open_run_data(home, data, split)
     split = choose_split(opened, split, computing.listener.note)
     for run, bundle in zip(runs, bundles, strict=True):
         known_to(run, bundle, source, opened)
@@ -87,7 +89,7 @@ def compare_scenes(
     """
     bundles = [open_bundle(run, note=computing.listener.note, dense=True) for run in runs]
     home = runs[0] if data is not None or Folder(Path(runs[0])).config.is_file() else runs[1]
-    source, opened = data_for(home, data, split, labelled=False)
+    source, opened = open_run_data(home, data, split, labelled=False)
     split = choose_split(opened, split, computing.listener.note)
     boxes = not all(getattr(bundle.task, "masks", False) for bundle in bundles)
     pairs = zip(runs, bundles, strict=True)
@@ -132,7 +134,7 @@ def recorded(
 def known_to(run: str, bundle: Bundle, source: str, opened: Data) -> None:
     """Raise DataError, with the run's name, where a run does not know a class of the data."""
     try:
-        places(opened, bundle.classes)
+        class_indices(opened, bundle.classes)
     except DataError as error:
         raise DataError(f"{run}, on {source}: {error.message}", error.hint) from None
 
@@ -141,7 +143,7 @@ def answers_of(answers: Answered) -> Answers:
     """Return logits (n, K) and labels of a comparison: several labels in the order of the data's classes."""
     logits, labels = answers.logits.astype(np.float64), answers.split.labels
     if labels.ndim == 2:
-        order = places(answers.opened, answers.bundle.classes)
+        order = class_indices(answers.opened, answers.bundle.classes)
         return Answers(logits[:, order], labels[:, order], answers.readable)
     return Answers(logits, labels, answers.readable)
 

@@ -14,10 +14,11 @@ import numpy as np
 from vitreous.config import apply_options
 from vitreous.data.clip_views import ONE
 from vitreous.errors import UsageError
-from vitreous.evaluation.calibration import check_abstain, judge_abstention
+from vitreous.evaluation.calibration import judge_abstention
 from vitreous.evaluation.classification import judge, most_confused
 from vitreous.evaluation.report import Report
 from vitreous.inference.engine import CHUNK, InferenceOptions
+from vitreous.inference.probabilities import check_abstain
 from vitreous.progress import Listener, NullListener
 from vitreous.reports.answers import Answered, Computing, compute_answers
 from vitreous.reports.calibrate import calibrate, effect

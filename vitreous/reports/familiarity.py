@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from vitreous.data.class_order import align_labels
+from vitreous.data.run_data import as_test_split, open_run_data
 from vitreous.data.sources import open_images
 from vitreous.data.split import Files, Split
 from vitreous.errors import UsageError
-from vitreous.evaluation.calibration import probabilities
 from vitreous.evaluation.familiarity import CONFIDENT, K, find_suspects, fit_detector, neighbour_shares, separation
+from vitreous.inference.probabilities import probabilities
 from vitreous.reports.answers import Answered, Computing, split_features
-from vitreous.reports.opening import data_for, everything, matched
 from vitreous.reports.seen import identities, without_excluded
 from vitreous.system.tables import write_table
 from vitreous.training.folder import Folder
@@ -50,14 +51,14 @@ def memory(answers: Answered, computing: Computing, alone: bool = False) -> Memo
     """
     source, opened = answers.source, answers.opened
     if Folder(Path(answers.run)).config.is_file():
-        source, opened = data_for(answers.run, None, "train")
+        source, opened = open_run_data(answers.run, None, "train")
         opened = replace(opened, splits={"train": without_excluded(opened.split("train"), Folder(Path(answers.run)))})
     elif "train" not in opened.splits and not alone:
         raise UsageError(f"{source} has no training images to compare with", "name a run, or data with a train split")
     split = opened.splits.get("train")
     bundle, chosen = answers.bundle, answers.split
     if split is not None:
-        chosen = matched(split, opened, bundle.classes, bundle.multilabel)
+        chosen = align_labels(split, opened, bundle.classes, bundle.multilabel)
     features = split_features(bundle, chosen, "training images", computing)
     return Memory(source, chosen, features.rows, np.flatnonzero(features.good))
 
@@ -106,7 +107,9 @@ def images_of(source: str) -> Split:
     opened = open_images(source)
     if isinstance(opened, Files):
         return opened
-    return opened.split("test") if "test" in opened.splits and not opened.unsplit else everything(opened).split("test")
+    return (
+        opened.split("test") if "test" in opened.splits and not opened.unsplit else as_test_split(opened).split("test")
+    )
 
 
 def suspected(answers: Answered, computing: Computing, file: str) -> dict[str, Any]:

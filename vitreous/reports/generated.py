@@ -15,6 +15,7 @@ import torch
 from vitreous.data.buckets import assign, measure_forms
 from vitreous.data.loader import EvalLoader
 from vitreous.data.preprocess import Preprocess
+from vitreous.data.run_data import choose_split, open_run_data
 from vitreous.data.split import Data, Split
 from vitreous.errors import DataError, UsageError, VitreousError
 from vitreous.evaluation.frechet import (
@@ -27,22 +28,20 @@ from vitreous.evaluation.frechet import (
     precision_recall,
 )
 from vitreous.evaluation.inception import inception_score
-from vitreous.evaluation.sampling import ImageSampler
 from vitreous.generation.settings import SamplingOptions, in_turn
+from vitreous.inference.image_grid import SAMPLES_FILE, enlarge, frames_of, grid_of
+from vitreous.inference.image_sampler import ImageSampler, sampler_of
+from vitreous.inference.open_model import open_generator
+from vitreous.inference.sample_sizes import size_to_make, written
 from vitreous.progress import Listener
 from vitreous.reports.answers import Computing, progress_counter
-from vitreous.reports.opening import choose_split, data_for, open_generator
-from vitreous.reports.pages.picture_grid import SAMPLES_FILE, enlarge, frames_of, grid_of
 from vitreous.reports.readings import record
 from vitreous.reports.reference import read_reference
-from vitreous.reports.sizes import size_to_make, written
 from vitreous.reports.spaces import INCEPTION, LATENTS, PIXELS, Features, Space, open_space
 from vitreous.system.cores import default_workers
 from vitreous.system.disk import atomic_path
 from vitreous.training.folder import Folder
-from vitreous.weights.autoencoder import Autoencoder
 from vitreous.weights.bundle import Bundle
-from vitreous.weights.tasks import Generation
 
 SAMPLES = 1000
 SHOWN, GUIDANCE = 8, 1.5  # of a run that has ended: classes, and images of each
@@ -113,7 +112,7 @@ def judge_generator(
     if options.reference is not None and (data is not None or split is not None):
         raise UsageError("--reference takes the place of data", "leave DATA and --split out")
     stills = bool(bundle.preprocess.buckets)
-    opened = None if options.reference is not None else data_for(run, data, split, labelled=False, stills=stills)
+    opened = None if options.reference is not None else open_run_data(run, data, split, labelled=False, stills=stills)
     sampler, shown, features = open_sampler(bundle, opened[1] if opened else None, options, computing)
     space = open_space(features, bundle.generated_classes, computing, sampler.device)
     if opened is None:
@@ -189,41 +188,6 @@ def real_of_reference(file: str, space: Space) -> Real:
         raise UsageError(f"{file} has moments of Inception's features", "name its weights: --features inception.pth")
     features = join([space.features(images) for images in reference.images(CHUNK)])
     return Real(file, "reference", images=reference.count, features=features, train=None, moments=reference.moments)
-
-
-def sampler_of(
-    bundle: Bundle, device: str = "auto", precision: str = "auto", autoencoder: str | None = None, decoded: bool = True
-) -> ImageSampler:
-    """The sampler of a bundle as `open_generator` gives it, whose latents are `decoded` by the autoencoder of this
-    folder or name, or by that of its run.
-
-    Raises UsageError for a device or a precision that there is not, and for latents that nothing decodes; UsageError
-    and WeightsError as `Autoencoder`.
-    """
-    task, channels = bundle.task, bundle.model.config.channels
-    assert isinstance(task, Generation), "open_generator refuses others"
-    sampler = ImageSampler(
-        bundle.model,
-        task.process,
-        classes=len(task.classes),
-        preprocess=bundle.preprocess,
-        device=device,
-        precision=precision,
-    )
-    place = (autoencoder or task.autoencoder) if decoded else ""
-    if place:
-        if not autoencoder and not place.startswith("hf:") and not Path(place).is_dir():
-            problem = f"the autoencoder that the model was trained with is no longer at {place}"
-            raise UsageError(problem, "name where it is: --vae FOLDER")
-        decoder = Autoencoder(place, sampler.device)
-        decoder.require_channels(channels)
-        sampler.decode, sampler.stride = decoder.decode, decoder.latents.stride
-    elif channels not in (1, 3) and decoded:
-        raise UsageError(
-            f"the model makes latents of {channels} channels, not pictures",
-            "name the folder of their autoencoder: --vae FOLDER, or hf:stabilityai/sd-vae-ft-ema",
-        )
-    return sampler
 
 
 def open_sampler(

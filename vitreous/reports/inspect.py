@@ -19,10 +19,10 @@ from PIL import Image
 from vitreous.config import apply_options
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import UsageError, nearest
-from vitreous.evaluation.calibration import probabilities
+from vitreous.inference.open_model import open_bundle
+from vitreous.inference.probabilities import probabilities
 from vitreous.models.names import name_of
 from vitreous.progress import Listener, NullListener
-from vitreous.reports.opening import open_bundle
 from vitreous.reports.pages.formats import render
 from vitreous.reports.pages.thumbnails import SMALL, data_uri, shrink
 from vitreous.reports.readings import slug

@@ -15,17 +15,18 @@ import torch
 from PIL import Image
 
 from vitreous.data.layouts.video import open_sample
+from vitreous.data.rgb_images import mosaic
 from vitreous.data.split import is_labelled
 from vitreous.errors import DataError, UsageError, VitreousError
 from vitreous.evaluation.knn import neighbours
+from vitreous.inference.open_model import open_bundle
 from vitreous.inspection.attention import attention
 from vitreous.inspection.features import pooled
 from vitreous.progress import Listener
 from vitreous.reports.figures.attention import reader
 from vitreous.reports.figures.features import class_of, training_features
 from vitreous.reports.figures.reconstruction import restore
-from vitreous.reports.opening import open_bundle
-from vitreous.reports.pages.thumbnails import ENLARGED, SMALL, data_uri, enlarge, heat_map, mosaic, scale_map, shrink
+from vitreous.reports.pages.thumbnails import ENLARGED, SMALL, data_uri, enlarge, heat_map, scale_map, shrink
 from vitreous.reports.restored import load_objective
 from vitreous.reports.scene import InspectOptions, Picture, Scene, see_picture
 from vitreous.system.disk import write_text

@@ -22,12 +22,12 @@ from vitreous.data.layouts.folder import list_images, walk
 from vitreous.data.layouts.video import clips_below, open_sample
 from vitreous.data.layouts.volumes import ENDINGS
 from vitreous.data.preprocess import Preprocess
+from vitreous.data.rgb_images import rgb_image
+from vitreous.data.run_data import open_run_data
 from vitreous.data.split import Data, Split
 from vitreous.errors import DataError, UsageError, printable
 from vitreous.models.zoo import Model
 from vitreous.progress import Listener
-from vitreous.reports.opening import data_for
-from vitreous.reports.pages.thumbnails import rgb_image
 from vitreous.system.machine import DTYPES, pick_precision
 from vitreous.weights.bundle import Bundle
 
@@ -106,7 +106,7 @@ class Scene:
     @cached_property
     def data(self) -> tuple[str, Data]:
         """Name and data set: of --data, or of the run. Raises UsageError where there is none."""
-        return data_for(self.run, self.options.data, self.options.split or "val", labelled=False)
+        return open_run_data(self.run, self.options.data, self.options.split or "val", labelled=False)
 
     @cached_property
     def split(self) -> Split:

@@ -11,7 +11,9 @@ from pathlib import Path
 from vitreous.data.annotations.painted import find_objects, has_masks, paint_classes, with_masks, wrapped
 from vitreous.data.annotations.panoptic import things_of
 from vitreous.data.annotations.renumbered import Renumbered
+from vitreous.data.class_order import class_indices
 from vitreous.data.loader import EvalLoader
+from vitreous.data.run_data import calibration_images, choose_split, open_run_data, sample_images
 from vitreous.data.screen import readable, stop_at_unreadable
 from vitreous.data.split import Data
 from vitreous.errors import DataError
@@ -21,8 +23,8 @@ from vitreous.evaluation.pixels import SegmentationEvaluator
 from vitreous.evaluation.report import Report
 from vitreous.inference.engine import readable_mask
 from vitreous.inference.engine_choice import evaluation_engine
+from vitreous.inference.open_model import open_bundle
 from vitreous.reports.answers import Answered, Computing, progress_counter
-from vitreous.reports.opening import calibrating, choose_split, data_for, examples, open_bundle, places
 from vitreous.system.cores import default_workers
 from vitreous.system.machine import pick_device, warning
 from vitreous.weights.adopt import bundle_in
@@ -65,7 +67,7 @@ def judge_scenes(
     `open_bundle` does.
     """
     bundle = open_bundle(run, note=computing.listener.note, dense=True)
-    source, opened = data_for(run, data, split, labelled=False)
+    source, opened = open_run_data(run, data, split, labelled=False)
     name = choose_split(opened, split, computing.listener.note)
     return judge_opened(
         run, bundle, source=source, opened=opened, name=name, computing=computing, boundary=boundary, tiles=tiles
@@ -104,7 +106,7 @@ def judge_opened(
         options=computing.how,
         images=len(chosen),
         note=computing.listener.note,
-        pictures=lambda: calibrating(run, preprocess, lambda: examples(opened, preprocess)),
+        pictures=lambda: calibration_images(run, preprocess, lambda: sample_images(opened, preprocess)),
     )
     workers = default_workers() if computing.workers is None else computing.workers
     started, on_images = time.perf_counter(), progress_counter(computing.listener, "evaluate", len(chosen))
@@ -144,7 +146,7 @@ def renumber(opened: Data, classes: tuple[str, ...]) -> Data:
 
     Raises DataError for a class that the model does not know.
     """
-    order = places(opened, classes)
+    order = class_indices(opened, classes)
     if opened.classes == classes:
         return opened
     return replace(wrapped(opened, lambda split: Renumbered(split, order, len(classes))), classes=classes)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from vitreous.data.annotations.painted import Painted
-from vitreous.data.copies.listing import staying
+from vitreous.data.exclusions import kept_samples
 from vitreous.data.layouts.packed import Pixels
 from vitreous.data.layouts.video import ClipFiles
 from vitreous.data.sources import open_data
@@ -100,7 +100,9 @@ def trained_on(folder: Folder, answers: Answered, data: str | os.PathLike[str] |
 def without_excluded(split: Split, folder: Folder) -> Split:
     """Return the training images less those that the run left out."""
     listed = folder.path / "excluded.json"
-    return split.take(staying(split, frozenset(json.loads(listed.read_text("utf-8"))))) if listed.is_file() else split
+    return (
+        split.take(kept_samples(split, frozenset(json.loads(listed.read_text("utf-8"))))) if listed.is_file() else split
+    )
 
 
 def chosen_on(answers: Answered) -> list[str]:

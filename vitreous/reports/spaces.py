@@ -15,11 +15,11 @@ import numpy as np
 from vitreous.data.loader import EvalLoader
 from vitreous.data.split import Arrays
 from vitreous.errors import UsageError, WeightsError
-from vitreous.evaluation.features import features_of
 from vitreous.evaluation.inception import SIGN, Inception
 from vitreous.inference.engine import logits_of, make_engine
+from vitreous.inference.features import features_of
+from vitreous.inference.open_model import open_bundle
 from vitreous.reports.answers import Computing
-from vitreous.reports.opening import open_bundle
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.files import open_weights
 

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from vitreous.config import Tagged, to_plain
 from vitreous.data.augmentation.augment import Augment, Views
 from vitreous.data.augmentation.views import VIEWS
+from vitreous.data.options import DataOptions
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import UsageError
 from vitreous.models.config import ModelConfig
@@ -19,35 +20,6 @@ from vitreous.objectives.supervised import SupervisedConfig
 from vitreous.objectives.table import OBJECTIVES
 from vitreous.system.machine import DTYPES
 from vitreous.system.notebook import config_rows, html_table
-
-
-@dataclass(frozen=True)
-class DataOptions:
-    """Where the images are. `cache` keeps the training pictures in memory; `classes` is the order of the logits."""
-
-    source: str
-    classes: tuple[str, ...]
-    images: int  # of the training split, after unreadable ones were dropped
-    fingerprint: str
-    split_seed: int = 0
-    # share of all training images that is `val`; 0: all train; none: the splits as the data have them
-    hold_out: float | None = None
-    # what names the group of an image, none of which is in `train` and in `val`: `group`, or an expression
-    group_by: str | None = None
-    axes: Literal[1, 2, 3] | None = None  # files are signals, pictures or volumes; None: as they can be told
-    ignore_index: int | None = None  # in class maps: the number of pixels without a class, beside 255
-    # the list of training images that are left out; the run keeps their names in excluded.json
-    exclude: str | None = None
-    exact: bool = False  # a photograph is never decoded at a lower resolution for a crop that shrinks it
-    bad_images: Literal["stop", "skip"] = "stop"
-    cache: bool = False
-    workers: int = 0
-    # balanced: every class as often as any other; repeat-factor: images of a class that a share f of the images has are
-    # shown sqrt(repeat_threshold / f) times as often, if that is above 1 (LVIS, arXiv:1908.03195)
-    sampling: Literal["even", "balanced", "repeat-factor"] = "even"
-    repeat_threshold: float = 0.001
-    repeats: int = 1  # times that an epoch shows a picture, of a share 1 / repeats of them (arXiv:1902.05509)
-
 
 #: parameters with weight decay; `Optimizer` describes each rule
 DecayRule = Literal["matrices", "multi-axis", "mmdet", "vitdet", "all"]

@@ -29,14 +29,14 @@ from vitreous.apps.export.export import export
 from vitreous.apps.export.formats import FORMS, ExportTarget, Form
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import DataError, UsageError, VitreousError, WeightsError
+from vitreous.inference import export_file
+from vitreous.inference.card import card_of
+from vitreous.inference.exported import OnnxRuntime
 from vitreous.inference.options import InferenceOptions
+from vitreous.inference.predict import load
 from vitreous.models.config import BiTConfig, ConvStemConfig, StemConfig, SwinConfig, ViTConfig
 from vitreous.models.zoo import build
 from vitreous.nn import grid
-from vitreous.serving import export_file
-from vitreous.serving.card import card_of
-from vitreous.serving.exported import OnnxRuntime
-from vitreous.serving.predict import load
 from vitreous.weights.bundle import Bundle, load_bundle
 from vitreous.weights.tasks import Classification, Features
 

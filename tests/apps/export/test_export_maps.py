@@ -9,7 +9,7 @@ from vitreous.apps.export.export import export
 from vitreous.apps.export.proof import Pictures, compare, lost
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import UsageError
-from vitreous.serving.card import Card
+from vitreous.inference.card import Card
 from vitreous.weights.tasks import Segmentation
 
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 import vitreous
-from tests.serving.detectors import CLASSES, pictures, save_detector
+from tests.inference.detectors import CLASSES, pictures, save_detector
 from vitreous.apps.export.export import export
 from vitreous.apps.export.object_proof import ObjectProof, both_ways
 from vitreous.data.annotations.shapes import runs_of_mask
 from vitreous.errors import UsageError
-from vitreous.evaluation.detections import Detections
+from vitreous.inference.detections import Detections
 
 PROGRAM = """
 import json, sys

@@ -13,12 +13,12 @@ import pytest
 from PIL import Image
 
 from tests.conftest import say
-from tests.serving.asking import CLASSES, Site, file, form, save_bundle
-from tests.serving.made import read_for
+from tests.inference.asking import CLASSES, Site, file, form, save_bundle
+from tests.inference.made import read_for
 from vitreous.apps.server.limits import Settings
 from vitreous.apps.server.server import running
-from vitreous.serving.index import Neighbour, write_index
-from vitreous.serving.predict import load
+from vitreous.inference.index import Neighbour, write_index
+from vitreous.inference.predict import load
 
 
 @pytest.fixture(scope="module")

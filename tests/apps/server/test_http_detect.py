@@ -7,9 +7,9 @@ import pytest
 from PIL import Image
 
 import vitreous
-from tests.serving.asking import Site, file, form, save_bundle
-from tests.serving.blobs import CLASSES, predictor, scene
-from tests.serving.detectors import pictures, save_detector
+from tests.inference.asking import Site, file, form, save_bundle
+from tests.inference.blobs import CLASSES, predictor, scene
+from tests.inference.detectors import pictures, save_detector
 from vitreous.apps.server.server import running
 from vitreous.data.annotations.drawing import png_of
 from vitreous.data.annotations.shapes import mask_of_runs

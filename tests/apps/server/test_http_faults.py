@@ -12,11 +12,11 @@ from dataclasses import replace
 import pytest
 from PIL import Image
 
-from tests.serving.asking import Site, everything, file, form, save_bundle, until
+from tests.inference.asking import Site, everything, file, form, save_bundle, until
 from vitreous.apps.server.access import Access
 from vitreous.apps.server.limits import Limits, Settings
 from vitreous.apps.server.server import running
-from vitreous.serving.predict import load
+from vitreous.inference.predict import load
 
 #: what a decoding process does with pictures that end so
 TRAP = """

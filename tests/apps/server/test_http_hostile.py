@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.serving.asking import Site, file, save_bundle
+from tests.inference.asking import Site, file, save_bundle
 from vitreous.apps.server.server import running
-from vitreous.serving.predict import load
+from vitreous.inference.predict import load
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 DRAWN, CASES = 180, 240

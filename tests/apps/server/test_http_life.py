@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import say
-from tests.serving.asking import Site, file, save_bundle, until
-from tests.serving.made import read_for
+from tests.inference.asking import Site, file, save_bundle, until
+from tests.inference.made import read_for
 from vitreous.apps.server.server import Server, running
 from vitreous.apps.server.start import serve
 from vitreous.errors import ResourceError
-from vitreous.serving.predict import load
+from vitreous.inference.predict import load
 
 
 @pytest.fixture(scope="module")

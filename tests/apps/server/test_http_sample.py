@@ -15,17 +15,17 @@ import torch
 from PIL import Image
 
 import vitreous
-from tests.serving.asking import Site, file, save_bundle, until
-from tests.serving.generators import CLASSES, predictor_in, save_autoencoder, save_generator
+from tests.inference.asking import Site, file, save_bundle, until
+from tests.inference.generators import CLASSES, predictor_in, save_autoencoder, save_generator
 from vitreous.apps.server.limits import Limits, Settings
 from vitreous.apps.server.model import prepare
 from vitreous.apps.server.server import running
 from vitreous.apps.server.start import open_served
 from vitreous.errors import UsageError, WeightsError
 from vitreous.generation.process import Diffusion, Flow
+from vitreous.inference.generators import generator_predictor
 from vitreous.inference.options import InferenceOptions
-from vitreous.serving.generators import generator_predictor
-from vitreous.serving.samples import sample
+from vitreous.inference.samples import sample
 from vitreous.weights.bundle import load_bundle
 
 JSON = {"Content-Type": "application/json"}

@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 
 import vitreous
+from tests.inference.asking import Site, file, form, save_bundle
 from tests.reports.test_scenes import CLASSES, run  # noqa: F401
-from tests.serving.asking import Site, file, form, save_bundle
 from vitreous.apps.server.server import running
 
 

@@ -17,18 +17,18 @@ from PIL import Image
 
 from tests.browser import find_chromium, needs_chromium
 from tests.conftest import make_folder, picture
-from tests.serving.made import read_for
+from tests.inference.made import read_for
 from vitreous.apps.server.access import Access
+from vitreous.apps.server.attention import AttentionRequest, attention, positions
 from vitreous.apps.server.limits import Limits, Settings
 from vitreous.apps.server.server import running
 from vitreous.data.preprocess import Preprocess
-from vitreous.evaluation.features import headless
+from vitreous.inference.features import headless
+from vitreous.inference.index import open_index, write_index
+from vitreous.inference.predict import load
 from vitreous.models.config import ViTConfig
 from vitreous.models.zoo import build
 from vitreous.reports.pages.formats import break_name, format_share
-from vitreous.serving.attention_api import AttentionRequest, attention, positions
-from vitreous.serving.index import open_index, write_index
-from vitreous.serving.predict import load
 from vitreous.weights.bundle import Bundle, load_bundle
 from vitreous.weights.tasks import Classification, Features
 

@@ -4,7 +4,7 @@ import pytest
 
 from tests.apps.server.test_page import QUIET, Visit, browser, expect  # noqa: F401
 from tests.browser import needs_chromium
-from tests.serving.blobs import CLASSES, predictor, scene
+from tests.inference.blobs import CLASSES, predictor, scene
 from vitreous.apps.server.server import running
 
 pytestmark = needs_chromium

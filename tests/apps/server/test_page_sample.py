@@ -10,11 +10,11 @@ from PIL import Image
 
 from tests.apps.server.test_page import QUIET, Visit, browser, expect  # noqa: F401
 from tests.browser import needs_chromium
-from tests.serving.asking import until
-from tests.serving.generators import CLASSES, predictor_in, save_generator
+from tests.inference.asking import until
+from tests.inference.generators import CLASSES, predictor_in, save_generator
 from vitreous.apps.server.server import running
 from vitreous.generation.process import Flow
-from vitreous.serving.samples import sample
+from vitreous.inference.samples import sample
 
 pytestmark = needs_chromium
 

@@ -10,17 +10,17 @@ from PIL import Image
 import vitreous
 from tests.conftest import say
 from tests.data.band_files import GEOREFERENCE, SIDE, make_bands, mark_as_lzw, write_scenes, write_tiff
+from vitreous.apps.curation.check import check
 from vitreous.data.annotations.painted import paint_classes
 from vitreous.data.annotations.target import IGNORE
-from vitreous.data.check.check import check
 from vitreous.data.decoding.decode import upright_size
 from vitreous.data.decoding.tiff import read_georeference, read_nodata, read_tags
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.sources import open_data
 from vitreous.data.split import Arrays
 from vitreous.data.statistics import statistics
-from vitreous.serving.card import Card
-from vitreous.serving.predict import Predictor
+from vitreous.inference.card import Card
+from vitreous.inference.predict import Predictor
 from vitreous.weights.tasks import Segmentation
 
 STEP = ("--model", "ViT-32x2/8", "--image-size", "32", "--steps", "1", "--workers", "0", "--device", "cpu")
@@ -182,7 +182,7 @@ def test_predictions_have_the_georeference_of_their_image(tmp_path):
     assert first.header == second.header == GEOREFERENCE
     assert (first.classes[:, 5] == IGNORE).all() and (np.delete(first.classes, 5, 1) != IGNORE).all()
     assert sum(first.shares.values()) == pytest.approx(1) and (second.classes != IGNORE).all()
-    from vitreous.serving.class_maps import MapFiles
+    from vitreous.inference.class_maps import MapFiles
 
     for classes, nodata in ((("land", "fire"), 255), (tuple(map(str, range(300))), 65535)):
         out = tmp_path / str(nodata)

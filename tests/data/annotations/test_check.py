@@ -11,10 +11,10 @@ from PIL import Image
 from tests.conftest import make_folder
 from tests.data.annotations.scenery import write_maps, write_objects
 from tests.data.annotations.writing_scenes import CLASSES, WRITERS, scene, write_coco, write_voc
+from vitreous.apps.curation.check import check
+from vitreous.apps.curation.checks.page import page
+from vitreous.apps.curation.pack import pack
 from vitreous.cli.main import command
-from vitreous.data.check.check import check
-from vitreous.data.check.page import page
-from vitreous.data.packs.pack import pack
 from vitreous.data.sources import open_data
 from vitreous.data.split import require_labels
 from vitreous.errors import DataError, UsageError

@@ -16,8 +16,8 @@ from tests.data.annotations.writing_scenes import (
     write_coco,
     write_yolo,
 )
+from vitreous.apps.curation.convert import convert_annotations
 from vitreous.data.annotations.shapes import mask_of_polygon, runs_of_mask
-from vitreous.data.annotations.writing import convert_annotations
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError, UsageError
 

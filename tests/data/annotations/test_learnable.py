@@ -12,9 +12,9 @@ from tests.conftest import say
 from tests.data.annotations.scenery import write_maps, write_objects
 from tests.data.annotations.test_panoptic import write_panoptic
 from tests.data.annotations.writing_scenes import WRITERS, save_image, write_coco, write_yolo
+from vitreous.apps.curation.check import check
 from vitreous.data.annotations.fields import read_flag
 from vitreous.data.annotations.learnable import find_unlearnable, require_learnable
-from vitreous.data.check.check import check
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError
 

@@ -11,11 +11,11 @@ from PIL import Image
 from tests.conftest import say
 from tests.data.annotations.scenery import scene, write_maps, write_objects
 from tests.data.annotations.test_masks import maps_of
+from vitreous.apps.curation.check import check
+from vitreous.apps.curation.convert import convert_annotations
 from vitreous.data.annotations.learnable import find_unlearnable
 from vitreous.data.annotations.mask_files import describe_gaps, is_lossy, read_mask
 from vitreous.data.annotations.target import IGNORE
-from vitreous.data.annotations.writing import convert_annotations
-from vitreous.data.check.check import check
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError, UsageError
 

@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 
 from tests.data.annotations.writing_scenes import SIZE, SPLITS, numbers_of, save_image
+from vitreous.apps.curation.convert import convert_annotations
 from vitreous.data.annotations.target import IGNORE
-from vitreous.data.annotations.writing import convert_annotations
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError, VitreousError
 

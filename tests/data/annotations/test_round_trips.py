@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from vitreous.apps.curation.convert import UNSTORABLE, convert_annotations
 from vitreous.data.annotations.objects import Scene
 from vitreous.data.annotations.scenes import data_of_scenes
 from vitreous.data.annotations.shapes import Shape
-from vitreous.data.annotations.writing import UNSTORABLE, convert_annotations
 from vitreous.data.layouts.file_names import normalise_name
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError

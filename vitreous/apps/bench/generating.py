@@ -9,9 +9,9 @@ import torch
 from vitreous.apps.bench.pretraining import steps
 from vitreous.apps.bench.work import Turn, Work
 from vitreous.data.preprocess import Preprocess
-from vitreous.evaluation.sampling import ImageSampler
 from vitreous.generation.process import Diffusion
 from vitreous.generation.settings import SamplingOptions
+from vitreous.inference.image_sampler import ImageSampler
 from vitreous.models.config import DiTConfig
 from vitreous.models.dit import DiT
 from vitreous.models.names import configure

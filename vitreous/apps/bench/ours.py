@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import math
+import subprocess
+import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,11 +25,11 @@ from vitreous.data.loader import TrainLoader
 from vitreous.data.preprocess import IMAGENET, Preprocess
 from vitreous.data.split import Arrays, Files, Split
 from vitreous.inference.engine import Engine, InferenceOptions, make_engine
+from vitreous.inference.predict import load
 from vitreous.models.zoo import Model, create
 from vitreous.nn.cuda_graphs import CapturedPasses
 from vitreous.nn.encoder import compile_blocks
 from vitreous.objectives.supervised import Supervised
-from vitreous.serving.predict import load
 from vitreous.system.cores import default_workers
 from vitreous.system.machine import DTYPES, pick_precision, settle_process
 from vitreous.training.flat import Flat
@@ -162,7 +164,6 @@ def photographs(work: Work, form: Literal["tar", "uint8"] | None) -> tuple[Split
     split = Files(files, np.zeros(len(files), dtype=np.int64))
     if form is None:
         return split, None
-    from vitreous.data.packs.pack import Plan, pack
     from vitreous.data.sources import open_data
 
     home = tempfile.TemporaryDirectory()
@@ -171,7 +172,8 @@ def photographs(work: Work, form: Literal["tar", "uint8"] | None) -> tuple[Split
         place.mkdir(parents=True, exist_ok=True)
         (place / f"{number}{file.suffix}").symlink_to(file.resolve())
     (Path(home.name) / "files" / "val").symlink_to(Path(home.name) / "files" / "train")
-    pack(Path(home.name) / "files", Path(home.name) / "pack", Plan(form=form))
+    pack = [sys.executable, "-m", "vitreous", "data", "pack", f"{home.name}/files", "--out", f"{home.name}/pack"]
+    subprocess.run([*pack, "--to", form], check=True, capture_output=True)
     return open_data(Path(home.name) / "pack").splits["train"], home
 
 

@@ -17,12 +17,12 @@ from vitreous.apps.export.graph import check_dynamic
 from vitreous.apps.export.object_proof import ObjectProof, compare_objects
 from vitreous.apps.export.proof import Pictures, Proof, compare, gather, lost, other_sizes, outputs_of
 from vitreous.errors import ResourceError, UsageError, VitreousError, check_path, nearest
+from vitreous.inference.card import card_of
 from vitreous.inference.libraries import check_installed
+from vitreous.inference.open_model import open_bundle
 from vitreous.inference.options import InferenceOptions
+from vitreous.inference.runtime import Runtime, TorchRuntime
 from vitreous.progress import Listener, NullListener
-from vitreous.reports.opening import open_bundle
-from vitreous.serving.card import card_of
-from vitreous.serving.runtime import Runtime, TorchRuntime
 from vitreous.system.disk import publish, sha256
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.convert import convert

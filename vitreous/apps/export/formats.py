@@ -20,14 +20,14 @@ from torch import Tensor
 from vitreous.apps.export.graph import INPUT, output_names, trace
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import UsageError
+from vitreous.inference.card import Card
+from vitreous.inference.export_file import CARD, MOST, content, describe_export, normalised, seal_onnx, seal_xml
+from vitreous.inference.exported import open_exported
 from vitreous.inference.libraries import needed, unobserved
 from vitreous.inference.openvino import quantize
 from vitreous.inference.packing import Outputs, pack_arrays, unpack
+from vitreous.inference.runtime import Runtime, in_parts
 from vitreous.models.zoo import Model
-from vitreous.serving.card import Card
-from vitreous.serving.export_file import CARD, MOST, content, describe_export, normalised, seal_onnx, seal_xml
-from vitreous.serving.exported import open_exported
-from vitreous.serving.runtime import Runtime, in_parts
 
 OPSET = 18  # of 2022: the first that has every operator here in the form that PyTorch writes
 TOO_LARGE = ("the model is larger than one ONNX file can be, 2 GiB", "use --to openvino or --to torch")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from vitreous.apps.export.windows import AnyLocal, AnyWindows, size_tensor
 from vitreous.errors import UsageError
-from vitreous.evaluation.features import headless
+from vitreous.inference.features import headless
 from vitreous.inference.packing import NAMES
 from vitreous.models.config import ModelConfig
 from vitreous.models.names import name_of

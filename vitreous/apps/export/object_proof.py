@@ -11,8 +11,8 @@ import numpy as np
 
 from vitreous.apps.export.proof import CHUNK, Pictures
 from vitreous.data.annotations.shapes import mask_of_runs
-from vitreous.evaluation.detections import Detections, detections_of
-from vitreous.serving.runtime import Runtime
+from vitreous.inference.detections import Detections, detections_of
+from vitreous.inference.runtime import Runtime
 
 EDGE = 0.01  # pixels that an edge of a box may move
 SCORE = 1e-3  # that a score may

@@ -13,21 +13,21 @@ from typing import Any
 
 import numpy as np
 
+from vitreous.data.class_order import align_labels
 from vitreous.data.keys import permutation
 from vitreous.data.layouts.video import open_sample
 from vitreous.data.preprocess import Preprocess
+from vitreous.data.run_data import open_run_data, open_training_data, sample_images
 from vitreous.data.split import Data
 from vitreous.errors import DataError, UsageError
-from vitreous.evaluation.calibration import probabilities
-from vitreous.evaluation.detections import fit_image
-from vitreous.evaluation.multilabel import THRESHOLD
+from vitreous.inference.card import Card
+from vitreous.inference.class_maps import native
+from vitreous.inference.detections import fit_image
+from vitreous.inference.export_file import normalised
+from vitreous.inference.probabilities import THRESHOLD, probabilities
+from vitreous.inference.runtime import Runtime
+from vitreous.inference.sources import Item, read_item, source
 from vitreous.inference.tiles import native_pixels
-from vitreous.reports.opening import data_for, examples, matched, training
-from vitreous.serving.card import Card
-from vitreous.serving.class_maps import native
-from vitreous.serving.export_file import normalised
-from vitreous.serving.runtime import Runtime
-from vitreous.serving.sources import Item, read_item, source
 from vitreous.system.cores import default_workers
 from vitreous.weights.bundle import Bundle
 
@@ -169,8 +169,8 @@ def gather(
         opened, judged = of_data(run, bundle, data)
     calibration = None
     if calibrate:
-        if (train := training(run, opened)) is not None:
-            pixels = (tensor.numpy() for tensor in examples(train, bundle.preprocess))
+        if (train := open_training_data(run, opened)) is not None:
+            pixels = (tensor.numpy() for tensor in sample_images(train, bundle.preprocess))
         elif len(judged) < 2 * FEWEST:
             needed = f"{FEWEST} to calibrate int8 on and {FEWEST} others to judge it on are needed"
             raise DataError(f"{judged.name} has {len(judged)} pictures: {needed}", MORE)
@@ -207,7 +207,7 @@ def of_data(run: str | os.PathLike[str], bundle: Bundle, data: str | os.PathLike
     Raises UsageError where there is no data set, DataError where no image can be read.
     """
     try:
-        source, opened = data_for(run, data, "test", labelled=bool(bundle.classes))
+        source, opened = open_run_data(run, data, "test", labelled=bool(bundle.classes))
     except (UsageError, DataError) as error:
         if data is not None:
             raise
@@ -215,7 +215,7 @@ def of_data(run: str | os.PathLike[str], bundle: Bundle, data: str | os.PathLike
         raise UsageError(message, "name some: --images FOLDER, or --data DATA") from None
     name = next((name for name in ("val", "test") if name in opened.splits), next(iter(opened.splits)))
     split = opened.splits[name]
-    split = matched(split, opened, bundle.classes, bundle.multilabel) if bundle.classes else split
+    split = align_labels(split, opened, bundle.classes, bundle.multilabel) if bundle.classes else split
     p, pixels, rows = bundle.preprocess, [], []
     for row in permutation(len(split), 0, 0)[: 4 * MOST].tolist():
         try:

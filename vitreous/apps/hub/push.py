@@ -14,11 +14,11 @@ from typing import Any
 from vitreous.apps.hub.model_card import LICENCES, public_provenance, write_card
 from vitreous.errors import ResourceError, UsageError, VitreousError, WeightsError, check_path, install_hint
 from vitreous.system.disk import publish, write_text
-from vitreous.training.model_paths import find_newest_run
 from vitreous.weights.adopt import bundle_in
 from vitreous.weights.bundle import DESCRIPTION, WEIGHTS, Bundle, load_bundle
 from vitreous.weights.convert import convert
 from vitreous.weights.fetch import offline
+from vitreous.weights.model_paths import find_newest_run
 from vitreous.weights.parts import PARTS
 from vitreous.weights.published import published_row
 

@@ -31,8 +31,8 @@ from vitreous.data.decoding.heif import readable_formats, register
 from vitreous.data.decoding.tiff import load_codecs
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import DataError
+from vitreous.inference.reading import read, read_large
 from vitreous.inference.tiles import native_pixels
-from vitreous.serving.reading import read, read_large
 from vitreous.system.children import STOP_SIGNALS
 
 JOB, ANSWER = struct.Struct(">QQ"), struct.Struct(">BQQ")

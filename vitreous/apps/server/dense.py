@@ -23,11 +23,11 @@ from vitreous.apps.server.requests import (
 from vitreous.apps.server.responses import json_response
 from vitreous.apps.server.uploads import read_uploads
 from vitreous.data.annotations.drawing import class_colours, picture_of_map, png_of
-from vitreous.evaluation.detections import Detections
-from vitreous.evaluation.detections import detect as detect_objects
+from vitreous.inference.class_maps import picture_of, shares_of
+from vitreous.inference.detections import Detections
+from vitreous.inference.detections import detect as detect_objects
+from vitreous.inference.objects import THRESHOLD, draw_over, objects_of
 from vitreous.inference.tiles import class_map, starts
-from vitreous.serving.class_maps import picture_of, shares_of
-from vitreous.serving.objects import THRESHOLD, draw_over, objects_of
 
 TILES = 256  # of a picture, at most
 

@@ -18,15 +18,15 @@ from vitreous.apps.server.sample_request import SampleLimits, sample_limits
 from vitreous.data.annotations.drawing import class_colours
 from vitreous.errors import UsageError, VitreousError, WeightsError
 from vitreous.generation.settings import forward_passes
+from vitreous.inference.generators import generator_of
 from vitreous.inference.packing import pack_arrays
-from vitreous.serving.generators import generator_of
-from vitreous.serving.pipeline import stacked
-from vitreous.serving.predict import Predictor
+from vitreous.inference.pipeline import stacked
+from vitreous.inference.predict import Predictor
 
 if TYPE_CHECKING:
     from vitreous.generation.samplers import State
-    from vitreous.serving.index import Index
-    from vitreous.serving.samples import Generator, Sample
+    from vitreous.inference.index import Index
+    from vitreous.inference.samples import Generator, Sample
 
 
 MOST = 64  # pictures of a batch
@@ -67,7 +67,7 @@ class Served:
     @cached_property
     def can(self) -> dict[str, bool]:
         """Which requests it can answer."""
-        from vitreous.serving import attention_api
+        from vitreous.apps.server import attention as attention_api
 
         bundle, card = self.predictor.bundle, self.predictor.card
         dense = bool(card.pixel_classes or card.object_classes or card.makes_images)
@@ -186,7 +186,7 @@ def prepare(predictor: Predictor, limits: Limits, run: str | os.PathLike[str] | 
 def prepare_generator(predictor: Predictor, generator: Generator, limits: Limits) -> Served:
     """Warm a generator up, by two steps of an image. Raises WeightsError where it is not finite, or another one the
     second time."""
-    from vitreous.serving.samples import SampleOptions
+    from vitreous.inference.samples import SampleOptions
 
     card, options, finite = predictor.card, SampleOptions(steps=2), list[bool]()
 
@@ -234,7 +234,7 @@ def packed_objects(predictor: Predictor) -> Callable[[np.ndarray], np.ndarray]:
 
 def index_of(predictor: Predictor, run: str | os.PathLike[str] | None) -> tuple[Index | None, str]:
     """The run's index of training images, if it has one; and what is wrong with it, as where it is of other weights."""
-    from vitreous.serving.index import open_index
+    from vitreous.inference.index import open_index
 
     if run is None or predictor.bundle is None:
         return None, ""

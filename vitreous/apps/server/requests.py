@@ -13,7 +13,7 @@ from vitreous.apps.server.openapi import POSTS
 from vitreous.apps.server.refusal import Refusal, shorten
 from vitreous.apps.server.service import RequestInfo, Service
 from vitreous.apps.server.uploads import Upload
-from vitreous.serving.card import Card
+from vitreous.inference.card import Card
 
 WEIGHT = 4  # pictures that looking at attention, or a picture in tiles, costs as much as, about
 

@@ -190,7 +190,7 @@ async def compute_image(service: Service, info: RequestInfo, served: Served, wor
 
 async def attention(request: Request) -> Response:
     """Attention of one image. Raises Refusal, 422, for parameters that cannot be."""
-    from vitreous.serving import attention_api
+    from vitreous.apps.server import attention as attention_api
 
     service, info = context(request)
     served, bundle = service.served, require_bundle(service.served, "attention")
@@ -215,7 +215,7 @@ async def attention(request: Request) -> Response:
 
 async def frames(request: Request) -> Response:
     """The frames of one clip as the model sees them, below one another. Raises Refusal, 404, for other models."""
-    from vitreous.serving import attention_api
+    from vitreous.apps.server import attention as attention_api
 
     service, info = context(request)
     read_parameters(request)
@@ -255,14 +255,14 @@ async def neighbours(request: Request) -> Response:
 
 async def positions(request: Request) -> Response:
     """How alike the position embeddings are."""
-    from vitreous.serving import attention_api
+    from vitreous.apps.server import attention as attention_api
 
     return json_response(await compute_once(request, "positions", attention_api.positions))
 
 
 async def filters(request: Request) -> Response:
     """The filters that read the image."""
-    from vitreous.serving import attention_api
+    from vitreous.apps.server import attention as attention_api
 
     return Response(await compute_once(request, "filters", attention_api.filters), media_type="image/png")
 

@@ -23,8 +23,8 @@ from vitreous.apps.server.refusal import Refusal
 from vitreous.apps.server.sample_request import SampleRequest
 from vitreous.data.annotations.drawing import png_of
 from vitreous.generation.samplers import State
-from vitreous.reports.pages.picture_grid import enlarge
-from vitreous.serving.samples import Generator, Sample, SampleOptions, columns_of, grid_of, picture_of
+from vitreous.inference.image_grid import enlarge
+from vitreous.inference.samples import Generator, Sample, SampleOptions, columns_of, grid_of, picture_of
 
 PREVIEWS = 24  # of one request at most
 PAUSE = 0.1  # seconds between them at least

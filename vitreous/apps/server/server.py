@@ -27,7 +27,7 @@ from vitreous.apps.server.model import Served, prepare
 from vitreous.apps.server.protocol import LimitedProtocol
 from vitreous.apps.server.service import Service
 from vitreous.errors import ResourceError, UsageError
-from vitreous.serving.predict import Predictor
+from vitreous.inference.predict import Predictor
 from vitreous.system.cores import default_workers
 
 Run = str | os.PathLike[str] | None

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from vitreous.apps.server.access import LOCAL, Access
 from vitreous.apps.server.limits import Limits, Settings
 from vitreous.errors import ResourceError, UsageError, check_installed
-from vitreous.serving.exported import is_exported
-from vitreous.serving.generators import generator_predictor
-from vitreous.serving.predict import Predictor, load, predictor_of
+from vitreous.inference.exported import is_exported
+from vitreous.inference.generators import generator_predictor
+from vitreous.inference.predict import Predictor, load, predictor_of
 
 if TYPE_CHECKING:
     from vitreous.apps.server.server import Server
@@ -62,7 +62,7 @@ def open_served(
     """What `load` gives, or a model that makes images. Raises UsageError and WeightsError as `load` does."""
     if vae is None and is_exported(run):
         return load(run, how, exact=exact, quick=quick)
-    from vitreous.reports.opening import answering, find_bundle
+    from vitreous.inference.open_model import check_task, find_bundle
 
     def ignore(text: str) -> None:
         """Notes are those of the bundle, which the caller prints."""
@@ -72,7 +72,7 @@ def open_served(
         return generator_predictor(bundle, how, vae)
     if vae is not None:
         raise UsageError(f"--vae is for models that make images, and {run} makes none", "leave it out")
-    predictor = predictor_of(run, answering(run, bundle, True, ignore, dense=True), how, exact=exact, quick=quick)
+    predictor = predictor_of(run, check_task(run, bundle, True, ignore, dense=True), how, exact=exact, quick=quick)
     predictor.choose_engine()
     return predictor
 

@@ -29,7 +29,7 @@ from vitreous.reports.pages.metric_terms import EXPLANATIONS
 from vitreous.reports.pages.plots import COLOURS
 from vitreous.training.folder import Folder
 from vitreous.training.metrics_follower import MetricsFollower
-from vitreous.training.model_paths import find_newest_run
+from vitreous.weights.model_paths import find_newest_run
 
 LOOK_EVERY = 0.5  # seconds between two looks at the file
 ALIVE_EVERY = 15.0  # seconds after which a page hears that nothing is new

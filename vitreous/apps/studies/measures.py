@@ -85,8 +85,8 @@ def read_distances(subject: Subject) -> list[Reading]:
 
 def scene_of(subject: Subject) -> Scene:
     """The model of a run and its validation images, to be looked into."""
+    from vitreous.inference.open_model import open_bundle
     from vitreous.progress import NullListener
-    from vitreous.reports.opening import open_bundle
     from vitreous.reports.scene import InspectOptions, Scene
     from vitreous.system.machine import pick_device
 
@@ -139,9 +139,9 @@ def read_merging(subject: Subject, counts: Sequence[int] = ()) -> list[Reading]:
 
     from vitreous.evaluation.classification import judge
     from vitreous.inference.engine import TorchEngine
+    from vitreous.inference.open_model import open_bundle
     from vitreous.inference.options import InferenceOptions
     from vitreous.reports.answers import compute_answers
-    from vitreous.reports.opening import open_bundle
 
     config, readings = subject.run.model, []
     most = math.prod(config.grid) // config.depth

@@ -9,13 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitreous.data.rgb_images import rgb_frames
+from vitreous.inference.image_grid import grid_of
 from vitreous.inspection.attention import row, start
 from vitreous.inspection.hooks import AttentionCall, watch
 from vitreous.inspection.rollout import Mixing, rollout
 from vitreous.reports.figures.attention import reader
 from vitreous.reports.figures.drawing import PICTURES, depth_of, heat, label_panel, panels, scale
-from vitreous.reports.pages.picture_grid import grid_of
-from vitreous.reports.pages.thumbnails import enlarge, gif_of, heat_map, rgb_frames
+from vitreous.reports.pages.thumbnails import enlarge, gif_of, heat_map
 from vitreous.reports.scene import FigureResult, Picture, Scene
 
 SLOTS = 8  # shown side by side

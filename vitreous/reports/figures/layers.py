@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import UsageError
+from vitreous.inference.open_model import open_bundle
 from vitreous.inspection.cost import MOST, SIZES, SPARE, Cost, costs, sizes
 from vitreous.inspection.fourier import Spectra
 from vitreous.inspection.similarity import LEAST, cka, layers
 from vitreous.models.names import name_of
 from vitreous.reports.figures.drawing import BLUE, ORANGE, count_from_one, new_figure, times
-from vitreous.reports.opening import open_bundle
 from vitreous.reports.pages.formats import format_count
 from vitreous.reports.pages.plots import INK
 from vitreous.reports.scene import FigureResult, Picture, Scene, see_picture

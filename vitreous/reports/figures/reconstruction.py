@@ -12,10 +12,10 @@ from torch import Tensor
 
 from vitreous.data.keys import key
 from vitreous.data.preprocess import Preprocess
+from vitreous.data.rgb_images import rgb_image
 from vitreous.errors import UsageError
 from vitreous.objectives.base import Objective
 from vitreous.reports.figures.drawing import picture_rows, times
-from vitreous.reports.pages.thumbnails import rgb_image
 from vitreous.reports.restored import load_objective
 from vitreous.reports.scene import SEEN, FigureResult, Picture, Scene
 

@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from vitreous.data.layouts.video import open_sample
+from vitreous.data.rgb_images import rgb_image
 from vitreous.data.split import Split
 from vitreous.errors import DataError, UsageError
-from vitreous.evaluation.calibration import losses, probabilities
-from vitreous.reports.pages.thumbnails import ENLARGED, SMALL, data_uri, enlarge, heat_map, rgb_image, scale_map, shrink
+from vitreous.evaluation.calibration import losses
+from vitreous.inference.probabilities import probabilities
+from vitreous.reports.pages.thumbnails import ENLARGED, SMALL, data_uri, enlarge, heat_map, scale_map, shrink
 from vitreous.weights.bundle import Bundle
 
 SHOWN = 8  # images of a kind

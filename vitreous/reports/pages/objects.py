@@ -12,19 +12,20 @@ from vitreous.data.annotations.boxes_drawing import lay_objects, outline, write_
 from vitreous.data.annotations.drawing import class_colours
 from vitreous.data.annotations.shapes import mask_of_runs, runs_of_mask
 from vitreous.data.annotations.target import AnnotatedSplit, Target
+from vitreous.data.rgb_images import rgb_image
 from vitreous.errors import DataError
 from vitreous.evaluation.coco import computing
-from vitreous.evaluation.detections import Detections, detect
 from vitreous.evaluation.evaluator import Ragged
 from vitreous.evaluation.figure_names import BOXES, ERRORS, SIZES
 from vitreous.evaluation.matching import Column, Error, Part, columns_of, counted, match_image, true_runs
 from vitreous.evaluation.report import Report
+from vitreous.inference.detections import Detections, detect
 from vitreous.inference.engine import make_engine
 from vitreous.inference.tiles import native_pixels
 from vitreous.reports.answers import Answered
 from vitreous.reports.pages.formats import format_percent
 from vitreous.reports.pages.plots import COLOURS, INK, confusion, markup, strip_axes, style
-from vitreous.reports.pages.thumbnails import data_uri, rgb_image, shrink
+from vitreous.reports.pages.thumbnails import data_uri, shrink
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,7 +10,7 @@ from typing import Any
 from PIL import Image, ImageOps
 
 from vitreous.evaluation.report import Report
-from vitreous.reports.pages.picture_grid import SAMPLES_FILE, grid_of
+from vitreous.inference.image_grid import SAMPLES_FILE, grid_of
 from vitreous.reports.pages.plots import confusion, raster
 from vitreous.reports.pages.report import confusion_cells
 from vitreous.reports.pages.thumbnails import SMALL, enlarge

@@ -8,12 +8,13 @@ import torch
 
 from vitreous.data.annotations.drawing import class_colours, lay_over, middle_planes
 from vitreous.data.annotations.target import IGNORE, AnnotatedSplit
+from vitreous.data.rgb_images import rgb_image
 from vitreous.errors import DataError
 from vitreous.evaluation.pixels import computing, figures_of, matrices_of
 from vitreous.inference.engine import make_engine
 from vitreous.inference.tiles import class_map, native_pixels
 from vitreous.reports.answers import Answered
-from vitreous.reports.pages.thumbnails import data_uri, rgb_image, shrink
+from vitreous.reports.pages.thumbnails import data_uri, shrink
 
 SHOWN = 6  # images
 

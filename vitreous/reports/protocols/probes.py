@@ -11,9 +11,9 @@ from vitreous.errors import DataError, UsageError
 from vitreous.evaluation import knn
 from vitreous.evaluation import linear as few
 from vitreous.evaluation.classification import judge
-from vitreous.evaluation.features import Features
 from vitreous.evaluation.intervals import wilson
 from vitreous.evaluation.linear import TRIES, LabelledFeatures, fit, swept
+from vitreous.inference.features import Features
 from vitreous.reports.protocols.published import judge_by_published
 from vitreous.reports.protocols.task import ProtocolResult, ProtocolTask, mean_report
 

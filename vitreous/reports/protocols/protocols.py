@@ -7,9 +7,10 @@ import time
 from dataclasses import replace
 from typing import Any
 
+from vitreous.data.run_data import choose_split, open_run_data
 from vitreous.errors import UsageError, nearest
+from vitreous.inference.open_model import open_bundle
 from vitreous.reports.answers import Computing
-from vitreous.reports.opening import choose_split, data_for, open_bundle
 from vitreous.reports.protocols.answer_sets import ANSWER_SETS
 from vitreous.reports.protocols.probes import PROBES
 from vitreous.reports.protocols.task import ProtocolOptions, ProtocolResult, ProtocolTask
@@ -39,7 +40,7 @@ def judge_by(
     bundle = open_bundle(run, name not in ANSWER_SETS, note)
     if name == "vtab":
         return vtab(os.fspath(run), data, bundle, options, computing)
-    source, opened = data_for(run, data, "train" if name in PROBES else split)
+    source, opened = open_run_data(run, data, "train" if name in PROBES else split)
     chosen = choose_split(opened, split, note)
     task = ProtocolTask(
         os.fspath(run), source, data=opened, split=chosen, bundle=bundle, options=options, computing=computing

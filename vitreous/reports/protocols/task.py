@@ -12,8 +12,8 @@ from vitreous.data.holdout import hold_out
 from vitreous.data.split import Data, Split
 from vitreous.errors import DataError, UsageError, nearest
 from vitreous.evaluation import knn
-from vitreous.evaluation.features import Features
 from vitreous.evaluation.report import Report
+from vitreous.inference.features import Features
 from vitreous.reports.answers import Computing, split_features
 from vitreous.system.machine import pick_device
 from vitreous.weights.bundle import Bundle

@@ -18,9 +18,9 @@ from vitreous.data.sources import open_data
 from vitreous.data.split import Data
 from vitreous.errors import DataError, UsageError, printable
 from vitreous.evaluation.classification import judge
-from vitreous.evaluation.features import of_images, of_model
 from vitreous.evaluation.linear import LabelledFeatures, fit
 from vitreous.evaluation.vtab import DEV, TASKS, TRAIN, Task, classes_of, means
+from vitreous.inference.features import of_images, of_model
 from vitreous.reports.answers import Computing
 from vitreous.reports.protocols.answer_sets import normalise_name
 from vitreous.reports.protocols.probes import sweep_penalties

@@ -1,0 +1,558 @@
+from __future__ import annotations
+
+import csv
+import faulthandler
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import tracemalloc
+from functools import partial
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from PIL import Image, ImageDraw, ImageEnhance, ImageOps
+
+from tests.apps.curation.test_copies import scene as photograph
+from tests.conftest import TINY, make_folder, picture
+from tests.data.hostile import corpus
+from vitreous.apps.curation.check import check as check_images
+from vitreous.apps.curation.checks.facts import by_reason
+from vitreous.apps.curation.checks.page import page
+from vitreous.apps.curation.checks.record import RECORD, Trait, survey
+from vitreous.apps.curation.checks.subject import open_subject
+from vitreous.apps.curation.copies import alike
+from vitreous.apps.curation.copies import scan as scanning
+from vitreous.apps.curation.copies.alike import exact, gathered
+from vitreous.apps.curation.copies.scan import UNREADABLE
+from vitreous.apps.curation.copies.windows import LENGTH
+from vitreous.apps.curation.dedup import dedup
+from vitreous.cli.console import Console
+from vitreous.cli.data_check import Options, run
+from vitreous.cli.main import command
+from vitreous.data.decoding.decode import decode
+from vitreous.data.grouping import grouped
+from vitreous.data.sources import open_data
+from vitreous.data.split import Arrays
+from vitreous.errors import DataError, ResourceError, UsageError
+from vitreous.jobs.data import prepare_data
+from vitreous.jobs.train import train
+from vitreous.jobs.transfer import hold_out_inputs
+from vitreous.progress import NullListener
+from vitreous.recipes.options import TrainOptions
+from vitreous.reports.evaluate import evaluate
+from vitreous.training.folder import Folder
+
+
+def scene(seed: int, size: tuple[int, int] = (96, 72)) -> Image.Image:
+    """A picture of a few large shapes, as unlike another seed's as two photographs are."""
+    random = np.random.default_rng(seed)
+    image = Image.new("RGB", size, tuple(random.integers(0, 256, 3).tolist()))
+    draw = ImageDraw.Draw(image)
+    for _ in range(9):
+        x, y = random.integers(0, size[0]), random.integers(0, size[1])
+        w, h = random.integers(10, 50, 2)
+        draw.ellipse((x - w // 2, y - h // 2, x + w // 2, y + h // 2), fill=tuple(random.integers(0, 256, 3).tolist()))
+    return image
+
+
+def scenes(root, counts, classes=("ant", "bee")):
+    """root/SPLIT/CLASS/N.png, every picture another scene."""
+    for s, (split, count) in enumerate(counts.items()):
+        for c, name in enumerate(classes):
+            (root / split / name).mkdir(parents=True)
+            for index in range(count):
+                scene(1000 * s + 100 * c + index).save(root / split / name / f"{index}.png")
+    return root
+
+
+def check(source, **options):
+    """The document of a check."""
+    return check_images(source, **options)[0]
+
+
+def scan(split, workers):
+    """The records of all samples of a split, and the reasons of those that cannot be read."""
+    return scanning.scan(split, range(len(split)), survey, workers)
+
+
+def whats(document):
+    """The findings by their word."""
+    return {finding["what"]: finding for finding in document["findings"]}
+
+
+def test_sound_data_pass_and_are_counted(tmp_path):
+    root = scenes(tmp_path / "photos", {"train": 12, "val": 3, "test": 4})
+    document = check(root, workers=0, image_size=64)
+    assert document["passed"] and not document["findings"]
+    assert {name: row["images"] for name, row in document["splits"].items()} == {"train": 24, "val": 6, "test": 8}
+    assert document["splits"]["val"]["per_class"] == {"ant": 3, "bee": 3}
+    assert document["splits"]["val"]["bytes"] == sum(path.stat().st_size for path in (root / "val").glob("*/*"))
+    assert document["balance"]["effective"] == pytest.approx(2) and document["balance"]["largest"] == 12
+    assert document["sizes"]["width"] == {"min": 96, "median": 96, "max": 96} and document["sizes"]["smaller"] == 0
+    pixels = np.concatenate([np.asarray(Image.open(path)).reshape(-1, 3) for path in root.glob("*/*/*")]) / 255
+    assert document["colour"]["mean"] == pytest.approx(pixels.mean(0), abs=1e-5)
+    assert document["colour"]["std"] == pytest.approx(pixels.std(0), abs=1e-5)
+    assert document["formats"] == {"PNG": 38} and document["modes"] == {"RGB": 38} and document["depths"] == {"8": 38}
+
+
+def test_every_verdict_is_that_of_decode(tmp_path):
+    root = make_folder(tmp_path / "photos", {"": 2}, classes=("ant", "bee"))
+    for case in corpus():
+        (root / "ant" / case.name).write_bytes(case.content)
+    os.mkfifo(root / "bee" / "pipe.png")
+    os.symlink("nowhere", root / "bee" / "dangling.png")
+    document = check(root, workers=1)
+    expected = {}
+    paths = open_subject(str(root)).splits["train"].paths
+    for path in paths:
+        try:
+            decode(path, 3)
+        except DataError as error:
+            expected[str(path)] = error.message.removeprefix(f"{path}: ")
+    assert {row["path"]: row["reason"] for row in document["unreadable"]} == expected
+    assert len(expected) > 20 and not document["passed"]
+    traits = document["traits"]
+    accepted = {case.name for case in corpus() if case.refused is None}
+    # all but exif_1
+    assert traits["turned"] == sum(name.startswith("exif_") and name[5].isdigit() for name in accepted) - 1
+    assert {os.path.basename(row["path"]) for row in document["misnamed"]} == {"png_named.jpg"}
+    assert (
+        traits["animated"] >= 5
+        and traits["alpha"] >= 5
+        and document["modes"]["CMYK"] >= 3
+        and document["depths"]["16"] >= 4
+    )
+    assert sum(len(rows) for _, rows in by_reason(document["unreadable"])) == len(expected)
+
+
+def test_copies_across_splits_and_under_two_labels_fail(tmp_path):
+    root = scenes(tmp_path / "photos", {"train": 11, "test": 4})
+    copy = (root / "train/ant/0.png").read_bytes()
+    for place in ("test/ant/x.png", "test/ant/y.png", "train/ant/z.png", "train/bee/other.png"):
+        (root / place).write_bytes(copy)
+    scene(7000).save(root / "train/bee/near.png")
+    scene(7000).save(root / "test/bee/near.jpg", quality=50)
+    document = check(root, workers=0)
+    assert document["copies"]["groups"] == 1 and document["copies"]["extra"] == 4
+    assert document["copies"]["across"] == {"train/test": 2} and document["copies"]["contrary"] == 1
+    (near,) = document["near_copies"]["listed"]
+    assert {os.path.basename(row["path"]) for row in near} == {"near.png", "near.jpg"}
+    found = whats(document)
+    assert {name for name, finding in found.items() if finding["level"] == "fails"} == {"leak", "contrary"}
+    assert found["near_leak"]["level"] == "warns" and "data dedup" in found["leak"]["way"]
+
+
+def test_near_copies_are_those_of_dedup_where_whole_images_are_alike(tmp_path):
+    home = tmp_path / "photos"
+    for label, first in (("ant", 0), ("bee", 30)):
+        (home / label).mkdir(parents=True)
+        for seed in range(first, first + 8):
+            photograph(seed).save(home / label / f"{seed}.png")
+    changed = {
+        "mirrored": ImageOps.mirror(photograph(1)),
+        "mirrored, less contrast": ImageEnhance.Contrast(ImageOps.mirror(photograph(2))).enhance(0.6),
+        "framed": ImageOps.expand(photograph(3), 8, "black"),
+        "other colours": Image.merge("RGB", photograph(4).split()[::-1]),
+        "cut to half": photograph(5).crop((0, 0, 113, 85)),
+    }
+    for name, image in changed.items():
+        image.save(home / "bee" / f"{name}.png")
+    document = check(home, workers=0)
+    found = {tuple(os.path.basename(row["path"]) for row in group) for group in document["near_copies"]["listed"]}
+    quick = {
+        ("1.png", "mirrored.png"),
+        ("2.png", "mirrored, less contrast.png"),
+        ("3.png", "framed.png"),
+        ("4.png", "other colours.png"),
+    }
+    assert found == quick
+    every = dedup([open_data(home).whole], [], within=True, workers=0)["copies"]
+    pairs = {(os.path.basename(copy["copy_of"]), os.path.basename(copy["path"])) for copy in every}
+    assert pairs == quick | {("5.png", "cut to half.png")}
+    assert (
+        "near-duplicates of other images" in whats(document)["copies"]["text"]
+        and "data dedup" in whats(document)["copies"]["way"]
+    )
+
+
+def test_only_the_most_alike_are_read_again(monkeypatch):
+    records = np.zeros(40, RECORD)
+    records["state"], records["std"], records["digest"][:, 0] = 1, 50, np.arange(40)
+    wholes, noise = (
+        values / np.linalg.norm(values, axis=1, keepdims=True)
+        for values in np.random.default_rng(0).normal(size=(2, 20, LENGTH))
+    )
+    noise = noise * np.linspace(0.02, 0.4, 20)[:, None]
+    for rows, values in ((slice(0, 20), wholes), (slice(20, 40), wholes + noise)):
+        records["whole"][rows] = np.rint(127 * values / np.linalg.norm(values, axis=1, keepdims=True))
+    for most in (6, 14):
+        monkeypatch.setattr(alike, "READ", most)
+        found = alike.proposed(records)
+        assert sorted(map(tuple, np.stack([found["of"], found["sample"]], 1).tolist())) == [
+            (i, i + 20) for i in range(most // 2)
+        ]
+
+
+def test_pairs_that_share_an_image_are_one_group():
+    pairs = np.array([[3, 9, 4, 12, 30], [7, 3, 5, 4, 31]])
+    assert [group.tolist() for group in alike.linked(pairs)] == [[3, 7, 9], [4, 5, 12], [30, 31]]
+    assert alike.linked(np.empty((2, 0), np.int64)) == []
+
+
+def test_classes_few_missing_and_uneven_are_told(tmp_path):
+    root = scenes(tmp_path / "photos", {"train": 30, "test": 2}, ("ant", "bee", "cat"))
+    for path in [*list((root / "train" / "cat").glob("*"))[2:], *(root / "test" / "bee").glob("*")]:
+        path.unlink()
+    (root / "train" / "notes.txt").write_text("")
+    picture(5).save(root / "train" / "loose.png")
+    document = check(root, workers=0)
+    found = whats(document)
+    assert document["passed"]
+    assert "30" in found["imbalance"]["text"] and "--sampling balanced" in found["imbalance"]["way"]
+    assert document["balance"]["few"] == {"cat": 2} and document["balance"]["missing"] == {"test": ["bee"]}
+    assert document["left_out"] == {"images": 1, ".txt": 1} and {"outside", "others", "missing", "few"} <= set(found)
+
+
+def test_a_folder_that_training_refuses_is_looked_at_all_the_same(tmp_path):
+    root = scenes(tmp_path / "photos", {"": 3}, ("one",))
+    (root / "one" / "bad.jpg").write_bytes(b"\xff")
+    document = check(root, workers=0)
+    assert not document["passed"] and document["refused"] is None
+    assert [finding["what"] for finding in document["findings"][:2]] == ["unreadable", "unlabelled"]
+    assert "one class only" in document["unlabelled"]["message"] and document["balance"] is None
+    assert document["splits"]["images"]["images"] == 4 and len(document["unreadable"]) == 1
+    (root / "One").mkdir()
+    (root / "One" / "0.png").write_bytes((root / "one" / "0.png").read_bytes())
+    document = check(root, workers=0)
+    assert not document["passed"] and document["findings"][0]["what"] == "refused"
+    assert "differ only in case" in document["refused"]["message"] and document["splits"]["images"]["images"] == 5
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="no images"):
+        check(tmp_path / "empty", workers=0)
+    with pytest.raises(DataError, match="no such"):
+        check(tmp_path / "nothing", workers=0)
+
+
+@pytest.mark.parametrize("size, input_side", [((32, 32), 32), ((28, 30), 32), ((12, 16), 12), ((96, 72), 224)])
+def test_the_input_is_the_one_that_train_takes(tmp_path, size, input_side, capsys):
+    for label in ("ant", "bee"):
+        (tmp_path / "photos" / label).mkdir(parents=True)
+        for index in range(6):
+            scene(index + 50 * (label == "bee"), size).save(tmp_path / "photos" / label / f"{index}.png")
+    (tmp_path / "photos" / "ant" / "0.png").write_bytes(b"not an image")  # the first readable image counts
+    document = run(Options(str(tmp_path / "photos"), workers=0), Console())
+    options = TrainOptions(str(tmp_path / "photos"), bad_images="skip", device="cpu", precision="fp32")
+    _, planned, _ = prepare_data(options.data, None, options, NullListener())
+    assert document["sizes"]["input"] == min(planned.model.image) == input_side
+    assert run(Options(str(tmp_path / "photos"), workers=0, image_size=48), Console())["sizes"]["input"] == 48
+    assert ("small" in whats(document)) == (input_side == 224)
+
+
+@pytest.mark.parametrize("home", ["", "train"])
+def test_a_flat_folder_is_named_as_one_and_its_images_are_checked(tmp_path, home):
+    root = tmp_path / "flat"
+    (root / home).mkdir(parents=True)
+    for index in range(3):
+        scene(index).save(root / home / f"{index}.png")
+    (root / home / "again.png").write_bytes((root / home / "1.png").read_bytes())
+    (root / home / "bad.jpg").write_bytes(b"\xff")
+    document, split = check(root, workers=0), home or "images"
+    unlabelled = document["unlabelled"]
+    assert f"{root / home} is a flat folder: 5 images and no class folders" in unlabelled["message"]
+    assert "folder of its class" in unlabelled["hint"] and "path,label" in unlabelled["hint"]
+    assert document["splits"][split]["images"] == 5 and len(document["unreadable"]) == 1
+    assert document["copies"]["groups"] == 1 and not document["passed"]
+    (root / home / "bad.jpg").unlink()
+    document = check(root, workers=0)
+    assert document["passed"] and document["findings"][0]["what"] == "unlabelled"
+
+
+def test_pixels_in_memory_and_pictures_of_many_channels(tmp_path):
+    assert check("digits", workers=0)["passed"]
+    for name in ("ant", "bee"):
+        (tmp_path / "bands" / name).mkdir(parents=True)
+        for index in range(3):
+            noise = np.random.default_rng([index, len(name), ord(name[0])]).integers(
+                0, 60_000, (5, 12, 16), dtype=np.uint16
+            )
+            np.save(tmp_path / "bands" / name / f"{index}.npy", noise)
+    np.save(tmp_path / "bands" / "ant" / "other.npy", np.zeros((4, 12, 16), np.uint16))
+    document = check(tmp_path / "bands", workers=1)
+    assert document["channels"] == {"count": 5, "numbers": "uint16"} and document["depths"] == {"16": 6}
+    assert [os.path.basename(row["path"]) for row in document["unreadable"]] == ["other.npy"]
+
+
+def test_the_document_and_the_page_are_the_same_for_any_number_of_workers(tmp_path):
+    root = scenes(tmp_path / "photos", {"train": 40, "test": 9})
+    for index in range(0, 40, 7):
+        (root / "train" / "ant" / f"{index}.png").write_bytes(b"GIF89a" + bytes(index))
+    (root / "test/bee/same.png").write_bytes((root / "train/bee/5.png").read_bytes())
+    made = []
+    for workers in (0, 1, 3):
+        document, what = check_images(str(root), workers=workers)
+        made.append((json.dumps(document), page(document, what)))
+    assert made[0] == made[1] == made[2]
+
+
+class Fragile(Arrays):
+    """Pictures of which some end the process that reads them, or never come."""
+
+    deadly = frozenset({3, 4, 5, 70, 127})
+    endless = frozenset({90})
+
+    def raw(self, sample):
+        faulthandler.disable()
+        if sample in self.deadly:
+            os.kill(os.getpid(), signal.SIGSEGV if sample != 70 else signal.SIGKILL)
+        while sample in self.endless:
+            time.sleep(0.1)
+        return super().raw(sample)
+
+
+def test_a_process_that_dies_or_hangs_costs_one_file(monkeypatch):
+    monkeypatch.setattr(scanning, "HANG", 1.0)
+    pixels = np.random.default_rng(0).integers(0, 256, (128, 8, 8), dtype=np.uint8)
+    labels = np.zeros(128, np.int64)
+    (whole, _), (records, reasons) = scan(Arrays(pixels, labels), 0), scan(Fragile(pixels, labels), 2)
+    assert set(reasons) == Fragile.deadly | Fragile.endless
+    assert "SIGSEGV" in reasons[3] and "SIGKILL" in reasons[70] and "longer than 1 s" in reasons[90]
+    good = np.array([sample not in reasons for sample in range(128)])
+    assert (records["state"][~good] == UNREADABLE).all() and (records[good] == whole[good]).all()
+
+
+def test_processes_that_cannot_live_end_the_check(monkeypatch):
+    monkeypatch.setattr(scanning, "start_worker", lambda *words: os._exit(9))
+    with pytest.raises(ResourceError, match="processes end before they read an image"):
+        scan(Arrays(np.zeros((4, 2, 2), np.uint8), np.zeros(4, np.int64)), 2)
+
+
+class Many(Arrays):
+    """One small picture, as often as wanted, each with a pixel of its own."""
+
+    def __len__(self):
+        return len(self.labels)
+
+    def raw(self, sample):
+        pixels = self.pixels.copy()
+        pixels[0, :4] = sample >> np.arange(0, 32, 8) & 255
+        return pixels
+
+
+def test_memory_is_a_record_a_file():
+    assert RECORD.itemsize <= 100
+    picture = np.random.default_rng(0).integers(0, 256, (4, 4), dtype=np.uint8)
+    grown = []
+    scan(Many(picture, np.zeros(64, np.int64)), 0)  # what is remembered once
+    for count in (200, 1_700):
+        split = Many(picture, np.zeros(count, np.int64))
+        tracemalloc.start()
+        records, _ = scan(split, 0)
+        grown.append(tracemalloc.get_traced_memory()[0])
+        tracemalloc.stop()
+        assert len(np.unique(records["digest"], axis=0)) == count
+    assert (grown[1] - grown[0]) / 1_500 < RECORD.itemsize + 16
+
+
+def test_equal_digests_are_grouped_as_a_dictionary_would():
+    random = np.random.default_rng(0)
+    records = np.zeros(300, RECORD)
+    records["digest"] = random.integers(0, 90, (300, 1))
+    records["state"] = random.integers(1, 3, 300)
+    groups: dict[int, list[int]] = {}
+    for row in np.flatnonzero(records["state"] == 1):
+        groups.setdefault(int(records["digest"][row, 0]), []).append(int(row))
+    expected = sorted(group for group in groups.values() if len(group) > 1)
+    assert [group.tolist() for group in exact(records)] == expected and len(expected) > 20
+    assert gathered(np.empty(0, np.int64), np.empty(0, np.int64)) == []
+
+
+class Tags(HTMLParser):
+    """The tags of a page that are left open, and all that there are."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.seen, self.sources = [], set(), []
+
+    def handle_starttag(self, tag, attributes):
+        self.seen.add(tag)
+        self.sources += [value for name, value in attributes if name in ("src", "href")]
+        if tag not in ("meta", "img", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_the_page_needs_nothing_and_believes_no_name(tmp_path):
+    root = scenes(tmp_path / "photos", {"train": 3, "test": 2}, ("ant", "<script>alert(1)<b>"))
+    (root / "train/ant/<img src=x onerror=y>\n.png").write_bytes(b"")
+    (root / "test/ant/same.png").write_bytes((root / "train/ant/1.png").read_bytes())
+    for index in range(30):
+        (root / f"train/ant/copy{index}.png").write_bytes((root / "train/ant/2.png").read_bytes())
+    document, what = check_images(str(root), workers=0)
+    text = page(document, what)
+    tags = Tags()
+    tags.feed(text)
+    assert not tags.open and "script" not in tags.seen and {"svg", "rect", "img"} <= tags.seen
+    assert tags.sources and all(source.startswith("data:image/jpeg;base64,") for source in tags.sources)
+    assert "&lt;script&gt;" in text and "\\n.png" in text and len(text) < 200_000
+
+
+def test_the_command_says_it_and_ends_with_the_verdict(tmp_path, capsys):
+    root = scenes(tmp_path / "photos", {"train": 4, "test": 2})
+    assert command(["data", "check", str(root), "--json", "--workers", "1"]) == 0
+    assert json.loads(capsys.readouterr().out)["passed"]
+    (root / "train" / "ant" / "=cmd\n.png").write_bytes(b"no image")
+    out = tmp_path / "report.html"
+    assert command(["data", "check", str(root), "--workers", "1", "--out", str(out)]) == 1
+    told = capsys.readouterr().out
+    assert "=cmd\\n.png" in told and "not an image" in told and "failed" in told
+    assert out.read_text("utf-8").startswith("<!DOCTYPE html>")
+    with pytest.raises(UsageError, match="no folder"):
+        run(Options(str(root), out=str(tmp_path / "no" / "where.html")), Console())
+
+
+ENDLESS = """
+import signal, sys, time
+from vitreous.cli.main import main
+from vitreous.data.split import Files
+real = Files.raw
+Files.raw = lambda split, sample: real(split, sample) if split.name(sample).endswith("0.png") else time.sleep(600)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell runs in the background is born deaf to it
+main(sys.argv[1:])
+"""
+
+
+def test_ctrl_c_leaves_no_page_and_no_process(tmp_path):
+    root = scenes(tmp_path / "photos", {"train": 2, "test": 2})
+    words = [
+        sys.executable,
+        "-c",
+        ENDLESS,
+        "data",
+        "check",
+        str(root),
+        "--workers",
+        "2",
+        "--out",
+        str(tmp_path / "report.html"),
+    ]
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    assert process.stderr is not None and process.stderr.readline().startswith("check")
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(timeout=120) == 130
+    assert "Traceback" not in process.stderr.read() and not list(tmp_path.glob("*report*"))
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)
+
+
+def patients(root, count=12, each=4):
+    """root/CLASS/PATIENT_N.png: every patient in one class, with several pictures."""
+    for number in range(count):
+        home = root / ("ant", "bee")[number % 2]
+        home.mkdir(parents=True, exist_ok=True)
+        for index in range(each):
+            scene(10 * number + index, (16, 16)).save(home / f"patient{number}_{index}.png")
+    return root
+
+
+def people(split):
+    return {os.path.basename(split.name(sample)).split("_")[0] for sample in range(len(split))}
+
+
+def test_groups_are_never_drawn_apart_by_train_resume_and_evaluate(tmp_path):
+    root = patients(tmp_path / "photos")
+    plain = open_data(root)
+    assert people(plain.splits["train"]) & people(plain.splits["val"])  # without groups they are
+    opened = open_data(root, 0, r"(patient\d+)_")
+    assert not people(opened.splits["train"]) & people(opened.splits["val"]) and people(opened.splits["val"])
+    assert sum(map(len, opened.splits.values())) == 48 and "by 12 groups" in opened.notes[-1]
+    parts = opened.holding_out(0.3, 1).splits
+    assert not people(parts["train"]) & people(parts["val"]) and len(people(parts["val"])) > 2
+    options = {**TINY, "epochs": 1.0, "workers": 0, "ema": 0.0, "mixup": 0.0}
+    summary = train(str(root), out=str(tmp_path / "run"), group_by=r"(patient\d+)_", **options)
+    stored = Folder(tmp_path / "run").run().data
+    assert stored.group_by == r"(patient\d+)_" and stored.fingerprint == opened.fingerprint()
+    assert (
+        evaluate(tmp_path / "run", split="val")["val"]["images"]
+        == len(opened.splits["val"])
+        == summary["val"]["images"]
+    )
+    (tmp_path / "run" / "summary.json").unlink()
+    train(str(root), out=str(tmp_path / "run"), resume=True, **options)
+    with pytest.raises(UsageError, match="group_by"):
+        (tmp_path / "run" / "summary.json").unlink()
+        train(str(root), out=str(tmp_path / "run"), resume=True, group_by="(ant|bee)", override=True, **options)
+
+
+def test_the_trials_of_a_grid_keep_groups_together_and_without_what_is_excluded(tmp_path):
+    root = patients(tmp_path / "photos")
+    (tmp_path / "list.csv").write_text(f"path,copy_of,reason,score\n{root}/ant/patient0_1.png,x,hash,1\n")
+    said = TrainOptions(
+        str(root), group_by=r"(patient\d+)_", exclude=str(tmp_path / "list.csv"), lr_grid=(1e-3, 1e-2), **TINY
+    )
+    opened, run, inputs = prepare_data(str(root), None, said, NullListener())
+    assert (
+        len(opened.groups) == len(opened.splits["train"]) == run.data.images == 47
+        and len(set(opened.groups.tolist())) == 12
+    )
+    parts = hold_out_inputs(opened, inputs, 0.25, 0)
+    assert not people(parts.train) & people(parts.val) and people(parts.val)
+
+
+def test_what_is_no_group_is_refused_by_name(tmp_path):
+    root = patients(tmp_path / "photos", 4)
+    for expression, said in (("(", "no regular expression"), ("patient", "0 groups"), ("(a)(b)", "2 groups")):
+        with pytest.raises(UsageError, match=said):
+            open_data(root, 0, expression)
+    scene(1).save(root / "ant" / "stray.png")
+    with pytest.raises(DataError, match=r"does not match ant/stray\.png"):
+        open_data(root, 0, r"(patient\d+)")
+    for opened in (partial(open_data, group_by="group"), partial(check, workers=0, group_by="group")):
+        with pytest.raises(UsageError, match=r"0 groups in parentheses[^\n]*\n  columns are those of a CSV file"):
+            opened(root)
+    assert grouped(open_data(root), r"^(\w+)/", root, 0).groups.max() == 1  # the path begins below the source
+
+
+def test_groups_in_two_splits_of_the_users_own_are_told_and_refused(tmp_path):
+    root = tmp_path / "photos"
+    for split, numbers in (("train", range(6)), ("val", (6, 7)), ("test", (5, 8))):
+        for number in numbers:
+            for label in ("ant", "bee"):
+                (root / split / label).mkdir(parents=True, exist_ok=True)
+                scene(1000 * number + 10 * len(split) + ord(label[0])).save(root / split / label / f"p{number}.png")
+    document = check(root, workers=0, group_by=r"(p\d+)\.")
+    assert (
+        document["groups"]["parted"] == [{"splits": ["train", "test"], "groups": 1, "names": ["p5"]}]
+        and not document["passed"]
+    )
+    assert check(root, workers=0)["passed"]
+    with pytest.raises(DataError, match=r"1 groups are in train and in test \(p5\)"):
+        open_data(root, 0, r"(p\d+)\.")
+    rows = [("path", "label", "split", "group")]
+    rows += [
+        (path.relative_to(root).as_posix(), path.parent.name, path.parts[-3], path.stem)
+        for path in sorted(root.glob("*/*/*"))
+    ]
+    with open(root / "table.csv", "w", newline="") as file:
+        csv.writer(file).writerows(rows)
+    assert whats(check(root / "table.csv", workers=0, group_by="group"))["groups"]["level"] == "fails"
+    with pytest.raises(DataError, match="more than one split"):
+        open_data(root / "table.csv", 0, "group")
+    (root / "table.csv").write_text((root / "table.csv").read_text().replace(",group", ",patient"))
+    assert check(root / "table.csv", workers=0)["passed"]
+    assert whats(check(root / "table.csv", workers=0, group_by="patient"))["groups"]["level"] == "fails"
+
+
+def test_digests_are_sha_256(tmp_path):
+    root = scenes(tmp_path / "photos", {"": 2})
+    split = open_subject(str(root)).splits["train"]
+    records, _ = scan(split, 0)
+    for sample in range(len(split)):
+        assert records["digest"][sample].tobytes() == hashlib.sha256(split.paths[sample].read_bytes()).digest()[:16]
+    assert not (records["traits"] & Trait.MISNAMED).any()

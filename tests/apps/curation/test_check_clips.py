@@ -1,0 +1,212 @@
+"""`data check` of clips: what is wrong with them, how long they are, and which of them are copies."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.apps.curation.test_check import whats
+from tests.apps.curation.test_copies import scene
+from tests.data.films import encode, write_clip, write_moves
+from vitreous.apps.curation.check import check
+from vitreous.apps.curation.checks.page import page
+from vitreous.apps.curation.copies import clips
+from vitreous.apps.curation.copies import scan as scanning
+from vitreous.apps.curation.copies.clips import opened
+from vitreous.cli.console import Console
+from vitreous.cli.data_check import Options, run
+from vitreous.data.decoding.clip import FRAMES
+from vitreous.data.decoding.clips import open_clip
+from vitreous.errors import DataError
+from vitreous.models.defaults import default_image
+
+
+def film(seed: int, count: int = 12, background: int | None = None) -> np.ndarray:
+    """A square that crosses a photograph, another one for each seed: (T, 48, 64, 3) uint8."""
+    chance = np.random.default_rng(seed)
+    photograph = scene(1000 + seed if background is None else background).convert("RGB").resize((64, 48))
+    pixels = np.repeat(np.asarray(photograph)[None], count, 0)
+    (left, top), (width, height), colour = (
+        chance.integers(0, 14, 2),
+        chance.integers(14, 30, 2),
+        chance.integers(0, 256, 3),
+    )
+    for frame, share in enumerate(np.linspace(0, 1, count)[:: chance.choice((-1, 1))]):
+        x, y = round(left + share * width), round(top + share * (height - 14))
+        pixels[frame, y : y + 20, x : x + 20] = colour
+    return pixels
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory) -> Path:
+    """Clips of every fault, in two splits and two classes."""
+    home = tmp_path_factory.mktemp("clips")
+    for number in range(4):
+        for place, label in enumerate(("left", "right")):
+            write_clip(
+                home / "train" / label / f"{number}{('.gif', '.mp4', '', '.avi')[number]}", film(2 * number + place)
+            )
+    write_clip(home / "test" / "left" / "own.gif", film(50))
+    write_clip(home / "test" / "right" / "own.mpeg", film(51))
+    write_clip(home / "train" / "left" / "black.mp4", np.zeros((12, 48, 64, 3), np.uint8))
+    write_clip(home / "train" / "right" / "still.webm", film(60)[[0] * 12])
+    write_clip(home / "train" / "right" / "short.gif", film(61, 3))
+    cut = write_clip(home / "train" / "left" / "cut.mp4", film(62))
+    cut.write_bytes(cut.read_bytes()[: cut.stat().st_size // 2])
+    (home / "train" / "left" / "page.mp4").write_bytes(b"<html>")
+    (home / "train" / "notes.txt").write_text("")
+    shutil.copy(home / "train" / "right" / "0.gif", home / "test" / "left" / "same.gif")
+    shutil.copytree(home / "train" / "left" / "2", home / "test" / "left" / "same")
+    write_clip(home / "test" / "right" / "recoded.webm", film(3))
+    write_clip(home / "test" / "left" / "mirrored.mp4", film(2)[:, :, ::-1])
+    return home
+
+
+@pytest.fixture(scope="module")
+def checked(home):
+    """The document of a check, and what was checked."""
+    return check(home, workers=0, image_size=default_image)
+
+
+def names(rows):
+    """The last parts of paths."""
+    return [os.path.basename(row["path"]) for row in rows]
+
+
+def test_files_that_cannot_be_read_are_those_that_training_refuses(home, checked):
+    document, _ = checked
+    assert document["kind"] == "clips" and not document["passed"]
+    reasons = {}
+    for place in (home / "train" / "left" / "cut.mp4", home / "train" / "left" / "page.mp4"):
+        with pytest.raises(DataError) as error:
+            open_clip(place)
+        reasons[str(place)] = error.value.message.removeprefix(f"{place}: ")
+    assert {row["path"]: row["reason"] for row in document["unreadable"]} == reasons
+    assert whats(document)["unreadable"]["text"] == f"2 of 19 clips cannot be read; the first: {next(iter(reasons))}"
+
+
+def test_lengths_rates_sizes_and_classes(home, checked):
+    document, _ = checked
+    own = document["clips"]
+    assert own["frames"] == {"min": 3, "median": 12, "max": 12} and own["read"] == FRAMES
+    assert own["seconds"]["max"] == pytest.approx(1.2, abs=0.01) and own["rate"]["max"] == pytest.approx(25, rel=0.01)
+    assert own["rate"]["min"] == pytest.approx(10, rel=0.01)
+    assert document["sizes"]["width"] == {"min": 64, "median": 64, "max": 64} and document["sizes"]["input"] == 48
+    assert document["splits"]["train"]["per_class"] == {"left": 7, "right": 6}
+    frames = sum(path.stat().st_size for path in (home / "test").rglob("*") if path.is_file())
+    assert document["splits"]["test"]["bytes"] == frames
+    assert document["formats"] == {"GIF": 5, "MOV": 4, "AVI": 2, "MATROSKA": 2, "MPEG": 1, "FRAMES": 3}
+    assert "from 10 to 25 frames a second" in whats(document)["rates"]["text"]
+
+
+def test_clips_that_show_nothing_stand_still_or_are_short_are_named(checked):
+    document, _ = checked
+    assert names(document["clips"]["one_colour"]) == ["black.mp4"]
+    assert names(document["clips"]["frozen"]) == ["still.webm"]
+    assert names(document["clips"]["short"]) == ["short.gif"]
+    for word, name in (("one_colour", "black.mp4"), ("frozen", "still.webm"), ("short", "short.gif")):
+        finding = whats(document)[word]
+        assert finding["level"] == "warns" and "1 clip " in finding["text"] and finding["text"].endswith(name)
+
+
+def test_copies_within_and_between_splits_and_classes(checked):
+    document, _ = checked
+    assert [set(names(group)) for group in document["copies"]["listed"]] == [{"0.gif", "same.gif"}, {"2", "same"}]
+    assert document["copies"]["across"] == {"train/test": 2} and document["copies"]["contrary"] == 1
+    alike = {tuple(names(group)) for group in document["near_copies"]["listed"]}
+    assert alike == {("1.mp4", "mirrored.mp4"), ("1.mp4", "recoded.webm")}
+    findings = whats(document)
+    assert {word for word, finding in findings.items() if finding["level"] == "fails"} == {
+        "unreadable",
+        "leak",
+        "contrary",
+    }
+    assert findings["near_leak"]["text"].startswith("2 clips of test are near-duplicates of train clips; the first: ")
+    assert not any("data dedup" in finding["way"] or "image" in finding["text"] for finding in findings.values())
+
+
+def test_before_one_camera_only_clips_that_move_alike_are_copies(tmp_path):
+    for seed in range(5):
+        write_clip(tmp_path / "ab"[seed % 2] / f"{seed}.gif", film(seed, background=7))
+    write_clip(tmp_path / "b" / "again.mp4", film(2, background=7))
+    document, _ = check(tmp_path, workers=0)
+    assert [names(group) for group in document["near_copies"]["listed"]] == [["2.gif", "again.mp4"]]
+    assert document["near_copies"]["contrary"] == 1 and document["passed"]
+
+
+def test_the_page_shows_middle_frames_and_the_command_the_same_findings(home, checked, tmp_path, capsys):
+    document, subject = checked
+    text = page(document, subject)
+    copies = sum(len(group) for key in ("copies", "near_copies") for group in document[key]["listed"])
+    assert text.count("data:image/jpeg;base64,") == copies + 3 and "Clips to look at" in text
+    assert "Every clip was read" in text and "3 to 12 frames" in text
+    body = text.split("<body>")[1].replace("data:image", "").replace("--bad-images", "")
+    assert "image" not in body.replace("training images", "")
+    own = run(Options(str(home), workers=1, out=str(tmp_path / "a.html")), Console())
+    assert own == document and (tmp_path / "a.html").read_text() == text
+    output = capsys.readouterr().out
+    assert "3 to 12 frames, median 12" in output and "warning: 1 clip in which nothing changes" in output
+    assert output.endswith(f"{tmp_path / 'a.html'} shows it\n") and "\nfailed\n" in output
+
+
+def test_sound_clips_pass_and_files_that_are_none_are_counted(tmp_path):
+    home = write_moves(tmp_path / "clips", 12, (".gif", ""))
+    (home / "left" / "notes.txt").write_text("")
+    write_clip(home / "stray.gif", film(0))
+    document, _ = check(home, workers=0, image_size=default_image)
+    assert document["passed"] and document["left_out"] == {"images": 1, ".txt": 1}
+    assert set(whats(document)) == {"outside", "others"}
+    assert document["clips"]["rate"]["max"] == pytest.approx(10) and document["sizes"]["input"] == 16
+
+
+def test_a_flat_folder_of_clips_and_one_without_any_that_can_be_read(tmp_path):
+    write_clip(tmp_path / "flat" / "0.gif", film(0))
+    document, _ = check(tmp_path / "flat", workers=0)
+    assert list(document["splits"]) == ["clips"] and "unlabelled" in whats(document)
+    for label in ("a", "b"):
+        (tmp_path / "bad" / label).mkdir(parents=True)
+        (tmp_path / "bad" / label / "0.mp4").write_bytes(b"none")
+    document, subject = check(tmp_path / "bad", workers=0)
+    assert document["clips"]["frames"] is None and document["sizes"] is None and len(document["unreadable"]) == 2
+    assert "2 of 2 clips cannot be read" in page(document, subject)
+
+
+def test_patients_in_two_splits(tmp_path):
+    for split, patients in (("train", (1, 1, 2)), ("test", (2, 3))):
+        for label in ("a", "b"):
+            for number, patient in enumerate(patients):
+                seed = sum(map(ord, split + label)) + number
+                write_clip(tmp_path / split / label / f"patient{patient}_{number}.gif", film(seed))
+    document, _ = check(tmp_path, workers=0, group_by=r"patient(\d+)")
+    assert document["groups"]["parted"] == [{"splits": ["train", "test"], "groups": 1, "names": ["2"]}]
+    assert whats(document)["groups"]["level"] == "fails"
+
+
+def test_a_clip_that_takes_too_long_costs_only_itself(tmp_path, monkeypatch):
+    for label in ("a", "b"):
+        write_clip(tmp_path / label / "0.gif", film(ord(label)))
+    monkeypatch.setattr(scanning, "SLOW", 0.3)
+    monkeypatch.setattr(
+        clips, "opened", lambda split, sample: time.sleep(60) if "a/0" in split.path(sample) else opened(split, sample)
+    )
+    document, _ = check(tmp_path, workers=1)
+    assert [row["reason"] for row in document["unreadable"]] == ["takes longer than 0.3 s"]
+    assert document["clips"]["frames"]["max"] == 12
+
+
+def test_one_frame_of_another_size_is_a_clip_that_cannot_be_read(tmp_path):
+    place = write_clip(tmp_path / "a" / "clip", film(0))
+    write_clip(tmp_path / "b" / "clip", film(1))
+    Image.new("RGB", (9, 9)).save(place / "frame_003.png")
+    (row,) = check(tmp_path, workers=0)[0]["unreadable"]
+    assert row["reason"] == "its frames are of 2 sizes, 64 x 48 and 9 x 9"
+    content = encode(film(3), "mp4", sound=True)
+    (tmp_path / "b" / "sound.mp4").write_bytes(content)
+    rows = check(tmp_path, workers=0)[0]["unreadable"]
+    assert [os.path.basename(row["path"]) for row in rows] == ["clip", "sound.mp4"]

@@ -1,0 +1,84 @@
+"""`data dedup` of clips: the same bytes, and clips that look and move alike; not those of one camera alone."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.apps.curation.test_check_clips import film
+from tests.data.films import encode, write_clip
+from vitreous.apps.curation.dedup import dedup
+from vitreous.cli.console import Console
+from vitreous.cli.data_dedup import Options, run
+from vitreous.data.sources import open_data
+from vitreous.errors import DataError, UsageError
+
+
+def listed(place: Path) -> dict[str, tuple[str, str]]:
+    """Name of a copy -> name of what it is a copy of, and the reason."""
+    with open(place, newline="") as file:
+        return {Path(row["path"]).name: (Path(row["copy_of"]).name, row["reason"]) for row in csv.DictReader(file)}
+
+
+@pytest.fixture(scope="module")
+def homes(tmp_path_factory) -> tuple[Path, Path]:
+    """Clips of two classes, some of which are copies of each other, or of those in a second folder."""
+    home, other = tmp_path_factory.mktemp("own"), tmp_path_factory.mktemp("other")
+    for number in range(4):
+        for place, label in enumerate(("left", "right")):
+            write_clip(home / label / f"{number}{('.gif', '.mp4', '', '.avi')[number]}", film(2 * number + place))
+            write_clip(other / label / f"x{number}.mkv", film(30 + 2 * number + place))
+    shutil.copy(home / "left" / "0.gif", home / "right" / "same.gif")
+    shutil.copytree(home / "left" / "2", home / "left" / "again")
+    (home / "right" / "mirrored.mp4").write_bytes(encode(np.ascontiguousarray(film(1)[:, :, ::-1])))
+    write_clip(home / "left" / "recoded.webm", film(30).repeat(2, 1).repeat(2, 2))  # of the other folder
+    write_clip(home / "left" / "camera.gif", film(70, background=31))  # the background of another one, another square
+    write_clip(other / "left" / "camera.mp4", film(71, background=31))
+    (home / "left" / "torn.mp4").write_bytes(b"none")
+    return home, other
+
+
+def test_copies_within_and_against_are_listed_once_and_left_out(homes, tmp_path):
+    home, other = homes
+    out, table = tmp_path / "copies.csv", tmp_path / "rest.csv"
+    options = Options(str(home), str(out), within=True, against=(str(other),), against_split="all", apply_to=str(table), workers=0)  # fmt: skip
+    document = run(options, Console())
+    copies = listed(out)
+    pairs = {(frozenset((name, of)), reason) for name, (of, reason) in copies.items()}
+    assert pairs == {
+        (frozenset({"same.gif", "0.gif"}), "bytes"), (frozenset({"again", "2"}), "bytes"),
+        (frozenset({"recoded.webm", "x0.mkv"}), "near"), (frozenset({"mirrored.mp4", "0.gif"}), "near"),
+    }  # fmt: skip
+    assert copies["recoded.webm"][0] == "x0.mkv" and document["counts"] == {"bytes": 2, "near": 2}
+    assert [Path(line.split(":")[0]).name for line in document["unreadable"]] == ["torn.mp4"]
+    assert all(0.54 <= row["score"] <= 1 for row in document["copies"])
+    rest = open_data(table)
+    assert rest.notes[0].startswith("the data are 10 clips")
+    only = dedup([open_data(home).holding_out(0.0, 0).split("train")], [open_data(other).holding_out(0.0, 0).split("train")], workers=0)  # fmt: skip
+    assert [Path(copy["path"]).name for copy in only["copies"]] == ["recoded.webm"]
+    strict = dedup([open_data(home).holding_out(0.0, 0).split("train")], [], within=True, threshold=1.0, workers=0)
+    assert {copy["reason"] for copy in strict["copies"]} == {"bytes"}
+
+
+def test_parts_of_clips_are_written_with_their_seconds(homes, tmp_path):
+    home = homes[0]
+    rows = "path,label,start,end", f"{home}/left/0.gif,a,0.1,0.5", f"{home}/left/1.mp4,b,,0.7", f"{home}/right/same.gif,a,0.1,0.5"  # fmt: skip
+    (tmp_path / "table.csv").write_text("\n".join(rows) + "\n")
+    options = Options(str(tmp_path / "table.csv"), str(tmp_path / "list.csv"), within=True, apply_to=str(tmp_path / "rest.csv"), workers=0)  # fmt: skip
+    assert len(run(options, Console())["copies"]) == 1
+    whole = open_data(tmp_path / "rest.csv").holding_out(0.0, 0).split("train")
+    assert [whole.part(row) for row in range(len(whole))] == [(0.1, 0.5), (0.0, 0.7)]  # type: ignore[attr-defined]
+
+
+def test_what_cannot_be_compared_is_refused(homes, tmp_path):
+    split = open_data(homes[0]).split("train")
+    with pytest.raises(UsageError, match="model compares the features of pictures"):
+        dedup([split], [], within=True, workers=0, embedder=object())  # type: ignore[arg-type]
+    for name in ("a", "b"):
+        write_clip(tmp_path / name / "1.mp4", film(1)).write_bytes(b"none")
+    with pytest.raises(DataError, match=r"none of 2 images can be read; .*1\.mp4"):
+        dedup([open_data(tmp_path).holding_out(0.0, 0).split("train")], [], within=True, workers=0)

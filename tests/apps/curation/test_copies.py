@@ -1,0 +1,387 @@
+"""Copies are found, told as copies of the right picture, and nothing else is; the list gives every name back."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image, ImageEnhance, ImageFilter, ImageOps
+
+import vitreous
+from tests.conftest import make_folder
+from vitreous.apps.curation import dedup as finder
+from vitreous.apps.curation.copies import search
+from vitreous.apps.curation.copies.listing import listed, remaining
+from vitreous.apps.curation.copies.scan import Joined
+from vitreous.apps.curation.copies.search import candidates, first_equal
+from vitreous.apps.curation.copies.verification import THRESHOLD, fit, local
+from vitreous.apps.curation.copies.windows import BOXES, CENTRE, FREQUENCIES, MIRROR, describe, describe_whole, spectrum
+from vitreous.apps.curation.dedup import dedup, look
+from vitreous.cli.console import Console
+from vitreous.cli.data_dedup import Options, run
+from vitreous.data.exclusions import kept_samples, read_excluded
+from vitreous.data.preprocess import Preprocess
+from vitreous.data.sources import open_data
+from vitreous.data.split import Arrays, Files
+from vitreous.errors import DataError, UsageError
+from vitreous.weights.bundle import Bundle
+from vitreous.weights.tasks import Classification
+
+
+def scene(seed: int, size: tuple[int, int] = (160, 120)) -> Image.Image:
+    """What a photograph is to this: power that falls with frequency, edges of some shapes, and colours."""
+    draw = np.random.default_rng(seed)
+    height, width = size[1], size[0]
+    fy, fx = np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None]
+    fall = 1 / np.maximum(np.hypot(fy, fx), 1 / width) ** 1.1
+    planes = [np.fft.irfft2(np.fft.rfft2(draw.normal(size=(height, width))) * fall, (height, width)) for _ in range(3)]
+    base = planes[0] / planes[0].std()
+    y, x = np.mgrid[:height, :width]
+    for _ in range(6):
+        cx, cy, rx, ry = draw.uniform(0, width), draw.uniform(0, height), draw.uniform(8, 40), draw.uniform(8, 40)
+        base[((x - cx) / rx) ** 2 + ((y - cy) / ry) ** 2 < 1] += draw.normal()
+    colours = np.stack([base + 0.2 * plane / plane.std() for plane in planes], -1)
+    return Image.fromarray((127 + 45 * colours).clip(0, 255).astype(np.uint8))
+
+
+def part(picture: Image.Image, area: float, x: float, y: float) -> Image.Image:
+    w, h = round(picture.width * area**0.5), round(picture.height * area**0.5)
+    left, top = round(x * (picture.width - w)), round(y * (picture.height - h))
+    return picture.crop((left, top, left + w, top + h))
+
+
+def compressed(picture: Image.Image, quality: int) -> Image.Image:
+    picture.save(held := io.BytesIO(), "JPEG", quality=quality)
+    return Image.open(held).convert("RGB")
+
+
+CHANGES = {
+    "cut to 90 %": lambda p: part(p, 0.9, 0.2, 0.9),
+    "cut to 50 %": lambda p: part(p, 0.5, 0.8, 0.3),
+    "scaled down": lambda p: p.resize((p.width // 3, p.height // 3)),
+    "scaled up": lambda p: p.resize((p.width * 2, p.height * 2)),
+    "squeezed": lambda p: p.resize((96, 96)),
+    "quality 20": lambda p: compressed(p, 20),
+    "mirrored": ImageOps.mirror,
+    "brighter": lambda p: ImageEnhance.Brightness(p).enhance(1.4),
+    "less contrast": lambda p: ImageEnhance.Contrast(p).enhance(0.5),
+    "grey": lambda p: p.convert("L").convert("RGB"),
+    "framed": lambda p: ImageOps.expand(p, 6, "black"),
+    "several": lambda p: compressed(
+        ImageOps.mirror(part(ImageEnhance.Contrast(p).enhance(1.2), 0.7, 0.1, 0.6)).resize((70, 50)), 30
+    ),
+}
+
+
+def save(picture: Image.Image, path, **options):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    picture.save(path, **options)
+    return path
+
+
+def files(paths) -> Files:
+    return Files(list(paths), np.zeros(len(paths), np.int64))
+
+
+@pytest.fixture(scope="module")
+def originals(tmp_path_factory):
+    home = tmp_path_factory.mktemp("originals")
+    return files([save(scene(seed), home / f"{seed:03}.png") for seed in range(24)])
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_every_changed_picture_is_told_as_a_copy_of_its_own_original_and_no_stranger_is(tmp_path, originals, change):
+    own = [save(CHANGES[change](scene(seed)), tmp_path / "own" / f"{seed:03}.png") for seed in range(6)]
+    strange = [save(CHANGES[change](scene(seed)), tmp_path / "strange" / f"{seed}.png") for seed in range(100, 105)]
+    found = dedup([files([*strange, *own])], [originals], workers=0)
+    assert [(copy["path"], copy["copy_of"]) for copy in found["copies"]] == [
+        (str(path), originals.name(seed)) for seed, path in enumerate(own)
+    ]
+    assert {copy["reason"] for copy in found["copies"]} == {"near"} and all(
+        copy["score"] >= THRESHOLD for copy in found["copies"]
+    )
+
+
+def test_an_original_whose_part_stands_in_the_other_data_is_found_too(tmp_path):
+    parts = files([save(part(scene(seed), 0.55, 0.5, 0.2), tmp_path / f"{seed}.png") for seed in range(6)])
+    whole = files([save(scene(seed), tmp_path / "whole" / f"{seed}.png") for seed in range(12)])
+    found = dedup([whole], [parts], workers=0)
+    assert [(copy["path"], copy["copy_of"]) for copy in found["copies"]] == [
+        (whole.name(i), parts.name(i)) for i in range(6)
+    ]
+
+
+def test_the_same_bytes_and_the_same_pixels_are_told_apart(tmp_path):
+    original = save(scene(0), tmp_path / "b" / "0.png")
+    again = save(scene(0), tmp_path / "a" / "pixels.bmp")
+    (tmp_path / "a" / "bytes.png").write_bytes(original.read_bytes())
+    found = dedup([files([tmp_path / "a" / "bytes.png", again])], [files([original])], workers=0)
+    assert [(copy["reason"], copy["score"]) for copy in found["copies"]] == [("bytes", 1.0), ("pixels", 1.0)]
+
+
+def noise(seed):
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (48, 64, 3), dtype=np.uint8))
+
+
+def gradient(seed):
+    draw = np.random.default_rng(seed)
+    y, x = np.mgrid[0:1:48j, 0:1:64j]
+    values = 128 + 100 * (draw.normal() * x + draw.normal() * y) / 3 + draw.normal(size=(48, 64)) * 2
+    return Image.fromarray(values.clip(0, 255).astype(np.uint8))
+
+
+@pytest.mark.parametrize(
+    "make, count",
+    [(noise, 60), (scene, 40), (lambda seed: scene(seed).filter(ImageFilter.GaussianBlur(6)), 24), (gradient, 40)],
+    ids=["noise", "scenes", "blurred scenes", "noisy gradients"],
+)
+def test_pictures_that_have_nothing_to_do_with_each_other_are_no_copies(make, count):
+    pixels = [np.asarray(make(seed).convert("RGB").resize((64, 48))) for seed in range(count)]
+    split = Arrays(np.stack(pixels), np.zeros(count, np.int64))
+    assert dedup([split], [], within=True, workers=0)["copies"] == []
+
+
+def test_drawings_of_the_same_digit_are_no_copies():
+    digits = open_data("digits").whole
+    few = digits.take(np.flatnonzero(digits.labels < 2)[:36])
+    assert dedup([few], [], within=True, workers=0)["copies"] == []
+
+
+def test_pictures_that_show_nothing_are_copies_of_equal_ones_alone():
+    flat = np.stack([np.full((32, 32, 3), level, np.uint8) for level in (0, 10, 200, 200)])
+    found = dedup([Arrays(flat, np.zeros(4, np.int64))], [], within=True, workers=0)
+    assert [(copy["path"], copy["copy_of"], copy["reason"]) for copy in found["copies"]] == [
+        ("sample 3", "sample 2", "bytes")
+    ]
+
+
+def test_within_one_of_each_stays(tmp_path):
+    made = [
+        scene(0),
+        scene(1),
+        scene(0),
+        compressed(scene(0), 40),
+        ImageOps.mirror(scene(1)),
+        scene(2),
+        compressed(scene(0), 40),
+    ]
+    split = Arrays(np.stack([np.asarray(picture) for picture in made]), np.zeros(len(made), np.int64))
+    found = dedup([split], [], within=True, workers=0)
+    pairs = {int(copy["path"].split()[1]): int(copy["copy_of"].split()[1]) for copy in found["copies"]}
+    assert pairs == {2: 0, 3: 0, 4: 1, 6: 0}
+
+
+def test_without_within_copies_inside_the_data_are_left_alone(originals):
+    split = Arrays(np.stack([np.asarray(scene(seed)) for seed in (200, 200, 3)]), np.zeros(3, np.int64))
+    found = dedup([split], [originals], workers=0)
+    assert [(copy["path"], copy["copy_of"], copy["reason"]) for copy in found["copies"]] == [
+        ("sample 2", originals.name(3), "pixels")
+    ]
+
+
+def test_what_cannot_be_read_is_named_and_stays(tmp_path, originals):
+    bad = tmp_path / "bad.jpg"
+    bad.write_bytes(b"nothing")
+    good = save(compressed(scene(5), 50), tmp_path / "good.png")
+    found = dedup([files([bad, tmp_path / "gone.png", good])], [originals], workers=0)
+    assert [copy["path"] for copy in found["copies"]] == [str(good)]
+    assert ["bad.jpg" in found["unreadable"][0], "gone.png" in found["unreadable"][1]] == [True, True]
+    with pytest.raises(DataError, match="none of 1 images"):
+        dedup([files([bad])], [], within=True, workers=0)
+
+
+def test_workers_change_nothing(tmp_path, originals):
+    paths = [save(CHANGES["several"](scene(seed)), tmp_path / f"{seed}.png") for seed in (3, 4, 90)]
+    assert dedup([files(paths)], [originals], workers=2) == dedup([files(paths)], [originals], workers=0)
+
+
+def test_there_must_be_something_to_compare_with(originals):
+    with pytest.raises(UsageError, match="nothing to look for copies in"):
+        dedup([originals], [])
+
+
+@given(st.lists(st.integers(0, 4), max_size=30))
+def test_the_first_equal_row(values):
+    keys = np.array([(value // 2, value % 2) for value in values], np.uint64).reshape(-1, 2)
+    assert first_equal(keys).tolist() == [values.index(value) for value in values]
+
+
+def test_a_descriptor_is_the_low_frequencies_of_the_spectrum_of_each_box(originals):
+    views = look(Joined([originals]), 0)[0]["view"][:5].astype(np.float32)
+    found = describe(views)
+    for number, box in enumerate(BOXES):
+        whole = spectrum(views, box[None].repeat(5, 0), 8)
+        expected = np.stack([whole[:, i, j] for i, j in FREQUENCIES], 1)
+        np.testing.assert_allclose(
+            found[:, number], expected / np.linalg.norm(expected, axis=1, keepdims=True), atol=2e-5
+        )
+    np.testing.assert_allclose(describe_whole(views[:, :, ::-1]), found[:, 0] * MIRROR, atol=2e-5)
+
+
+def test_candidates_are_the_pictures_with_the_highest_cosines(originals, monkeypatch):
+    views = look(Joined([originals]), 0)[0]["view"]
+    parts = describe(views)
+    monkeypatch.setattr(search, "QUERIES", 7)
+    monkeypatch.setattr(search, "PARTS", 5 * len(BOXES))
+    monkeypatch.setattr(search, "MOST", 3)
+    expected = {}
+    for i in range(16, 24):
+        ways = {}
+        for j in range(i):
+            for mirrored, signs in ((False, np.ones_like(MIRROR)), (True, MIRROR)):
+                asked = [parts[i, 0] * signs, parts[i, CENTRE] * signs]  # the picture whole, and its centre
+                ways[i, j, mirrored, True] = max((parts[j] @ one).max() for one in asked)
+                ways[i, j, mirrored, False] = (parts[i] @ (parts[j, 0] * signs)).max()
+        expected |= dict(sorted(ways.items(), key=lambda way: -way[1])[:3])
+    found = candidates(parts[:, 0], lambda numbers: parts[numbers], np.arange(16, 24), np.arange(24), floor=-1.0)
+    assert {(row["sample"], row["of"], row["mirrored"], row["inner"]) for row in found} == set(expected)
+    for row in found:
+        assert row["cosine"] == pytest.approx(
+            expected[row["sample"], row["of"], row["mirrored"], row["inner"]], abs=1e-5
+        )
+
+
+def test_lists_find_nearly_all_that_comparing_everything_finds(monkeypatch):
+    draw = np.random.default_rng(0)
+    parts = draw.normal(size=(3000, 4, len(FREQUENCIES))).astype(np.float32)
+    parts[1500:, 0] = parts[:1500, 2] + 0.3 * draw.normal(size=(1500, len(FREQUENCIES)))
+    monkeypatch.setattr(search, "CENTRE", 0)
+    parts /= np.linalg.norm(parts, axis=2, keepdims=True)
+    found = candidates(parts[:, 0], lambda numbers: parts[numbers], np.arange(1500, 3000), np.arange(1500), probed=8)
+    planted = {(1500 + i, i, float(BOXES[2, 0])) for i in range(1500)}
+    assert len(planted & {(row["sample"], row["of"], float(row["box"][0])) for row in found}) >= 1470
+    assert len(search.centroids(lambda numbers: parts[numbers], np.arange(1500))) == 13
+
+
+def test_a_part_is_placed_exactly(originals):
+    picture = scene(4, (256, 256))
+    box = np.array([0.1, 0.2, 0.75, 0.7], np.float32)
+    edges = (box[0], box[1], box[0] + box[2], box[1] + box[3])
+    part_of = picture.crop(tuple(round(256 * edge) for edge in edges))
+    a, b = (np.asarray(one.convert("L").resize((64, 64), 2), np.float32)[None] for one in (part_of, picture))
+    cosine, found = fit(a, b, box[None] + np.float32([[0.03, -0.02, 0.04, 0.03]]))
+    assert cosine[0] > 0.99 and np.abs(found[0] - box).max() < 0.01
+
+
+def test_patterns_are_compared_block_by_block():
+    draw = np.random.default_rng(1)
+    view_a = draw.normal(size=(1, 32, 32)).astype(np.float32)
+    hill = 20 * np.hypot(*(np.mgrid[:32, :32] - 16.0)).astype(np.float32)
+    assert local(view_a, 3 * view_a + 7)[0] == pytest.approx(1, abs=0.01)
+    assert abs(local(view_a, draw.normal(size=(1, 32, 32)).astype(np.float32))[0]) < 0.1
+    whole = np.corrcoef((hill + view_a).ravel(), (hill - view_a).ravel())[0, 1]
+    # one large shape in common is not enough
+    assert whole > 0.99 and local(hill + 60 * view_a, hill - 60 * view_a)[0] < 0
+
+
+def shifted(picture, dx, dy):
+    pixels = np.asarray(picture)
+    padded = np.pad(pixels, ((4, 4), (4, 4), (0, 0)), mode="edge")
+    return Image.fromarray(np.ascontiguousarray(padded[4 + dy : 36 + dy, 4 + dx : 36 + dx]))
+
+
+def letterboxed(picture):
+    return ImageOps.expand(picture, (0, 4, 0, 4), "black").resize((32, 32), 2)
+
+
+HARDER = {
+    "shifted by 2": lambda p: shifted(p, 2, -2),
+    "shifted by 4": lambda p: shifted(p, -4, 3),
+    "mirrored and shifted": lambda p: shifted(ImageOps.mirror(p), 3, 1),
+    "hue and contrast": lambda p: ImageEnhance.Contrast(Image.merge("RGB", p.split()[::-1])).enhance(1.5),
+    "letterboxed": letterboxed,
+    "shifted, less contrast, quality 60": lambda p: compressed(
+        ImageEnhance.Contrast(shifted(p, 2, 2)).enhance(0.6), 60
+    ),
+}
+
+
+@pytest.mark.parametrize("change", HARDER)
+def test_copies_of_32_pixels_that_are_shifted_framed_or_recoloured_are_found(change):
+    small = [scene(seed, (96, 96)).resize((32, 32), 1) for seed in range(60)]
+    known = Arrays(np.stack([np.asarray(picture) for picture in small[:40]]), np.zeros(40, np.int64))
+    made = Arrays(np.stack([np.asarray(HARDER[change](picture)) for picture in small[20:]]), np.zeros(40, np.int64))
+    found = dedup([made], [known], workers=0)["copies"]
+    pairs = {int(copy["path"].split()[1]): int(copy["copy_of"].split()[1]) for copy in found}
+    assert set(pairs.items()) <= {(i, i + 20) for i in range(20)} and len(pairs) >= 19
+
+
+NAMES = ["=cmd|' /C calc'!A0", "+1", "-2", "@x", "'quoted", "''two", 'a "b", c', "plain", "é", "\\n"]
+
+
+def test_every_name_comes_back_from_the_list_and_none_is_a_formula(tmp_path):
+    copies = [{"path": name, "copy_of": name, "reason": "near", "score": 0.9} for name in NAMES]
+    (tmp_path / "list.csv").write_text(text := listed(copies))
+    assert read_excluded(tmp_path / "list.csv") == set(NAMES)
+    assert not any(line[0] in "=+-@" for line in text.splitlines()) and ",=" not in text
+    split = files([tmp_path / name for name in "abc"])
+    assert kept_samples(split, frozenset({str(tmp_path / "b")})).tolist() == [0, 2]
+
+
+@pytest.mark.parametrize("text", ["", "name,label\nx,y\n", 'path,copy_of\n"x\n', "path,copy_of\nx\n"])
+def test_what_is_no_such_list_is_refused(tmp_path, text):
+    (tmp_path / "list.csv").write_text(text)
+    with pytest.raises(DataError):
+        read_excluded(tmp_path / "list.csv")
+
+
+def test_the_table_of_what_remains_is_the_data_set_without_the_copies(tmp_path):
+    root = make_folder(tmp_path / "photos", {"train": 6, "test": 2})
+    data = open_data(root)
+    names = frozenset(str(root / "train" / name) for name in ("ant/0.png", "bee/3.png"))
+    (tmp_path / "rest.csv").write_text(remaining(data, names, tmp_path))
+    rest = open_data(tmp_path / "rest.csv")
+    before = {
+        (split.name(i), data.classes[split.labels[i]]) for split in data.splits.values() for i in range(len(split))
+    }
+    after = {
+        (split.name(i), rest.classes[split.labels[i]]) for split in rest.splits.values() for i in range(len(split))
+    }
+    assert after == {(name, label) for name, label in before if name not in names}
+    assert len(rest.splits["test"]) == 6
+    with pytest.raises(UsageError, match="no image files"):
+        remaining(open_data("digits"), frozenset(), tmp_path)
+
+
+def test_the_command_writes_the_list_and_the_table_and_says_what_it_compared_with(tmp_path, monkeypatch, capsys):
+    for label in ("ant", "bee"):
+        for seed in range(3):
+            save(scene(seed + 50 * (label == "bee")), tmp_path / "photos" / label / f"{seed}.png")
+    save(scene(1), tmp_path / "tests" / "test" / "x" / "1.png")
+    save(compressed(ImageOps.mirror(scene(52)), 60), tmp_path / "tests" / "test" / "y" / "2.jpg")
+    for name in "xy":
+        save(scene(0), tmp_path / "tests" / "train" / name / "0.png")
+    monkeypatch.chdir(tmp_path)
+    options = Options("photos", "copies.csv", against=("tests",), apply_to="rest.csv", workers=0)
+    found = run(options, Console())
+    assert {copy["path"]: (copy["copy_of"], copy["reason"]) for copy in found["copies"]} == {
+        "photos/ant/1.png": ("tests/test/x/1.png", "bytes"),
+        "photos/bee/2.png": ("tests/test/y/2.jpg", "near"),
+    }
+    assert json.loads(json.dumps(found)) == found
+    assert "tests: test, 2 images" in capsys.readouterr().err
+    assert read_excluded(tmp_path / "copies.csv") == {"photos/ant/1.png", "photos/bee/2.png"}
+    assert len(open_data(tmp_path / "rest.csv").whole) == 4
+
+
+def test_a_run_s_features_look_too_and_a_folder_without_classes_will_do(tmp_path, monkeypatch):
+    for seed in range(5):
+        save(scene(seed), tmp_path / "photos" / f"{seed}.png")
+        save(part(scene(seed), 0.7, 0.5, 0.5), tmp_path / "tests" / f"{seed}.png")
+    model = vitreous.create("ViT-32x2/8", image_size=32, num_classes=2)
+    Bundle(model, Classification(("a", "b")), Preprocess((32, 32))).save(tmp_path / "bundle")
+    seen = []
+    kept = finder.like_features
+    monkeypatch.setattr(
+        finder, "like_features", lambda features, *rest: seen.append(features.shape) or kept(features, *rest)
+    )
+    monkeypatch.chdir(tmp_path)
+    found = run(Options("photos", "list.csv", against=("tests",), model="bundle", device="cpu", workers=0), Console())
+    assert [copy["copy_of"] for copy in found["copies"]] == [f"tests/{seed}.png" for seed in range(5)]
+    assert seen == [(10, 32)]
+    with pytest.raises(UsageError, match="no classes"):
+        run(Options("photos", "list.csv", within=True, apply_to="x.csv"), Console())

@@ -1,0 +1,71 @@
+"""A detector whose answers are known: it finds the largest red and the largest green rectangle on dark pictures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from vitreous.data.preprocess import Preprocess
+from vitreous.inference.card import Card
+from vitreous.inference.predict import Predictor
+from vitreous.weights.tasks import Detection
+
+CLASSES = ("red <b>one</b>", "green")
+SIZE, ROWS, SIDE = 64, 5, 8
+
+
+class Blobs:
+    """A runtime for pictures of SIZE pixels: a row for each colour that is there, the rest padding."""
+
+    precision = "fp32"
+
+    def __init__(self, masks: bool = True) -> None:
+        self.masks, self.asked = masks, 0
+
+    def objects(self, pixels):
+        self.asked += len(pixels)
+        assert pixels.shape[1:] == (3, SIZE, SIZE) and pixels.dtype == np.uint8
+        boxes, scores = np.zeros((len(pixels), ROWS, 4), np.float32), np.zeros((len(pixels), ROWS), np.float32)
+        labels = np.zeros((len(pixels), ROWS), np.int64)
+        for image, picture in enumerate(pixels):
+            for label in range(2):
+                inside = (picture[label] > 180) & (picture[1 - label] < 90)
+                if inside.any():
+                    rows, columns = np.flatnonzero(inside.any(1)), np.flatnonzero(inside.any(0))
+                    boxes[image, label] = columns[0], rows[0], columns[-1] + 1, rows[-1] + 1
+                    scores[image, label], labels[image, label] = 0.9 - 0.3 * label, label
+        outputs = boxes, scores, labels
+        return (*outputs, np.ones((*scores.shape, SIDE, SIDE), np.float32)) if self.masks else outputs
+
+    def logits(self, pixels):
+        raise NotImplementedError
+
+    features = logits
+
+
+def predictor(masks: bool = True) -> Predictor:
+    preprocess = Preprocess((SIZE, SIZE), filter="bilinear")
+    return Predictor(Card("Blobs", "1", preprocess, task=Detection(CLASSES, masks)), Blobs(masks))
+
+
+def scene(size: tuple[int, int] = (SIZE, SIZE), red=(8, 8, 24, 32), green=(40, 20, 56, 44)) -> Image.Image:
+    """A dark picture of a size (W, H) with a red and a green rectangle: left, top, right, bottom."""
+    pixels = np.full((*size[::-1], 3), 30, np.uint8)
+    for channel, box in enumerate((red, green)):
+        if box is not None:
+            left, top, right, bottom = box
+            pixels[top:bottom, left:right] = 20
+            pixels[top:bottom, left:right, channel] = 230
+    return Image.fromarray(pixels)
+
+
+def scenes(home: Path, count: int = 3) -> Path:
+    """A folder of so many pictures; on the last one there is nothing."""
+    home.mkdir(parents=True, exist_ok=True)
+    for number in range(count):
+        last = number == count - 1
+        picture = scene((SIZE, SIZE), None if last else (8 + number, 8, 24, 32), None if last else (40, 20, 56, 44))
+        picture.save(home / f"{number}.png")
+    return home

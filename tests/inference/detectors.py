@@ -1,0 +1,45 @@
+"""Small detectors with weights drawn at random, as bundles, and pictures that they find objects on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from PIL import Image
+
+from tests.inference.made import photograph
+from tests.models.test_detector import BACKBONES, config_of, detector
+from vitreous.data.preprocess import Preprocess
+from vitreous.models.config import DetectorConfig
+from vitreous.weights.bundle import Bundle
+from vitreous.weights.tasks import Detection
+
+CLASSES = ("ant", "bee", "cat")
+__all__ = ["BACKBONES", "CLASSES", "bundle_of", "pictures", "save_detector"]
+
+
+def bundle_of(name: str = "vit", masks: bool = True, **changes: object) -> Bundle:
+    """A detector of 48 x 64 pixels; random scores are above 0.05 for most rows."""
+    config = config_of(name, masks=masks, **{"threshold": 0.05, **changes})
+    assert isinstance(config, DetectorConfig)
+    model = detector(config).eval()
+    if model.regions.mask is not None:
+        with torch.no_grad():
+            model.regions.mask[-1].mask_fcn_logits.weight.mul_(20)
+    return Bundle(model, Detection(CLASSES, masks), Preprocess((48, 64)))
+
+
+def save_detector(home: Path, name: str = "vit", masks: bool = True, **changes: object) -> Path:
+    """The same as a folder."""
+    bundle_of(name, masks, **changes).save(home)
+    return home
+
+
+def pictures(home: Path, count: int = 8) -> list[Path]:
+    """So many pictures of sizes that differ."""
+    home.mkdir(parents=True, exist_ok=True)
+    places = [home / f"{number}.png" for number in range(count)]
+    for number, place in enumerate(places):
+        picture: Image.Image = photograph(90 - 7 * number, 40 + 9 * number, number)
+        picture.save(place)
+    return places

@@ -1,0 +1,56 @@
+"""Models that make images and have learned nothing: tiny, quick, and different for every class."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.contracts import randomise
+from vitreous.data.preprocess import Preprocess
+from vitreous.generation.process import Diffusion, Process
+from vitreous.inference.generators import generator_predictor
+from vitreous.inference.options import InferenceOptions
+from vitreous.inference.predict import Predictor
+from vitreous.models.configs.dit import DiTConfig
+from vitreous.models.dit import DiT
+from vitreous.weights.bundle import Bundle, load_bundle
+from vitreous.weights.tasks import Generation
+
+CLASSES = ("ant", "<b>bee</b>", "cat")
+
+
+def save_generator(
+    place: Path,
+    classes: tuple[str, ...] = CLASSES,
+    channels: int = 3,
+    process: Process = Diffusion(),  # noqa: B008
+) -> Path:
+    """A DiT-32x1/2 of 8 x 8 pixels."""
+    torch.manual_seed(0)
+    config = DiTConfig(
+        image=(8, 8), channels=channels, classes=len(classes), width=32, depth=1, heads=1, hidden=64,
+        learned_variance=False,
+    )  # fmt: skip
+    preprocess = Preprocess((8, 8), channels=channels, mean=(0.5,) * channels, std=(0.5,) * channels)
+    Bundle(randomise(DiT(config)).eval(), Generation(classes, process), preprocess).save(place)
+    return place
+
+
+def save_autoencoder(place: Path, **changes: Any) -> Any:
+    """A tiny AutoencoderKL of diffusers with random weights: latents of 4 channels, a place for 2 x 2 pixels, a scale of
+    0.5."""
+    diffusers = pytest.importorskip("diffusers", reason="a test dependency")
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"block_out_channels": (8, 8), "norm_num_groups": 4, "latent_channels": 4}
+    sizes |= {"down_block_types": ("DownEncoderBlock2D",) * 2, "up_block_types": ("UpDecoderBlock2D",) * 2}
+    autoencoder = diffusers.AutoencoderKL(**sizes | {"scaling_factor": 0.5} | changes).eval()
+    autoencoder.save_pretrained(place)
+    return autoencoder
+
+
+def predictor_in(place: Path) -> Predictor:
+    """A generator ready to be served, in float32: an image depends on its batch by the last bits alone."""
+    return generator_predictor(load_bundle(place), InferenceOptions(precision="fp32"))

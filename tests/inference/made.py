@@ -1,0 +1,75 @@
+"""What the tests of predict and embed need: a tiny model in a bundle, pictures, and photographs that are none."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import nn
+
+from vitreous.data.preprocess import Preprocess
+from vitreous.errors import DataError
+from vitreous.inference.predict import Predictor
+from vitreous.inference.reading import read
+from vitreous.models.config import ViTConfig
+from vitreous.models.vit import ViT
+from vitreous.weights.bundle import Bundle
+from vitreous.weights.tasks import Classification
+
+CLASSES = ("ant", "bee", "cat", "=dog")
+
+
+def tiny(seed: int = 0, classes: tuple[str, ...] = CLASSES) -> Bundle:
+    """A ViT of two blocks for 16 x 16 pixels, whose answers differ from picture to picture."""
+    torch.manual_seed(seed)
+    model = ViT(ViTConfig(image=(16, 16), patch=(4, 4), width=24, depth=2, heads=2, hidden=48, classes=len(classes)))
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.2)
+    return Bundle(model, Classification(classes), Preprocess((16, 16)))
+
+
+def pictures(home: Path, count: int) -> list[str]:
+    """So many PNG files of noise, of sizes that differ."""
+    home.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(0)
+    files = []
+    for number in range(count):
+        pixels = rng.integers(0, 256, (12 + number % 9, 20 - number % 7, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(home / f"{number}.png")
+        files.append(str(home / f"{number}.png"))
+    return files
+
+
+def photograph(width: int, height: int, seed: int = 0) -> Image.Image:
+    """Detail at every scale, as much as photographs have (amplitude falling as 1/f), and edges."""
+    rng = np.random.default_rng(seed)
+    down, across = np.meshgrid(np.fft.fftfreq(height), np.fft.rfftfreq(width), indexing="ij")
+    slope = 1 / np.maximum(np.hypot(down, across), 1 / max(width, height))
+    bands = []
+    for _ in range(3):
+        noise = np.fft.irfft2(np.fft.rfft2(rng.standard_normal((height, width))) * slope, (height, width))
+        bands.append(noise / noise.std() * 45 + 120)
+    pixels = np.stack(bands, -1)
+    pixels[height // 3 : height // 2, width // 4 : width // 2] = (210, 60, 40)
+    return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
+
+
+def jpeg(image: Image.Image, orientation: int = 1, **options: object) -> bytes:
+    """A picture as a JPEG file with an EXIF orientation."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    out = io.BytesIO()
+    image.save(out, "JPEG", **({"quality": 92, "exif": exif} | options))  # type: ignore[arg-type]
+    return out.getvalue()
+
+
+def read_for(predictor: Predictor, content: Any) -> Any:
+    """A file, or its bytes, as the pixels that a predictor is asked about, or why it cannot be read."""
+    try:
+        return read(content, predictor.card.preprocess, exact=predictor.exact)
+    except DataError as error:
+        return error

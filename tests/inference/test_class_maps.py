@@ -1,0 +1,149 @@
+"""`predict` of models that give a class to every pixel: class maps and their files."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitreous
+from tests.data.annotations.scenery import write_maps
+from tests.reports.test_scenes import CLASSES, run  # noqa: F401
+from vitreous.data.annotations.drawing import class_colours, lay_over, picture_of_map
+from vitreous.data.annotations.target import IGNORE
+from vitreous.data.sources import open_data
+from vitreous.errors import DataError, UsageError
+from vitreous.inference.class_maps import FileNames, common_root
+
+
+def predict(*words):
+    """The document and the exit code of `vitreous predict`."""
+    from vitreous.cli.main import main
+
+    with pytest.raises(SystemExit) as stop:
+        main(["predict", *map(str, words), "--json"])
+    return stop.value.code
+
+
+def test_a_class_map_is_that_of_the_model_on_one_tile(run, tmp_path):  # noqa: F811
+    pixels = np.random.default_rng(0).integers(0, 255, (32, 32, 3)).astype(np.uint8)
+    predictor = vitreous.load(run, precision="fp32")
+    answer = predictor.segment(pixels)
+    with torch.inference_mode():
+        images = predictor.card.preprocess.normalise(torch.from_numpy(pixels).movedim(-1, 0)[None])
+        logits = predictor.model(images)[0]
+    assert answer.names == tuple(CLASSES) and answer.classes.shape == (32, 32)
+    assert np.mean(answer.classes == logits.argmax(0).numpy()) > 0.999
+    shares = list(answer.shares.values())
+    assert sum(shares) == pytest.approx(1) and shares == sorted(shares, reverse=True)
+    with pytest.raises(UsageError, match="pictures=True"):
+        answer.over_image()
+    assert predictor.segment(pixels, pictures=True).over_image().size == (32, 32)
+    assert np.array_equal(predictor.predict(pixels).classes, answer.classes)
+    assert len(predictor.predict([pixels, pixels])) == 2
+    with pytest.raises(UsageError, match=r"predict\(threshold=…\) is for models that name classes"):
+        predictor.predict(pixels, threshold=0.5)
+
+
+def test_answers_keep_size_and_order_and_features_are_the_backbones(run, tmp_path):  # noqa: F811
+    images = [np.full((h, w, 3), 90, np.uint8) for h, w in ((24, 32), (7, 90), (50, 33))]
+    predictor = vitreous.load(run, precision="fp32")
+    assert [answer.classes.shape for answer in predictor.segment(images)] == [(24, 32), (7, 90), (50, 33)]
+    assert predictor.embed(images).shape == (3, 32)
+    assert [answer.classes.shape for answer in predictor.predict(images)] == [(24, 32), (7, 90), (50, 33)]
+    (tmp_path / "a.png").write_bytes(b"none")
+    with pytest.raises(DataError, match=r"a\.png"):
+        predictor.segment(tmp_path / "a.png")
+    assert "a.png" in predictor.segment(tmp_path / "a.png", bad_images="skip").error
+
+
+def test_a_model_of_images_has_no_class_maps(tmp_path):
+    vitreous.save(vitreous.create("ViT-32x2/8", 32, 2), tmp_path / "model")
+    with pytest.raises(UsageError, match="not of pixels"):
+        vitreous.load(tmp_path / "model").segment(np.zeros((32, 32, 3), np.uint8))
+    Image.new("RGB", (32, 32)).save(tmp_path / "a.png")
+    assert predict(tmp_path / "model", tmp_path / "a.png", "--overlay", tmp_path / "o") == 2
+
+
+def test_files_are_read_again_as_class_maps(run, tmp_path, capsys):  # noqa: F811
+    home = write_maps(tmp_path / "data", 3)
+    images = home / "images"
+    assert predict(run, images, "--out", tmp_path / "out" / "masks", "--overlay", tmp_path / "over") == 0
+    (tmp_path / "out" / "images").symlink_to(images)
+    (tmp_path / "out" / "classes.txt").write_text("\n".join(CLASSES))
+    split = open_data(str(tmp_path / "out")).split("train")
+    predictor = vitreous.load(run)
+    for sample in range(len(split)):
+        answer = predictor.segment(split.path(sample))
+        assert np.array_equal(split.target(sample).class_map(), answer.classes)
+    rows = [json.loads(line) for line in (tmp_path / "out" / "masks" / "maps.jsonl").open()]
+    assert [row["path"] for row in rows] == [str(images / f"{n}.png") for n in range(3)]
+    assert rows[0]["shares"] == predictor.segment(images / "0.png").shares
+    assert Image.open(rows[0]["overlay"]).size == (32, 24) and Image.open(rows[0]["file"]).mode == "P"
+
+
+def test_a_folder_of_answers_is_continued_and_never_overwritten(run, tmp_path, capsys):  # noqa: F811
+    images, out = write_maps(tmp_path / "data", 3) / "images", tmp_path / "masks"
+    assert predict(run, images, "--out", out) == 0
+    before = (out / "1.png").read_bytes()
+    assert predict(run, images, "--out", out) == 2 and "none is overwritten" in capsys.readouterr().err
+    lines = (out / "maps.jsonl").read_text().splitlines()
+    (out / "maps.jsonl").write_text(f"{lines[0]}\n{lines[1][:20]}")
+    described = json.loads((out / "maps.jsonl.job.json").read_text())
+    (out / "maps.jsonl.job.json").write_text(json.dumps(described | {"finished": False, "rows": 0}))
+    (out / "1.png").unlink()
+    assert predict(run, images, "--out", out, "--resume") == 0
+    assert (out / "maps.jsonl").read_text().splitlines() == lines and (out / "1.png").read_bytes() == before
+    assert len(list(out.glob("*.png"))) == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--top", 3], "--top is for models that name classes of images"),
+        (["--overlay", "over"], "--out FOLDER"),
+        (["--out", "maps.jsonl"], "no folder"),
+    ],
+)
+def test_options_without_meaning_are_refused(run, tmp_path, capsys, words, message):  # noqa: F811
+    images = write_maps(tmp_path / "data", 1) / "images"
+    assert predict(run, images, *words) == 2 and message in capsys.readouterr().err
+
+
+def test_unreadable_images_are_told_and_the_others_answered(run, tmp_path, capsys):  # noqa: F811
+    images = write_maps(tmp_path / "data", 2) / "images"
+    (images / "0.png").write_bytes(b"none")
+    assert predict(run, images, "--out", tmp_path / "masks") == 3
+    assert sorted(path.name for path in (tmp_path / "masks").glob("*.png")) == ["1.png"]
+    assert predict(run, images) == 3
+
+
+def test_names_of_files_are_those_below_the_common_folder(tmp_path):
+    for name in ("a/x.jpg", "a/x.png", "b/x.jpg"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert common_root([str(tmp_path / "a")]) == str(tmp_path / "a")
+    assert common_root([str(tmp_path / "a" / "x.jpg"), str(tmp_path / "b" / "*.jpg")]) == str(tmp_path)
+    assert common_root([str(tmp_path / "a"), "@list.txt"]) == "" == common_root([])
+    files = FileNames(str(tmp_path))
+    places = [str(files.place(str(tmp_path / name))) for name in ("a/x.jpg", "a/x.png", "b/x.jpg", "../y.jpg")]
+    assert places == ["a/x.png", "a/x.png.png", "b/x.png", "y.png"]
+    assert str(FileNames("").place("/etc/x.tar:3.jpg")).startswith("etc/")
+
+
+def test_pictures_of_maps(tmp_path):
+    names = ("background", "a", "b")
+    colours = class_colours(names)
+    assert colours[0].tolist() == [0, 0, 0] and len({tuple(row) for row in class_colours(tuple("abcdefghijkl"))}) == 12
+    classes = np.array([[0, 1], [2, IGNORE]])
+    picture = picture_of_map(classes, colours)
+    assert np.asarray(picture).tolist() == [[0, 1], [2, 255]]
+    assert np.asarray(picture.convert("RGB"))[1, 0].tolist() == colours[2].tolist()
+    many = picture_of_map(np.array([[0, 299], [7, IGNORE]]), np.zeros((300, 3), np.uint8))
+    many.save(tmp_path / "many.png")
+    assert np.asarray(Image.open(tmp_path / "many.png")).tolist() == [[0, 299], [7, 65535]]
+    grey = Image.new("L", (2, 2), 100)
+    over = np.asarray(lay_over(grey, classes, colours))
+    assert over[0, 0].tolist() == over[1, 1].tolist() == [100] * 3
+    assert over[0, 1].tolist() == np.rint(100 * 0.45 + colours[1] * 0.55).astype(int).tolist()

@@ -1,0 +1,206 @@
+"""Clips that a model of clips is asked about: files, folders and arrays, over HTTP, and on the page."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitreous
+from tests.apps.server.test_page import Visit, browser, expect  # noqa: F401
+from tests.browser import needs_chromium
+from tests.data.films import moving, write_moves
+from tests.inference.asking import Site, form
+from vitreous.apps.server.attention import AttentionRequest, attention
+from vitreous.apps.server.limits import Limits, Settings
+from vitreous.apps.server.server import running
+from vitreous.cli.main import main
+from vitreous.data.preprocess import Preprocess
+from vitreous.errors import DataError, UsageError
+from vitreous.inference.predict import load
+from vitreous.inference.sources import source
+from vitreous.models.names import configure
+from vitreous.models.zoo import build
+from vitreous.weights.bundle import Bundle
+from vitreous.weights.tasks import Classification
+
+QUIET = replace(Settings(), port=0, quiet=True, decoders=1)
+
+
+def save_video_model(place: Path, name: str) -> Path:
+    """A bundle of a video model that tells clips of four frames apart."""
+    torch.manual_seed(0)
+    config = replace(configure(name), image=(4, 16, 16), classes=2)
+    model = build(config).eval()
+    torch.nn.init.normal_(model.head.weight)
+    for key, parameter in model.named_parameters():
+        parameter.data *= 2 if "qkv.weight" in key else 1
+    Bundle(model, Classification(("left", "right")), Preprocess((4, 16, 16))).save(place)
+    return place
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """Two bundles, and clips of three kinds below `clips`."""
+    root = tmp_path_factory.mktemp("asked")
+    save_video_model(root / "joint", "ViViT-32x2/4x2")
+    save_video_model(root / "factorised", "ViViT-32x2/4x2-factorised-attention")
+    write_moves(root / "clips", 3)
+    return root
+
+
+@pytest.fixture(scope="module")
+def predictor(home):
+    return load(home / "joint", device="cpu", precision="fp32")
+
+
+@pytest.fixture(scope="module")
+def site(home, predictor):
+    with running(predictor, QUIET, home / "joint") as server:
+        yield Site(server.address)
+
+
+def test_a_folder_stands_for_its_clips_and_each_is_answered_as_its_frames(home, predictor):
+    items = list(source([str(home / "clips")], kind="clips"))
+    assert [Path(item.name).relative_to(home / "clips").as_posix() for item in items] == [
+        f"{side}/{name}" for side in ("left", "right") for name in ("clip0.mp4", "clip1.gif", "clip2")
+    ]
+    answers = predictor.predict([item.name for item in items])
+    frames = moving(2, False)  # what clip1.gif and clip2 were written from is known
+    folder = moving(4, False)
+    assert answers[2] == replace(predictor.predict(folder), path=answers[2].path)
+    as_tensor = torch.from_numpy(folder).permute(3, 0, 1, 2)
+    assert predictor.predict(as_tensor).probabilities == answers[2].probabilities
+    assert predictor.predict(folder.astype(np.float32) / 255).probabilities == answers[2].probabilities
+    content = (home / "clips/left/clip1.gif").read_bytes()
+    assert predictor.predict(content).probabilities == answers[1].probabilities
+    assert predictor.predict(frames).probabilities == pytest.approx(answers[1].probabilities, abs=0.1)  # a palette
+    grey = predictor.predict(folder[..., 0])
+    assert grey.probabilities == predictor.predict(np.repeat(folder[..., :1], 3, 3)).probabilities
+    assert len({answer.probabilities for answer in answers}) == len(answers)
+
+
+def test_what_is_no_clip_is_named(home, predictor, tmp_path):
+    Image.new("RGB", (16, 16)).save(tmp_path / "picture.png")
+    with pytest.raises(DataError, match=r"no clips in .*\n.*folders of numbered frames"):
+        source([str(tmp_path)], kind="clips")
+    with pytest.raises(DataError, match=r"picture\.png: not a clip of a known format"):
+        predictor.predict(tmp_path / "picture.png")
+    with pytest.raises(DataError, match=r"an array of 4 x 16 is not \(T, H, W\) or \(T, H, W, C\)"):
+        predictor.predict(np.zeros((4, 16), np.uint8))
+    with pytest.raises(UsageError, match="is a batch"):
+        predictor.predict(np.zeros((1, 4, 16, 16, 3), np.uint8))
+
+
+def test_commands_write_answers_and_features_of_clips(home, tmp_path, capsys):
+    run, clips = str(home / "joint"), str(home / "clips")
+    (tmp_path / "broken.mp4").write_bytes((home / "clips/left/clip0.mp4").read_bytes()[:400])
+    options = ["--device", "cpu", "--precision", "fp32"]
+    with pytest.raises(SystemExit, match="3"):
+        main(["predict", run, clips, str(tmp_path), "--out", str(tmp_path / "out.jsonl"), *options])
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [bool(row["error"]) for row in rows] == [False] * 6 + [True] and "broken.mp4" in rows[-1]["error"]
+    with pytest.raises(SystemExit, match="0"):
+        main(["embed", run, clips, "--out", str(tmp_path / "out.npz"), *options])
+    features = np.load(tmp_path / "out.npz")["embeddings"]
+    assert features.shape == (6, 32) and np.isfinite(features).all()
+    capsys.readouterr()
+
+
+def test_http_answers_about_clips_as_python_does(home, predictor, site):
+    for path in sorted((home / "clips/left").glob("*.*")):
+        body, headers = form((path.name, path.read_bytes()))
+        status, document, _ = site.ask("POST", "/v1/predict", body, headers)
+        answer = predictor.predict(path)
+        own = {row["class"]: row["probability"] for row in document["predictions"][0]["classes"]}
+        assert status == 200 and own == pytest.approx(dict(zip(answer.names, answer.probabilities, strict=True)))
+        pixels = predictor.card.preprocess.array(predictor.card.preprocess.decoded(path))
+        for query in ("answer", "1,2,3"):
+            status, document, _ = site.ask("POST", f"/v1/attention?layer=1&query={query}", body, headers)
+            parsed = AttentionRequest.parse({"layer": "1", "query": query}, predictor.bundle.model)
+            expected = attention(predictor.bundle, pixels, parsed)
+            assert status == 200 and document["grid"] == [2, 4, 4] and document["box"] == [0, 0, 1, 1]
+            assert np.shape(document["weights"]) == (2, 4, 4)
+            np.testing.assert_allclose(document["weights"], expected["weights"], atol=1e-6)
+            assert np.sum(document["weights"]) + np.sum(document["prefix_weights"]) == pytest.approx(1, abs=1e-4)
+        strip = Image.open(io.BytesIO(site.ask("POST", "/v1/frames", body, headers)[1]))
+        np.testing.assert_array_equal(np.asarray(strip).reshape(4, 16, 16, 3).transpose(3, 0, 1, 2), pixels)
+        moving_map = Image.open(io.BytesIO(site.ask("POST", "/v1/attention?format=gif", body, headers)[1]))
+        assert moving_map.format == "GIF" and moving_map.n_frames == 4 and min(moving_map.size) >= 448
+    status, document, _ = site.ask("POST", "/v1/predict", path.read_bytes(), {"Content-Type": "video/mp4"})
+    assert status == 200 and document["predictions"][0]["classes"]
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "status", "message"),
+    [
+        ("/v1/predict", b"GIF89a" + bytes(20), 422, "cut short"),
+        ("/v1/predict", b"no clip", 422, "not a clip of a known format"),
+        ("/v1/attention?query=1,2", None, 422, "query=1,2 cannot be"),
+        ("/v1/attention?query=2,0,0", None, 422, "query=2,0,0 cannot be"),
+        ("/v1/attention?format=png", None, 422, "format=png cannot be"),
+        ("/v1/attention?format=gif&layer=all", None, 422, "a GIF of several maps"),
+    ],
+)
+def test_http_refuses_with_one_message(home, site, path, content, status, message):
+    content = (home / "clips/left/clip1.gif").read_bytes() if content is None else content
+    answered, document, _ = site.ask("POST", path, *form(("clip", content)))
+    assert answered == status and message in document["error"]["message"]
+
+
+def test_limits_count_the_pixels_of_a_frame_and_factorised_models_show_no_attention(home):
+    predictor = load(home / "factorised", device="cpu", precision="fp32")
+    settings = replace(QUIET, limits=Limits(pixels=255))
+    body, headers = form(("clip", (home / "clips/left/clip1.gif").read_bytes()))
+    with running(predictor, settings, home / "factorised") as server:
+        other = Site(server.address)
+        can = other.ask("GET", "/v1/model")[1]["can"]
+        assert can["frames"] and can["predict"] and not can["attention"]
+        status, document, _ = other.ask("POST", "/v1/predict", body, headers)
+        assert status == 422 and "frames of 16 x 16 pixels" in document["error"]["message"]
+
+
+def test_a_server_of_pictures_has_no_frames_and_takes_no_clips(home, tmp_path):
+    vitreous.save(vitreous.create("ViT-32x1/8", 16, 2), tmp_path / "flat")
+    body, headers = form(("clip", (home / "clips/left/clip0.mp4").read_bytes()))
+    with running(load(tmp_path / "flat", headless=True), QUIET, tmp_path / "flat") as server:
+        other = Site(server.address)
+        assert other.ask("POST", "/v1/frames", body, headers)[0] == 404
+        assert other.ask("POST", "/v1/embed", body, headers)[0] == 422
+
+
+@needs_chromium
+@pytest.mark.parametrize("size", ["desk", "phone"])
+def test_the_page_plays_what_was_attended(browser, home, predictor, site, size):  # noqa: F811
+    path = home / "clips/left/clip0.mp4"
+    visit = Visit(browser, site.address, size)
+    expect(visit.find("label[for=file].button")).to_have_text("Choose a clip")
+    visit.page.set_input_files("#file", path)
+    visit.see("#frame-text", "1 of 4")  # the page is asked for less motion: nothing plays by itself
+    expect(visit.find("#play")).to_have_text("Play")
+    answer = predictor.predict(path)
+    visit.see("#answers", answer.names[0])
+    pixels = predictor.card.preprocess.array(predictor.card.preprocess.decoded(path))
+    shown = attention(predictor.bundle, pixels, AttentionRequest.parse({}, predictor.bundle.model))["weights"]
+    drawings = []
+    for frame in range(4):
+        visit.find("#frame").fill(str(frame))
+        row, column = np.unravel_index(np.argmax(shown[frame // 2]), (4, 4))
+        visit.see("#readout", f"Strongest in row {row + 1}, column {column + 1}")
+        visit.page.wait_for_timeout(100)
+        drawings.append(visit.drawn())
+    assert len(set(drawings)) == 4
+    frame = visit.find("#picture").bounding_box()
+    visit.find("#picture").click(position={"x": frame["width"] / 2 + 3, "y": frame["height"] / 2 + 3})
+    visit.see("#meaning", "the patch in row 3, column 3 of time slot 2")
+    visit.find("#play").click()
+    expect(visit.find("#play")).to_have_text("Pause")
+    expect(visit.find("#frame-text")).to_have_text("2 of 4", timeout=5000)
+    assert visit.page.evaluate("document.documentElement.scrollWidth") <= visit.page.viewport_size["width"]
+    visit.leave()

@@ -1,0 +1,201 @@
+"""Answers of detectors on images: scaling there and back, masks as run lengths, tiles and their seams."""
+
+import numpy as np
+import pytest
+import scipy.ndimage
+import torch
+import torch.nn.functional as F
+
+from vitreous.data.annotations.shapes import mask_of_runs, runs_of_mask
+from vitreous.data.preprocess import Preprocess
+from vitreous.inference.detections import (
+    Detections,
+    detect,
+    detections_of,
+    fit_image,
+    joined_runs,
+    paste_runs,
+    runs_within,
+)
+from vitreous.inference.tile_merging import merge_tiles
+
+MODEL = Preprocess((32, 48), 1, (0.25,), (0.5,), filter="bilinear")
+ROWS = 20  # answers that the painted model gives for an image
+
+
+def painted_model(tiles):
+    """Finds the painted rectangles of each tile: one class for values from 100 on, another from 200 on; its masks are
+    what is painted, at 28 x 28 points of the box. The score falls with the area."""
+    outputs = [np.zeros((len(tiles), ROWS, 4)), np.zeros((len(tiles), ROWS)), np.zeros((len(tiles), ROWS), np.int64)]
+    masks = np.zeros((len(tiles), ROWS, 28, 28), np.float32)
+    for number, tile in enumerate(tiles):
+        row = 0
+        for value in (100, 200):
+            areas, _ = scipy.ndimage.label(tile[0] == value)
+            for index, (rows, columns) in enumerate(scipy.ndimage.find_objects(areas)):
+                outputs[0][number, row] = columns.start, rows.start, columns.stop, rows.stop
+                outputs[1][number, row] = 0.9 - 1e-4 * (areas == index + 1).sum()
+                outputs[2][number, row] = value // 100 - 1
+                masks[number, row] = 1
+                row += 1
+    return [*outputs, masks]
+
+
+def paint(size, *objects):
+    """A black image (1, H, W) with rectangles of (left, top, right, bottom, value)."""
+    pixels = np.zeros((1, *size), np.uint8)
+    for left, top, right, bottom, value in objects:
+        pixels[0, top:bottom, left:right] = value
+    return pixels
+
+
+def listed(detections):
+    """Answers as a sorted list of box and class."""
+    return sorted(
+        (*map(float, box), int(label)) for box, label in zip(detections.boxes, detections.labels, strict=True)
+    )
+
+
+@pytest.mark.parametrize("size", [(32, 48), (64, 96), (100, 40), (7, 90), (333, 500), (20, 20), (1, 1)])
+def test_boxes_go_into_the_model_and_back(size):
+    pixels, scale = fit_image(np.zeros((1, *size), np.uint8), MODEL)
+    assert pixels.shape == (1, 32, 48) and pixels.dtype == np.uint8
+    assert min(abs(side * by - whole) for side, by, whole in zip(size, scale, (32, 48), strict=True)) < 1e-9
+    draw = np.random.default_rng(0)
+    low = draw.uniform(0, 0.5, (9, 2)) * size[::-1]
+    boxes = np.concatenate([low, low + draw.uniform(0.1, 0.5, (9, 2)) * size[::-1]], 1)
+    inside = boxes * np.array([scale[1], scale[0]] * 2)
+    assert (inside[:, 2:] <= [48.001, 32.001]).all()
+    back = detections_of([inside, np.linspace(1, 0.1, 9), np.zeros(9, int)], size, scale)
+    assert np.allclose(back.boxes, boxes, atol=1e-4)
+
+
+def test_what_an_image_does_not_fill_is_zero_after_normalisation():
+    for dtype, step in ((np.uint8, 0.5 / 255 / 0.5), (np.float32, 1e-6)):
+        image = np.full((1, 16, 48), 200, dtype)
+        pixels, _ = fit_image(image, MODEL)
+        assert np.array_equal(pixels[:, :16], image)
+        normal = MODEL.normalise(torch.from_numpy(pixels[None]))[0, 0]
+        assert (normal[16:].abs() <= step).all() and (normal[:16] > 1).all()
+
+
+def test_boxes_end_at_the_image_and_padding_is_left_out():
+    boxes = [
+        [-5, -5, 10, 10],
+        [40, 20, 60, 40],
+        [50, 2, 60, 9],
+        [1, 1, 1, 9],
+        [0, 0, np.nan, 4],
+        [0, 0, 9, 9],
+        [1, 2, 3, 4],
+    ]
+    scores, labels = [0.5, 0.9, 0.8, 0.7, 0.6, 0.0, 0.05], [3, 1, 1, 1, 1, 1, 2]
+    answer = detections_of([np.array(boxes), np.array(scores), np.array(labels)], (32, 48))
+    assert answer.boxes.tolist() == [[40, 20, 48, 32], [0, 0, 10, 10], [1, 2, 3, 4]]
+    assert answer.labels.tolist() == [1, 3, 2] and answer.scores.tolist() == pytest.approx([0.9, 0.5, 0.05])
+    assert len(answer.above(0.5)) == 2 and answer.take(np.array([2])).labels.tolist() == [2]
+    assert len(detections_of([np.array(boxes), np.array(scores), np.array(labels)], (32, 48), threshold=0.6)) == 1
+    with pytest.raises(ValueError, match="highest score"):
+        Detections((4, 4), np.zeros((2, 4)), np.zeros(2, int), np.array([0.1, 0.2]))
+    with pytest.raises(ValueError, match="labels"):
+        Detections((4, 4), np.zeros((2, 4)), np.zeros(1, int), np.array([0.2]))
+
+
+def pasted_by_detectron(probabilities, box, size):
+    """Detectron2's `_do_paste_mask`: the mask sampled at the centres of all pixels of the image."""
+    x0, y0, x1, y1 = box
+    y = ((torch.arange(size[0]) + 0.5 - y0) / (y1 - y0) * 2 - 1).float()
+    x = ((torch.arange(size[1]) + 0.5 - x0) / (x1 - x0) * 2 - 1).float()
+    grid = torch.stack(torch.meshgrid(x, y, indexing="xy"), -1)[None]
+    return F.grid_sample(torch.from_numpy(probabilities)[None, None], grid, align_corners=False)[0, 0].numpy()
+
+
+def test_masks_are_pasted_as_detectron2_does():
+    draw, size = np.random.default_rng(0), (40, 60)
+    for _ in range(200):
+        probabilities = draw.random((28, 28), np.float32)
+        x0, y0 = draw.uniform(-10, 50), draw.uniform(-10, 35)
+        box = np.array([x0, y0, x0 + draw.uniform(0.3, 40), y0 + draw.uniform(0.3, 40)])
+        wanted = pasted_by_detectron(probabilities, box, size)
+        mask = mask_of_runs(paste_runs(probabilities, box, size, (0, 0, 60, 40)), size)
+        sure = np.abs(wanted - 0.5) > 1e-4
+        assert np.array_equal(mask[sure], wanted[sure] >= 0.5) and sure.mean() > 0.99
+
+
+def test_run_lengths_of_a_part_are_those_of_the_whole():
+    draw, size = np.random.default_rng(1), (5, 6)
+    for _ in range(300):
+        height, width = draw.integers(1, 6), draw.integers(1, 7)
+        top, left = draw.integers(0, 6 - height), draw.integers(0, 7 - width)
+        part, whole = draw.random((height, width)) < draw.choice([0.2, 0.8, 1.0]), np.zeros(size, bool)
+        whole[top : top + height, left : left + width] = part
+        assert runs_within(part, (top, left), size) == runs_of_mask(whole)
+        masks = [draw.random(size) < draw.choice([0.0, 0.3, 0.9]) for _ in range(3)]
+        assert joined_runs([runs_of_mask(mask) for mask in masks]) == runs_of_mask(np.any(masks, 0))
+
+
+OBJECTS = [
+    (3, 4, 20, 12, 100),
+    (60, 3, 70, 30, 200),
+    (90, 40, 99, 80, 100),
+    (40, 60, 60, 70, 200),
+    (41, 61, 45, 64, 100),
+]
+
+
+@pytest.mark.parametrize("size", [(90, 100), (32, 100), (85, 130), (33, 101)])
+def test_tiles_answer_what_the_whole_image_answers(size):
+    pixels = paint(size, *(one for one in OBJECTS if one[3] <= size[0]))
+    whole = detections_of([part[0] for part in painted_model(pixels[None])], size)
+    tiled = detect(painted_model, pixels, MODEL, tiles=True)
+    assert listed(tiled) == listed(whole) and len(tiled) >= 2
+    for box, runs in zip(tiled.boxes.astype(int), tiled.masks, strict=True):
+        wanted = np.zeros(size, bool)
+        wanted[box[1] : box[3], box[0] : box[2]] = True
+        assert np.array_equal(mask_of_runs(runs, size), wanted)
+    again = detect(painted_model, pixels, MODEL, tiles=True)
+    assert again.boxes.tobytes() == tiled.boxes.tobytes() and again.masks == tiled.masks
+
+
+def test_an_object_is_answered_once_wherever_it_lies():
+    for left in range(0, 100, 11):
+        for top in range(0, 60, 7):
+            pixels = paint((80, 120), (left, top, left + 18, top + 13, 100))
+            assert listed(detect(painted_model, pixels, MODEL, tiles=True)) == [(left, top, left + 18, top + 13, 0)]
+
+
+def test_an_object_larger_than_a_tile_is_joined_from_its_parts():
+    pixels = paint((100, 200), (10, 30, 170, 90, 200), (12, 5, 30, 20, 200))
+    answer = detect(painted_model, pixels, MODEL, tiles=True)
+    assert listed(answer) == [(10, 30, 170, 90, 1), (12, 5, 30, 20, 1)]
+    big = int(answer.boxes[:, 2].argmax())
+    assert np.array_equal(mask_of_runs(answer.masks[big], (100, 200))[30:90, 10:170], np.ones((60, 160), bool))
+
+
+def test_neighbours_stay_apart_and_classes_do_not_join():
+    objects = [(20, 10, 40, 20, 100), (41, 10, 60, 20, 100), (60, 10, 80, 20, 200), (20, 21, 40, 60, 100)]
+    answer = detect(painted_model, paint((80, 120), *objects), MODEL, tiles=True)
+    assert listed(answer) == sorted((*map(float, one[:4]), one[4] // 100 - 1) for one in objects)
+
+
+def test_answers_of_one_tile_are_never_joined_and_the_better_of_two_stays():
+    windows, size = np.array([(0, 0, 20, 20), (10, 0, 30, 20)]), (20, 30)
+    boxes = np.array([[11, 5, 18, 12], [11, 5, 18, 13], [11.5, 5, 18.5, 12], [12, 5, 18, 12]], np.float32)
+    scores, tile = np.array([0.6, 0.5, 0.9, 0.4]), np.array([0, 0, 1, 1])
+    assert merge_tiles(boxes, np.zeros(4, int), scores, tile, windows, size) == [[2], [3]]
+    assert merge_tiles(boxes, np.arange(4), scores, tile, windows, size) == [[2], [0], [1], [3]]
+    assert merge_tiles(boxes[:0], np.zeros(0, int), scores[:0], tile[:0], windows, size) == []
+
+
+def test_a_small_image_is_scaled_up_and_a_large_one_down():
+    small = detect(painted_model, paint((16, 24), (4, 4, 12, 10, 100)), Preprocess((16, 24), 1), tiles=True)
+    assert listed(small) == [(4, 4, 12, 10, 0)]
+    pixels = np.repeat(np.repeat(paint((32, 48), (10, 10, 20, 16, 100)), 3, 1), 3, 2)
+
+    def blocks(tiles):
+        assert tiles.shape == (1, 1, 32, 48)
+        return painted_model(np.where(tiles > 50, 100, 0))
+
+    answer = detect(blocks, pixels, MODEL)
+    assert answer.size == (96, 144) and np.abs(answer.boxes - [[30, 30, 60, 48]]).max() <= 1.5
+    assert detect(lambda tiles: painted_model(tiles)[:3], paint((9, 9)), MODEL).masks is None

@@ -1,0 +1,187 @@
+"""Features: what the head reads, computed once, kept whole or not at all, and found again by everything they depend
+on."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from tests.conftest import picture
+from vitreous.data.preprocess import Preprocess
+from vitreous.data.split import Arrays, Files
+from vitreous.errors import NonFiniteError, ResourceError, UsageError
+from vitreous.inference import features as module
+from vitreous.inference.engine import InferenceOptions
+from vitreous.inference.features import features_of
+from vitreous.models.zoo import create
+
+PREPROCESS = Preprocess((16, 16))
+FP32 = InferenceOptions("cpu", "fp32")
+MODELS = {
+    "class token": ("ViT-32x1/8", {}),
+    "mean": ("ViT-32x1/8", {"pool": "mean", "class_token": False}),
+    "representation": ("ViT-32x1/8", {"representation": 24}),
+    "headless": ("ViT-32x1/8", {"num_classes": 0}),
+    "distilled": ("DeiT-Ti/16-distilled", {"depth": 1}),
+    "BiT": ("BiT-R50x1", {"blocks": (1, 1), "width": 8, "image_size": 32}),
+}
+
+
+def made(name="class token"):
+    """A small model whose head is not zero."""
+    torch.manual_seed(0)
+    title, fields = MODELS[name]
+    model = create(title, **{"image_size": 16, "num_classes": 3, **fields}).eval()
+    for parameter in model.head.parameters():
+        torch.nn.init.normal_(parameter)
+    return model
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    """A cache of the test's own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "vitreous" / "features"
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Seven images as files."""
+    paths = [tmp_path / f"{index}.png" for index in range(7)]
+    for index, path in enumerate(paths):
+        picture(index, tint=index).save(path)
+    return Files(paths, np.arange(7) % 3)
+
+
+def noise(count=5, size=16):
+    return Arrays(
+        np.random.default_rng(0).integers(0, 256, (count, size, size, 3), dtype=np.uint8), np.arange(count) % 3
+    )
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_they_are_what_the_head_reads(name):
+    model, size = made(name), MODELS[name][1].get("image_size", 16)
+    preprocess, split = replace(PREPROCESS, image=(size, size)), noise(size=size)
+    images = preprocess.normalise(torch.from_numpy(split.pixels.transpose(0, 3, 1, 2).copy()))
+    read = []
+    model.head.register_forward_pre_hook(lambda head, inputs: read.append(inputs[0].detach()))
+    with torch.inference_mode():
+        model(images)
+    found = features_of(model, preprocess, split, FP32)
+    assert found.rows.dtype == np.float32 and not found.bad
+    np.testing.assert_allclose(found.rows, read[0].numpy(), rtol=1e-4, atol=1e-5)
+
+
+def never(*_, **__):
+    raise AssertionError("features are computed again")
+
+
+def test_they_are_computed_once_for_any_labels_and_any_head(files, home, monkeypatch):
+    first = features_of(made(), PREPROCESS, files, FP32, batch_size=2, workers=0)
+    assert not first.reused and first.file is not None and first.file.parent == home
+    monkeypatch.setattr(module, "make_engine", never)
+    other = made()
+    other.head, other.config = torch.nn.Linear(32, 5), replace(other.config, classes=5)
+    again = features_of(other, PREPROCESS, files.take(np.arange(7), np.zeros(7, np.int64)), FP32)
+    assert again.reused and again.file == first.file and np.array_equal(first.rows, again.rows)
+
+
+def test_everything_they_depend_on_is_in_the_key(files, home):
+    features_of(made(), PREPROCESS, files, FP32, workers=0)
+
+    def kept_now():
+        return {path.name for path in home.glob("*.npy")}
+
+    other = made()
+    with torch.no_grad():
+        other.encoder.blocks[0].attention.part.out.weight[0, 0] += 1e-3
+    cases = [
+        (other, PREPROCESS, files, FP32),
+        (made("mean"), PREPROCESS, files, FP32),
+        (made(), replace(PREPROCESS, share=0.9), files, FP32),
+        (made(), PREPROCESS, files.take(np.arange(6)), FP32),
+        (made(), PREPROCESS, files.take(np.arange(7)[::-1].copy()), FP32),
+        (made(), PREPROCESS, files, replace(FP32, precision="bf16")),
+        (made(), PREPROCESS, files, replace(FP32, merge_tokens=1)),
+    ]
+    for case in cases:
+        before = kept_now()
+        assert not features_of(*case, workers=0).reused
+        assert len(kept_now() - before) == 1
+    picture(99).save(files.paths[3])
+    assert not features_of(made(), PREPROCESS, files, FP32, workers=0).reused  # the file is another one now
+    assert features_of(made(), PREPROCESS, files, FP32, workers=0).reused
+
+
+def test_what_was_interrupted_is_never_used(files, home):
+    def stop(images):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        features_of(made(), PREPROCESS, files, FP32, workers=0, on_images=stop)
+    assert not list(home.iterdir())
+    whole = features_of(made(), PREPROCESS, files, FP32, workers=0)
+    assert whole.file is not None
+    told, rows, content = whole.file.with_suffix(".json"), np.array(whole.rows), whole.file.read_bytes()
+
+    def again():
+        found = features_of(made(), PREPROCESS, files, FP32, workers=0)
+        assert not found.reused and np.array_equal(found.rows, rows)
+
+    whole.file.write_bytes(content[:-40])
+    again()
+    told.unlink()
+    again()
+    told.write_text(told.read_text()[:30])
+    again()
+    told.write_text(json.dumps({**json.loads(told.read_text()), "shape": [7, 31]}))
+    again()
+    assert features_of(made(), PREPROCESS, files, FP32).reused
+
+
+def test_what_others_left_behind_goes_when_it_is_old(files, home):
+    home.mkdir(parents=True)
+    old, new = home / ".a.npy.1.tmp", home / ".b.npy.2.tmp"
+    old.touch(), new.touch()
+    os.utime(old, (1, 1))
+    features_of(made(), PREPROCESS, files, FP32, workers=0)
+    assert not old.exists() and new.exists()
+
+
+def test_nothing_is_kept_unless_asked(files, home):
+    found = features_of(made(), PREPROCESS, files, FP32, workers=0, keep=False)
+    assert found.file is None and not home.exists()
+    assert np.array_equal(found.rows, features_of(made(), PREPROCESS, files, FP32, workers=0).rows)
+
+
+def test_unreadable_images_are_told_also_later(files):
+    files.paths[2].write_bytes(b"no picture")
+    for _ in range(2):
+        found = features_of(made(), PREPROCESS, files, FP32, workers=0)
+        assert list(found.bad) == [2] and "2.png" in found.bad[2]
+        assert found.good.tolist() == [True, True, False, True, True, True, True]
+    assert found.reused
+
+
+def test_refusals(files, home, tmp_path, monkeypatch):
+    model = made()
+    with torch.no_grad():
+        model.projection.weight[0, 0] = torch.nan
+    with pytest.raises(NonFiniteError, match=r"0\.png are not finite"):
+        features_of(model, PREPROCESS, files, FP32, workers=0)
+    assert not list(home.iterdir())
+    with pytest.raises(UsageError, match="int8"):
+        features_of(made(), PREPROCESS, files, InferenceOptions("cpu", "int8", "openvino"))
+    monkeypatch.setattr(module.shutil, "disk_usage", lambda path: type("", (), {"free": 100})())
+    with pytest.raises(ResourceError, match="features of 896 bytes do not fit"):
+        features_of(made(), PREPROCESS, files, FP32, workers=0)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(ResourceError, match="cache=False"):
+        features_of(made(), PREPROCESS, files, FP32, workers=0)

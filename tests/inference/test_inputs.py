@@ -1,0 +1,195 @@
+"""What Python may give in the place of files, and say as plain keywords."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.conftest import make_folder
+from tests.inference.made import photograph, pictures, tiny
+from vitreous.data.preprocess import Preprocess
+from vitreous.errors import DataError, UsageError
+from vitreous.inference.inputs import read_pixels
+from vitreous.inference.predict import Prediction, load
+from vitreous.reports.inspect import inspect
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    place = tmp_path_factory.mktemp("model") / "bundle"
+    tiny().save(place)
+    return place
+
+
+@pytest.fixture(scope="module")
+def predictor(home):
+    return load(home, device="cpu", precision="fp32")
+
+
+@pytest.fixture
+def file(tmp_path):
+    return pictures(tmp_path, 1)[0]
+
+
+def ways(file: str) -> dict[str, object]:
+    """One picture in every way that it can be given."""
+    with Image.open(file) as image:
+        pixels = np.asarray(image.convert("RGB"))
+    floats = pixels.astype(np.float32) / 255
+    return {
+        "str": str(file),
+        "Path": Path(file),
+        "bytes": Path(file).read_bytes(),
+        "bytearray": bytearray(Path(file).read_bytes()),
+        "BytesIO": io.BytesIO(Path(file).read_bytes()),
+        "open file": open(file, "rb"),
+        "lazy PIL": Image.open(file),
+        "PIL": Image.fromarray(pixels),
+        "array": pixels,
+        "floats": floats,
+        "float64": floats.astype(np.float64),
+        "tensor": torch.from_numpy(pixels.copy()).permute(2, 0, 1),
+        "float tensor": torch.from_numpy(floats).permute(2, 0, 1).requires_grad_(True),
+    }
+
+
+def test_a_file_that_is_open_as_text_is_refused(predictor):
+    with pytest.raises(UsageError, match='open it with mode "rb"'):
+        predictor.predict(io.StringIO("text"))
+
+
+def test_every_way_to_give_a_picture_gets_the_same_answer(predictor, file):
+    whole, features = predictor.predict(str(file)), predictor.embed(str(file))
+    assert isinstance(whole, Prediction) and features.shape == (24,)
+    given = ways(file)
+    for name, image in given.items():
+        answer = predictor.predict(image)
+        assert isinstance(answer, Prediction), name
+        assert (answer.names, answer.probabilities) == (whole.names, whole.probabilities), name
+        assert np.array_equal(predictor.embed(image), features), name
+    mixed = predictor.predict(list(given.values()), top=1)
+    assert [answer.names for answer in mixed] == [whole.names[:1]] * len(given)
+    assert [answer.path for answer in mixed][:3] == [str(file), str(file), "image 2"]
+    assert predictor.predict(given["PIL"]).path == "image"
+    assert predictor.embed(tuple(given.values())).shape == (len(given), 24)
+    assert predictor.predict([]) == []
+    assert isinstance(predictor.predict([file]), list) and len(predictor.predict(iter([file]))) == 1
+
+
+def test_a_picture_of_pillow_is_turned_and_laid_over_white_as_its_file_is(predictor):
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 30, 4), dtype=np.uint8)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(pixels).save(buffer := io.BytesIO(), "PNG", exif=exif)
+    content = buffer.getvalue()
+    assert predictor.predict(Image.open(io.BytesIO(content))).probabilities == predictor.predict(content).probabilities
+
+
+def test_greys_and_one_channel_are_pictures():
+    plane = np.arange(12, dtype=np.uint8).reshape(3, 4)
+    preprocess = Preprocess((8, 8))
+    for image in (plane, plane[..., None], torch.from_numpy(plane)[None]):
+        assert np.array_equal(read_pixels(image, preprocess, "x"), plane)
+    assert read_pixels(plane / 255.0, preprocess, "x").tolist() == plane.tolist()
+
+
+@pytest.mark.parametrize(
+    "image, message",
+    [
+        (np.zeros((3, 8, 9), np.uint8), r"image: an array of 3 x 8 x 9 is not \(H, W\) or \(H, W, C\)"),
+        (torch.zeros(8, 9, 3), r"image: a tensor of 8 x 9 x 3 is not \(C, H, W\)"),
+        (np.zeros((0, 4, 3)), "image: an array of 0 x 4 x 3"),
+        (np.full((4, 4, 3), 200.0), "pixels from 200 to 200\n  floats are in 0 to 1"),
+        (np.full((4, 4, 3), -0.5), "pixels from -0.5"),
+        (np.full((4, 4, 3), np.nan), "pixels from nan"),
+        (np.zeros((4, 4, 3), np.int64), "pixels of int64"),
+        (b"junk", "image: not an image of a known format"),
+    ],
+)
+def test_pixels_that_cannot_be_meant_are_refused(predictor, image, message):
+    with pytest.raises(DataError, match=message):
+        predictor.predict(image)
+    answers = predictor.predict([image, np.zeros((8, 8, 3), np.uint8)], bad_images="skip")
+    assert answers[0].error is not None and answers[1].error is None
+
+
+@pytest.mark.parametrize("image", [7, None, [7], [[b"x"]]])
+def test_what_is_no_image_is_refused_with_what_is(predictor, image):
+    with pytest.raises(UsageError, match=r"is no image\n  give a path, bytes, an open binary file, a PIL image"):
+        predictor.predict(image)
+
+
+def test_a_batch_is_refused_with_the_way(predictor):
+    batch = torch.zeros(2, 3, 16, 16)
+    with pytest.raises(UsageError, match=r"2 x 3 x 16 x 16 is a batch.*\n  give list\(batch\)"):
+        predictor.predict(batch)
+    assert len(predictor.predict(list(batch))) == 2
+
+
+def test_the_module_trains_and_the_answers_stay(predictor, file):
+    module, before = predictor.model, predictor.predict(file)
+    assert isinstance(module, torch.nn.Module) and predictor.model is module and not module.training
+    assert all(p.requires_grad and p.dtype == torch.float32 for p in module.parameters())
+    images = torch.stack([predictor.transform(Image.open(file)), predictor.transform(str(file))])
+    assert images.dtype == torch.float32 and torch.equal(images[0], images[1])
+    with torch.no_grad():
+        best = module(images).softmax(1)[0].sort(descending=True)
+    np.testing.assert_allclose(best.values[:3], before.probabilities[:3], atol=1e-5)
+    module(images).sum().backward()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(1.0)
+    assert predictor.predict(file) == before
+
+
+def test_the_transform_goes_to_the_workers_of_a_loader(predictor, file):
+    again = pickle.loads(pickle.dumps(predictor.transform))
+    assert torch.equal(again(Image.open(file)), predictor.transform(file))
+
+
+def test_unknown_keywords_are_refused_with_the_nearest(home):
+    from vitreous.reports.evaluate import evaluate
+
+    for call, wrong, nearest in (
+        (lambda **words: load(home, **words), "precison", "precision"),
+        (lambda **words: load(home, **words), "exakt", "exact"),
+        (lambda **words: load(home, **words), "source_sizes", "source_size"),
+        (lambda **words: evaluate(home, **words), "devise", "device"),
+        (lambda **words: evaluate(home, **words), "calibrated", "calibrate"),
+        (lambda **words: evaluate(home, protocol="knn", **words), "temprature", "temperature"),
+        (lambda **words: inspect(home, **words), "figure", "figures"),
+    ):
+        with pytest.raises(UsageError, match=f"has no option {wrong}\n  perhaps you meant {nearest}"):
+            call(**{wrong: 1})
+
+
+def test_inspect_takes_one_picture_and_plain_keywords(home, file, tmp_path):
+    found = inspect(home, file, tmp_path / "out", figures=["filters"], device="cpu", precision="fp32")
+    assert [one["name"] for one in found["figures"]] == ["filters"] and found["images"] == [file]
+    again = inspect(home, [file], tmp_path / "again", figures="filters", device="cpu")
+    assert len(again["figures"]) == 1
+
+
+def test_keywords_say_what_computes(home):
+    assert load(home, device="cpu", precision="fp32").runtime.engine.precision == "fp32"
+    with pytest.raises(UsageError, match=r"load: precision cannot be .fp7."):
+        load(home, device="cpu", precision="fp7")
+
+
+def test_the_python_of_the_guide_runs_as_it_is_shown(tmp_path, monkeypatch):
+    guide = (Path(__file__).parent.parent.parent / "docs" / "using.md").read_text("utf-8").partition("\n## ")[0]
+    blocks = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
+    assert len(blocks) == 2
+    tiny(classes=("cat", "dog")).save(tmp_path / "runs" / "pets")
+    make_folder(tmp_path / "photos", {"test": 2}, classes=("cat", "dog"))
+    for name in ("cat", "dog"):
+        photograph(40, 30).save(tmp_path / f"{name}.jpg")
+    monkeypatch.chdir(tmp_path)
+    exec("import vitreous\n" + "".join(blocks), {})

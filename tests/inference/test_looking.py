@@ -1,0 +1,301 @@
+"""What a served model tells of itself, against loops; and the file of the nearest training images."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.conftest import make_folder
+from tests.inference.asking import save_bundle
+from tests.inspection.made import made
+from vitreous.apps.server.attention import (
+    AttentionRequest,
+    abilities,
+    attention,
+    attention_picture,
+    filters,
+    positions,
+    round_digits,
+    visible_box,
+)
+from vitreous.data.preprocess import Preprocess
+from vitreous.errors import UsageError, WeightsError
+from vitreous.inference.index import FILE, Index, Texts, open_index, write_index
+from vitreous.inference.predict import load
+from vitreous.inference.reading import read
+from vitreous.inspection.positions import embeddings
+from vitreous.inspection.rollout import looks_of
+from vitreous.models.zoo import create
+from vitreous.reports.pages.thumbnails import scale_map
+from vitreous.weights.bundle import Bundle, load_bundle
+from vitreous.weights.tasks import Classification
+
+SIZE = (16, 20)  # patches of 4: 4 rows of 5
+
+
+def bundle_of(kind: str = "plain") -> Bundle:
+    return Bundle(made(kind), Classification(tuple("abcde")), Preprocess(SIZE))
+
+
+def pixels(seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (3, *SIZE), dtype=np.uint8)
+
+
+def maps(bundle: Bundle, array: np.ndarray) -> np.ndarray:
+    """(L, h, T, T): every attention, as the parts of the model themselves say."""
+    return np.stack(
+        [
+            look.weights()[0].numpy()
+            for look in looks_of(bundle.model, bundle.preprocess.normalise(torch.from_numpy(array)[None]))
+        ]
+    )
+
+
+def asked(bundle: Bundle, **words: str) -> AttentionRequest:
+    return AttentionRequest.parse(words, bundle.model)
+
+
+@pytest.mark.parametrize("kind", ["plain", "registers", "mean", "distilled", "decomposed"])
+@pytest.mark.parametrize("query", ["answer", "2,3"])
+def test_raw_attention_of_all_blocks_and_heads_is_the_rows_of_each(kind, query):
+    bundle, array = bundle_of(kind), pixels()
+    whole, prefix = maps(bundle, array), bundle.model.config.prefix
+    told = attention(bundle, array, asked(bundle, kind="raw", layer="all", head="all", query=query))
+    assert (told["layers"], told["heads"], told["prefix"], told["grid"]) == (2, 2, prefix, [4, 5])
+    assert told["query"] == ("answer" if query == "answer" else [2, 3])
+    for layer in range(2):
+        for head in range(2):
+            if query != "answer":
+                wanted = whole[layer, head, prefix + 2 * 5 + 3]
+            elif bundle.model.config.pool == "mean":
+                wanted = sum(whole[layer, head, prefix + patch] for patch in range(20)) / 20
+            else:
+                wanted = whole[layer, head, 0]
+            assert np.allclose(told["prefix_weights"][layer][head], wanted[:prefix], atol=1e-6)
+            for row in range(4):
+                for column in range(5):
+                    assert told["weights"][layer][head][row][column] == pytest.approx(
+                        wanted[prefix + row * 5 + column], abs=1e-6
+                    )
+
+
+@pytest.mark.parametrize("fusion", ["mean", "max", "min"])
+@pytest.mark.parametrize("query", [None, (3, 0)])
+def test_rollout_of_a_patch_is_its_row_of_the_product(fusion, query):
+    bundle, array = bundle_of(), pixels(1)
+    joint, rows = np.eye(21), []
+    for heads in maps(bundle, array).astype(np.float64):
+        one = getattr(heads, fusion)(0) / 2 + np.eye(21) / 2
+        joint = one / one.sum(1, keepdims=True) @ joint
+        rows.append(joint[0 if query is None else 1 + query[0] * 5 + query[1]])
+    told = attention(bundle, array, AttentionRequest("rollout", "all", fusion, query))
+    assert np.allclose(np.reshape(told["weights"], (2, 20)), np.stack(rows)[:, 1:], atol=1e-6)
+    assert np.allclose(told["prefix_weights"], np.stack(rows)[:, :1], atol=1e-6)
+    last = attention(bundle, array, AttentionRequest("rollout", 1, fusion, query))
+    assert last["weights"] == told["weights"][1] and np.shape(last["weights"]) == (4, 5)
+
+
+@pytest.mark.parametrize("head", ["0", "1", "mean", "max", "min"])
+def test_one_block_and_one_way_with_heads_have_no_axes_for_them(head):
+    bundle, array = bundle_of(), pixels(2)
+    every = np.array(attention(bundle, array, asked(bundle, kind="raw", layer="1", head="all"))["weights"])
+    told = attention(bundle, array, asked(bundle, kind="raw", layer="1", head=head))
+    wanted = every[int(head)] if head.isdigit() else getattr(every, head)(0)
+    assert np.allclose(told["weights"], wanted, atol=1e-5) and len(told["prefix_weights"]) == 1
+    assert AttentionRequest.parse({}, bundle.model) == AttentionRequest("rollout", 1, "mean", None)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("kind", "cooked"), ("layer", "2"), ("layer", "-1"), ("layer", "1.0"), ("head", "2"), ("head", "median"), ("query", "4,0"),
+     ("query", "0,5"), ("query", "1"), ("query", "1,2,3"), ("query", "x,1"), ("query", "²,1"), ("layer", "9" * 5000), ("layer", "")],
+)  # fmt: skip
+def test_a_parameter_that_cannot_be_is_refused_by_name_with_what_is_allowed(name, value):
+    bundle = bundle_of()
+    with pytest.raises(UsageError) as refused:
+        asked(bundle, **{"kind": "raw", name: value})
+    assert (
+        f"{name}={value[:40]}" in refused.value.message
+        and refused.value.hint.startswith(f"{name} is ")
+        and len(str(refused.value)) < 300
+    )
+
+
+def test_rollout_has_no_single_head_and_a_png_no_more_than_one_map():
+    bundle = bundle_of()
+    for head in ("0", "all"):
+        with pytest.raises(UsageError, match=f"head={head}"):
+            asked(bundle, head=head)
+    with pytest.raises(UsageError, match="layer=all"):
+        attention_picture(bundle, pixels(), asked(bundle, layer="all"))
+
+
+@pytest.mark.parametrize("kind", ["axial", "windows"])
+def test_blocks_that_see_a_part_of_the_picture_have_nothing_to_show(kind):
+    bundle = bundle_of(kind)
+    assert not abilities(bundle)["attention"] and abilities(bundle)["filters"]
+    with pytest.raises(UsageError, match="windows"):
+        asked(bundle)
+    with pytest.raises(UsageError):
+        attention(bundle, pixels(), AttentionRequest())
+
+
+def test_a_resnet_shows_its_filters_alone():
+    bundle = Bundle(
+        create("BiT-R50x1", image_size=32, num_classes=3, blocks=(1,), width=16).eval(),
+        Classification(tuple("abc")),
+        Preprocess((32, 32)),
+    )
+    assert abilities(bundle) == {"attention": False, "positions": False, "filters": True} and positions(bundle) is None
+    with pytest.raises(UsageError, match="ResNet"):
+        asked(bundle)
+    png = filters(bundle)
+    assert png is not None and Image.open(io.BytesIO(png)).format == "PNG"
+
+
+def test_a_png_is_light_where_the_weights_are():
+    bundle, grey = bundle_of(), np.zeros((3, *SIZE), np.uint8)
+    found = asked(bundle, kind="raw", layer="0", head="1", query="0,0")
+    weights = scale_map(np.array(attention(bundle, grey, found)["weights"]))
+    picture = Image.open(io.BytesIO(attention_picture(bundle, grey, found))).convert("L")
+    side = picture.width // 5
+    shown = np.asarray(picture, float)[side // 2 :: side, side // 2 :: side]
+    assert picture.width >= 448 and shown.shape == (4, 5) and shown.argmax() == weights.argmax()
+    ranks = [values.ravel().argsort().argsort() for values in (shown, weights)]
+    assert np.corrcoef(*ranks)[0, 1] > 0.98
+
+
+def test_positions_are_the_cosines_of_their_embeddings():
+    bundle = bundle_of()
+    told = positions(bundle)
+    table = embeddings(bundle.model)["input"].reshape(20, -1)
+    assert told is not None and told["grid"] == [4, 5] and told["kind"] == "learned"
+    for one in range(20):
+        for other in range(20):
+            wanted = torch.nn.functional.cosine_similarity(table[one], table[other], dim=0)
+            assert told["similarity"][one][other] == pytest.approx(float(wanted), abs=6e-5)
+    pairs = [told["similarity"][one][other] for one in range(20) for other in range(20) if one != other]
+    assert told["range"] == pytest.approx([min(pairs), max(pairs)], abs=1e-4) and told["range"][1] < 0.99
+
+
+@pytest.mark.parametrize("size", [(80, 40), (40, 80), (300, 37), (20, 16), (16, 20)])
+@pytest.mark.parametrize(("fit", "share"), [("crop", 1.0), ("crop", 0.875), ("crop", 0.5), ("squash", 1.0)])
+def test_the_box_is_what_the_pixels_show(size, fit, share):
+    width, height = size
+    preprocess = Preprocess(SIZE, 1, (0.5,), (0.5,), fit=fit, share=share, filter="bilinear")
+    left, top, right, bottom = visible_box(preprocess, width, height)
+    x = np.broadcast_to((np.arange(width, dtype=np.float32) + 0.5) / width, (height, width))
+    y = np.broadcast_to(((np.arange(height, dtype=np.float32) + 0.5) / height)[:, None], (height, width))
+    across, down = (np.asarray(preprocess.fitted(Image.fromarray(np.ascontiguousarray(ramp)))) for ramp in (x, y))
+    wanted_x = left + (np.arange(20) + 0.5) / 20 * (right - left)
+    wanted_y = top + (np.arange(16) + 0.5) / 16 * (bottom - top)
+    assert np.allclose(across[8, 4:-4], wanted_x[4:-4], atol=4e-3) and np.allclose(
+        down[4:-4, 10], wanted_y[4:-4], atol=4e-3
+    )
+
+
+def test_numbers_have_six_digits():
+    values = np.array([0.0, 1.0, 0.123456789, 9.87654321e-5, 1.23456789e-9, 0.999999999])
+    assert round_digits(values).tolist() == [float(f"{value:.6g}") for value in values]
+
+
+@pytest.fixture(scope="module")
+def indexed(tmp_path_factory):
+    """A bundle with an index of a folder in which one file cannot be read."""
+    root = tmp_path_factory.mktemp("indexed")
+    data = make_folder(root / "photos", {"train": 6, "val": 1}, size=(40, 70))
+    (data / "train" / "bee" / "broken.png").write_bytes(b"no picture")
+    bundle = save_bundle(root / "model", classes=("ant", "bee", "cat"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(root / "cache"))
+        assert write_index(bundle, data) == bundle / FILE
+    return bundle, data
+
+
+def test_an_index_has_every_readable_image_with_its_label_its_name_and_a_small_picture(indexed):
+    bundle, data = indexed
+    index, predictor = open_index(bundle), load(bundle)
+    assert index is not None and len(index) == 18
+    for file in sorted((data / "train").glob("*/?.png")):
+        own = predictor.runtime.features(read(file, predictor.card.preprocess)[None])[0]
+        found = index.nearest(own, 3)
+        assert (found[0].label, found[0].name) == (file.parent.name, file.name) and found[
+            0
+        ].similarity == pytest.approx(1, abs=1e-3)
+        assert found[0].similarity >= found[1].similarity >= found[2].similarity
+        with Image.open(io.BytesIO(found[0].thumbnail)) as small:
+            assert small.format == "JPEG" and max(small.size) <= 64
+
+
+def test_the_nearest_are_those_of_the_loop_and_no_more_than_there_are():
+    draw = np.random.default_rng(0)
+    rows, asked = draw.normal(size=(9, 7)), draw.normal(size=7).astype(np.float32)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    words = Texts.of(f"ü{number}".encode() for number in range(9))
+    index = Index(rows.astype(np.float16), words, words, words)
+    cosines = [float(row @ asked / np.linalg.norm(asked)) for row in rows]
+    order = sorted(range(9), key=lambda row: -cosines[row])
+    for count in (1, 4, 9, 20):
+        found = index.nearest(asked, count)
+        assert [one.label for one in found] == [f"ü{row}" for row in order[:count]]
+        assert np.allclose([one.similarity for one in found], [cosines[row] for row in order[:count]], atol=2e-3)
+    with pytest.raises(UsageError, match="features"):
+        index.nearest(asked[:5])
+
+
+def test_a_limit_takes_some_of_all_classes_the_same_every_time(indexed, tmp_path):
+    _, data = indexed
+    bundle, names = save_bundle(tmp_path / "other", classes=("ant", "bee", "cat")), []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        for _ in range(2):
+            write_index(bundle, data, limit=9)
+            index = open_index(bundle)
+            assert index is not None and 8 <= len(index) <= 9
+            names.append([(index.labels[row], index.names[row]) for row in range(len(index))])
+        assert names[0] == names[1] and len({label for label, _ in names[0]}) == 3
+        with pytest.raises(UsageError, match="index of 0"):
+            write_index(bundle, data, limit=0)
+
+
+def test_an_index_of_other_weights_or_another_preprocessing_or_a_broken_one_is_refused(indexed, tmp_path):
+    bundle, _ = indexed
+    content = (bundle / FILE).read_bytes()
+    other = save_bundle(tmp_path / "other", seed=1, classes=("ant", "bee", "cat"))
+    assert open_index(other) is None
+    (other / FILE).write_bytes(content)
+    with pytest.raises(WeightsError, match="another model"):
+        open_index(other)
+    same = load_bundle(bundle)
+    same.preprocess = Preprocess((32, 32), share=0.5)
+    same.save(tmp_path / "same")
+    (tmp_path / "same" / FILE).write_bytes(content)
+    with pytest.raises(WeightsError, match="another model"):
+        open_index(tmp_path / "same")
+    whole = save_bundle(tmp_path / "whole", classes=("ant", "bee", "cat"))
+    for broken in (
+        content[:1000],
+        content[: len(content) // 2],
+        b"",
+        b"\x93NUMPY",
+        content[:600] + b"\xff" * 64 + content[664:],
+    ):
+        (whole / FILE).write_bytes(broken)
+        with pytest.raises(WeightsError, match="cannot be read") as refused:
+            open_index(whole)
+        assert "--index" in refused.value.hint
+
+
+def test_an_index_cannot_run_code(indexed, tmp_path):
+    place = save_bundle(tmp_path / "model", classes=("ant", "bee", "cat"))
+    with np.load(indexed[0] / FILE, allow_pickle=False) as stored:
+        arrays = dict(stored)
+    assert json.loads(str(arrays["record"]))["format"] == 2
+    np.savez(place / FILE, **{**arrays, "labels": np.array([{"a": 1}], dtype=object)})
+    with pytest.raises(WeightsError, match="cannot be read"):
+        open_index(place)

@@ -1,0 +1,278 @@
+"""`predict` of detectors: objects on images and their files."""
+
+import csv
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.inference.blobs import CLASSES, predictor, scene, scenes
+from vitreous.data.annotations.boxes_drawing import instance_map, is_light, lay_objects
+from vitreous.data.annotations.shapes import mask_of_runs, runs_of_mask
+from vitreous.data.sources import open_data
+from vitreous.errors import DataError, UsageError
+from vitreous.inference.detections import Detections
+from vitreous.inference.object_files import yolo_lines
+from vitreous.inference.objects import ImageObjects
+
+RED, GREEN = (8, 8, 24, 32), (40, 20, 56, 44)
+
+
+@pytest.fixture
+def blobs(monkeypatch):
+    """The detector that `vitreous predict` opens, whatever it is told to."""
+    made = predictor()
+    monkeypatch.setattr("vitreous.inference.predict.load", lambda *words, **options: made)
+    return made
+
+
+def predict(*words):
+    """The exit code of `vitreous predict run ...`."""
+    from vitreous.cli.main import main
+
+    with pytest.raises(SystemExit) as stop:
+        main(["predict", "run", *map(str, words), "--json"])
+    return stop.value.code
+
+
+def test_an_answer_has_boxes_names_scores_and_masks(tmp_path):
+    answer = predictor().detect(scene())
+    assert answer.names == CLASSES and answer.boxes.tolist() == [list(RED), list(GREEN)] and len(answer) == 2
+    assert answer.scores.tolist() == pytest.approx([0.9, 0.6]) and answer.masks.shape == (2, 64, 64)
+    expected = np.zeros((64, 64), bool)
+    expected[8:32, 8:24] = True
+    assert np.array_equal(answer.masks[0], expected)
+    assert predictor().detect(scene(), threshold=0.7).names == CLASSES[:1]
+    assert predictor(masks=False).detect(scene()).masks is None
+    with pytest.raises(UsageError, match="pictures=True"):
+        answer.over_image()
+    assert predictor().detect(scene((90, 70)), pictures=True).over_image().size == (90, 70)
+    assert predictor().predict(scene()).boxes.tolist() == [list(RED), list(GREEN)]
+    assert predictor().predict([scene()], threshold=0.7)[0].names == CLASSES[:1]
+    with pytest.raises(UsageError, match=r"predict\(top=…\) is for models that name classes"):
+        predictor().predict(scene(), top=3)
+    with pytest.raises(UsageError, match="no score"):
+        predictor().detect(scene(), threshold=2)
+    (tmp_path / "a.png").write_bytes(b"none")
+    with pytest.raises(DataError, match=r"a\.png"):
+        predictor().detect(tmp_path / "a.png")
+    answers = predictor().detect([tmp_path / "a.png", scene()], bad_images="skip")
+    assert "a.png" in answers[0].error and len(answers[0]) == 0 and answers[0].masks is None and len(answers[1]) == 2
+
+
+def test_images_are_answered_at_their_own_size_and_by_tiles():
+    large = scene((256, 128), (32, 32, 96, 96), None)
+    assert predictor().detect(large).boxes[0] == pytest.approx([32, 32, 96, 96], abs=4)
+    small = scene((256, 128), (100, 40, 112, 52), None)
+    assert len(predictor().detect(small)) == 1  # of three pixels in each direction there, of twelve here
+    exact = predictor().detect(small, tiles=True)
+    assert exact.boxes.tolist() == [[100, 40, 112, 52]] and exact.names == CLASSES[:1]
+    assert exact.masks[0].sum() == 144
+
+
+def test_the_document_and_a_table_have_a_row_for_each_object(blobs, tmp_path, capsys):
+    images = scenes(tmp_path / "in")
+    assert predict(images, "--csv", tmp_path / "rows.csv") == 0
+    document = json.loads(capsys.readouterr().out)
+    rows = document["predictions"]
+    assert [len(row["objects"]) for row in rows] == [2, 2, 0] and rows[2]["error"] is None
+    first = rows[0]["objects"][0]
+    assert (first["label"], first["score"], first["left"], first["bottom"]) == (CLASSES[0], 0.9, 8.0, 32.0)
+    mask = mask_of_runs(first["segmentation"]["counts"], tuple(first["segmentation"]["size"]))
+    assert mask.sum() == 16 * 24
+    table = list(csv.DictReader((tmp_path / "rows.csv").open()))
+    assert [(row["number"], row["label"], row["left"]) for row in table[:2]] == [
+        ("1", CLASSES[0], "8.000"),
+        ("2", "green", "40.000"),
+    ]
+    assert len(table) == 5 and table[4]["number"] == ""
+
+
+@pytest.mark.parametrize("name", ["o.jsonl", "o.csv", "o.parquet", "o.json"])
+def test_a_file_is_continued_where_the_job_stopped(blobs, tmp_path, monkeypatch, name):
+    from vitreous.inference import objects
+
+    images = scenes(tmp_path / "in", 6)
+    assert predict(images, "--out", tmp_path / ("whole" + name)) == 0
+    monkeypatch.setattr("vitreous.inference.object_files.ObjectRows.part", 2)
+    monkeypatch.setattr("vitreous.inference.object_files.CocoResults.part", 2)
+    answers, before = objects.image_objects, blobs.runtime.asked
+
+    def stopping(card, runtime, items, *rest, **more):
+        for number, answer in enumerate(answers(card, runtime, items, *rest, **more)):
+            if number == 3:
+                raise DataError("stopped")
+            yield answer
+
+    monkeypatch.setattr(objects, "image_objects", stopping)
+    assert predict(images, "--out", tmp_path / name) == 3
+    monkeypatch.setattr(objects, "image_objects", answers)
+    before = blobs.runtime.asked
+    assert predict(images, "--out", tmp_path / name) == 2
+    assert predict(images, "--out", tmp_path / name, "--resume") == 0
+    assert blobs.runtime.asked - before <= 4
+    if name.endswith("parquet"):
+        parquet = pytest.importorskip("pyarrow.parquet")
+        ours, whole = (parquet.read_table(tmp_path / (prefix + name)).to_pylist() for prefix in ("", "whole"))
+        assert ours == whole and ours[0]["objects"][0]["segmentation"]["size"] == [64, 64]
+    else:
+        assert (tmp_path / name).read_bytes() == (tmp_path / ("whole" + name)).read_bytes()
+    assert predict(images, "--out", tmp_path / name, "--threshold", 0.7, "--resume") == 2
+
+
+def test_coco_results_are_read_by_pycocotools(blobs, tmp_path):
+    coco = pytest.importorskip("pycocotools.coco").COCO
+    images = scenes(tmp_path / "in")
+    assert predict(images, "--out", tmp_path / "results.json") == 0
+    listing = json.loads((tmp_path / "results.images.json").read_text())
+    assert [(row["id"], row["file_name"], row["width"]) for row in listing["images"]] == [
+        (n + 1, f"{n}.png", 64) for n in range(3)
+    ]
+    assert listing["categories"] == [{"id": 1, "name": CLASSES[0]}, {"id": 2, "name": "green"}]
+    truth = coco(str(tmp_path / "results.images.json"))
+    results = truth.loadRes(str(tmp_path / "results.json"))
+    rows = results.loadAnns(results.getAnnIds(imgIds=[2]))
+    assert [row["bbox"] for row in rows] == [[9, 8, 15, 24], [40, 20, 16, 24]] and rows[1]["category_id"] == 2
+    assert results.annToMask(rows[1]).sum() == rows[1]["area"] == 16 * 24
+
+
+def test_coco_results_take_the_ids_of_a_file(blobs, tmp_path):
+    images = scenes(tmp_path / "in")
+    document = {
+        "images": [{"id": 70 + n, "file_name": f"in/{n}.png"} for n in range(3)],
+        "categories": [{"id": 9, "name": "green"}, {"id": 4, "name": CLASSES[0]}],
+        "annotations": [],
+    }
+    (tmp_path / "truth.json").write_text(json.dumps(document))
+    assert predict(images, "--out", tmp_path / "r.json", "--coco-ids", tmp_path / "truth.json", "--threshold", 0.5) == 0
+    results = json.loads((tmp_path / "r.json").read_text())
+    assert [(row["image_id"], row["category_id"]) for row in results] == [(70, 4), (70, 9), (71, 4), (71, 9)]
+    document["images"].pop()
+    (tmp_path / "truth.json").write_text(json.dumps(document))
+    assert predict(images, "--out", tmp_path / "s.json", "--coco-ids", tmp_path / "truth.json") == 3
+    document["categories"].pop()
+    (tmp_path / "truth.json").write_text(json.dumps(document))
+    assert predict(images, "--out", tmp_path / "t.json", "--coco-ids", tmp_path / "truth.json") == 3
+    (tmp_path / "truth.json").write_text("[]")
+    assert predict(images, "--out", tmp_path / "t.json", "--coco-ids", tmp_path / "truth.json") == 3
+
+
+def test_text_files_are_read_again_as_labels(blobs, tmp_path):
+    images = scenes(tmp_path / "data" / "images")
+    labels = tmp_path / "data" / "labels"
+    assert predict(images, "--out", labels, "--to", "yolo", "--overlay", tmp_path / "over") == 0
+    split = open_data(str(tmp_path / "data")).split("train")
+    targets = {split.path(sample).rpartition("/")[2]: split.target(sample) for sample in range(len(split))}
+    assert targets["0.png"].boxes == pytest.approx(np.array([RED, GREEN]), abs=1e-4)
+    assert np.array_equal(targets["0.png"].masks(), predictor().detect(images / "0.png").masks)
+    assert (labels / "2.txt").read_text() == ""
+    rows = [json.loads(line) for line in (labels / "objects.jsonl").open()]
+    assert rows[0]["file"] == str(labels / "0.txt") and "segmentation" not in rows[0]["objects"][0]
+    assert Image.open(rows[0]["overlay"]).size == (64, 64)
+
+
+def test_maps_of_instances_have_the_numbers_of_the_objects(blobs, tmp_path):
+    images = scenes(tmp_path / "in")
+    assert predict(images, "--out", tmp_path / "out", "--overlay", tmp_path / "over") == 0
+    numbers = np.asarray(Image.open(tmp_path / "out" / "0.png"))
+    assert (numbers == 1).sum() == 16 * 24 and numbers[21, 41] == 2 and numbers[0, 0] == 0
+    assert sorted(path.name for path in (tmp_path / "over").iterdir()) == ["0.png", "1.png", "2.png"]
+    expected = predictor().detect(images / "0.png", pictures=True).over_image()
+    assert np.array_equal(np.asarray(Image.open(tmp_path / "over" / "0.png")), np.asarray(expected))
+    (tmp_path / "out" / "1.png").unlink()
+    lines = (tmp_path / "out" / "objects.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "out" / "objects.jsonl").write_text(lines[0])
+    job = tmp_path / "out" / "objects.jsonl.job.json"
+    job.write_text(json.dumps(json.loads(job.read_text()) | {"finished": False}))
+    assert predict(images, "--out", tmp_path / "out", "--overlay", tmp_path / "over", "--resume") == 0
+    assert (tmp_path / "out" / "objects.jsonl").read_text() == "".join(lines) and (tmp_path / "out" / "1.png").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--top", 3], "--top is for models that name classes of images"),
+        (["--to", "coco"], "--to coco writes files"),
+        (["--to", "yolo", "--out", "a.json"], "--to yolo writes a folder"),
+        (["--to", "coco", "--out", "a.csv"], "ends in .json"),
+        (["--out", "a.npz"], "ends in .jsonl or .csv or .parquet"),
+        (["--out", "o", "--overlay", "o"], "one folder"),
+        (["--out", "a.csv", "--coco-ids", "x.json"], "COCO's results"),
+        (["--threshold", 1.5], "below 1"),
+    ],
+)
+def test_options_without_meaning_are_refused(blobs, tmp_path, monkeypatch, capsys, words, message):
+    monkeypatch.chdir(tmp_path)
+    assert predict(scenes(tmp_path / "in"), *words) == 2 and message in capsys.readouterr().err
+
+
+def test_nothing_is_overwritten(blobs, tmp_path, capsys):
+    images = scenes(tmp_path / "in")
+    (tmp_path / "truth.json").write_text("{}")
+    assert predict(images, "--out", tmp_path / "truth.json") == 2 and (tmp_path / "truth.json").read_text() == "{}"
+    assert (
+        predict(images, "--out", tmp_path / "in", "--to", "yolo") == 2
+        and "none is overwritten" in capsys.readouterr().err
+    )
+
+
+def test_a_detector_of_boxes_has_no_maps_of_instances(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr("vitreous.inference.predict.load", lambda *words, **options: predictor(masks=False))
+    assert predict(scenes(tmp_path / "in"), "--out", tmp_path / "out") == 2 and "--to yolo" in capsys.readouterr().err
+
+
+def test_unreadable_images_are_told_and_the_others_answered(blobs, tmp_path):
+    images = scenes(tmp_path / "in")
+    (images / "0.png").write_bytes(b"none")
+    for name in ("o.jsonl", "o.json", "o.csv", "masks"):
+        assert predict(images, "--out", tmp_path / name) == 3
+    results = json.loads((tmp_path / "o.json").read_text())
+    assert [row["image_id"] for row in results] == [2, 2]
+    assert predict(images) == 3 and predict(images, "--bad-images", "stop") == 3
+
+
+def test_drawing_shows_boxes_words_and_masks():
+    grey = Image.new("RGB", (200, 160), (120, 120, 120))  # large enough for words
+    mask = np.zeros((160, 200), bool)
+    mask[60:100, 60:140] = True
+    boxes = np.array([[50, 50, 150, 110], [0, 0, 200, 160]], np.float32)
+    drawn = lay_objects(grey, boxes, [(250, 220, 60), (20, 20, 160)], ["cat 90%", "dog 50%"], [runs_of_mask(mask)] * 2)
+    pixels = np.asarray(drawn)
+    first = 120 * 0.55 + np.array([20, 20, 160]) * 0.45
+    both = np.rint(np.rint(first) * 0.55 + np.array([250, 220, 60]) * 0.45)
+    assert pixels[80, 100].tolist() == both.tolist() and pixels[130, 100].tolist() == [120, 120, 120]
+    assert pixels[109, 100].tolist() == [250, 220, 60]
+    assert is_light((250, 220, 60)) and not is_light((20, 20, 160))
+    tiny = np.asarray(lay_objects(Image.new("RGB", (20, 20)), boxes[1:] / 10, [(255, 0, 0)], ["dog"]))
+    assert tiny[0, :20].tolist() == [[255, 0, 0]] * 20 and tiny[5, 5].tolist() == [0, 0, 0]
+    many = instance_map([runs_of_mask(mask)] * 300, np.repeat(boxes, 150, 0), mask.shape)
+    assert np.asarray(many).max() == 1 and many.mode.startswith("I;16")
+
+
+def test_results_have_every_object_and_pictures_the_likely_ones(blobs, tmp_path, monkeypatch):
+    monkeypatch.setattr("vitreous.inference.objects.THRESHOLD", 0.7)
+    images = scenes(tmp_path / "in")
+    assert predict(images, "--out", tmp_path / "r.json", "--overlay", tmp_path / "over") == 0
+    assert len(json.loads((tmp_path / "r.json").read_text())) == 4
+    expected = predictor().detect(images / "0.png", threshold=0.7, pictures=True)
+    assert len(expected) == 1
+    drawn = np.asarray(Image.open(tmp_path / "over" / "0.png"))
+    assert np.array_equal(drawn, np.asarray(expected.over_image()))
+
+
+def test_lines_of_objects_are_polygons_of_masks_or_boxes():
+    mask = np.zeros((8, 10), bool)
+    mask[2:4, 5:9] = True
+    runs = (runs_of_mask(mask), [80])
+    boxes = np.array([[5, 2, 9, 4.4], [1, 1, 2, 3]], np.float32)
+    detections = Detections((8, 10), boxes, np.array([1, 0]), np.array([0.9, 0.8], np.float32), runs)
+    lines = yolo_lines(ImageObjects("a.png", ("a", "b"), detections))
+    words = [line.split() for line in lines]
+    corners = [np.array(row[1:], float).reshape(-1, 2) * [10, 8] for row in words]
+    assert [row[0] for row in words] == ["1", "0"]
+    assert sorted(corners[0].round(6).tolist()) == [[5, 2], [5, 4], [9, 2], [9, 4]]
+    assert corners[1] == pytest.approx(np.array([[1, 1], [2, 1], [2, 3], [1, 3]]))  # no pixel: its box
+    alone = yolo_lines(ImageObjects("a.png", ("a", "b"), replace(detections, masks=None)))
+    assert alone[1] == "0 0.15 0.25 0.1 0.25\n" and len(alone[0].split()) == 5

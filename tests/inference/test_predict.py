@@ -1,0 +1,267 @@
+"""Answers for files: the same bits whatever is beside an image, in order, with reading and computing at the same
+time."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests import contracts
+from tests.conftest import document, say
+from tests.inference.made import CLASSES, pictures, tiny
+from tests.precision import LIMITS, answers_in, relative_error, same_answers
+from vitreous.data.preprocess import Preprocess
+from vitreous.errors import DataError, UsageError
+from vitreous.inference import engine, pipeline
+from vitreous.inference.engine import TorchEngine
+from vitreous.inference.options import InferenceOptions
+from vitreous.inference.pipeline import chunk_of, flow
+from vitreous.inference.predict import Predictor, load
+from vitreous.inference.runtime import TorchRuntime
+from vitreous.inference.sources import Item
+from vitreous.models.config import ViTConfig
+from vitreous.models.zoo import build
+
+
+@pytest.fixture(scope="module")
+def bundle():
+    return tiny()
+
+
+@pytest.fixture(scope="module")
+def home(bundle, tmp_path_factory):
+    place = tmp_path_factory.mktemp("model") / "bundle"
+    bundle.save(place)
+    return place
+
+
+def plain(bundle, pixels):
+    """(n, C, *image) pixels -> logits (n, K) and what the head reads (n, D), by the model itself in float32."""
+    read = []
+    handle = bundle.model.head.register_forward_pre_hook(lambda module, inputs: read.append(inputs[0]))
+    try:
+        with torch.inference_mode():
+            return bundle.model.eval()(bundle.preprocess.normalise(torch.from_numpy(pixels))).numpy(), read[0].numpy()
+    finally:
+        handle.remove()
+
+
+@pytest.mark.processor
+@pytest.mark.parametrize("precision", LIMITS)
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("quick", [False, True])
+def test_an_answer_is_the_same_bits_whatever_is_beside_it(bundle, threads, quick, precision):
+    """In every precision; and within that precision's tolerance it is the model's own answer."""
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (150, 3, 16, 16), dtype=np.uint8)
+
+    def body():
+        torch.set_num_threads(threads)
+        runtime = TorchRuntime(bundle, InferenceOptions(precision=precision), quick=quick)
+        alone = np.concatenate([runtime.logits(one[None]) for one in pixels[:20]])
+        features = np.concatenate([runtime.features(one[None]) for one in pixels[:5]])
+        for _ in range(12):
+            beside = pixels[rng.permutation(150)[: rng.integers(1, 150)]]
+            which = rng.integers(0, 20)
+            at = rng.integers(0, len(beside) + 1)
+            mixed = np.insert(beside, at, pixels[which], axis=0)
+            assert np.array_equal(runtime.logits(mixed)[at], alone[which])
+        assert np.array_equal(runtime.features(pixels[4::-1]), features[::-1])
+        return alone, features
+
+    before = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(1) as apart:  # the number of threads is each thread's own
+            alone, features = apart.submit(body).result()
+    finally:
+        torch.set_num_threads(before)
+    logits, read = plain(bundle, pixels[:20])
+    assert relative_error(alone, logits) < LIMITS[precision]
+    assert relative_error(features, read[:5]) < LIMITS[precision]
+
+
+def threads_of(runtime, images, monkeypatch) -> list[str]:
+    """The names of the threads that computed the parts of so many images, in a process of two threads."""
+    names, part = [], TorchEngine.part
+
+    def watched(self, pixels):
+        names.append(threading.current_thread().name)
+        return part(self, pixels)
+
+    monkeypatch.setattr(TorchEngine, "part", watched)
+
+    def body():
+        torch.set_num_threads(2)
+        return runtime.logits(np.zeros((images, 3, 16, 16), np.uint8))
+
+    before = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(1, "caller") as apart:
+            apart.submit(body).result()
+    finally:
+        torch.set_num_threads(before)
+    return [name.split("_")[0] for name in names]
+
+
+@pytest.mark.parametrize(
+    "quick, parts, keeps, expected",
+    [
+        (True, 1, True, ["caller"]),
+        (True, 2, True, ["team"] * 2),
+        (True, 1, False, ["caller"]),
+        (True, 2, False, ["caller"] * 2),
+        (False, 1, True, ["team"]),
+    ],
+)
+def test_all_threads_share_parts_that_are_waited_for_where_one_each_would_be_later_or_other_bits(
+    bundle, quick, parts, keeps, expected, monkeypatch
+):
+    runtime = TorchRuntime(bundle, InferenceOptions("cpu", "fp32"), quick=quick)
+    monkeypatch.setattr(TorchEngine, "threads_keep_bits", lambda self, size, threads: keeps)
+    assert threads_of(runtime, parts * runtime.part, monkeypatch) == expected
+
+
+@pytest.mark.parametrize("differs", [False, True])
+def test_whether_threads_change_bits_is_seen_on_noise_and_once(bundle, differs, monkeypatch):
+    made, calls = TorchEngine(bundle.model, bundle.preprocess, precision="fp32"), []
+
+    def part(pixels):
+        calls.append((threading.current_thread().name.startswith("team"), pixels.float().std().item()))
+        return torch.tensor([1.0 + 1e-6 * (differs and calls[-1][0])])
+
+    monkeypatch.setattr(made, "part", part)
+    assert [made.threads_keep_bits(1, 2) for _ in range(3)] == [not differs] * 3
+    assert [team for team, _ in calls] == [True, False]
+    assert min(deviation for _, deviation in calls) > 50  # noise, of 0 to 255
+
+
+@pytest.mark.processor
+@pytest.mark.parametrize("precision", LIMITS)
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(
+    "width, heads, image, patch", [(24, 2, 16, 4), (64, 4, 16, 2), (48, 3, 48, 16), (96, 3, 32, 8), (40, 1, 24, 8)]
+)
+def test_no_place_in_a_part_rounds_otherwise(precision, packed, width, heads, image, patch, monkeypatch):
+    """Kernels compute the last rows of a product, and rows of an odd number, in blocks of their own: an answer must not
+    tell."""
+    monkeypatch.setattr(engine, "packs", lambda device: packed)
+    torch.manual_seed(0)
+    config = ViTConfig(
+        image=(image, image), patch=(patch, patch), width=width, depth=2, heads=heads, hidden=2 * width + 8, classes=7
+    )
+    model = contracts.randomise(build(config).eval())
+    made = TorchEngine(model, Preprocess((image, image)), precision=precision)
+    size = made.part_size()
+    pixels = torch.randint(0, 256, (size, 3, image, image), dtype=torch.uint8)
+    alone = made.steady(pixels[:1], size)[0]
+    for place in range(size) if size < 9 else (1, 2, size // 2, size - 2, size - 1):
+        assert torch.equal(made.steady(pixels.roll(place, 0), size)[place], alone), place
+
+
+def test_the_default_precision_is_told_and_a_file_is_not_continued_in_another(home, tmp_path, processor, monkeypatch):
+    files = pictures(tmp_path, 3)
+    ask = ["predict", str(home), *files, "--top", "4", "--json"]
+    by_default, exactly = document(say(*ask)), document(say(*ask, "--precision", "fp32"))
+    assert (by_default["precision"], exactly["precision"]) == (processor, "fp32")
+    assert same_answers(*(answers_in(found["predictions"]) for found in (by_default, exactly)), processor)
+    words = ["predict", str(home), *files[:2], "--out", str(tmp_path / "a.jsonl"), "--resume", "--json"]
+    assert document(say(*words))["precision"] == processor
+    assert say(*words).returncode == 0
+    monkeypatch.setenv("VITREOUS_CPU_ISA", "AVX512_CORE_BF16" if processor == "fp32" else "AVX2")
+    again = say(*words)
+    assert again.returncode == 2 and "precision" in again.stderr
+
+
+def test_embeddings_are_what_the_head_reads(bundle, home, tmp_path):
+    files = pictures(tmp_path, 7)
+    pixels = np.stack([bundle.preprocess.array(Image.open(file).convert("RGB")) for file in files])
+    for precision, limit in LIMITS.items():
+        found = load(home, InferenceOptions(precision=precision)).embed(files)
+        assert found.dtype == np.float32 and relative_error(found, plain(bundle, pixels)[1]) < limit
+    found = load(home).embed(files)
+    (tmp_path / "bad.png").write_bytes(b"junk")
+    mixed = load(home).embed([files[0], tmp_path / "bad.png", files[1]], bad_images="skip")
+    assert np.array_equal(mixed[[0, 2]], found[:2]) and np.isnan(mixed[1]).all()
+    with pytest.raises(DataError, match=r"bad\.png"):
+        load(home).embed([tmp_path / "bad.png"])
+    assert load(home).embed([]).shape == (0, 0)
+
+
+def test_a_model_without_a_head_embeds_and_does_not_predict(tmp_path):
+    tiny(classes=()).save(tmp_path / "body")
+    file = pictures(tmp_path, 1)
+    with pytest.raises(UsageError, match="no head"):
+        load(tmp_path / "body")
+    body = load(tmp_path / "body", headless=True)
+    assert body.embed(file).shape == (1, 24)
+    with pytest.raises(UsageError, match="no head"):
+        body.predict(file)
+
+
+def test_predictions_are_in_order_across_chunks(bundle, home, tmp_path, monkeypatch):
+    files, predictor = pictures(tmp_path, 11), load(home)
+    whole = predictor.predict(files, top=2)
+    monkeypatch.setattr(pipeline, "CHUNK", 2)
+    told = []
+    assert predictor.predict(files, top=2, on_images=told.append) == whole
+    assert told == [2, 4, 6, 8, 10, 11] and [answer.path for answer in whole] == files
+    assert all(set(answer.names) < set(CLASSES) for answer in whole)
+    assert isinstance(predictor, Predictor) and predictor.bundle is not None
+
+
+def test_a_flow_reads_ahead_a_little_and_no_more():
+    read, rows = [], 0
+
+    def items():
+        for number in range(1000):
+            read.append(number)
+            yield Item(str(number), b"")
+
+    def decode(item: Item) -> np.ndarray | DataError:
+        number = int(item.name)
+        return DataError(f"no {number}") if number % 7 == 3 else np.full((1, 2, 2), number)
+
+    for chunk in flow(items(), decode, lambda given: given.reshape(len(given), -1)[:, :1] * 2, 5):
+        for item, row in chunk:
+            assert item.name == str(rows)
+            assert row.message == f"no {rows}" if rows % 7 == 3 else row == 2 * rows
+            rows += 1
+        assert len(read) - rows <= 4 * 5
+    assert rows == 1000
+
+
+def test_a_flow_gives_all_answers_before_a_failure_and_leaves_no_thread():
+    def items():
+        yield from (Item(str(number), b"") for number in range(7))
+        raise DataError("the archive ends here")
+
+    def start():
+        return flow(items(), lambda item: np.zeros((1, 2, 2)), lambda given: given, 3)
+
+    before, seen = threading.active_count(), []
+    with pytest.raises(DataError, match="ends here"):
+        for chunk in start():
+            seen += chunk
+    assert len(seen) == 7
+    stopped = start()
+    next(stopped)
+    stopped.close()
+    assert threading.active_count() == before
+
+
+def test_chunks_of_large_pictures_are_smaller():
+    assert chunk_of(Preprocess((224, 224))) == 64
+    assert chunk_of(Preprocess((2048, 2048))) == 5
+    assert chunk_of(Preprocess((20000, 20000))) == 1
+
+
+@pytest.mark.parametrize("words", [["-"], ["@-"], ["--list", "-"]])
+def test_int8_is_not_calibrated_on_a_list_that_is_read_once(home, words):
+    pytest.importorskip("openvino")
+    result = say("predict", str(home), *words, "--engine", "openvino", "--precision", "int8")
+    assert result.returncode == 2 and "read once" in result.stderr and "@list.txt" in result.stderr

@@ -1,0 +1,167 @@
+"""Predictions on a Ray cluster: the same file, to the byte, as one process writes, also when a worker is killed on the
+way."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.conftest import document, say
+from vitreous.cli.inference import choose_backend
+from vitreous.cli.predict import Options
+from vitreous.data.preprocess import Preprocess
+from vitreous.errors import DataError, UsageError
+from vitreous.inference.predict import load
+from vitreous.inference.ray_backend import CHUNK, chunks
+from vitreous.inference.sources import Item
+from vitreous.models.zoo import create
+from vitreous.weights.bundle import Bundle
+from vitreous.weights.tasks import Classification
+
+FILES, FOLDERS = 50_000, 10
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    """A model of 8 x 8 pixels and five classes, its head drawn too."""
+    torch.manual_seed(0)
+    model = create("ViT-16x1/4", 8, num_classes=5)
+    torch.nn.init.normal_(model.head.weight)
+    out = tmp_path_factory.mktemp("run") / "model"
+    Bundle(model, Classification(tuple("abcde")), Preprocess((8, 8))).save(out)
+    return out
+
+
+def family(root: int) -> list[int]:
+    """A process and all below it."""
+    found = [root]
+    for process in found:
+        for task in Path(f"/proc/{process}/task").glob("*/children"):
+            found += map(int, task.read_text().split())
+    return found
+
+
+def workers(root: int) -> list[int]:
+    """The processes below it in which Ray computes."""
+    return [process for process in family(root)[1:] if b"ray::Worker" in Path(f"/proc/{process}/cmdline").read_bytes()]
+
+
+def test_chunks_bring_every_item_as_it_was():
+    def broken():
+        raise DataError("it is broken")
+
+    items = [
+        Item("a\udcff\n", "/x/a\udcff\n"),
+        Item("b", b"bytes of b"),
+        Item("c", broken),
+        Item("d", lambda: b"and of d"),
+    ]
+    items += [Item(str(number), f"/x/{number}") for number in range(2 * CHUNK)]
+    packed = list(chunks(iter(items)))
+    assert [len(chunk) for chunk in packed] == [CHUNK, CHUNK, 4]
+    back = [item for chunk in pickle.loads(pickle.dumps(packed)) for item in chunk]
+    assert [item.name for item in back] == [item.name for item in items]
+    with pytest.raises(DataError, match="it is broken"):
+        back.pop(2).content()
+    del items[2]
+    assert [item.content() for item in back] == [item.content() for item in items]
+
+
+def test_chunks_of_sent_images_end_by_their_bytes(monkeypatch):
+    monkeypatch.setattr("vitreous.inference.ray_backend.SENT", 100)
+    packed = list(chunks(Item(str(number), bytes(60)) for number in range(5)))
+    assert [len(chunk) for chunk in packed] == [2, 2, 1]
+
+
+def test_without_ray_the_command_that_installs_it_is_told(run, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    result = say("predict", str(run), str(tmp_path / "a.png"), "--ray", "local")
+    assert result.returncode == 2 and "pip install 'vitreous[ray]'" in result.stderr
+
+
+def test_int8_is_not_for_a_cluster(run):
+    options = Options(run=str(run), images=("a.png",), ray="local", precision="int8")
+    with pytest.raises(UsageError, match="int8"):
+        choose_backend(options, load(run))
+
+
+@pytest.fixture
+def one_cluster(monkeypatch):
+    """Every verb connects to the cluster that the first one has started, which ends with the test."""
+    import ray
+
+    end = ray.shutdown
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    yield
+    end()
+
+
+@pytest.mark.slow
+def test_what_cannot_be_read_has_its_row_and_features_are_the_same_bits(run, tmp_path, one_cluster):
+    for number in range(3):
+        Image.effect_noise((8, 8), 50 + number).convert("RGB").save(tmp_path / f"{number}.png")
+    (tmp_path / "1.png").write_bytes(b"no picture")
+    words = [str(tmp_path / f"{number}.png") for number in range(3)]
+    for verb, kind in (("predict", "jsonl"), ("embed", "parquet")):
+        plain, on_ray = tmp_path / f"plain.{kind}", tmp_path / f"ray.{kind}"
+        assert say(verb, str(run), *words, "--out", str(plain)).returncode == 3
+        assert say(verb, str(run), *words, "--out", str(on_ray), "--ray", "local").returncode == 3
+        assert on_ray.read_bytes() == plain.read_bytes()
+    stopped = say("predict", str(run), *words, "--ray", "local", "--bad-images", "stop")
+    assert stopped.returncode == 3 and "1.png" in stopped.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_row_of_50_000_files_is_there_once_though_a_worker_was_killed(run, tmp_path):
+    draw = np.random.default_rng(0)
+    for number in range(FILES):
+        home = tmp_path / "photos" / str(number % FOLDERS)
+        if number < FOLDERS:
+            home.mkdir(parents=True)
+        Image.fromarray(draw.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(home / f"{number}.bmp")
+    out, plain = tmp_path / "ray.jsonl", tmp_path / "plain.jsonl"
+    command = [
+        sys.executable,
+        "-m",
+        "vitreous",
+        "predict",
+        str(run),
+        str(tmp_path / "photos"),
+        "--out",
+        str(out),
+        "--ray",
+        "local",
+        "--json",
+    ]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    deadline = time.monotonic() + 600
+    while (
+        time.monotonic() < deadline
+        and process.poll() is None
+        and (not out.exists() or out.read_bytes().count(b"\n") < FILES // 5)
+    ):
+        time.sleep(0.1)
+    killed = workers(process.pid)[0]
+    os.kill(killed, signal.SIGKILL)
+    told, errors = process.communicate(timeout=600)
+    assert process.returncode == 0, errors
+    assert json.loads(told)["images"] == FILES
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert len(rows) == len({row["path"] for row in rows}) == FILES
+    document(say("predict", str(run), str(tmp_path / "photos"), "--out", str(plain), "--json"))
+    assert out.read_bytes() == plain.read_bytes()

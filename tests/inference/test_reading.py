@@ -1,0 +1,96 @@
+"""JPEG files decoded small: near the exact pixels, whichever way up, and refused for the same reasons."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.data.hostile import corpus
+from tests.inference.made import jpeg, photograph
+from vitreous.data.decoding import regions
+from vitreous.data.decoding.regions import Jpeg
+from vitreous.data.preprocess import Preprocess
+from vitreous.errors import DataError
+from vitreous.inference import reading
+from vitreous.inference.reading import read, read_large
+
+
+@pytest.fixture(scope="module")
+def photo():
+    return photograph(1203, 901)
+
+
+def verdict(content: bytes, preprocess: Preprocess, exact: bool) -> str:
+    """The message of a refusal, or that there was none."""
+    try:
+        return str(read(content, preprocess, "x", exact).shape)
+    except DataError as error:
+        return error.message
+
+
+@pytest.mark.parametrize("fit", ["crop", "squash"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_pixels_are_within_the_stated_tolerance(photo, fit, orientation, monkeypatch):
+    factors = []
+    whole = Jpeg.read
+    monkeypatch.setattr(Jpeg, "read", lambda self, rows, factor: factors.append(factor) or whole(self, rows, factor))
+    preprocess, content = Preprocess((64, 96), fit=fit, share=0.9), jpeg(photo, orientation)
+    exact, small = (read(content, preprocess, exact=choice).astype(int) for choice in (True, False))
+    assert factors == [4] and exact.shape == small.shape == (3, 64, 96)
+    difference = np.abs(exact - small)
+    assert 0 < difference.mean() <= 1 and difference.max() < 16
+    moved = np.abs(exact[..., 1:] - small[..., :-1]).mean()  # what a shift by one pixel would cost
+    assert difference.mean() < moved / 5
+
+
+def test_grey_and_little_to_shrink(photo):
+    content = jpeg(photo.convert("L"))
+    for channels in (1, 3):
+        found = [
+            read(content, Preprocess((48, 48), channels=channels), exact=choice).astype(int) for choice in (True, False)
+        ]
+        assert found[0].shape == (channels, 48, 48) and np.abs(found[0] - found[1]).mean() <= 1
+    near = Preprocess((240, 240))
+    assert np.array_equal(read(jpeg(photo), near), read(jpeg(photo), near, exact=True))
+    pixels = np.asarray(photo)
+    assert np.array_equal(read(pixels, near), read(pixels, near, exact=True))
+
+
+def test_every_hostile_file_has_the_verdict_of_the_exact_way():
+    preprocess = Preprocess((2, 2))  # so that nearly every file would be decoded small
+    for case in corpus():
+        assert verdict(case.content, preprocess, False) == verdict(case.content, preprocess, True), case.name
+
+
+def test_damaged_photographs_have_the_verdict_of_the_exact_way(photo):
+    content, preprocess = jpeg(photo.resize((400, 300))), Preprocess((32, 32))
+    rng = np.random.default_rng(0)
+    refused = 0
+    for _ in range(60):
+        damaged = bytearray(content)
+        for place in rng.integers(2, len(content) if rng.random() < 0.5 else 700, rng.integers(1, 4)):
+            damaged[place] = rng.integers(0, 256)
+        cut = bytes(damaged[: rng.integers(1, len(content))]) if rng.random() < 0.3 else bytes(damaged)
+        found = verdict(cut, preprocess, True)
+        refused += not found.startswith("(")
+        assert verdict(cut, preprocess, False) == found
+    assert 10 < refused < 50
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+def test_a_jpeg_above_the_limit_is_decoded_reduced_and_above_an_eighth_refused(monkeypatch, progressive):
+    """The image in front of a smooth gradient is nearly that of the whole file, shrunk."""
+    ramp = np.add.outer(np.arange(96), np.arange(160)).astype(np.uint8)
+    Image.fromarray(np.stack([ramp] * 3, -1)).save(file := io.BytesIO(), "JPEG", quality=95, progressive=progressive)
+    content, preprocess = file.getvalue(), Preprocess((32, 32))
+    whole = read(content, preprocess, exact=True)
+    small = read_large(content, preprocess, "a.jpg", True, 96 * 160 // 4)
+    assert small.shape == whole.shape == (3, 32, 32) and np.abs(small.astype(int) - whole).mean() < 3
+    monkeypatch.setattr(reading, "MAX_PIXELS", 96 * 160 // 2)
+    monkeypatch.setattr(regions, "MAX_PIXELS", 96 * 160 // 2)
+    assert np.abs(read(content, preprocess).astype(int) - whole).mean() < 3
+    with pytest.raises(DataError, match=r"a\.jpg: 160 x 96 pixels, more than 12,800"):
+        read_large(content, preprocess, "a.jpg", True, 200)

@@ -1,0 +1,66 @@
+"""Every file of the hostile corpus over HTTP: the verdict and the probabilities that Python has, but for what is too
+large for a server."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tests.data.hostile import corpus
+from tests.inference.asking import Site, file, save_bundle
+from tests.inference.made import read_for
+from tests.precision import answers_in, same_answers
+from vitreous.apps.server.limits import PIXELS
+from vitreous.apps.server.server import running
+from vitreous.data.decoding.decode import upright_size
+from vitreous.errors import DataError
+from vitreous.inference.options import InferenceOptions
+from vitreous.inference.predict import load
+
+
+def too_large(content: bytes) -> bool:
+    """Whether the server, which bears less than Python, refuses it by its header."""
+    try:
+        upright_size(content, "image", PIXELS)
+    except DataError:
+        return True
+    return False
+
+
+def test_http_answers_as_python_does(tmp_path, processor):
+    """By parts of another size: in float32 to 1e-5, and by default as near as the precision comes."""
+    place = save_bundle(tmp_path / "model")
+    files = [file(seed, (40 + seed, 48)) for seed in range(6)]
+    for how, precision in ((InferenceOptions("cpu"), processor), (InferenceOptions("cpu", "fp32"), "fp32")):
+        with running(load(place, how, quick=True)) as server:
+            site = Site(server.address)
+            assert site.ask("GET", "/v1/model")[1]["precision"] == precision
+            http = answers_in([site.predict(content)[1]["predictions"][0] for content in files])
+        for other, limit in ((InferenceOptions("cpu"), processor), (InferenceOptions("cpu", "fp32"), precision)):
+            predictor = load(place, other)
+            pixels = np.stack([read_for(predictor, content) for content in files])
+            python = [predictor.asked(5).answer(predictor.card, p, "") for p in predictor.probabilities(pixels)]
+            assert same_answers(http, python, limit)
+
+
+def test_every_odd_file_has_one_verdict_and_one_answer(tmp_path):
+    predictor = load(save_bundle(tmp_path / "model"))
+    accepted = refused = 0
+    with running(predictor) as server:
+        site = Site(server.address)
+        children = {child.process.pid for child in server.service.decoders.children}
+        for case in corpus():
+            status, told, _ = site.predict(case.content)
+            pixels = read_for(predictor, case.content)
+            if isinstance(pixels, DataError) or too_large(case.content):
+                refused += 1
+                assert status in (400, 422), case.name  # 400: nothing was sent
+                if isinstance(pixels, DataError) and case.content and not too_large(case.content):
+                    assert told["error"]["message"] == pixels.message, case.name
+                continue
+            accepted += 1
+            expected = predictor.asked(5).answer(predictor.card, predictor.probabilities(pixels[None])[0], "")
+            found = {row["class"]: row["probability"] for row in told["predictions"][0]["classes"]}
+            assert status == 200 and found == dict(zip(expected.names, expected.probabilities, strict=True)), case.name
+        # none of them had to be replaced
+        assert {child.process.pid for child in server.service.decoders.children} == children
+    assert accepted > 50 and refused > 50

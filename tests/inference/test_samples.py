@@ -1,0 +1,208 @@
+"""`sample`: grids, folders that are gone on with, masks, ways from seed to seed, and mistakes."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitreous
+from tests.conftest import say
+from tests.contracts import randomise
+from tests.inference.generators import save_autoencoder
+from vitreous.data.preprocess import Preprocess
+from vitreous.errors import UsageError, WeightsError
+from vitreous.generation.process import Flow
+from vitreous.inference.open_model import open_generator
+from vitreous.inference.samples import Generator, SampleOptions, choose_columns, columns_of, file_stems, slerp
+from vitreous.models.config import DiTConfig
+from vitreous.models.dit import DiT
+from vitreous.weights.bundle import Bundle, load_bundle
+from vitreous.weights.tasks import Generation
+
+pytestmark = pytest.mark.drawn
+
+NAMES = ("cat", "a dog", "a/dog")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    torch.manual_seed(0)
+    home = tmp_path_factory.mktemp("generator") / "model"
+    model = randomise(DiT(DiTConfig(image=(8, 8), channels=3, classes=3, width=32, depth=1, heads=1, hidden=64)))
+    for parameter in model.parameters():
+        parameter.data.mul_(0.5)
+    Bundle(model, Generation(NAMES, Flow()), Preprocess((8, 8))).save(home)
+    return home
+
+
+def test_bundles_keep_what_they_make(run):
+    assert load_bundle(run).task == Generation(NAMES, Flow())
+    assert load_bundle(run).generated_classes == NAMES and not load_bundle(run).classes
+
+
+def test_a_grid_is_enlarged_and_has_the_class_below_each_image(run, tmp_path):
+    """8 x 8 pixels are enlarged to 128 x 128, with 14 pixels for the name and 2 between images."""
+    document = vitreous.sample(run, tmp_path / "grid.png", progress=False, count=12, steps=2)
+    grid = Image.open(tmp_path / "grid.png")
+    assert grid.size == (4 * 130 - 2, 3 * 144 - 2) and document["count"] == 12
+    assert document["classes"] == list(NAMES) and document["sampler"] == ("heun", 2) and document["seeds"] == [0]
+    image = np.asarray(grid.crop((0, 0, 128, 128)))
+    assert np.array_equal(image, image[::16, ::16].repeat(16, 0).repeat(16, 1))
+    captions = [np.asarray(grid.crop((0, row * 144 + 128, 128, row * 144 + 142))) for row in range(3)]
+    assert all(caption.min() < 128 for caption in captions) and not np.array_equal(captions[0], captions[1])
+    vitreous.sample(run, tmp_path / "one.png", progress=False, classes=("cat",), count=5, steps=2)
+    assert Image.open(tmp_path / "one.png").size == (3 * 130 - 2, 2 * 144 - 2)
+
+
+def test_the_count_is_that_of_all_images(run, tmp_path):
+    """Of the classes in turn; a grid of unequal counts is about as wide as high, and never a strip."""
+    document = vitreous.sample(run, tmp_path / "some", progress=False, count=4, steps=2)
+    assert [f.rpartition("/")[2] for f in document["files"]] == [
+        "cat-00000.png", "cat-00001.png", "a_dog-1-00000.png", "a_dog-2-00000.png"
+    ]  # fmt: skip
+    assert document["count"] == 4
+    assert vitreous.sample(run, tmp_path / "each.png", progress=False, steps=2)["count"] == 3
+    assert choose_columns([(label, number) for label in range(10) for number in range(1 + (label < 6))]) == 4
+    assert choose_columns([(label, 0) for label in range(10)]) == 4
+    assert choose_columns([(label, number) for label in range(2) for number in range(64)]) == 12
+    result = say("sample", str(run), "--count", "4", "--steps", "2", "--out", str(tmp_path / "all.png"))
+    assert "all.png: 4 images at 8x8 pixels in" in result.stdout
+    refused = say("sample", str(run), "--count", "4", "--to-seed", "2", "--out", str(tmp_path / "way.png"))
+    assert refused.returncode == 2 and refused.stderr == (
+        "error: --to-seed makes as many images of each class: 4 of 3 classes\n"
+        "  use a --count that 3 divides, from 6 on, or name a class with --class\n"
+    )
+
+
+def test_grids_have_about_as_many_columns_as_rows():
+    assert [columns_of(n) for n in (1, 2, 4, 5, 9, 10)] == [1, 2, 2, 3, 3, 4]
+
+
+def test_a_folder_is_gone_on_with(run, tmp_path):
+    place = tmp_path / "many"
+    first = vitreous.sample(run, place, progress=False, count=6, steps=2, precision="fp32")["files"]
+    assert [f.rpartition("/")[2] for f in first[:3]] == ["cat-00000.png", "cat-00001.png", "a_dog-1-00000.png"]
+    stamps = {name: (place / name).stat().st_mtime_ns for name in ("cat-00000.png", "cat-00001.png")}
+    (place / "cat-00001.png").unlink()
+    vitreous.sample(run, place, progress=False, count=9, steps=2, precision="fp32")
+    assert (place / "cat-00000.png").stat().st_mtime_ns == stamps["cat-00000.png"]
+    assert len([*place.glob("*.png")]) == 9
+    vitreous.sample(run, tmp_path / "again", progress=False, classes=("cat",), count=2, steps=2, precision="fp32")
+    one, other = (np.asarray(Image.open(home / "cat-00001.png"), int) for home in (place, tmp_path / "again"))
+    assert np.abs(one - other).max() <= 1
+    with pytest.raises(UsageError, match="other settings"):
+        vitreous.sample(run, place, progress=False, steps=3)
+
+
+def test_a_mask_leaves_the_rest_as_it_is(run, tmp_path):
+    picture = np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+    mask = np.zeros((8, 8), np.uint8)
+    mask[2:6, 2:6] = 255
+    Image.fromarray(picture).save(tmp_path / "image.png")
+    Image.fromarray(mask).save(tmp_path / "mask.png")
+    ways = {"inpaint": str(tmp_path / "image.png"), "mask": str(tmp_path / "mask.png"), "steps": 4}
+    vitreous.sample(run, tmp_path / "out", progress=False, classes=("cat",), **ways)
+    out = np.asarray(Image.open(tmp_path / "out" / "cat-00000.png"))
+    assert np.array_equal(out[mask == 0], picture[mask == 0]) and not np.array_equal(out[mask > 0], picture[mask > 0])
+    Image.fromarray(mask[:4]).save(tmp_path / "mask.png")
+    with pytest.raises(UsageError, match=r"8 x 8 pixels, and its mask 8 x 4"):
+        vitreous.sample(run, tmp_path / "out2", progress=False, **ways)
+
+
+def test_the_way_from_seed_to_seed_begins_and_ends_with_them(run):
+    generator = Generator(open_generator(run), "cpu", "fp32")
+    steps = SampleOptions(seed=1, to_seed=2, count=5, steps=4)
+    way = [one.image for one in generator.make([(0, k) for k in range(5)], steps, lambda n: None)]
+    ends = [next(generator.make([(0, 0)], SampleOptions(seed=s, steps=4), lambda n: None)).image for s in (1, 2)]
+    assert np.abs(way[0].astype(int) - ends[0]).max() <= 1 and np.abs(way[-1].astype(int) - ends[1]).max() <= 1
+    noise = [torch.randn(1, 3, 16, 16) for _ in range(2)]
+    middle = slerp(*noise, torch.full((1, 1, 1, 1), 0.5))
+    assert middle.std() == pytest.approx(1, abs=0.1)  # the mean of both would have 0.7
+
+
+def test_files_are_called_after_classes():
+    assert file_stems(("a b", "a/b", "..", "ü")) == ["a_b-0", "a_b-1", "class", "ü"] and file_stems(()) == ["image"]
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--class", "dgo"], "no class dgo"),
+        (["--count", "0"], "--count must be"),
+        (["--steps", "0"], "--steps 0 cannot be"),
+        (["--steps", "1001"], "--steps 1001 cannot be"),
+        (["--sampler", "ddim"], "--sampler ddim is not for a flow"),
+        (["--inpaint", "x.png"], "belong together"),
+        (["--to-seed", "3"], "--to-seed goes"),
+        (["--interval", "0.9", "0.1"], "--interval"),
+        (["--guidance", "-2"], "--guidance"),
+    ],
+)
+def test_mistakes_have_one_message(run, tmp_path, words, problem):
+    done = say("sample", str(run), "--out", str(tmp_path / "x.png"), *words)
+    assert done.returncode == 2 and problem in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "x.png").exists()
+
+
+def test_other_verbs_say_that_it_makes_images(run, tmp_path):
+    image = tmp_path / "x.png"
+    Image.new("RGB", (8, 8)).save(image)
+    for words in (["predict", run, image], ["embed", run, image, "--out", tmp_path / "v.npz"], ["export", run]):
+        done = say(*map(str, words))
+        assert done.returncode == 2 and "makes images" in done.stderr, done.stderr
+    done = say("evaluate", str(run), "--protocol", "knn")
+    assert done.returncode == 2 and "--protocol knn" in done.stderr
+
+
+def test_classifiers_make_no_images(tmp_path):
+    vitreous.save(vitreous.create("ViT-32x1/4", image_size=8, num_classes=2), tmp_path / "vit")
+    with pytest.raises(UsageError, match="makes none"):
+        vitreous.sample(tmp_path / "vit", tmp_path / "x.png", progress=False)
+
+
+def test_a_run_trains_samples_and_is_judged(tmp_path):
+    """From the command line, on the embedded digits."""
+    out = tmp_path / "run"
+    done = say("train", "digits", "--recipe", "sit", "--model", "DiT-32x1/2", "--steps", "6", "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["val"]["denoising_error"] > 0 and "next: vitreous sample" in done.stdout
+    assert Image.open(out / "samples.png").size == (8 * 130 - 2, 8 * 130 - 2)
+    page = (out / "report.html").read_text("utf-8")
+    assert "Generated images" in page and "validation denoising error" in page and "knn" not in page
+    done = say("evaluate", str(out), "--samples", "40", "--steps", "3", "--json")
+    assert done.returncode == 0, done.stderr
+    judged = json.loads(done.stdout)["test"]
+    assert judged["frechet_distance"] > judged["frechet_distance_of_train"] > 0 and judged["features"] == "pixels"
+    again = vitreous.evaluate(out, samples=40, steps=3)
+    assert again["test"]["frechet_distance"] == pytest.approx(judged["frechet_distance"], rel=1e-3)
+    with pytest.raises(UsageError, match="protocol='knn'"):
+        vitreous.evaluate(out, protocol="knn")
+    assert judged["recognised"] is None and 0 <= judged["copies"] <= 1
+    assert (out / "evaluations.jsonl").is_file()
+
+
+def test_latents_are_decoded_by_their_autoencoder(tmp_path):
+    vae = save_autoencoder(tmp_path / "vae")
+    model = randomise(DiT(DiTConfig(image=(8, 8), channels=4, classes=2, width=32, depth=1, heads=1, hidden=64)))
+    Bundle(model, Generation(("a", "b")), Preprocess((8, 8), 4, (0.5,) * 4, (0.5,) * 4)).save(tmp_path / "model")
+    with pytest.raises(UsageError, match="latents of 4 channels"):
+        vitreous.sample(tmp_path / "model", tmp_path / "x.png", progress=False)
+    ways = {"steps": 3, "precision": "fp32", "vae": str(tmp_path / "vae")}
+    vitreous.sample(tmp_path / "model", tmp_path / "out", progress=False, classes=("b",), **ways)
+    generator = Generator(open_generator(tmp_path / "model"), "cpu", "fp32", str(tmp_path / "vae"))
+    latents = []
+    generator.sampler.decode = lambda images: latents.append(images) or generator.sampler.pixels(images)
+    next(generator.make([(1, 0)], SampleOptions(steps=3), lambda n: None))
+    with torch.no_grad():
+        want = ((vae.decode(latents[0] / 0.5).sample + 1) * 127.5).round().clamp(0, 255)[0].movedim(0, -1)
+    got = np.asarray(Image.open(tmp_path / "out" / "b-00000.png"), int)
+    assert got.shape == (16, 16, 3) and np.abs(got - want.numpy()).max() <= 1
+    save_autoencoder(tmp_path / "three", latent_channels=3)
+    for place, problem in (("three", "latents of 3 channels"), ("model", "no folder with an autoencoder")):
+        with pytest.raises((UsageError, WeightsError), match=problem):
+            vitreous.sample(tmp_path / "model", tmp_path / "x.png", progress=False, vae=str(tmp_path / place))

@@ -1,0 +1,279 @@
+"""Files of answers: what is in them, and that a job that was stopped anywhere ends as if it had not been."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import shutil
+import tarfile
+import tracemalloc
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.conftest import say
+from tests.inference.made import CLASSES, pictures, tiny
+from vitreous.errors import UsageError
+from vitreous.inference import pipeline
+from vitreous.inference.predict import Embedding, Prediction, Predictor, load
+from vitreous.inference.rows import Embeddings, Predictions
+from vitreous.inference.sinks import AnswerFile
+from vitreous.inference.sources import Item, source
+
+pytestmark = pytest.mark.usefixtures("without_pages")  # training is repeated many times
+
+ODD = [
+    "a.png",
+    "new\nline.png",
+    'quo"te,.png',
+    "=sum.png",
+    "'=sum.png",
+    os.fsdecode(b"\xff.png"),
+    "bad.png",
+    "é.png",
+    "a.png",
+]
+MADE_BY = {"model": "m", "top": 2, "threshold": None}
+
+
+def rows_of(kind: Any) -> list[Any]:
+    """An answer for each of the odd names."""
+    if isinstance(kind, Predictions):
+        rows = [Prediction(name, ("=dog", "bee"), (0.75, 0.25 - n / 64), unsure=n == 3) for n, name in enumerate(ODD)]
+        rows[7] = Prediction(ODD[7])
+        rows[6] = Prediction("bad.png", error="bad.png: no image\n=x")
+    else:
+        rows = [Embedding(name, np.array([n / 3, -n, 1e-9], np.float32)) for n, name in enumerate(ODD)]
+        rows[6] = Embedding("bad.png", error="bad.png: no image\n=x")
+    return rows
+
+
+def write(path: str, kind: Any, rows: list[Any], resume: bool = False, stop: int | None = None) -> None:
+    """A job over the rows, three at a time; stopped after `stop` of them."""
+    job = AnswerFile(path, kind, MADE_BY, resume)
+    try:
+        names = [Item(row.path, b"") for row in rows]
+        left = len(list(job.remaining(iter(names))))
+        todo = rows[len(rows) - left : stop]
+        for low in range(0, len(todo), 3):
+            job.add(todo[low : low + 3])
+        if stop is None and not job.finished:
+            job.finish()
+    finally:
+        job.close()
+
+
+def read(path: str) -> Any:
+    """What is in a file, comparable."""
+    if path.endswith(".npz"):
+        with np.load(path) as found:
+            return [found["embeddings"].tobytes(), found["paths"].tolist(), found["errors"].tolist()]
+    if path.endswith(".parquet"):
+        import pyarrow.parquet as pq
+
+        return pq.read_table(path).to_pylist()
+    return Path(path).read_bytes()
+
+
+@pytest.fixture
+def small(monkeypatch, tmp_path):
+    for kind in (Predictions, Embeddings):
+        monkeypatch.setattr(kind, "part", 2)
+    monkeypatch.chdir(tmp_path)
+
+
+KINDS = [(kind, suffix) for kind in (Predictions(), Embeddings()) for suffix in kind.formats]
+
+
+def skip_without(suffix: str) -> None:
+    """Leave out what needs a library that is not there."""
+    if suffix == ".parquet":
+        pytest.importorskip("pyarrow")
+
+
+@pytest.mark.parametrize(
+    ("kind", "suffix"), KINDS, ids=lambda value: value if isinstance(value, str) else type(value).__name__
+)
+def test_a_job_that_was_stopped_ends_as_if_it_had_not_been(small, kind, suffix):
+    skip_without(suffix)
+    rows, whole, cut = rows_of(kind), f"whole{suffix}", f"cut{suffix}"
+    write(whole, kind, rows)
+    for stop in range(len(rows)):
+        write(cut, kind, rows, stop=stop)
+        with pytest.raises(UsageError, match="is not finished"):
+            write(cut, kind, rows)
+        write(cut, kind, rows, resume=True)
+        assert read(cut) == read(whole) and not os.path.exists(f"{cut}.parts")
+        os.unlink(f"{cut}.job.json")
+        os.unlink(cut)
+    described = json.loads(Path(f"{whole}.job.json").read_text())
+    assert described == {"finished": True, "rows": len(rows), "unreadable": 1, "made_by": MADE_BY}
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv"])
+def test_a_file_that_was_torn_at_any_byte_is_continued(small, suffix):
+    kind, rows, whole = Predictions(), rows_of(Predictions()), f"whole{suffix}"
+    write(whole, kind, rows)
+    content = Path(whole).read_bytes()
+    write(f"cut{suffix}", kind, rows, stop=0)
+    description = Path(f"cut{suffix}.job.json").read_text()
+    for size in range(0, len(content), 7):
+        Path(f"cut{suffix}").write_bytes(content[:size])
+        Path(f"cut{suffix}.job.json").write_text(description)
+        write(f"cut{suffix}", kind, rows, resume=True)
+        assert Path(f"cut{suffix}").read_bytes() == content, size
+        assert json.loads(Path(f"cut{suffix}.job.json").read_text())["unreadable"] == 1
+
+
+def test_other_models_options_and_images_are_refused(small):
+    kind, rows = Predictions(), rows_of(Predictions())
+    write("x.jsonl", kind, rows, stop=4)
+    before = Path("x.jsonl").read_bytes()
+    with pytest.raises(UsageError, match="top 2, now 3"):
+        AnswerFile("x.jsonl", kind, {**MADE_BY, "top": 3}, True)
+    for others, match in (
+        (rows[1:], "image 1, is a.png; now comes"),
+        ([rows[0], *rows[2:]], "image 2, is new"),
+        (rows[:2], "end before"),
+    ):
+        with pytest.raises(UsageError, match=match):
+            write("x.jsonl", kind, others, resume=True)
+        assert Path("x.jsonl").read_bytes() == before
+    with pytest.raises(UsageError, match="cannot tell the format"):
+        AnswerFile("x.txt", kind, MADE_BY)
+    Path("y.jsonl").write_text("mine")
+    with pytest.raises(UsageError, match="nobody knows"):
+        AnswerFile("y.jsonl", kind, MADE_BY, True)
+    Path("x.jsonl.job.json").write_text("junk")
+    with pytest.raises(UsageError, match="describes no job"):
+        AnswerFile("x.jsonl", kind, MADE_BY, True)
+
+
+def test_names_and_numbers_come_back_exactly(small):
+    pytest.importorskip("pyarrow")
+    rows = rows_of(Predictions())
+    for suffix in Predictions.formats:
+        write(f"p{suffix}", Predictions(), rows)
+    lines = [json.loads(line) for line in Path("p.jsonl").read_bytes().split(b"\n")[:-1]]
+    assert [line["path"] for line in lines] == ODD
+    assert [[pair["probability"] for pair in line["classes"]] for line in lines] == [
+        list(row.probabilities) for row in rows
+    ]
+    text = Path("p.csv").read_bytes().decode("utf-8", "surrogateescape")
+    cells = list(csv.DictReader(io.StringIO(text, newline="")))
+    assert [row["path"].removeprefix("'") for row in cells if row["rank"] in ("", "1")] == ODD
+    assert not any(cell.startswith(("=", "+", "-", "@")) for row in cells for cell in row.values())
+    table = read("p.parquet")
+    assert [row["path"] if row["path_bytes"] is None else os.fsdecode(row["path_bytes"]) for row in table] == ODD
+    assert table[6]["error"] == "bad.png: no image\n=x" and table[6]["classes"] is None and table[3]["unsure"]
+    rows = rows_of(Embeddings())
+    for suffix in Embeddings.formats:
+        write(f"e{suffix}", Embeddings(), rows)
+    with np.load("e.npz", allow_pickle=False) as found:
+        assert found["paths"].tolist() == ODD and np.isnan(found["embeddings"][6]).all()
+        values = np.delete(found["embeddings"], 6, 0)
+    assert np.array_equal(values, [row.values for row in rows if row.values is not None])
+    lines = [json.loads(line) for line in Path("e.jsonl").read_bytes().split(b"\n")[:-1]]
+    assert np.array_equal(np.array([line["embedding"] for n, line in enumerate(lines) if n != 6], np.float32), values)
+    assert np.array_equal(
+        np.array([row["embedding"] for n, row in enumerate(read("e.parquet")) if n != 6], np.float32), values
+    )
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    place = tmp_path_factory.mktemp("model") / "bundle"
+    tiny().save(place)
+    return str(place)
+
+
+def test_the_commands_stop_and_go_on(home, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(pipeline, "CHUNK", 2)
+    pictures(tmp_path / "p", 7)
+    (tmp_path / "p" / "4.png").write_bytes(b"junk")
+    answers = load(home).predict(sorted(map(str, Path("p").iterdir())), 2, "skip")
+    whole = Predictor.predictions
+    monkeypatch.setattr(Predictor, "predictions", lambda *given: stopping(whole(*given)))
+    words = ["predict", home, "p", "--out", "x.jsonl", "--top", "2"]
+    stopped = say(*words)
+    assert stopped.returncode == 130 and len(Path("x.jsonl").read_text().splitlines()) == 4
+    monkeypatch.setattr(Predictor, "predictions", whole)
+    refused = say(*words)
+    assert refused.returncode == 2 and "--resume" in refused.stderr
+    result = say(*words, "--resume", "--json")
+    told = json.loads(result.stdout)
+    assert (
+        result.returncode == 3
+        and (told["images"], told["unreadable"]) == (7, 1)
+        and "4 images are in x.jsonl already" in result.stderr
+    )
+    lines = [json.loads(line) for line in Path("x.jsonl").read_text().splitlines()]
+    assert lines == [Predictions().plain(answer) for answer in answers]
+    again = say(*words, "--resume")
+    assert again.returncode == 3 and "is finished" in again.stderr
+    assert say("predict", home, "p", "--resume").returncode == 2
+    assert say("predict", home, "p", "--out", "x.jsonl", "--top", "1", "--resume").returncode == 2
+    assert say("predict", home, "p", "--out", "y.jsonl", "--bad-images", "stop").returncode == 3
+    assert [json.loads(line)["path"] for line in Path("y.jsonl").read_text().splitlines()] == [
+        row.path for row in answers[:4]
+    ]
+
+
+def stopping(chunks):
+    """Two chunks, and then Ctrl-C."""
+    yield from islice(chunks, 2)
+    raise KeyboardInterrupt
+
+
+def test_embed_writes_what_python_gives(home, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    files = pictures(tmp_path / "p", 3)
+    result = say("embed", home, *files)
+    assert result.returncode == 0, result.stderr
+    with np.load("embeddings.npz") as found:
+        assert found["paths"].tolist() == files and np.array_equal(found["embeddings"], load(home).embed(files))
+    shutil.copytree(home, tmp_path / "copy")
+    assert say("embed", home, *files, "--out", "x.csv").returncode == 2
+    assert say("embed", home, *files, "--precision", "int8", "--engine", "openvino").returncode == 2
+
+
+def test_the_csv_beside_the_table_is_as_it_was(home, tmp_path):
+    files = pictures(tmp_path, 2)
+    result = say("predict", home, *files, "--csv", str(tmp_path / "x.csv"), "--top", "4")
+    assert result.returncode == 0 and "0.png" in result.stdout
+    rows = list(csv.reader((tmp_path / "x.csv").read_text().splitlines()))
+    assert rows[0] == ["path", "rank", "class", "probability", "error", "unsure"] and len(rows) == 9
+    assert {row[2] for row in rows[1:]} == {name if name[0] != "=" else f"'{name}" for name in CLASSES}
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_number_of_images(home, tmp_path):
+    out = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(out, "PNG")
+    peaks = []
+    for count in (300, 1500):
+        place = str(tmp_path / f"{count}.tar")
+        with tarfile.open(place, "w") as archive:
+            for number in range(count):
+                member = tarfile.TarInfo(f"some/folder/of/images/{number:08}.png")
+                member.size = out.tell()
+                out.seek(0)
+                archive.addfile(member, out)
+        predictor = load(home)
+        asked = predictor.asked(4)
+        job = AnswerFile(f"{place}.jsonl", Predictions(), MADE_BY)
+        tracemalloc.start()
+        for rows in predictor.predictions(job.remaining(iter(source([place]))), asked):
+            job.add(rows)
+        job.finish()
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert job.rows == count
+    assert peaks[1] < peaks[0] + 300_000, peaks  # 1200 answers alone would be more than 600,000 bytes

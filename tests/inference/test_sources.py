@@ -1,0 +1,155 @@
+"""Where images come from: every kind of source, odd names, and what is refused."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import sys
+import tarfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.inference.made import pictures
+from vitreous.errors import DataError, UsageError
+from vitreous.inference.sources import source
+
+ODD = [
+    "new\nline.png",
+    'quo"te, comma.png',
+    "=formula.png",
+    "'apostrophe.png",
+    os.fsdecode(b"latin\xe9.png"),
+    " blank .png",
+    "é.png",
+    "[a]*.png",
+]
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return [os.path.relpath(file) for file in pictures(tmp_path / "p", 3)]
+
+
+@pytest.fixture
+def odd(files):
+    for name in ODD:
+        Path("odd").mkdir(exist_ok=True)
+        Path("odd", name).write_bytes(Path(files[0]).read_bytes())
+    return [f"odd/{name}" for name in ODD]
+
+
+def names(*words: str, **options) -> list[str]:
+    """What the images are called, each of which can be read."""
+    found = list(source(words, **options))
+    for item in found:
+        content = item.content()
+        assert (Path(content).read_bytes() if isinstance(content, str) else content).startswith(b"\x89PNG"), item.name
+    return [item.name for item in found]
+
+
+def test_files_folders_and_patterns(files):
+    os.makedirs("p/deep/er")
+    os.link("p/0.png", "p/deep/er/10.png")
+    Path("p/deep/notes.txt").write_text("no image")
+    assert names("p/1.png", "p/0.png", "p/1.png") == ["p/1.png", "p/0.png", "p/1.png"]
+    assert names("p") == [*files, "p/deep/er/10.png"]
+    assert source(["p", "p/0.png"]).count == 5
+    assert names("p/**/*.png") == [*files, "p/deep/er/10.png"] == names("p/**")
+    assert names("p/[02].png") == ["p/0.png", "p/2.png"]
+
+
+def test_odd_names_come_through_every_kind(odd, tmp_path):
+    assert sorted(names("odd")) == sorted(odd)
+    assert names("odd/[a]*.png") == ["odd/[a]*.png"]  # what is there is no pattern
+    Path("list").write_bytes(b"\0".join(map(os.fsencode, odd)) + b"\0")
+    assert names("@list") == odd == names(lists=["list"])
+    plain = [name for name in odd if "\n" not in name]
+    Path("lines").write_bytes(b"\r\n".join(map(os.fsencode, plain)))
+    assert names("@lines") == plain
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows([["label", "file"], *(["x", name] for name in odd)])
+    Path("table.csv").write_bytes(b"\xef\xbb\xbf" + text.getvalue().encode("utf-8", "surrogateescape"))
+    assert names("table.csv") == odd
+    with tarfile.open("odd.tar", "w", format=tarfile.GNU_FORMAT) as archive:
+        archive.add("odd")
+    assert sorted(names("odd.tar")) == sorted(f"odd.tar/{name}" for name in odd)
+
+
+def test_a_list_on_stdin(files, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO("\n".join(["", *files, ""]).encode())))
+    assert names("-") == files
+    assert source(["-"]).count is None
+
+
+def test_tables_are_read_in_their_own_folder(files, tmp_path, monkeypatch):
+    Path("p/a.csv").write_text("name;path,picture\n1,0.png\n\n2,2.png\n")
+    assert next(iter(source(["p/a.csv"], column="picture"))).content() == os.path.join("p", "0.png")
+    Path("p/a.tsv").write_text("id\tIMAGE\n1\t0.png\n")
+    assert names("p/a.tsv") == ["0.png"]
+    with pytest.raises(UsageError, match="no column other; there are id, IMAGE"):
+        names("p/a.tsv", column="other")
+    Path("p/b.csv").write_text("0.png\n1.png\n")
+    with pytest.raises(UsageError, match="which column"):
+        names("p/b.csv")
+    Path("p/c.csv").write_text('path\n0.png\n"open\n')
+    with pytest.raises(DataError, match="not CSV"):
+        names("p/c.csv")
+    Path("p/d.csv").write_text("id,path\n0,0.png\n1\n")
+    with pytest.raises(DataError, match="line 3: no path"):
+        names("p/d.csv")
+
+
+def test_archives_are_read_where_they_are(files):
+    for number in range(2):
+        with tarfile.open(f"s-{number}.tar", "w") as archive:
+            archive.add("p/0.png", "dog/7.png")
+            archive.add("p/1.png", "dog/.hidden.png")
+            archive.addfile(tarfile.TarInfo("dog/7.cls"), io.BytesIO(b""))
+            archive.add("p/2.png", "8.PNG")
+    both = [f"s-{number}.tar/{name}" for number in range(2) for name in ("dog/7.png", "8.PNG")]
+    assert names("s-{0..1}.tar") == names("s-*.tar") == both
+    os.mkdir("shards")
+    os.rename("s-0.tar", "shards/s.tar")
+    assert names("shards") == ["shards/s.tar/dog/7.png", "shards/s.tar/8.PNG"]
+    Path("cut.tar").write_bytes(Path("s-1.tar").read_bytes()[:1200])
+    with pytest.raises(DataError, match="truncated"):
+        names("cut.tar")
+    Path("x.tar.gz").write_bytes(b"\x1f\x8b" + bytes(600))
+    with pytest.raises(DataError, match="gunzip"):
+        names("x.tar.gz")
+
+
+def test_parquet_of_bytes_structs_and_paths(files):
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+
+    contents = [Path(file).read_bytes() for file in files]
+    pq.write_table(pa.table({"label": ["a", "b", "c"], "image": contents}), "bytes.parquet")
+    assert names("bytes.parquet") == [f"bytes.parquet, row {row}" for row in range(3)]
+    structs = [{"bytes": contents[0], "path": "x.png"}, {"bytes": None, "path": "p/1.png"}]
+    pq.write_table(pa.table({"picture": structs}), "structs.parquet")
+    assert names("structs.parquet") == ["structs.parquet, row 0", "p/1.png"]
+    pq.write_table(pa.table({"label": ["a", "b", "c"], "path": files}), "paths.parquet")
+    assert names("paths.parquet") == files
+    with pytest.raises(UsageError, match="which column"):
+        pq.write_table(pa.table({"a": contents, "b": contents}), "two.parquet")
+        names("two.parquet")
+    assert len(names("two.parquet", column="b")) == 3
+    pq.write_table(pa.table({"image": pa.array([None], pa.binary())}), "none.parquet")
+    with pytest.raises(DataError, match="no image"):
+        names("none.parquet")
+    Path("junk.parquet").write_bytes(b"junk")
+    with pytest.raises(DataError, match="Parquet"):
+        names("junk.parquet")
+
+
+@pytest.mark.parametrize("word", ["none.png", "none/**/*.png", "@none", "none-{0..2}.tar", "empty"])
+def test_what_is_not_there_is_said_at_once(files, word):
+    os.makedirs("empty")
+    with pytest.raises(DataError) as error:
+        source([word])
+    assert "none" in error.value.message or "no images in empty" in error.value.message

@@ -1,0 +1,115 @@
+"""The verb `data check`: read every image or clip of a data set once and report what is true of them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from vitreous.apps.curation.checks.facts import facts
+from vitreous.apps.curation.checks.findings import FAILS, findings
+from vitreous.apps.curation.checks.record import AXES, SIGNAL, Form, probe, review, survey
+from vitreous.apps.curation.checks.subject import Subject, open_subject, parted
+from vitreous.apps.curation.copies.alike import near
+from vitreous.apps.curation.copies.clips import clip_facts, review_clips, survey_clips
+from vitreous.apps.curation.copies.scan import READABLE, scan
+from vitreous.data.annotations.painted import first_target
+from vitreous.data.annotations.target import AnnotatedSplit, kind_of
+from vitreous.data.split import Split
+from vitreous.errors import UsageError
+from vitreous.system.cores import cores
+
+PROBED = 100  # images of which one must be readable to find out how all are read
+Progress = Callable[[str, int, int, str], None]
+InputSize = Callable[[tuple[int, int], str], tuple[int, ...]]
+
+
+def check(
+    source: str | os.PathLike[str],
+    split: str | None = None,
+    workers: int | None = None,
+    image_size: int | InputSize = 224,
+    group_by: str | None = None,
+    axes: int | None = None,
+    ignore_index: int | None = None,
+    progress: Progress = lambda label, done, total, text: None,
+) -> tuple[dict[str, Any], Subject]:
+    """Read every image of a data set, or of a folder that `train` would refuse: what is true of them, and the images.
+    Clips are read as images are, and counted as `images`.
+
+    The document has counts, classes, unreadable images by name and reason, copies, sizes, kinds of files, what the
+    loader does with them, and `findings`; `passed` is false where something hinders training. It is the same for any
+    number of `workers` (None: one a core; 0: this process, which a decoder that crashes ends). `image_size` is the side
+    of the model's input in pixels, or a function from the first readable image's (height, width) and what is learned of
+    its annotations (`objects`, `classes`, or an empty string without any) to the (height, width) of the input. `axes`
+    and `ignore_index` as `open_data` has them. Raises DataError where there are no images, and UsageError.
+    """
+    if isinstance(image_size, int) and image_size < 1:
+        raise UsageError("--image-size must be at least 1")
+    if workers is not None and workers < 0:
+        raise UsageError(f"--workers cannot be {workers}")
+    subject, workers = open_subject(os.fspath(source), split, group_by, axes, ignore_index), workers
+    workers = cores() if workers is None else workers
+    groups = {"by": group_by, "parted": parted(subject, group_by)}
+    pool, started = subject.pool, time.perf_counter()
+    clips = kind_of(pool.splits[0]) == "clips"
+    form, size = (None, None) if clips else first_form(pool.splits[0], workers)
+    first, again = (survey_clips, review_clips) if clips else (partial(survey, form=form), partial(review, form=form))
+
+    def report(done: int) -> None:
+        rate = done / (time.perf_counter() - started)
+        progress("check", done, len(pool), f"{rate:.1f} clips/s" if clips else f"{rate:.0f} images/s")
+
+    def compare(done: int, total: int) -> None:
+        progress("compare", done, total, "")
+
+    records, reasons = scan(pool, range(len(pool)), job=first, workers=workers, progress=report, slow=clips)
+    if clips:
+        own = records[: min(len(pool.splits[0]), PROBED)]
+        size = next(((int(row["height"]), int(row["width"])) for row in own[own["state"] == READABLE]), None)
+    side = (
+        image_size if isinstance(image_size, int) else min(image_size(size, learned_content(subject))) if size else None
+    )
+    side = 0 if form and form[1] in AXES else side  # nothing is scaled to a model's size
+    # signals that look alike are no copies
+    alike = (
+        []
+        if form and form[1] == SIGNAL
+        else near(pool, records, job=again, workers=workers, progress=compare, slow=clips)
+    )
+    document = facts(subject, records, reasons=reasons, near=alike, image_size=side, groups=groups)
+    document["channels"] = {"count": form[0], "numbers": form[1]} if form else None
+    document["clips"] = clip_facts(subject, records)
+    results = findings(document)
+    return {"passed": all(finding["level"] != FAILS for finding in results), "findings": results, **document}, subject
+
+
+def learned_content(subject: Subject) -> str:
+    """What `train` learns of the annotations of a data set: `objects`, `classes` of pixels, or an empty string where
+    there are none."""
+    splits = subject.splits
+    if not all(isinstance(split, AnnotatedSplit) for split in splits.values()):
+        return ""
+    target = first_target(splits.values())
+    return "classes" if target is not None and target.classes is not None else "objects"
+
+
+def first_form(split: Split, workers: int) -> tuple[Form, tuple[int, int] | None]:
+    """How the images of a split are read, and (height, width) of the first readable one of PROBED, as `train` does it.
+
+    Where none of them can be read, (the form of the first that states one in its header, None).
+    """
+    stated = None
+    for samples in (range(min(1, len(split))), range(1, min(PROBED, len(split)))):
+        records, _ = scan(split, samples, probe, min(workers, 1))
+        for record in records[records["state"] == READABLE][:1]:
+            return form_of(record), (int(record["height"]), int(record["width"]))
+        stated = stated or next(filter(None, map(form_of, records)), None)
+    return stated, None
+
+
+def form_of(record: Any) -> Form:
+    """The channels and dtype of a record of `probe`; None for images that are read as colours."""
+    return (int(record["channels"]), str(record["numbers"])) if record["channels"] else None

@@ -1,0 +1,219 @@
+"""What the records of a data set add up to: counts, sizes, colours, kinds of files, and images that are alike."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from vitreous.apps.curation.checks.annotated import annotation_facts
+from vitreous.apps.curation.checks.record import KINDS, MODES, Trait
+from vitreous.apps.curation.checks.subject import Subject, left_out
+from vitreous.apps.curation.copies.alike import Groups, exact
+from vitreous.apps.curation.copies.scan import READABLE, Reasons
+from vitreous.data.annotations.target import kind_of
+from vitreous.data.decoding.spectral import NO_DATA
+from vitreous.errors import DataError
+
+_NUMBER = re.compile(r"\d[\d,]*")
+FEW = 10  # images below which a class is named
+LISTED = 10_000  # groups of copies listed at most
+
+
+def facts(
+    subject: Subject,
+    records: np.ndarray,
+    reasons: Reasons,
+    near: Groups,
+    image_size: int | None,
+    groups: dict[str, Any],
+) -> dict[str, Any]:
+    """Everything that is reported of (n,) RECORD, one split after the other, before it is judged.
+
+    Every figure but `unreadable` is of the images that can be read.
+    """
+    readable = records[records["state"] == READABLE]
+    parts = np.split(records, subject.pool.ends[:-1])
+    unused, outside = left_out(subject)
+    unreadable = [{**named(subject, row), "reason": why} for row, why in sorted(reasons.items()) if why != NO_DATA]
+    bad = Counter(row["split"] for row in unreadable)
+    misnamed = np.flatnonzero(records["traits"] & Trait.MISNAMED).tolist()
+    return {
+        "data": subject.source,
+        "kind": kind_of(subject.pool.splits[0]),
+        "refused": as_dict(subject.refused),
+        "unlabelled": as_dict(subject.unlabelled),
+        "unlearnable": as_dict(subject.unlearnable),
+        "classes": list(subject.classes),
+        "notes": subject.notes,
+        "splits": {
+            name: split_facts(subject, name, part, bad[name]) for name, part in zip(subject.splits, parts, strict=True)
+        },
+        "annotations": annotation_facts(subject),
+        "balance": balance(subject),
+        "left_out": unused,
+        "unreadable": unreadable,
+        "without_data": [named(subject, row) for row, why in sorted(reasons.items()) if why == NO_DATA],
+        "misnamed": [{**named(subject, row), "format": KINDS[records["format"][row]]} for row in misnamed],
+        "sizes": sizes(readable, image_size),
+        "colour": colour(readable),
+        "formats": counted(readable["format"], KINDS),
+        "modes": counted(readable["mode"], MODES),
+        "depths": {str(bits): int((readable["depth"] == bits).sum()) for bits in np.unique(readable["depth"])},
+        "traits": {trait.name.lower(): int((readable["traits"] & trait > 0).sum()) for trait in Trait},
+        "copies": copies(subject, exact(records)),
+        "near_copies": copies(subject, near),
+        "examples": first_examples(subject, records, image_size) | outside,
+        "groups": groups,
+    }
+
+
+def first_examples(subject: Subject, records: np.ndarray, image_size: int | None) -> dict[str, str]:
+    """The first of (n,) RECORD that can be read of each kind that a finding names: its traits, mode, depth and size."""
+    short = np.minimum(records["width"], records["height"]).astype(np.int64)
+    kinds = {trait.name.lower(): records["traits"] & trait > 0 for trait in Trait}
+    kinds |= {"cmyk": records["mode"] == MODES.index("CMYK"), "deep": records["depth"] == 16}
+    if image_size:
+        kinds |= {"small": short < image_size, "large": short >= 2 * image_size}
+    rows = {kind: np.flatnonzero(has & (records["state"] == READABLE)) for kind, has in kinds.items()}
+    return {kind: subject.pool.name(int(positions[0])) for kind, positions in rows.items() if len(positions)}
+
+
+def named(subject: Subject, row: int) -> dict[str, str]:
+    """An image by its split and its name."""
+    return {"split": subject.place(row)[0], "path": subject.pool.name(row)}
+
+
+def as_dict(error: DataError | None) -> dict[str, str] | None:
+    """An error as `message` and `hint`."""
+    return {"message": error.message, "hint": error.hint} if error else None
+
+
+def split_facts(subject: Subject, name: str, records: np.ndarray, bad: int) -> dict[str, Any]:
+    """Images, bytes and classes of a split with (n,) RECORD, of which `bad` cannot be read."""
+    counts = subject.counts(name) if subject.classes else []
+    return {
+        "images": len(records),
+        "unreadable": bad,
+        "bytes": int(records["bytes"].sum()),
+        "per_class": {label: int(count) for label, count in zip(subject.classes, counts, strict=True)},
+    }
+
+
+def balance(subject: Subject) -> dict[str, Any] | None:
+    """How evenly the training images (or those of the only split) spread over the classes; None without classes.
+
+    `effective` is the number of equal classes of the same entropy.
+    """
+    if not subject.classes:
+        return None
+    first = "train" if "train" in subject.splits else next(iter(subject.splits))
+    counts = subject.counts(first)
+    shares = counts[counts > 0] / max(counts.sum(), 1)
+    return {
+        "split": first,
+        "largest": int(counts.max()),
+        "smallest": int(counts.min()),
+        "effective": float(np.exp(-(shares * np.log(shares)).sum())),
+        "few": {subject.classes[i]: int(counts[i]) for i in np.flatnonzero(counts < FEW)},
+        "missing": {
+            name: [subject.classes[i] for i in np.flatnonzero(own == 0)]
+            for name in subject.splits
+            if name != first and ((own := subject.counts(name)) == 0).any()
+        },
+    }
+
+
+def sizes(records: np.ndarray, image_size: int | None) -> dict[str, Any] | None:
+    """Widths, heights and proportions of (n,) RECORD, also relative to the side of the model's input; None for n = 0.
+
+    `histogram` counts short sides. `image_size` is 0, and nothing relative to it, of volumes, which have `slices` too.
+    """
+    if not len(records) or image_size is None:
+        return None
+    width, height = records["width"].astype(np.float64), records["height"].astype(np.float64)
+    short = np.minimum(width, height)
+    edges = 2.0 ** np.arange(3, 13)
+    return {
+        "input": image_size,
+        **({"slices": span(records["slices"].astype(np.float64))} if records["slices"].any() else {}),
+        "width": span(width),
+        "height": span(height),
+        "proportion": span(width / height),
+        "smaller": float((short < image_size).mean()),
+        "twice": float((short >= 2 * image_size).mean()) if image_size else 0.0,
+        "one_size": len(np.unique(width * 2**32 + height)) == 1,
+        "histogram": {
+            "edges": [int(e) for e in edges],
+            "images": np.bincount(np.searchsorted(edges, short, "right"), minlength=11).tolist(),
+        },
+    }
+
+
+def span(values: np.ndarray) -> dict[str, float]:
+    """Minimum, median and maximum of (n,) values."""
+    return {"min": float(values.min()), "median": float(np.median(values)), "max": float(values.max())}
+
+
+def colour(records: np.ndarray) -> dict[str, list[float]] | None:
+    """Mean and standard deviation of red, green and blue over (n,) RECORD, 0 to 1, every image weighing the same."""
+    if not len(records):
+        return None
+    mean, std = records["mean"].astype(np.float64) / 255, records["std"].astype(np.float64) / 255
+    over = np.sqrt(((std**2 + mean**2).mean(0) - mean.mean(0) ** 2).clip(0))
+    return {"mean": mean.mean(0).round(6).tolist(), "std": over.round(6).tolist()}
+
+
+def counted(places: np.ndarray, words: tuple[str, ...]) -> dict[str, int]:
+    """Count words by their (n,) positions."""
+    counts = np.bincount(places, minlength=len(words))
+    return {words[i]: int(counts[i]) for i in np.flatnonzero(counts)}
+
+
+def copies(subject: Subject, groups: Groups) -> dict[str, Any]:
+    """Report groups of images that are alike: how many, images too many, in two splits, and under two labels.
+
+    `across` counts, for each pair of splits, the images of the second that are in the first. The groups listed are the
+    first LISTED of those across splits, then of those with two labels, then of the others.
+    """
+    across: Counter[str] = Counter()
+    ranked: list[tuple[bool, bool, int]] = []
+    for number, group in enumerate(groups):
+        places = [subject.place(int(row)) for row in group]
+        homes = Counter(split for split, _ in places)  # in the order of the splits, as rows are
+        across.update({f"{one}/{other}": homes[other] for one, other in combinations(homes, 2)})
+        ranked.append((len(homes) < 2, len({subject.class_of(*spot) for spot in places}) < 2, number))
+    return {
+        "groups": len(groups),
+        "extra": sum(map(len, groups)) - len(groups),
+        "across": dict(across),
+        "contrary": sum(not one_label for _, one_label, _ in ranked),
+        "listed": [[described(subject, int(row)) for row in groups[number]] for *_, number in sorted(ranked)[:LISTED]],
+    }
+
+
+def described(subject: Subject, row: int) -> dict[str, Any]:
+    """An image by its split, its number there, its name and its class."""
+    split, sample = subject.place(row)
+    path = subject.pool.name(row)
+    return {"split": split, "number": sample, "path": path, "class": subject.class_of(split, sample)}
+
+
+def by_reason(unreadable: list[dict[str, str]]) -> list[tuple[str, list[dict[str, str]]]]:
+    """Group unreadable images by reason, the most frequent first; numbers that differ within a reason become N."""
+    rows_of: dict[str, list[dict[str, str]]] = {}
+    for row in unreadable:
+        rows_of.setdefault(_NUMBER.sub("N", row["reason"]), []).append(row)
+    named = [(common([row["reason"] for row in rows]), rows) for rows in rows_of.values()]
+    return sorted(named, key=lambda pair: (-len(pair[1]), pair[0]))
+
+
+def common(reasons: list[str]) -> str:
+    """Join reasons that differ in numbers only."""
+    parts = zip(*(_NUMBER.split(reason) for reason in sorted(set(reasons))), strict=True)
+    numbers = zip(*(_NUMBER.findall(reason) for reason in sorted(set(reasons))), strict=True)
+    shared = [words[0] if len(set(words)) == 1 else "N" for words in numbers]
+    return "".join(f"{part[0]}{number}" for part, number in zip(parts, [*shared, ""], strict=True))

@@ -1,0 +1,165 @@
+"""The images to check: the splits of a data set, or the images of a folder that is not one."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from vitreous.apps.curation.copies.scan import Joined
+from vitreous.data.annotations.learnable import find_unlearnable
+from vitreous.data.annotations.masks import MaskFiles
+from vitreous.data.annotations.target import AnnotatedFiles, axes_of, kind_of
+from vitreous.data.decoding.clips import GIF, VIDEOS
+from vitreous.data.decoding.decode import SUFFIXES
+from vitreous.data.decoding.volumes import OWN
+from vitreous.data.exclusions import undrawn_splits
+from vitreous.data.grouping import PARTED, expression, keys_of, straddling
+from vitreous.data.layouts.folder import list_images
+from vitreous.data.layouts.video import ClipFiles
+from vitreous.data.layouts.volumes import ENDINGS, ArrayFiles
+from vitreous.data.sources import detect_layout, find_inner_source
+from vitreous.data.split import Files, Split, no_labels
+from vitreous.errors import DataError, printable
+
+LOOSE = "images"  # the split of a folder that is not a data set
+ANNOTATIONS = (".json", ".xml", ".txt", ".csv", ".yaml", ".yml")  # files that say what is where
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Splits by name, as the user made them: what `train` would draw from the training images is not drawn.
+
+    `refused` is why the source is not a data set, `unlabelled` why its images have no labels, and thus no classes,
+    `unlearnable` why nothing of their annotations can be learned.
+    """
+
+    name: str
+    source: str
+    splits: dict[str, Split]
+    classes: tuple[str, ...]
+    notes: list[str] = field(default_factory=list)
+    refused: DataError | None = None
+    unlabelled: DataError | None = None
+    unlearnable: DataError | None = None
+    column: str | None = None  # of a table, that names the group of each image
+
+    @cached_property
+    def pool(self) -> Joined:
+        """All images, one split after the other."""
+        return Joined(self.splits.values())
+
+    def place(self, row: int) -> tuple[str, int]:
+        """The split and the sample in it of a row of all images."""
+        part, sample = self.pool.place(row)
+        return list(self.splits)[part], sample
+
+    def class_of(self, name: str, sample: int) -> str:
+        """The class of an image, several with `|` between them; an empty string where there are no classes."""
+        if not self.classes:
+            return ""
+        label = self.splits[name].labels[sample]
+        return "|".join(self.classes[i] for i in (np.flatnonzero(label) if np.ndim(label) else [int(label)]))
+
+    def counts(self, name: str) -> np.ndarray:
+        """(K,) images of each class in a split."""
+        labels = self.splits[name].labels
+        return labels.sum(0).astype(np.int64) if labels.ndim == 2 else np.bincount(labels, minlength=len(self.classes))
+
+
+def open_subject(
+    source: str,
+    split: str | None = None,
+    group_by: str | None = None,
+    axes: int | None = None,
+    ignore_index: int | None = None,
+) -> Subject:
+    """Open a source, or a single split of it, and the groups of a table by the column `group_by`; `axes` and
+    `ignore_index` as `open_data` has them. Raises DataError where there are no images, and for a column that is not
+    there."""
+    try:
+        data = detect_layout(source, 0, group_by, axes=axes, ignore_index=ignore_index)
+    except DataError as error:
+        paths = list_images(Path(source)) if Path(source).is_dir() else []
+        if not paths:
+            raise
+        return Subject(printable(source), source, {LOOSE: Files(paths, no_labels(len(paths)))}, (), refused=error)
+    splits, refused, notes = undrawn_splits(data), None, list(data.notes)
+    if data.unread_annotations is not None:
+        notes.append(f"the annotations in {data.unread_annotations} are not used: `train` asks for --recipe")
+    if split is not None:
+        splits = {split: data.split(split)}
+    elif data.unsplit and not data.labelled:
+        if data.unlabelled is not None and find_inner_source(Path(source)) is not None:
+            refused = data.unlabelled  # which names it
+        kind = kind_of(splits["train"])
+        splits = {LOOSE if kind == "pictures" else kind: splits["train"]}
+    return Subject(
+        data.name,
+        source,
+        splits=splits,
+        classes=tuple(map(printable, data.classes)),
+        notes=notes,
+        refused=refused,
+        unlabelled=data.unlabelled if refused is None else None,
+        unlearnable=find_unlearnable(data) if split is None else None,
+        column=data.group_column,
+    )
+
+
+def parted(subject: Subject, group_by: str | None) -> list[dict[str, object]]:
+    """Find groups in two splits: the splits, how many groups, their names. Raises as `vitreous.data.grouping` does."""
+    notes = [note for note in subject.notes if PARTED in note]
+    if group_by in (None, subject.column):
+        return [{"splits": [], "groups": int(note.split()[0]), "names": []} for note in notes]
+    pattern = expression(group_by)
+    keys = {name: keys_of(split, pattern, subject.source) for name, split in subject.splits.items()}
+    return [{"splits": list(pair), "groups": len(names), "names": names} for pair, names in straddling(keys).items()]
+
+
+def left_out(subject: Subject) -> tuple[dict[str, int], dict[str, str]]:
+    """Count files below a folder that no split has: `images` outside the layout, or clips, and other files by suffix,
+    but for annotations; and the first file of both: of images as `outside`, of other files as `others`."""
+    if not (listing := find_files(subject)):
+        return {}, {}
+    images, others, used = listing
+    count = len(images) - len(used)
+    outside = sorted(set(images) - used) if count > 0 else []
+    firsts = {"outside": outside[:1], "others": sorted(file for files in others.values() for file in files)[:1]}
+    counts = {**({"images": count} if count > 0 else {}), **{kind: len(files) for kind, files in others.items()}}
+    return counts, {kind: printable(files[0]) for kind, files in firsts.items() if files}
+
+
+def find_files(subject: Subject) -> tuple[list[str], dict[str, list[str]], set[str]] | None:
+    """The images or clips below a folder, its other files but annotations by suffix, and the images, masks and clips
+    that splits have, as absolute paths; None for data that are not files of a folder."""
+    root = Path(subject.source)
+    splits = [split for split in subject.splits.values() if isinstance(split, Files)]
+    if not root.is_dir() or len(splits) < len(subject.splits):
+        return None
+    others, images = defaultdict[str, list[str]](list), list[str]()
+    used = {os.path.abspath(path) for split in splits for path in map(str, split.paths)}
+    endings = (*SUFFIXES, *(OWN if any(axes_of(split) == 3 for split in splits) else ()))
+    for split in splits:
+        endings = tuple(ENDINGS[split.axes]) if isinstance(split, ArrayFiles) else endings
+    clips = any(isinstance(split, ClipFiles) for split in splits)
+    endings = (GIF, *VIDEOS) if clips else endings
+    for place, folders, files in os.walk(root.absolute()):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        if clips and place in used:  # a folder of frames
+            images.append(place)
+            continue
+        for name in files:
+            if name.lower().endswith(endings) and not name.startswith("."):
+                images.append(os.path.join(place, name))
+            else:
+                others[printable(os.path.splitext(name)[1].lower()) or "no suffix"].append(os.path.join(place, name))
+    stores = [split.annotations for split in splits if isinstance(split, AnnotatedFiles)]
+    for suffix in ANNOTATIONS if stores else ():
+        others.pop(suffix, None)
+    masks = (place for store in stores if isinstance(store, MaskFiles) for files in store.files for place in files)
+    return images, dict(sorted(others.items())), used | set(map(os.path.abspath, masks))

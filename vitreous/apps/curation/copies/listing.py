@@ -1,0 +1,61 @@
+"""The list that `data dedup` writes, `path,copy_of,reason,score` with one copy a row, and the data set without them.
+
+A cell that a spreadsheet would take for a formula, or that begins with an apostrophe, gets an apostrophe in front:
+removing one gives every name back.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitreous.data.exclusions import kept_samples, undrawn_splits
+from vitreous.data.layouts.video import ClipFiles
+from vitreous.data.split import Data, Files
+from vitreous.errors import DataError, UsageError, printable
+from vitreous.system.disk import is_utf8
+from vitreous.system.tables import MARKED, as_csv, marked
+
+HEADER = ["path", "copy_of", "reason", "score"]
+
+
+def listed(copies: Sequence[dict[str, Any]]) -> str:
+    """Write the copies of a document of `dedup` as CSV."""
+    rows = ([marked(copy["path"]), marked(copy["copy_of"]), copy["reason"], f"{copy['score']:.4f}"] for copy in copies)
+    return as_csv([HEADER, *rows])
+
+
+def remaining(data: Data, names: frozenset[str], home: Path) -> str:
+    """Write the data set without some samples as the CSV `path,label[,split]` that `train` reads, of parts of clips
+    `path,label,split,start,end`, its paths relative to `home`.
+
+    Raises UsageError for data that are not image files, DataError for a path or a class that the format cannot hold.
+    """
+    wrong = [name for name in data.classes if "|" in name or name != name.strip() or not is_utf8(name)]
+    if wrong:
+        problem = f"the class {printable(wrong[0])} cannot be written to a CSV file"
+        raise DataError(problem, "rename it, or use --exclude with the list")
+    unsplit = data.unsplit and data.whole is not None
+    rows = [["path", "label", "split"]]
+    cut = any(isinstance(split, ClipFiles) and split.parts is not None for split in data.splits.values())
+    rows[0] += ["start", "end"] if cut else []
+    for part, split in undrawn_splits(data).items():
+        if not isinstance(split, Files):
+            problem = f"{data.name} has no image files to write down"
+            raise UsageError(problem, "use the list: vitreous train DATA --exclude LIST")
+        for sample in kept_samples(split, names):
+            path, label = os.path.relpath(split.paths[sample], home), split.labels[sample]
+            if not is_utf8(path):
+                problem = f"{split.name(int(sample))}: a name that is not UTF-8 cannot be written to a CSV file"
+                raise DataError(problem, "rename it")
+            known = [data.classes[int(k)] for k in (np.flatnonzero(label) if split.labels.ndim == 2 else [label])]
+            rows.append([f"./{path}" if path.startswith(MARKED) else path, "|".join(known), part])
+            if cut and isinstance(split, ClipFiles):
+                start, end = split.part(int(sample)) or (0.0, math.inf)
+                rows[-1] += [repr(start) if start else "", repr(end) if math.isfinite(end) else ""]
+    return as_csv(row[:2] + row[3:] if unsplit else row for row in rows)

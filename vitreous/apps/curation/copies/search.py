@@ -1,0 +1,198 @@
+"""Search for the few images that each image may be a copy of.
+
+An image is compared whole with parts of the others, and in parts with the others whole, upright and mirrored; and its
+centre with parts of the others, for images that were shifted. Parts are sorted into inverted lists by their nearest
+centroid, and an image is compared with the parts in the lists nearest to it (Jégou et al., IEEE TPAMI 33(1), 2011,
+without the quantisation). N samples, descriptors of LENGTH numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from vitreous.apps.curation.copies.windows import BOXES, CENTRE, MIRROR
+
+LISTED = 448  # parts in a list, about
+LISTS, PROBED = 1024, 24  # lists at most, and how many of them an image is compared with
+ROUNDS, TRAINED = 6, 40  # rounds of k-means, and parts per list that it uses
+PARTS = 425_984  # held at a time: those of 8192 images
+BLOCK = 8192  # images whose features are compared at a time
+QUERIES = 16384  # images that are compared with the parts at a time
+MOST = 8  # candidates of an image
+LIKE, LIKE_FEATURES = 0.8, 0.5  # cosine of a candidate at least: of descriptors, and of a model's features
+
+#: `sample` may be a copy of `of`: one of them, mirrored or not, lies in the box of the other; `inner`: it is `sample`
+CANDIDATE = np.dtype(
+    [("sample", "i8"), ("of", "i8"), ("cosine", "f4"), ("box", "f4", 4), ("mirrored", "?"), ("inner", "?")]
+)
+Describe = Callable[[np.ndarray], np.ndarray]  # sample numbers (n,) -> descriptors (n, boxes, LENGTH)
+
+
+def candidates(
+    wholes: np.ndarray,
+    parts: Describe,
+    queries: np.ndarray,
+    known: np.ndarray,
+    floor: float = LIKE,
+    probed: int = PROBED,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> np.ndarray:
+    """Find for each query the MOST earlier samples in `known` with the highest cosines from `floor` on: (p,) CANDIDATE.
+
+    `wholes` (N, LENGTH) has the descriptor of every sample, `parts` computes those of the boxes of some; `queries` and
+    `known` are sample numbers in rising order. An image is compared with the parts in the `probed` lists nearest to it;
+    where `parts` gives whole images only, wholes are compared with wholes.
+    """
+    best = np.empty(0, CANDIDATE)
+    if not len(queries) or not len(known):
+        return best
+    centres = centroids(parts, known)
+    boxes = parts(known[:1]).shape[1]
+    multiple, block = boxes > 1, max(PARTS // boxes, 1)
+    # whose parts, whose wholes, whether the query is whole
+    sides = [(known, queries, True), (queries, known, False)][: 1 + multiple]
+    total, done = sum(len(listed) for listed, *_ in sides), 0
+    for listed, asked, inner in sides:
+        for low in range(0, len(listed), block):
+            held = listed[low : low + block]
+            lists = Lists(parts(held), held, centres)
+            later = asked[asked > held[0]] if inner else asked[asked < held[-1]]
+            for first in range(0, len(later), QUERIES):
+                few = later[first : first + QUERIES]
+                pairs = [
+                    best,
+                    *compared(wholes[few], few, shown=BOXES[0], lists=lists, inner=inner, floor=floor, probed=probed),
+                ]
+                if inner and multiple:
+                    pairs += compared(
+                        parts(few)[:, CENTRE],
+                        few,
+                        shown=BOXES[CENTRE],
+                        lists=lists,
+                        inner=inner,
+                        floor=floor,
+                        probed=probed,
+                    )
+                best = most_like(np.concatenate(pairs))
+            done += len(held)
+            progress(done, total)
+    return best
+
+
+class Lists:
+    """(n, boxes, LENGTH) parts sorted by their nearest centroid: list k has the rows `starts[k]` to `starts[k + 1]`."""
+
+    def __init__(self, parts: np.ndarray, numbers: np.ndarray, centres: np.ndarray) -> None:
+        flat = parts.reshape(-1, parts.shape[2])
+        nearest = np.concatenate(
+            [(flat[low : low + 65536] @ centres.T).argmax(1) for low in range(0, len(flat), 65536)]
+        )
+        order = np.argsort(nearest, kind="stable")
+        self.vectors, self.numbers = flat[order], numbers[order // parts.shape[1]]
+        self.boxes = (order % parts.shape[1]).astype(np.int16)
+        self.centres, self.starts = centres, np.searchsorted(nearest[order], np.arange(len(centres) + 1))
+
+
+def centroids(parts: Describe, known: np.ndarray) -> np.ndarray:
+    """Spherical k-means of some parts, (k, LENGTH) of length 1; deterministic."""
+    draw = np.random.default_rng(0)
+    boxes = parts(known[:1]).shape[1]
+    count = min(max(len(known) * boxes // LISTED, 1), LISTS)
+    drawn = np.sort(draw.choice(len(known), min(len(known), -(-count * TRAINED // min(boxes, 8))), replace=False))
+    vectors = parts(known[drawn])
+    vectors = vectors[:, np.sort(draw.choice(boxes, min(boxes, 8), replace=False))].reshape(-1, vectors.shape[2])
+    centres = vectors[draw.choice(len(vectors), count, replace=False)]
+    for _ in range(ROUNDS if count > 1 else 0):
+        nearest = (vectors @ centres.T).argmax(1)
+        order = np.argsort(nearest, kind="stable")
+        used, first = np.unique(nearest[order], return_index=True)
+        sums = np.add.reduceat(vectors[order], first, axis=0)
+        centres[used] = sums / np.maximum(np.linalg.norm(sums, axis=1, keepdims=True), 1e-6)
+    return centres
+
+
+def compared(
+    descriptors: np.ndarray, asked: np.ndarray, shown: np.ndarray, lists: Lists, inner: bool, floor: float, probed: int
+) -> Iterator[np.ndarray]:
+    """Yield candidates, (p,) CANDIDATE, among images and the parts in the lists nearest to them.
+
+    `descriptors` (n, LENGTH) are those of the box `shown` of the images `asked`, compared upright and mirrored.
+    """
+    upright = descriptors.astype(np.float32)
+    vectors, count = np.concatenate([upright, upright * MIRROR]), len(lists.centres)
+    probed = min(probed, count)
+    near = np.argpartition(-(vectors @ lists.centres.T), probed - 1, axis=1)[:, :probed].ravel()
+    order = np.argsort(near, kind="stable")
+    rows, starts = order // probed, np.searchsorted(near[order], np.arange(count + 1))
+    size = BOXES[:, 2:] / shown[2:]  # the place of the whole picture, where its part `shown` lies in each box
+    places = np.concatenate([BOXES[:, :2] - shown[:2] * size, size], 1)
+    for k in range(count):
+        own = slice(lists.starts[k], lists.starts[k + 1])
+        for low in range(starts[k], starts[k + 1], 1024):
+            chosen = rows[low : min(low + 1024, starts[k + 1])]
+            cosine = vectors[chosen] @ lists.vectors[own].T
+            # np.nonzero of two axes is far slower
+            i, j = np.divmod(np.flatnonzero(cosine.ravel() >= floor), cosine.shape[1])
+            whole, other = asked[chosen[i] % len(asked)], lists.numbers[own][j]
+            sample, of = (whole, other) if inner else (other, whole)
+            earlier = of < sample
+            if not earlier.any():
+                continue
+            pairs = np.empty(int(earlier.sum()), CANDIDATE)
+            pairs["sample"], pairs["of"], pairs["cosine"] = sample[earlier], of[earlier], cosine[i, j][earlier]
+            pairs["box"], pairs["inner"] = places[lists.boxes[own][j][earlier]], inner
+            pairs["mirrored"] = (chosen[i] >= len(asked))[earlier]
+            yield pairs
+
+
+def first_equal(keys: np.ndarray) -> np.ndarray:
+    """For each row of (n, 2) uint64 the first one that is equal to it, which may be itself: (n,) int64."""
+    order = np.lexsort((keys[:, 1], keys[:, 0]))  # stable: equal rows stay in their order
+    ranked = keys[order]
+    new = np.ones(len(keys), bool)
+    new[1:] = (ranked[1:] != ranked[:-1]).any(1)
+    first = np.empty(len(keys), np.int64)
+    first[order] = order[np.maximum.accumulate(np.where(new, np.arange(len(keys)), 0))]
+    return first
+
+
+def most_like(pairs: np.ndarray) -> np.ndarray:
+    """Keep of (p,) CANDIDATE the best box of each pair and way, and of these the MOST of each sample."""
+    order = np.lexsort((-pairs["cosine"], pairs["inner"], pairs["mirrored"], pairs["of"], pairs["sample"]))
+    pairs = pairs[order]
+    same = np.ones(len(pairs), bool)
+    for name in ("sample", "of", "mirrored", "inner"):
+        same[1:] &= pairs[name][1:] == pairs[name][:-1]
+    same[:1] = False
+    pairs = pairs[~same]
+    pairs = pairs[np.lexsort((pairs["of"], -pairs["cosine"], pairs["sample"]))]
+    first = np.flatnonzero(np.diff(pairs["sample"], prepend=-1))
+    rank = np.arange(len(pairs)) - np.repeat(first, np.diff(np.append(first, len(pairs))))
+    return pairs[rank < MOST]
+
+
+def like_features(features: np.ndarray, queries: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """Find for each query the MOST earlier samples in `known` with the nearest features (N, D): (p,) CANDIDATE.
+
+    Features do not give a box: each pair is entered upright and mirrored, whole in whole.
+    """
+    pairs = [np.empty(0, CANDIDATE)]
+    for low in range(0, len(queries), 1024):
+        asked = queries[low : low + 1024]
+        for first in range(0, len(known), BLOCK):
+            others = known[first : first + BLOCK]
+            cosine = features[asked].astype(np.float32) @ features[others].astype(np.float32).T
+            cosine[others[None] >= asked[:, None]] = -1
+            nearest = np.argpartition(-cosine, min(MOST, len(others)) - 1, axis=1)[:, :MOST]
+            i, j = np.repeat(np.arange(len(asked)), nearest.shape[1]), nearest.ravel()
+            good = cosine[i, j] >= LIKE_FEATURES
+            part = np.zeros(int(good.sum()), CANDIDATE)
+            part["sample"], part["of"], part["cosine"] = asked[i[good]], others[j[good]], cosine[i, j][good]
+            part["box"], part["inner"] = BOXES[0], True
+            pairs.append(part)
+    upright = most_like(np.concatenate(pairs))
+    mirrored = upright.copy()
+    mirrored["mirrored"] = True
+    return np.concatenate([upright, mirrored])

@@ -1,0 +1,312 @@
+"""A data set as shards for training: every image decoded and scaled once, in files that anybody can read.
+
+The bytes are a function of the data and the options alone, whoever decodes. A pack that was interrupted goes on behind
+its last whole shard when the same command is given again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import shutil
+from collections.abc import Generator
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from vitreous.apps.curation.shards import INSTRUCTIONS, SHARDS, Encoder, Plan, Stored, npy_bytes, record, write_record
+from vitreous.data.annotations.target import AnnotatedSplit, require_pictures
+from vitreous.data.latents import LatentEncoder
+from vitreous.data.layouts.packed import ARRAYS, DOCUMENT, ROW, UNFINISHED, VERSION, describe, is_pack
+from vitreous.data.loader import in_workers
+from vitreous.data.screen import refuse
+from vitreous.data.sources import open_data
+from vitreous.data.split import Data, hash_file_times
+from vitreous.errors import DataError, ResourceError, UsageError, printable
+from vitreous.progress import Listener
+from vitreous.system.cores import default_workers
+from vitreous.system.disk import publish
+
+CHUNK = 16  # images that a worker sends at a time
+PROBED = 64  # images whose size is measured, before any is written
+SPARE = 1.1  # of the bytes that they promise
+DEFAULT = Plan()
+
+
+def pack(
+    source: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    plan: Plan = DEFAULT,
+    bad_images: Literal["stop", "skip"] = "stop",
+    workers: int | None = None,
+    listener: Listener | None = None,
+    autoencoder: LatentEncoder | None = None,
+) -> dict[str, Any]:
+    """Write a data set as shards into the folder `out`; returns the content of `pack.json`, and the folder as `out`.
+
+    Splits, labels, class names and the ids of samples are kept; so are the splits that were drawn on opening. Images
+    that cannot be read are named: at the end, with a DataError, or with `skip` in the document. Shards that are whole
+    already are kept, if plan and source are the same. `autoencoder` makes latents, where the plan says so. Raises
+    UsageError for a folder that holds something else and for annotations of objects or
+    pixels, which a pack would lose, ResourceError where the disk is too small.
+    """
+    data = open_data(source)
+    require_pictures(data.splits.values(), "packs hold pictures")
+    if any(isinstance(split, AnnotatedSplit) for split in data.splits.values()):
+        problem = f"{data.name} has annotations, which a pack would lose: it holds images and the classes on each"
+        raise UsageError(problem, f"train on the data as they are: vitreous train {data.name}")
+    plan = replace(plan, source=fingerprint(data))
+    out = Path(out)
+    if os.path.isdir(source) and out.resolve().is_relative_to(Path(source).resolve()):
+        raise UsageError(f"{printable(out)} lies inside of {printable(source)}", "use an --out beside it")
+    if is_pack(out) and (out / DOCUMENT).exists():  # it is written last
+        shutil.rmtree(out / UNFINISHED, ignore_errors=True)
+        return finished_before(out, plan)
+    prepare_folder(out, plan)
+    if data.groups is not None and listener:
+        listener.note("the groups of images are not kept, only the splits that were drawn by them")
+    require_space(out, data, plan, autoencoder)
+    first = len(data.split("train")) if plan.mirror else None
+    if first is not None:
+        twice = data.split("train").take(np.tile(np.arange(first), 2))
+        data = replace(data, splits=data.splits | {"train": twice})
+    records, bad = {}, {}
+    for name in data.splits:
+        reader = Encoder(data.splits[name], plan, first if name == "train" else None)
+        coding = Coding(reader, default_workers() if workers is None else workers, autoencoder)
+        records[name], unreadable = pack_split(out, name, data, coding, listener)
+        bad |= {(name, sample): message for sample, message in unreadable.items()}
+    if bad and bad_images == "stop":
+        total = sum(map(len, data.splits.values()))
+        raise refuse({number: DataError(message) for number, message in enumerate(bad.values())}, total)
+    document = {
+        "vitreous_pack": VERSION,
+        **asdict(plan),
+        "how_to_read": INSTRUCTIONS[plan.form],
+        "multilabel": data.multilabel,
+        "drawn": data.whole is not None,
+        "splits": records,
+        "classes": list(data.classes),
+        "titles": data.titles,
+    }
+    write_record(out / DOCUMENT, json.dumps(document, indent=1, ensure_ascii=False).encode("utf-8", "surrogatepass"))
+    shutil.rmtree(out / UNFINISHED)
+    return {"out": os.fspath(out), **document}
+
+
+def fingerprint(data: Data) -> str:
+    """The data's own fingerprint, and the sizes and times of its files, where it is made of files."""
+    digest = hashlib.sha256(data.fingerprint().encode())
+    for split in data.splits.values():
+        hash_file_times(split, digest)
+    return digest.hexdigest()
+
+
+def prepare_folder(out: Path, plan: Plan) -> None:
+    """Prepare the folder of a pack, or one that was begun with the same plan. Raises UsageError for any other
+    folder."""
+    state = out / UNFINISHED
+    if (state / "plan.json").is_file():
+        try:
+            known = json.loads((state / "plan.json").read_text("utf-8"))
+        except ValueError:
+            known = {}
+        if other := differences(plan, known):
+            problem = f"{printable(out)} was begun with another {other}"
+            raise UsageError(problem, "use another --out, or remove that folder")
+    elif out.exists() and (not out.is_dir() or any(entry != state for entry in out.iterdir())):
+        raise UsageError(f"{printable(out)} exists and is not empty", "use another --out")
+    for torn in (*out.glob("*.part"), *out.rglob(".*.tmp")):
+        torn.unlink()
+    state.mkdir(parents=True, exist_ok=True)
+    write_record(state / "plan.json", json.dumps(asdict(plan)).encode())
+
+
+def differences(plan: Plan, known: dict[str, Any]) -> str:
+    """The fields of a plan that are not as in a document, in words; empty where all are."""
+    before = asdict(DEFAULT) | known
+    return " and ".join(n.replace("_", " ") for n, value in asdict(plan).items() if before[n] != value)
+
+
+def finished_before(out: Path, plan: Plan) -> dict[str, Any]:
+    """The document of a pack that is complete, every file checked. Raises UsageError for another plan, DataError for
+    damage."""
+    document = describe(out)
+    if other := differences(plan, document):
+        raise UsageError(f"{printable(out)} is a pack of another {other}", "use another --out")
+    for split in document["splits"].values():
+        for known in (*split["shards"], *split["files"].values()):
+            path = out / known["file"]
+            if not path.is_file() or record(path)["sha256"] != known["sha256"]:
+                hint = "remove the folder, and pack again"
+                raise DataError(f"{printable(path)} is not there as it was written", hint)
+    return {"out": os.fspath(out), **document}
+
+
+def require_space(out: Path, data: Data, plan: Plan, autoencoder: LatentEncoder | None) -> None:
+    """Raise ResourceError where the disk has not the space that a pack will take, estimated from some of its images."""
+    share = 1.0
+    if autoencoder is not None:  # two bytes for a channel of a place, of three for each pixel
+        share = (1 + plan.mirror) * 2 * autoencoder.channels / (3 * autoencoder.latents.stride**2)
+    total = 0
+    for split in data.splits.values():
+        rows = np.linspace(0, len(split) - 1, min(PROBED, len(split))).astype(int)
+        reader = Encoder(split, plan)
+        sizes = [len(stored.content) for _, stored in (reader[int(row)] for row in rows) if isinstance(stored, Stored)]
+        total += math.ceil(np.mean(sizes) * len(split) * SPARE * share) if sizes else 0
+    free = shutil.disk_usage(out).free + sum(entry.stat().st_size for entry in out.iterdir() if entry.is_file())
+    if total > free:
+        problem = f"a pack of {total:,} bytes does not fit on the disk of {printable(out)}, which has {free:,}"
+        raise ResourceError(problem, "free some space")
+
+
+def portable_name(data: Data, name: str) -> str:
+    """The name of a sample, without the folder that the data are in: a pack may go to another machine."""
+    for home in (data.name, os.path.dirname(data.name)):
+        if home and name.startswith(f"{home}/"):
+            return name[len(home) + 1 :]
+    return name
+
+
+@dataclass(frozen=True)
+class Coding:
+    """How samples become what is stored: read by so many `workers` and, where there is an autoencoder, by it."""
+
+    reader: Encoder
+    workers: int
+    autoencoder: LatentEncoder | None = None
+
+    @property
+    def plan(self) -> Plan:
+        """What the bytes depend on."""
+        return self.reader.plan
+
+    def samples(self, start: int) -> Generator[tuple[int, Stored | DataError]]:
+        """Yield samples from `start` on, in order; DataError stands for an image that cannot be read. Raises
+        ResourceError for a lost worker."""
+        stop = len(self.reader.split)
+        places = (range(low, min(low + CHUNK, stop)) for low in range(start, stop, CHUNK))
+        for rows in in_workers(self.reader, places, self.workers, list, prefetch=4):
+            for sample, stored in rows:
+                yield sample, stored if isinstance(stored, DataError) else self.encode(sample, stored)
+
+    def encode(self, sample: int, stored: Stored) -> Stored:
+        """The latents of what a worker has read, where there is an autoencoder."""
+        if self.autoencoder is None:
+            return stored
+        shape = stored.height, stored.width, stored.channels
+        pixels = np.frombuffer(stored.content, np.uint8).reshape(shape)
+        numbers = self.autoencoder.encode(pixels, sample).astype(ARRAYS["latents"][0])
+        return Stored("raw", numbers.tobytes(), *numbers.shape)
+
+
+def pack_split(
+    out: Path, name: str, data: Data, coding: Coding, listener: Listener | None
+) -> tuple[dict[str, Any], dict[int, str]]:
+    """Write one split. Returns its entry in `pack.json`, and why samples cannot be read. Raises DataError where none
+    can."""
+    split, plan = data.splits[name], coding.plan
+    shards, rows, bad, at = load_finished_shards(out, name)
+    kind = SHARDS[plan.form]
+    shard, first, temporary = None, at, out / "shard.part"
+    unread: dict[int, str] = {}
+
+    def close_shard(stop: int) -> None:
+        """Publish the open shard, which has the samples [first, stop)."""
+        assert shard is not None
+        rows.append(shard.close())
+        path = out / f"{name}-{len(shards):06d}.{kind.suffix}"
+        publish(temporary, path)
+        held = {**record(path), "images": shard.images}
+        state = {"record": held, "first": first, "stop": stop, "unread": unread}
+        write_record(out / UNFINISHED / f"{path.name}.npy", npy_bytes(rows[-1]))
+        write_record(out / UNFINISHED / f"{path.name}.json", json.dumps(state).encode())
+        shards.append(held)
+
+    with closing(coding.samples(at)) as stream:
+        for sample, stored in stream:
+            if isinstance(stored, Stored):
+                item = sample, stored, split.labels[sample], portable_name(data, split.name(sample))
+                if shard is None or not shard.add(*item):
+                    if shard:
+                        close_shard(sample)
+                        bad |= unread
+                        first, unread = sample, {}
+                    shard = kind(temporary, data.classes, plan.shard_size)
+                    shard.add(*item)
+            else:
+                unread[sample] = stored.message
+            if listener and ((sample + 1) % 64 == 0 or sample + 1 == len(split)):
+                listener.progress(f"packing {name}", sample + 1, len(split), f"{len(shards) + 1} shards")
+    if shard:
+        close_shard(len(split))
+    bad |= unread
+    if not shards:
+        raise DataError(f"none of {len(split)} images of {name} can be read; the first: {next(iter(bad.values()), '')}")
+    return write_index(out, name, data=data, plan=plan, shards=shards, rows=rows, bad=bad), bad
+
+
+def load_finished_shards(out: Path, name: str) -> tuple[list[dict[str, Any]], list[np.ndarray], dict[int, str], int]:
+    """The whole shards of a split that are on disk, their rows, (n,) of ROW each, what could not be read, and the
+    sample to go on with."""
+    shards: list[dict[str, Any]] = []
+    rows: list[np.ndarray] = []
+    bad: dict[int, str] = {}
+    at = 0
+    while True:
+        records = sorted((out / UNFINISHED).glob(f"{name}-{len(shards):06d}.*.json"))
+        try:
+            state = json.loads(records[0].read_text("utf-8"))
+            held = np.load(records[0].with_suffix(".npy"), allow_pickle=False)
+            same = record(out / records[0].stem)["sha256"] == state["record"]["sha256"]
+            if not same or state["first"] != at or held.dtype != ROW:
+                return shards, rows, bad, at
+        except (IndexError, OSError, ValueError, KeyError):
+            return shards, rows, bad, at
+        shards.append(state["record"])
+        rows.append(held)
+        bad |= {int(sample): message for sample, message in state["unread"].items()}
+        at = state["stop"]
+
+
+def write_index(
+    out: Path,
+    name: str,
+    data: Data,
+    plan: Plan,
+    shards: list[dict[str, Any]],
+    rows: list[np.ndarray],
+    bad: dict[int, str],
+) -> dict[str, Any]:
+    """Write the files of a split beside its shards from the rows of each, (n,) of ROW, and remove those of an earlier
+    try. Returns its entry in `pack.json`."""
+    split = data.splits[name]
+    for entry in out.glob(f"{name}-*"):
+        if entry.name not in {shard["file"] for shard in shards}:
+            entry.unlink()
+    files = {}
+    if plan.form in ARRAYS:
+        index = np.concatenate(rows)
+        samples = index["shard"].copy()
+        index["shard"] = np.repeat(np.arange(len(rows)), [len(part) for part in rows])
+        labels = split.labels[samples]
+        if labels.ndim == 2:
+            files["labels"] = write_record(out / f"{name}.labels.npy", npy_bytes(labels.astype(np.uint8)))
+        else:
+            index["label"] = labels
+        files["index"] = write_record(out / f"{name}.index.npy", npy_bytes(index))
+        ids = "".join(f"{printable(portable_name(data, split.name(sample)))}\n" for sample in samples.tolist())
+        files["ids"] = write_record(out / f"{name}.ids.txt", ids.encode("utf-8", "replace"))
+    return {
+        "images": sum(shard["images"] for shard in shards),
+        "unreadable": [
+            {"id": portable_name(data, split.name(row)), "why": portable_name(data, bad[row])} for row in sorted(bad)
+        ],
+        "shards": shards,
+        "files": files,
+    }

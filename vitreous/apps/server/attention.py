@@ -1,0 +1,252 @@
+"""What a served model can be asked about itself and one picture: attention, positions, filters, and what it saw of the
+picture.
+
+It is looked at in float32, uncompiled, while a frozen copy answers. L blocks, h heads, P prefix tokens, N patches on a
+(rows, columns) grid, or, of clips, (slots, rows, columns).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import numpy as np
+
+from vitreous.data.annotations.drawing import png_of
+from vitreous.data.preprocess import Preprocess
+from vitreous.errors import UsageError
+from vitreous.models.config import ModelConfig, ViTConfig
+
+if TYPE_CHECKING:
+    from vitreous.models.zoo import Model
+    from vitreous.weights.bundle import Bundle
+
+ONE_AT_A_TIME = Lock()  # hooks see every pass of a model: two of them at once would see each other's
+PLACES = 1024  # positions whose similarities are told: more would be an answer of over 8 MB
+SIDE = 448  # pixels along the longer side that a PNG has at least
+DIGITS = 6  # of a weight
+
+FUSIONS = ("mean", "max", "min")
+
+
+@dataclass(frozen=True)
+class AttentionRequest:
+    """Whose attention, where, and from which token.
+
+    `raw` is what heads look at in a block; `rollout` what the blocks up to it mix together, its `head` the way heads
+    become one. `layer` counts from 0. `query` is the (row, column) of a patch, of clips (slot, row, column);
+    None: where the answer is read from.
+    """
+
+    kind: Literal["raw", "rollout"] = "rollout"
+    layer: int | Literal["all"] = 0
+    head: int | Literal["mean", "max", "min", "all"] = "mean"
+    query: tuple[int, ...] | None = None
+
+    @staticmethod
+    def parse(parameters: Mapping[str, str], model: Model, tokens: int = 0) -> AttentionRequest:
+        """The words `kind`, `layer`, `head` and `query` of a request; others are not looked at. `tokens`: the most
+        patches of pictures at their own aspect, along a side too; 0: all have the model's grid.
+
+        Raises UsageError with the word, its value and what is allowed, and for a model whose attention cannot be shown.
+        """
+        c = config_with_attention(model.config)
+        kind, head = parameters.get("kind", "rollout"), parameters.get("head", "mean")
+        if kind not in ("raw", "rollout"):
+            raise bad_parameter("kind", kind, "raw or rollout")
+        if kind == "rollout":
+            head = parse_number("head", head, 0, "mean, max or min", FUSIONS)
+        else:
+            allowed = f"a head from 0 to {c.heads - 1}, mean, max, min or all"
+            head = parse_number("head", head, c.heads, allowed, (*FUSIONS, "all"))
+        layer = parameters.get("layer", str(c.depth - 1))
+        layer = parse_number("layer", layer, c.depth, f"a block from 0 to {c.depth - 1}, or all", ("all",))
+        query, place = parameters.get("query", "answer"), None
+        if query != "answer":
+            most = (tokens,) * 2 if tokens else c.grid
+            axes = ("SLOT", "ROW", "COLUMN")[-len(c.grid) :]
+            first, last = (",".join(map(str, ends)) for ends in ([0] * len(axes), [end - 1 for end in most]))
+            allowed = f"answer, or {','.join(axes)} of a patch, from {first} to {last}"
+            words = query.split(",")
+            if len(words) != len(axes):
+                raise bad_parameter("query", query, allowed)
+            place = tuple(
+                parse_number("query", word, end, allowed, whole=query) for word, end in zip(words, most, strict=True)
+            )
+        return AttentionRequest(kind, layer, head, place)  # type: ignore[arg-type]
+
+
+def parse_number(name: str, text: str, end: int, allowed: str, words: tuple[str, ...] = (), whole: str = "") -> Any:
+    """One of the words, or a number from 0 to below `end`. Raises UsageError with the `whole` value."""
+    if text in words:
+        return text
+    if not (text.isascii() and text.isdecimal() and len(text) < 6 and int(text) < end):
+        raise bad_parameter(name, whole or text, allowed)
+    return int(text)
+
+
+def bad_parameter(name: str, value: str, allowed: str) -> UsageError:
+    """The refusal of a parameter."""
+    return UsageError(f"{name}={value[:40]} cannot be", f"{name} is {allowed}")
+
+
+def config_with_attention(config: ModelConfig) -> ViTConfig:
+    """The config of a model whose every block sees a whole picture or clip. Raises UsageError for others."""
+    if not config.has_attention:
+        raise UsageError("a BiT ResNet has no attention over tokens to look at", "ask for its filters")
+    if not config.sees_whole_image:
+        message = "blocks of this model see rows, columns, windows or slots of time, not one whole picture or clip"
+        raise UsageError(message, "ask for its filters")
+    return cast(ViTConfig, config)
+
+
+def abilities(bundle: Bundle) -> dict[str, bool]:
+    """Which of `attention`, `positions` and `filters` the model has."""
+    c = bundle.model.config
+    try:
+        seen = bool(config_with_attention(c))
+    except UsageError:
+        seen = False
+    placed = c.position != "none" and len(c.grid) == 2 and c.grid[0] * c.grid[1] <= PLACES
+    return {"attention": seen, "positions": placed, "filters": isinstance(c.image, tuple) and len(c.image) == 2}
+
+
+def attention(bundle: Bundle, pixels: np.ndarray, asked: AttentionRequest) -> dict[str, Any]:
+    """(C, *image) pixels as `reading.read` makes them -> what is asked, as JSON has it.
+
+    `weights` is [h][w], of clips [t][h][w], one axis before it for all layers and one after that for all
+    heads; `prefix_weights` [P] likewise. A token's weights and prefix weights together sum to one, but for `max` and
+    `min` of heads. Raises UsageError where a model has none.
+    """
+    selected, grid, prefix = attention_rows(bundle, pixels, asked)
+    c = config_with_attention(bundle.model.config)
+    return {
+        "kind": asked.kind,
+        "layer": asked.layer,
+        "head": asked.head,
+        "query": "answer" if asked.query is None else list(asked.query),
+        "grid": list(grid),
+        "layers": c.depth,
+        "heads": c.heads,
+        "prefix": prefix,
+        "weights": round_digits(selected[..., prefix:].reshape(*selected.shape[:-1], *grid)).tolist(),
+        "prefix_weights": round_digits(selected[..., :prefix]).tolist(),
+    }
+
+
+def attention_rows(
+    bundle: Bundle, pixels: np.ndarray, asked: AttentionRequest
+) -> tuple[np.ndarray, tuple[int, ...], int]:
+    """(C, *image) pixels -> (..., P + N) float32 weights, the axes before as `asked`; the grid, and P."""
+    import torch
+
+    from vitreous.inspection.attention import attention as raw
+    from vitreous.inspection.rollout import Mixing, rollout
+
+    model, c = bundle.model, config_with_attention(bundle.model.config)
+    grid = tuple(i // p for i, p in zip(pixels.shape[1:], c.patch, strict=True))
+    queries = None
+    if asked.query is not None:
+        if any(place >= length for place, length in zip(asked.query, grid, strict=True)):
+            raise bad_parameter("query", ",".join(map(str, asked.query)), f"a place on the grid {grid} of this picture")
+        queries = torch.zeros(c.prefix + math.prod(grid))
+        queries[c.prefix + int(np.ravel_multi_index(asked.query, grid))] = 1
+    device = next(model.parameters()).device
+    images = bundle.preprocess.normalise(torch.from_numpy(pixels)[None].to(device))
+    layers = range(c.depth) if asked.layer == "all" else [asked.layer]
+    with ONE_AT_A_TIME:
+        if asked.kind == "rollout":
+            through = rollout(model, images, Mixing(fusion=asked.head), queries).joint[0]  # type: ignore[arg-type]
+            selected = through[list(layers)]
+        else:
+            weights = raw(model, images, layers, queries)
+            selected = torch.stack([weights[layer][0] for layer in layers])  # (L, h, T)
+            if isinstance(asked.head, int):
+                selected = selected[:, asked.head]
+            elif asked.head != "all":
+                selected = {"mean": selected.mean, "max": selected.amax, "min": selected.amin}[asked.head](1)
+    return (selected if asked.layer == "all" else selected[0]).float().cpu().numpy(), grid, c.prefix
+
+
+def round_digits(values: np.ndarray) -> np.ndarray:
+    """(n, ...) numbers to `DIGITS` significant digits, float64, so that JSON writes no more; below 1e-16 fewer."""
+    values = values.astype(np.float64)
+    size = np.floor(np.log10(np.maximum(np.abs(values), 1e-16)))
+    scale = np.array([float(10**k) for k in range(23)])[np.clip(DIGITS - 1 - size, 0, 22).astype(int)]
+    return np.rint(values * scale) / scale
+
+
+def attention_picture(bundle: Bundle, pixels: np.ndarray, asked: AttentionRequest) -> bytes:
+    """Return the model's input (C, *image) with the attention map over it (`heat_map`; the map is that of
+    arXiv:2010.11929, Fig. 6): a PNG, of clips an animated GIF. Raises UsageError."""
+    import torch
+
+    from vitreous.data.rgb_images import rgb_frames
+    from vitreous.reports.pages.thumbnails import enlarge, gif_of, heat_map, scale_map
+
+    if "all" in (asked.layer, asked.head):
+        name = "layer" if asked.layer == "all" else "head"
+        raise bad_parameter(name, "all", "one for a picture; format=json has them all")
+    selected, grid, prefix = attention_rows(bundle, pixels, asked)
+    weights = selected[prefix:].reshape(-1, *grid[-2:])
+    weights = scale_map(weights)
+    frames = [enlarge(frame, SIDE) for frame in rgb_frames(torch.from_numpy(pixels))]
+    maps = np.repeat(weights, len(frames) // len(weights), 0)
+    shown = [heat_map(frame, values) for frame, values in zip(frames, maps, strict=True)]
+    return gif_of(shown) if len(grid) == 3 else png_of(shown[0])
+
+
+def frames_png(pixels: np.ndarray) -> bytes:
+    """(C, T, H, W) pixels of a clip -> a PNG of the frames below one another, as the model sees them."""
+    import torch
+    from PIL import Image
+
+    from vitreous.data.rgb_images import rgb_frames
+
+    frames = rgb_frames(torch.from_numpy(pixels))
+    return png_of(Image.fromarray(np.concatenate([np.asarray(frame) for frame in frames])))
+
+
+def positions(bundle: Bundle) -> dict[str, Any] | None:
+    """Cosine similarity of every place's embedding with all others (arXiv:2010.11929, Fig. 7 centre), or None.
+
+    `similarity` is [N][N], places in rows from the top left; `range` the least and the greatest of two different
+    places, the ends of a colour scale. Models that add positions before each block tell those of the first.
+    """
+    from vitreous.inspection.positions import embeddings, similarity, similarity_range
+
+    if not abilities(bundle)["positions"]:
+        return None
+    c = bundle.model.config
+    grid = tuple(i // p for i, p in zip(bundle.preprocess.image, c.patch, strict=True))
+    table = next(iter(embeddings(bundle.model, grid).values()))
+    similar = similarity(table).reshape(grid[0] * grid[1], -1)
+    ends = [round(end, 4) for end in similarity_range(similar)]
+    rounded = (np.rint(similar.double().numpy() * 1e4) / 1e4).tolist()
+    return {"grid": list(grid), "kind": c.position, "range": ends, "similarity": rounded}
+
+
+def filters(bundle: Bundle) -> bytes | None:
+    """A PNG of the principal components of the patch filters (arXiv:2010.11929, Fig. 7 left), or None."""
+    from PIL import Image
+
+    from vitreous.inspection.features import filters as components
+    from vitreous.reports.figures.features import shown, together_of
+
+    if not abilities(bundle)["filters"]:
+        return None
+    whole = together_of(shown(components(bundle.model).components.numpy())[0])
+    return png_of(Image.fromarray((whole * 255).round().astype(np.uint8)))
+
+
+def visible_box(preprocess: Preprocess, width: int, height: int) -> list[float]:
+    """The part of an upright image that the model sees: left, top, right, bottom as shares of width and height."""
+    if preprocess.of_clips or preprocess.fit != "crop" or (width, height) == preprocess.image[::-1]:
+        return [0.0, 0.0, 1.0, 1.0]
+    tall, wide = preprocess.image
+    scale = max(tall / height, wide / width) / preprocess.share
+    half = min(wide / scale / width, 1.0) / 2, min(tall / scale / height, 1.0) / 2
+    return [round(edge, 6) for edge in (0.5 - half[0], 0.5 - half[1], 0.5 + half[0], 0.5 + half[1])]

@@ -1,0 +1,43 @@
+"""Lists of samples that are left out of a data set, as `vitreous data dedup` writes them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+
+import numpy as np
+
+from vitreous.data.split import Data, Split
+from vitreous.data.text_files import read_text
+from vitreous.errors import DataError, printable
+
+
+def read_excluded(path: str | os.PathLike[str]) -> frozenset[str]:
+    """Read the names of the copies in a list, as `Split.name` gives them. Raises DataError, with the row, otherwise."""
+    name, hint = printable(path), "make it with `vitreous data dedup`"
+    try:
+        rows = list(csv.reader(io.StringIO(read_text(path), newline=""), strict=True))
+    except csv.Error as error:
+        raise DataError(f"{name} is not valid CSV ({error})", hint) from None
+    if not rows or "path" not in rows[0]:
+        raise DataError(f"{name}: no column path", hint)
+    for number, row in enumerate(rows, 1):
+        if row and len(row) != len(rows[0]):
+            problem = f"{name}, row {number}: {len(row)} cells for {len(rows[0])} columns"
+            raise DataError(problem, "put cells with commas in quotes")
+    column = rows[0].index("path")
+    return frozenset(row[column].removeprefix("'") for row in rows[1:] if row)
+
+
+def kept_samples(split: Split, names: frozenset[str]) -> np.ndarray:
+    """The positions of a split's samples whose names are not in a list, (n,) int64."""
+    return np.array([sample for sample in range(len(split)) if split.name(sample) not in names], dtype=np.int64)
+
+
+def undrawn_splits(data: Data) -> dict[str, Split]:
+    """The splits before a part of the training images was drawn for validation."""
+    if data.whole is None:
+        return dict(data.splits)
+    drawn = ("train", "val")
+    return {"train": data.whole, **{name: split for name, split in data.splits.items() if name not in drawn}}

@@ -1,1 +1,0 @@
-"""A data set written anew as shards made for training."""

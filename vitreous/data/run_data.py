@@ -1,0 +1,136 @@
+"""The data of a run, opened as the run opened them, and other data that a trained model is evaluated on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from torch import Tensor
+
+from vitreous.config import from_plain, read_yaml
+from vitreous.data.annotations.target import kind_of
+from vitreous.data.keys import permutation
+from vitreous.data.layouts.video import open_sample
+from vitreous.data.options import DataOptions
+from vitreous.data.preprocess import Preprocess
+from vitreous.data.sources import open_data, open_data_of_run
+from vitreous.data.split import Data, require_labels
+from vitreous.errors import DataError, ResourceError, UsageError
+
+
+def open_run_data(
+    run: str | os.PathLike[str],
+    data: str | os.PathLike[str] | None,
+    split: str | None,
+    labelled: bool = True,
+    stills: bool = False,
+    preprocess: Preprocess | None = None,
+) -> tuple[str, Data]:
+    """Return name and data set to evaluate a run on: the run's own, split as the run split it, or `data`; `stills` is
+    that of `open_data`.
+
+    A folder of classes given as `data` is evaluated as a whole, as its test split, unless `split` names another one.
+    Its files are opened as volumes or signals if `preprocess`, or else the run's, is for these. Raises UsageError for a
+    bundle without data, and, if `labelled`, DataError for data without labels.
+    """
+    source, config = os.fspath(data) if data is not None else None, Path(run) / "config.yaml"
+    split_seed, share, group_by, axes, ignore_index = 0, None, None, None, None
+    if config.is_file():
+        trained, preprocess = read_run_data(config, preprocess)
+        source, split_seed = source or trained.source, trained.split_seed
+        own = (trained.hold_out, trained.group_by, trained.axes)
+        share, group_by, axes = own if data is None else (None, None, None)
+        ignore_index = trained.ignore_index
+    if source is None:
+        problem = f"{run} is a bundle without a run: there are no data to judge it on"
+        raise UsageError(problem, "name a data set after it")
+    opened = (
+        open_data_of_run(
+            run, source, split_seed=split_seed, group_by=group_by, stills=stills, axes=axes, ignore_index=ignore_index
+        )
+        if data is None
+        else open_for_model(
+            source, split_seed, preprocess.kind if preprocess is not None else "pictures", stills, ignore_index
+        )
+    )
+    if labelled:
+        require_labels(opened)
+    opened = opened.holding_out(share, split_seed)
+    return source, as_test_split(opened) if data is not None and opened.unsplit and split in (None, "test") else opened
+
+
+def read_run_data(config: Path, preprocess: Preprocess | None = None) -> tuple[DataOptions, Preprocess]:
+    """Read data options and preprocessing, unless it is given, from a run's config.yaml. Raises UsageError for a
+    damaged file."""
+    document = read_yaml(config.read_text("utf-8"))
+    if not isinstance(document, dict) or not {"data", "preprocess"} <= set(document):
+        raise UsageError(f"{config} has no data and preprocess sections", "restore the file")
+    return from_plain(DataOptions, document["data"]), preprocess or from_plain(Preprocess, document["preprocess"])
+
+
+def open_for_model(
+    source: str, split_seed: int, kind: str, stills: bool = False, ignore_index: int | None = None
+) -> Data:
+    """Open data for a model of pictures, clips, volumes or signals: what could be pictures too is taken for volumes and
+    signals by models of these; `stills` and `ignore_index` as `open_data` has them. Raises as `open_data`."""
+    axes, opened = {"signals": 1, "volumes": 3}.get(kind), None
+    try:
+        opened = open_data(source, split_seed, stills=stills, ignore_index=ignore_index)
+        if axes is None or kind_of(next(iter(opened.splits.values()))) != "pictures":
+            return opened
+        return open_data(source, split_seed, axes=axes, ignore_index=ignore_index)
+    except DataError:
+        if opened is not None:
+            return opened  # pictures, which are refused by what they are
+        if axes is None:
+            raise
+    return open_data(source, split_seed, axes=axes, ignore_index=ignore_index)
+
+
+def choose_split(data: Data, split: str | None, note: Callable[[str], None]) -> str:
+    """Return the split to judge: the one asked for, else test, else val, which `note` hears.
+
+    Raises DataError, naming the splits there are, where there is neither.
+    """
+    if split is not None or "test" in data.splits or "val" not in data.splits:
+        data.split(split or "test")
+        return split or "test"
+    drawn = ", held out of its training images" if data.unsplit else ""
+    note(f"{data.name} has no test split: judged on its {len(data.splits['val'])} val images{drawn}")
+    return "val"
+
+
+def sample_images(data: Data, preprocess: Preprocess) -> Iterator[Tensor]:
+    """Yield pictures (C, *image) to calibrate int8 on, in a fixed random order, of train if there is one."""
+    split = data.splits.get("train") or next(iter(data.splits.values()))
+    for sample in permutation(len(split), 0, 0):
+        try:
+            yield preprocess.pixels(preprocess.decoded(open_sample(split, int(sample)), split.name(int(sample))))
+        except DataError:
+            continue
+
+
+def open_training_data(run: str | os.PathLike[str], opened: Data | None = None) -> Data | None:
+    """Return data with a training split, which nothing is judged on: those open, or the run's own, or None."""
+    if opened is None:
+        try:
+            opened = open_run_data(run, None, "test")[1]
+        except (UsageError, DataError, ResourceError):
+            return None
+    return opened if "train" in opened.splits and len(opened.splits) > 1 else None
+
+
+def calibration_images(
+    run: str | os.PathLike[str], preprocess: Preprocess, others: Callable[[], Iterable[Tensor]]
+) -> Iterator[Tensor]:
+    """Yield pictures (C, *image) to calibrate int8 on: training images of the run, so that answers do not depend on the
+    data judged; those of `others` where they cannot be opened."""
+    data = open_training_data(run)
+    yield from others() if data is None else sample_images(data, preprocess)
+
+
+def as_test_split(data: Data) -> Data:
+    """Return all images of data without splits of their own as the test split."""
+    splits = {"test": data.whole or data.split("train")}
+    return Data(data.name, data.classes, splits, titles=data.titles, frequency=data.frequency)

@@ -1,0 +1,267 @@
+"""`predict` of models that give a class to every pixel: class maps, and the files that they are written to.
+
+K classes, H and W pixels of an image at its own size; a volume has D slices of them.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from vitreous.data.annotations.drawing import class_colours, lay_over, middle_planes, picture_of_map, png_of
+from vitreous.data.annotations.target import IGNORE
+from vitreous.data.decoding.spectral import Picture, void_of
+from vitreous.data.decoding.tiff import geotiff_of, read_georeference
+from vitreous.data.decoding.volumes import nifti_header, stem_of
+from vitreous.data.preprocess import Preprocess
+from vitreous.errors import DataError, UsageError, printable
+from vitreous.inference.card import Card
+from vitreous.inference.pipeline import flow
+from vitreous.inference.runtime import Runtime
+from vitreous.inference.sources import Item
+from vitreous.inference.tiles import class_map, native_pixels
+from vitreous.system.disk import atomic_path
+
+INDEX = "maps.jsonl"  # in a folder of maps: a line for each image
+
+
+@dataclass(frozen=True, eq=False)
+class ClassMap:
+    """The class of each pixel of an image: `classes` (H, W) or (D, H, W) int32, positions in `names`; or why there is
+    none. Pixels without data in the image are IGNORE.
+
+    `shares`: the share of the pixels of each class that has any, by its name, the largest first. `image`: the picture
+    in RGB, of a volume its middle planes, if it was asked for. `header`: nibabel's of a volume from a NIfTI file, the
+    tags of a GeoTIFF that state where it lies.
+    `file` and `overlay`: the files that it was written to.
+    """
+
+    path: str
+    names: tuple[str, ...] = ()
+    classes: np.ndarray | None = None
+    image: Image.Image | None = None
+    shares: dict[str, float] = field(default_factory=dict)
+    error: str | None = None
+    file: str | None = None
+    overlay: str | None = None
+    header: Any = None
+
+    def over_image(self) -> Image.Image:
+        """The classes laid over the picture in colours. Raises UsageError where there is no picture."""
+        if self.classes is None or self.image is None:
+            raise UsageError(
+                f"{self.path} has no picture to lay its classes over", "ask for it: segment(…, pictures=True)"
+            )
+        classes = middle_planes(self.classes, IGNORE) if self.classes.ndim == 3 else self.classes
+        return lay_over(self.image, classes, class_colours(self.names))
+
+
+def class_maps(
+    card: Card, runtime: Runtime, items: Iterable[Item], bad_images: str, pictures: bool
+) -> Iterator[ClassMap]:
+    """Items -> class maps in order, at most a few images in memory; with their `pictures` if asked.
+
+    Raises UsageError for a model that has no classes of pixels, DataError where `bad_images` is stop.
+    """
+    names, preprocess = card.pixel_classes, card.preprocess
+    if not names:
+        raise UsageError(f"{card.name} names classes of images, not of pixels", "use predict")
+
+    voids: dict[int, np.ndarray] = {}  # by the identity of their items, which wait for them
+
+    def decode(item: Item) -> np.ndarray | DataError:
+        try:
+            picture = decode_item(preprocess, item)
+        except DataError as error:
+            return error
+        if (void := void_of(picture)) is not None:
+            voids[id(item)] = void
+        return native_pixels(picture)
+
+    def compute(batch: np.ndarray) -> np.ndarray:
+        return class_map(runtime.logits, batch[0], preprocess.image)[None]
+
+    for chunk in flow(items, decode, compute, 1):
+        for item, row in chunk:
+            if isinstance(row, DataError):
+                if bad_images == "stop":
+                    raise row
+                yield ClassMap(item.name, error=row.message)
+            else:
+                if (void := voids.pop(id(item), None)) is not None:
+                    row[void] = IGNORE
+                image = picture_of(native(preprocess, item)) if pictures else None
+                yield ClassMap(item.name, names, row, image, shares_of(row, names), header=read_place(item, row.ndim))
+
+
+def read_place(item: Item, axes: int) -> Any:
+    """Where the image of an item lies: nibabel's header of a volume, of three `axes`, or the georeference of a GeoTIFF;
+    None for other images."""
+    if item.pixels is not None:
+        return None
+    return nifti_header(item.content()) if axes == 3 else read_georeference(item.content())
+
+
+def shares_of(classes: np.ndarray, names: tuple[str, ...]) -> dict[str, float]:
+    """A class map, (H, W) or with D in front -> the share of the pixels of each class that has any, by its name, the
+    largest first; of the pixels that are not IGNORE."""
+    known = classes[classes != IGNORE]
+    counts = np.bincount(known, minlength=len(names))
+    return {names[k]: int(counts[k]) / known.size for k in np.argsort(-counts, kind="stable") if counts[k]}
+
+
+def native(preprocess: Preprocess, item: Item) -> np.ndarray:
+    """An item as (C, H, W) pixels, or (C, D, H, W) voxels, at its own size. Raises DataError, with its name."""
+    return native_pixels(decode_item(preprocess, item))
+
+
+def decode_item(preprocess: Preprocess, item: Item) -> Picture:
+    """Decode an item at its own size. Raises DataError, with its name."""
+    content = item.content() if item.pixels is None else item.pixels()
+    name = None if isinstance(content, str) else printable(item.name)
+    return preprocess.decoded(content, name)
+
+
+def picture_of(pixels: np.ndarray) -> Image.Image:
+    """(C, H, W) pixels, or the middle planes of (C, D, H, W) voxels -> RGB: the first three channels, or the first as
+    grey, stretched unless they have 8 bits."""
+    pixels = middle_planes(pixels, pixels.min()) if pixels.ndim == 4 else pixels
+    bands = (pixels[:3] if len(pixels) >= 3 else np.repeat(pixels[:1], 3, 0)).transpose(1, 2, 0)
+    if bands.dtype != np.uint8:
+        low, high = float(bands.min()), float(bands.max())
+        bands = np.clip((bands - low) / max(high - low, 1e-9) * 255, 0, 255).astype(np.uint8)
+    return Image.fromarray(np.ascontiguousarray(bands))
+
+
+class FileNames:
+    """Names of the files that are written for images: those of the images below `root`, the folder that all lie in."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self.taken: set[Path] = set()
+
+    def place(self, name: str, suffix: str = ".png") -> Path:
+        """The path below a folder for an image: that of its file below `root`, ending in `suffix`; with the suffix of
+        the image too where another one has that name."""
+        path = Path(os.path.relpath(name, self.root) if self.root else name)
+        inner = Path(*(part for part in path.parts if part not in ("..", path.anchor)))
+        stem = stem_of(inner)
+        first = stem.with_name(stem.name + suffix)
+        place = first if first not in self.taken else inner.with_name(inner.name + suffix)
+        self.taken.add(place)
+        return place
+
+
+class MapFiles:
+    """Rows of `predict` as files: `FOLDER/NAME.png` for each image, its class map, and `FOLDER/maps.jsonl`.
+
+    Pixels are the numbers of the classes, with their colours as palette, as `train` reads them. Maps of GeoTIFF files
+    are `NAME.tif` with their georeference. Maps of volumes are
+    `NAME.nii.gz`, where the volume lies in the body as the image does, if that is NIfTI, else `NAME.npy`. `overlays` is
+    a folder for pictures with the classes over them. Names are those of the images below `root`, the folder that all
+    lie in.
+    """
+
+    formats: tuple[str, ...] = (".jsonl",)
+    part = 1
+
+    def __init__(self, folder: str, root: str, classes: tuple[str, ...], overlays: str | None = None) -> None:
+        self.folder, self.overlays = Path(folder), None if overlays is None else Path(overlays)
+        self.colours, self.names = class_colours(classes), FileNames(root)
+
+    @property
+    def index(self) -> str:
+        """Path of the file with a line for each image."""
+        return os.fspath(self.folder / INDEX)
+
+    def resume(self) -> None:
+        """Take the names of the files that were written before."""
+        lines = Path(self.index).read_text("utf-8").splitlines() if Path(self.index).is_file() else []
+        for text in lines:
+            try:
+                self.names.taken.add(Path(json.loads(text)["file"]).relative_to(self.folder))
+            except (ValueError, KeyError, TypeError):  # a line that was cut off, an image that could not be read
+                continue
+
+    def write(self, answers: Sequence[ClassMap]) -> list[ClassMap]:
+        """Write the files of answers; returns them without pixels, with the paths of the files. Raises OSError."""
+        return [self.write_one(answer) for answer in answers]
+
+    def write_one(self, answer: ClassMap) -> ClassMap:
+        """Write the files of an answer. Raises OSError."""
+        if answer.classes is None:
+            return answer
+        solid, overlay = answer.classes.ndim == 3, None
+        flat, deep = (".png", ".npy") if answer.header is None else (".tif", ".nii.gz")
+        place = self.names.place(answer.path, deep if solid else flat)
+        if solid:
+            save_file(volume_bytes(answer.classes, answer.header), self.folder / place)
+        else:
+            picture = picture_of_map(answer.classes, self.colours)
+            content = png_of(picture) if answer.header is None else geotiff_of(picture, answer.header)
+            save_file(content, self.folder / place)
+        if self.overlays is not None:
+            over = self.overlays / (place.with_name(place.name + ".png") if solid else place.with_suffix(".png"))
+            save_png(answer.over_image(), over)
+            overlay = os.fspath(over)
+        file = os.fspath(self.folder / place)
+        return replace(answer, classes=None, image=None, header=None, file=file, overlay=overlay)
+
+    def plain(self, row: ClassMap) -> dict[str, Any]:
+        """Path, the file of the map, the share of the pixels of each class, error."""
+        more = {"overlay": row.overlay} if self.overlays is not None else {}
+        return {"path": row.path, "file": row.file, **more, "shares": row.shares, "error": row.error}
+
+
+def volume_bytes(classes: np.ndarray, header: Any) -> bytes:
+    """A class map (D, H, W) as the bytes of a .npy file or, with nibabel's `header` of its image, of a .nii.gz file
+    with the image's affine."""
+    numbers, file = classes.astype(np.uint8 if classes.max(initial=0) < 256 else np.uint16), io.BytesIO()
+    if header is None:
+        np.save(file, numbers)
+        return file.getvalue()
+    import nibabel
+
+    kind: Any = nibabel.Nifti2Image if header.sizeof_hdr == 540 else nibabel.Nifti1Image  # type: ignore[attr-defined]
+    header.set_data_dtype(numbers.dtype)
+    header.set_slope_inter(1, 0)
+    header["cal_min"] = header["cal_max"] = 0
+    image = kind(numbers, header.get_best_affine(), header)
+    return gzip.compress(image.to_bytes(), 6, mtime=0)
+
+
+def save_png(picture: Image.Image, path: Path) -> None:
+    """Write a picture as PNG, whole or not at all. Raises OSError."""
+    save_file(png_of(picture), path)
+
+
+def save_file(content: bytes, path: Path) -> None:
+    """Write a file, whole or not at all. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(content)
+
+
+def common_root(words: Sequence[str]) -> str:
+    """The folder that the images of these words all lie in: of a folder itself, of a file or a pattern its folder.
+
+    Empty where a word is a list, whose names are kept whole.
+    """
+    homes = []
+    for word in words:
+        if word == "-" or word.startswith("@"):
+            return ""
+        plain = word
+        while any(sign in plain for sign in "*?[{"):
+            plain = os.path.dirname(plain)
+        homes.append(os.path.abspath(plain if os.path.isdir(plain) else os.path.dirname(plain)))
+    return os.path.commonpath(homes) if homes else ""

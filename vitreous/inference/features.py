@@ -1,0 +1,174 @@
+"""Features that a model's head reads, of every image of a split: computed once, streamed to disk, cached.
+
+n images, d numbers for each: the pooled token or mean, behind the representation layer where there is one (`pre_logits`
+in big_vision).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from copy import copy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from torch import nn
+
+from vitreous.config import to_plain
+from vitreous.data.decoding.decode import reason
+from vitreous.data.loader import EvalLoader
+from vitreous.data.preprocess import Preprocess
+from vitreous.data.split import Split, hash_file_times
+from vitreous.errors import DataError, NonFiniteError, ResourceError, UsageError
+from vitreous.inference.engine import CHUNK, Engine, InferenceOptions, chunks, compute_chunk, make_engine, readable_mask
+from vitreous.inference.graph_cache import cache_key, weights_digest
+from vitreous.models.zoo import Model
+from vitreous.system.cores import default_workers
+from vitreous.system.disk import atomic, cache
+from vitreous.system.machine import pick_device, pick_precision
+from vitreous.version import __version__
+
+FORMAT = 1  # goes up when the same model gives other numbers
+STALE = 86_400  # seconds after which a file that was begun is taken for left behind
+WAY = "make room, set XDG_CACHE_HOME to a folder on a larger disk, or use --no-cache"
+
+
+@dataclass(frozen=True)
+class Features:
+    """Features of a split's images in its order; those of unreadable ones are a black image's.
+
+    `rows` (n, d) float32 lie on disk and are read as they are used. `bad`: why images could not be read. `file` is None
+    where nothing is kept; `reused`: nothing was computed.
+    """
+
+    rows: np.ndarray
+    bad: dict[int, str]
+    file: Path | None = None
+    reused: bool = False
+
+    @property
+    def good(self) -> np.ndarray:
+        """(n,) bool: the images that could be read."""
+        return readable_mask(len(self.rows), self.bad)
+
+
+def features_of(
+    model: Model,
+    preprocess: Preprocess,
+    split: Split,
+    how: InferenceOptions | None = None,
+    batch_size: int = CHUNK,
+    workers: int | None = None,
+    keep: bool = True,
+    on_images: Callable[[int], None] = lambda images: None,
+) -> Features:
+    """Return the features of a split: from `XDG_CACHE_HOME/vitreous/features`, or computed, and kept there if `keep`.
+
+    `on_images` gets the number of images of every step. Raises NonFiniteError for features that are not finite,
+    ResourceError where the disk has no room, UsageError for int8, whose calibration would differ from split to split.
+    """
+    how = how or InferenceOptions()
+    if how.precision == "int8":
+        raise UsageError("features are not computed in int8", "use --precision bf16 or fp32")
+    facts = {**of_model(model, preprocess, how), "images": of_images(split)}
+    place = cache("features") / f"{cache_key(facts)}.npy"
+    if keep and (cached := load_features(place)):
+        return cached
+    engine = make_engine(headless(model), preprocess, how)
+    reader = EvalLoader(split, preprocess, default_workers() if workers is None else workers)
+    if not keep:
+        with tempfile.TemporaryFile() as file:
+            shape, bad = write_features(file, engine, reader, batch_size, on_images)
+            start = file.tell() - 4 * shape[0] * shape[1]
+            return Features(np.memmap(file, np.float32, "r", start, shape), bad)
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with atomic(place, shared=True) as file:
+            shape, bad = write_features(file, engine, reader, batch_size, on_images)
+        with atomic(place.with_suffix(".json"), "w", shared=True, encoding="utf-8") as file:
+            json.dump({"shape": shape, "unreadable": bad, "of": facts}, file, ensure_ascii=False)
+    except OSError as error:
+        raise ResourceError(f"features cannot be stored in {place.parent} ({reason(error)})", WAY) from None
+    return Features(np.load(place, mmap_mode="r", allow_pickle=False), bad, place)
+
+
+def write_features(
+    file: IO[bytes], engine: Engine, reader: EvalLoader, batch_size: int, on_images: Callable[[int], None]
+) -> tuple[tuple[int, int], dict[int, str]]:
+    """Write the (n, d) features of a reader's images as a .npy file; return its shape, and why images are unreadable.
+
+    Raises NonFiniteError for features that are not finite, ResourceError for a full disk.
+    """
+    bad: dict[int, str] = {}
+    shape, count = (0, 0), len(reader.split)
+    for samples, images in chunks(reader.batches(batch_size), CHUNK):
+        bad |= {s: image.message for s, image in zip(samples, images, strict=True) if isinstance(image, DataError)}
+        rows = np.ascontiguousarray(compute_chunk(engine, images), dtype="<f4")
+        wrong = np.flatnonzero(~np.isfinite(rows).all(1))
+        if len(wrong):
+            problem = f"the features of {reader.split.name(samples[wrong[0]])} are not finite"
+            raise NonFiniteError(problem, "use --precision fp32, or other weights")
+        if not shape[0]:
+            shape = count, rows.shape[1]
+            check_room(file, 4 * count * rows.shape[1])
+            np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
+        file.write(rows.data)
+        on_images(len(rows))
+    file.flush()
+    return shape, bad
+
+
+def headless(model: Model) -> Model:
+    """Return the model without a head, its weights shared: it outputs what the head reads."""
+    twin = copy(model)
+    twin._modules = {**model._modules, "head": nn.Identity()}
+    twin.config = replace(model.config, classes=0)  # type: ignore[assignment]
+    return twin
+
+
+def of_model(model: Model, preprocess: Preprocess, how: InferenceOptions) -> dict[str, Any]:
+    """Return what features depend on beside the images: weights but for the head, and how they are computed."""
+    body, device = headless(model), pick_device(how.device)
+    return {
+        "format": FORMAT,
+        "vitreous": __version__,
+        "weights": weights_digest(body),
+        "architecture": to_plain(body.config),
+        "preprocess": to_plain(preprocess),
+        "precision": pick_precision(how.precision, device),
+        "engine": "openvino" if how.engine == "openvino" else "torch",
+        "merge_tokens": how.merge_tokens,
+    }
+
+
+def of_images(split: Split) -> str:
+    """Return a digest of a split's images as they are now, without labels."""
+    digest = hashlib.sha256()
+    split.update(digest)
+    hash_file_times(split, digest)
+    return f"{len(split)} {digest.hexdigest()}"
+
+
+def load_features(place: Path) -> Features | None:
+    """Return the features in a file, if it is whole: its description is written last."""
+    try:
+        document = json.loads(place.with_suffix(".json").read_text("utf-8"))
+        rows = np.load(place, mmap_mode="r", allow_pickle=False)
+        bad = {int(sample): why for sample, why in document["unreadable"].items()}
+        whole = list(rows.shape) == document["shape"] and rows.dtype == np.float32
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return Features(rows, bad, place, reused=True) if whole else None
+
+
+def check_room(file: IO[bytes], need: int) -> None:
+    """Raise ResourceError where a file cannot grow to `need` bytes."""
+    home = tempfile.gettempdir() if isinstance(file.name, int) else os.path.dirname(file.name)
+    if (free := shutil.disk_usage(home or ".").free) < need:
+        raise ResourceError(f"features of {need:,} bytes do not fit on the disk of {home}, which has {free:,}", WAY)

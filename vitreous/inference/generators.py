@@ -1,0 +1,61 @@
+"""A model that makes images in the place of one that reads them, for a server of either.
+
+B images of C channels.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NoReturn
+
+import numpy as np
+
+from vitreous.errors import UsageError
+from vitreous.inference.predict import Predictor
+
+if TYPE_CHECKING:
+    from vitreous.inference.options import InferenceOptions
+    from vitreous.inference.samples import Generator
+    from vitreous.weights.bundle import Bundle
+
+
+class GeneratorRuntime:
+    """The runtime of a predictor whose model makes images: it has a `generator`, and answers about no image."""
+
+    part = 1
+
+    def __init__(self, generator: Generator) -> None:
+        self.generator, self.precision = generator, generator.sampler.precision
+
+    def logits(self, pixels: np.ndarray) -> NoReturn:
+        """(B, C, *image) pixels. Raises UsageError."""
+        raise UsageError("the model makes images, and answers nothing about others", "use `vitreous sample`")
+
+    features = objects = logits
+
+
+def generator_predictor(bundle: Bundle, how: InferenceOptions | None = None, vae: str | None = None) -> Predictor:
+    """A predictor that makes images, of latents by the autoencoder that is named, or that of the run.
+
+    Raises UsageError for an engine other than PyTorch, for images that are no pictures, and for a device or a precision
+    that there is not; UsageError and WeightsError as `Autoencoder`.
+    """
+    from vitreous.inference.card import card_of
+    from vitreous.inference.samples import Generator
+
+    card, channels = card_of(bundle), bundle.model.config.channels
+    if how and how.engine == "openvino":
+        raise UsageError("--engine openvino makes no images", "leave it out")
+    if bundle.preprocess.of_clips:
+        raise UsageError(f"{card.name} makes clips, and a server answers with pictures", "use `vitreous sample`")
+    decoded = bool(vae or getattr(bundle.task, "autoencoder", ""))
+    if (channels not in (1, 3) and not decoded) or len(bundle.preprocess.image) != 2:
+        problem = f"{card.name} makes images of {channels} channels and {len(bundle.preprocess.image)} axes"
+        hint = "a page shows those of 1 or 3 channels and 2 axes: name what decodes latents, --vae FOLDER"
+        raise UsageError(problem, hint)
+    generator = Generator(bundle, how.device if how else "auto", how.precision if how else "auto", vae)
+    return Predictor(card, GeneratorRuntime(generator), bundle)
+
+
+def generator_of(predictor: Predictor) -> Generator | None:
+    """The generator of a predictor that makes images; None for one that answers about them."""
+    return predictor.runtime.generator if isinstance(predictor.runtime, GeneratorRuntime) else None

@@ -1,0 +1,203 @@
+"""From seeds and classes to images, by the fastest way the machine has.
+
+On a CPU each thread makes images of its own, from the first step to the last. n images of C channels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitreous.data.keys import key, normal
+from vitreous.data.preprocess import Preprocess
+from vitreous.errors import UsageError
+from vitreous.generation.guidance import guide
+from vitreous.generation.process import Process
+from vitreous.generation.samplers import SAMPLERS, State, leave
+from vitreous.generation.settings import SamplingOptions
+from vitreous.inference.engine import TOKENS, cut
+from vitreous.nn.frozen import frozen
+from vitreous.nn.sizes import grid_of
+from vitreous.system.machine import DTYPES, packs, pick_device, pick_precision, settle_process, thread_pool
+from vitreous.weights.autoencoder import Autoencoder
+from vitreous.weights.bundle import Bundle
+from vitreous.weights.tasks import Generation
+
+START = 0x7374617274  # sets the noise that images start from apart from that of steps
+
+
+@dataclass(frozen=True, eq=False)
+class Canvas:
+    """Images of which a part is given: `images` (n, C, *image) float32 normalised, and `given` (n, 1, *image) bool,
+    true where they stay as they are."""
+
+    images: Tensor
+    given: Tensor
+
+
+class ImageSampler:
+    """A model that makes images of so many `classes` (0: of one kind) by the reverse of a process, ready to.
+
+    An image is a function of the seed, of its class and of its number, whatever is made beside it, but for the last
+    bits. Raises UsageError for a device or precision that there is not.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        process: Process,
+        classes: int,
+        preprocess: Preprocess,
+        device: str = "auto",
+        precision: str = "auto",
+    ) -> None:
+        self.config: Any = model.config
+        self.process, self.classes, self.preprocess = process, classes, preprocess
+        self.device = pick_device(device)
+        self.precision = pick_precision(precision, self.device)
+        self.dtype = DTYPES[self.precision]
+        self.model: Any = frozen(model.to(self.device), self.dtype, packs(self.device))
+        self.decode: Callable[[Tensor], Tensor] | None = None  # from latents, scaled and shifted, to pixels
+        self.stride = 1  # pixels of an image to a place of what the model makes
+        self.image = tuple(model.config.image)  # of what it makes: the frames of clips can be others
+        settle_process()
+
+    def noise(self, labels: Tensor, numbers: Tensor, seed: int) -> Tensor:
+        """(n,) and (n,) int64 -> (n, C, *image) float32: what images of these classes and numbers start from."""
+        keys = key(seed, START, labels.numpy(), numbers.numpy())
+        return torch.from_numpy(normal(keys, (self.config.channels, *self.image)))
+
+    def sample(
+        self,
+        labels: Tensor,
+        numbers: Tensor,
+        options: SamplingOptions = SamplingOptions(),  # noqa: B008
+        on_images: Callable[[float], None] = lambda images: None,
+        noise: Tensor | None = None,
+        canvas: Canvas | None = None,
+        on_step: Callable[[slice, State], None] = lambda rows, state: None,
+    ) -> Tensor:
+        """(n,) int64 classes, all 0 of a model without, and (n,) numbers -> (n, C, *image) uint8, as `finish` makes it.
+
+        `noise` (n, C, *image) takes the place of what the seed gives. `on_images` is given the images that a step of a
+        part of the batch has brought on, in parts of an image. `on_step` is given the rows of that part and its state,
+        in whatever thread computes it; what it raises ends the sampling. Raises UsageError for a sampler or steps that
+        the model does not have.
+        """
+        _, steps = options.sampler_of(self.process)
+        start = self.noise(labels, numbers, options.seed) if noise is None else noise
+        keys = torch.from_numpy(key(options.seed, labels.numpy(), numbers.numpy()).view(np.int64))
+        tokens = math.prod(grid_of(self.image, self.config.patch)) * (
+            2 if self.classes and options.guidance != 1 else 1
+        )
+        threads = torch.get_num_threads() if self.device == "cpu" else 1
+        most = max(1, round(TOKENS / tokens)) if self.device == "cpu" else 64
+        size, together = cut(len(start), most, threads) if threads > 1 else (most, True)
+        spans = [slice(low, min(low + size, len(start))) for low in range(0, len(start), size)]
+
+        def part(rows: slice) -> Tensor:
+            own = None if canvas is None else Canvas(canvas.images[rows], canvas.given[rows])
+
+            def after(state: State) -> None:
+                on_images((rows.stop - rows.start) / steps)
+                on_step(rows, state)
+
+            return self.part(start[rows], labels[rows], keys[rows], options, canvas=own, on_state=after)
+
+        return torch.cat(list(map(part, spans) if together else thread_pool(threads).map(part, spans)))
+
+    @torch.inference_mode()
+    def part(
+        self,
+        noise: Tensor,
+        labels: Tensor,
+        keys: Tensor,
+        options: SamplingOptions,
+        canvas: Canvas | None,
+        on_state: Callable[[State], None],
+    ) -> Tensor:
+        """(b, C, *image) noise, (b,) int64 classes and keys -> (b, C, *image) uint8, from the first step to the
+        last; `on_state` is given the state after each."""
+        name, steps = options.sampler_of(self.process)
+        asked = labels.to(self.device) if self.classes else None
+        ask = guide(self.answer, asked, self.classes, options)
+        mend = leave if canvas is None else lambda noisy, a, b: keep(canvas, noisy, noise, a, b)
+
+        def draw(step: int) -> Tensor:
+            rows = key(keys.numpy().view(np.uint64), step + 1)
+            return torch.from_numpy(normal(rows, tuple(noise.shape[1:]))).to(self.device)
+
+        image = noise
+        for state in SAMPLERS[name](self.process, ask, noise.to(self.device), steps, draw, mend):
+            image = state.noisy
+            on_state(state)
+        return self.finish(image.float().cpu())
+
+    def answer(self, noisy: Tensor, time: Tensor, labels: Tensor | None) -> Tensor:
+        """(b, C, *image), (b,), (b,) -> (b, C', *image) float32: one forward pass."""
+        return self.model(noisy.to(self.dtype), time, labels).float()
+
+    def finish(self, images: Tensor) -> Tensor:
+        """(b, C, *image) float32 without noise -> (b, C', H, W) uint8: its pixels, or what latents are decoded to."""
+        return self.pixels(images) if self.decode is None else self.decode(images)
+
+    def sketch(self, images: Tensor) -> Tensor:
+        """(b, C, *image) float32 with any noise -> (b, C', *image) uint8: its pixels, or the first three channels of
+        latents, in which shapes are seen."""
+        if self.decode is None:
+            return self.pixels(images)
+        return (images[:, :3] * 64 + 128).round_().clamp_(0, 255).to(torch.uint8)
+
+    def pixels(self, images: Tensor) -> Tensor:
+        """(b, C, *image) float32 normalised -> (b, C, *image) uint8."""
+        values = self.preprocess.denormalise(images) * (255 / self.preprocess.peak)
+        return values.round_().clamp_(0, 255).to(torch.uint8)
+
+
+def keep(canvas: Canvas, noisy: Tensor, noise: Tensor, a: float, b: float) -> Tensor:
+    """(b, C, *image) that a step has left -> the same, with a image + b noise where the image is given
+    (arXiv:2011.13456, appendix I.2)."""
+    known = a * canvas.images.to(noisy) + b * noise.to(noisy)
+    return torch.where(canvas.given.to(noisy.device), known, noisy)
+
+
+def sampler_of(
+    bundle: Bundle, device: str = "auto", precision: str = "auto", autoencoder: str | None = None, decoded: bool = True
+) -> ImageSampler:
+    """The sampler of a bundle as `open_generator` gives it, whose latents are `decoded` by the autoencoder of this
+    folder or name, or by that of its run.
+
+    Raises UsageError for a device or a precision that there is not, and for latents that nothing decodes; UsageError
+    and WeightsError as `Autoencoder`.
+    """
+    task, channels = bundle.task, bundle.model.config.channels
+    assert isinstance(task, Generation), "open_generator refuses others"
+    sampler = ImageSampler(
+        bundle.model,
+        task.process,
+        classes=len(task.classes),
+        preprocess=bundle.preprocess,
+        device=device,
+        precision=precision,
+    )
+    place = (autoencoder or task.autoencoder) if decoded else ""
+    if place:
+        if not autoencoder and not place.startswith("hf:") and not Path(place).is_dir():
+            problem = f"the autoencoder that the model was trained with is no longer at {place}"
+            raise UsageError(problem, "name where it is: --vae FOLDER")
+        decoder = Autoencoder(place, sampler.device)
+        decoder.require_channels(channels)
+        sampler.decode, sampler.stride = decoder.decode, decoder.latents.stride
+    elif channels not in (1, 3) and decoded:
+        raise UsageError(
+            f"the model makes latents of {channels} channels, not pictures",
+            "name the folder of their autoencoder: --vae FOLDER, or hf:stabilityai/sd-vae-ft-ema",
+        )
+    return sampler

@@ -1,0 +1,126 @@
+"""What Python gives to `predict` and `embed` in the place of files: paths, bytes, pictures of Pillow, arrays and
+tensors. Without torch.
+
+| given | taken as |
+|---|---|
+| `str`, `Path` | the path of an image file; of a model of clips, of a video file or a folder of frames |
+| `bytes` | the content of an image file, or of a video file |
+| `PIL.Image.Image` | as a file of it would be: EXIF orientation applied, transparency over white |
+| `numpy.ndarray` | pixels (H, W) or (H, W, C); of volumes (D, H, W) or (D, H, W, C), of clips (T, H, W[, C]) |
+| `torch.Tensor` | pixels (C, H, W), of volumes (C, D, H, W), of clips (C, T, H, W), on any device |
+
+Pixels are uint8 in 0 to 255, or floats in 0 to 1, before any normalisation. A model that was trained on other numbers
+than 8-bit colours takes the numbers that its files have. C is 1, 3 or 4 for colours, else the model's channels.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
+
+import numpy as np
+from PIL import Image
+
+from vitreous.data.preprocess import Preprocess
+from vitreous.errors import DataError, UsageError
+from vitreous.inference.sources import Item
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    ImageInput: TypeAlias = str | os.PathLike[str] | bytes | BinaryIO | Image.Image | np.ndarray | Tensor
+
+TAKES = "a path, bytes, an open binary file, a PIL image, an array (H, W, C), a tensor (C, H, W), or a list of them"
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether a value is a tensor; where PyTorch is not imported, nothing is."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def is_image(value: Any) -> bool:
+    """Whether a value is one image, rather than several."""
+    kinds = (str, os.PathLike, bytes, bytearray, memoryview, Image.Image, np.ndarray)
+    return isinstance(value, kinds) or is_tensor(value) or is_file(value)
+
+
+def is_file(value: Any) -> bool:
+    """Whether a value is an open file, an `io.BytesIO` or an upload: what has a method `read`."""
+    return callable(getattr(value, "read", None))
+
+
+def read_file(file: Any, name: str) -> bytes:
+    """The bytes of an open file, from its beginning where it can seek. Raises UsageError for one opened as text."""
+    try:
+        if file.seekable():
+            file.seek(0)
+    except AttributeError:  # an upload's wrapper, which is at its beginning
+        pass
+    content = file.read()
+    if not isinstance(content, (bytes, bytearray, memoryview)):
+        raise UsageError(f"{name}: the file gives {type(content).__name__}, not bytes", 'open it with mode "rb"')
+    return bytes(content)
+
+
+def as_items(images: ImageInput | Iterable[ImageInput], preprocess: Preprocess) -> list[Item]:
+    """One image or several as items, named by path or as `image` and a number. Raises UsageError."""
+    if is_image(images):
+        return [as_item(images, preprocess, "image")]
+    if not isinstance(images, Iterable):
+        raise UsageError(f"{type(images).__name__} is no image", f"give {TAKES}")
+    return [as_item(image, preprocess, f"image {number}") for number, image in enumerate(images)]
+
+
+def as_item(image: Any, preprocess: Preprocess, name: str) -> Item:
+    """One image as an item; its pixels are checked when they are read. Raises UsageError for other values."""
+    if isinstance(image, (str, os.PathLike)):
+        path = os.fsdecode(image)
+        return Item(path, path)
+    if isinstance(image, (bytes, bytearray, memoryview)):
+        return Item(name, bytes(image))
+    if isinstance(image, Image.Image):
+        return Item(name, b"", lambda: image)
+    if isinstance(image, np.ndarray) or is_tensor(image):
+        if image.ndim == len(preprocess.image) + 2:
+            message = f"{name}: {' x '.join(map(str, image.shape))} is a batch, not an image"
+            raise UsageError(message, "give list(batch)")
+        return Item(name, b"", partial(read_pixels, image, preprocess, name))
+    if is_file(image):
+        return Item(name, read_file(image, name))
+    raise UsageError(f"{name}: {type(image).__name__} is no image", f"give {TAKES}")
+
+
+def read_pixels(image: Any, preprocess: Preprocess, name: str) -> np.ndarray:
+    """An array (H, W[, C]) or a tensor (C, H, W), with D or T before H of volumes and clips -> the array that
+    `Preprocess.decoded` takes. Raises DataError."""
+    tensor, count = is_tensor(image), len(preprocess.image)
+    sides = "H, W" if count == 2 else "T, H, W" if preprocess.of_clips else "D, H, W"
+    axes, channels = (f"(C, {sides})", 0) if tensor else (f"({sides}) or ({sides}, C)", -1)
+    shape = tuple(image.shape)
+    wanted = (1, 3, 4) if preprocess.numbers == "colours" else (preprocess.channels,)
+    if (
+        len(shape) not in ((count + 1,) if tensor else (count, count + 1))
+        or 0 in shape
+        or (len(shape) == count + 1 and shape[channels] not in wanted)
+    ):
+        problem = f"{name}: {'a tensor' if tensor else 'an array'} of {' x '.join(map(str, shape))} is not {axes}"
+        raise DataError(problem, f"with {' or '.join(map(str, wanted))} channels")
+    if tensor:
+        image = image.detach().cpu()
+        image = (image.float() if image.dtype.is_floating_point else image).numpy()
+        image = np.moveaxis(image, 0, -1)
+    if image.ndim == count and preprocess.of_clips:
+        image = image[..., None]
+    elif image.ndim == count + 1 and image.shape[-1] == 1 and not preprocess.of_clips:
+        image = image[..., 0]
+    if preprocess.numbers != "colours" or image.dtype.kind != "f":
+        return np.ascontiguousarray(image)
+    low, high = float(image.min()), float(image.max())
+    if not (low >= 0 and high <= 1):
+        message = f"{name}: pixels from {low:.3g} to {high:.3g}"
+        raise DataError(message, "floats are in 0 to 1, before normalisation; uint8 is in 0 to 255")
+    return np.rint(image * 255).astype(np.uint8)

@@ -1,0 +1,98 @@
+"""Predictions and models as a notebook shows them."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from vitreous.data.decoding.decode import decode
+from vitreous.errors import DataError
+from vitreous.inference.card import Card
+from vitreous.nn.sizes import format_size
+from vitreous.system.notebook import Markup, html_table
+
+ROWS = 50  # predictions that are shown
+SIDE = 64  # pixels of a picture beside its classes, at most
+NAMED = 12  # classes of a model that are named
+
+
+def predictions_html(rows: Sequence[Any]) -> str:
+    """A table of predictions: picture, classes with probabilities, or why there are none."""
+    cells = [(thumbnail(row.path), row.path, answer_html(row)) for row in rows[:ROWS]]
+    note = f"{len(rows) - ROWS} more are not shown" if len(rows) > ROWS else ""
+    return html_table(cells, ("", "image", "classes"), note=note)
+
+
+def answer_html(row: Any) -> Any:
+    """One answer: its classes with bars as long as they are probable, or its error."""
+    if row.error:
+        return f"error: {row.error}"
+    pairs = list(zip(row.names, row.probabilities, strict=True))
+    if not pairs:
+        return "none"
+    bars = [(Markup(f'<meter value="{p:.4f}"></meter>'), f"{p:.1%}", name) for name, p in pairs]
+    return Markup(html_table(bars, note="unsure" if row.unsure else ""))
+
+
+def thumbnail(path: str) -> Markup:
+    """A small picture of a file; nothing where there is none to be read."""
+    if not Path(path).is_file():
+        return Markup("")
+    try:
+        picture = decode(path, 3)
+    except DataError:
+        return Markup("")
+    picture.thumbnail((SIDE, SIDE))
+    file = io.BytesIO()
+    picture.save(file, "JPEG", quality=85)
+    return Markup(f'<img src="data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}">')
+
+
+def card_text(card: Card, origin: str, precision: str) -> str:
+    """The card of a model as a few lines: name, origin, task, classes, input."""
+    read, names = card.preprocess, card.classes or card.pixel_classes or card.object_classes
+    more = f" and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
+    lines = [
+        f"Predictor({card.name}" + (f" of {origin})" if origin else ")"),
+        f"task: {card.task.name}, in {precision}",
+        f"classes: {len(names):,} ({', '.join(names[:NAMED])}{more})" if names else "classes: none",
+        f"input: {format_size(read.image)} pixels, {read.channels} channels",
+        f"preprocessing: {read.fit}, mean {read.mean}, std {read.std}",
+    ]
+    return "\n  ".join(lines)
+
+
+def card_html(card: Card, origin: str, parameters: int | None, precision: str) -> str:
+    """The card of a model: what it is, takes and answers, where it is from, and the figures of its run, if any."""
+    read, names = card.preprocess, card.classes or card.pixel_classes or card.object_classes
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    rows: list[tuple[str, Any]] = [
+        ("task", card.task.name),
+        ("input", f"{format_size(read.image)} pixels, {read.channels} channels, {read.fit}, {read.kind}"),
+        ("classes", f"{len(names)}: {', '.join(names[:NAMED])}{more}" if names else "none"),
+        ("computed in", precision),
+    ]
+    rows += [("parameters", f"{parameters:,}")] if parameters is not None else []
+    rows += [(name, value) for name, value in card.provenance.items() if isinstance(value, str | int | float)]
+    rows += [(f"{split} {name}", f"{value:.4g}") for split, name, value in figures_of(origin)]
+    return html_table(rows, title=f"{card.name} ({card.version})")
+
+
+def figures_of(origin: str) -> list[tuple[str, str, float]]:
+    """Figures of the validation and test splits, of the summary of a run folder; none of anything else."""
+    try:
+        summary = json.loads((Path(origin) / "summary.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return []
+    parts = ((split, summary.get(split)) for split in ("val", "test"))
+    return [
+        (split, name, float(value))
+        for split, part in parts
+        if isinstance(part, dict)
+        for name, value in part.items()
+        if isinstance(value, int | float)
+    ]

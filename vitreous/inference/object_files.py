@@ -1,0 +1,221 @@
+"""Objects on images as files: tables, COCO's results, YOLO's text files and maps of instances."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from vitreous.data.annotations.boxes_drawing import instance_map
+from vitreous.data.annotations.shapes import encode_runs, mask_of_runs
+from vitreous.data.annotations.yolo import yolo_line
+from vitreous.data.layouts.file_names import normalise_name
+from vitreous.errors import DataError, UsageError, printable
+from vitreous.inference.class_maps import FileNames, save_png
+from vitreous.inference.objects import ImageObjects, short
+from vitreous.inference.rows import errors, paths
+from vitreous.inference.sources import Item, Source
+from vitreous.system.disk import atomic_path, write_text
+from vitreous.system.tables import marked
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+INDEX = "objects.jsonl"  # in a folder of files: a line for each image
+PART = 256  # images with run lengths that are in memory at a time
+EDGES = ("left", "top", "right", "bottom")
+
+
+class ObjectRows:
+    """Rows of `predict`: a line an image in JSONL and Parquet, with all its objects; in CSV a line an object, without
+    masks."""
+
+    formats: tuple[str, ...] = (".jsonl", ".csv", ".parquet")
+    part = PART
+    head = ("path", "number", "label", "score", *EDGES, "error")
+
+    def plain(self, row: ImageObjects) -> dict[str, Any]:
+        """Path, objects, error; the overlay where there is one."""
+        more = {} if row.overlay is None else {"overlay": row.overlay}
+        return {"path": row.path, "objects": row.objects(), "error": row.error, **more}
+
+    def cells(self, row: ImageObjects) -> list[list[str]]:
+        """CSV rows of one image: one per object, or one without. `marked` keeps spreadsheets from computing cells."""
+        where = marked(row.path)
+        if not len(row):
+            return [[where, *[""] * 7, marked(row.error or "")]]
+        listed = enumerate(zip(row.names, row.scores, row.boxes, strict=True), 1)
+        return [
+            [where, str(number), marked(name), str(score), *(f"{edge:.3f}" for edge in box), ""]
+            for number, (name, score, box) in listed
+        ]
+
+    def table(self, rows: Sequence[ImageObjects]) -> pa.Table:
+        """The same columns as JSONL, `objects` a list of structs."""
+        import pyarrow as pa
+
+        runs = pa.struct([("size", pa.list_(pa.int32())), ("counts", pa.list_(pa.int64()))])
+        numbers = [(name, pa.float64()) for name in ("score", *EDGES)]
+        kind = pa.list_(pa.struct([("label", pa.string()), *numbers, ("segmentation", runs)]))
+        objects = pa.array([None if row.error else row.objects() for row in rows], kind)
+        overlays = pa.array([row.overlay for row in rows], pa.string())
+        return pa.table({**paths(rows), "objects": objects, "error": errors(rows), "overlay": overlays})
+
+
+class CocoResults:
+    """COCO's results: a JSON list with image id, category id, box, score and compressed run lengths of each object.
+
+    Ids are those of a file of annotations, by the names of images and classes; else images and classes are counted
+    from 1. Raises DataError for a file that cannot be read, or without a class of the model.
+    """
+
+    formats: tuple[str, ...] = (".json",)
+    part = PART
+
+    def __init__(self, classes: tuple[str, ...], root: str, annotations: str | None = None) -> None:
+        self.root, self.origin = root, annotations
+        self.images: dict[str, Any] = {}
+        self.ids = {name: number for number, name in enumerate(classes, 1)}
+        if annotations is not None:
+            self.images, self.ids = coco_ids(annotations)
+            if missing := next((name for name in classes if name not in self.ids), None):
+                problem = f"{printable(annotations)} has no category {printable(missing)}, which the model knows"
+                raise DataError(problem, "name the file that the model's classes are from")
+        self.categories = [{"id": self.ids[name], "name": name} for name in classes]
+
+    def plain(self, row: ImageObjects) -> dict[str, Any]:
+        """Path, id, name and size of the image, results, error. Raises DataError for an image that the file of
+        annotations does not have."""
+        name = Path(os.path.relpath(row.path, self.root) if self.root else row.path).as_posix()
+        number = self.image_id(row.path) if self.origin is not None else None
+        height, width = (None, None) if row.detections is None else row.detections.size
+        size = {"width": width, "height": height}
+        return {
+            "path": row.path,
+            "id": number,
+            "file_name": name,
+            "size": size,
+            "results": self.results(row),
+            "error": row.error,
+        }
+
+    def results(self, row: ImageObjects) -> list[dict[str, Any]]:
+        """The objects of an image, without its id."""
+        if row.detections is None:
+            return []
+        results = []
+        for number, (name, (left, top, right, bottom)) in enumerate(zip(row.names, row.boxes.tolist(), strict=True)):
+            box = [round(edge, 3) for edge in (left, top, right - left, bottom - top)]
+            result: dict[str, Any] = {"category_id": self.ids[name], "bbox": box, "score": short(row.scores[number])}
+            if row.detections.masks is not None:
+                counts = encode_runs(row.detections.masks[number])
+                result["segmentation"] = {"size": list(row.detections.size), "counts": counts}
+            results.append(result)
+        return results
+
+    def image_id(self, path: str) -> Any:
+        """The id of an image by the end of its path. Raises DataError."""
+        parts = normalise_name(Path(path).as_posix()).split("/")
+        for begin in range(len(parts)):
+            if (name := "/".join(parts[begin:])) in self.images:
+                return self.images[name]
+        problem = f"{printable(path)} is no image of {printable(self.origin or '')}"
+        raise DataError(problem, "name the images of that file alone, or leave --coco-ids out")
+
+
+def coco_ids(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The ids of the images, by their names, and of the categories of a file of COCO annotations. Raises DataError."""
+    try:
+        document = json.loads(Path(path).read_bytes())
+        images = {normalise_name(str(row["file_name"])): row["id"] for row in document["images"]}
+        return images, {normalise_name(str(row["name"]).strip()): row["id"] for row in document["categories"]}
+    except OSError as error:
+        raise DataError(f"{printable(path)} cannot be read ({error.strerror})", "name a COCO file") from None
+    except (ValueError, KeyError, TypeError) as error:
+        problem = f"{printable(path)} has no images and categories as COCO has them ({str(error)[:80]})"
+        raise DataError(problem, "name a file of COCO annotations") from None
+
+
+class Placed:
+    """Names of files for images, given as these are read: those of images that a job finished earlier are taken too."""
+
+    def __init__(self, source: Source, root: str, suffix: str) -> None:
+        self.names, self.suffix, self.places = FileNames(root), suffix, dict[str, Path]()
+        self.source = Source(tuple(map(self.noting, source.parts)), source.count)
+
+    def noting(self, part: Any) -> Any:
+        """Items of a source, each of which gets its place as it passes."""
+
+        def items() -> Any:
+            for item in part():
+                self.place(item)
+                yield item
+
+        return items
+
+    def place(self, item: Item) -> None:
+        """Give an image its place, once."""
+        if item.name not in self.places:
+            self.places[item.name] = self.names.place(item.name, self.suffix)
+
+
+class ObjectFolder:
+    """Files of a folder, one for each image: `yolo`, a line for each object with the number of its class, and the
+    polygon of its mask, or without masks centre and sides of its box, in shares of the image's, which `train` reads as
+    labels; `masks`, a PNG whose pixels are the numbers of
+    the objects. `FOLDER/objects.jsonl` has a line for each image, with the objects in the order of their numbers."""
+
+    formats: tuple[str, ...] = (".jsonl",)
+    part = 1
+
+    def __init__(
+        self, folder: str, form: Literal["yolo", "masks"], classes: tuple[str, ...], places: dict[str, Path]
+    ) -> None:
+        self.folder, self.form, self.places = Path(folder), form, places
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_text(self.folder / "classes.txt", "".join(f"{name}\n" for name in classes), "backslashreplace")
+
+    @property
+    def index(self) -> str:
+        """Path of the file with a line for each image."""
+        return os.fspath(self.folder / INDEX)
+
+    def write(self, row: ImageObjects) -> ImageObjects:
+        """Write the file of an image, and return the answer with its path. Raises OSError."""
+        if row.detections is None:
+            return row
+        path = self.folder / self.places[row.path]
+        if self.form == "masks":
+            save_png(instance_map(row.detections.masks or (), row.boxes, row.detections.size), path)
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_path(path) as temporary:
+                temporary.write_text("".join(yolo_lines(row)), "utf-8")
+        return replace(row, file=os.fspath(path))
+
+    def plain(self, row: ImageObjects) -> dict[str, Any]:
+        """Path, file, objects without masks, error; the overlay where there is one."""
+        more = {} if row.overlay is None else {"overlay": row.overlay}
+        objects = [{key: value for key, value in one.items() if key != "segmentation"} for one in row.objects()]
+        return {"path": row.path, "file": row.file, **more, "objects": objects, "error": row.error}
+
+
+def yolo_lines(row: ImageObjects) -> list[str]:
+    """A line for each object, as `yolo_line` has it: of instances polygons, else boxes."""
+    detections = row.detections
+    if detections is None:
+        return []
+    runs = detections.masks if detections.masks is not None else [None] * len(detections)
+    masks = (None if own is None else mask_of_runs(own, detections.size) for own in runs)
+    objects = zip(detections.labels.tolist(), row.boxes, masks, strict=True)
+    return [yolo_line(label, box, detections.size, mask) + "\n" for label, box, mask in objects]
+
+
+def check_target(path: str, resume: bool) -> None:
+    """Raise UsageError for a JSON file that no `predict` wrote, and that would be replaced."""
+    if os.path.lexists(path) and not os.path.lexists(f"{path}.job.json") and not resume:
+        hint = "name another file with --out"
+        raise UsageError(f"{printable(path)} was not written by `predict`, and is not overwritten", hint)

@@ -1,0 +1,404 @@
+"""`predict` and `embed`: names and probabilities, or features, of images."""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
+
+import numpy as np
+
+from vitreous.config import apply_options
+from vitreous.data.clip_views import ONE, ClipViews, clip_views_of
+from vitreous.errors import DataError, UsageError, check_path
+from vitreous.inference.card import Card
+from vitreous.inference.class_maps import ClassMap, class_maps
+from vitreous.inference.exported import is_exported, open_exported
+from vitreous.inference.inputs import as_items, is_image
+from vitreous.inference.notebook import card_html, card_text, predictions_html
+from vitreous.inference.objects import THRESHOLD, DetectOptions, ImageObjects, image_objects, refuse_class_options
+from vitreous.inference.options import InferenceOptions
+from vitreous.inference.pipeline import Answer, chunk_of, flow
+from vitreous.inference.probabilities import THRESHOLD as LIKELY
+from vitreous.inference.probabilities import check_abstain, probabilities
+from vitreous.inference.runtime import Pixels, Runtime, TorchRuntime
+from vitreous.inference.sources import Item, read_item, read_views
+from vitreous.weights.options import WeightsSource, words_of
+
+if TYPE_CHECKING:
+    from PIL import Image
+    from torch import Tensor
+
+    from vitreous.inference.inputs import ImageInput
+    from vitreous.keywords import ComputeKeywords, DetectKeywords, PredictKeywords, SegmentKeywords
+    from vitreous.models.config import Resize
+    from vitreous.models.zoo import Model
+    from vitreous.weights.bundle import Bundle
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One image's answer: the class names, best first, with their probabilities; or why there is none.
+
+    Where an image may have several classes, there may be no name. `unsure`: no probability reaches what an answer
+    needs.
+    """
+
+    path: str
+    names: tuple[str, ...] = ()
+    probabilities: tuple[float, ...] = ()
+    error: str | None = None
+    unsure: bool = False
+
+    def _repr_html_(self) -> str:
+        return predictions_html([self])
+
+
+class Predictions(list[Prediction]):
+    """A list of answers, which a notebook shows as a table."""
+
+    def _repr_html_(self) -> str:
+        return predictions_html(self)
+
+
+@dataclass(frozen=True, eq=False)
+class Embedding:
+    """One image's features, (D,) float32; or why there are none."""
+
+    path: str
+    values: np.ndarray | None = None
+    error: str | None = None
+
+
+def stack_embeddings(rows: Sequence[Embedding]) -> np.ndarray:
+    """(n, D) float32 values, NaN where there are none; D is 0 where no image has any."""
+    width = next((len(row.values) for row in rows if row.values is not None), 0)
+    table = np.full((len(rows), width), np.nan, np.float32)
+    for number, row in enumerate(rows):
+        if row.values is not None:
+            table[number] = row.values
+    return table
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """A model ready to answer. `bundle` has its weights, for looking inside; an exported file has none. `origin`: the
+    run, file or name that it was loaded from."""
+
+    card: Card
+    runtime: Runtime
+    bundle: Bundle | None = None
+    exact: bool = False
+    clip_views: ClipViews | None = None
+    origin: str = ""
+
+    def __repr__(self) -> str:
+        return card_text(self.card, self.origin, self.runtime.precision)
+
+    def _repr_html_(self) -> str:
+        count = sum(p.numel() for p in self.bundle.model.parameters()) if self.bundle else None
+        return card_html(self.card, self.origin, count, self.runtime.precision)
+
+    @cached_property
+    def model(self) -> Model:
+        """A copy of the model, a torch.nn.Module: float32, trainable, in evaluation mode. Training it does not change
+        the answers here.
+
+        Raises UsageError for an exported file, which has no modules.
+        """
+        if self.bundle is None:
+            message = f"an exported file of {self.card.name} has no torch.nn.Module"
+            raise UsageError(message, "load the run that it was exported from")
+        return copy.deepcopy(self.bundle.model).float().eval().requires_grad_(True)
+
+    @property
+    def transform(self) -> Callable[[Image.Image], Tensor]:
+        """A PIL image, path, bytes or array (H, W[, C]) -> (C, *image) float32 for `model`; for a Dataset."""
+        return self.card.preprocess.transform
+
+    def choose_engine(self, total_images: float = math.inf, features: bool = False) -> None:
+        """Replace PyTorch by the fastest installed engine, if the engine is `auto` and `total_images` are enough to
+        repay the measurement. `features`: for `embed`. Outputs change by at most `engine_choice.TOLERANCE`."""
+        if isinstance(self.runtime, TorchRuntime):
+            self.runtime.choose_engine(total_images, features)
+
+    @overload
+    def predict(self, images: ImageInput, **options: Unpack[PredictKeywords]) -> Prediction | Any:
+        """One image -> one answer."""
+        ...
+
+    @overload
+    def predict(self, images: Iterable[ImageInput], **options: Unpack[PredictKeywords]) -> list[Prediction] | Any:
+        """Several images -> a list."""
+        ...
+
+    def predict(
+        self,
+        images: ImageInput | Iterable[ImageInput],
+        top: int | None = None,
+        bad_images: Literal["stop", "skip"] = "stop",
+        on_images: Callable[[int], None] = lambda done: None,
+        threshold: float | None = None,
+        abstain: float | None = None,
+    ) -> Any:
+        """The `top` classes of an image (5 if not said) of a probability above `threshold`: one answer for one image,
+        and a list for several, in the order given. Of a detector this is `detect`, with the same threshold, and of a
+        model that gives a class to every pixel `segment`: `ImageObjects` and `ClassMap` in the place of `Prediction`.
+
+        An image is a path, the bytes of a file, a PIL image, an array (H, W[, C]) or a tensor (C, H, W), as
+        `vitreous.inference.inputs` says; a list may mix them. A tensor of four axes is refused: give `list(batch)`.
+
+        Where an image may have several classes, and neither is said: all of a probability above 0.5. With the softmax
+        loss probabilities are shared out among the classes, with the others each is a question of its own. Logits are
+        divided by the model's temperature first. An image whose highest probability is below `abstain`, in (0, 1], is
+        `unsure`. Raises UsageError for an `abstain` that cannot be, and DataError for a file that cannot be read; with
+        `bad_images="skip"` its prediction has an `error` instead.
+        """
+        if self.card.object_classes or self.card.pixel_classes:
+            refuse_class_options(self.card, top=top, abstain=abstain, threshold=threshold)
+            how: Any = {"bad_images": bad_images}
+            if self.card.object_classes:
+                how["threshold"] = THRESHOLD if threshold is None else threshold
+            scenes: Any = self.detect(images, **how) if self.card.object_classes else self.segment(images, **how)
+            on_images(1 if is_image(images) else len(scenes))
+            return scenes
+        answers = Predictions()
+        asked = self.asked(top, threshold, abstain)
+        for chunk in self.predictions(as_items(images, self.card.preprocess), asked, bad_images):
+            answers += chunk
+            on_images(len(answers))
+        return answers[0] if is_image(images) else answers
+
+    def embed(
+        self,
+        images: ImageInput | Iterable[ImageInput],
+        bad_images: Literal["stop", "skip"] = "stop",
+        on_images: Callable[[int], None] = lambda done: None,
+    ) -> np.ndarray:
+        """What the head reads: an image -> (D,) float32, several -> (n, D) in the order given. Images are those of
+        `predict`.
+
+        Raises DataError for a file that cannot be read; with `bad_images="skip"` its row is NaN.
+        """
+        rows: list[Embedding] = []
+        for chunk in self.embeddings(as_items(images, self.card.preprocess), bad_images):
+            rows += chunk
+            on_images(len(rows))
+        vectors = stack_embeddings(rows)
+        return vectors[0] if is_image(images) else vectors
+
+    @overload
+    def segment(self, images: ImageInput, **options: Unpack[SegmentKeywords]) -> ClassMap:
+        """One image -> one answer."""
+        ...
+
+    @overload
+    def segment(self, images: Iterable[ImageInput], **options: Unpack[SegmentKeywords]) -> list[ClassMap]:
+        """Several images -> a list."""
+        ...
+
+    def segment(
+        self,
+        images: ImageInput | Iterable[ImageInput],
+        bad_images: Literal["stop", "skip"] = "stop",
+        pictures: bool = False,
+    ) -> ClassMap | list[ClassMap]:
+        """The class of each pixel, at the image's own size: one answer for one image, and a list for several.
+
+        Raises UsageError for a model that names classes of images, and DataError for a file that cannot be read; with
+        `bad_images="skip"` its answer has an `error` instead. `pictures`: keep them, for `over_image`.
+        """
+        answers = list(
+            class_maps(self.card, self.runtime, as_items(images, self.card.preprocess), bad_images, pictures)
+        )
+        return answers[0] if is_image(images) else answers
+
+    @overload
+    def detect(self, images: ImageInput, **options: Unpack[DetectKeywords]) -> ImageObjects:
+        """One image -> one answer."""
+        ...
+
+    @overload
+    def detect(self, images: Iterable[ImageInput], **options: Unpack[DetectKeywords]) -> list[ImageObjects]:
+        """Several images -> a list."""
+        ...
+
+    def detect(
+        self,
+        images: ImageInput | Iterable[ImageInput],
+        threshold: float = THRESHOLD,
+        tiles: bool = False,
+        bad_images: Literal["stop", "skip"] = "stop",
+        pictures: bool = False,
+    ) -> ImageObjects | list[ImageObjects]:
+        """The objects on an image whose score is at least `threshold`, the highest first: boxes, names, scores and, of
+        instances, masks, at the image's own size. One answer for one image, and a list for several.
+
+        The image is scaled to fit into the model's size; with `tiles` a larger one is answered at its own resolution by
+        tiles that overlap. `pictures`: keep them, for `over_image`. Raises UsageError for a model that finds no
+        objects, and DataError for a file that cannot be read; with `bad_images="skip"` its answer has an `error`.
+        """
+        items, options = as_items(images, self.card.preprocess), DetectOptions(threshold, tiles)
+        answers = list(
+            image_objects(
+                self.card, self.runtime, items=items, options=options, bad_images=bad_images, pictures=pictures
+            )
+        )
+        return answers[0] if is_image(images) else answers
+
+    def predictions(
+        self, items: Iterable[Item], asked: AnswerOptions, bad_images: str = "skip"
+    ) -> Iterator[list[Prediction]]:
+        """Items -> answers in order, at most a few hundred in memory. Raises UsageError for a model without a head."""
+        if not self.card.classes:
+            if self.card.object_classes or self.card.pixel_classes:
+                raise UsageError(f"{self.card.name} names no classes of images", "use predict, detect or segment")
+            message = f"{self.card.name} has no head: it gives features, not classes"
+            raise UsageError(message, "use `vitreous embed` or embed, or train a head")
+        for chunk in self.rows(items, self.probabilities, bad_images):
+            yield [
+                Prediction(item.name, error=row.message)
+                if isinstance(row, DataError)
+                else asked.answer(self.card, row, item.name)
+                for item, row in chunk
+            ]
+
+    def embeddings(self, items: Iterable[Item], bad_images: str = "skip") -> Iterator[list[Embedding]]:
+        """Items -> features (D,) in order, some at a time."""
+        features = self.clip_views.mean(self.runtime.features) if self.clip_views else self.runtime.features
+        for chunk in self.rows(items, features, bad_images):
+            yield [
+                Embedding(item.name, error=row.message) if isinstance(row, DataError) else Embedding(item.name, row)
+                for item, row in chunk
+            ]
+
+    def rows(
+        self, items: Iterable[Item], compute: Callable[[Any], np.ndarray], bad_images: str
+    ) -> Iterator[list[Answer]]:
+        """Items with their row of `compute`, (B, C, *image) -> (B, ...), or a DataError; raised where `bad_images` is
+        stop."""
+        size = max(1, chunk_of(self.card.preprocess) // (self.clip_views.count if self.clip_views else 1))
+        for chunk in flow(items, self.picture, compute, size):
+            if bad_images == "stop" and (bad := next((row for _, row in chunk if isinstance(row, DataError)), None)):
+                raise bad
+            yield chunk
+
+    def picture(self, item: Item) -> np.ndarray | DataError:
+        """An item as (C, *image) pixels, or its views (V, C, *image), or why it cannot be read."""
+        try:
+            if self.clip_views:
+                return read_views(item, self.card.preprocess, self.clip_views)
+            return read_item(item, self.card.preprocess, self.exact)
+        except DataError as error:
+            return error
+
+    def asked(
+        self, top: int | None = None, threshold: float | None = None, abstain: float | None = None
+    ) -> AnswerOptions:
+        """Options with the model's defaults filled in. Raises UsageError for an `abstain` that cannot be."""
+        multilabel = self.card.multilabel
+        check_abstain(abstain)
+        if abstain is not None and multilabel:
+            message = "--abstain is for models that name one class an image"
+            raise UsageError(message, "use --threshold where there may be several")
+        if threshold is None:
+            threshold = LIKELY if multilabel and top is None else -1.0
+        return AnswerOptions(top or (len(self.card.classes) if multilabel else 5), threshold, abstain or 0.0)
+
+    def probabilities(self, pixels: Pixels) -> np.ndarray:
+        """(B, C, *image) pixels, or views (B, V, C, *image) -> (B, K) float64."""
+        logits = self.clip_views.mean(self.runtime.logits) if self.clip_views else self.runtime.logits  # type: ignore[arg-type]
+        return probabilities(logits(pixels).astype(np.float64) / self.card.temperature, self.card.loss)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class AnswerOptions:
+    """At most `top` classes of a probability above `threshold`; unsure where the highest is below `abstain`."""
+
+    top: int
+    threshold: float
+    abstain: float = 0.0
+
+    def answer(self, card: Card, p: np.ndarray, path: str) -> Prediction:
+        """One image's answer from its (K,) probabilities."""
+        best = [i for i in np.argsort(-p, kind="stable")[: self.top] if p[i] > self.threshold]
+        names, values = tuple(card.classes[i] for i in best), tuple(float(p[i]) for i in best)
+        return Prediction(path, names, values, unsure=bool(p.max() < self.abstain))
+
+
+def load(
+    run: str | os.PathLike[str],
+    how: InferenceOptions | None = None,
+    examples: Iterable[str | os.PathLike[str] | bytes] = (),
+    exact: bool = False,
+    headless: bool = False,
+    quick: bool = False,
+    resize: Resize | None = None,
+    source_size: int | tuple[int, int] | None = None,
+    native_aspect: bool = False,
+    tokens: int | None = None,
+    **options: Unpack[ComputeKeywords],
+) -> Predictor:
+    """A trained model, ready for `.predict("dog.jpg")` and `.embed("dog.jpg")`: of a run folder, a bundle, an exported
+    file or foreign weights. `.model` is its torch.nn.Module, and `.transform` makes its input of a picture.
+
+    `options` are `device`, `precision`, `engine`, `merge_tokens` and `clip_views`: what computes, as on the command
+    line; `how` has the same. int8 is calibrated on the run's training images, and on the files `examples` where those
+    cannot be opened.
+    `engine="auto"` measures the installed engines (`Predictor.choose_engine`); unset, PyTorch computes.
+    `exact` decodes every JPEG at its full size. A model without a head is refused unless it may be `headless`. `quick`
+    answers one image alone sooner, many later. `resize`, a rule of `nn.grid.RESIZE`, and `source_size`, pixels of one
+    side or (height, width), say of the positions of foreign weights what their files do not tell (docs/weights.md).
+    `native_aspect` reads every picture at its own aspect ratio, of at most `tokens` patches.
+    Raises UsageError where there is no run and for an unknown option, WeightsError where the bundle is damaged.
+    """
+    if options:
+        known = ("exact", "headless", "quick", "examples", "resize", "source_size", "native_aspect", "tokens")
+        (how,) = apply_options("load", dict(options), how or InferenceOptions(), known=known)
+    check_path(run, "load(run)")
+    if (source := WeightsSource(os.fspath(run), resize, source_size, native_aspect, tokens)).words:
+        run = source
+    if is_exported(run):
+        if words := words_of(run):
+            message = f"{run} is an exported file, in which positions and the size of images are fixed"
+            raise UsageError(message, f"leave {words[0]} out, and export it again")
+        file = open_exported(run, how, quick)
+        views = clip_views_of(how.clip_views if how else ONE, file.card.preprocess)
+        return Predictor(file.card, file, exact=exact, clip_views=views, origin=os.fspath(run))
+    from vitreous.inference.open_model import open_bundle
+
+    predictor = predictor_of(
+        run, open_bundle(run, headless, dense=True), how=how, examples=examples, exact=exact, quick=quick
+    )
+    if "engine" in options:
+        predictor.choose_engine()
+    return predictor
+
+
+def predictor_of(
+    run: str | os.PathLike[str],
+    bundle: Bundle,
+    how: InferenceOptions | None = None,
+    examples: Iterable[str | os.PathLike[str] | bytes] = (),
+    exact: bool = False,
+    quick: bool = False,
+) -> Predictor:
+    """The bundle of `run`, ready to answer about images; the options are those of `load`. Raises UsageError for options
+    that do not go together."""
+    from vitreous.data.run_data import calibration_images
+    from vitreous.inference.card import card_of
+
+    def given() -> Iterator[Tensor]:
+        for example in examples:
+            with suppress(DataError):
+                yield bundle.preprocess.pixels(bundle.preprocess.decoded(example))
+
+    how = how or InferenceOptions()
+    views, alone = clip_views_of(how.clip_views, bundle.preprocess), replace(how, clip_views=ONE)
+    runtime = TorchRuntime(bundle, alone, lambda: calibration_images(run, bundle.preprocess, given), quick)
+    return Predictor(card_of(bundle), runtime, bundle=bundle, exact=exact, clip_views=views, origin=os.fspath(run))

@@ -1,0 +1,160 @@
+"""The answers of a predictor from the machines of a Ray cluster (extra `ray`): images in, answers out, in their order.
+
+Every worker loads the model once and answers a chunk of images at a time. Ray restarts a worker that dies and repeats
+its chunk; answers of a dead worker are not returned, so every image has one answer. A few chunks per worker are in
+flight, so neither images nor answers are ever all in memory. Paths have to lead to the same files on every machine, the
+model's too; images out of archives and Parquet are read here and sent.
+"""
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
+from typing import Any, Literal, NoReturn
+
+import vitreous.errors as errors
+from vitreous.errors import DataError, ResourceError, VitreousError
+from vitreous.inference.options import InferenceOptions
+from vitreous.inference.predict import AnswerOptions, Embedding, Prediction, load
+from vitreous.inference.sources import Item
+from vitreous.system.cluster import connect_ray
+from vitreous.weights.options import WeightsSource
+
+CHUNK = 256  # images that a worker answers at a time: what is done again when it dies
+SENT = 2**25  # bytes of the images of a chunk that were read here
+AHEAD = 2  # chunks in flight per worker
+
+Verb = Literal["predictions", "embeddings"]
+
+
+@dataclass(frozen=True)
+class Task:
+    """The model, its options, and the predictor's method with its arguments after the images; `place` is the folder."""
+
+    run: str | WeightsSource
+    how: InferenceOptions
+    exact: bool
+    verb: Verb
+    rest: tuple[Any, ...]
+    place: str
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A cluster in the place of a predictor. `address` is as `ray.init` takes it, or `local` to start one here.
+
+    There is a worker for every GPU, unless `how` says cpu, or for every core. The answers are, to the last bit, those
+    of one thread of one machine.
+    """
+
+    address: str
+    run: str | WeightsSource
+    how: InferenceOptions = InferenceOptions()  # noqa: RUF009
+    exact: bool = False
+
+    def predictions(
+        self, items: Iterable[Item], asked: AnswerOptions, bad_images: str = "skip"
+    ) -> Iterator[list[Prediction]]:
+        """As `Predictor.predictions`. Raises UsageError without Ray or cluster, ResourceError where it fails."""
+        return self.answers(items, "predictions", (asked, bad_images))
+
+    def embeddings(self, items: Iterable[Item], bad_images: str = "skip") -> Iterator[list[Embedding]]:
+        """As `Predictor.embeddings`, and raises as `predictions`."""
+        return self.answers(items, "embeddings", (bad_images,))
+
+    def answers(self, items: Iterable[Item], verb: Verb, rest: tuple[Any, ...]) -> Iterator[list[Any]]:
+        """The answers, chunk by chunk. Raises a worker's VitreousError, and ResourceError where the cluster fails."""
+        packed = chunks(items)
+        if (first := next(packed, None)) is None:
+            return
+        path = os.path.abspath(self.run) if os.path.exists(self.run) else os.fspath(self.run)
+        run = replace(self.run, path=path) if isinstance(self.run, WeightsSource) else path
+        ray = connect_ray(self.address)
+        try:
+            start, most = worker_starter(
+                ray, Task(run, self.how, exact=self.exact, verb=verb, rest=rest, place=os.getcwd())
+            )
+            workers, in_flight = list[Any](), deque[Any]()
+            for number, chunk in enumerate(chain([first], packed)):
+                if number < most:
+                    workers.append(start())
+                in_flight.append(workers[number % most].answer.remote(chunk))
+                if len(in_flight) >= AHEAD * most:
+                    yield unpack_answers(ray.get(in_flight.popleft()))
+            while in_flight:
+                yield unpack_answers(ray.get(in_flight.popleft()))
+        except ray.exceptions.RayError as error:
+            reason = (str(error).strip().splitlines() or ["no reason given"])[-1]
+            message = f"the Ray cluster gave out: {reason}"
+            raise ResourceError(message, "see that every machine finds the model and the images") from None
+        finally:
+            ray.shutdown()
+
+
+def worker_starter(ray: Any, task: Task) -> tuple[Callable[[], Any], int]:
+    """A function that starts a worker, and how many fit: one for every GPU or core."""
+    resources = ray.cluster_resources()
+    gpus = 0 if task.how.device == "cpu" else int(resources.get("GPU", 0))
+    needs = {"num_gpus": 1} if gpus else {"num_cpus": 1}
+    actor = ray.remote(**needs, max_restarts=-1, max_task_retries=-1)(Worker)
+    return partial(actor.remote, task), max(1, gpus or int(resources.get("CPU", 1)))
+
+
+def chunks(items: Iterable[Item]) -> Iterator[list[Item]]:
+    """Cut items into chunks for workers, with the bytes of those that are not files of their own."""
+    chunk: list[Item] = []
+    size = 0
+    for item in items:
+        try:
+            content = item.content()
+        except DataError as error:
+            content = partial(fail_to_read, error.message)
+        size += len(content) if isinstance(content, bytes) else 0
+        chunk.append(Item(item.name, content))
+        if len(chunk) == CHUNK or size >= SENT:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+def fail_to_read(message: str) -> NoReturn:
+    """Repeat why an image could not be read. Raises DataError."""
+    raise DataError(message)
+
+
+class Worker:
+    """One process of the cluster that computes. Ray creates it, and creates it again where it dies."""
+
+    def __init__(self, task: Task) -> None:
+        import torch
+
+        os.chdir(task.place)
+        torch.set_num_threads(1)
+        self.task, self.failure = task, None
+        try:
+            self.predictor = load(task.run, task.how, exact=task.exact, headless=task.verb == "embeddings")
+        except VitreousError as error:  # raised here, Ray would create another worker, again and again
+            self.failure = error
+
+    def answer(self, chunk: list[Item]) -> list[Any] | tuple[str, str, str]:
+        """The answers to one chunk; or the class, the message and the hint of the error that ends the job."""
+        try:
+            if self.failure is not None:
+                raise self.failure
+            return list(chain.from_iterable(getattr(self.predictor, self.task.verb)(chunk, *self.task.rest)))
+        except VitreousError as error:
+            return type(error).__name__, error.message, error.hint
+
+
+def unpack_answers(answers: list[Any] | tuple[str, str, str]) -> list[Any]:
+    """The answers of a chunk. Raises the VitreousError that `Worker.answer` returned."""
+    if isinstance(answers, tuple):
+        kind, message, hint = answers
+        raise getattr(errors, kind)(message, hint)
+    return answers

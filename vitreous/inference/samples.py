@@ -1,0 +1,368 @@
+"""`sample`: images and clips of a model that makes them, as files, a grid, or in memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vitreous.config import apply_options
+from vitreous.data.preprocess import Preprocess
+from vitreous.errors import DataError, UsageError, nearest
+from vitreous.generation.samplers import State
+from vitreous.generation.settings import SamplingOptions
+from vitreous.inference.clip_files import GIF, MP4, moving_grid, require_encoder, write_clip
+from vitreous.inference.image_grid import columns_of as columns_of
+from vitreous.inference.image_grid import enlarge, frames_of
+from vitreous.inference.image_grid import grid_of as grid_of
+from vitreous.inference.image_grid import picture_of as picture_of
+from vitreous.inference.image_sampler import Canvas, sampler_of
+from vitreous.inference.open_model import open_generator
+from vitreous.inference.sample_sizes import MOST_FRAMES, size_to_make, written
+from vitreous.progress import Display, Listener, NullListener
+from vitreous.system.disk import atomic_path, write_error, write_text
+from vitreous.weights.bundle import Bundle
+
+if TYPE_CHECKING:
+    from vitreous.keywords import SampleKeywords
+
+CHUNK = 64  # images that are made, and written, at a time
+MOST = 1_000_000  # images of one call
+STRETCH = 4  # columns for a row, or rows for a column, of a grid with a row for each class
+GRIDS = (".png", GIF, MP4)  # files of all images, where other names are folders
+SETTINGS = "samples.json"  # in a folder of images: what they depend on
+
+
+@dataclass(frozen=True)
+class SampleOptions(SamplingOptions):
+    """What `sample` is asked for, beside how images are made.
+
+    `classes`: names, or numbers of models whose classes have no names; none: each class of the model in turn. `count`:
+    images in total, of the classes in turn; None: one of each class. `to_seed`: the images of each class go from that
+    of `seed` to that of this seed, in as many steps as there are images of it. `inpaint`: a
+    file whose image is kept but where the image in the file `mask` is white. `vae`: an autoencoder's folder or `hf:`
+    name, which decodes latents. `size`, as in 64x48, height and width in pixels, and `frames` of each clip; None: as
+    the model learned from. `device` and `precision` are those of `predict`. Raises UsageError for values out of their
+    range.
+    """
+
+    classes: tuple[str, ...] = ()
+    count: int | None = None
+    to_seed: int | None = None
+    inpaint: str | None = None
+    mask: str | None = None
+    vae: str | None = None
+    size: str | None = None
+    frames: int | None = None
+    device: str = "auto"
+    precision: str = "auto"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.count is not None and not 1 <= self.count <= MOST:
+            raise UsageError(f"--count must be 1 to {MOST:,}, not {self.count}")
+        if self.frames is not None and not 1 <= self.frames <= MOST_FRAMES:
+            raise UsageError(f"--frames must be 1 to {MOST_FRAMES:,}, not {self.frames}")
+        if bool(self.inpaint) != bool(self.mask):
+            raise UsageError(
+                "--inpaint and --mask belong together", "name an image, and a mask that is white where it is made anew"
+            )
+        if self.to_seed is not None and ((self.count or 1) < 2 or self.to_seed < 0):
+            raise UsageError("--to-seed goes from one seed to another in --count images", "use --count 2 or more")
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """One image, (H, W, C) uint8, or clip, (T, H, W, C), and what it was made of: the name of its class, "" for none,
+    and its number."""
+
+    image: np.ndarray
+    name: str
+    number: int
+
+    @property
+    def picture(self) -> Image.Image:
+        """The image as Pillow has it. Raises UsageError for channels that are no colours."""
+        return picture_of(self.image)
+
+    @property
+    def frames(self) -> list[Image.Image]:
+        """The T frames of a clip, or the image alone. Raises UsageError as `picture`."""
+        return frames_of(self.image)
+
+
+class Generator:
+    """A model ready to make images of `size` pixels, as in 64x48, or clips of `frames` (None: as it learned from);
+    `vae` takes the place of the autoencoder that its run names. `note` hears that it did not learn from such a size.
+    Raises UsageError as `size_to_make`, and raises as `sampler_of`."""
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        device: str = "auto",
+        precision: str = "auto",
+        vae: str | None = None,
+        frames: int | None = None,
+        size: str | None = None,
+        note: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.bundle, self.classes = bundle, bundle.generated_classes
+        self.clips = bundle.preprocess.of_clips
+        self.sampler = sampler_of(bundle, device, precision, vae)
+        self.process = self.sampler.process
+        self.sampler.image = size_to_make(bundle, size, frames, self.sampler.stride, note)
+        self.moving = self.clips and self.sampler.image[0] > 1
+
+    @property
+    def size(self) -> str:
+        """What is made, in pixels: `64x48`, of clips `8x64x48`."""
+        return written(self.sampler.image, self.sampler.stride)
+
+    def labels_of(self, names: Sequence[str]) -> list[int]:
+        """The numbers of classes by name, of all where none is named. Raises UsageError for an unknown one, and for any
+        of a model without classes."""
+        if names and not self.classes:
+            raise UsageError("the model makes images of one kind, without classes", "leave --class out")
+        for name in names:
+            if name not in self.classes:
+                known = nearest(name, self.classes) or f"there are {', '.join(self.classes[:20])}"
+                raise UsageError(f"no class {name}", known)
+        return [self.classes.index(name) for name in names] or list(range(max(1, len(self.classes))))
+
+    def pairs_of(self, labels: Sequence[int], options: SampleOptions) -> list[tuple[int, int]]:
+        """(class, number) of each image that is asked for, by class: the classes in turn until there are `count`, one
+        of each where there is no count. Raises UsageError for a way from seed to seed of which classes would have
+        unequal steps."""
+        count = options.count or len(labels)
+        if options.to_seed is not None and (count % len(labels) or count < 2 * len(labels)):
+            hint = f"use a --count that {len(labels)} divides, from {2 * len(labels)} on, or name a class with --class"
+            raise UsageError(f"--to-seed makes as many images of each class: {count} of {len(labels)} classes", hint)
+        turns = [(labels[place % len(labels)], place // len(labels)) for place in range(count)]
+        return [pair for label in dict.fromkeys(labels) for pair in turns if pair[0] == label]
+
+    def make(
+        self,
+        wanted: Sequence[tuple[int, int]],
+        options: SampleOptions,
+        on_images: Callable[[float], None] = lambda images: None,
+        on_step: Callable[[slice, State], None] = lambda rows, state: None,
+        canvas: Canvas | None = None,
+    ) -> Iterator[Sample]:
+        """The images of (class, number) pairs, in order; the callbacks are those of `ImageSampler.sample`, and `canvas`
+        takes the place of that which the options name."""
+        labels, numbers = torch.tensor(wanted, dtype=torch.int64).reshape(-1, 2).unbind(1)
+        canvas = canvas or self.canvas(options, len(wanted))
+        noise = None if options.to_seed is None else self.between(labels, numbers, options)
+        images = self.sampler.sample(
+            labels, numbers, options, on_images=on_images, noise=noise, canvas=canvas, on_step=on_step
+        )
+        for (label, number), image in zip(wanted, images.movedim(1, -1).numpy(), strict=True):
+            yield Sample(image, self.classes[label] if self.classes else "", number)
+
+    def between(self, labels: Tensor, numbers: Tensor, options: SampleOptions) -> Tensor:
+        """(n,), (n,) -> (n, C, *image): noise on the great circle from one seed's to the other's, by the number."""
+        zero, end = torch.zeros_like(numbers), options.to_seed or 0
+        first, last = (self.sampler.noise(labels, zero, seed) for seed in (options.seed, end))
+        share = (numbers / ((options.count or 2) - 1)).view(-1, *[1] * (first.dim() - 1)).float()
+        return slerp(first, last, share)
+
+    def canvas(self, options: SampleOptions, count: int) -> Canvas | None:
+        """What stays as it is of an image that is painted anew in part. Raises DataError for files that are no images,
+        UsageError for a mask of another size."""
+        if not options.inpaint or not options.mask:
+            return None
+        preprocess = replace(self.bundle.preprocess, image=self.sampler.image)
+        if self.clips:
+            raise UsageError("--inpaint is for models of pictures, not of clips", "leave it out")
+        if self.sampler.decode is not None:
+            raise UsageError("--inpaint is for models of pixels, not of latents", "leave it out")
+        picture, mask = preprocess.decoded(options.inpaint), Preprocess(preprocess.image, 1).decoded(options.mask)
+        if not isinstance(picture, Image.Image) or not isinstance(mask, Image.Image):
+            raise DataError(f"{options.inpaint} is no picture")
+        if picture.size != mask.size:
+            sizes = [" x ".join(map(str, one.size)) for one in (picture, mask)]
+            raise UsageError(f"the image has {sizes[0]} pixels, and its mask {sizes[1]}", "make them equal")
+        return self.canvas_of(preprocess.array(picture), preprocess.array(mask), count)
+
+    def canvas_of(self, picture: np.ndarray, mask: np.ndarray, count: int) -> Canvas:
+        """(C, H, W) and (1, H, W) uint8 at the size that is made -> the same for so many images: what is black in the
+        mask stays as it is."""
+        image = self.bundle.preprocess.normalise(torch.from_numpy(picture)[None])
+        given = torch.from_numpy(mask)[None] < 128
+        return Canvas(image.expand(count, -1, -1, -1), given.expand(count, -1, -1, -1))
+
+
+def slerp(first: Tensor, last: Tensor, share: Tensor) -> Tensor:
+    """(n, ...) twice and shares 0..1 that go over them -> (n, ...): on the great circle from one to the other, of which
+    each point is as likely a draw of noise as its ends (arXiv:1609.04468)."""
+    axes = tuple(range(1, first.dim()))
+    cosine = (first * last).sum(axes, keepdim=True) / (
+        first.square().sum(axes, keepdim=True) * last.square().sum(axes, keepdim=True)
+    ).sqrt().clamp(min=1e-12)
+    angle = cosine.clamp(-1 + 1e-6, 1 - 1e-6).acos()
+    return ((1 - share) * angle).sin() / angle.sin() * first + (share * angle).sin() / angle.sin() * last
+
+
+def sample(
+    run: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    listener: Listener | None = None,
+    progress: bool = True,
+    **options: Unpack[SampleKeywords],
+) -> dict[str, Any]:
+    """Make images, write them, and return the document of `vitreous sample --json`; `options` are the fields of
+    `SampleOptions`.
+
+    `out`: a .png file gets a grid with the class below each image, or, of clips, the frames of each in a row; a .gif or
+    .mp4 file gets a grid of clips that move. In a grid images of less than 64 pixels are enlarged. Any other name is a
+    folder, in which each image is CLASS-NUMBER.png, each clip CLASS-NUMBER.gif, and what is there is not made again.
+    Raises UsageError, WeightsError, DataError and ResourceError, each with its way out.
+    """
+    (asked,) = apply_options("sample", dict(options), SampleOptions(), known=("run", "out", "listener", "progress"))
+    display = listener or (Display() if progress else NullListener())
+    began, place = time.monotonic(), Path(out)
+    bundle = open_generator(run, display.note)
+    suffix = place.suffix.lower()
+    check_place(place, bundle.preprocess.of_clips)
+    ways = (asked.device, asked.precision, asked.vae, asked.frames, asked.size)
+    generator = Generator(bundle, *ways, note=display.note)
+    labels = generator.labels_of(asked.classes)
+    asked.sampler_of(generator.process)
+    wanted = generator.pairs_of(labels, asked)
+    asked = replace(asked, count=len(wanted) // len(labels)) if asked.to_seed is not None else asked
+    write = write_grid if suffix in GRIDS else write_folder
+    try:
+        files = write(place, generator, wanted, asked, display)
+    except OSError as error:
+        raise write_error(place, error) from None
+    finally:
+        if isinstance(display, Display) and listener is None:
+            display.close()
+    return {
+        "run": os.fspath(run),
+        "files": files,
+        "classes": [generator.classes[label] for label in labels] if generator.classes else [],
+        "count": len(wanted),
+        "size": generator.size,
+        "frames": generator.sampler.image[0] if generator.clips else None,
+        "seeds": [asked.seed] + ([] if asked.to_seed is None else [asked.to_seed]),
+        "guidance": asked.guidance,
+        "sampler": asked.sampler_of(generator.process),
+        "precision": generator.sampler.precision,
+        "seconds": time.monotonic() - began,
+    }
+
+
+def check_place(place: Path, clips: bool) -> None:
+    """Raise UsageError for a file that no images can be written to, and for a moving one of pictures; ResourceError for
+    one whose encoder is not installed."""
+    suffix = place.suffix.lower()
+    if suffix in (GIF, MP4) and not clips:
+        raise UsageError(f"{place} is for clips, and the model makes pictures", "name a .png file, or a folder")
+    if suffix not in GRIDS and place.is_file():
+        kinds = ".png, .gif or .mp4" if clips else ".png"
+        raise UsageError(f"{place} is a file", f"name a folder, or a file that ends in {kinds} for a grid")
+    require_encoder(suffix)
+
+
+def generate(
+    generator: Generator, wanted: Sequence[tuple[int, int]], asked: SampleOptions, listener: Listener
+) -> Iterator[Sample]:
+    """The images, chunk by chunk, with progress."""
+    done = 0.0
+
+    def count(images: float) -> None:
+        nonlocal done
+        done += images
+        listener.progress("sample", min(int(done), len(wanted)), len(wanted))
+
+    chunk = max(1, CHUNK // generator.sampler.image[0]) if generator.clips else CHUNK
+    for low in range(0, len(wanted), chunk):
+        yield from generator.make(wanted[low : low + chunk], asked, count)
+
+
+def write_grid(
+    place: Path, generator: Generator, wanted: Sequence[tuple[int, int]], asked: SampleOptions, listener: Listener
+) -> list[str]:
+    """Write one picture or clip, as near a square as can be, with a row for each class where that is no strip; a
+    picture of clips has the frames of each in a row. Raises OSError."""
+    samples = list(generate(generator, wanted, asked, listener))
+    images, captions = [one.frames for one in samples], [one.name for one in samples]
+    columns, suffix = choose_columns(wanted), place.suffix.lower()
+    captions = captions if any(captions) else []
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_path(place) as temporary:
+        if suffix in (GIF, MP4):
+            write_clip(temporary, suffix, moving_grid(images, columns, captions))
+        else:
+            pictures = enlarge([frame for frames in images for frame in frames])
+            length = len(images[0])
+            named = [name if place == 0 else "" for name in captions for place in range(length)]
+            grid_of(pictures, length if generator.moving else columns, named).save(temporary, "PNG")
+    return [os.fspath(place)]
+
+
+def choose_columns(wanted: Sequence[tuple[int, int]]) -> int:
+    """Columns of a grid of (class, number) pairs by class: a row for each class where all have as many and neither rows
+    nor columns are more than STRETCH times the others, else about as many columns as rows."""
+    counts = Counter(label for label, _ in wanted)
+    most, classes = max(counts.values()), len(counts)
+    if classes > 1 and min(counts.values()) == most and 1 / STRETCH <= most / classes <= STRETCH:
+        return most
+    return columns_of(len(wanted))
+
+
+def write_folder(
+    place: Path, generator: Generator, wanted: Sequence[tuple[int, int]], asked: SampleOptions, listener: Listener
+) -> list[str]:
+    """Write a picture for each image, or clip of one frame, or a GIF for each clip, that is not there yet. Raises
+    OSError, and UsageError for a folder of images that were made otherwise."""
+    place.mkdir(parents=True, exist_ok=True)
+    apart = ("classes", "count", "size", "frames")
+    settings = {name: value for name, value in asdict(asked).items() if name not in apart}
+    settings |= {"count": len(wanted)} if asked.to_seed is not None else {}
+    settings |= {"frames": generator.sampler.image[0]} if generator.clips else {}
+    other = generator.sampler.image[-2:] != tuple(generator.bundle.model.config.image[-2:])
+    settings |= {"size": generator.size} if other else {}
+    settings = json.loads(json.dumps(settings | {"model": digest(generator.bundle)}))
+    note = place / SETTINGS
+    if note.is_file() and json.loads(note.read_text("utf-8")) != settings:
+        raise UsageError(f"{place} has images that were made with other settings ({note})", "name another folder")
+    write_text(note, json.dumps(settings, indent=2) + "\n")
+    stems = file_stems(generator.classes)
+    suffix, noun = (GIF, "clips") if generator.moving else (".png", "images")
+    paths = {(label, number): place / f"{stems[label]}-{number:05d}{suffix}" for label, number in wanted}
+    lacking = [pair for pair in wanted if not paths[pair].is_file()]
+    if len(lacking) < len(wanted):
+        listener.note(f"{len(wanted) - len(lacking):,} of {len(wanted):,} {noun} are there already")
+    for pair, one in zip(lacking, generate(generator, lacking, asked, listener), strict=True):
+        with atomic_path(paths[pair]) as temporary:
+            if generator.moving:
+                write_clip(temporary, suffix, one.frames)
+            else:
+                one.frames[0].save(temporary, "PNG")
+    return [os.fspath(path) for path in paths.values()]
+
+
+def file_stems(classes: Sequence[str]) -> list[str]:
+    """How the files of each class are called: by its name as far as file systems take it, all different."""
+    stems = [re.sub(r"[^\w.-]+", "_", name).strip("._")[:80] or "class" for name in classes] or ["image"]
+    return [f"{stem}-{number}" if stems.count(stem) > 1 else stem for number, stem in enumerate(stems)]
+
+
+def digest(bundle: Bundle) -> str:
+    """What tells a model from others: the version of its card."""
+    from vitreous.inference.card import card_of
+
+    return card_of(bundle).version

@@ -1,0 +1,314 @@
+"""What there is to answer about: files, folders, patterns, lists, CSV, archives and Parquet, one image after the other.
+
+    photo.jpg   folder/   'new/**/*.jpg'   @list.txt   -   table.csv   shard.tar   'shard-{000..127}.tar'   rows.parquet
+
+A word that names something on disk means that; only then is it a pattern. What a file is, its suffix says: .csv and
+.tsv are tables, .tar archives, .parquet rows, everything else an image or a clip. A folder stands for the images below
+it or, where it has none, for the clips, or else the tables of rows and the archives there; of a model of clips, for the
+clips, folders of frames among them. Lists have one path a line, or between NUL bytes
+(`find -print0`), relative to the current folder; tables have a header and name paths relative to their own folder.
+
+Nothing is read before its turn. Of a folder or a pattern the names are held as text (100 to 200 bytes each); of lists,
+tables, archives and Parquet one block at a time.
+"""
+
+from __future__ import annotations
+
+import csv
+import glob
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from PIL import Image
+
+from vitreous.data.clip_views import ClipViews
+from vitreous.data.decoding.clips import GIF, VIDEOS
+from vitreous.data.decoding.decode import MAX_BYTES, SUFFIXES, open_regular, reason
+from vitreous.data.decoding.volumes import OWN, SIGNALS, TEXT
+from vitreous.data.decoding.volumes import SUFFIXES as VOLUMES
+from vitreous.data.layouts.folder import natural, walk
+from vitreous.data.layouts.tars import COMPRESSED
+from vitreous.data.layouts.tars import expand as braced
+from vitreous.data.layouts.video import clips_below
+from vitreous.data.preprocess import Preprocess, opened_clip
+from vitreous.data.stores.rows import open_parquet
+from vitreous.data.stores.tar import Archive, read_at, stamp
+from vitreous.errors import DataError, UsageError, printable
+from vitreous.inference.reading import read
+
+TABLES, TARS, ROWS = (".csv", ".tsv"), (".tar", *COMPRESSED), (".parquet",)
+# columns that are taken for the path, best first
+PATHS = ("path", "image", "file", "filename", "file_name", "image_path", "filepath")
+IMAGES = (*PATHS, "img", "jpg", "png", "bytes")  # and those of Parquet that may hold the image itself
+ARRAYS = {"volumes": frozenset(VOLUMES), "signals": frozenset(SIGNALS)}
+BLOCK = 2**16  # bytes of a list that are read at a time
+BATCH = 16  # rows of Parquet
+CLIPS = "a folder of clips holds video files, GIFs or folders of numbered frames, and no other pictures"
+ADVICE = "name image files, folders, 'patterns/**/*.jpg', @list.txt, .csv, .tar or .parquet"
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """An image: its name, and its path, bytes, or a function for them or for its pixels (H, W[, C])."""
+
+    name: str
+    raw: str | bytes | Callable[[], bytes]
+    pixels: Callable[[], np.ndarray | Image.Image] | None = None
+
+    def content(self) -> str | bytes:
+        """A path or the bytes of a file. Raises DataError."""
+        return self.raw() if callable(self.raw) else self.raw
+
+
+def read_item(item: Item, preprocess: Preprocess, exact: bool = False) -> np.ndarray:
+    """An item as the (C, *image) pixels that a model takes. Raises DataError, with its name."""
+    content = item.content() if item.pixels is None else item.pixels()
+    return read(content, preprocess, None if isinstance(content, str) else printable(item.name), exact)
+
+
+def read_views(item: Item, preprocess: Preprocess, views: ClipViews) -> np.ndarray:
+    """A clip as its views (V, C, *image). Raises DataError, with its name."""
+    content = item.content() if item.pixels is None else item.pixels()
+    clip = opened_clip(content, None if isinstance(content, str) else printable(item.name))
+    return views.pixels(clip, preprocess)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Images that can be iterated any number of times, but for stdin; `count` is None where it is unknown."""
+
+    parts: tuple[Callable[[], Iterator[Item]], ...]
+    count: int | None
+
+    def __iter__(self) -> Iterator[Item]:
+        for part in self.parts:
+            yield from part()
+
+
+def source(
+    words: Sequence[str], column: str | None = None, lists: Sequence[str] = (), kind: str = "pictures"
+) -> Source:
+    """The images of words and, after them, of `lists`; `column` names the column of tables and Parquet that has them.
+    `kind`: what the model takes, clips, volumes or signals; folders stand for those in them ("": for anything). A .csv
+    file is a signal to a model of signals, and else a table.
+
+    Raises DataError for what is not there or has no images.
+    """
+    parts: list[Callable[[], Iterator[Item]]] = []
+    count: int | None = 0
+    for word in [*words, *(f"@{name}" for name in lists)]:
+        for part, number in resolve_word(word, column, kind):
+            parts.append(part)
+            count = None if count is None or number is None else count + number
+    return Source(tuple(parts), count)
+
+
+def require_words(words: Sequence[str]) -> None:
+    """Raise DataError for a word that is no file, no pattern and no list, before anything is listed."""
+    for word in words:
+        if word != "-" and word[:1] != "@" and not (os.path.lexists(word) or glob.has_magic(word) or "{" in word):
+            raise DataError(f"no such file: {printable(word)}", ADVICE)
+
+
+Part = tuple[Callable[[], Iterator[Item]], int | None]  # what yields images, and how many where it can be known
+
+
+def resolve_word(word: str, column: str | None, kind: str) -> Iterator[Part]:
+    """The images that a word stands for. Raises DataError for nothing."""
+    if word == "-" or (word.startswith("@") and not os.path.lexists(word)):
+        if word not in ("-", "@-") and not os.path.lexists(word[1:]):
+            raise DataError(f"no such file: {printable(word[1:])}")
+        yield partial(read_list, word.removeprefix("@")), None
+    elif os.path.isdir(word):
+        files = files_below(word, kind)
+        if not files:
+            called = "images" if kind == "pictures" else kind
+            raise DataError(f"no {called} in {printable(word)}", CLIPS if kind == "clips" else "")
+        yield from resolve_files(files, column, kind)
+    elif os.path.lexists(word):
+        yield from resolve_files([word], column, kind)
+    elif word.endswith(".tar") and "{" in word:
+        files = [os.fspath(path) for path in braced(word)]
+        if missing := [path for path in files if not os.path.lexists(path)]:
+            first = printable(missing[0])
+            raise DataError(f"{len(missing)} of {len(files)} archives are not there; the first is {first}")
+        yield from resolve_files(files, column, kind)
+    elif glob.has_magic(word):
+        known = (*SUFFIXES, *VIDEOS, *OWN, *SIGNALS, *TABLES, *TARS, *ROWS)
+        names = glob.iglob(word, recursive=True)
+        files = [name for name in names if name.lower().endswith(known) and not os.path.isdir(name)]
+        if not files:
+            raise DataError(f"nothing matches {printable(word)}", ADVICE)
+        yield from resolve_files(sorted(files, key=natural), column, kind)
+    else:
+        raise DataError(f"no such file: {printable(word)}", ADVICE)
+
+
+def files_below(folder: str, kind: str) -> list[str]:
+    """What a folder stands for: the images of that kind below it; else clips, or else archives and rows."""
+    if kind in ARRAYS:
+        return walk(folder, ARRAYS[kind])
+    files = [] if kind == "clips" else walk(folder) or walk(folder, OWN)
+    files = files or clips_below(folder, 0) or walk(folder, frozenset((*TARS[:1], *ROWS)))
+    return files or ([] if kind else walk(folder, frozenset(SIGNALS)))
+
+
+def resolve_files(files: list[str], column: str | None, kind: str) -> Iterator[Part]:
+    """Files of any kind, neighbours that are images together; of archives the images, or the clips where the `kind` is
+    that, in them."""
+    clips = kind == "clips"
+    for suffix, group in groupby(files, partial(suffix_of, kind=kind)):
+        paths = list(group)
+        if not suffix:
+            yield partial(as_files, paths), len(paths)
+            continue
+        reader = (
+            partial(read_archive, clips=clips)
+            if suffix in TARS
+            else partial(read_table if suffix in TABLES else read_rows, column=column)
+        )
+        for path in paths:
+            yield partial(reader, path), None
+
+
+def suffix_of(file: str, kind: str = "pictures") -> str:
+    """The suffix of a table, an archive or rows; an empty string for an image."""
+    if kind == "signals" and file.lower().endswith(TEXT):
+        return ""
+    known = (suffix for suffix in (*TABLES, *TARS, *ROWS) if file.lower().endswith(suffix))
+    return "" if os.path.isdir(file) else next(known, "")
+
+
+def as_files(paths: Sequence[str]) -> Iterator[Item]:
+    """Paths, under their own names."""
+    return (Item(path, path) for path in paths)
+
+
+def open_file(path: str) -> BinaryIO:
+    """A regular file, for reading. Raises DataError."""
+    try:
+        return open_regular(path)
+    except OSError as error:
+        raise DataError(f"{printable(path)}: cannot be read ({reason(error)})") from None
+
+
+def read_list(path: str) -> Iterator[Item]:
+    """The paths in a list, `-` for stdin; empty lines stand for nothing."""
+    with ExitStack() as stack:
+        file = sys.stdin.buffer if path == "-" else stack.enter_context(open_file(path))
+        rest, end = b"", b""
+        while block := file.read(BLOCK):
+            end = end or (b"\0" if b"\0" in block else b"\n" if b"\n" in block else b"")
+            *lines, rest = (rest + block).split(end) if end else [rest + block]
+            yield from paths_in(lines, end)
+        yield from paths_in([rest], end)
+
+
+def paths_in(lines: Sequence[bytes], end: bytes) -> Iterator[Item]:
+    """The paths in lines of a list, which end in `end`."""
+    for line in lines:
+        if path := os.fsdecode(line if end == b"\0" else line.removesuffix(b"\r")):
+            yield Item(path, path)
+
+
+def read_table(path: str, column: str | None) -> Iterator[Item]:
+    """The paths in a column of a CSV or TSV file with a header. Raises DataError and UsageError."""
+    home, name = os.path.dirname(path), printable(path)
+    open_file(path).close()
+    with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        reader = csv.reader(file, delimiter="\t" if path.lower().endswith(".tsv") else ",", strict=True)
+        try:
+            head = next(reader, [])
+            place = head.index(choose_column(name, head, column, PATHS))
+            for row in reader:
+                if not row:
+                    continue
+                if place >= len(row) or not row[place]:
+                    message = f"{name}, line {reader.line_num}: no path in the column {head[place]}"
+                    raise DataError(message, "give every row a path")
+                yield Item(row[place], os.path.join(home, row[place]))
+        except csv.Error as error:
+            message = f"{name}, line {reader.line_num}: not CSV ({error})"
+            raise DataError(message, "put cells with commas or quotes in quotes") from None
+
+
+def choose_column(name: str, columns: Sequence[str], column: str | None, known: Sequence[str]) -> str:
+    """The column that was said, or that is called as such columns are. Raises UsageError with those that there are."""
+    listing = ", ".join(map(printable, columns)) or "none"
+    if column is not None:
+        if column not in columns:
+            message = f"{name} has no column {printable(column)}; there are {listing}"
+            raise UsageError(message, "name one of them with --column")
+        return column
+    by_name = {one.strip().lower(): one for one in reversed(columns)}
+    if (best := next((by_name[word] for word in known if word in by_name), None)) is None:
+        message = f"{name}: which column has the images? There are {listing}"
+        raise UsageError(message, "name it with --column, below a header line")
+    return best
+
+
+def read_archive(path: str, clips: bool = False) -> Iterator[Item]:
+    """The images, or the `clips`, in a tar archive, called ARCHIVE/NAME. Raises DataError for what is none, or not
+    whole."""
+    endings = VIDEOS | {GIF} if clips else SUFFIXES
+    known = stamp(Path(path))
+    if not known.size:
+        raise DataError(f"{printable(path)}: empty file", "copy it anew, or leave it out")
+    with Archive(Path(path), known, Counter()) as archive:
+        for member in archive.members():
+            name = os.fsdecode(member.name)
+            base = os.path.basename(name)
+            if os.path.splitext(base)[1].lower() in endings and not base.startswith("."):
+                called = f"{path}/{name}"
+                yield Item(called, partial(member_bytes, path, known, member.start, member.size, called))
+
+
+def member_bytes(path: str, known: Any, start: int, size: int, called: str) -> bytes:
+    """The bytes of a member. Raises DataError."""
+    if not 0 < size <= MAX_BYTES:
+        raise DataError(f"{printable(called)}: " + (f"larger than {MAX_BYTES >> 20} MiB" if size else "empty file"))
+    return read_at(path, known, start, size)
+
+
+def read_rows(path: str, column: str | None) -> Iterator[Item]:
+    """The images in a Parquet column: bytes, structs of bytes and path, or paths. Raises DataError, UsageError."""
+    import pyarrow as pa
+
+    home, number, name = os.path.dirname(path), 0, printable(path)
+    with open_parquet(Path(path)) as parquet:
+        schema, types = parquet.schema_arrow, pa.types
+        texts = [one.name for one in schema if types.is_string(one.type)]
+        holds = (types.is_binary, types.is_large_binary, types.is_large_string, types.is_struct)
+        own = [one.name for one in schema if any(kind(one.type) for kind in holds)]
+        if column is None and len(own) == 1:
+            column = own[0]
+        column = choose_column(name, [*own, *texts], column, IMAGES)
+        with closing(parquet.iter_batches(BATCH, columns=[column], use_threads=False)) as batches:
+            for batch in batches:
+                for value in batch.column(0).to_pylist():
+                    yield item_of_row(value, f"{path}, row {number}", home)
+                    number += 1
+
+
+def item_of_row(value: Any, called: str, home: str) -> Item:
+    """The image that a value of Parquet is."""
+    content, where = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
+    if isinstance(content, str):
+        content, where = None, content
+    if content is None and where:
+        return Item(where, os.path.join(home, where))
+    return Item(called, content if content else partial(fail_missing, called))
+
+
+def fail_missing(called: str) -> bytes:
+    """Fail for a missing image. Raises DataError."""
+    raise DataError(f"{printable(called)}: no image")

@@ -1,1 +1,0 @@
-"""A trained model put to use."""
