@@ -142,7 +142,7 @@ def on_device(work: Work, compiled: bool = False) -> Turn:
     pixels = ours.noise(work, work.batch_size, 0).to(work.device)
 
     def turn() -> float:
-        engine.part(pixels)
+        engine.forward_chunk(pixels)
         return work.batch_size
 
     return turn

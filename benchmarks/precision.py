@@ -99,7 +99,7 @@ def ways(run: str, scratch: str) -> Iterator[tuple[str, Callable[[], Logits]]]:
     half = has_bf16("cpu")
 
     def by(engine: str, precision: str) -> Callable[[], Logits]:
-        return lambda: load(run, InferenceOptions("cpu", precision, engine)).runtime.logits
+        return lambda: load(run, InferenceOptions("cpu", precision, engine)).engine.logits
 
     yield "`--precision fp32`", by("torch", "fp32")
     if half:
@@ -114,7 +114,7 @@ def ways(run: str, scratch: str) -> Iterator[tuple[str, Callable[[], Logits]]]:
 
         def exported() -> Logits:
             export(run, "onnx", f"{scratch}/int8.onnx", quantize="int8", max_loss="any")
-            return load(f"{scratch}/int8.onnx").runtime.logits
+            return load(f"{scratch}/int8.onnx").engine.logits
 
         yield "`export --to onnx --quantize int8`", exported
 

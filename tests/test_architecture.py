@@ -32,7 +32,15 @@ ROWS = [
     {"reports"},
     {"recipes"},
     {"jobs"},
-    {"apps.bench", "apps.curation", "apps.export", "apps.hub", "apps.server", "apps.studies", "sklearn"},  # none imports another
+    {
+        "apps.bench",
+        "apps.curation",
+        "apps.export",
+        "apps.hub",
+        "apps.server",
+        "apps.studies",
+        "sklearn",
+    },  # none imports another
     {"cli"},
 ]
 

@@ -154,7 +154,7 @@ def test_precision_tells_ways_apart_and_keeps_the_cache_of_whoever_runs_it(tmp_p
     seen = []
 
     def ways(run, scratch):
-        original = precision.load(run, InferenceOptions("cpu", "fp32")).runtime.logits
+        original = precision.load(run, InferenceOptions("cpu", "fp32")).engine.logits
         yield "same", lambda: original
         yield "int8", lambda: seen.append(os.environ["XDG_CACHE_HOME"]) or (lambda pixels: -original(pixels))
 

@@ -263,7 +263,7 @@ class VitreousEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ImageE
     def transform(self, X: Any) -> np.ndarray:
         """Features, (n, D) float32. Raises NotFittedError, and DataError for a file that cannot be read."""
         check_is_fitted(self, "bundle_")
-        chunks = self.predictor_.rows(self.items(X), self.predictor_.runtime.features, "stop")
+        chunks = self.predictor_.rows(self.items(X), self.predictor_.engine.features, "stop")
         return np.stack([row for chunk in chunks for _, row in chunk if not isinstance(row, DataError)])
 
     @property

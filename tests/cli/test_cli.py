@@ -240,7 +240,7 @@ def test_predict_agrees_with_evaluate_on_files_of_every_kind(trained, tmp_path):
     predictor = load(trained[1], InferenceOptions(precision="fp32"))
     data = open_data(tmp_path / "all")
     for split in data.splits.values():
-        logits, bad = logits_of(predictor.runtime.engine, EvalLoader(split, predictor.card.preprocess))
+        logits, bad = logits_of(predictor.engine, EvalLoader(split, predictor.card.preprocess))
         assert not bad
         p = np.exp(logits - logits.max(1, keepdims=True))
         p /= p.sum(1, keepdims=True)

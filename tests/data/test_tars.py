@@ -435,7 +435,7 @@ def test_extended_headers_that_lie_end_the_reading(tmp_path, records):
 
 
 @pytest.mark.timeout(20)
-def test_headers_before_headers_are_bounded(tmp_path):
+def test_headers_feature_engineers_are_bounded(tmp_path):
     """Neither a chain of a hundred thousand of them nor one of gigabytes is followed."""
     path = tmp_path / "x.tar"
     path.write_bytes(special("x", tarfile.XHDTYPE).tobuf(tarfile.USTAR_FORMAT) * 100_000 + bytes(1024))

@@ -89,11 +89,11 @@ def test_predict_and_embed_average_over_views(run):
     assert plain.predict(clips) == again.predict(clips) != several.predict(clips)
     bundle = load_bundle(run[0] / "model")
     rows = ClipViews(2, 3).pixels(open_clip(clips[0]), bundle.preprocess)
-    logits = several.runtime.logits(rows).mean(0).astype(np.float64) / bundle.temperature
+    logits = several.engine.logits(rows).mean(0).astype(np.float64) / bundle.temperature
     answer = several.predict(clips[0], top=2)
     wanted = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
     assert answer.probabilities == pytest.approx(sorted(wanted, reverse=True), abs=1e-6)
-    assert np.allclose(several.embed(clips)[0], several.runtime.features(rows).mean(0), atol=1e-6)
+    assert np.allclose(several.embed(clips)[0], several.engine.features(rows).mean(0), atol=1e-6)
 
 
 @pytest.mark.parametrize(("words", "problem"), [

@@ -175,24 +175,25 @@ def test_engine_with_batches_of_any_size_matches_cpu(precision):
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_steady_outputs_are_bit_identical_for_any_neighbours(precision):
-    """`steady` promises the same bits whatever is beside an image and however many there are."""
+def test_logits_in_chunks_are_bit_identical_for_any_neighbours(precision):
+    """`logits` promises the same bits regardless of batch composition."""
     engine = TorchEngine(make_vit(5), Preprocess((32, 32)), DEVICE, precision)
-    pixels = torch.randint(0, 256, (70, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    size = engine.part_size()
-    whole = engine.steady(pixels, size)
+    pixels = torch.randint(
+        0, 256, (70, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    ).numpy()
+    size, whole = engine.chunk_size, engine.logits(pixels)
     for count in (1, 7, 33):
-        outputs = engine.steady(pixels[:count], size)
+        outputs = engine.logits(pixels[:count])
         different = int((outputs != whole[:count]).any(1).sum())
         assert not different, f"{different} of {count} images differ, {precision}, chunks of {size}"
-    order = torch.randperm(70, generator=torch.Generator().manual_seed(1))
-    different = int((engine.steady(pixels[order], size) != whole[order]).any(1).sum())
+    order = torch.randperm(70, generator=torch.Generator().manual_seed(1)).numpy()
+    different = int((engine.logits(pixels[order]) != whole[order]).any(1).sum())
     assert not different, f"{different} of 70 images differ in another order, {precision}"
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_images_at_native_aspect_match_cpu(precision):
-    """Packed rows of images of several sizes, alone and together; `steady` is bit-identical."""
+    """Packed rows of images of several sizes, alone and together; `logits` is bit-identical."""
     model = make_vit(5)
     model.any_size = True
     preprocess = Preprocess((32, 32), fit="native", patch=(8, 8), tokens=16)
@@ -205,7 +206,8 @@ def test_images_at_native_aspect_match_cpu(precision):
     check_close(f"all images, {precision}", engine(pixels), expected, limit)
     for number, image in enumerate(pixels):
         check_close(f"image {number} alone, {precision}", engine([image]), expected[number : number + 1], limit)
-    assert torch.equal(engine.steady(pixels, 1)[1:2], engine.steady(pixels[1:2], 1))
+    arrays = [image.numpy() for image in pixels]
+    assert np.array_equal(engine.logits(arrays)[1:2], engine.logits(arrays[1:2]))
 
 
 def test_merged_tokens_match_cpu():

@@ -15,7 +15,7 @@ from tests.precision import LIMITS, relative_error
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import UsageError
 from vitreous.inference import engine as engines
-from vitreous.inference.engine import IDLE, InferenceOptions, TorchEngine, cut, make_engine
+from vitreous.inference.engine import IDLE, InferenceOptions, TorchEngine, make_engine, split_batch
 from vitreous.models.zoo import create
 from vitreous.nn.frozen import Packed, can_pack
 from vitreous.system.machine import has_vnni, thread_pool
@@ -37,7 +37,7 @@ def pixels(count):
 
 @given(st.integers(1, 500), st.integers(1, 64), st.integers(1, 96))
 def test_parts_are_small_even_and_keep_the_threads_busy(images, most, threads):
-    size, together = cut(images, most, threads)
+    size, together = split_batch(images, most, threads)
     assert 1 <= size <= most
     if not together:
         rounds = math.ceil(math.ceil(images / size) / threads)

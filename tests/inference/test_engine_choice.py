@@ -15,6 +15,7 @@ from tests.inference.made import pictures, tiny
 from tests.precision import LIMITS, relative_error
 from vitreous.apps.server.start import open_served
 from vitreous.errors import UsageError
+from vitreous.inference import engine as engine_module
 from vitreous.inference import engine_choice, openvino
 from vitreous.inference.engine import TorchEngine, make_engine
 from vitreous.inference.engine_choice import (
@@ -22,6 +23,7 @@ from vitreous.inference.engine_choice import (
     RACE_SECONDS,
     alternative_engine,
     choose_engine,
+    choose_for_chunks,
     list_choices,
     race_engines,
     race_facts,
@@ -29,7 +31,6 @@ from vitreous.inference.engine_choice import (
 )
 from vitreous.inference.options import InferenceOptions
 from vitreous.inference.predict import load
-from vitreous.inference.runtime import TorchRuntime
 
 AUTO = InferenceOptions("cpu", "fp32")
 
@@ -51,16 +52,17 @@ class OtherEngine(TorchEngine):
     built = 0
     wrong: float | None = None  # a constant output instead of the logits
 
-    def __init__(self, model, preprocess, precision="auto", pictures=None):
+    def __init__(self, model, preprocess, options, pictures=None):
         type(self).built += 1
-        super().__init__(model, preprocess, "cpu", precision)
+        super().__init__(model, preprocess, "cpu", options.precision)
+        self.options = options
 
-    def steady(self, pixels, size, quick=False):
-        logits = super().steady(pixels, size, quick)
+    def logits(self, pixels):
+        logits = super().logits(pixels)
         return logits if self.wrong is None else logits * 0 + self.wrong
 
     def __call__(self, pixels):
-        return self.steady(pixels, len(pixels))
+        return torch.from_numpy(self.logits(pixels.numpy()))
 
 
 @pytest.fixture(autouse=True)
@@ -77,7 +79,7 @@ def cache_folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def other(monkeypatch):
-    monkeypatch.setattr(openvino, "OpenVinoEngine", OtherEngine)
+    monkeypatch.setattr(engine_module, "OpenVinoEngine", OtherEngine)
     monkeypatch.setattr(engine_choice, "find_spec", lambda name: object())
 
 
@@ -95,10 +97,14 @@ def set_race(monkeypatch, **seconds: float) -> list[int]:
     return races
 
 
-def chosen_runtime(bundle, options=AUTO, quick=False, images=math.inf) -> TorchRuntime:
-    runtime = TorchRuntime(bundle, options, quick=quick)
-    runtime.choose_engine(images)
-    return runtime
+def engine_of(bundle, options=AUTO, low_latency=False):
+    engine = make_engine(bundle.model, bundle.preprocess, options)
+    engine.low_latency = low_latency
+    return engine
+
+
+def chosen_engine(bundle, options=AUTO, low_latency=False, images=math.inf):
+    return choose_for_chunks(engine_of(bundle, options, low_latency), images)
 
 
 @pytest.mark.parametrize("first", ["torch", "compiled"])
@@ -112,18 +118,19 @@ def test_compiled_blocks_are_chosen_on_a_gpu_if_they_are_faster(bundle, first, m
     def build(name, model, preprocess, options, precision):
         engine = TorchEngine(model, preprocess, "cpu", precision)
         engine_choice_compile(engine.model)
-        return engine, InferenceOptions("cpu", "fp32", name)
+        engine.options = InferenceOptions("cpu", "fp32", name)
+        return engine
 
     from vitreous.nn.encoder import compile_blocks as engine_choice_compile
 
     monkeypatch.setattr(engine_choice, "build_alternative", build)
     seconds = {"torch": 0.5, "compiled": 0.5, first: 0.25}
     set_race(monkeypatch, **seconds)
-    runtime = chosen_runtime(bundle)
-    assert runtime.how.engine == first and runtime.note.startswith(f"engine: {first}, ")
+    engine = chosen_engine(bundle)
+    assert engine.options.engine == first and engine.note.startswith(f"engine: {first}, ")
     pixels = bundle.preprocess.noise(3)
     expected = TorchEngine(bundle.model, bundle.preprocess, "cpu", "fp32")(torch.from_numpy(pixels)).numpy()
-    np.testing.assert_allclose(runtime.logits(pixels), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(engine.logits(pixels), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_compiled_is_refused_without_a_gpu(bundle):
@@ -131,36 +138,37 @@ def test_compiled_is_refused_without_a_gpu(bundle):
         make_engine(bundle.model, bundle.preprocess, InferenceOptions("cpu", "fp32", "compiled"))
 
 
-@pytest.mark.parametrize("quick", [True, False])
-def test_the_faster_engine_is_used_named_and_remembered(bundle, quick, other, monkeypatch):
-    count = 1 if quick else TorchRuntime(bundle, AUTO).part * torch.get_num_threads()
+@pytest.mark.parametrize("low_latency", [True, False])
+def test_the_faster_engine_is_used_named_and_remembered(bundle, low_latency, other, monkeypatch):
+    count = 1 if low_latency else engine_of(bundle).chunk_size * torch.get_num_threads()
     races = set_race(monkeypatch, torch=0.5, openvino=0.25)
-    theirs = chosen_runtime(bundle, quick=quick)
-    assert isinstance(theirs.engine, OtherEngine) and theirs.how.engine == "openvino"
+    theirs = chosen_engine(bundle, low_latency=low_latency)
+    assert isinstance(theirs, OtherEngine) and theirs.options.engine == "openvino"
     line = f"engine: openvino, {count / 0.25:,.1f} images/s in fp32, batch size {count}; torch {count / 0.5:,.1f}"
     assert theirs.note == line
-    again = chosen_runtime(bundle, quick=quick)
-    assert races == [1] and again.note == line and isinstance(again.engine, OtherEngine)
+    again = chosen_engine(bundle, low_latency=low_latency)
+    assert races == [1] and again.note == line and isinstance(again, OtherEngine)
     assert [choice.partition(": ")[2] for choice in list_choices()] == [line]
 
 
 def test_torch_is_kept_unless_the_other_engine_is_clearly_faster(bundle, other, monkeypatch):
     races = set_race(monkeypatch, torch=MIN_SPEEDUP - 0.001, openvino=1.0)
-    ours = chosen_runtime(bundle)
-    assert ours.how.engine == "torch" and not isinstance(ours.engine, OtherEngine)
+    ours = chosen_engine(bundle)
+    assert ours.options.engine == "torch" and not isinstance(ours, OtherEngine)
     assert ours.note.startswith("engine: torch, ") and "; openvino " in ours.note
     built = OtherEngine.built
-    chosen_runtime(bundle)
+    chosen_engine(bundle)
     assert races == [1] and OtherEngine.built == built  # the record saves building the alternative
 
 
-def test_features_are_measured_without_the_head(bundle, other, monkeypatch):
+def test_features_are_measured_without_the_head(bundle, home, other, monkeypatch):
     set_race(monkeypatch, torch=0.5, openvino=0.25)
-    runtime = TorchRuntime(bundle, AUTO)
-    expected = TorchRuntime(bundle, AUTO).features(bundle.preprocess.noise(3))
-    runtime.choose_engine(math.inf, features=True)
-    assert isinstance(runtime.before_head, OtherEngine) and not isinstance(runtime.engine, OtherEngine)
-    np.testing.assert_allclose(runtime.features(bundle.preprocess.noise(3)), expected, rtol=1e-4, atol=1e-5)
+    predictor = load(home, AUTO)
+    expected = load(home, AUTO).engine.features(bundle.preprocess.noise(3))
+    predictor.choose_engine(math.inf, features=True)
+    assert isinstance(predictor.engine.feature_engine, OtherEngine) and not isinstance(predictor.engine, OtherEngine)
+    assert predictor.engine.options.engine == "openvino" and predictor.engine.note.startswith("engine: openvino, ")
+    np.testing.assert_allclose(predictor.engine.features(bundle.preprocess.noise(3)), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_record_is_for_one_model_batch_size_precision_and_machine(bundle, monkeypatch):
@@ -183,54 +191,52 @@ def test_a_record_is_for_one_model_batch_size_precision_and_machine(bundle, monk
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"facts": {}, "seconds": {"torch": 0}}', "\udcff"])
 def test_a_damaged_record_is_measured_again(bundle, content, other, monkeypatch, cache_folder):
     races = set_race(monkeypatch, torch=0.5, openvino=0.25)
-    chosen_runtime(bundle)
+    chosen_engine(bundle)
     (path,) = cache_folder.iterdir()
     path.write_bytes(content.encode(errors="surrogateescape"))
     assert list_choices() == []
-    assert chosen_runtime(bundle).how.engine == "openvino" and races == [1, 1]
+    assert chosen_engine(bundle).options.engine == "openvino" and races == [1, 1]
 
 
 def test_a_cache_that_cannot_be_written_only_costs_another_measurement(bundle, other, monkeypatch, cache_folder):
     cache_folder.parent.mkdir(parents=True)
     cache_folder.write_text("a file in the place of the folder")
     races = set_race(monkeypatch, torch=0.5, openvino=0.25)
-    assert [chosen_runtime(bundle).how.engine for _ in range(2)] == ["openvino"] * 2 and races == [1, 1]
+    assert [chosen_engine(bundle).options.engine for _ in range(2)] == ["openvino"] * 2 and races == [1, 1]
 
 
 def test_jobs_that_torch_finishes_soon_are_not_measured(bundle, other, monkeypatch):
     races = set_race(monkeypatch, torch=0.5, openvino=0.25)
     monkeypatch.setattr(engine_choice, "WORTHWHILE_SECONDS", {"openvino": 3600.0})
-    short = chosen_runtime(bundle, images=100)
-    assert short.how.engine == "torch" and short.note == "" and OtherEngine.built == 0
-    assert chosen_runtime(bundle, images=math.inf).how.engine == "openvino" and races == [1]
+    short = chosen_engine(bundle, images=100)
+    assert short.options.engine == "torch" and short.note == "" and OtherEngine.built == 0
+    assert chosen_engine(bundle, images=math.inf).options.engine == "openvino" and races == [1]
     monkeypatch.setattr(engine_choice, "MIN_PASS_SECONDS", 60.0)
-    assert chosen_runtime(bundle, images=math.inf).how.engine == "torch"
+    assert chosen_engine(bundle, images=math.inf).options.engine == "torch"
 
 
 def test_jobs_of_few_passes_cost_nothing(bundle, other, monkeypatch):
     set_race(monkeypatch, torch=0.5, openvino=0.25)
     monkeypatch.setattr(engine_choice, "MIN_PASSES", 10)
-    runtime = TorchRuntime(bundle, AUTO)
-    passes, part = [], runtime.engine.part
-    monkeypatch.setattr(runtime.engine, "part", lambda pixels: (passes.append(1), part(pixels))[1])
-    batch_size = runtime.part * torch.get_num_threads()
-    runtime.choose_engine(10 * batch_size - 1)
-    assert not passes and runtime.how.engine == "torch"
-    runtime = TorchRuntime(bundle, AUTO)
-    runtime.choose_engine(10 * batch_size)
-    assert runtime.how.engine == "openvino"
+    engine, passes = engine_of(bundle), []
+    forward_chunk = engine.forward_chunk
+    monkeypatch.setattr(engine, "forward_chunk", lambda pixels: (passes.append(1), forward_chunk(pixels))[1])
+    batch_size = engine.chunk_size * torch.get_num_threads()
+    assert choose_for_chunks(engine, 10 * batch_size - 1) is engine
+    assert not passes and engine.options.engine == "torch"
+    assert chosen_engine(bundle, images=10 * batch_size).options.engine == "openvino"
 
 
 def test_openvino_itself_agrees_and_its_graph_is_read_from_the_cache(bundle, monkeypatch, cache_folder):
     pytest.importorskip("openvino")
     set_race(monkeypatch, torch=0.5, openvino=0.25)
-    theirs, pixels = chosen_runtime(bundle), bundle.preprocess.noise(9)
-    assert isinstance(theirs.engine, openvino.OpenVinoEngine)
+    theirs, pixels = chosen_engine(bundle), bundle.preprocess.noise(9)
+    assert isinstance(theirs, engine_module.OpenVinoEngine)
     ours = TorchEngine(bundle.model, bundle.preprocess, precision="fp32")
     assert relative_error(theirs.logits(pixels), ours(torch.from_numpy(pixels)).numpy()) < LIMITS["fp32"]
     assert len(list((cache_folder.parent / "graphs").iterdir())) == 1
     monkeypatch.setattr(openvino, "convert", lambda *args: pytest.fail("converted again"))
-    again = chosen_runtime(bundle)
+    again = chosen_engine(bundle)
     np.testing.assert_array_equal(again.logits(pixels), theirs.logits(pixels))
 
 
@@ -238,23 +244,23 @@ def test_openvino_itself_agrees_and_its_graph_is_read_from_the_cache(bundle, mon
 def test_an_engine_whose_outputs_differ_is_not_used(bundle, wrong, other, monkeypatch):
     """Agreement depends on the weights: it is checked where the race is not repeated, too."""
     races = set_race(monkeypatch, torch=0.5, openvino=0.25)
-    chosen_runtime(bundle)
+    chosen_engine(bundle)
     monkeypatch.setattr(OtherEngine, "wrong", wrong)
-    runtime = chosen_runtime(bundle)
-    assert races == [1] and runtime.how.engine == "torch" and "the outputs of openvino differ by" in runtime.note
+    engine = chosen_engine(bundle)
+    assert races == [1] and engine.options.engine == "torch" and "the outputs of openvino differ by" in engine.note
 
 
 def test_without_openvino_torch_computes_without_a_word(bundle, monkeypatch):
     monkeypatch.setattr(engine_choice, "find_spec", lambda name: None)
-    runtime = chosen_runtime(bundle)
-    assert runtime.how.engine == "torch" and runtime.note == ""
+    engine = chosen_engine(bundle)
+    assert engine.options.engine == "torch" and engine.note == ""
 
 
 def test_a_broken_installation_of_openvino_is_named(bundle, monkeypatch):
     monkeypatch.setattr(engine_choice, "find_spec", lambda name: object())
     monkeypatch.setitem(sys.modules, "openvino", None)
-    runtime = chosen_runtime(bundle)
-    assert runtime.how.engine == "torch" and runtime.note.startswith("engine: torch (openvino: ")
+    engine = chosen_engine(bundle)
+    assert engine.options.engine == "torch" and engine.note.startswith("engine: torch (openvino: ")
 
 
 @pytest.mark.parametrize(
@@ -270,11 +276,11 @@ def test_a_model_that_openvino_cannot_convert_is_tried_once(bundle, error, says,
 
     monkeypatch.setattr(torch.export, "export", fail)
     for _ in range(2):
-        runtime = chosen_runtime(bundle)
-        assert runtime.how.engine == "torch" and f"cannot convert this model: {says}" in runtime.note
+        engine = chosen_engine(bundle)
+        assert engine.options.engine == "torch" and f"cannot convert this model: {says}" in engine.note
     assert tries == [1]
     with pytest.raises(UsageError, match=says) as refused:
-        TorchRuntime(bundle, InferenceOptions("cpu", "fp32", "openvino"))
+        engine_of(bundle, InferenceOptions("cpu", "fp32", "openvino"))
     assert "--engine torch" in refused.value.hint
 
 
@@ -331,19 +337,18 @@ def test_every_verb_that_runs_a_model_chooses(home, tmp_path, other, monkeypatch
     embedded = say("embed", str(home), *files, "--precision", "fp32", "--out", str(tmp_path / "e.npz"))
     assert embedded.returncode == 0 and "engine: openvino, " in embedded.stderr
     served = open_served(home, AUTO)
-    assert served.runtime.how.engine == "openvino" and "batch size 1;" in served.runtime.note
+    assert served.engine.options.engine == "openvino" and "batch size 1;" in served.engine.note
 
 
 def test_python_measures_on_request(home, other, monkeypatch):
     races = set_race(monkeypatch, torch=0.5, openvino=0.25)
-    assert load(home, precision="fp32").runtime.how.engine == "auto" and not races
+    assert load(home, precision="fp32").engine.options.engine == "auto" and not races
     predictor = load(home, engine="auto", precision="fp32")
-    assert predictor.runtime.how.engine == "openvino" and races == [1]
+    assert predictor.engine.options.engine == "openvino" and races == [1]
 
 
 def test_facts_are_read_back_as_they_were_stored(bundle, other, monkeypatch):
     set_race(monkeypatch, torch=0.5, openvino=0.25)
-    runtime = TorchRuntime(bundle, AUTO)
     choose_engine(bundle.model, bundle.preprocess, AUTO, lambda e, p: e(torch.from_numpy(p)).numpy(), 2, math.inf)
-    record = read_record(race_facts(bundle.model, bundle.preprocess, runtime.precision, "cpu", 2))
+    record = read_record(race_facts(bundle.model, bundle.preprocess, "fp32", "cpu", 2))
     assert record is not None and record["seconds"] == {"torch": 0.5, "openvino": 0.25}

@@ -178,7 +178,7 @@ def test_inspect_takes_one_picture_and_plain_keywords(home, file, tmp_path):
 
 
 def test_keywords_say_what_computes(home):
-    assert load(home, device="cpu", precision="fp32").runtime.engine.precision == "fp32"
+    assert load(home, device="cpu", precision="fp32").engine.precision == "fp32"
     with pytest.raises(UsageError, match=r"load: precision cannot be .fp7."):
         load(home, device="cpu", precision="fp7")
 

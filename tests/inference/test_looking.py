@@ -222,7 +222,7 @@ def test_an_index_has_every_readable_image_with_its_label_its_name_and_a_small_p
     index, predictor = open_index(bundle), load(bundle)
     assert index is not None and len(index) == 18
     for file in sorted((data / "train").glob("*/?.png")):
-        own = predictor.runtime.features(read(file, predictor.card.preprocess)[None])[0]
+        own = predictor.engine.features(read(file, predictor.card.preprocess)[None])[0]
         found = index.nearest(own, 3)
         assert (found[0].label, found[0].name) == (file.parent.name, file.name) and found[
             0

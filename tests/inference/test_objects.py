@@ -98,7 +98,7 @@ def test_a_file_is_continued_where_the_job_stopped(blobs, tmp_path, monkeypatch,
     assert predict(images, "--out", tmp_path / ("whole" + name)) == 0
     monkeypatch.setattr("vitreous.inference.object_files.ObjectRows.part", 2)
     monkeypatch.setattr("vitreous.inference.object_files.CocoResults.part", 2)
-    answers, before = objects.image_objects, blobs.runtime.asked
+    answers, before = objects.image_objects, blobs.engine.asked
 
     def stopping(card, runtime, items, *rest, **more):
         for number, answer in enumerate(answers(card, runtime, items, *rest, **more)):
@@ -109,10 +109,10 @@ def test_a_file_is_continued_where_the_job_stopped(blobs, tmp_path, monkeypatch,
     monkeypatch.setattr(objects, "image_objects", stopping)
     assert predict(images, "--out", tmp_path / name) == 3
     monkeypatch.setattr(objects, "image_objects", answers)
-    before = blobs.runtime.asked
+    before = blobs.engine.asked
     assert predict(images, "--out", tmp_path / name) == 2
     assert predict(images, "--out", tmp_path / name, "--resume") == 0
-    assert blobs.runtime.asked - before <= 4
+    assert blobs.engine.asked - before <= 4
     if name.endswith("parquet"):
         parquet = pytest.importorskip("pyarrow.parquet")
         ours, whole = (parquet.read_table(tmp_path / (prefix + name)).to_pylist() for prefix in ("", "whole"))

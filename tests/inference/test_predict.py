@@ -18,11 +18,10 @@ from tests.precision import LIMITS, answers_in, relative_error, same_answers
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import DataError, UsageError
 from vitreous.inference import engine, pipeline
-from vitreous.inference.engine import TorchEngine
+from vitreous.inference.engine import TorchEngine, make_engine
 from vitreous.inference.options import InferenceOptions
 from vitreous.inference.pipeline import chunk_of, flow
 from vitreous.inference.predict import Predictor, load
-from vitreous.inference.runtime import TorchRuntime
 from vitreous.inference.sources import Item
 from vitreous.models.config import ViTConfig
 from vitreous.models.zoo import build
@@ -38,6 +37,12 @@ def home(bundle, tmp_path_factory):
     place = tmp_path_factory.mktemp("model") / "bundle"
     bundle.save(place)
     return place
+
+
+def engine_of(bundle, options, low_latency):
+    engine = make_engine(bundle.model, bundle.preprocess, options)
+    engine.low_latency = low_latency
+    return engine
 
 
 def plain(bundle, pixels):
@@ -62,16 +67,16 @@ def test_an_answer_is_the_same_bits_whatever_is_beside_it(bundle, threads, quick
 
     def body():
         torch.set_num_threads(threads)
-        runtime = TorchRuntime(bundle, InferenceOptions(precision=precision), quick=quick)
-        alone = np.concatenate([runtime.logits(one[None]) for one in pixels[:20]])
-        features = np.concatenate([runtime.features(one[None]) for one in pixels[:5]])
+        engine = engine_of(bundle, InferenceOptions(precision=precision), quick)
+        alone = np.concatenate([engine.logits(one[None]) for one in pixels[:20]])
+        features = np.concatenate([engine.features(one[None]) for one in pixels[:5]])
         for _ in range(12):
             beside = pixels[rng.permutation(150)[: rng.integers(1, 150)]]
             which = rng.integers(0, 20)
             at = rng.integers(0, len(beside) + 1)
             mixed = np.insert(beside, at, pixels[which], axis=0)
-            assert np.array_equal(runtime.logits(mixed)[at], alone[which])
-        assert np.array_equal(runtime.features(pixels[4::-1]), features[::-1])
+            assert np.array_equal(engine.logits(mixed)[at], alone[which])
+        assert np.array_equal(engine.features(pixels[4::-1]), features[::-1])
         return alone, features
 
     before = torch.get_num_threads()
@@ -85,19 +90,19 @@ def test_an_answer_is_the_same_bits_whatever_is_beside_it(bundle, threads, quick
     assert relative_error(features, read[:5]) < LIMITS[precision]
 
 
-def threads_of(runtime, images, monkeypatch) -> list[str]:
+def threads_of(engine, images, monkeypatch) -> list[str]:
     """The names of the threads that computed the parts of so many images, in a process of two threads."""
-    names, part = [], TorchEngine.part
+    names, forward_chunk = [], TorchEngine.forward_chunk
 
     def watched(self, pixels):
         names.append(threading.current_thread().name)
-        return part(self, pixels)
+        return forward_chunk(self, pixels)
 
-    monkeypatch.setattr(TorchEngine, "part", watched)
+    monkeypatch.setattr(TorchEngine, "forward_chunk", watched)
 
     def body():
         torch.set_num_threads(2)
-        return runtime.logits(np.zeros((images, 3, 16, 16), np.uint8))
+        return engine.logits(np.zeros((images, 3, 16, 16), np.uint8))
 
     before = torch.get_num_threads()
     try:
@@ -121,20 +126,20 @@ def threads_of(runtime, images, monkeypatch) -> list[str]:
 def test_all_threads_share_parts_that_are_waited_for_where_one_each_would_be_later_or_other_bits(
     bundle, quick, parts, keeps, expected, monkeypatch
 ):
-    runtime = TorchRuntime(bundle, InferenceOptions("cpu", "fp32"), quick=quick)
+    engine = engine_of(bundle, InferenceOptions("cpu", "fp32"), quick)
     monkeypatch.setattr(TorchEngine, "threads_keep_bits", lambda self, size, threads: keeps)
-    assert threads_of(runtime, parts * runtime.part, monkeypatch) == expected
+    assert threads_of(engine, parts * engine.chunk_size, monkeypatch) == expected
 
 
 @pytest.mark.parametrize("differs", [False, True])
 def test_whether_threads_change_bits_is_seen_on_noise_and_once(bundle, differs, monkeypatch):
     made, calls = TorchEngine(bundle.model, bundle.preprocess, precision="fp32"), []
 
-    def part(pixels):
+    def forward_chunk(pixels):
         calls.append((threading.current_thread().name.startswith("team"), pixels.float().std().item()))
         return torch.tensor([1.0 + 1e-6 * (differs and calls[-1][0])])
 
-    monkeypatch.setattr(made, "part", part)
+    monkeypatch.setattr(made, "forward_chunk", forward_chunk)
     assert [made.threads_keep_bits(1, 2) for _ in range(3)] == [not differs] * 3
     assert [team for team, _ in calls] == [True, False]
     assert min(deviation for _, deviation in calls) > 50  # noise, of 0 to 255
@@ -156,11 +161,11 @@ def test_no_place_in_a_part_rounds_otherwise(precision, packed, width, heads, im
     )
     model = contracts.randomise(build(config).eval())
     made = TorchEngine(model, Preprocess((image, image)), precision=precision)
-    size = made.part_size()
-    pixels = torch.randint(0, 256, (size, 3, image, image), dtype=torch.uint8)
-    alone = made.steady(pixels[:1], size)[0]
+    size = made.chunk_size
+    pixels = torch.randint(0, 256, (size, 3, image, image), dtype=torch.uint8).numpy()
+    alone = made.logits(pixels[:1])[0]
     for place in range(size) if size < 9 else (1, 2, size // 2, size - 2, size - 1):
-        assert torch.equal(made.steady(pixels.roll(place, 0), size)[place], alone), place
+        assert np.array_equal(made.logits(np.roll(pixels, place, 0))[place], alone), place
 
 
 def test_the_default_precision_is_told_and_a_file_is_not_continued_in_another(home, tmp_path, processor, monkeypatch):

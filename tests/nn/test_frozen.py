@@ -11,7 +11,7 @@ from tests import contracts
 from tests.models.test_contracts import MODELS, build, images_for
 from tests.precision import LIMITS, relative_error
 from vitreous.config import to_plain
-from vitreous.inference.engine import given
+from vitreous.inference.engine import input_dtype
 from vitreous.models import zoo
 from vitreous.models.config import BiTConfig, StemConfig, ViTConfig
 from vitreous.models.names import NAMES, configure
@@ -45,7 +45,7 @@ def agrees(model, *batches):
             patch.setattr(kernels, "native", lambda own=own: own)
             fast = frozen(model, dtype, packed)
             for images, expected in zip(batches, wanted, strict=True):
-                answers = fast(images.to(given(model.config, dtype)))
+                answers = fast(images.to(input_dtype(model.config, dtype)))
                 assert answers.dtype == torch.float32
                 limit = LIMITS["fp32" if dtype == torch.float32 else "bf16"]
                 assert relative_error(answers, expected) < limit, (dtype, packed, own.note)

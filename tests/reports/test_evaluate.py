@@ -279,16 +279,16 @@ def test_int8_is_calibrated_on_training_images_whatever_is_asked(run, photos, tm
     monkeypatch.chdir(tmp_path)
     """By `evaluate` on any data and by `predict` on any files, and on the files themselves where there is no run to be
     known."""
-    from vitreous.inference import openvino
+    from vitreous.inference import engine
     from vitreous.inference.engine import InferenceOptions, TorchEngine
 
     sets = []
 
-    def recording(model, preprocess, precision, pictures):
+    def recording(model, preprocess, options, pictures):
         sets.append([bytes(picture.numpy()) for picture in pictures()])
         return TorchEngine(model, preprocess, precision="fp32")
 
-    monkeypatch.setattr(openvino, "OpenVinoEngine", recording)
+    monkeypatch.setattr(engine, "OpenVinoEngine", recording)
     how, p = InferenceOptions("cpu", "int8", "openvino"), load_bundle(run / "model").preprocess
 
     def seen(files):

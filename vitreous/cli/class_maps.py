@@ -46,7 +46,7 @@ def write_maps(
         files.resume()
 
     def answers(items: Iterator[Item]) -> Iterator[Sequence[ClassMap]]:
-        for answer in class_maps(predictor.card, predictor.runtime, items, options.bad_images, overlay is not None):
+        for answer in class_maps(predictor.card, predictor.engine, items, options.bad_images, overlay is not None):
             yield files.write([answer])
 
     os.makedirs(out, exist_ok=True)
@@ -63,7 +63,7 @@ def print_shares(options: ImageArguments, predictor: Predictor, source: Source, 
     from vitreous.inference.class_maps import class_maps
 
     meter, rows, document = Meter("predict", source.count, console), [], []
-    for answer in class_maps(predictor.card, predictor.runtime, iter(source), options.bad_images, False):
+    for answer in class_maps(predictor.card, predictor.engine, iter(source), options.bad_images, False):
         meter.count([answer])
         text = "  ".join(f"{name} {share:.1%}" for name, share in answer.shares.items())
         cell = describe_unreadable(answer.path, answer.error) if answer.error else text
@@ -73,4 +73,4 @@ def print_shares(options: ImageArguments, predictor: Predictor, source: Source, 
     print_unreadable(console, (), meter.unreadable, meter.done)
     if not meter.unreadable:
         console.note("--out FOLDER writes the class maps")
-    return {"model": options.run, "precision": predictor.runtime.precision, "predictions": document}
+    return {"model": options.run, "precision": predictor.engine.precision, "predictions": document}

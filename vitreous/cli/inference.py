@@ -148,7 +148,7 @@ def file_settings(options: ImageArguments, predictor: Predictor, **more: Any) ->
     asked |= {"clip_views": options.clip_views} if options.clip_views != "1x1" else {}
     names = ("resize", "source_size", "native_aspect", "tokens")
     known = {name: value for name in names if (value := getattr(options, name)) not in (None, False)}
-    return {**asked, "precision": predictor.runtime.precision, **more, **known}
+    return {**asked, "precision": predictor.engine.precision, **more, **known}
 
 
 class Meter:
@@ -210,8 +210,8 @@ def write_answers(
 
 def engine_name(predictor: Predictor, options: InferenceArguments) -> str:
     """Return the engine in use: of exported files and clusters the one that was requested."""
-    how = getattr(predictor.runtime, "how", None)
-    return how.engine if how is not None and getattr(options, "ray", None) is None else options.engine
+    chosen = getattr(predictor.engine, "options", None)
+    return chosen.engine if chosen is not None and getattr(options, "ray", None) is None else options.engine
 
 
 def choose_engine(options: ImageArguments, predictor: Predictor, images: int | None, features: bool = False) -> None:
@@ -224,7 +224,7 @@ def print_notes(predictor: Predictor, console: Console) -> None:
     """Print what was assumed of foreign weights whose files do not tell it, and which engine was chosen."""
     for text in predictor.bundle.notes if predictor.bundle else ():
         console.note(text)
-    if note := getattr(predictor.runtime, "note", ""):
+    if note := getattr(predictor.engine, "note", ""):
         console.note(note)
 
 

@@ -125,9 +125,9 @@ class Finding:
         from vitreous.inference.class_maps import save_png
         from vitreous.inference.objects import image_objects
 
-        card, runtime, pictures = self.predictor.card, self.predictor.runtime, self.overlays is not None
+        card, engine, pictures = self.predictor.card, self.predictor.engine, self.overlays is not None
         for answer in image_objects(
-            card, runtime, items=items, options=self.asked, bad_images=self.bad_images, pictures=pictures
+            card, engine, items=items, options=self.asked, bad_images=self.bad_images, pictures=pictures
         ):
             if self.folder is not None:
                 answer = self.folder.write(answer)
@@ -164,7 +164,7 @@ def print_objects(
         write_output(options.csv, as_csv([kind.head, *cells]))
     console.table(["image", f"objects of a score from {finding.asked.threshold:g} on"], rows)
     print_unreadable(console, (), meter.unreadable, meter.done)
-    return {"model": options.run, "precision": predictor.runtime.precision, "predictions": document}
+    return {"model": options.run, "precision": predictor.engine.precision, "predictions": document}
 
 
 def summary(answer: ImageObjects) -> str:

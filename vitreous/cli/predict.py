@@ -94,7 +94,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         )
     return {
         "model": options.run,
-        "precision": predictor.runtime.precision,
+        "precision": predictor.engine.precision,
         "engine": engine_name(predictor, options),
         "predictions": print_predictions(options, answers, source, console),
     }

@@ -31,7 +31,7 @@ from vitreous.evaluation.intervals import DRAWS, FEWEST, Figures, Interval, boot
 from vitreous.evaluation.matching import Column, Part, check_library, columns_of, match_image
 from vitreous.evaluation.report import Report
 from vitreous.inference.detections import Compute, Detections, detect
-from vitreous.inference.engine import Engine
+from vitreous.inference.engine import ModelEngine
 from vitreous.inference.packing import unpack
 
 BUDGET = 5e8  # answers x thresholds x areas x draws of the bootstrap: a few seconds
@@ -61,7 +61,7 @@ class CocoEvaluator(Evaluator):
         return ("", BOXES) if self.masks else ("",)
 
     def outputs(
-        self, engine: Engine, reader: EvalLoader, on_images: Callable[[int], None] = lambda images: None
+        self, engine: ModelEngine, reader: EvalLoader, on_images: Callable[[int], None] = lambda images: None
     ) -> tuple[Ragged, dict[int, DataError]]:
         """The rows of the images of `reader.split`, (m, columns) float64, and the images that cannot be read, by
         position: their objects are missed. Raises DataError for annotations that cannot be read, or lack masks."""
@@ -158,7 +158,7 @@ def read_ahead(reader: EvalLoader) -> Iterator[Loaded]:
         yield from (one.result() for one in waiting)
 
 
-def computing(engine: Engine) -> Compute:
+def computing(engine: ModelEngine) -> Compute:
     """What computes images by an engine: (B, C, *image) pixels -> the arrays of a detector, whose shapes are fixed."""
     return lambda pixels: unpack(engine(torch.from_numpy(pixels)).numpy())
 

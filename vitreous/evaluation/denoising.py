@@ -20,7 +20,7 @@ from vitreous.evaluation.report import Report
 from vitreous.generation.gaussian import Gaussian
 from vitreous.generation.line import Line
 from vitreous.generation.process import Diffusion, Process
-from vitreous.inference.engine import CHUNK, Engine, chunks
+from vitreous.inference.engine import CHUNK, ModelEngine, chunks
 
 TIMES = 8  # at which images are judged
 ANSWERS = 4096  # of the model: of more images than a `TIMES`-th, each is judged at some of the times
@@ -49,7 +49,7 @@ class DenoisingEvaluator(Evaluator):
         return None if self.labelled else self
 
     def outputs(
-        self, engine: Engine, reader: EvalLoader, on_images: Callable[[int], None] = lambda images: None
+        self, engine: ModelEngine, reader: EvalLoader, on_images: Callable[[int], None] = lambda images: None
     ) -> tuple[Any, dict[int, DataError]]:
         """(n, TIMES) float32 squared errors, NaN at times at which an image is not judged, and the unreadable images by
         position."""

@@ -16,7 +16,7 @@ from vitreous.data.loader import EvalLoader
 from vitreous.data.split import Split
 from vitreous.errors import DataError
 from vitreous.evaluation.report import Better, Report
-from vitreous.inference.engine import Engine, logits_of, readable_mask
+from vitreous.inference.engine import ModelEngine, logits_of, readable_mask
 from vitreous.system.cores import default_workers
 
 
@@ -73,7 +73,7 @@ class Evaluator(ABC):
         return None
 
     def outputs(
-        self, engine: Engine, reader: EvalLoader, on_images: Callable[[int], None] = lambda images: None
+        self, engine: ModelEngine, reader: EvalLoader, on_images: Callable[[int], None] = lambda images: None
     ) -> tuple[Any, dict[int, DataError]]:
         """(n, K) float32 outputs, or `Ragged`, for the images of `reader.split`, and the unreadable ones by position.
 
@@ -85,12 +85,12 @@ class Evaluator(ABC):
     def report(self, outputs: Outputs, *others: Outputs) -> Report:
         """The figures from the outputs of `splits`, whole and in that order."""
 
-    def __call__(self, engine: Engine, split: Split, workers: int | None = None) -> Report:
+    def __call__(self, engine: ModelEngine, split: Split, workers: int | None = None) -> Report:
         """Judge a model on a split in this process alone."""
         return self.report(*(compute_outputs(self, engine, part, workers) for part in self.splits(split)))
 
 
-def compute_outputs(evaluator: Evaluator, engine: Engine, split: Split, workers: int | None = None) -> Outputs:
+def compute_outputs(evaluator: Evaluator, engine: ModelEngine, split: Split, workers: int | None = None) -> Outputs:
     """Return the outputs of a model for a whole split, computed by this process."""
     reader = EvalLoader(split, engine.preprocess, default_workers() if workers is None else workers)
     rows, bad = evaluator.outputs(engine, reader)

@@ -18,7 +18,7 @@ from vitreous.evaluation.evaluator import Evaluator, Outputs
 from vitreous.evaluation.intervals import bootstrap, percentile_interval
 from vitreous.evaluation.panoptic import answered_segments, panoptic_counts, panoptic_figures, true_segments
 from vitreous.evaluation.report import Report
-from vitreous.inference.engine import Engine
+from vitreous.inference.engine import ModelEngine
 from vitreous.inference.tiles import Compute, class_map, native_pixels
 
 DRAWS = 1000  # of the bootstrap
@@ -38,7 +38,7 @@ class SegmentationEvaluator(Evaluator):
         self.classes, self.boundary, self.things = classes, boundary, things
 
     def outputs(
-        self, engine: Engine, reader: EvalLoader, on_images: Callable[[int], None] = lambda images: None
+        self, engine: ModelEngine, reader: EvalLoader, on_images: Callable[[int], None] = lambda images: None
     ) -> tuple[np.ndarray, dict[int, DataError]]:
         """(n, K * K) float64 confusion matrices of the images of `reader.split`, at their own size, and what else is
         counted; zeros for those that cannot be read, which come by position too. Raises DataError for annotations that
@@ -131,7 +131,7 @@ def matrices_of(rows: np.ndarray, count: int) -> np.ndarray:
     return rows[:, : count * count].reshape(-1, count, count)
 
 
-def computing(engine: Engine) -> Compute:
+def computing(engine: ModelEngine) -> Compute:
     """What computes tiles by an engine: (B, C, *image) arrays -> (B, K, *image)."""
     return lambda tiles: engine(torch.from_numpy(tiles)).numpy()
 

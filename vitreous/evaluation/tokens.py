@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from vitreous.inference.features import headless
+from vitreous.inference.engine import remove_head
 from vitreous.models.zoo import Model
 
 
@@ -34,7 +34,7 @@ class TokenReader(nn.Module):
     def __init__(self, model: Model, readings: tuple[Reading, ...]) -> None:
         super().__init__()
         self.most = max(reading.blocks for reading in readings)
-        self.model, self.config = model if self.most else headless(model), model.config
+        self.model, self.config = model if self.most else remove_head(model), model.config
         self.mean = any(reading.mean for reading in readings)
 
     def columns(self, reading: Reading) -> list[int]:

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
@@ -26,10 +26,12 @@ from vitreous.data.preprocess import Preprocess
 from vitreous.errors import DataError, UsageError, printable
 from vitreous.inference.card import Card
 from vitreous.inference.pipeline import flow
-from vitreous.inference.runtime import Runtime
 from vitreous.inference.sources import Item
 from vitreous.inference.tiles import class_map, native_pixels
 from vitreous.system.disk import atomic_path
+
+if TYPE_CHECKING:
+    from vitreous.inference.engine import Engine
 
 INDEX = "maps.jsonl"  # in a folder of maps: a line for each image
 
@@ -66,7 +68,7 @@ class ClassMap:
 
 
 def class_maps(
-    card: Card, runtime: Runtime, items: Iterable[Item], bad_images: str, pictures: bool
+    card: Card, engine: Engine, items: Iterable[Item], bad_images: str, pictures: bool
 ) -> Iterator[ClassMap]:
     """Items -> class maps in order, at most a few images in memory; with their `pictures` if asked.
 
@@ -88,7 +90,7 @@ def class_maps(
         return native_pixels(picture)
 
     def compute(batch: np.ndarray) -> np.ndarray:
-        return class_map(runtime.logits, batch[0], preprocess.image)[None]
+        return class_map(engine.logits, batch[0], preprocess.image)[None]
 
     for chunk in flow(items, decode, compute, 1):
         for item, row in chunk:

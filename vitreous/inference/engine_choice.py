@@ -15,7 +15,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import date
 from functools import partial
 from importlib.util import find_spec
@@ -28,7 +28,7 @@ import torch
 from vitreous.config import to_plain
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import ResourceError, VitreousError
-from vitreous.inference.engine import CHUNK, Engine, InferenceOptions, make_engine
+from vitreous.inference.engine import CHUNK, InferenceOptions, ModelEngine, make_engine
 from vitreous.inference.graph_cache import cache_key, installed_version
 from vitreous.inference.options import Pictures
 from vitreous.models.names import name_of
@@ -52,16 +52,7 @@ IMAGES_PER_THREAD = 4  # of a measured pass that stands for a long evaluation on
 MAX_RECORDS = 200  # stored measurements; the oldest are removed
 
 #: (engine, (B, C, *image) pixels) -> (B, K) float32: one pass, as the caller will compute it
-Compute = Callable[[Engine, np.ndarray], np.ndarray]
-
-
-@dataclass(frozen=True)
-class EngineChoice:
-    """A chosen engine, the options that build it again, and a line for people; empty if there was no choice."""
-
-    engine: Engine
-    options: InferenceOptions
-    note: str = ""
+Compute = Callable[[ModelEngine, np.ndarray], np.ndarray]
 
 
 def choose_engine(
@@ -71,47 +62,73 @@ def choose_engine(
     compute: Compute,
     batch_size: int,
     total_images: float,
-    baseline: Engine | None = None,
-) -> EngineChoice:
+    baseline: ModelEngine | None = None,
+) -> ModelEngine:
     """Return the engine that is fastest at batch size `batch_size`, for a job of `total_images` (inf: a server).
 
     `baseline`: PyTorch's engine, if it is built already. The alternative is chosen if its outputs for the same noise
-    differ by at most `TOLERANCE` and it is at least `MIN_SPEEDUP` faster.
+    differ by at most `TOLERANCE` and it is at least `MIN_SPEEDUP` faster. The engine has the options that build it
+    again and, if there was a choice, a `note` for people.
     """
     torch_options = replace(options, engine="torch")
     baseline = baseline or make_engine(model, preprocess, torch_options)
-    torch_choice = EngineChoice(baseline, torch_options)
+    baseline.options = torch_options
     if total_images < MIN_PASSES * batch_size or (name := alternative_engine(model, preprocess, options)) is None:
-        return torch_choice
+        return baseline
     pixels = preprocess.noise(batch_size)
     expected = compute(baseline, pixels)
     start = time.perf_counter()
     compute(baseline, pixels)
     seconds = time.perf_counter() - start
     if seconds < MIN_PASS_SECONDS or seconds / batch_size * total_images < WORTHWHILE_SECONDS[name]:
-        return torch_choice
+        return baseline
     facts = race_facts(model, preprocess, baseline.precision, options.device, batch_size)
     record = read_record(facts)
     if record is not None and not is_faster(record, name):
-        return replace(torch_choice, note=describe_record(record))
+        return with_note(baseline, describe_record(record))
     try:
-        other, other_options = build_alternative(name, model, preprocess, options, baseline.precision)
+        other = build_alternative(name, model, preprocess, options, baseline.precision)
         outputs = compute(other, pixels)
     except VitreousError as error:
         record = {"facts": facts, "seconds": {}, "problem": f"{name}: {error.message}"}
         write_record(record)
-        return replace(torch_choice, note=describe_record(record))
+        return with_note(baseline, describe_record(record))
     difference = float(np.linalg.norm(outputs - expected) / max(float(np.linalg.norm(expected)), 1e-12))
     if not difference <= TOLERANCE[baseline.precision]:
         note = f"engine: torch; the outputs of {name} differ by {difference:.1g} (relative L2 norm)"
-        return replace(torch_choice, note=note)
+        return with_note(baseline, note)
     if record is None:
         engines = {"torch": baseline, name: other}
         turns = {engine_name: partial(compute, engine, pixels) for engine_name, engine in engines.items()}
         record = {"facts": facts, "seconds": race_engines(turns)}
         write_record(record)
-    chosen = EngineChoice(other, other_options) if is_faster(record, name) else torch_choice
-    return replace(chosen, note=describe_record(record))
+    return with_note(other if is_faster(record, name) else baseline, describe_record(record))
+
+
+def with_note(engine: ModelEngine, note: str) -> ModelEngine:
+    """Return the engine, with a note for people."""
+    engine.note = note
+    return engine
+
+
+def choose_for_chunks(baseline: ModelEngine, total_images: float) -> ModelEngine:
+    """Return the engine that computes a job of `total_images` (inf: a server) in chunks of fixed size, as `logits`
+    does; `baseline` is PyTorch's."""
+    parallel = torch.get_num_threads() if pick_device(baseline.options.device) == "cpu" else 1  # chunks at a time
+
+    def compute(engine: ModelEngine, pixels: np.ndarray) -> np.ndarray:
+        engine.low_latency = baseline.low_latency
+        return engine.logits(pixels)
+
+    return choose_engine(
+        baseline.original,
+        baseline.preprocess,
+        options=baseline.options,
+        compute=compute,
+        batch_size=1 if baseline.low_latency else baseline.chunk_size * parallel,
+        total_images=total_images,
+        baseline=baseline,
+    )
 
 
 def evaluation_engine(
@@ -121,14 +138,14 @@ def evaluation_engine(
     images: int,
     note: Callable[[str], None],
     pictures: Pictures | None = None,
-) -> Engine:
+) -> ModelEngine:
     """Return the engine that evaluates so many images, chosen if the options leave the choice; int8 is calibrated on
     `pictures`. `note` is called with the line about the choice. Raises UsageError as `make_engine` does."""
     engine = make_engine(model, preprocess, options, pictures)
     if options.engine != "auto":
         return engine
     batch_size = CHUNK if engine.device != "cpu" else IMAGES_PER_THREAD * torch.get_num_threads()  # type: ignore[attr-defined]
-    choice = choose_engine(
+    engine = choose_engine(
         model,
         preprocess,
         options=options,
@@ -137,9 +154,9 @@ def evaluation_engine(
         total_images=images,
         baseline=engine,
     )
-    if choice.note:
-        note(choice.note)
-    return choice.engine
+    if engine.note:
+        note(engine.note)
+    return engine
 
 
 def alternative_engine(model: Model, preprocess: Preprocess, options: InferenceOptions) -> str | None:
@@ -158,11 +175,10 @@ def alternative_engine(model: Model, preprocess: Preprocess, options: InferenceO
 
 def build_alternative(
     name: str, model: Model, preprocess: Preprocess, options: InferenceOptions, precision: Any
-) -> tuple[Engine, InferenceOptions]:
-    """Return the engine `name` in PyTorch's precision, and its options. Raises UsageError for a model that it cannot
-    compute, ResourceError for a broken installation."""
-    chosen = replace(options, engine=name, precision=precision)
-    return make_engine(model, preprocess, chosen), chosen
+) -> ModelEngine:
+    """Return the engine `name` in PyTorch's precision. Raises UsageError for a model that it cannot compute,
+    ResourceError for a broken installation."""
+    return make_engine(model, preprocess, replace(options, engine=name, precision=precision))
 
 
 def race_engines(turns: Mapping[str, Callable[[], object]]) -> dict[str, float]:

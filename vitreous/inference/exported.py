@@ -21,8 +21,7 @@ from vitreous.inference.export_file import (
     precision_in,
 )
 from vitreous.inference.libraries import needed, openvino_core, unobserved
-from vitreous.inference.packing import NAMES, Outputs, pack_arrays, unpack
-from vitreous.inference.runtime import in_parts
+from vitreous.inference.packing import NAMES, Outputs, compute_in_chunks, pack_arrays, unpack
 from vitreous.system.cores import cores
 
 if TYPE_CHECKING:
@@ -37,12 +36,13 @@ def is_exported(run: str | os.PathLike[str]) -> bool:
     return Path(run).suffix.lower() in SUFFIXES and not Path(run).is_dir()
 
 
-class ExportedRuntime:
+class ExportedEngine:
     """An exported file on the CPU, in float32 or what it was quantised to. `quick` computes one image at a time.
 
     `text` is the card as the file has it. Raises WeightsError where there is none.
     """
 
+    name: str
     outputs: tuple[str, ...] = ("logits", "features")
 
     def __init__(self, text: str | None, path: Path, quick: bool) -> None:
@@ -69,11 +69,11 @@ class ExportedRuntime:
         def answer(part: np.ndarray) -> np.ndarray:
             return pack_arrays(self.answers(names, normalised(part, self.card.preprocess)))
 
-        return unpack(in_parts(answer, pixels, self.size))
+        return unpack(compute_in_chunks(answer, pixels, self.size))
 
     def compute(self, output: str, pixels: np.ndarray) -> np.ndarray:
         """One output for (B, C, *image) pixels, in parts of `size` images: (B, ...) float32."""
-        return in_parts(
+        return compute_in_chunks(
             lambda part: self.answers([output], normalised(part, self.card.preprocess))[0], pixels, self.size
         )
 
@@ -82,8 +82,10 @@ class ExportedRuntime:
         raise NotImplementedError
 
 
-class OnnxRuntime(ExportedRuntime):
+class OnnxFileEngine(ExportedEngine):
     """A file that `vitreous export --to onnx` wrote. Raises WeightsError for any other, and for a damaged one."""
+
+    name = "onnx"
 
     def __init__(self, path: Path, quick: bool = False) -> None:
         runtime, raw = needed("onnxruntime"), content(path)
@@ -105,8 +107,10 @@ class OnnxRuntime(ExportedRuntime):
         return self.session.run(list(outputs), {"images": images})
 
 
-class OpenVinoRuntime(ExportedRuntime):
+class OpenVinoFileEngine(ExportedEngine):
     """A .xml and .bin that `vitreous export --to openvino` wrote. Raises WeightsError for others and damaged ones."""
+
+    name = "openvino"
 
     def __init__(self, path: Path, quick: bool = False) -> None:
         xml, weights = content(path), content(path.with_suffix(".bin"))
@@ -131,7 +135,7 @@ class OpenVinoRuntime(ExportedRuntime):
 
 def open_exported(
     path: str | os.PathLike[str], how: InferenceOptions | None = None, quick: bool = False
-) -> ExportedRuntime:
+) -> ExportedEngine:
     """What runs an exported file, with its card; `quick` answers one image alone sooner, and many later.
 
     Raises WeightsError for a file that is not sound, and UsageError for a `how` that it cannot be: it is computed on
@@ -143,7 +147,7 @@ def open_exported(
             f"{path}: torch.export's files can run code as they are loaded, so none is opened here",
             "load it with torch.export.load where you trust it, or name the run, or a .onnx or .xml file",
         )
-    library, runtime = {".onnx": ("onnxruntime", OnnxRuntime), ".xml": ("openvino", OpenVinoRuntime)}[kind]
+    library, runtime = {".onnx": ("onnxruntime", OnnxFileEngine), ".xml": ("openvino", OpenVinoFileEngine)}[kind]
     asked = () if how is None else (how.device, how.precision, how.engine, how.merge_tokens)
     allowed = (("auto", "cpu"), ("auto", "fp32"), ("auto", library), (0,))
     if any(value not in values for value, values in zip(asked, allowed, strict=False)):

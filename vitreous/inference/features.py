@@ -12,13 +12,11 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
-from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-from torch import nn
 
 from vitreous.config import to_plain
 from vitreous.data.decoding.decode import reason
@@ -26,7 +24,16 @@ from vitreous.data.loader import EvalLoader
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Split, hash_file_times
 from vitreous.errors import DataError, NonFiniteError, ResourceError, UsageError
-from vitreous.inference.engine import CHUNK, Engine, InferenceOptions, chunks, compute_chunk, make_engine, readable_mask
+from vitreous.inference.engine import (
+    CHUNK,
+    InferenceOptions,
+    ModelEngine,
+    chunks,
+    compute_chunk,
+    make_engine,
+    readable_mask,
+    remove_head,
+)
 from vitreous.inference.graph_cache import cache_key, weights_digest
 from vitreous.models.zoo import Model
 from vitreous.system.cores import default_workers
@@ -80,7 +87,7 @@ def features_of(
     place = cache("features") / f"{cache_key(facts)}.npy"
     if keep and (cached := load_features(place)):
         return cached
-    engine = make_engine(headless(model), preprocess, how)
+    engine = make_engine(remove_head(model), preprocess, how)
     reader = EvalLoader(split, preprocess, default_workers() if workers is None else workers)
     if not keep:
         with tempfile.TemporaryFile() as file:
@@ -99,7 +106,7 @@ def features_of(
 
 
 def write_features(
-    file: IO[bytes], engine: Engine, reader: EvalLoader, batch_size: int, on_images: Callable[[int], None]
+    file: IO[bytes], engine: ModelEngine, reader: EvalLoader, batch_size: int, on_images: Callable[[int], None]
 ) -> tuple[tuple[int, int], dict[int, str]]:
     """Write the (n, d) features of a reader's images as a .npy file; return its shape, and why images are unreadable.
 
@@ -124,17 +131,9 @@ def write_features(
     return shape, bad
 
 
-def headless(model: Model) -> Model:
-    """Return the model without a head, its weights shared: it outputs what the head reads."""
-    twin = copy(model)
-    twin._modules = {**model._modules, "head": nn.Identity()}
-    twin.config = replace(model.config, classes=0)  # type: ignore[assignment]
-    return twin
-
-
 def of_model(model: Model, preprocess: Preprocess, how: InferenceOptions) -> dict[str, Any]:
     """Return what features depend on beside the images: weights but for the head, and how they are computed."""
-    body, device = headless(model), pick_device(how.device)
+    body, device = remove_head(model), pick_device(how.device)
     return {
         "format": FORMAT,
         "vitreous": __version__,

@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from vitreous.weights.bundle import Bundle
 
 
-class GeneratorRuntime:
-    """The runtime of a predictor whose model makes images: it has a `generator`, and answers about no image."""
+class GeneratorEngine:
+    """The engine of a predictor whose model generates images: it has a `generator`, and no outputs for images."""
 
-    part = 1
+    name = "torch"
+    chunk_size = 1
 
     def __init__(self, generator: Generator) -> None:
         self.generator, self.precision = generator, generator.sampler.precision
@@ -53,9 +54,9 @@ def generator_predictor(bundle: Bundle, how: InferenceOptions | None = None, vae
         hint = "a page shows those of 1 or 3 channels and 2 axes: name what decodes latents, --vae FOLDER"
         raise UsageError(problem, hint)
     generator = Generator(bundle, how.device if how else "auto", how.precision if how else "auto", vae)
-    return Predictor(card, GeneratorRuntime(generator), bundle)
+    return Predictor(card, GeneratorEngine(generator), bundle)
 
 
 def generator_of(predictor: Predictor) -> Generator | None:
     """The generator of a predictor that makes images; None for one that answers about them."""
-    return predictor.runtime.generator if isinstance(predictor.runtime, GeneratorRuntime) else None
+    return predictor.engine.generator if isinstance(predictor.engine, GeneratorEngine) else None

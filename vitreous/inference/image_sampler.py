@@ -22,7 +22,7 @@ from vitreous.generation.guidance import guide
 from vitreous.generation.process import Process
 from vitreous.generation.samplers import SAMPLERS, State, leave
 from vitreous.generation.settings import SamplingOptions
-from vitreous.inference.engine import TOKENS, cut
+from vitreous.inference.engine import TOKENS, split_batch
 from vitreous.nn.frozen import frozen
 from vitreous.nn.sizes import grid_of
 from vitreous.system.machine import DTYPES, packs, pick_device, pick_precision, settle_process, thread_pool
@@ -99,7 +99,7 @@ class ImageSampler:
         )
         threads = torch.get_num_threads() if self.device == "cpu" else 1
         most = max(1, round(TOKENS / tokens)) if self.device == "cpu" else 64
-        size, together = cut(len(start), most, threads) if threads > 1 else (most, True)
+        size, together = split_batch(len(start), most, threads) if threads > 1 else (most, True)
         spans = [slice(low, min(low + size, len(start))) for low in range(0, len(start), size)]
 
         def part(rows: slice) -> Tensor:

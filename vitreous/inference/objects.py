@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
@@ -20,8 +20,10 @@ from vitreous.inference.card import Card
 from vitreous.inference.class_maps import native, picture_of
 from vitreous.inference.detections import Detections, detect, detections_of, fit_image
 from vitreous.inference.pipeline import chunk_of, flow
-from vitreous.inference.runtime import Runtime
 from vitreous.inference.sources import Item
+
+if TYPE_CHECKING:
+    from vitreous.inference.engine import Engine
 
 THRESHOLD = 0.5  # the score from which an object is named, where nothing else is said
 
@@ -140,7 +142,7 @@ class Fitted:
 
 
 def image_objects(
-    card: Card, runtime: Runtime, items: Iterable[Item], options: DetectOptions, bad_images: str, pictures: bool
+    card: Card, engine: Engine, items: Iterable[Item], options: DetectOptions, bad_images: str, pictures: bool
 ) -> Iterator[ImageObjects]:
     """Items -> their objects in order, at most a few hundred images in memory; with their `pictures` if asked.
 
@@ -162,8 +164,8 @@ def image_objects(
 
     def compute(batch: np.ndarray) -> list[Any]:
         if options.tiles:
-            return [detect(runtime.objects, batch[0], preprocess, True, options.threshold)]
-        return list(zip(*runtime.objects(batch), strict=True))
+            return [detect(engine.objects, batch[0], preprocess, True, options.threshold)]
+        return list(zip(*engine.objects(batch), strict=True))
 
     for chunk in flow(map(Fitted, items), decode, compute, 1 if options.tiles else chunk_of(preprocess)):
         for fitted, row in chunk:

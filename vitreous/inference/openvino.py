@@ -20,7 +20,7 @@ from vitreous.inference.graph_cache import get_or_build, graph_facts
 from vitreous.inference.libraries import needed, openvino_core, unobserved
 from vitreous.inference.options import Pictures
 from vitreous.models.zoo import Model
-from vitreous.system.machine import has_vnni, pick_precision
+from vitreous.system.machine import has_vnni
 
 PICTURES = 128  # that int8 is calibrated on, at most
 FEWEST = 8
@@ -28,38 +28,25 @@ NEEDS = "--engine openvino needs"
 HINTS = {"fp32": "f32", "bf16": "bf16", "int8": "f32"}
 
 
-class OpenVinoEngine:
-    """OpenVINO on the CPU. `precision` is `auto` (bf16 where the processor has it), `fp32`, `bf16` or `int8`.
+def compile_model(model: Model, preprocess: Preprocess, precision: str, pictures: Pictures | None, keep: bool) -> Any:
+    """Return OpenVINO's compiled model, which takes pixels (B, C, *image) uint8, for `precision` fp32, bf16 or int8.
 
-    Graphs are cached (`inference.graph_cache`), unless `keep` is False. Raises ResourceError where OpenVINO is
-    not installed, UsageError for int8 without pictures and for a model that OpenVINO cannot convert or compute here.
+    int8 is calibrated on `pictures`; `keep`: graphs are read from the cache, and stored there. Raises ResourceError
+    where OpenVINO is not installed, UsageError for int8 without pictures and for a model that OpenVINO cannot convert
+    or compute here.
     """
-
-    def __init__(
-        self,
-        model: Model,
-        preprocess: Preprocess,
-        precision: str = "auto",
-        pictures: Pictures | None = None,
-        keep: bool = True,
-    ) -> None:
-        self.preprocess, self.precision = preprocess, pick_precision(precision, "cpu")
-        with unobserved():
-            ov = needed("openvino", NEEDS)
-            samples = examples(pictures) if self.precision == "int8" else []
-            build = partial(calibrate, pictures=samples) if samples else convert
-            make = partial(build, ov, model, preprocess)
-            graph = get_or_build(ov, graph_facts(model, preprocess, samples), make) if keep else make()
-        hints = {"INFERENCE_PRECISION_HINT": HINTS[self.precision], "PERFORMANCE_HINT": "LATENCY"}
-        try:
-            self.compiled = openvino_core().compile_model(graph, "CPU", hints)
-        except RuntimeError as error:
-            problem = f"OpenVINO cannot compute this model in {self.precision} here: {last_line(error)}"
-            raise UsageError(problem, "use --precision fp32") from None
-
-    def __call__(self, pixels: Tensor) -> Tensor:
-        """(B, C, *image) uint8 -> (B, K) float32 logits."""
-        return torch.from_numpy(np.asarray(self.compiled([pixels.numpy()])[0]).astype(np.float32))
+    with unobserved():
+        ov = needed("openvino", NEEDS)
+        samples = examples(pictures) if precision == "int8" else []
+        build = partial(calibrate, pictures=samples) if samples else convert
+        make = partial(build, ov, model, preprocess)
+        graph = get_or_build(ov, graph_facts(model, preprocess, samples), make) if keep else make()
+    hints = {"INFERENCE_PRECISION_HINT": HINTS[precision], "PERFORMANCE_HINT": "LATENCY"}
+    try:
+        return openvino_core().compile_model(graph, "CPU", hints)
+    except RuntimeError as error:
+        problem = f"OpenVINO cannot compute this model in {precision} here: {last_line(error)}"
+        raise UsageError(problem, "use --precision fp32") from None
 
 
 class Whole(nn.Module):

@@ -6,7 +6,7 @@ B images, N objects of each, of which those with score 0 are padding, s the side
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,3 +42,11 @@ def unpack(rows: np.ndarray) -> Outputs:
         raise ValueError(f"{rows.shape[-1]} numbers of an object are no box, score, label and square mask")
     plain = rows[..., :4], rows[..., 4], rows[..., 5].astype(np.int64)
     return (*plain, rows[..., PLAIN:].reshape(*rows.shape[:2], side, side)) if side else plain
+
+
+def compute_in_chunks(compute: Callable[[np.ndarray], np.ndarray], pixels: np.ndarray, size: int) -> np.ndarray:
+    """Compute (B, C, *image) pixels in chunks of exactly `size` images, the last one padded; returns (B, ...)."""
+    count = len(pixels)
+    missing = -count % size
+    whole = np.concatenate([pixels, np.zeros((missing, *pixels.shape[1:]), pixels.dtype)]) if missing else pixels
+    return np.concatenate([compute(whole[start : start + size]) for start in range(0, len(whole), size)])[:count]

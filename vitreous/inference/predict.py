@@ -26,7 +26,6 @@ from vitreous.inference.options import InferenceOptions
 from vitreous.inference.pipeline import Answer, chunk_of, flow
 from vitreous.inference.probabilities import THRESHOLD as LIKELY
 from vitreous.inference.probabilities import check_abstain, probabilities
-from vitreous.inference.runtime import Pixels, Runtime, TorchRuntime
 from vitreous.inference.sources import Item, read_item, read_views
 from vitreous.weights.options import WeightsSource, words_of
 
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from PIL import Image
     from torch import Tensor
 
+    from vitreous.inference.engine import Engine, Pixels
     from vitreous.inference.inputs import ImageInput
     from vitreous.keywords import ComputeKeywords, DetectKeywords, PredictKeywords, SegmentKeywords
     from vitreous.models.config import Resize
@@ -85,24 +85,24 @@ def stack_embeddings(rows: Sequence[Embedding]) -> np.ndarray:
     return table
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Predictor:
     """A model ready to answer. `bundle` has its weights, for looking inside; an exported file has none. `origin`: the
     run, file or name that it was loaded from."""
 
     card: Card
-    runtime: Runtime
+    engine: Engine
     bundle: Bundle | None = None
     exact: bool = False
     clip_views: ClipViews | None = None
     origin: str = ""
 
     def __repr__(self) -> str:
-        return card_text(self.card, self.origin, self.runtime.precision)
+        return card_text(self.card, self.origin, self.engine.precision)
 
     def _repr_html_(self) -> str:
         count = sum(p.numel() for p in self.bundle.model.parameters()) if self.bundle else None
-        return card_html(self.card, self.origin, count, self.runtime.precision)
+        return card_html(self.card, self.origin, count, self.engine.precision)
 
     @cached_property
     def model(self) -> Model:
@@ -124,8 +124,16 @@ class Predictor:
     def choose_engine(self, total_images: float = math.inf, features: bool = False) -> None:
         """Replace PyTorch by the fastest installed engine, if the engine is `auto` and `total_images` are enough to
         repay the measurement. `features`: for `embed`. Outputs change by at most `engine_choice.TOLERANCE`."""
-        if isinstance(self.runtime, TorchRuntime):
-            self.runtime.choose_engine(total_images, features)
+        engine: Any = self.engine
+        if getattr(engine, "options", None) is None or engine.options.engine != "auto":
+            return
+        from vitreous.inference.engine_choice import choose_for_chunks
+
+        if features:
+            engine.feature_engine = chosen = choose_for_chunks(engine.feature_engine, total_images)
+            engine.options, engine.note = chosen.options, chosen.note
+        else:
+            self.engine = choose_for_chunks(engine, total_images)
 
     @overload
     def predict(self, images: ImageInput, **options: Unpack[PredictKeywords]) -> Prediction | Any:
@@ -213,9 +221,7 @@ class Predictor:
         Raises UsageError for a model that names classes of images, and DataError for a file that cannot be read; with
         `bad_images="skip"` its answer has an `error` instead. `pictures`: keep them, for `over_image`.
         """
-        answers = list(
-            class_maps(self.card, self.runtime, as_items(images, self.card.preprocess), bad_images, pictures)
-        )
+        answers = list(class_maps(self.card, self.engine, as_items(images, self.card.preprocess), bad_images, pictures))
         return answers[0] if is_image(images) else answers
 
     @overload
@@ -246,7 +252,7 @@ class Predictor:
         items, options = as_items(images, self.card.preprocess), DetectOptions(threshold, tiles)
         answers = list(
             image_objects(
-                self.card, self.runtime, items=items, options=options, bad_images=bad_images, pictures=pictures
+                self.card, self.engine, items=items, options=options, bad_images=bad_images, pictures=pictures
             )
         )
         return answers[0] if is_image(images) else answers
@@ -270,7 +276,7 @@ class Predictor:
 
     def embeddings(self, items: Iterable[Item], bad_images: str = "skip") -> Iterator[list[Embedding]]:
         """Items -> features (D,) in order, some at a time."""
-        features = self.clip_views.mean(self.runtime.features) if self.clip_views else self.runtime.features
+        features = self.clip_views.mean(self.engine.features) if self.clip_views else self.engine.features
         for chunk in self.rows(items, features, bad_images):
             yield [
                 Embedding(item.name, error=row.message) if isinstance(row, DataError) else Embedding(item.name, row)
@@ -312,7 +318,7 @@ class Predictor:
 
     def probabilities(self, pixels: Pixels) -> np.ndarray:
         """(B, C, *image) pixels, or views (B, V, C, *image) -> (B, K) float64."""
-        logits = self.clip_views.mean(self.runtime.logits) if self.clip_views else self.runtime.logits  # type: ignore[arg-type]
+        logits = self.clip_views.mean(self.engine.logits) if self.clip_views else self.engine.logits  # type: ignore[arg-type]
         return probabilities(logits(pixels).astype(np.float64) / self.card.temperature, self.card.loss)  # type: ignore[arg-type]
 
 
@@ -392,6 +398,7 @@ def predictor_of(
     that do not go together."""
     from vitreous.data.run_data import calibration_images
     from vitreous.inference.card import card_of
+    from vitreous.inference.engine import make_engine
 
     def given() -> Iterator[Tensor]:
         for example in examples:
@@ -400,5 +407,8 @@ def predictor_of(
 
     how = how or InferenceOptions()
     views, alone = clip_views_of(how.clip_views, bundle.preprocess), replace(how, clip_views=ONE)
-    runtime = TorchRuntime(bundle, alone, lambda: calibration_images(run, bundle.preprocess, given), quick)
-    return Predictor(card_of(bundle), runtime, bundle=bundle, exact=exact, clip_views=views, origin=os.fspath(run))
+    engine = make_engine(
+        bundle.model, bundle.preprocess, alone, lambda: calibration_images(run, bundle.preprocess, given)
+    )
+    engine.low_latency = quick
+    return Predictor(card_of(bundle), engine, bundle=bundle, exact=exact, clip_views=views, origin=os.fspath(run))

@@ -31,7 +31,7 @@ from vitreous.data.preprocess import Preprocess
 from vitreous.errors import DataError, UsageError, VitreousError, WeightsError
 from vitreous.inference import export_file
 from vitreous.inference.card import card_of
-from vitreous.inference.exported import OnnxRuntime
+from vitreous.inference.exported import OnnxFileEngine
 from vitreous.inference.options import InferenceOptions
 from vitreous.inference.predict import load
 from vitreous.models.config import BiTConfig, ConvStemConfig, StemConfig, SwinConfig, ViTConfig
@@ -120,7 +120,7 @@ def test_an_encoder_without_a_head_gives_features(home, to, tmp_path):
     if to == "torch":
         return
     exported, pixels = load(row["file"], headless=True), noise(3, 3, 16, 24)
-    assert np.allclose(exported.runtime.features(pixels), direct(bundle, pixels), atol=1e-4)
+    assert np.allclose(exported.engine.features(pixels), direct(bundle, pixels), atol=1e-4)
     with pytest.raises(UsageError, match="has no head"):
         exported.predict(home / "photos" / "0.png")
 
@@ -143,7 +143,7 @@ def test_features_are_what_the_head_reads(home, file):
     with torch.inference_mode():
         images = bundle.preprocess.normalise(torch.from_numpy(pixels))
         expected = bundle.model.pool(bundle.model.features(images)).numpy()
-    assert np.abs(OnnxRuntime(file).features(pixels) - expected).max() < 1e-4
+    assert np.abs(OnnxFileEngine(file).features(pixels) - expected).max() < 1e-4
 
 
 @pytest.mark.processor
@@ -167,12 +167,12 @@ def test_the_file_and_the_run_agree_as_their_precisions_do(home, file, processor
     """The run by default, as each kind of processor computes it; the file in float32 whatever the processor."""
     photos = sorted((home / "photos").iterdir())
     run, exported = load(home / "bundle"), load(file)
-    assert (run.runtime.precision, exported.runtime.precision) == (processor, "fp32")
+    assert (run.engine.precision, exported.engine.precision) == (processor, "fp32")
     assert same_answers(run.predict(photos), exported.predict(photos), processor)
 
 
 def test_an_answer_does_not_depend_on_the_images_beside_it(file):
-    runtime, pixels = OnnxRuntime(file), noise(7, 3, 16, 24)
+    runtime, pixels = OnnxFileEngine(file), noise(7, 3, 16, 24)
     assert runtime.session.get_session_options().get_session_config_entry("session.intra_op.allow_spinning") == "0"
     together = runtime.logits(pixels)
     assert all(np.array_equal(runtime.logits(pixels[i : i + 1])[0], together[i]) for i in range(7))
@@ -208,16 +208,16 @@ def test_the_guide_s_script_runs_and_says_what_predict_says(home, file, tmp_path
 
 def test_a_flipped_bit_anywhere_is_noticed(file, tmp_path):
     raw, chance = file.read_bytes(), random.Random(0)
-    OnnxRuntime(file)
+    OnnxFileEngine(file)
     bad = tmp_path / "bad.onnx"
     for place in (0, 1, len(raw) - 1, len(raw) - 40, len(raw) - 70, *(chance.randrange(len(raw)) for _ in range(60))):
         bad.write_bytes(raw[:place] + bytes([raw[place] ^ 1 << chance.randrange(8)]) + raw[place + 1 :])
         with pytest.raises(WeightsError):
-            OnnxRuntime(bad)
+            OnnxFileEngine(bad)
     for cut in (0, 10, len(raw) // 2, len(raw) - 1):
         bad.write_bytes(raw[:cut])
         with pytest.raises(WeightsError):
-            OnnxRuntime(bad)
+            OnnxFileEngine(bad)
     bad.write_bytes(raw + b"\0")
     assert say("predict", str(bad), str(file)).returncode == 4
 
@@ -245,7 +245,7 @@ def test_tensors_in_other_files_are_refused(file, tmp_path):
     bad = tmp_path / "bad.onnx"
     bad.write_bytes(export_file.seal_onnx(graph.SerializeToString()))
     with pytest.raises(WeightsError, match="tensors in other files"):
-        OnnxRuntime(bad)
+        OnnxFileEngine(bad)
 
 
 def test_files_of_others_and_torch_s_own_are_refused(file, tmp_path):
@@ -473,7 +473,7 @@ def test_int8_answers_nearly_the_same_and_from_half_of_the_pictures_given(to, ho
     (told,) = document["exports"]
     assert told["images"] == 12 and told["quantised"] == "int8" and 1e-5 < told["max_abs_logit_difference"] < 1
     pixels = noise(9, 3, 16, 24)
-    runtime = load(told["file"]).runtime
+    runtime = load(told["file"]).engine
     ours = direct(load_bundle(tmp_path / "b"), pixels)
     assert np.abs(runtime.logits(pixels) - ours).max() < 0.3 * np.ptp(ours)
     assert np.array_equal(runtime.logits(pixels)[2], runtime.logits(pixels[2:3])[0])

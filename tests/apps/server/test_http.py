@@ -86,7 +86,7 @@ def test_under_load_every_answer_is_that_of_its_own_picture_to_the_last_bit(site
 
 def test_embeddings_are_what_the_runtime_says(site, predictor):
     status, told, _ = site.ask("POST", "/v1/embed", file(3), {"Content-Type": "application/octet-stream"})
-    expected = predictor.runtime.features(read_for(predictor, file(3))[None])[0]
+    expected = predictor.engine.features(read_for(predictor, file(3))[None])[0]
     assert status == 200 and told["width"] == 32
     np.testing.assert_allclose(told["embeddings"][0]["embedding"], expected, rtol=1e-7)
 
@@ -186,7 +186,7 @@ def test_positions_filters_and_neighbours(site, server, predictor, monkeypatch):
         {"label": "ant", "name": "a.png", "similarity": 0.5, "thumbnail": "data:image/jpeg;base64,anBlZw=="},
         {"label": "cat", "name": "c.png", "similarity": 0.25, "thumbnail": None},
     ]
-    np.testing.assert_array_equal(asked[0][0], predictor.runtime.features(read_for(predictor, file(1))[None])[0])
+    np.testing.assert_array_equal(asked[0][0], predictor.engine.features(read_for(predictor, file(1))[None])[0])
 
 
 def test_metrics_count_what_happened(site):

@@ -284,19 +284,17 @@ class Held:
     def logits(self, pixels):
         self.batches.append(len(pixels))
         assert self.go.wait(60)
-        return self.runtime.logits(pixels)
+        return self.engine.logits(pixels)
 
     def features(self, pixels):
-        return self.runtime.features(pixels)
+        return self.engine.features(pixels)
 
 
 def standing(predictor):
     """A server of a queue of four, whose model stands still when told to."""
-    runtime = Held(predictor.runtime)
+    runtime = Held(predictor.engine)
     limits = Limits(queue=4, images=3)
-    with running(
-        replace(predictor, runtime=runtime), Settings(port=0, quiet=True, limits=limits, decoders=1)
-    ) as server:
+    with running(replace(predictor, engine=runtime), Settings(port=0, quiet=True, limits=limits, decoders=1)) as server:
         yield Site(server.address), runtime, server
         runtime.go.set()
 

@@ -113,12 +113,12 @@ def test_while_the_model_is_loaded_it_is_alive_and_not_ready(tmp_path):
             if not seen:
                 site = Site(servers[0].address)
                 seen.extend(site.ask("GET", path)[:2] for path in ("/healthz", "/readyz", "/v1/model"))
-            return predictor.runtime.logits(pixels)
+            return predictor.engine.logits(pixels)
 
     servers, made = [], Server.__init__
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Server, "__init__", lambda server, *given: (servers.append(server), made(server, *given))[1])
-        with running(replace(predictor, runtime=Slow())) as server:
+        with running(replace(predictor, engine=Slow())) as server:
             assert Site(server.address).ask("GET", "/readyz")[0] == 200
     (alive, _), (ready, status), (other, refusal) = seen
     assert (

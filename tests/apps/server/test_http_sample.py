@@ -314,7 +314,7 @@ def test_steps_are_those_of_the_process(tmp_path):
 def slow(place, monkeypatch):
     """A server of a generator that takes 20 ms a step at least, with room for 8 images at a time."""
     predictor = predictor_in(place)
-    sampler = predictor.runtime.generator.sampler
+    sampler = predictor.engine.generator.sampler
     answer = sampler.answer
     with running(predictor, Settings(port=0, quiet=True, limits=Limits(queue=8))) as server:
         monkeypatch.setattr(sampler, "answer", lambda *given: (time.sleep(0.02), answer(*given))[1])

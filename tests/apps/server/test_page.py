@@ -23,7 +23,7 @@ from vitreous.apps.server.attention import AttentionRequest, attention, position
 from vitreous.apps.server.limits import Limits, Settings
 from vitreous.apps.server.server import running
 from vitreous.data.preprocess import Preprocess
-from vitreous.inference.features import headless
+from vitreous.inference.engine import remove_head
 from vitreous.inference.index import open_index, write_index
 from vitreous.inference.predict import load
 from vitreous.models.config import ViTConfig
@@ -201,7 +201,7 @@ def alike(shown: np.ndarray, weights) -> bool:
 def test_an_encoder_without_a_head_shows_attention_and_neighbours(browser, home, tmp_path):
     shutil.copytree(home / "model", tmp_path / "encoder")
     bundle = load_bundle(home / "model")
-    model = headless(bundle.model)
+    model = remove_head(bundle.model)
     Bundle(model, Features(), bundle.preprocess).save(tmp_path / "encoder")
     (tmp_path / "photos").mkdir()
     for number in range(2):
@@ -439,7 +439,7 @@ def test_positions_and_filters_and_nearest_images_are_those_of_the_model(visit, 
     visit.take(home / "photos" / "train" / "bee" / "1.png")
     index = open_index(home / "model")
     pixels = read_for(predictor, home / "photos" / "train" / "bee" / "1.png")
-    wanted = index.nearest(predictor.runtime.features(pixels[None])[0], 8)
+    wanted = index.nearest(predictor.engine.features(pixels[None])[0], 8)
     expect(visit.find("#neighbours li")).to_have_count(8)
     told = visit.find("#neighbours li").all_text_contents()
     assert told[0] == "bee1.png · cosine 1.000"

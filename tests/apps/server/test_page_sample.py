@@ -123,7 +123,7 @@ def test_what_cannot_be_is_not_asked(server, browser):  # noqa: F811
 
 def test_images_are_seen_while_they_are_made_and_stop_by_key(place, browser, monkeypatch):  # noqa: F811
     predictor = predictor_in(place)
-    sampler = predictor.runtime.generator.sampler
+    sampler = predictor.engine.generator.sampler
     answer = sampler.answer
     with running(predictor, QUIET) as server:
         monkeypatch.setattr(sampler, "answer", lambda *given: (time.sleep(0.02), answer(*given))[1])
@@ -150,7 +150,7 @@ def test_images_are_seen_while_they_are_made_and_stop_by_key(place, browser, mon
 
 def test_a_failure_while_images_are_made_is_reported(place, browser, monkeypatch):  # noqa: F811
     predictor = predictor_in(place)
-    sampler = predictor.runtime.generator.sampler
+    sampler = predictor.engine.generator.sampler
     answer, broken = sampler.answer, []
 
     def fail_later(*given):

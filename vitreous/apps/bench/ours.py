@@ -24,7 +24,7 @@ from vitreous.data.layouts.folder import list_images
 from vitreous.data.loader import TrainLoader
 from vitreous.data.preprocess import IMAGENET, Preprocess
 from vitreous.data.split import Arrays, Files, Split
-from vitreous.inference.engine import Engine, InferenceOptions, make_engine
+from vitreous.inference.engine import InferenceOptions, ModelEngine, OpenVinoEngine, make_engine
 from vitreous.inference.predict import load
 from vitreous.models.zoo import Model, create
 from vitreous.nn.cuda_graphs import CapturedPasses
@@ -56,7 +56,7 @@ def noise(work: Work, count: int, seed: int) -> Tensor:
     return torch.randint(0, 256, size, dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
 
 
-def run_engine(engine: Engine, pixels: np.ndarray) -> np.ndarray:
+def run_engine(engine: ModelEngine, pixels: np.ndarray) -> np.ndarray:
     """Return the (B, K) float32 logits of an engine for (B, C, *image) uint8 pixels."""
     return engine(torch.from_numpy(pixels)).numpy()
 
@@ -69,12 +69,10 @@ def inference(work: Work, precision: str = "auto", engine: str = "auto") -> Turn
         from vitreous.inference.engine_choice import choose_engine
 
         how = InferenceOptions(work.device)
-        choice = choose_engine(*answering(work), how, run_engine, work.batch_size, math.inf)
-        computing = choice.engine
+        computing = choose_engine(*answering(work), how, run_engine, work.batch_size, math.inf)
     elif engine == "openvino":
-        from vitreous.inference.openvino import OpenVinoEngine
-
-        computing = OpenVinoEngine(*answering(work), precision, lambda: noise(work, 32, 1), keep=False)
+        options = InferenceOptions("cpu", precision, "openvino")  # type: ignore[arg-type]
+        computing = OpenVinoEngine(*answering(work), options, lambda: noise(work, 32, 1), keep=False)
     else:
         computing = make_engine(*answering(work), InferenceOptions(work.device, precision, engine))  # type: ignore[arg-type]
 

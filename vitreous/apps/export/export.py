@@ -18,10 +18,10 @@ from vitreous.apps.export.object_proof import ObjectProof, compare_objects
 from vitreous.apps.export.proof import Pictures, Proof, compare, gather, lost, other_sizes, outputs_of
 from vitreous.errors import ResourceError, UsageError, VitreousError, check_path, nearest
 from vitreous.inference.card import card_of
+from vitreous.inference.engine import Engine, make_engine
 from vitreous.inference.libraries import check_installed
 from vitreous.inference.open_model import open_bundle
 from vitreous.inference.options import InferenceOptions
-from vitreous.inference.runtime import Runtime, TorchRuntime
 from vitreous.progress import Listener, NullListener
 from vitreous.system.disk import publish, sha256
 from vitreous.weights.bundle import Bundle
@@ -132,11 +132,11 @@ def outputs_named(bundle: Bundle) -> str:
 
 
 def judge(
-    bundle: Bundle, export: Runtime, pictures: Pictures, target: ExportTarget, allowed: float | None, listener: Listener
+    bundle: Bundle, export: Engine, pictures: Pictures, target: ExportTarget, allowed: float | None, listener: Listener
 ) -> tuple[Proof | ObjectProof, str]:
     """The export beside the original, and the reasons against it: at the model's own size and, where others are free,
     at two of them."""
-    original = TorchRuntime(bundle, InferenceOptions("cpu", "fp32"))
+    original = make_engine(bundle.model, bundle.preprocess, InferenceOptions("cpu", "fp32"))
     total, bundle.model.any_size = len(pictures), True
 
     def progress(done: int) -> None:

@@ -21,12 +21,12 @@ from vitreous.apps.export.graph import INPUT, output_names, trace
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import UsageError
 from vitreous.inference.card import Card
+from vitreous.inference.engine import Engine
 from vitreous.inference.export_file import CARD, MOST, content, describe_export, normalised, seal_onnx, seal_xml
 from vitreous.inference.exported import open_exported
 from vitreous.inference.libraries import needed, unobserved
 from vitreous.inference.openvino import quantize
-from vitreous.inference.packing import Outputs, pack_arrays, unpack
-from vitreous.inference.runtime import Runtime, in_parts
+from vitreous.inference.packing import Outputs, compute_in_chunks, pack_arrays, unpack
 from vitreous.models.zoo import Model
 
 OPSET = 18  # of 2022: the first that has every operator here in the form that PyTorch writes
@@ -196,9 +196,10 @@ def by_onnx(ov: Any, target: ExportTarget, place: Path) -> Any:
         return ov.convert_model(file)
 
 
-class ProgramRuntime:
+class ProgramEngine:
     """A .pt2 that this process has just written. Nobody else's is ever opened: loading one can run what is in it."""
 
+    name = "torch"
     precision = "fp32"
 
     def __init__(self, path: Path, preprocess: Preprocess) -> None:
@@ -216,7 +217,9 @@ class ProgramRuntime:
 
     def objects(self, pixels: np.ndarray) -> Outputs:
         """(B, C, *image) pixels -> boxes, scores, labels and masks of a detector, as `packing` describes them."""
-        return unpack(in_parts(lambda one: pack_arrays([part.numpy() for part in self.answers(one)]), pixels, 1))
+        return unpack(
+            compute_in_chunks(lambda one: pack_arrays([part.numpy() for part in self.answers(one)]), pixels, 1)
+        )
 
     @torch.inference_mode()
     def answers(self, pixels: np.ndarray) -> tuple[Tensor, ...]:
@@ -225,9 +228,9 @@ class ProgramRuntime:
         return outputs if isinstance(outputs, tuple) else (outputs,)
 
 
-def open_export(path: Path, target: ExportTarget) -> Runtime:
-    """The runtime for a file that was just written: that of `load`, but for .pt2."""
-    return ProgramRuntime(path, target.card.preprocess) if path.suffix == ".pt2" else open_exported(path)
+def open_export(path: Path, target: ExportTarget) -> Engine:
+    """The engine of a file that was just written: that of `load`, but for .pt2."""
+    return ProgramEngine(path, target.card.preprocess) if path.suffix == ".pt2" else open_exported(path)
 
 
 @dataclass(frozen=True)

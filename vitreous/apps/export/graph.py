@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from vitreous.apps.export.windows import AnyLocal, AnyWindows, size_tensor
 from vitreous.errors import UsageError
-from vitreous.inference.features import headless
+from vitreous.inference.engine import remove_head
 from vitreous.inference.packing import NAMES
 from vitreous.models.config import ModelConfig
 from vitreous.models.names import name_of
@@ -39,7 +39,7 @@ class Answers(nn.Module):
 
     def __init__(self, model: Model) -> None:
         super().__init__()
-        self.body = headless(model)
+        self.body = remove_head(model)
         self.head: Any = model.head
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ import numpy as np
 from vitreous.apps.export.proof import CHUNK, Pictures
 from vitreous.data.annotations.shapes import mask_of_runs
 from vitreous.inference.detections import Detections, detections_of
-from vitreous.inference.runtime import Runtime
+from vitreous.inference.engine import Engine
 
 EDGE = 0.01  # pixels that an edge of a box may move
 SCORE = 1e-3  # that a score may
@@ -64,7 +64,7 @@ class ObjectProof:
 
 
 def compare_objects(
-    original: Runtime, export: Runtime, pictures: Pictures, least: float, progress: Callable[[int], None]
+    original: Engine, export: Engine, pictures: Pictures, least: float, progress: Callable[[int], None]
 ) -> ObjectProof:
     """Find the objects by both, chunk by chunk in turn; the first chunk is not timed.
 
@@ -76,9 +76,9 @@ def compare_objects(
     rounds = starts * 2 if len(starts) == 1 else starts
     for number, start in enumerate(rounds):
         pixels, answers = pictures.pixels[start : start + CHUNK], []
-        for side, runtime in enumerate((original, export)):
+        for side, engine in enumerate((original, export)):
             began = time.perf_counter()
-            answers.append(runtime.objects(pixels))
+            answers.append(engine.objects(pixels))
             seconds[side] += (time.perf_counter() - began) * bool(number)
         counted += len(pixels) * bool(number)
         if number < len(starts):

@@ -23,9 +23,9 @@ from vitreous.errors import DataError, UsageError
 from vitreous.inference.card import Card
 from vitreous.inference.class_maps import native
 from vitreous.inference.detections import fit_image
+from vitreous.inference.engine import Engine
 from vitreous.inference.export_file import normalised
 from vitreous.inference.probabilities import THRESHOLD, probabilities
-from vitreous.inference.runtime import Runtime
 from vitreous.inference.sources import Item, read_item, source
 from vitreous.inference.tiles import native_pixels
 from vitreous.system.cores import default_workers
@@ -84,9 +84,7 @@ class Proof:
         }
 
 
-def compare(
-    original: Runtime, export: Runtime, pictures: Pictures, card: Card, progress: Callable[[int], None]
-) -> Proof:
+def compare(original: Engine, export: Engine, pictures: Pictures, card: Card, progress: Callable[[int], None]) -> Proof:
     """Compute all logits by both, or features where there is no head, chunk by chunk in turn; the first chunk is not
     timed."""
     seconds, counted = [0.0, 0.0], 0
@@ -96,9 +94,9 @@ def compare(
     rounds: list[int] = starts * 2 if len(starts) == 1 else starts
     for number, start in enumerate(rounds):
         pixels, outputs = pictures.pixels[start : start + CHUNK], []
-        for side, runtime in enumerate((original, export)):
+        for side, engine in enumerate((original, export)):
             began = time.perf_counter()
-            outputs.append(outputs_of(runtime, card, pixels).astype(np.float64))
+            outputs.append(outputs_of(engine, card, pixels).astype(np.float64))
             seconds[side] += (time.perf_counter() - began) * bool(number)
         ours, theirs = outputs
         if number < len(starts):
@@ -114,10 +112,10 @@ def compare(
     return Proof(len(pictures), furthest, agreement=same / len(pictures), right=tops, rates=rates, finite=finite)
 
 
-def outputs_of(runtime: Runtime, card: Card, pixels: np.ndarray) -> np.ndarray:
+def outputs_of(engine: Engine, card: Card, pixels: np.ndarray) -> np.ndarray:
     """The logits (B, K) of (B, C, *image) pixels, (B, K, *image) of a dense head, or the features (B, D) without a
     head."""
-    return runtime.logits(pixels) if card.classes or card.pixel_classes else runtime.features(pixels)
+    return engine.logits(pixels) if card.classes or card.pixel_classes else engine.features(pixels)
 
 
 def agreement(ours: np.ndarray, theirs: np.ndarray, card: Card) -> float:

@@ -20,7 +20,7 @@ from typing import Any
 
 from vitreous.apps.server.refusal import Refusal
 
-SIZE = 8  # pictures of a batch, where the runtime does not say
+SIZE = 8  # pictures of a batch, of engines without `chunk_size`
 COMPANY = 0.1  # of a batch's time, that pictures which are being decoded are waited for
 HUNG = 5.0  # seconds beyond ten times the usual after which a batch is given up for lost
 NICE = 10  # steps that the computing thread stands back: whoever asks how the server does is answered while it computes

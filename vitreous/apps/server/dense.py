@@ -44,7 +44,7 @@ async def segment(request: Request) -> Response:
     with service.room(info, min(WEIGHT, service.queue)):
         pixels = await service.decoders.decode(upload.content, served.tiles)
         check_tiles(pixels, image)
-        work = on_one(lambda pixels: class_map(served.predictor.runtime.logits, pixels, image))
+        work = on_one(lambda pixels: class_map(served.predictor.engine.logits, pixels, image))
         classes = await service.batcher.ask(work, pixels, info.deadline, alone=True)
     colours = class_colours(card.pixel_classes)
     if form == "png":
@@ -65,10 +65,10 @@ async def detect(request: Request) -> Response:
     form = parse_word("format", parameters, ("json", "png"))
     tiles = parse_word("tiles", parameters, ("false", "true")) == "true"
     threshold = parse_share("threshold", parameters["threshold"]) if "threshold" in parameters else THRESHOLD
-    upload, runtime = only_one(await read_uploads(request, service.limits)), served.predictor.runtime
+    upload, engine = only_one(await read_uploads(request, service.limits)), served.predictor.engine
 
     def compute(pixels: np.ndarray) -> tuple[Detections, bytes]:
-        detections = detect_objects(runtime.objects, pixels, card.preprocess, tiles, threshold)
+        detections = detect_objects(engine.objects, pixels, card.preprocess, tiles, threshold)
         if form == "json":
             return detections, b""
         return detections, png_of(draw_over(picture_of(pixels), detections, card.object_classes))

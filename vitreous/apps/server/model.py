@@ -62,7 +62,7 @@ class Served:
 
     def features(self, images: list[np.ndarray]) -> np.ndarray:
         """B images (C, *image) -> (B, D) float32."""
-        return self.predictor.runtime.features(stacked(images))
+        return self.predictor.engine.features(stacked(images))
 
     @cached_property
     def can(self) -> dict[str, bool]:
@@ -94,8 +94,6 @@ class Served:
         patch, grid, depth, heads, prefix, pool = (
             getattr(config, name, None) for name in ("patch", "grid", "depth", "heads", "prefix", "pool")
         )
-        engine = self.generator.sampler if self.generator else getattr(self.predictor.runtime, "engine", None)
-        computed_by = "torch" if self.generator else type(engine or self.predictor.runtime).__name__
         return {
             "name": card.name,
             "version": card.version,
@@ -112,8 +110,8 @@ class Served:
             "pool": pool,
             "multilabel": card.multilabel,
             "temperature": card.temperature,
-            "precision": getattr(engine, "precision", None),
-            "engine": computed_by.removesuffix("Engine").removesuffix("Runtime").lower(),
+            "precision": self.predictor.engine.precision,
+            "engine": self.predictor.engine.name,
             "provenance": card.provenance,
             "can": self.can,
             "sampling": self.sampling.describe() if self.sampling is not None else None,
@@ -141,10 +139,10 @@ def prepare(predictor: Predictor, limits: Limits, run: str | os.PathLike[str] | 
         raise UsageError(problem, "`vitreous predict RUN FILE …` answers for these")
     size = min(batch_size(predictor), limits.queue or MOST)
     one, card = predictor.card.preprocess.noise(), predictor.card
-    answer = predictor.probabilities if card.classes else predictor.runtime.features
+    answer = predictor.probabilities if card.classes else predictor.engine.features
     shape: tuple[int, ...] = (1, len(card.classes))
     if card.pixel_classes:
-        answer, shape = predictor.runtime.logits, (1, len(card.pixel_classes), *card.preprocess.image)
+        answer, shape = predictor.engine.logits, (1, len(card.pixel_classes), *card.preprocess.image)
     if card.object_classes:
         answer = packed_objects(predictor)
     try:
@@ -229,7 +227,7 @@ def prepare_generator(predictor: Predictor, generator: Generator, limits: Limits
 
 def packed_objects(predictor: Predictor) -> Callable[[np.ndarray], np.ndarray]:
     """(B, C, *image) pixels -> a detector's answers, (B, N, 6) or more, float32."""
-    return lambda pixels: pack_arrays(predictor.runtime.objects(pixels))
+    return lambda pixels: pack_arrays(predictor.engine.objects(pixels))
 
 
 def index_of(predictor: Predictor, run: str | os.PathLike[str] | None) -> tuple[Index | None, str]:
@@ -248,7 +246,7 @@ def batch_size(predictor: Predictor) -> int:
     """Pictures of a batch: a part for each thread that computes one; more would only wait for each other."""
     import sys
 
-    part = int(getattr(predictor.runtime, "part", SIZE))
+    part = int(getattr(predictor.engine, "chunk_size", SIZE))
     torch = sys.modules.get("torch")
     return min(part * (torch.get_num_threads() if torch is not None else 1), max(part, MOST))
 
@@ -258,6 +256,6 @@ def has_features(predictor: Predictor) -> bool:
     if predictor.bundle is not None:
         return True
     try:
-        return predictor.runtime.features(predictor.card.preprocess.noise()).ndim == 2
+        return predictor.engine.features(predictor.card.preprocess.noise()).ndim == 2
     except (UsageError, NotImplementedError, AttributeError):
         return False

@@ -26,7 +26,7 @@ from vitreous.data.split import Split
 from vitreous.errors import DataError, NonFiniteError, UsageError
 from vitreous.evaluation.classification import judge
 from vitreous.evaluation.tokens import Reading, TokenReader
-from vitreous.inference.engine import Engine, logits_of, make_engine, readable_mask
+from vitreous.inference.engine import ModelEngine, logits_of, make_engine, readable_mask
 from vitreous.models.config import ModelConfig
 from vitreous.models.names import name_of
 from vitreous.reports.answers import progress_counter
@@ -237,7 +237,7 @@ def workers_of(task: ProtocolTask) -> int:
 
 
 def batches(
-    task: ProtocolTask, plan: Plan, engine: Engine, train: Split, pixels: Tensor | None
+    task: ProtocolTask, plan: Plan, engine: ModelEngine, train: Split, pixels: Tensor | None
 ) -> Iterator[tuple[Tensor, Tensor, float]]:
     """Yield features (B, N) of augmented images, their labels (B,) and the factor of the rates, for every step.
 
@@ -267,7 +267,7 @@ def batches(
         yield features, torch.cat(labels).to(task.device), plan.factor(step)
 
 
-def read(task: ProtocolTask, engine: Engine, split: Split, name: str) -> tuple[np.ndarray, np.ndarray]:
+def read(task: ProtocolTask, engine: ModelEngine, split: Split, name: str) -> tuple[np.ndarray, np.ndarray]:
     """Return (m, N) features of a split without augmentation, and (m,) bool: the images that could be read.
 
     Raises DataError for unreadable images, unless they are skipped.
