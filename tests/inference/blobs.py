@@ -17,9 +17,9 @@ SIZE, ROWS, SIDE = 64, 5, 8
 
 
 class Blobs:
-    """A runtime for pictures of SIZE pixels: a row for each colour that is there, the rest padding."""
+    """An engine for images of SIZE pixels: an object for each colour that occurs, the rest padding."""
 
-    precision = "fp32"
+    name, precision = "blobs", "fp32"
 
     def __init__(self, masks: bool = True) -> None:
         self.masks, self.asked = masks, 0

@@ -77,7 +77,7 @@ class DenoisingEvaluator(Evaluator):
             own, given = images[places], None if labels is None else labels[places]
             noise = torch.from_numpy(normal(key(_NOISE, sums[places], number), tuple(own.shape[1:]))).to(own)
             noised = self.noising.noised(own, noise, self.noising.moment((number + 0.5) / TIMES, len(own)))
-            answer = engine.model(noised.images.to(engine.images), noised.time, given)
+            answer = engine.model(noised.images.to(engine.input_dtype), noised.time, given)
             squares = (answer[:, : own.shape[1]].float() - noised.target).square().flatten(1).mean(1)
             errors[places, number] = squares.cpu().numpy()
         return errors

@@ -33,7 +33,7 @@ def test_any_size_is_by_tiles(run, tmp_path):  # noqa: F811
 
 
 class Answering:
-    """A runtime whose logits are these, whatever is asked."""
+    """An engine whose logits are these for any pixels."""
 
     def __init__(self, logits):
         self.values = logits

@@ -273,12 +273,14 @@ def test_more_connections_than_there_may_be_push_out_those_that_ask_nothing(site
 
 
 class Held:
-    """A runtime that answers when it is let."""
+    """An engine that computes when it is let."""
 
-    def __init__(self, runtime) -> None:
+    name, precision = "torch", "fp32"
+
+    def __init__(self, engine) -> None:
         from threading import Event
 
-        self.runtime, self.go, self.batches = runtime, Event(), []
+        self.engine, self.go, self.batches = engine, Event(), []
         self.go.set()
 
     def logits(self, pixels):
@@ -292,11 +294,11 @@ class Held:
 
 def standing(predictor):
     """A server of a queue of four, whose model stands still when told to."""
-    runtime = Held(predictor.engine)
+    engine = Held(predictor.engine)
     limits = Limits(queue=4, images=3)
-    with running(replace(predictor, engine=runtime), Settings(port=0, quiet=True, limits=limits, decoders=1)) as server:
-        yield Site(server.address), runtime, server
-        runtime.go.set()
+    with running(replace(predictor, engine=engine), Settings(port=0, quiet=True, limits=limits, decoders=1)) as server:
+        yield Site(server.address), engine, server
+        engine.go.set()
 
 
 shared = pytest.fixture(standing, scope="module")
@@ -306,10 +308,10 @@ alone = pytest.fixture(standing)
 @pytest.fixture
 def held(shared):
     """The model stands still until the test is over."""
-    site, runtime, _ = shared
-    runtime.go.clear()
+    site, engine, _ = shared
+    engine.go.clear()
     yield shared
-    runtime.go.set()
+    engine.go.set()
     until(lambda: site.metric("vitreous_queue_images") == 0)
 
 
@@ -327,7 +329,7 @@ def post(site: Site, content: bytes, extra: bytes = b"") -> socket.socket:
 
 
 def test_a_full_queue_refuses_before_the_body_and_says_when_to_come_back(held):
-    site, runtime, _ = held
+    site, engine, _ = held
     links = [post(site, file(n)) for n in range(4)]
     until(lambda: site.metric("vitreous_queue_images") == 4)
     with site.connect() as link:  # the head alone is enough for a refusal
@@ -339,25 +341,25 @@ def test_a_full_queue_refuses_before_the_body_and_says_when_to_come_back(held):
         link.sendall(b"x" * 90 + b"GET /healthz HTTP/1.1\r\n" + HEAD + b"\r\n")
         assert b"alive" in response(link)
     assert site.ask("GET", "/readyz")[0] == 200 and site.ask("GET", "/v1/model")[0] == 200
-    runtime.go.set()
+    engine.go.set()
     for link in links:
         assert link.recv(65536).startswith(b"HTTP/1.1 200")
         link.close()
 
 
 def test_what_nobody_waits_for_is_not_computed(held):
-    site, runtime, _ = held
-    before, counts = len(runtime.batches), [site.metric(f"vitreous_{name}_total") for name in ("expired", "cancelled")]
+    site, engine, _ = held
+    before, counts = len(engine.batches), [site.metric(f"vitreous_{name}_total") for name in ("expired", "cancelled")]
     links = [post(site, file(0))]
-    until(lambda: len(runtime.batches) > before)
+    until(lambda: len(engine.batches) > before)
     links += [post(site, file(1), b"X-Deadline-Ms: 200\r\n"), post(site, file(2)), post(site, file(3))]
     until(lambda: site.metric("vitreous_queue_images") == 4)
     assert refused(response(links[1])) == (504, "deadline")
     links[2].close()
     until(lambda: site.metric("vitreous_queue_images") == 2)
-    runtime.go.set()
+    engine.go.set()
     assert links[3].recv(65536).startswith(b"HTTP/1.1 200")
-    assert runtime.batches[before:] == [1, 1]
+    assert engine.batches[before:] == [1, 1]
     assert [site.metric(f"vitreous_{name}_total") for name in ("expired", "cancelled")] == [
         counts[0] + 1,
         counts[1] + 1,
@@ -376,8 +378,8 @@ def test_a_batch_that_does_not_end_makes_the_server_unready(held, monkeypatch):
 
 
 def test_a_stopped_server_answers_what_it_took_and_nothing_else(alone):
-    site, runtime, server = alone
-    runtime.go.clear()
+    site, engine, server = alone
+    engine.go.clear()
     links = [post(site, file(n)) for n in range(3)]
     idle = site.connect()
     idle.sendall(b"GET /healthz HTTP/1.1\r\n" + HEAD + b"\r\n")
@@ -395,7 +397,7 @@ def test_a_stopped_server_answers_what_it_took_and_nothing_else(alone):
         return False
 
     until(closed)
-    runtime.go.set()
+    engine.go.set()
     for link in links:
         answer = everything(link)
         assert answer.startswith(b"HTTP/1.1 200") and b"connection: close" in answer

@@ -109,6 +109,8 @@ def test_while_the_model_is_loaded_it_is_alive_and_not_ready(tmp_path):
     class Slow:
         """Asks the server how it is before it answers."""
 
+        name, precision = "torch", "fp32"
+
         def logits(self, pixels):
             if not seen:
                 site = Site(servers[0].address)

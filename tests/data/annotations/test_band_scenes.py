@@ -161,7 +161,7 @@ def test_check_and_training_agree_where_imagecodecs_is_missing(tmp_path, monkeyp
 
 
 class Brightest:
-    """A runtime whose class is 1 where the last band is above its mean."""
+    """An engine whose class is 1 where the last band is above its mean."""
 
     precision = "fp32"
 
