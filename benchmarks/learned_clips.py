@@ -48,7 +48,7 @@ from sklearn.model_selection import StratifiedGroupKFold
 
 import vitreous
 from vitreous.data.decoding.clips import open_clip
-from vitreous.inference.clip_files import write_gif
+from vitreous.inference.image_grid import write_gif
 from vitreous.system.machine import processor
 
 DIRECTIONS = {"left": (0, -1), "right": (0, 1), "up": (-1, 0), "down": (1, 0)}

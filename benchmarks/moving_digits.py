@@ -38,7 +38,7 @@ from sklearn.svm import SVC
 import vitreous
 from vitreous.data.decoding.clips import open_clip
 from vitreous.data.sources import open_data
-from vitreous.inference.clip_files import write_gif
+from vitreous.inference.image_grid import write_gif
 from vitreous.inference.image_sampler import sampler_of
 from vitreous.inference.open_model import open_generator
 from vitreous.reports.answers import Computing

@@ -25,9 +25,9 @@ from vitreous.models.configs.video import VideoConfig
 from vitreous.models.names import NAMES, configure
 from vitreous.recipes.options import TrainOptions
 from vitreous.reports.evaluate import EvaluateOptions
+from vitreous.reports.figures.subject import InspectOptions
 from vitreous.reports.generated import GenerationOptions
 from vitreous.reports.protocols.task import ProtocolOptions
-from vitreous.reports.scene import InspectOptions
 from vitreous.weights.create import SYNONYMS
 
 ROOT = Path(__file__).parents[1]

@@ -13,7 +13,7 @@ from vitreous.data.annotations.target import Target, stack_masks
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import DataError
 from vitreous.inference.detections import Detections
-from vitreous.inference.packing import pack
+from vitreous.inference.outputs import pack
 
 NAMES = [
     "ap",

@@ -8,7 +8,7 @@ import pytest
 from vitreous.errors import UsageError
 from vitreous.evaluation.calibration import judge_abstention, selective_risk
 from vitreous.evaluation.classification import most_confused
-from vitreous.inference.probabilities import check_abstain
+from vitreous.inference.outputs import check_abstain
 
 
 def test_coverage_accuracy_and_area_are_those_of_a_loop():

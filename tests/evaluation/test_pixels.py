@@ -10,7 +10,7 @@ from vitreous.data.annotations.target import IGNORE
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Arrays
 from vitreous.evaluation.evaluator import Outputs
-from vitreous.evaluation.pixels import SegmentationEvaluator, computing, confusion_of, figures_of
+from vitreous.evaluation.pixels import SegmentationEvaluator, confusion_of, figures_of, logits_function
 from vitreous.inference.tiles import class_map, mirror, segment, starts
 
 CLASSES = ("ground", "square", "disc")
@@ -29,10 +29,10 @@ class PixelEngine:
 @pytest.mark.parametrize("size", [(16, 24), (17, 25), (40, 31), (5, 7), (100, 24), (1, 60)])
 def test_tiles_give_what_the_whole_image_gives(size):
     pixels = np.random.default_rng(1).integers(0, 3, (1, *size)).astype(np.uint8)
-    logits = segment(computing(PixelEngine()), pixels, (16, 24))
+    logits = segment(logits_function(PixelEngine()), pixels, (16, 24))
     assert logits.shape == (3, *size)
     assert np.allclose(logits, -((pixels.astype(float) - np.arange(3).reshape(3, 1, 1)) ** 2), atol=1e-5)
-    assert np.array_equal(class_map(computing(PixelEngine()), pixels, (16, 24)), pixels[0])
+    assert np.array_equal(class_map(logits_function(PixelEngine()), pixels, (16, 24)), pixels[0])
 
 
 def test_logits_of_overlapping_tiles_are_their_weighted_mean():

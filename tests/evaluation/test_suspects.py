@@ -7,7 +7,7 @@ import pytest
 from sklearn.neighbors import NearestNeighbors
 
 from vitreous.evaluation.familiarity import find_suspects, neighbour_shares
-from vitreous.inference.probabilities import probabilities
+from vitreous.inference.outputs import probabilities
 
 
 def data(images: int, seed: int, classes: int = 5, width: int = 16):

@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from vitreous.errors import UsageError, WeightsError
-from vitreous.generation.gaussian import Gaussian, betas, discretised_log_likelihood, gaussian_kl
-from vitreous.generation.guidance import guide
+from vitreous.generation.noising import Gaussian, betas, discretised_log_likelihood, gaussian_kl
 from vitreous.generation.process import Diffusion, Flow, process_from_json, process_to_json
-from vitreous.generation.samplers import SAMPLERS, descend, evenly
+from vitreous.generation.samplers import SAMPLERS, descend, evenly, guide
 from vitreous.generation.settings import SamplingOptions, strided_steps
 
 diffusers = pytest.importorskip("diffusers", reason="a test dependency")

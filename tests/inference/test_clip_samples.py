@@ -16,7 +16,7 @@ from tests.data.films import write_moves
 from tests.objectives.test_clips import Notes
 from vitreous.data.decoding.clips import open_clip
 from vitreous.errors import UsageError
-from vitreous.inference import clip_files
+from vitreous.inference import image_grid as clip_files
 from vitreous.inference.generators import generator_predictor
 from vitreous.inference.open_model import open_generator
 from vitreous.inference.samples import Generator, SampleOptions

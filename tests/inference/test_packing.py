@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from vitreous.inference.packing import pack, unpack
+from vitreous.inference.outputs import pack, unpack
 
 
 @pytest.mark.parametrize("masks", [True, False])

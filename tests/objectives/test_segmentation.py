@@ -21,7 +21,7 @@ from vitreous.objectives.base import Setting
 from vitreous.objectives.segmentation import SegmentationConfig, dice_loss, pixel_cross_entropy
 from vitreous.weights.adopt import adopt, parts_of, starting_point
 from vitreous.weights.bundle import Bundle, load_bundle
-from vitreous.weights.parts import adopt_parts
+from vitreous.weights.objective_parts import adopt_parts
 from vitreous.weights.tasks import Features, Segmentation
 
 OPTIONS = {

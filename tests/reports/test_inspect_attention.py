@@ -24,8 +24,8 @@ from vitreous.inspection.rollout import Mixing, rollout
 from vitreous.progress import NullListener
 from vitreous.reports.figures.attention import make_attention, make_distance, make_rollout
 from vitreous.reports.figures.positions import make_positions
+from vitreous.reports.figures.subject import InspectOptions, Scene, open_pictures
 from vitreous.reports.inspect import inspect as inspect_run
-from vitreous.reports.scene import InspectOptions, Scene, open_pictures
 from vitreous.weights.bundle import Bundle, load_bundle
 from vitreous.weights.tasks import Classification, Features
 

@@ -12,8 +12,8 @@ from vitreous.data.sources import open_data
 from vitreous.errors import DataError, UsageError
 from vitreous.inspection.rollout import rollout
 from vitreous.progress import NullListener
+from vitreous.reports.figures.subject import InspectOptions, Scene
 from vitreous.reports.inspect import inspect
-from vitreous.reports.scene import InspectOptions, Scene
 from vitreous.weights.bundle import load_bundle
 
 ARRANGEMENTS = ["", "-factorised-encoder", "-factorised-attention", "-factorised-dot-product"]

@@ -16,8 +16,8 @@ from vitreous.data.preprocess import Preprocess
 from vitreous.errors import UsageError
 from vitreous.models.zoo import create
 from vitreous.reports.figures.drawing import count_from_one
+from vitreous.reports.figures.subject import InspectOptions
 from vitreous.reports.inspect import inspect
-from vitreous.reports.scene import InspectOptions
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.tasks import Classification
 

@@ -15,19 +15,19 @@ from vitreous.cli.main import main
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.run_data import open_run_data
 from vitreous.errors import DataError, UsageError
-from vitreous.evaluation.coco import computing
+from vitreous.evaluation.coco import objects_function
 from vitreous.inference.detections import detect
 from vitreous.inference.open_model import open_bundle
 from vitreous.models.configs.detector import DetectorConfig
 from vitreous.models.configs.vit import ViTConfig
 from vitreous.models.detector import Detector
 from vitreous.progress import NullListener
-from vitreous.reports import scenes
+from vitreous.reports import dense as scenes
 from vitreous.reports.answers import Computing
 from vitreous.reports.compare import compare
+from vitreous.reports.dense import dense_task
 from vitreous.reports.evaluate import evaluate
-from vitreous.reports.pages import objects as page
-from vitreous.reports.scenes import dense_task
+from vitreous.reports.pages import dense as page
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.tasks import Detection
 
@@ -100,7 +100,7 @@ def test_the_document_has_the_figures_of_coco(bundles, painted, tmp_path):
     pairs = []
     for sample in range(6):
         pixels = np.asarray(Image.open(truth.parent / "images" / f"{sample}.png"))[None]
-        pairs.append((detect(computing(engine), pixels, engine.preprocess), split.target(sample)))
+        pairs.append((detect(objects_function(engine), pixels, engine.preprocess), split.target(sample)))
     for start, kind in (("", "segm"), ("box_", "bbox")):
         wanted, _ = judged_by_pycocotools(pairs, kind, 2)
         figures = [document["test"][start + name] for name in NAMES]

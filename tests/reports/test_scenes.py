@@ -13,8 +13,8 @@ from vitreous.data.sources import open_data
 from vitreous.errors import DataError, UsageError
 from vitreous.reports.answers import Computing
 from vitreous.reports.compare import compare
+from vitreous.reports.dense import dense_task
 from vitreous.reports.evaluate import evaluate
-from vitreous.reports.scenes import dense_task
 
 pytestmark = pytest.mark.drawn
 

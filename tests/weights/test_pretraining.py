@@ -17,7 +17,7 @@ from vitreous.errors import WeightsError
 from vitreous.objectives.dino import DINO, DINOConfig
 from vitreous.reports.restored import load_objective
 from vitreous.weights.adopt import open_weights, parts_of
-from vitreous.weights.parts import adopt_parts
+from vitreous.weights.objective_parts import adopt_parts
 
 #: names of transformers' checkpoints -> those of the original MAE
 ORIGINAL = [

@@ -19,7 +19,7 @@ from vitreous.objectives.mae import MAEConfig
 from vitreous.weights.adopt import open_weights, parts_of
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.convert import convert
-from vitreous.weights.parts import ObjectiveParts
+from vitreous.weights.objective_parts import ObjectiveParts
 from vitreous.weights.tasks import Features
 
 SMALL = {"image": (32, 32), "patch": (8, 8), "classes": 0, "width": 64, "depth": 1, "heads": 1, "hidden": 128}

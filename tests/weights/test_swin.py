@@ -17,8 +17,7 @@ from vitreous.models.config import SwinConfig
 from vitreous.models.zoo import build
 from vitreous.weights.adopt import adopt, open_weights
 from vitreous.weights.bundle import load_bundle
-from vitreous.weights.class_map import select_classes
-from vitreous.weights.convert import convert
+from vitreous.weights.convert import convert, select_classes
 from vitreous.weights.foreign import writers
 from vitreous.weights.sidecar import note
 from vitreous.weights.writable import writer

@@ -17,7 +17,7 @@ from vitreous.reports.restored import load_objective
 from vitreous.weights.adopt import parts_of
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.convert import convert
-from vitreous.weights.parts import ObjectiveParts
+from vitreous.weights.objective_parts import ObjectiveParts
 from vitreous.weights.pretraining_files import pretraining_format
 from vitreous.weights.tasks import Features
 

@@ -12,7 +12,7 @@ from vitreous.cli.console import Console
 from vitreous.cli.figures import figures, interval, percent
 from vitreous.cli.inference import InferenceArguments, select_options
 from vitreous.errors import UsageError
-from vitreous.evaluation.figure_names import ERRORS as OBJECT_ERRORS
+from vitreous.evaluation.report import ERRORS as OBJECT_ERRORS
 
 #: options of --protocol top1 for one run
 OF_THE_HEAD = ("calibrate", "abstain", "outliers", "against", "suspects", "boundary", "tiles")
@@ -123,7 +123,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     """Evaluate, and print the figures. Raises UsageError for options that clash."""
     if (second := other_run(options)) is not None:
         return compare_runs(options, second, console)
-    from vitreous.reports.scenes import task_name
+    from vitreous.reports.dense import task_name
 
     if task_name(options.run) == "generation":
         from vitreous.cli.generated import evaluate_generator

@@ -70,8 +70,8 @@ class Options(WeightsOptions):
 def run(options: Options, console: Console) -> dict[str, Any]:
     """Make the figures, and say where they are."""
     from vitreous.cli.inference import select_options
+    from vitreous.reports.figures.subject import InspectOptions
     from vitreous.reports.inspect import inspect
-    from vitreous.reports.scene import InspectOptions
 
     settings = select_options(InspectOptions, options)
     document = inspect(options.source(options.run), options.images, options.out, settings, console)

@@ -40,7 +40,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     if options.init and Path(options.init).is_file():
         open_weights(options.init)
     from vitreous.jobs.train import launch
-    from vitreous.reports.scenes import dense_task, task_name
+    from vitreous.reports.dense import dense_task, task_name
 
     if options.dry_run:
         return plan(options, console)
@@ -73,7 +73,7 @@ def next_command(run: str, headless: bool) -> str:
     """The command that puts a trained model to use, by what it answers."""
     from pathlib import Path
 
-    from vitreous.reports.scenes import task_name
+    from vitreous.reports.dense import task_name
     from vitreous.training.folder import Folder
 
     name = task_name(run)

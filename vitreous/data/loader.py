@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from vitreous.data.annotations.reader import SceneReader
-from vitreous.data.annotations.target import AnnotatedSplit
+from vitreous.data.annotations.target import AnnotatedSplit, Target
 from vitreous.data.augmentation.augment import Augment, Views
 from vitreous.data.augmentation.scenes import Scenes
 from vitreous.data.augmentation.volumes import VolumeViews
@@ -25,13 +24,13 @@ from vitreous.data.batch import Batch
 from vitreous.data.clip_views import ClipViews
 from vitreous.data.decoding.clip import Clip
 from vitreous.data.decoding.regions import open_picture
+from vitreous.data.decoding.spectral import Picture
 from vitreous.data.keys import key, one_key
 from vitreous.data.layouts.video import open_sample
 from vitreous.data.preprocess import Preprocess, opened_clip
 from vitreous.data.sampling import Order, repeat_factors, stream
-from vitreous.data.shared_memory import usable_workers
 from vitreous.data.split import Split, is_labelled
-from vitreous.data.worker_deaths import WORKER_DEATHS, worker_error
+from vitreous.data.workers import WORKER_DEATHS, usable_workers, worker_error
 from vitreous.errors import DataError
 from vitreous.system.children import obey_parent_only, stop_signals_blocked
 from vitreous.system.machine import free_memory
@@ -302,3 +301,41 @@ def ahead(size: int, workers: int) -> int:
         free = shared.f_bavail * shared.f_frsize
         room = min(room or free, free)
     return max(1, min(AHEAD, int(SHARE * room) // max(1, size * workers))) if room else AHEAD
+
+
+MEMORY_SHARE = 0.1  # of the memory that is free, for images and targets that are kept
+
+
+class SceneReader:
+    """Reads the images of a split and their class maps; those that are read first stay in memory, as many as fit."""
+
+    def __init__(self, split: AnnotatedSplit, preprocess: Preprocess) -> None:
+        self.split, self.preprocess = split, preprocess
+        self.scenes: dict[int, tuple[Picture, Target]] = {}
+        self.left = MEMORY_SHARE * (free_memory("cpu") or 0)  # bytes
+
+    def read(self, sample: int) -> tuple[Picture, Target]:
+        """Read an image, and what is on it: its class map alone, where it has one. Raises DataError."""
+        if sample in self.scenes:
+            return self.scenes[sample]
+        name = self.split.name(sample)
+        picture, target = self.preprocess.decoded(self.split.raw(sample), name), self.split.target(sample)
+        if target.classes is not None:
+            target = target.without_masks().take(np.zeros(0, np.int64))
+        size = picture_bytes(picture) + target.nbytes
+        if size <= self.left:
+            self.left -= size
+            self.scenes[sample] = picture, target
+        return picture, target
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a worker gets: nothing that is kept, which it would have to be sent."""
+        return self.__dict__ | {"scenes": {}}
+
+
+def picture_bytes(picture: Picture) -> int:
+    """Bytes of a decoded image, or of one for each channel."""
+    if isinstance(picture, np.ndarray):
+        return picture.nbytes
+    bands = picture if isinstance(picture, tuple) else (picture,)
+    return sum(band.width * band.height * {"L": 1, "RGB": 3}.get(band.mode, 4) for band in bands)

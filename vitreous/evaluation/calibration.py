@@ -36,7 +36,7 @@ import scipy
 
 from vitreous.errors import DataError
 from vitreous.evaluation.intervals import Interval, wilson
-from vitreous.inference.probabilities import log_softmax, probabilities
+from vitreous.inference.outputs import log_softmax, probabilities
 
 BINS = 15
 LOW, HIGH = 1e-3, 1e3  # temperatures between which the best one is searched

@@ -26,13 +26,12 @@ from vitreous.evaluation.average_precision import (
     precision_recall,
 )
 from vitreous.evaluation.evaluator import Evaluator, Outputs, Ragged
-from vitreous.evaluation.figure_names import BOXES
 from vitreous.evaluation.intervals import DRAWS, FEWEST, Figures, Interval, bootstrap, percentile_interval
 from vitreous.evaluation.matching import Column, Part, check_library, columns_of, match_image
-from vitreous.evaluation.report import Report
+from vitreous.evaluation.report import BOXES, Report
 from vitreous.inference.detections import Compute, Detections, detect
 from vitreous.inference.engine import ModelEngine
-from vitreous.inference.packing import unpack
+from vitreous.inference.outputs import unpack
 
 BUDGET = 5e8  # answers x thresholds x areas x draws of the bootstrap: a few seconds
 LARGEST = 200  # classes of a confusion matrix that is written down
@@ -76,7 +75,7 @@ class CocoEvaluator(Evaluator):
             if isinstance(picture, DataError):
                 bad[sample], answers = picture, no_answers(truth.size[:2], self.masks)
             else:
-                answers = detect(computing(engine), picture, engine.preprocess, self.tiles)
+                answers = detect(objects_function(engine), picture, engine.preprocess, self.tiles)
             tables.append(match_image(answers, truth, self.masks))
             on_images(1)
         tables.append(match_image(no_answers((1, 1), self.masks), no_objects((1, 1)), self.masks))  # their columns
@@ -158,7 +157,7 @@ def read_ahead(reader: EvalLoader) -> Iterator[Loaded]:
         yield from (one.result() for one in waiting)
 
 
-def computing(engine: ModelEngine) -> Compute:
+def objects_function(engine: ModelEngine) -> Compute:
     """What computes images by an engine: (B, C, *image) pixels -> the arrays of a detector, whose shapes are fixed."""
     return lambda pixels: unpack(engine(torch.from_numpy(pixels)).numpy())
 

@@ -15,7 +15,7 @@ from vitreous.evaluation.intervals import DRAWS, Figures, Interval, bootstrap, m
 from vitreous.evaluation.intervals import percentile_interval as percentiles
 from vitreous.evaluation.multilabel import MeanAveragePrecision, draw_count
 from vitreous.evaluation.report import LABELS
-from vitreous.inference.probabilities import log_softmax
+from vitreous.inference.outputs import log_softmax
 
 LEVEL = 0.05  # p-values below it are significant
 

@@ -17,8 +17,7 @@ from vitreous.data.loader import EvalLoader
 from vitreous.errors import DataError
 from vitreous.evaluation.evaluator import Evaluator, Outputs
 from vitreous.evaluation.report import Report
-from vitreous.generation.gaussian import Gaussian
-from vitreous.generation.line import Line
+from vitreous.generation.noising import Gaussian, Line
 from vitreous.generation.process import Diffusion, Process
 from vitreous.inference.engine import CHUNK, ModelEngine, chunks
 

@@ -13,7 +13,7 @@ import scipy
 from vitreous.evaluation.calibration import losses
 from vitreous.evaluation.intervals import DRAWS, FEWEST, Interval, bootstrap, percentile_interval
 from vitreous.evaluation.report import Report
-from vitreous.inference.probabilities import THRESHOLD
+from vitreous.inference.outputs import THRESHOLD
 
 BUDGET = 1e8  # numbers that the bootstrap may look at
 

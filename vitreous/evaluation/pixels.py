@@ -53,7 +53,7 @@ class SegmentationEvaluator(Evaluator):
             except DataError as error:
                 bad[sample] = error
                 continue
-            answer = class_map(computing(engine), native_pixels(picture), preprocess.image)
+            answer = class_map(logits_function(engine), native_pixels(picture), preprocess.image)
             rows[sample] = self.counts(split.target(sample), answer)
             on_images(1)
         return rows, bad
@@ -131,7 +131,7 @@ def matrices_of(rows: np.ndarray, count: int) -> np.ndarray:
     return rows[:, : count * count].reshape(-1, count, count)
 
 
-def computing(engine: ModelEngine) -> Compute:
+def logits_function(engine: ModelEngine) -> Compute:
     """What computes tiles by an engine: (B, C, *image) arrays -> (B, K, *image)."""
     return lambda tiles: engine(torch.from_numpy(tiles)).numpy()
 

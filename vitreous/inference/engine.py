@@ -25,7 +25,7 @@ from vitreous.data.loader import EvalLoader
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import DataError, UsageError
 from vitreous.inference.options import InferenceOptions, Pictures
-from vitreous.inference.packing import Outputs, compute_in_chunks, pack, unpack
+from vitreous.inference.outputs import Outputs, compute_in_chunks, pack, unpack
 from vitreous.models.config import ModelConfig
 from vitreous.models.packed import Packed
 from vitreous.models.zoo import Model

@@ -21,7 +21,7 @@ from vitreous.inference.export_file import (
     precision_in,
 )
 from vitreous.inference.libraries import needed, openvino_core, unobserved
-from vitreous.inference.packing import NAMES, Outputs, compute_in_chunks, pack_arrays, unpack
+from vitreous.inference.outputs import NAMES, Outputs, compute_in_chunks, pack_arrays, unpack
 from vitreous.system.cores import cores
 
 if TYPE_CHECKING:

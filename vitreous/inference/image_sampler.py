@@ -18,9 +18,8 @@ from torch import Tensor
 from vitreous.data.keys import key, normal
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import UsageError
-from vitreous.generation.guidance import guide
 from vitreous.generation.process import Process
-from vitreous.generation.samplers import SAMPLERS, State, leave
+from vitreous.generation.samplers import SAMPLERS, State, guide, leave
 from vitreous.generation.settings import SamplingOptions
 from vitreous.inference.engine import TOKENS, split_batch
 from vitreous.nn.frozen import frozen

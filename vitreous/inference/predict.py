@@ -23,9 +23,9 @@ from vitreous.inference.inputs import as_items, is_image
 from vitreous.inference.notebook import card_html, card_text, predictions_html
 from vitreous.inference.objects import THRESHOLD, DetectOptions, ImageObjects, image_objects, refuse_class_options
 from vitreous.inference.options import InferenceOptions
+from vitreous.inference.outputs import THRESHOLD as LIKELY
+from vitreous.inference.outputs import check_abstain, probabilities
 from vitreous.inference.pipeline import Answer, chunk_of, flow
-from vitreous.inference.probabilities import THRESHOLD as LIKELY
-from vitreous.inference.probabilities import check_abstain, probabilities
 from vitreous.inference.sources import Item, read_item, read_views
 from vitreous.weights.options import WeightsSource, words_of
 

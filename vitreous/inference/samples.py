@@ -22,9 +22,8 @@ from vitreous.data.preprocess import Preprocess
 from vitreous.errors import DataError, UsageError, nearest
 from vitreous.generation.samplers import State
 from vitreous.generation.settings import SamplingOptions
-from vitreous.inference.clip_files import GIF, MP4, moving_grid, require_encoder, write_clip
+from vitreous.inference.image_grid import GIF, MP4, enlarge, frames_of, moving_grid, require_encoder, write_clip
 from vitreous.inference.image_grid import columns_of as columns_of
-from vitreous.inference.image_grid import enlarge, frames_of
 from vitreous.inference.image_grid import grid_of as grid_of
 from vitreous.inference.image_grid import picture_of as picture_of
 from vitreous.inference.image_sampler import Canvas, sampler_of

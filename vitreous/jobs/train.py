@@ -25,11 +25,11 @@ from vitreous.jobs.transfer import TRIALS, check_options, initial_document, plan
 from vitreous.progress import Display, Listener, NullListener
 from vitreous.recipes.options import TrainOptions
 from vitreous.reports.answers import Computing, compute_answers
+from vitreous.reports.dense import judge_scenes
 from vitreous.reports.generated import write_samples
 from vitreous.reports.learned import write_learned
 from vitreous.reports.pages.run_pictures import run_pictures
 from vitreous.reports.readings import record, write_page
-from vitreous.reports.scenes import judge_scenes
 from vitreous.system.disk import write_text
 from vitreous.system.machine import environment, pick_device, warning
 from vitreous.training import best, parts

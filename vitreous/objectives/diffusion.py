@@ -18,8 +18,7 @@ from vitreous.data.split import Split
 from vitreous.errors import UsageError
 from vitreous.evaluation.denoising import DenoisingEvaluator
 from vitreous.evaluation.evaluator import Evaluator
-from vitreous.generation.gaussian import Gaussian
-from vitreous.generation.noised import Noised
+from vitreous.generation.noising import Gaussian, Noised
 from vitreous.generation.process import Betas, Diffusion, Predicts, Process
 from vitreous.models.config import DiTConfig, ModelConfig
 from vitreous.models.cost import macs

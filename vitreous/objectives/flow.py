@@ -12,7 +12,7 @@ import torch
 
 from vitreous.data.batch import Batch
 from vitreous.errors import UsageError
-from vitreous.generation.line import Line
+from vitreous.generation.noising import Line
 from vitreous.generation.process import Flow
 from vitreous.models.zoo import Model
 from vitreous.objectives.base import Progress, Setting

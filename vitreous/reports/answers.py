@@ -22,7 +22,7 @@ from vitreous.inference.engine import CHUNK, InferenceOptions, logits_of, readab
 from vitreous.inference.engine_choice import evaluation_engine
 from vitreous.inference.features import Features, features_of
 from vitreous.inference.open_model import open_bundle
-from vitreous.inference.probabilities import probabilities
+from vitreous.inference.outputs import probabilities
 from vitreous.progress import Listener, NullListener
 from vitreous.system.cores import default_workers
 from vitreous.system.machine import pick_device, warning

@@ -12,7 +12,7 @@ from vitreous.data.run_data import open_run_data
 from vitreous.errors import UsageError
 from vitreous.evaluation.calibration import calibration_error, fit_temperature, losses
 from vitreous.inference.open_model import open_bundle
-from vitreous.inference.probabilities import probabilities
+from vitreous.inference.outputs import probabilities
 from vitreous.reports.answers import Answered, Computing, answers_to
 from vitreous.training.folder import Folder
 from vitreous.weights.adopt import bundle_in

@@ -21,9 +21,9 @@ from vitreous.evaluation.report import Report
 from vitreous.inference.open_model import open_bundle
 from vitreous.models.names import name_of
 from vitreous.reports.answers import Answered, Computing, answers_to
+from vitreous.reports.dense import dense_task, judge_opened
 from vitreous.reports.readings import record
-from vitreous.reports.scenes import dense_task, judge_opened
-from vitreous.reports.seen import exposure_notes, seen
+from vitreous.reports.training_overlap import exposure_notes, seen
 from vitreous.training.folder import Folder
 from vitreous.weights.adopt import bundle_in
 from vitreous.weights.bundle import Bundle

@@ -18,15 +18,15 @@ from vitreous.evaluation.calibration import judge_abstention
 from vitreous.evaluation.classification import judge, most_confused
 from vitreous.evaluation.report import Report
 from vitreous.inference.engine import CHUNK, InferenceOptions
-from vitreous.inference.probabilities import check_abstain
+from vitreous.inference.outputs import check_abstain
 from vitreous.progress import Listener, NullListener
 from vitreous.reports.answers import Answered, Computing, compute_answers
 from vitreous.reports.calibrate import calibrate, effect
+from vitreous.reports.dense import dense_task, judge_scenes, task_name
 from vitreous.reports.familiarity import outliers, suspected
 from vitreous.reports.generated import GenerationOptions, judge_generator
 from vitreous.reports.readings import describe, page_path, record, write_page
-from vitreous.reports.scenes import dense_task, judge_scenes, task_name
-from vitreous.reports.seen import exposure_notes, seen
+from vitreous.reports.training_overlap import exposure_notes, seen
 from vitreous.training.folder import Folder
 from vitreous.weights.options import words_of
 from vitreous.weights.tasks import Generation

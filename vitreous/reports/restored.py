@@ -11,7 +11,7 @@ from vitreous.errors import UsageError, WeightsError
 from vitreous.objectives.base import Objective, Setting
 from vitreous.objectives.table import OBJECTIVES
 from vitreous.weights.adopt import open_weights, parts_of
-from vitreous.weights.parts import adopt_parts
+from vitreous.weights.objective_parts import adopt_parts
 
 ABLE = "mae and masked-patches restore images"
 

@@ -43,8 +43,8 @@ from vitreous.training.tune import merged, prepare, recompute_blocks
 from vitreous.training.validation import VAL, Measured, measured, shared_outputs
 from vitreous.weights.adopt import adopt, parts_of
 from vitreous.weights.bundle import Bundle
+from vitreous.weights.objective_parts import ObjectiveParts, adopt_parts
 from vitreous.weights.options import WeightsSource
-from vitreous.weights.parts import ObjectiveParts, adopt_parts
 
 
 class Session:

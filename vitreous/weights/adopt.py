@@ -24,13 +24,13 @@ from vitreous.models.zoo import Model
 from vitreous.nn.grid import axis_weights, resize
 from vitreous.nn.position import SinCosPosition
 from vitreous.nn.sizes import format_size
-from vitreous.weights.adoption import HEAD, Adoption
 from vitreous.weights.bundle import DESCRIPTION, Bundle, fill, load_bundle
 from vitreous.weights.fetch import fetch, nothing_at
 from vitreous.weights.foreign import DetectedCheckpoint, find, weights_in
 from vitreous.weights.inflation import fit_key_bias, inflate_kernel, inflate_positions
+from vitreous.weights.load_report import HEAD, Adoption
+from vitreous.weights.objective_parts import ObjectiveParts, load_parts
 from vitreous.weights.options import known_of
-from vitreous.weights.parts import ObjectiveParts, load_parts
 from vitreous.weights.pretraining import parts_beside
 from vitreous.weights.published import published_row
 from vitreous.weights.sharded import tensors_in

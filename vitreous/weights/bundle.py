@@ -28,7 +28,7 @@ from vitreous.models.skip_init import skip_init
 from vitreous.models.zoo import Model
 from vitreous.system.disk import atomic_path, sha256, sync, write_text
 from vitreous.weights.files import open_weights
-from vitreous.weights.parts import PARTS, ObjectiveParts
+from vitreous.weights.objective_parts import PARTS, ObjectiveParts
 from vitreous.weights.tasks import Classification, Features, Task, WithTask, task_from_json, task_to_json
 
 FORMAT = 1

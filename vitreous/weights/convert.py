@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 
 from vitreous.errors import ResourceError, UsageError, WeightsError
 from vitreous.models.config import ModelConfig, StemConfig, replace_fields
@@ -22,11 +23,10 @@ from vitreous.nn.position import sincos
 from vitreous.nn.sizes import format_size
 from vitreous.system.disk import publish, write_text
 from vitreous.weights import vitdet_detector
-from vitreous.weights.adopt import Adoption, Weights, adopt, open_weights, parts_of, without_dense_head
+from vitreous.weights.adopt import HEAD, Adoption, Weights, adopt, open_weights, parts_of, without_dense_head
 from vitreous.weights.bundle import Bundle
-from vitreous.weights.class_map import select_classes
 from vitreous.weights.foreign import find
-from vitreous.weights.parts import ObjectiveParts
+from vitreous.weights.objective_parts import ObjectiveParts
 from vitreous.weights.pretraining_files import (
     PRETRAINING,
     PretrainingFormat,
@@ -319,3 +319,45 @@ def verify(form: Format | None, place: Path, state: Tensors, config: ModelConfig
             f"what was written is not what was read: {', '.join(wrong[:5])}",
             "nothing was kept; this is a mistake in vitreous",
         )
+
+
+def read_class_map(path: str | os.PathLike[str]) -> tuple[int, ...]:
+    """The rows in a text file with a number from 0 on each line, as Microsoft's map22kto1k.txt. Raises UsageError for
+    a file that is none."""
+    try:
+        rows = tuple(int(line) for line in Path(path).read_text("utf-8").split())
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} is no map of classes ({str(error)[:80]})", "name a file of a number a line") from None
+    if not rows or min(rows) < 0:
+        raise UsageError(f"{path} is no map of classes: it has {len(rows)} rows", "name a file of a number a line")
+    return rows
+
+
+def select_classes(weights: Weights, path: str | os.PathLike[str]) -> Weights:
+    """The weights with a head for the classes of a map alone: class i has row i of the map. Raises UsageError for
+    weights without a head, and for a row that their head does not have."""
+    rows, classes = read_class_map(path), weights.config.classes
+    if not classes:
+        raise UsageError(f"{weights.source} has no head to select classes of", "leave --class-map out")
+    if max(rows) >= classes:
+        raise UsageError(
+            f"{path} names row {max(rows)}, and the head of {weights.source} has {classes}",
+            "name the map of these weights",
+        )
+
+    def state() -> dict[str, Tensor]:
+        chosen = list(rows)
+        return {
+            name: tensor[chosen] if name.startswith(HEAD[0]) else tensor for name, tensor in weights.state().items()
+        }
+
+    names = weights.classes
+    task = Classification(tuple(names[row] for row in rows) if len(set(rows)) == len(rows) else numbered(len(rows)))
+    if names == numbered(classes):
+        task = Classification(numbered(len(rows)))
+    return replace(weights, config=replace(weights.config, classes=len(rows)), task=task, state=state)
+
+
+def numbered(count: int) -> tuple[str, ...]:
+    """The names of classes that have none: their numbers."""
+    return tuple(map(str, range(count)))

@@ -25,7 +25,7 @@ from vitreous.weights.entry import shown
 from vitreous.weights.files import Source, open_weights
 from vitreous.weights.foreign import DetectedCheckpoint, unwrapped
 from vitreous.weights.heads import DIRECTION, NEWER, flaws, head_fields, is_unit, read_head
-from vitreous.weights.parts import ObjectiveParts
+from vitreous.weights.objective_parts import ObjectiveParts
 from vitreous.weights.pickled import EVERY
 from vitreous.weights.table import Shapes, Tensors
 

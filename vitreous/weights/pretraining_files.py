@@ -19,7 +19,7 @@ from vitreous.weights import decoders
 from vitreous.weights.adopt import open_weights, parts_of
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.heads import write_head
-from vitreous.weights.parts import ObjectiveParts
+from vitreous.weights.objective_parts import ObjectiveParts
 from vitreous.weights.pretraining import HEADS, LOSS, STUDENT, within
 from vitreous.weights.table import Format, Tensors
 from vitreous.weights.writable import writer

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from vitreous.apps.curation.copies.clip_copies import clip_copies
+from vitreous.apps.curation.copies.listing import Copy, settled
 from vitreous.apps.curation.copies.scan import READABLE, Joined, Reasons, digest, fill, read_views, scan, scan_parts
 from vitreous.apps.curation.copies.search import candidates, first_equal, like_features
-from vitreous.apps.curation.copies.settling import Copy, settled
 from vitreous.apps.curation.copies.verification import PROMISING, THRESHOLD, fit_pairs, renumbered, score_pairs
 from vitreous.apps.curation.copies.windows import SIDE, comparable, describe, describe_whole, view
 from vitreous.data.annotations.target import kind_of, require_pictures

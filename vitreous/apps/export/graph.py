@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from vitreous.apps.export.windows import AnyLocal, AnyWindows, size_tensor
 from vitreous.errors import UsageError
 from vitreous.inference.engine import remove_head
-from vitreous.inference.packing import NAMES
+from vitreous.inference.outputs import NAMES
 from vitreous.models.config import ModelConfig
 from vitreous.models.names import name_of
 from vitreous.models.zoo import Model

@@ -25,7 +25,7 @@ from vitreous.inference.class_maps import native
 from vitreous.inference.detections import fit_image
 from vitreous.inference.engine import Engine
 from vitreous.inference.export_file import normalised
-from vitreous.inference.probabilities import THRESHOLD, probabilities
+from vitreous.inference.outputs import THRESHOLD, probabilities
 from vitreous.inference.sources import Item, read_item, source
 from vitreous.inference.tiles import native_pixels
 from vitreous.system.cores import default_workers

@@ -19,7 +19,7 @@ from vitreous.weights.bundle import DESCRIPTION, WEIGHTS, Bundle, load_bundle
 from vitreous.weights.convert import convert
 from vitreous.weights.fetch import offline
 from vitreous.weights.model_paths import find_newest_run
-from vitreous.weights.parts import PARTS
+from vitreous.weights.objective_parts import PARTS
 from vitreous.weights.published import published_row
 
 REPOSITORY = re.compile(r"hf:(?P<name>[\w.-]{1,96}/[\w.-]{1,96})")

@@ -19,7 +19,7 @@ from vitreous.data.annotations.drawing import class_colours
 from vitreous.errors import UsageError, VitreousError, WeightsError
 from vitreous.generation.settings import forward_passes
 from vitreous.inference.generators import generator_of
-from vitreous.inference.packing import pack_arrays
+from vitreous.inference.outputs import pack_arrays
 from vitreous.inference.pipeline import stacked
 from vitreous.inference.predict import Predictor
 

@@ -13,7 +13,7 @@ from vitreous.apps.studies.study import Reading, Subject
 
 if TYPE_CHECKING:
     from vitreous.reports.answers import Computing
-    from vitreous.reports.scene import Scene
+    from vitreous.reports.figures.subject import Scene
 
 SHOTS = (1, 5, 10, 25)
 LOOKED_AT = 128  # images, as in the paper
@@ -87,7 +87,7 @@ def scene_of(subject: Subject) -> Scene:
     """The model of a run and its validation images, to be looked into."""
     from vitreous.inference.open_model import open_bundle
     from vitreous.progress import NullListener
-    from vitreous.reports.scene import InspectOptions, Scene
+    from vitreous.reports.figures.subject import InspectOptions, Scene
     from vitreous.system.machine import pick_device
 
     bundle, options = open_bundle(subject.home, headless=True), InspectOptions(split="val", count=LOOKED_AT)

@@ -31,10 +31,10 @@ from vitreous.reports.figures.drawing import (
     scale,
     times,
 )
+from vitreous.reports.figures.subject import FigureResult, Picture, Scene
 from vitreous.reports.pages.formats import format_count
 from vitreous.reports.pages.plots import INK
 from vitreous.reports.pages.thumbnails import scale_map
-from vitreous.reports.scene import FigureResult, Picture, Scene
 
 COLUMNS = 12  # blocks shown side by side
 TINT, DIM = np.array([214, 84, 32]), 0.35  # colour of edges of kept patches, and light left to the others

@@ -16,8 +16,8 @@ from vitreous.inspection.hooks import AttentionCall, watch
 from vitreous.inspection.rollout import Mixing, rollout
 from vitreous.reports.figures.attention import reader
 from vitreous.reports.figures.drawing import PICTURES, depth_of, heat, label_panel, panels, scale
+from vitreous.reports.figures.subject import FigureResult, Picture, Scene
 from vitreous.reports.pages.thumbnails import enlarge, gif_of, heat_map
-from vitreous.reports.scene import FigureResult, Picture, Scene
 
 SLOTS = 8  # shown side by side
 SIDE = 224  # pixels that a frame of the animated picture has at least

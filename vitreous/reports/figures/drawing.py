@@ -12,8 +12,8 @@ from torch import Tensor
 
 from vitreous.errors import UsageError
 from vitreous.inspection.hooks import has_attention
+from vitreous.reports.figures.subject import Picture, Scene
 from vitreous.reports.pages.thumbnails import ENLARGED, HEAT, enlarge, heat_map
-from vitreous.reports.scene import Picture, Scene
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -17,8 +17,8 @@ from vitreous.errors import UsageError
 from vitreous.evaluation.knn import neighbours
 from vitreous.inspection.features import colours, filters, patches, pooled
 from vitreous.reports.figures.drawing import BLUE, hide_axes, mosaic, new_figure, times
+from vitreous.reports.figures.subject import SEEN, FigureResult, Picture, Scene, see_picture
 from vitreous.reports.pages.formats import format_share
-from vitreous.reports.scene import SEEN, FigureResult, Picture, Scene, see_picture
 
 COLUMNS, GAP = 7, 0.5  # filters in a row, and the grey between them
 NEIGHBOURS, POOL = 6, 8  # neighbours shown; training images looked at for each of --count

@@ -18,9 +18,9 @@ from vitreous.inspection.fourier import Spectra
 from vitreous.inspection.similarity import LEAST, cka, layers
 from vitreous.models.names import name_of
 from vitreous.reports.figures.drawing import BLUE, ORANGE, count_from_one, new_figure, times
+from vitreous.reports.figures.subject import FigureResult, Picture, Scene, see_picture
 from vitreous.reports.pages.formats import format_count
 from vitreous.reports.pages.plots import INK
-from vitreous.reports.scene import FigureResult, Picture, Scene, see_picture
 from vitreous.system.machine import DTYPES, processor
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from torch import Tensor
 from vitreous.inspection import positions as room
 from vitreous.inspection.positions import NARROW, Structure
 from vitreous.reports.figures.drawing import choose_heads, count_from_one, mosaic, new_figure, times
-from vitreous.reports.scene import FigureResult, Scene
+from vitreous.reports.figures.subject import FigureResult, Scene
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

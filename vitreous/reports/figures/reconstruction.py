@@ -16,8 +16,8 @@ from vitreous.data.rgb_images import rgb_image
 from vitreous.errors import UsageError
 from vitreous.objectives.base import Objective
 from vitreous.reports.figures.drawing import picture_rows, times
+from vitreous.reports.figures.subject import SEEN, FigureResult, Picture, Scene
 from vitreous.reports.restored import load_objective
-from vitreous.reports.scene import SEEN, FigureResult, Picture, Scene
 
 GREY = 128  # of patches that the encoder does not see
 HEADS = ("image", "what is seen", "restored")

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from vitreous.reports.figures.clips import maps_of
 from vitreous.reports.figures.drawing import BLUE, HEAT, PICTURES, SIZE, heat, label_panel, new_figure, scale
-from vitreous.reports.scene import FigureResult, Picture, Scene
+from vitreous.reports.figures.subject import FigureResult, Picture, Scene
 
 AXES = ("depth", "height", "width")
 SIDE, WIDE = 1.6, 5.2  # inches: the longer side of a slice, the length of a curve

@@ -13,7 +13,7 @@ from vitreous.data.rgb_images import rgb_image
 from vitreous.data.split import Split
 from vitreous.errors import DataError, UsageError
 from vitreous.evaluation.calibration import losses
-from vitreous.inference.probabilities import probabilities
+from vitreous.inference.outputs import probabilities
 from vitreous.reports.pages.thumbnails import ENLARGED, SMALL, data_uri, enlarge, heat_map, scale_map, shrink
 from vitreous.weights.bundle import Bundle
 

@@ -16,18 +16,16 @@ import numpy as np
 
 from vitreous.data.clip_views import ONE
 from vitreous.evaluation.calibration import BINS, confidence_bins
-from vitreous.evaluation.figure_names import BOXES, MAPS, OBJECTS
-from vitreous.evaluation.report import LABELS, Report, leading_of
+from vitreous.evaluation.report import BOXES, LABELS, MAPS, OBJECTS, Report, leading_of
 from vitreous.inference.image_grid import SAMPLES_FILE
 from vitreous.models.names import name_of
 from vitreous.reports.answers import Answered
 from vitreous.reports.learned import read_learned
 from vitreous.reports.pages.cards import cards
+from vitreous.reports.pages.dense import object_parts, worst_scenes
 from vitreous.reports.pages.formats import format_figure, format_interval, render
 from vitreous.reports.pages.loss_curves import loss_panel
-from vitreous.reports.pages.objects import object_parts
 from vitreous.reports.pages.plots import COLOURS, INK, Curve, confusion, draw_curves, reliability
-from vitreous.reports.pages.scenes import worst_scenes
 from vitreous.reports.pages.unlabelled import alarms, headline, measured_curves
 from vitreous.system.disk import write_text
 from vitreous.training.folder import Folder, read_lines

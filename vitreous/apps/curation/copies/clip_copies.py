@@ -12,9 +12,9 @@ import numpy as np
 
 from vitreous.apps.curation.copies.alike import alike_pairs, comparable_rows, shown_rows, verified
 from vitreous.apps.curation.copies.clips import review_clips, survey_clips
+from vitreous.apps.curation.copies.listing import Copy, settled
 from vitreous.apps.curation.copies.scan import READABLE, Joined, Reasons, scan
 from vitreous.apps.curation.copies.search import first_equal
-from vitreous.apps.curation.copies.settling import Copy, settled
 from vitreous.apps.curation.copies.verification import renumbered
 
 

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from vitreous.data.annotations.painted import find_objects, has_masks, paint_classes, with_masks, wrapped
 from vitreous.data.annotations.panoptic import things_of
-from vitreous.data.annotations.renumbered import Renumbered
-from vitreous.data.class_order import class_indices
+from vitreous.data.class_order import Renumbered, class_indices
 from vitreous.data.loader import EvalLoader
 from vitreous.data.run_data import calibration_images, choose_split, open_run_data, sample_images
 from vitreous.data.screen import readable, stop_at_unreadable

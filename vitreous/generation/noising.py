@@ -1,4 +1,5 @@
-"""The arithmetic of Gaussian diffusion (arXiv:2006.11239, arXiv:2102.09672).
+"""The arithmetic of noise: Gaussian diffusion (arXiv:2006.11239, arXiv:2102.09672) and rectified flow
+(arXiv:2209.03003).
 
 B batch; x an image with noise, (B, C, *image); a_t the product of 1 - beta over the steps up to t.
 """
@@ -12,9 +13,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vitreous.generation.noised import Noised
-from vitreous.generation.process import Diffusion
+from vitreous.generation.process import Diffusion, Flow
 from vitreous.system.machine import copy_to_device
+
+
+class Noised(NamedTuple):
+    """Images with noise, (B, C, *image), the time of each as a model is told it, (B,) float32, and what the model is
+    asked for, (B, C, *image)."""
+
+    images: Tensor
+    time: Tensor
+    target: Tensor
 
 
 class Estimate(NamedTuple):
@@ -157,3 +166,21 @@ def normal_cdf(x: Tensor) -> Tensor:
     """(B, C, *image) -> (B, C, *image): approximate the standard normal distribution function by a hyperbolic tangent,
     to within 3e-4, as DiT's code does."""
     return 0.5 * (1 + torch.tanh((2 / math.pi) ** 0.5 * (x + 0.044715 * x**3)))
+
+
+class Line:
+    """A flow: x_t = t x + (1 - t) e, for times t of 0 to 1."""
+
+    def __init__(self, process: Flow) -> None:
+        self.process = process
+
+    def moment(self, done: float, count: int) -> Tensor:
+        """(B,) float32 times of `count` images, so much of the way from noise (0) to the image (1)."""
+        return torch.full((count,), done)
+
+    def noised(self, images: Tensor, noise: Tensor, time: Tensor) -> Noised:
+        """(B, C, *image), the same of noise, (B,) float -> the images with noise, and what a model is to say of them:
+        the velocity x - e."""
+        time = copy_to_device(time.float(), images.device)
+        share = time.view(-1, *[1] * (images.dim() - 1))
+        return Noised(share * images + (1 - share) * noise, time * self.process.scale, images - noise)

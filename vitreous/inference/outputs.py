@@ -1,6 +1,7 @@
-"""The outputs of a detector as one array, as engines and exported graphs hand them on. PyTorch packs, NumPy unpacks.
+"""Model outputs as arrays: probabilities of classes, and a detector's outputs as one array.
 
-B images, N objects of each, of which those with score 0 are padding, s the side of a mask inside its box.
+Engines and exported graphs hand packed outputs on; PyTorch packs, NumPy unpacks. B images, N objects of each, of which
+those with score 0 are padding, s the side of a mask inside its box.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import scipy
+
+from vitreous.errors import UsageError
 
 PLAIN = 6  # numbers of an object in front of its mask: box, score and label
 
@@ -50,3 +54,23 @@ def compute_in_chunks(compute: Callable[[np.ndarray], np.ndarray], pixels: np.nd
     missing = -count % size
     whole = np.concatenate([pixels, np.zeros((missing, *pixels.shape[1:]), pixels.dtype)]) if missing else pixels
     return np.concatenate([compute(whole[start : start + size]) for start in range(0, len(whole), size)])[:count]
+
+
+THRESHOLD = 0.5  # probability above which a class of a multi-label model is predicted
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    """(n, K) logits -> (n, K) float64 log-probabilities."""
+    return scipy.special.log_softmax(logits.astype(np.float64), axis=1)
+
+
+def probabilities(logits: np.ndarray, loss: str = "softmax") -> np.ndarray:
+    """(n, K) logits -> (n, K) float64: softmax over the classes for the softmax loss, else a sigmoid for each."""
+    return np.exp(log_softmax(logits)) if loss == "softmax" else scipy.special.expit(logits.astype(np.float64))
+
+
+def check_abstain(below: float | None) -> None:
+    """Raise UsageError for a limit that is not above 0 and at most 1; None is no limit."""
+    if below is not None and not 0 < below <= 1:
+        hint = "0.8 answers where the highest probability is 0.8"
+        raise UsageError(f"--abstain must be above 0 and at most 1, not {below}", hint)

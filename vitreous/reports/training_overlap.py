@@ -1,4 +1,4 @@
-"""Whether a model has seen the images that it is judged on: in training, or when something was chosen."""
+"""Whether evaluated images were seen before: in training, or in choosing hyperparameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a page says of a model that answers with objects: its worst images, its errors, curves of precision."""
+"""The sections of a page for detection and segmentation: worst images, error counts, precision-recall curves."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 
 from vitreous.data.annotations.boxes_drawing import lay_objects, outline, write_label
-from vitreous.data.annotations.drawing import class_colours
+from vitreous.data.annotations.drawing import class_colours, lay_over, middle_planes
 from vitreous.data.annotations.shapes import mask_of_runs, runs_of_mask
-from vitreous.data.annotations.target import AnnotatedSplit, Target
+from vitreous.data.annotations.target import IGNORE, AnnotatedSplit, Target
 from vitreous.data.rgb_images import rgb_image
 from vitreous.errors import DataError
-from vitreous.evaluation.coco import computing
+from vitreous.evaluation.coco import objects_function
 from vitreous.evaluation.evaluator import Ragged
-from vitreous.evaluation.figure_names import BOXES, ERRORS, SIZES
 from vitreous.evaluation.matching import Column, Error, Part, columns_of, counted, match_image, true_runs
-from vitreous.evaluation.report import Report
+from vitreous.evaluation.pixels import figures_of, logits_function, matrices_of
+from vitreous.evaluation.report import BOXES, ERRORS, SIZES, Report
 from vitreous.inference.detections import Detections, detect
 from vitreous.inference.engine import make_engine
-from vitreous.inference.tiles import native_pixels
+from vitreous.inference.tiles import class_map, native_pixels
 from vitreous.reports.answers import Answered
 from vitreous.reports.pages.formats import format_percent
 from vitreous.reports.pages.plots import COLOURS, INK, confusion, markup, strip_axes, style
@@ -29,6 +29,7 @@ from vitreous.reports.pages.thumbnails import data_uri, shrink
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
 
 SHOWN = 6  # images
 SIDE = 448  # pixels of a picture with boxes, at most
@@ -110,7 +111,7 @@ def worst_images(answers: Answered, threshold: float, tiles: bool, masks: bool) 
         except DataError:  # gone since it was judged
             continue
         image = rgb_image(torch.from_numpy(pixels))
-        answer = detect(computing(engine), pixels, answers.bundle.preprocess, tiles, threshold)
+        answer = detect(objects_function(engine), pixels, answers.bundle.preprocess, tiles, threshold)
         answer = answer.take(counted(answer, truth))
         pictures = drawn_pair(image, answer, truth=truth, classes=classes, colours=colours, masks=masks)
         facts = {"name": split.name(sample), "f1": float(f1[sample]), "wrong": int(wrong[sample])}
@@ -225,3 +226,38 @@ def object_confusion(matrix: list[list[int]] | None, classes: tuple[str, ...]) -
     names = [*(classes[place] for place in chosen), "nothing"]
     rows = np.append(chosen, len(classes))
     return confusion(counts[np.ix_(rows, rows)], names)
+
+
+SHOWN_MAPS = 6  # images
+
+
+def worst_scenes(answers: Answered) -> dict[str, Any]:
+    """Return the images of the lowest mIoU, each with it and three pictures as data URIs: the image, the true and the
+    answered class map over it, of volumes their middle planes; and the classes with their colours."""
+    classes, split = answers.bundle.pixel_classes, answers.split
+    assert isinstance(split, AnnotatedSplit), "class maps are judged on annotated data"
+    figures = [figures_of(matrix)["miou"] for matrix in matrices_of(answers.raw, len(classes))]
+    order = sorted(
+        (sample for sample in range(len(split)) if figures[sample] is not None and sample not in answers.bad),
+        key=lambda sample: figures[sample] or 0.0,
+    )
+    engine, colours, rows = make_engine(answers.bundle.model, answers.bundle.preprocess), class_colours(classes), []
+    for sample in order[:SHOWN_MAPS]:
+        try:
+            pixels = native_pixels(answers.bundle.preprocess.decoded(split.raw(sample), split.name(sample)))
+            truth = split.target(sample).class_map()
+        except DataError:  # gone since it was judged
+            continue
+        answer = class_map(logits_function(engine), pixels, answers.bundle.preprocess.image)
+        if answer.ndim == 3:
+            pixels = middle_planes(pixels, pixels.min())
+            truth, answer = (middle_planes(classes, IGNORE) for classes in (truth, answer))
+        image = rgb_image(torch.from_numpy(pixels))
+        pictures = [image, lay_over(image, truth, colours), lay_over(image, answer, colours)]
+        uris = [data_uri(shrink(picture)) for picture in pictures]
+        rows.append({"name": split.name(sample), "miou": figures[sample], "pictures": uris})
+    names = [
+        {"name": name, "colour": "#{:02x}{:02x}{:02x}".format(*colour)}
+        for name, colour in zip(classes, colours, strict=True)
+    ]
+    return {"rows": rows, "classes": names}
