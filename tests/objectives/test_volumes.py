@@ -10,8 +10,8 @@ import torch
 import vitreous
 from tests.data.annotations.scenery import write_maps
 from tests.data.annotations.solids import AFFINE, solid, write_solids, write_volume
-from vitreous.apps.server.limits import Limits
 from vitreous.apps.server.model import prepare
+from vitreous.apps.server.settings import Limits
 from vitreous.data.annotations.drawing import middle_planes
 from vitreous.data.augmentation.scenes import Scenes
 from vitreous.data.copies.dedup import dedup

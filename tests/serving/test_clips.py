@@ -17,8 +17,8 @@ from tests.apps.server.test_page import Visit, browser, expect  # noqa: F401
 from tests.browser import needs_chromium
 from tests.data.films import moving, write_moves
 from tests.serving.asking import Site, form
-from vitreous.apps.server.limits import Limits, Settings
 from vitreous.apps.server.server import running
+from vitreous.apps.server.settings import Limits, Settings
 from vitreous.cli.main import main
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import DataError, UsageError

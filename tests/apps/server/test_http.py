@@ -15,8 +15,8 @@ from PIL import Image
 from tests.conftest import say
 from tests.serving.asking import CLASSES, Site, file, form, save_bundle
 from tests.serving.made import read_for
-from vitreous.apps.server.limits import Settings
 from vitreous.apps.server.server import running
+from vitreous.apps.server.settings import Settings
 from vitreous.serving.index import Neighbour, write_index
 from vitreous.serving.predict import load
 

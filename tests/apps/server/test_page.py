@@ -18,9 +18,8 @@ from PIL import Image
 from tests.browser import find_chromium, needs_chromium
 from tests.conftest import make_folder, picture
 from tests.serving.made import read_for
-from vitreous.apps.server.access import Access
-from vitreous.apps.server.limits import Limits, Settings
 from vitreous.apps.server.server import running
+from vitreous.apps.server.settings import Access, Limits, Settings
 from vitreous.data.preprocess import Preprocess
 from vitreous.evaluation.features import headless
 from vitreous.models.config import ViTConfig

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
-from vitreous.apps.server.refusal import Refusal, shorten
+from vitreous.apps.server.responses import Refusal, shorten
 from vitreous.errors import nearest
 from vitreous.generation.process import Process
 from vitreous.generation.settings import (
