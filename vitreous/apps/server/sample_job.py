@@ -49,6 +49,7 @@ class SampleJob:
         generator: Generator,
         asked: SampleRequest,
         beat: Callable[[], None],
+        *,
         given: tuple[np.ndarray, np.ndarray] | None = None,
     ) -> None:
         self.served, self.generator, self.asked, self.beat, self.given = served, generator, asked, beat, given

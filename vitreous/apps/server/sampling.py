@@ -38,7 +38,7 @@ async def sample(request: Request) -> Response:
     kind = answer_type(request.headers.get("accept", ""))
     from vitreous.apps.server.sample_job import SampleJob
 
-    job = SampleJob(served, served.generator, asked, service.batcher.beat, given)
+    job = SampleJob(served, served.generator, asked, service.batcher.beat, given=given)
     if kind == LINES:
         return SampleLines(service, info, job)
     with service.admit_images(info, asked.cost(served.sampling)):

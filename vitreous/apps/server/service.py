@@ -60,9 +60,8 @@ class Service:
             lambda: decoders.waiting, lambda count, seconds: self.metrics.batches.observe(count), served.batch_size
         )
         self.batcher.usual = served.step_seconds
-        self.rate = 1 / (
-            1 / served.images_per_second + decode_seconds
-        )  # images/s, where one core both decodes and computes
+        # images/s, where one core both decodes and computes
+        self.rate = 1 / (1 / served.images_per_second + decode_seconds)
         self.queue = limits.queue or max(MIN_QUEUE, math.ceil(self.rate))
         self.taken = self.held = self.reloads = 0
         self.draining = False

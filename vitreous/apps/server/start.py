@@ -93,12 +93,8 @@ def settings_of(options: Any) -> tuple[Settings, str]:
     if options.public and not token:
         generated = secrets.token_urlsafe(24)
         token = generated.encode()
-    hosts = {
-        *LOCAL_HOSTS,
-        options.host.lower(),
-        f"[{options.host.lower()}]",
-        *(name.lower() for name in options.host_name),
-    }
+    host, names = options.host.lower(), {name.lower() for name in options.host_name}
+    hosts = {*LOCAL_HOSTS, host, f"[{host}]", *names}
     limits = Limits(
         bytes=options.max_bytes,
         pixels=options.max_pixels,
