@@ -64,7 +64,7 @@ def training_cases(device: str, tiny: bool) -> list[Case]:
     timm = partial(models.train, precision="bf16", compiled=True)
     for model, size, batches in [("ViT-64x2/16", 32, (4,))] if tiny else sizes:
         for batch in batches:
-            work = Work("train", model, size, batch, device)
+            work = Work("train", model, size, batch, device=device)
             cases.append(
                 Case(work, "vitreous", "default: compiled blocks, CUDA graph", partial(ours.train, compiled=True), True)
             )
@@ -106,7 +106,7 @@ def inference_cases(device: str, tiny: bool) -> list[Case]:
     """Forward passes in bfloat16, from uint8 on the host and from tensors on the device."""
     cases: list[Case] = []
     for model, size, batch in [("ViT-64x2/16", 32, 2)] if tiny else [("ViT-B/16", 224, 256), ("ViT-B/16", 224, 1)]:
-        work = Work("inference", model, size, batch, device)
+        work = Work("inference", model, size, batch, device=device)
         cases += [
             Case(work, "vitreous", "--engine torch: CUDA graph", on_device),
             Case(work, "vitreous", "--engine torch, from the host and back", partial(ours.inference, engine="torch")),
@@ -154,9 +154,9 @@ def objective_cases(device: str, tiny: bool) -> list[Case]:
     def work(task: str, model: str, batch: int, size: int = 224) -> Work:
         models_ = {"dit": "DiT-64x2/2"}
         return (
-            Work(task, models_.get(task, "ViT-64x2/16"), 32, 4, device)
+            Work(task, models_.get(task, "ViT-64x2/16"), 32, 4, device=device)
             if tiny
-            else Work(task, model, size, batch, device)
+            else Work(task, model, size, batch, device=device)
         )
 
     if tiny:
@@ -164,9 +164,9 @@ def objective_cases(device: str, tiny: bool) -> list[Case]:
     mae, dino = work("mae", "ViT-B/16", 256), work("dino", "ViT-S/16", 64)
     dinov2, dit = work("dinov2", "ViT-S/16", 64), work("dit", "DiT-B/2", 256, 32)
     swin = Work(
-        "train", "Swin-32x2-2/2-window2" if tiny else "Swin-T/4", 32 if tiny else 224, 4 if tiny else 128, device
+        "train", "Swin-32x2-2/2-window2" if tiny else "Swin-T/4", 32 if tiny else 224, 4 if tiny else 128, device=device
     )
-    dense = Work("vitdet", "ViTDet-B/16", 128 if tiny else 1024, 1 if tiny else 4, device)
+    dense = Work("vitdet", "ViTDet-B/16", 128 if tiny else 1024, 1 if tiny else 4, device=device)
     return [
         *own(mae, pretraining_steps.pretrain),
         Case(

@@ -50,10 +50,10 @@ def limit_cases(device: str, tiny: bool) -> list[tuple[str, str, Callable[[], Ro
         for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION):
             backend = SDPBackend.MATH if tiny else backend
             cases.append((name, backend.name.lower(), partial(attention, device, shape, backend)))
-    work = Work("train", "ViT-64x2/16" if tiny else "ViT-L/16", 32 if tiny else 224, 4 if tiny else 64, device)
+    work = Work("train", "ViT-64x2/16" if tiny else "ViT-L/16", 32 if tiny else 224, 4 if tiny else 64, device=device)
     cases.append((f"{work.title()}, one process", "flat vectors", partial(plain_step, work)))
     cases.append((f"{work.title()}, one process", "FSDP2, world size 1", partial(sharded_step, work)))
-    step = Work("train", "ViT-64x2/16" if tiny else "ViT-B/16", 32 if tiny else 224, 4 if tiny else 256, device)
+    step = Work("train", "ViT-64x2/16" if tiny else "ViT-B/16", 32 if tiny else 224, 4 if tiny else 256, device=device)
     cases.insert(0, (step.title(), "vitreous, kernels by time", partial(profile_step, step)))
     return cases
 

@@ -15,7 +15,7 @@ TRICKS = (b"CRASH", b"SPIN", b"EAT")
 
 def trapped(content: bytes, *rest: Any) -> Any:
     """What the child does with a picture."""
-    from vitreous.apps.server.child import reader
+    from vitreous.apps.server.child import decode_image
 
     if content.endswith(b"CRASH"):
         ctypes.string_at(0)
@@ -25,14 +25,14 @@ def trapped(content: bytes, *rest: Any) -> Any:
         held = []
         while True:
             held.append(bytearray(b"x") * 2**26)
-    return reader(content, *rest)
+    return decode_image(content, *rest)
 
 
 def main() -> None:
     if sys.argv[1] != "serve":
-        from vitreous.apps.server.child import serve
+        from vitreous.apps.server.child import serve_jobs
 
-        serve(trapped)
+        serve_jobs(trapped)
         return
     from vitreous.apps.server import decoders
     from vitreous.cli.main import main as vitreous

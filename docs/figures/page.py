@@ -98,8 +98,8 @@ def build(context: Any) -> None:
 def serve_run(run: Path) -> Iterator[str]:
     """The address of a server of a run at a free port, for as long as the block runs."""
     from vitreous import load
-    from vitreous.apps.server.limits import Settings
     from vitreous.apps.server.server import running
+    from vitreous.apps.server.settings import Settings
 
     with running(load(run), replace(Settings(), port=0, quiet=True), run) as server:
         yield server.address

@@ -115,8 +115,8 @@ def run_vitreous(*words: str) -> str:
 def draw_screenshots(context: Any, runs: dict[str, Path], photo: Path) -> None:
     """Write the screenshots of docs/start.md."""
     from vitreous import load
-    from vitreous.apps.server.limits import Settings
     from vitreous.apps.server.server import running
+    from vitreous.apps.server.settings import Settings
 
     digits, photos = runs["digits"], runs["photos"]
     run_vitreous("inspect", str(photos), str(photo), "--figures", "rollout", "--out", str(context.work / "rollout"))

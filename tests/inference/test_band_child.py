@@ -12,12 +12,12 @@ import pickle, resource, sys
 contents = pickle.loads(sys.stdin.buffer.read())
 from vitreous.data.preprocess import Preprocess
 from vitreous.apps.server import child
-child.prepare()
+child.import_decoders()
 resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
 preprocess = Preprocess((32, 32), 5, (0.3,) * 5, (0.1,) * 5, numbers="float32")
-settings = {"pixels": 10_000, "tiles": True, "exact": False}
+settings = child.DecodeSettings(preprocess, False, 10_000)
 for content in contents:
-    print(child.reader(content, preprocess, settings).shape)
+    print(child.decode_image(content, settings, True).shape)
 """
 
 

@@ -18,8 +18,8 @@ from tests.browser import needs_chromium
 from tests.data.films import moving, write_moves
 from tests.inference.asking import Site, form
 from vitreous.apps.server.attention import AttentionRequest, attention
-from vitreous.apps.server.limits import Limits, Settings
 from vitreous.apps.server.server import running
+from vitreous.apps.server.settings import Limits, Settings
 from vitreous.cli.main import main
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import DataError, UsageError

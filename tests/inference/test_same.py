@@ -9,8 +9,8 @@ from tests.data.hostile import corpus
 from tests.inference.asking import Site, file, save_bundle
 from tests.inference.made import read_for
 from tests.precision import answers_in, same_answers
-from vitreous.apps.server.limits import PIXELS
 from vitreous.apps.server.server import running
+from vitreous.apps.server.settings import PIXELS
 from vitreous.data.decoding.decode import upright_size
 from vitreous.errors import DataError
 from vitreous.inference.options import InferenceOptions

@@ -12,8 +12,8 @@ from PIL import Image
 import vitreous
 from tests.data.arrays import ball, wave, write_balls, write_signal, write_waves
 from tests.objectives.test_clips import Notes
-from vitreous.apps.server.limits import Limits
 from vitreous.apps.server.model import prepare
+from vitreous.apps.server.settings import Limits
 from vitreous.data.preprocess import scaled
 from vitreous.errors import DataError, UsageError
 from vitreous.inference.predict import load

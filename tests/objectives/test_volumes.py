@@ -12,8 +12,8 @@ from tests.data.annotations.scenery import write_maps
 from tests.data.annotations.solids import AFFINE, solid, write_solids, write_volume
 from vitreous.apps.curation.dedup import dedup
 from vitreous.apps.curation.pack import pack
-from vitreous.apps.server.limits import Limits
 from vitreous.apps.server.model import prepare
+from vitreous.apps.server.settings import Limits
 from vitreous.data.annotations.drawing import middle_planes
 from vitreous.data.augmentation.scenes import Scenes
 from vitreous.data.decoding.volumes import read_volume

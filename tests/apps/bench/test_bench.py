@@ -145,7 +145,9 @@ def bound_of(contender):
 )
 def test_every_contender_that_is_installed_does_its_work(task, photographs):
     """But for the compiled ones and OpenVINO's, which take minutes to build and are tried by the benchmark itself."""
-    work = Work(task, "DiT-32x1/8" if task in ("dit", "sample") else "ViT-32x1/8", 16, 2, "cpu", photographs)
+    work = Work(
+        task, "DiT-32x1/8" if task in ("dit", "sample") else "ViT-32x1/8", 16, 2, device="cpu", images=photographs
+    )
     for contender in contenders(task, "cpu"):
         slow = "compiled" in contender.settings or "openvino" in contender.label
         if not slow and importlib.util.find_spec(contender.needs):

@@ -293,7 +293,7 @@ def test_what_answers_otherwise_is_not_kept_unless_it_may_be(home, file, tmp_pat
     ],
 )
 def test_the_bounds(agreement, furthest, right, quantised, allowed, kept):
-    found = proof.Proof(100, furthest, agreement, right, (1.0, 1.0), furthest < 9)
+    found = proof.Proof(100, furthest, agreement, right, rates=(1.0, 1.0), finite=furthest < 9)
     assert (proof.lost(found, quantised, allowed) == "") is kept
 
 

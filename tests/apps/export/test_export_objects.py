@@ -96,7 +96,7 @@ def test_objects_that_moved_or_are_missing_are_counted():
 
 
 def test_reasons_against_an_export():
-    proof = ObjectProof(8, 1000, 999, 0.0, 0.0, 0.0, (1.0, 1.0), True)
+    proof = ObjectProof(8, 1000, 999, 0.0, scores=0.0, masks=0.0, rates=(1.0, 1.0), finite=True)
     assert not proof.lost(None) and "0.1% of the objects are others, 0.0% may be" in proof.lost(0.0)
-    assert "proves nothing" in ObjectProof(8, 0, 0, 0, 0, 0, (1.0, 1.0), True).lost(None)
-    assert "not finite" in ObjectProof(8, 9, 9, 0, 0, 0, (1.0, 1.0), False).lost(None)
+    assert "proves nothing" in ObjectProof(8, 0, 0, 0, scores=0, masks=0, rates=(1.0, 1.0), finite=True).lost(None)
+    assert "not finite" in ObjectProof(8, 9, 9, 0, scores=0, masks=0, rates=(1.0, 1.0), finite=False).lost(None)

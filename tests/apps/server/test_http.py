@@ -15,8 +15,8 @@ from PIL import Image
 from tests.conftest import say
 from tests.inference.asking import CLASSES, Site, file, form, save_bundle
 from tests.inference.made import read_for
-from vitreous.apps.server.limits import Settings
 from vitreous.apps.server.server import running
+from vitreous.apps.server.settings import Settings
 from vitreous.inference.index import Neighbour, write_index
 from vitreous.inference.predict import load
 

@@ -13,24 +13,23 @@ import pytest
 from PIL import Image
 
 from tests.inference.asking import Site, everything, file, form, save_bundle, until
-from vitreous.apps.server.access import Access
-from vitreous.apps.server.limits import Limits, Settings
 from vitreous.apps.server.server import running
+from vitreous.apps.server.settings import Access, Limits, Settings
 from vitreous.inference.predict import load
 
 #: what a decoding process does with pictures that end so
 TRAP = """
 import ctypes, sys
 from vitreous.apps.server import child
-def reader(content, *rest):
+def decode_or_fail(content, *rest):
     if content.endswith(b"CRASH"):
         ctypes.string_at(0)
     while content.endswith(b"SPIN"):
         pass
     if content.endswith(b"EAT"):
         held = [bytearray(2**26) for _ in range(10**6)]
-    return child.reader(content, *rest)
-child.serve(reader)
+    return child.decode_image(content, *rest)
+child.serve_jobs(decode_or_fail)
 """
 LIMITS = Limits(
     bytes=200_000,

@@ -17,9 +17,9 @@ from PIL import Image
 import vitreous
 from tests.inference.asking import Site, file, save_bundle, until
 from tests.inference.generators import CLASSES, predictor_in, save_autoencoder, save_generator
-from vitreous.apps.server.limits import Limits, Settings
 from vitreous.apps.server.model import prepare
 from vitreous.apps.server.server import running
+from vitreous.apps.server.settings import Limits, Settings
 from vitreous.apps.server.start import open_served
 from vitreous.errors import UsageError, WeightsError
 from vitreous.generation.process import Diffusion, Flow

@@ -18,10 +18,9 @@ from PIL import Image
 from tests.browser import find_chromium, needs_chromium
 from tests.conftest import make_folder, picture
 from tests.inference.made import read_for
-from vitreous.apps.server.access import Access
 from vitreous.apps.server.attention import AttentionRequest, attention, positions
-from vitreous.apps.server.limits import Limits, Settings
 from vitreous.apps.server.server import running
+from vitreous.apps.server.settings import Access, Limits, Settings
 from vitreous.data.preprocess import Preprocess
 from vitreous.inference.engine import remove_head
 from vitreous.inference.index import open_index, write_index

@@ -84,8 +84,8 @@ def inference(device: str) -> list[Contender]:
         int8 = partial(ours.inference, engine="openvino", precision="int8")
         openvino = partial(ours.inference, engine="openvino")
         table += [
-            Contender("vitreous", "--engine openvino", openvino, "openvino", True),
-            Contender("vitreous", "--engine openvino --precision int8", int8, "nncf", True),
+            Contender("vitreous", "--engine openvino", openvino, "openvino", ours=True),
+            Contender("vitreous", "--engine openvino --precision int8", int8, "nncf", ours=True),
             peer("onnxruntime", "fp32, by hand", models.onnxruntime, "onnxscript"),
             peer("onnxruntime", "int8 dynamic, by hand", models.onnxruntime, "onnxscript", quantised=True),
             peer("openvino", "fp32, by hand", models.openvino, precision="fp32"),

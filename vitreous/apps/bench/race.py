@@ -8,7 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -35,6 +35,7 @@ class Lane:
     rates: list[float] = field(default_factory=list)
     ready: float = 0.0
     first: float = 0.0
+    _: KW_ONLY
     memory: int = 0
     error: float | None = None
     profile: Profile | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 
@@ -23,6 +23,7 @@ class Work:
     model: str
     image_size: int
     batch_size: int
+    _: KW_ONLY
     device: str = "cpu"
     images: str | None = None
 
@@ -81,6 +82,7 @@ class Contender:
     settings: str
     build: Callable[[Work], Turn]
     needs: str = "torch"
+    _: KW_ONLY
     ours: bool = False
 
     @property

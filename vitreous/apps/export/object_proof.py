@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ class ObjectProof:
     objects: int
     same: int
     boxes: float
+    _: KW_ONLY
     scores: float
     masks: float
     rates: tuple[float, float]

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -69,6 +69,7 @@ class Proof:
     furthest: float
     agreement: float
     right: tuple[float, float] | None
+    _: KW_ONLY
     rates: tuple[float, float]
     finite: bool
 

@@ -6,7 +6,7 @@ B batch, D width, h heads, T tokens of a window; a grid has (rows, columns), whi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import torch
@@ -37,6 +37,7 @@ class Line:
     source: Tensor
     real: Tensor
     behind: Tensor
+    _: KW_ONLY
     back: Tensor
 
 
@@ -48,10 +49,10 @@ def line(length: int, window: int, shift: int, pad: str) -> Line:
     if pad == "zeros-after-shift":  # the grid is shifted before it is filled up, the mask's seams after
         source = torch.where(places < end, turned(places + shift, end), places)
         behind = turned(places + shift, last) < shift
-        return Line(whole, source, places < end, behind, turned(own + end - shift, end))
+        return Line(whole, source, places < end, behind, back=turned(own + end - shift, end))
     moved = (end > window) * shift  # an axis of one window stays
     source = turned(places + moved, last)
-    return Line(whole, source, source < end, source < moved, turned(own + last - moved, last))
+    return Line(whole, source, source < end, source < moved, back=turned(own + last - moved, last))
 
 
 def count(size: int) -> Tensor:

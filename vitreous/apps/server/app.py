@@ -11,8 +11,7 @@ from starlette.routing import Router
 from starlette.types import Message, Receive, Scope, Send
 
 from vitreous.apps.server.protocol import DISCARD
-from vitreous.apps.server.refusal import Refusal, shorten
-from vitreous.apps.server.responses import SECURITY, json_response, refusal_response
+from vitreous.apps.server.responses import SECURITY_HEADERS, Refusal, json_response, refusal_response, shorten
 from vitreous.apps.server.routes import FREE, ROUTES
 from vitreous.apps.server.service import RequestInfo, Service
 
@@ -47,7 +46,7 @@ class Gate:
         async def respond(message: Message) -> None:
             if message["type"] == "http.response.start":
                 info.status = message["status"]
-                message["headers"] = [*message["headers"], *SECURITY, (b"x-request-id", name.encode())]
+                message["headers"] = [*message["headers"], *SECURITY_HEADERS, (b"x-request-id", name.encode())]
                 message["headers"] += [(b"connection", b"close")] * closes(info, headers, service)
             await send(message)
 
@@ -81,7 +80,7 @@ class Gate:
         """The refusal, 429, and the id of a request for which there is no room; None for one that has to be answered,
         or that closes its connection."""
         service = self.service
-        if service is None or service.draining or scope["method"] != "POST" or not service.full:
+        if service is None or service.draining or scope["method"] != "POST" or not service.is_full:
             return None
         scope, headers = self.without_root(scope), dict(scope["headers"])
         info = self.describe_request(headers)
@@ -102,7 +101,7 @@ class Gate:
         elif scope["path"] == "/readyz":
             response = json_response({"status": "starting"}, 503, {"retry-after": "1"})
         else:
-            refusal = Refusal(503, "starting", "the model is being loaded", "ask again in a moment", 1)
+            refusal = Refusal(503, "starting", "the model is being loaded", "ask again in a moment", retry=1)
             response = refusal_response(refusal, info.id)
         await response(scope, receive, send)
 
@@ -142,7 +141,7 @@ class Gate:
             hint = "send the bytes of the picture as they are"
             raise Refusal(415, "unsupported_media", "a body with a content encoding", hint)
         if method == "POST":
-            service.check_room(1)
+            service.check_capacity(1)
 
     async def answer(self, service: Service, scope: Scope, receive: Receive, send: Send, info: RequestInfo) -> None:
         """Read the body and let the router answer, until the deadline or until the client leaves.

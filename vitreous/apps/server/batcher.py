@@ -15,10 +15,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
-from vitreous.apps.server.refusal import Refusal
+from vitreous.apps.server.responses import Refusal
+from vitreous.inference.pipeline import stacked
 
 SIZE = 8  # pictures of a batch, of engines without `chunk_size`
 COMPANY = 0.1  # of a batch's time, that pictures which are being decoded are waited for
@@ -28,15 +29,17 @@ NICE = 10  # steps that the computing thread stands back: whoever asks how the s
 
 @dataclass(eq=False)
 class BatchItem:
-    """Work for the computing thread: `work` with all the inputs of one batch, or with one where `alone`.
+    """Work for the computing thread. Images of the same `work` are computed together unless `alone`.
 
-    `work`: inputs -> as many answers. Jobs of the same `work` are computed together.
+    `work`: a batch of images (B, C, *image), or a list of images of several sizes -> (B, ...); where `alone` one input
+    -> its result.
     """
 
-    work: Callable[[list[Any]], Any]
-    given: Any
+    work: Callable[[Any], Any]
+    input: Any
     deadline: float
     answer: asyncio.Future[Any] = field(repr=False)
+    _: KW_ONLY
     alone: bool = False
 
 
@@ -56,9 +59,10 @@ class Batcher:
         self.thread = threading.Thread(target=self.run, name="compute", daemon=True)
         self.thread.start()
 
-    async def ask(self, work: Callable[[list[Any]], Any], given: Any, deadline: float, alone: bool = False) -> Any:
-        """The answer to one input. Raises Refusal where the deadline passes first or computing fails."""
-        job = BatchItem(work, given, deadline, self.loop.create_future(), alone)
+    async def compute(self, work: Callable[[Any], Any], input: Any, deadline: float, alone: bool = False) -> Any:
+        """The result for one input, `work` as in BatchItem. Raises Refusal where the deadline passes first, and what
+        `work` raises or, alone, returns as an exception."""
+        job = BatchItem(work, input, deadline, self.loop.create_future(), alone=alone)
         with self.arrived:
             self.jobs.append(job)
             self.arrived.notify()
@@ -85,7 +89,8 @@ class Batcher:
                 continue
             self.began = began = time.monotonic()
             try:
-                answers = list(batch[0].work([job.given for job in batch]))
+                inputs, work = [job.input for job in batch], batch[0].work
+                answers = [work(inputs[0])] if batch[0].alone else list(work(stacked(inputs)))
                 self.failures = 0
             except Exception as error:  # one batch must not end the thread
                 self.failures += 1

@@ -1,8 +1,8 @@
 """A process that decodes pictures for the server, and may die of one: it has no model, no file and no way out but its
 socket.
 
-Job: lengths of settings and content (8 bytes each), settings as JSON, content. Answer: a status byte, two lengths, a
-text as JSON (type and shape of the pixels, or the reason), the pixels. It runs without PyTorch.
+Job: flags (a byte), lengths of settings and content (8 bytes each), settings as JSON, content. Answer: a status byte,
+two lengths, a text as JSON (type and shape of the pixels, or the reason), the pixels. It runs without PyTorch.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import struct
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, cached_property
 from pkgutil import iter_modules
-from typing import Any
 
 import numpy as np
 
-from vitreous.config import from_plain
+from vitreous.config import from_plain, to_plain
 from vitreous.data.decoding.clips import open_clip
 from vitreous.data.decoding.decode import FORMATS, MODES, upright_size
 from vitreous.data.decoding.gate import MAX_JPEG_PIXELS
@@ -35,59 +35,74 @@ from vitreous.inference.reading import read, read_large
 from vitreous.inference.tiles import native_pixels
 from vitreous.system.children import STOP_SIGNALS
 
-JOB, ANSWER = struct.Struct(">QQ"), struct.Struct(">BQQ")
+JOB, ANSWER = struct.Struct(">BQQ"), struct.Struct(">BQQ")
 PIXELS, REFUSED = 0, 1
-
-#: content, preprocessing, the server's settings -> pixels
-Reader = Callable[[bytes, Preprocess, dict[str, Any]], np.ndarray]
+WITH_SIZE, FULL_SIZE = 1, 2  # flags of a job: return the image's size too; pixels at the image's own size
 
 
-def reader(content: bytes, preprocess: Preprocess, settings: dict[str, Any]) -> np.ndarray:
-    """One picture as (C, *image) pixels, or as (C, H, W) of its own size where it is answered by tiles; one clip.
+@dataclass(frozen=True)
+class DecodeSettings:
+    """How the images of one model are decoded: its preprocessing, `exact` for every JPEG at its full size, and the
+    limit on an image's pixels."""
 
-    Raises DataError."""
-    if preprocess.of_clips:
-        clip = open_clip(content, "image")
-        if math.prod(clip.size) > settings["pixels"]:
-            high, wide = clip.size
-            raise DataError(
-                f"image: frames of {wide} x {high} pixels", f"at most {settings['pixels']:,}: scale it down"
-            )
-        return preprocess.array(preprocess.decoded(clip))
-    most = settings["pixels"]
-    reducible = content.startswith(b"\xff\xd8") and preprocess.numbers == "colours" and preprocess.channels in MODES
-    if settings["tiles"] or not reducible:
-        upright_size(content, "image", most)
-    elif math.prod(upright_size(content, "image", min(MAX_JPEG_PIXELS, 64 * most))) > most:
-        return read_large(content, preprocess, "image", settings["exact"], most)
-    if settings["tiles"]:
-        return native_pixels(preprocess.decoded(content, "image"))
-    return read(content, preprocess, "image", exact=settings["exact"])
+    preprocess: Preprocess
+    exact: bool
+    max_pixels: int
+
+    @cached_property
+    def encoded(self) -> bytes:
+        """The settings as JSON, for the decoding process."""
+        return json.dumps([to_plain(self.preprocess), self.exact, self.max_pixels]).encode()
 
 
 @cache
-def preprocess_of(text: str) -> Preprocess:
-    """Preprocessing from its JSON."""
-    return from_plain(Preprocess, json.loads(text))
+def parse_settings(encoded: bytes) -> DecodeSettings:
+    """The settings that `DecodeSettings.encoded` has as JSON."""
+    preprocess, exact, max_pixels = json.loads(encoded)
+    return DecodeSettings(from_plain(Preprocess, preprocess), exact, max_pixels)
 
 
-def serve(read: Reader = reader) -> None:
+#: content, settings, whether pixels are at the image's own size -> pixels
+Decode = Callable[[bytes, DecodeSettings, bool], np.ndarray]
+
+
+def decode_image(content: bytes, settings: DecodeSettings, full_size: bool) -> np.ndarray:
+    """One image as (C, *image) pixels, or as (C, H, W) at its own size; or one clip. Raises DataError."""
+    preprocess, most = settings.preprocess, settings.max_pixels
+    if preprocess.of_clips:
+        clip = open_clip(content, "image")
+        if math.prod(clip.size) > most:
+            high, wide = clip.size
+            raise DataError(f"image: frames of {wide} x {high} pixels", f"at most {most:,}: scale it down")
+        return preprocess.array(preprocess.decoded(clip))
+    reducible = content.startswith(b"\xff\xd8") and preprocess.numbers == "colours" and preprocess.channels in MODES
+    if full_size or not reducible:
+        upright_size(content, "image", most)
+    elif math.prod(upright_size(content, "image", min(MAX_JPEG_PIXELS, 64 * most))) > most:
+        return read_large(content, preprocess, "image", settings.exact, most)
+    if full_size:
+        return native_pixels(preprocess.decoded(content, "image"))
+    return read(content, preprocess, "image", exact=settings.exact)
+
+
+def serve_jobs(decode: Decode = decode_image) -> None:
     """Answer jobs from the socket whose number is the first argument, until it is closed."""
     pipe = socket.socket(fileno=int(sys.argv[1]))
     seconds, memory = float(sys.argv[2]), int(sys.argv[3])
-    confine(memory)
+    drop_privileges(memory)
     pipe.sendall(b"!")
     jobs = pipe.makefile("rb")
     while len(head := jobs.read(JOB.size)) == JOB.size:
-        length, size = JOB.unpack(head)
-        settings = json.loads(jobs.read(length))
+        flags, length, size = JOB.unpack(head)
+        settings = parse_settings(jobs.read(length))
         content = jobs.read(size)
         limit_time(seconds)
         try:
-            pixels = np.ascontiguousarray(read(content, preprocess_of(settings["preprocess"]), settings))
-            sized = settings["sized"] and not preprocess_of(settings["preprocess"]).of_clips
-            size = upright_size(content, "image", MAX_JPEG_PIXELS) if sized else (0, 0)
-            answer, data = {"dtype": str(pixels.dtype), "shape": pixels.shape, "size": size}, pixels.data.cast("B")
+            pixels = np.ascontiguousarray(decode(content, settings, bool(flags & FULL_SIZE)))
+            has_size = flags & WITH_SIZE and not settings.preprocess.of_clips
+            image_size = upright_size(content, "image", MAX_JPEG_PIXELS) if has_size else (0, 0)
+            answer = {"dtype": str(pixels.dtype), "shape": pixels.shape, "size": image_size}
+            data = pixels.data.cast("B")
             status = PIXELS
         except (DataError, MemoryError) as error:
             known = (
@@ -106,12 +121,12 @@ def limit_time(seconds: float) -> None:
         signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
-def confine(memory: int) -> None:
+def drop_privileges(memory: int) -> None:
     """Drop privileges: limit memory to `memory` bytes, forbid files, processes and core dumps, and die with the
     parent; what the system has of these."""
     for number in STOP_SIGNALS:  # they go to the whole group; the server answers what it accepted, then ends this
         signal.signal(number, signal.SIG_IGN)
-    prepare()
+    import_decoders()
     with suppress(OSError, AttributeError):
         os.nice(5)
     if sys.platform == "linux":
@@ -133,7 +148,7 @@ def confine(memory: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (highest, highest))
 
 
-def prepare() -> None:
+def import_decoders() -> None:
     """Import what decoding imports when it first needs it, also by decoding: afterwards no file can be opened."""
     from importlib import import_module
 
@@ -159,4 +174,4 @@ def prepare() -> None:
 
 
 if __name__ == "__main__":
-    serve()
+    serve_jobs()

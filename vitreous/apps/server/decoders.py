@@ -15,11 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.apps.server.child import ANSWER, JOB, PIXELS
-from vitreous.apps.server.limits import Limits
-from vitreous.apps.server.refusal import Refusal
-from vitreous.config import to_plain
-from vitreous.data.preprocess import Preprocess
+from vitreous.apps.server.child import ANSWER, FULL_SIZE, JOB, PIXELS, WITH_SIZE, DecodeSettings
+from vitreous.apps.server.responses import Refusal
+from vitreous.apps.server.settings import Limits
 from vitreous.system.children import stop_signals_blocked
 
 COMMAND = (sys.executable, "-m", "vitreous.apps.server.child")
@@ -50,20 +48,20 @@ class Child:
                 return await asyncio.get_running_loop().sock_recv(self.socket, 1) == b"!"
         return False
 
-    async def ask(self, settings: bytes, content: memoryview) -> tuple[int, Any, np.ndarray | None]:
-        """One job: status, JSON of the answer, (C, *image) pixels. Raises ConnectionError where the process died."""
+    async def send_job(self, content: memoryview, settings: bytes, flags: int) -> tuple[Any, np.ndarray | None]:
+        """One job: JSON of the answer, (C, *image) pixels or None. Raises ConnectionError where the process died."""
         loop = asyncio.get_running_loop()
-        await loop.sock_sendall(self.socket, JOB.pack(len(settings), len(content)) + settings)
+        await loop.sock_sendall(self.socket, JOB.pack(flags, len(settings), len(content)) + settings)
         await loop.sock_sendall(self.socket, content)
         status, length, size = ANSWER.unpack(await self.receive(bytearray(ANSWER.size)))
         answer = json.loads(await self.receive(bytearray(length)))
         if status != PIXELS:
-            return status, answer, None
+            return answer, None
         pixels = np.empty(answer["shape"], answer["dtype"])
         if pixels.nbytes != size:
             raise ConnectionError("a decoder answered something else")
         await self.receive(pixels.data)
-        return status, answer, pixels
+        return answer, pixels
 
     async def receive(self, into: Any) -> Any:
         """Fill a buffer. Raises ConnectionError where the other end is closed."""
@@ -140,26 +138,29 @@ class Decoders:
         task.add_done_callback(self.tasks.discard)
         return task
 
-    async def decode(self, content: memoryview, settings: bytes) -> np.ndarray:
-        """A picture's bytes as (C, *image) pixels. Whoever stops waiting leaves the process to finish."""
-        return (await self.decode_sized(content, settings))[0]
+    async def decode(
+        self, content: memoryview, settings: DecodeSettings, with_size: bool = False, full_size: bool = False
+    ) -> tuple[np.ndarray, tuple[int, int]]:
+        """Decode an image's bytes; a cancelled caller leaves the process to finish.
 
-    async def decode_sized(self, content: memoryview, settings: bytes) -> tuple[np.ndarray, tuple[int, int]]:
-        """(C, *image) pixels, and width and height of the upright image where the settings ask for them, else 0."""
+        Returns (C, *image) pixels, of `full_size` (C, H, W) at the image's own size, and, `with_size`, width and height
+        of the upright image, else 0. Raises Refusal: 422 for the image, 503 where the process was killed.
+        """
+        flags = WITH_SIZE * with_size | FULL_SIZE * full_size
         self.waiting += 1
         try:
             child = await self.idle.get()
-            return await asyncio.shield(self.later(self.one(child, content, settings)))
+            return await asyncio.shield(self.later(self.run_job(child, content, settings.encoded, flags)))
         finally:
             self.waiting -= 1
 
-    async def one(self, child: Child, content: memoryview, settings: bytes) -> tuple[np.ndarray, tuple[int, int]]:
-        """One job of one process, which becomes idle or is replaced: (C, *image) pixels, width and height.
-
-        Raises Refusal: 422 for the image, 503 where the process was killed."""
+    async def run_job(
+        self, child: Child, content: memoryview, settings: bytes, flags: int
+    ) -> tuple[np.ndarray, tuple[int, int]]:
+        """Run one job in one process, which becomes idle or is replaced. Returns and raises as `decode`."""
         try:
             async with asyncio.timeout(self.limits.decode_seconds * PATIENCE):
-                _, answer, pixels = await child.ask(settings, content)
+                answer, pixels = await child.send_job(content, settings, flags)
         except (OSError, ValueError) as error:
             for _ in range(0 if isinstance(error, TimeoutError) else 25):
                 if child.process.poll() is not None:
@@ -169,7 +170,7 @@ class Decoders:
             self.replace(child)
             if killed:  # from outside: what the picture does ends in other ways
                 message = "the process that decoded the picture was killed"
-                raise Refusal(503, "decoder_lost", message, "ask again", 1) from None
+                raise Refusal(503, "decoder_lost", message, "ask again", retry=1) from None
             message = "image: decoding it took too much time or memory, or failed"
             raise Refusal(422, "unreadable_image", message, "save it as an ordinary JPEG or PNG") from None
         if self.closed:
@@ -181,9 +182,9 @@ class Decoders:
         width, height = answer["size"]
         return pixels, (width, height)
 
-    async def pace(self, settings: bytes) -> float:
-        """Seconds that an ordinary photograph takes; 0 where the model takes none."""
-        loop, content = asyncio.get_running_loop(), memoryview(photograph())
+    async def measure_seconds(self, settings: DecodeSettings) -> float:
+        """Seconds to decode an ordinary photograph; 0 where the model takes none."""
+        loop, content = asyncio.get_running_loop(), memoryview(synthetic_photograph())
         seconds = []
         with suppress(Refusal):
             for _ in range(3):
@@ -199,7 +200,7 @@ class Decoders:
             self.drop(child)
 
 
-def photograph() -> bytes:
+def synthetic_photograph() -> bytes:
     """A JPEG of 500 x 375 pixels with about as much in it as a photograph."""
     import io
 
@@ -208,10 +209,3 @@ def photograph() -> bytes:
     coarse = np.random.default_rng(0).integers(0, 256, (94, 125, 3), dtype=np.uint8)
     Image.fromarray(coarse).resize((500, 375), Image.Resampling.BICUBIC).save(file := io.BytesIO(), "JPEG", quality=85)
     return file.getvalue()
-
-
-def settings_of(preprocess: Preprocess, limits: Limits, exact: bool, sized: bool = False, tiles: bool = False) -> bytes:
-    """Settings of the model for `child.serve`, as JSON; `sized` asks for the size of the image too, `tiles` for pixels
-    of the image's own size."""
-    settings = {"preprocess": json.dumps(to_plain(preprocess)), "exact": exact, "pixels": limits.pixels}
-    return json.dumps(settings | {"sized": sized, "tiles": tiles}).encode()

@@ -8,20 +8,18 @@ import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
-from vitreous.apps.server.refusal import Refusal
 from vitreous.apps.server.requests import (
     WEIGHT,
     address_of,
     context,
     model_name,
-    on_one,
     only_one,
     parse_share,
     parse_word,
     read_parameters,
+    read_uploads,
 )
-from vitreous.apps.server.responses import json_response
-from vitreous.apps.server.uploads import read_uploads
+from vitreous.apps.server.responses import Refusal, json_response
 from vitreous.data.annotations.drawing import class_colours, picture_of_map, png_of
 from vitreous.inference.class_maps import picture_of, shares_of
 from vitreous.inference.detections import Detections
@@ -41,11 +39,13 @@ async def segment(request: Request) -> Response:
         raise Refusal(404, "not_available", "this model gives no class to pixels", address_of(card))
     form = parse_word("format", parameters, ("json", "png"))
     upload, image = only_one(await read_uploads(request, service.limits)), card.preprocess.plane
-    with service.room(info, min(WEIGHT, service.queue)):
-        pixels = await service.decoders.decode(upload.content, served.tiles)
+    with service.admit_images(info, min(WEIGHT, service.queue)):
+        pixels, _ = await service.decoders.decode(upload.content, served.decode_settings, full_size=True)
         check_tiles(pixels, image)
-        work = on_one(lambda pixels: class_map(served.predictor.engine.logits, pixels, image))
-        classes = await service.batcher.ask(work, pixels, info.deadline, alone=True)
+        logits = served.predictor.engine.logits
+        classes = await service.batcher.compute(
+            lambda pixels: class_map(logits, pixels, image), pixels, info.deadline, alone=True
+        )
     colours = class_colours(card.pixel_classes)
     if form == "png":
         return Response(png_of(picture_of_map(classes, colours)), media_type="image/png")
@@ -73,11 +73,11 @@ async def detect(request: Request) -> Response:
             return detections, b""
         return detections, png_of(draw_over(picture_of(pixels), detections, card.object_classes))
 
-    with service.room(info, min(WEIGHT, service.queue)):
-        pixels = await service.decoders.decode(upload.content, served.tiles)
+    with service.admit_images(info, min(WEIGHT, service.queue)):
+        pixels, _ = await service.decoders.decode(upload.content, served.decode_settings, full_size=True)
         if tiles:
             check_tiles(pixels, card.preprocess.plane)
-        detections, png = await service.batcher.ask(on_one(compute), pixels, info.deadline, alone=True)
+        detections, png = await service.batcher.compute(compute, pixels, info.deadline, alone=True)
     if form == "png":
         return Response(png, media_type="image/png")
     objects = [{"segmentation": None, **one} for one in objects_of(detections, card.object_classes)]

@@ -5,22 +5,21 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vitreous.apps.server.batcher import SIZE
-from vitreous.apps.server.decoders import settings_of
-from vitreous.apps.server.limits import Limits
+from vitreous.apps.server.child import DecodeSettings
 from vitreous.apps.server.sample_request import SampleLimits, sample_limits
+from vitreous.apps.server.settings import Limits
 from vitreous.data.annotations.drawing import class_colours
 from vitreous.errors import UsageError, VitreousError, WeightsError
 from vitreous.generation.settings import forward_passes
 from vitreous.inference.generators import generator_of
 from vitreous.inference.outputs import pack_arrays
-from vitreous.inference.pipeline import stacked
 from vitreous.inference.predict import Predictor
 
 if TYPE_CHECKING:
@@ -31,38 +30,28 @@ if TYPE_CHECKING:
 
 MOST = 64  # pictures of a batch
 FAST = 0.5  # seconds of two steps of an image, below which a batch is measured too
-WISHES: tuple[dict[str, bool], ...] = ({}, {"sized": True}, {"tiles": True})  # of images from the decoders
 
 
 @dataclass(eq=False)
 class Served:
     """A predictor that has answered a picture of noise twice alike.
 
-    `rate`: pictures a second, in full batches; `note`: what its user should know. Of a model that makes images there is
-    the `generator`, what can be asked of it, and `pause`, the seconds between two signs of life.
+    `images_per_second`: in full batches; `note`: a warning for the log. A generative model has a `generator`, the
+    limits of its requests (`sampling`) and `step_seconds`, the seconds of one denoising step of an image.
     """
 
     predictor: Predictor
-    settings: bytes
-    sized: bytes
-    tiles: bytes
-    rate: float
-    size: int
-    embeds: bool
+    decode_settings: DecodeSettings
+    images_per_second: float
+    batch_size: int
+    _: KW_ONLY
+    has_features: bool = False
     index: Index | None = None
     note: str = ""
     generator: Generator | None = None
     sampling: SampleLimits | None = None
-    pause: float = 0.0
+    step_seconds: float = 0.0
     cache: dict[str, Any] = field(default_factory=dict)
-
-    def probabilities(self, images: list[np.ndarray]) -> np.ndarray:
-        """B images (C, *image) -> (B, K) float64."""
-        return self.predictor.probabilities(stacked(images))
-
-    def features(self, images: list[np.ndarray]) -> np.ndarray:
-        """B images (C, *image) -> (B, D) float32."""
-        return self.predictor.engine.features(stacked(images))
 
     @cached_property
     def can(self) -> dict[str, bool]:
@@ -78,7 +67,7 @@ class Served:
             "predict": bool(card.classes),
             "segment": bool(card.pixel_classes),
             "detect": bool(card.object_classes),
-            "embed": self.embeds,
+            "embed": self.has_features,
             "frames": card.preprocess.of_clips,
             "sample": self.generator is not None,
             **parts,
@@ -163,17 +152,13 @@ def prepare(predictor: Predictor, limits: Limits, run: str | os.PathLike[str] | 
         began = time.perf_counter()
         answer(full)
         seconds.append(max(time.perf_counter() - began, 1e-6))
-    plain, sized, tiles = (settings_of(card.preprocess, limits, predictor.exact, **wish) for wish in WISHES)
-    rate = size / min(seconds)
     index, note = index_of(predictor, run)
     served = Served(
         predictor,
-        plain,
-        sized=sized,
-        tiles=tiles,
-        rate=rate,
-        size=size,
-        embeds=has_features(predictor),
+        DecodeSettings(card.preprocess, predictor.exact, limits.pixels),
+        images_per_second=size / min(seconds),
+        batch_size=size,
+        has_features=has_features(predictor),
         index=index,
         note=note,
     )
@@ -203,25 +188,16 @@ def prepare_generator(predictor: Predictor, generator: Generator, limits: Limits
     passes = forward_passes(*options.sampler_of(generator.process))
     count = SIZE if seconds < FAST else 1
     full = make(count)[1] if count > 1 else seconds
-    usual = forward_passes(*SampleOptions().sampler_of(generator.process))
-    plain, sized, tiles = (settings_of(card.preprocess, limits, False, **wish) for wish in WISHES)
-    rate = count / (full / passes * usual)
+    default_passes = forward_passes(*SampleOptions().sampler_of(generator.process))
     inpaint = generator.sampler.decode is None
-    asked = sample_limits(generator.classes, generator.process, card.preprocess.plane, limits.pixels, inpaint)
-    pause = seconds / passes
     return Served(
         predictor,
-        plain,
-        sized=sized,
-        tiles=tiles,
-        rate=rate,
-        size=1,
-        embeds=False,
-        index=None,
-        note="",
+        DecodeSettings(card.preprocess, False, limits.pixels),
+        images_per_second=count / (full / passes * default_passes),
+        batch_size=1,
         generator=generator,
-        sampling=asked,
-        pause=pause,
+        sampling=sample_limits(generator.classes, generator.process, card.preprocess.plane, limits.pixels, inpaint),
+        step_seconds=seconds / passes,
     )
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from vitreous.apps.server.limits import Limits
 from vitreous.apps.server.sample_request import IMAGES, SEED
+from vitreous.apps.server.settings import Limits
 from vitreous.generation.settings import GUIDANCE
 
 REFUSED = {

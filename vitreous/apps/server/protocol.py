@@ -19,9 +19,8 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from vitreous.apps.server.limits import Limits
-from vitreous.apps.server.refusal import Refusal
-from vitreous.apps.server.responses import SECURITY, refusal_response
+from vitreous.apps.server.responses import SECURITY_HEADERS, Refusal, refusal_response
+from vitreous.apps.server.settings import Limits
 
 DISCARD = 2**20  # bytes of a refused request's body that are read and thrown away
 LINGER = 2.0  # seconds that a client has to read the last answer of a connection
@@ -46,6 +45,7 @@ class LimitedProtocol(HttpToolsProtocol):
         count_malformed: Callable[[int], None],
         refuse_full: Callable[[Any], tuple[Refusal, str] | None],
         config: Config,
+        *,
         server_state: ServerState,
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
@@ -185,7 +185,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def render(self, refusal: Refusal, name: str, *extra: tuple[bytes, bytes]) -> bytes:
         """The whole response of a refusal, under the request's id."""
         response = refusal_response(refusal, name)
-        headers = [*self.server_state.default_headers, *response.raw_headers, *SECURITY, *extra]
+        headers = [*self.server_state.default_headers, *response.raw_headers, *SECURITY_HEADERS, *extra]
         lines = [STATUS_LINE[refusal.status], *(b"%s: %s\r\n" % header for header in headers)]
         return b"".join([*lines, b"x-request-id: ", name.encode(), b"\r\n\r\n", bytes(response.body)])
 

@@ -1,20 +1,24 @@
-"""JSON responses, and the headers that every response has."""
+"""Responses: JSON documents, refusals, and the headers of every response.
+
+Starlette is imported when a response is made, so that `Refusal` can be imported without the extra `serve`.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from starlette.responses import Response
+from vitreous.errors import VitreousError, printable
 
-from vitreous.apps.server.refusal import Refusal
+if TYPE_CHECKING:
+    from starlette.responses import Response
 
 CONTENT_POLICY = (
     b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
     b"media-src 'self' blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-SECURITY = (
+SECURITY_HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
     (b"x-frame-options", b"DENY"),
@@ -25,8 +29,39 @@ SECURITY = (
 )
 
 
+class Refusal(VitreousError):
+    """Why a request is refused: an HTTP status and a stable code for programs.
+
+    `retry`: seconds for the header Retry-After, 0 for none.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        hint: str = "",
+        *,
+        retry: int = 0,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message, hint)
+        self.status, self.name, self.retry, self.headers = status, code, retry, dict(headers or {})
+
+    def to_json(self, request_id: str) -> dict[str, str]:
+        """The refusal as JSON has it, under the key `error`."""
+        return {"code": self.name, "message": self.message, "hint": self.hint, "request_id": request_id}
+
+
+def shorten(text: str) -> str:
+    """A client's words as one printable line of at most 60 characters."""
+    return printable(text if len(text) <= 60 else text[:57] + "...")
+
+
 def json_response(document: dict[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """A JSON document that no cache keeps."""
+    from starlette.responses import Response
+
     text = json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return Response(
         text.encode("utf-8", "backslashreplace"),
@@ -39,4 +74,4 @@ def json_response(document: dict[str, Any], status: int = 200, headers: Mapping[
 def refusal_response(refusal: Refusal, request_id: str) -> Response:
     """A refusal as a client gets it: `{"error": {code, message, hint, request_id}}`."""
     retry = {"retry-after": str(refusal.retry)} if refusal.retry else {}
-    return json_response({"error": refusal.describe(request_id)}, refusal.status, refusal.headers | retry)
+    return json_response({"error": refusal.to_json(request_id)}, refusal.status, refusal.headers | retry)

@@ -16,24 +16,23 @@ from starlette.routing import Route
 from vitreous.apps.server.dense import detect, segment
 from vitreous.apps.server.model import Served
 from vitreous.apps.server.openapi import openapi_document
-from vitreous.apps.server.refusal import Refusal
 from vitreous.apps.server.requests import (
     WEIGHT,
+    Upload,
     address_of,
     check_reads,
     context,
     model_name,
-    on_one,
     only_one,
     parse_int,
     parse_share,
     parse_word,
     read_parameters,
+    read_uploads,
 )
-from vitreous.apps.server.responses import json_response
+from vitreous.apps.server.responses import Refusal, json_response
 from vitreous.apps.server.sampling import sample
 from vitreous.apps.server.service import RequestInfo, Service
-from vitreous.apps.server.uploads import Upload, read_uploads
 
 MEDIA_TYPES = {
     "html": "text/html; charset=utf-8",
@@ -120,7 +119,7 @@ async def predict(request: Request) -> Response:
 
     empty = {"classes": [], "unsure": False}
     return await answer_images(
-        request, served, work=served.probabilities, key="predictions", describe=describe, empty=empty
+        request, served, work=served.predictor.probabilities, key="predictions", describe=describe, empty=empty
     )
 
 
@@ -129,33 +128,38 @@ async def embed(request: Request) -> Response:
     served = context(request)[0].served
     read_parameters(request)
     check_reads(served.predictor.card)
-    if not served.embeds:
+    if not served.has_features:
         raise Refusal(404, "not_available", "this model tells no features", "serve the run that it was exported from")
 
     def describe(name: str | None, features: np.ndarray) -> dict[str, Any]:
         return {"name": name, "embedding": [float(f"{v:.8g}") for v in features.tolist()], "error": None}
 
     return await answer_images(
-        request, served, work=served.features, key="embeddings", describe=describe, empty={"embedding": []}
+        request,
+        served,
+        work=served.predictor.engine.features,
+        key="embeddings",
+        describe=describe,
+        empty={"embedding": []},
     )
 
 
 async def answer_images(
     request: Request,
     served: Served,
-    work: Callable[[list[np.ndarray]], np.ndarray],
+    work: Callable[[Any], np.ndarray],
     key: str,
     describe: Callable[[str | None, np.ndarray], dict[str, Any]],
     empty: dict[str, Any],
 ) -> Response:
     """Decode the images of a request, compute those that can be read, and describe all of them in their order.
 
-    `work`: B arrays (C, *image) -> (B, ...). `describe`: an image's name and its row of that -> its JSON. Raises
+    `work`: (B, C, *image) pixels -> (B, ...). `describe`: an image's name and its row of that -> its JSON. Raises
     Refusal where no image can be read.
     """
     service, info = context(request)
     uploads = await read_uploads(request, service.limits)
-    with service.room(info, len(uploads)):
+    with service.admit_images(info, len(uploads)):
         names = [upload.name for upload in uploads]
         tasks = [asyncio.ensure_future(compute_image(service, info, served, work, upload)) for upload in uploads]
         del uploads
@@ -182,10 +186,10 @@ async def answer_images(
 async def compute_image(service: Service, info: RequestInfo, served: Served, work: Any, upload: Upload) -> Any:
     """One image's row of `work`, or the Refusal of that image alone."""
     try:
-        pixels = await service.decoders.decode(upload.content, served.settings)
+        pixels, _ = await service.decoders.decode(upload.content, served.decode_settings)
     except Refusal as refusal:
         return refusal
-    return await service.batcher.ask(work, pixels, info.deadline)
+    return await service.batcher.compute(work, pixels, info.deadline)
 
 
 async def attention(request: Request) -> Response:
@@ -203,10 +207,11 @@ async def attention(request: Request) -> Response:
         raise Refusal(422, "bad_parameter", problem, "ask for one layer and one head, or format=json")
     render = attention_api.attention if form == "json" else attention_api.attention_picture
     upload = only_one(await read_uploads(request, service.limits))
-    with service.room(info, min(WEIGHT, service.queue)):
-        pixels, (width, height) = await service.decoders.decode_sized(upload.content, served.sized)
-        work = on_one(lambda image: render(bundle, image, options))
-        result = await service.batcher.ask(work, pixels, info.deadline, alone=True)
+    with service.admit_images(info, min(WEIGHT, service.queue)):
+        pixels, (width, height) = await service.decoders.decode(upload.content, served.decode_settings, with_size=True)
+        result = await service.batcher.compute(
+            lambda image: render(bundle, image, options), pixels, info.deadline, alone=True
+        )
     if isinstance(result, bytes):
         return Response(result, media_type=f"image/{form}")
     box = attention_api.visible_box(served.predictor.card.preprocess, width, height)
@@ -221,9 +226,9 @@ async def frames(request: Request) -> Response:
     read_parameters(request)
     require_bundle(service.served, "frames")
     upload = only_one(await read_uploads(request, service.limits))
-    with service.room(info, 1):
-        pixels = await service.decoders.decode(upload.content, service.served.settings)
-        picture = await service.batcher.ask(on_one(attention_api.frames_png), pixels, info.deadline, alone=True)
+    with service.admit_images(info, 1):
+        pixels, _ = await service.decoders.decode(upload.content, service.served.decode_settings)
+        picture = await service.batcher.compute(attention_api.frames_png, pixels, info.deadline, alone=True)
     return Response(picture, media_type="image/png")
 
 
@@ -236,11 +241,12 @@ async def neighbours(request: Request) -> Response:
     if index is None:
         raise Refusal(404, "not_available", "this run has no index", "vitreous embed RUN --index makes one")
     upload = only_one(await read_uploads(request, service.limits))
-    with service.room(info, 1):
-        pixels = await service.decoders.decode(upload.content, served.settings)
-        features = await service.batcher.ask(served.features, pixels, info.deadline)
-        work = on_one(lambda row: index.nearest(row, count))
-        nearest = await service.batcher.ask(work, features, info.deadline, alone=True)
+    with service.admit_images(info, 1):
+        pixels, _ = await service.decoders.decode(upload.content, served.decode_settings)
+        features = await service.batcher.compute(served.predictor.engine.features, pixels, info.deadline)
+        nearest = await service.batcher.compute(
+            lambda row: index.nearest(row, count), features, info.deadline, alone=True
+        )
     rows = [
         {
             "label": one.label,
@@ -273,7 +279,7 @@ async def compute_once(request: Request, name: str, work: Callable[[Any], Any]) 
     read_parameters(request)
     served, bundle = service.served, require_bundle(service.served, name)
     if name not in served.cache:
-        served.cache[name] = await service.batcher.ask(on_one(work), bundle, info.deadline, alone=True)
+        served.cache[name] = await service.batcher.compute(work, bundle, info.deadline, alone=True)
     return served.cache[name]
 
 

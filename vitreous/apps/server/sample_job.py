@@ -19,7 +19,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitreous.apps.server.model import Served
-from vitreous.apps.server.refusal import Refusal
+from vitreous.apps.server.responses import Refusal
 from vitreous.apps.server.sample_request import SampleRequest
 from vitreous.data.annotations.drawing import png_of
 from vitreous.generation.samplers import State
@@ -39,7 +39,7 @@ class Stopped(Exception):
 class SampleJob:
     """Images that are being made. `stop`, or the deadline, ends it after the step that is being computed.
 
-    `document` and `grid` are work for the batcher: they are given one input, what `begin` returned. `given`: an image
+    `document` and `grid` are work for the batcher; their input is what `begin` returned, the job. `given`: an image
     (C, H, W) that stays as it is, but where its mask (1, H, W) is white.
     """
 
@@ -49,6 +49,7 @@ class SampleJob:
         generator: Generator,
         asked: SampleRequest,
         beat: Callable[[], None],
+        *,
         given: tuple[np.ndarray, np.ndarray] | None = None,
     ) -> None:
         self.served, self.generator, self.asked, self.beat, self.given = served, generator, asked, beat, given
@@ -86,27 +87,27 @@ class SampleJob:
         except Stopped:
             raise Refusal(504, "deadline", "not answered before the deadline", "ask again, with a longer one") from None
 
-    def document(self, inputs: list[Any]) -> list[Any]:
-        """The images as JSON has them, with what they were made by; or why there are none."""
+    def document(self, job: SampleJob) -> dict[str, Any] | Refusal:
+        """The images as JSON has them, with their settings; or the refusal."""
         began = time.monotonic()
         try:
             samples = self.compute()
         except Refusal as refusal:
-            return [refusal]
+            return refusal
         images = [{"class": one.name or None, "number": one.number, "image": data_uri(one.picture)} for one in samples]
         settings = self.asked.describe(self.generator.sampler.precision)
         size = list(samples[0].image.shape[:2])
         answer = {"images": images, "size": size, "columns": self.columns, "settings": settings}
-        return [answer | {"seconds": round(time.monotonic() - began, 4)}]
+        return answer | {"seconds": round(time.monotonic() - began, 4)}
 
-    def grid(self, inputs: list[Any]) -> list[Any]:
+    def grid(self, job: SampleJob) -> bytes | Refusal:
         """Return the images as one PNG, as `sample` writes it, or the refusal."""
         try:
             samples = self.compute()
             captions = [one.name for one in samples] if any(one.name for one in samples) else []
-            return [png_of(grid_of(enlarge([one.picture for one in samples]), self.columns, captions))]
+            return png_of(grid_of(enlarge([one.picture for one in samples]), self.columns, captions))
         except Refusal as refusal:
-            return [refusal]
+            return refusal
 
     def after_step(self, rows: slice, state: State) -> None:
         """Count a step of some rows, and publish a preview now and then. Raises Stopped where nobody waits."""

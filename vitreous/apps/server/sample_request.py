@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from importlib.util import find_spec
 from typing import Any
 
-from vitreous.apps.server.refusal import Refusal, shorten
+from vitreous.apps.server.responses import Refusal, shorten
 from vitreous.errors import nearest
 from vitreous.generation.process import Process
 from vitreous.generation.settings import (
@@ -38,6 +38,7 @@ class SampleLimits:
     process: str
     samplers: dict[str, int]
     steps: int
+    _: KW_ONLY
     images: int
     inpaint: bool = True
 
@@ -77,6 +78,7 @@ class SampleRequest:
     count: int
     options: SamplingOptions
     sampler: str
+    _: KW_ONLY
     steps: int
     to_seed: int | None = None
 

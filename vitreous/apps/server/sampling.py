@@ -11,13 +11,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from vitreous.apps.server.decoders import settings_of
-from vitreous.apps.server.refusal import Refusal, shorten
-from vitreous.apps.server.requests import address_of, context, model_name, read_parameters
-from vitreous.apps.server.responses import json_response
+from vitreous.apps.server.child import DecodeSettings
+from vitreous.apps.server.requests import Upload, address_of, context, model_name, read_parameters, read_parts
+from vitreous.apps.server.responses import Refusal, json_response, shorten
 from vitreous.apps.server.sample_request import SampleLimits, SampleRequest, parse_sample_request
 from vitreous.apps.server.service import RequestInfo, Service
-from vitreous.apps.server.uploads import Upload, read_parts
 from vitreous.data.preprocess import Preprocess
 
 if TYPE_CHECKING:
@@ -40,14 +38,14 @@ async def sample(request: Request) -> Response:
     kind = answer_type(request.headers.get("accept", ""))
     from vitreous.apps.server.sample_job import SampleJob
 
-    job = SampleJob(served, served.generator, asked, service.batcher.beat, given)
+    job = SampleJob(served, served.generator, asked, service.batcher.beat, given=given)
     if kind == LINES:
         return SampleLines(service, info, job)
-    with service.room(info, asked.cost(served.sampling)):
+    with service.admit_images(info, asked.cost(served.sampling)):
         info.images = asked.count
         try:
             work = job.grid if kind == PNG else job.document
-            result = await service.batcher.ask(work, job.begin(info.deadline), info.deadline, alone=True)
+            result = await service.batcher.compute(work, job.begin(info.deadline), info.deadline, alone=True)
         finally:
             job.stop.set()
     if isinstance(result, bytes):
@@ -82,10 +80,11 @@ async def read_given(service: Service, info: RequestInfo, uploads: dict[str, Upl
     """An image and its mask at the model's size, (C, H, W) and (1, H, W) uint8. Raises Refusal, 422, for images that
     cannot be decoded, and for a mask of another size."""
     preprocess = service.served.predictor.card.preprocess
-    grey = settings_of(Preprocess(preprocess.image, 1), service.limits, False, sized=True)
-    with service.room(info, len(uploads)):
-        image, size = await service.decoders.decode_sized(uploads["image"].content, service.served.sized)
-        mask, other = await service.decoders.decode_sized(uploads["mask"].content, grey)
+    grey = DecodeSettings(Preprocess(preprocess.image, 1), False, service.limits.pixels)
+    with service.admit_images(info, len(uploads)):
+        decode, settings = service.decoders.decode, service.served.decode_settings
+        image, size = await decode(uploads["image"].content, settings, with_size=True)
+        mask, other = await decode(uploads["mask"].content, grey, with_size=True)
     if size != other:
         sizes = [" x ".join(map(str, one)) for one in (size, other)]
         raise Refusal(422, "bad_parameter", f"the image has {sizes[0]} pixels, its mask {sizes[1]}", "make them equal")
@@ -113,10 +112,10 @@ class SampleLines(Response):
         service, info, job = self.service, self.info, self.job
         deadline = info.deadline - min(LAST, (info.deadline - info.began) / 4)
         assert job.served.sampling is not None
-        with service.room(info, job.asked.cost(job.served.sampling)):
+        with service.admit_images(info, job.asked.cost(job.served.sampling)):
             info.images = job.asked.count
-            ask = service.batcher.ask(job.document, job.begin(deadline, previews=True), deadline, alone=True)
-            work = asyncio.ensure_future(ask)
+            computing = service.batcher.compute(job.document, job.begin(deadline, previews=True), deadline, alone=True)
+            work = asyncio.ensure_future(computing)
             work.add_done_callback(lambda _: job.changed.set())
             try:
                 async with asyncio.timeout_at(deadline):
@@ -131,7 +130,7 @@ class SampleLines(Response):
                 if not self.started:
                     raise
                 refusal = service.refusal_of(error, info)
-                last = {"event": "error", "error": refusal.describe(info.id)}
+                last = {"event": "error", "error": refusal.to_json(info.id)}
             finally:
                 job.stop.set()
                 work.cancel()

@@ -21,11 +21,11 @@ import uvicorn
 
 from vitreous.apps.server.app import Gate
 from vitreous.apps.server.decoders import COMMAND, Decoders
-from vitreous.apps.server.limits import Limits, Settings
-from vitreous.apps.server.log import Log
 from vitreous.apps.server.model import Served, prepare
+from vitreous.apps.server.monitoring import Log
 from vitreous.apps.server.protocol import LimitedProtocol
 from vitreous.apps.server.service import Service
+from vitreous.apps.server.settings import Limits, Settings
 from vitreous.errors import ResourceError, UsageError
 from vitreous.inference.predict import Predictor
 from vitreous.system.cores import default_workers
@@ -121,7 +121,7 @@ class Server:
         serving = loop.create_task(self.http.serve([self.socket]))
         try:
             _, served = await asyncio.gather(decoders.start(), asyncio.to_thread(self.prepare_model))
-            pace = await decoders.pace(served.settings)
+            decode_seconds = await decoders.measure_seconds(served.decode_settings)
             connections = self.http.server_state.connections
             self.service = service = Service(
                 served,
@@ -129,7 +129,7 @@ class Server:
                 access=settings.access,
                 log=log,
                 decoders=decoders,
-                pace=pace,
+                decode_seconds=decode_seconds,
                 connections=connections,
             )
             service.root_path = settings.root_path
@@ -218,7 +218,7 @@ class Server:
         except Exception as error:
             self.log.write(event="reload refused", error=str(error)[:500])
             return
-        service.served, service.reloads, service.batcher.size = served, service.reloads + 1, served.size
+        service.served, service.reloads, service.batcher.size = served, service.reloads + 1, served.batch_size
         card = served.predictor.card
         self.log.write(event="reloaded", model=card.name, version=card.version)
 

@@ -6,16 +6,14 @@ import asyncio
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
-from vitreous.apps.server.access import Access
 from vitreous.apps.server.batcher import Batcher
 from vitreous.apps.server.decoders import Decoders
-from vitreous.apps.server.limits import QUEUE, Limits
-from vitreous.apps.server.log import Log
-from vitreous.apps.server.metrics import Metrics
 from vitreous.apps.server.model import Served
-from vitreous.apps.server.refusal import Refusal, shorten
+from vitreous.apps.server.monitoring import Log, Metrics
+from vitreous.apps.server.responses import Refusal, shorten
+from vitreous.apps.server.settings import MIN_QUEUE, Access, Limits
 from vitreous.errors import UsageError
 
 
@@ -30,6 +28,7 @@ class RequestInfo:
     began: float
     deadline: float
     route: str = "none"
+    _: KW_ONLY
     images: int = 0
     length: int | None = 0
     received: int = 0
@@ -41,7 +40,7 @@ class Service:
     """`taken` counts pictures from the whole request to its answer, `held` the bytes of bodies in memory. `root_path`:
     where a reverse proxy shows the server.
 
-    `pace`: seconds that decoding a picture takes; `connections`: those that are open.
+    `decode_seconds`: seconds that decoding an image takes; `connections`: those that are open.
     """
 
     def __init__(
@@ -50,18 +49,20 @@ class Service:
         limits: Limits,
         access: Access,
         log: Log,
+        *,
         decoders: Decoders,
-        pace: float,
+        decode_seconds: float,
         connections: set,
     ) -> None:
         self.served, self.limits, self.access, self.log, self.decoders = served, limits, access, log, decoders
         self.connections, self.loop, self.metrics = connections, asyncio.get_running_loop(), Metrics(self.read_state)
         self.batcher = Batcher(
-            lambda: decoders.waiting, lambda count, seconds: self.metrics.batches.observe(count), served.size
+            lambda: decoders.waiting, lambda count, seconds: self.metrics.batches.observe(count), served.batch_size
         )
-        self.batcher.usual = served.pause
-        self.rate = 1 / (1 / served.rate + pace)  # pictures a second, where one core both decodes and computes
-        self.queue = limits.queue or max(QUEUE, math.ceil(self.rate))
+        self.batcher.usual = served.step_seconds
+        # images/s, where one core both decodes and computes
+        self.rate = 1 / (1 / served.images_per_second + decode_seconds)
+        self.queue = limits.queue or max(MIN_QUEUE, math.ceil(self.rate))
         self.taken = self.held = self.reloads = 0
         self.draining = False
         self.root_path = ""
@@ -72,41 +73,41 @@ class Service:
         return "draining" if self.draining else "failed" if self.batcher.lost or not self.decoders.children else "ready"
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """Whether there is no room for one more picture."""
         return bool(self.taken and self.taken >= self.queue) or self.held > self.limits.flight
 
-    def check_room(self, count: int) -> None:
+    def check_capacity(self, count: int) -> None:
         """Raises Refusal, 429 or 503, where there is no room for so many more pictures."""
         if self.draining:
-            raise Refusal(503, "draining", "the server is shutting down", "ask another, or later", 5)
+            raise Refusal(503, "draining", "the server is shutting down", "ask another, or later", retry=5)
         hint = "ask again after Retry-After seconds"
         # a form of many pictures gets its turn when nobody else waits
         if self.taken and self.taken + count > self.queue:
             retry = max(1, math.ceil(self.taken * (self.batcher.per_image or 1 / self.rate)))
-            raise Refusal(429, "queue_full", f"{self.taken} pictures are waiting", hint, retry)
+            raise Refusal(429, "queue_full", f"{self.taken} pictures are waiting", hint, retry=retry)
         if self.held > self.limits.flight:
-            raise Refusal(429, "queue_full", f"{self.held >> 20} MiB of pictures are waiting", hint, 1)
+            raise Refusal(429, "queue_full", f"{self.held >> 20} MiB of pictures are waiting", hint, retry=1)
         if not self.decoders.children:
-            raise Refusal(503, "decoder_lost", "no process decodes pictures", "ask again later", 5)
+            raise Refusal(503, "decoder_lost", "no process decodes pictures", "ask again later", retry=5)
         if lost := self.batcher.lost:
-            raise Refusal(503, "failed", lost, "restart the server", 5)
+            raise Refusal(503, "failed", lost, "restart the server", retry=5)
 
     def check_body_size(self, size: int) -> None:
         """Raises Refusal where a body is too large, 413, or all of them together are, 429."""
         if size > self.limits.bytes:
             raise self.too_large()
         if self.held > self.limits.flight:
-            self.check_room(0)
+            self.check_capacity(0)
 
     def too_large(self) -> Refusal:
         """The refusal of a body above the limit."""
         return Refusal(413, "too_large", "the body is too large", f"at most {self.limits.bytes:,} bytes")
 
     @contextmanager
-    def room(self, info: RequestInfo, count: int) -> Iterator[None]:
+    def admit_images(self, info: RequestInfo, count: int) -> Iterator[None]:
         """Count a request's pictures as being worked on. Raises Refusal where there is no room for them."""
-        self.check_room(count)
+        self.check_capacity(count)
         self.taken += count
         info.images = count
         try:
@@ -129,13 +130,13 @@ class Service:
         if isinstance(error, Refusal):
             return error
         if isinstance(error, TimeoutError):
-            return Refusal(504, "deadline", "not answered before the deadline", "ask again, with a longer one", 1)
+            return Refusal(504, "deadline", "not answered before the deadline", "ask again, with a longer one", retry=1)
         if isinstance(error, UsageError):
             return Refusal(422, "bad_parameter", error.message, error.hint)
         self.log.write(event="failed", request_id=info.id, error=f"{type(error).__name__}: {str(error)[:500]}")
         if isinstance(error, MemoryError):
-            return Refusal(503, "failed", "out of memory", "ask again, with a smaller picture", 5)
-        return Refusal(503, "failed", "the model failed on this request", "see the server's log", 5)
+            return Refusal(503, "failed", "out of memory", "ask again, with a smaller picture", retry=5)
+        return Refusal(503, "failed", "the model failed on this request", "see the server's log", retry=5)
 
     def read_state(self) -> tuple[dict[str, float], dict[str, float], dict[str, str]]:
         """Gauges, counters and the model's labels for the metrics."""

@@ -11,8 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitreous.apps.server.access import LOCAL, Access
-from vitreous.apps.server.limits import Limits, Settings
+from vitreous.apps.server.settings import LOCAL_HOSTS, Access, Limits, Settings
 from vitreous.errors import ResourceError, UsageError, check_installed
 from vitreous.inference.exported import is_exported
 from vitreous.inference.generators import generator_predictor
@@ -94,7 +93,8 @@ def settings_of(options: Any) -> tuple[Settings, str]:
     if options.public and not token:
         generated = secrets.token_urlsafe(24)
         token = generated.encode()
-    hosts = {*LOCAL, options.host.lower(), f"[{options.host.lower()}]", *(name.lower() for name in options.host_name)}
+    host, names = options.host.lower(), {name.lower() for name in options.host_name}
+    hosts = {*LOCAL_HOSTS, host, f"[{host}]", *names}
     limits = Limits(
         bytes=options.max_bytes,
         pixels=options.max_pixels,
@@ -103,8 +103,16 @@ def settings_of(options: Any) -> tuple[Settings, str]:
     )
     access = Access(frozenset(hosts), token or None)
     root = parse_root_path(options.root_path)
-    where = (options.host, options.port, limits, access, options.decoders, options.quiet)
-    return Settings(*where, root_path=root), generated
+    settings = Settings(
+        options.host,
+        options.port,
+        limits=limits,
+        access=access,
+        decoders=options.decoders,
+        quiet=options.quiet,
+        root_path=root,
+    )
+    return settings, generated
 
 
 def parse_root_path(path: str) -> str:

@@ -18,9 +18,9 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from vitreous.apps.server.access import Access
-from vitreous.apps.server.refusal import Refusal
+from vitreous.apps.server.responses import Refusal
 from vitreous.apps.server.server import bind_socket, configure_uvicorn
+from vitreous.apps.server.settings import Access
 from vitreous.errors import UsageError
 from vitreous.evaluation.report import LABELS
 from vitreous.models.names import name_of

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import KW_ONLY, asdict, dataclass, fields, replace
 from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -50,6 +50,7 @@ class StudySettings:
     data: str = "digits"
     to: tuple[str, ...] = ()
     scale: str = "small"
+    _: KW_ONLY
     seeds: int = 3
     steps: int | None = None
     budget: str | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ class Common:
     store: Path
     share: float = 1.0
     device: str | None = None
+    _: KW_ONLY
     precision: str | None = None
     workers: int | None = None
 
@@ -56,6 +57,7 @@ class StudyRun:
     seed: int
     run: Run
     inputs: Inputs
+    _: KW_ONLY
     opened: Data
     folder: Folder
 

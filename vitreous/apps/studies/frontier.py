@@ -59,7 +59,7 @@ def conclude_frontiers(rows: Sequence[Any]) -> Conclusion:
     ]
     sentences += [compare_frontiers(families[0], family, points, fits) for family in families[1:]]
     return Conclusion(
-        "Fitted frontiers", tuple(sentences), ("family", "models", "b", "95 % interval"), tuple(lines), curves
+        "Fitted frontiers", tuple(sentences), ("family", "models", "b", "95 % interval"), tuple(lines), curves=curves
     )
 
 

@@ -20,7 +20,7 @@ def cells(setting: Setting) -> tuple[Cell, ...]:
         after = {}
         if recipe:
             after["init"] = Cell((), setting.options(TrainOptions(recipe=recipe, model="ViT-B/16"), recipe=recipe))
-        rows += [Cell((name, f"{share} %"), scratch, share / 100, after, tune) for share in SHARES]
+        rows += [Cell((name, f"{share} %"), scratch, share / 100, after, then=tune) for share in SHARES]
     return tuple(rows)
 
 

@@ -51,7 +51,7 @@ def conclude(rows: Sequence[Any]) -> Conclusion:
     law = fit.law
     lines = tuple((name, f"{getattr(law, name):.4g}", "{:.4g} to {:.4g}".format(*fit.interval(name))) for name in NAMES)
     return Conclusion(
-        title, sentences_of(fit, len(points)), ("number", "fitted", "95 % interval"), lines, curves_of(fit, rows)
+        title, sentences_of(fit, len(points)), ("number", "fitted", "95 % interval"), lines, curves=curves_of(fit, rows)
     )
 
 

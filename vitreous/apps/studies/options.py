@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
@@ -32,6 +32,7 @@ class StudyOptions:
     parts of the digits)."""
     scale: Literal["small", "gpu", "published"] | None = None
     """How large models and runs are (default: small)."""
+    _: KW_ONLY
     seeds: int | None = None
     """Runs of each cell, seeds 0, 1, 2 … (default: by the scale)."""
     steps: int | None = None

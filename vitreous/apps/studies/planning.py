@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from vitreous.apps.studies.factory import LEAST_STEPS, StudyRun
@@ -31,6 +31,7 @@ class Forecast:
     complete: int
     steps: int  # of all runs to make
     seconds: float  # of their steps
+    _: KW_ONLY
     peak_memory_bytes: int | None
     exaflops: float
 

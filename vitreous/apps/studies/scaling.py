@@ -8,7 +8,7 @@ saturate; E is what stays. In shapes, n is runs, K is samples of a bootstrap.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from itertools import product
 
 import numpy as np
@@ -32,7 +32,14 @@ class Law:
     A: float
     B: float
     a: float
+    _: KW_ONLY
     b: float
+
+    @classmethod
+    def from_row(cls, row: np.ndarray) -> Law:
+        """The law of (5,) numbers in the order of NAMES."""
+        E, A, B, a, b = row
+        return cls(E, A, B, a, b=b)
 
     def loss(self, parameters: np.ndarray, samples: np.ndarray) -> np.ndarray:
         """(n,) N and (n,) D -> (n,) L."""
@@ -57,6 +64,7 @@ class Fit:
     draws: np.ndarray
     residual: float  # root mean square of log L of the runs that were fitted
     held_out: np.ndarray  # (m, 2): L as measured and as predicted
+    _: KW_ONLY
     doubts: tuple[str, ...]
 
     def interval(self, name: str, level: float = 0.95) -> tuple[float, float]:
@@ -66,7 +74,7 @@ class Fit:
 
     def predicted(self, parameters: float, samples: float, level: float = 0.95) -> tuple[float, float, float]:
         """L for N and D by the law, and the ends of its interval over the bootstrap's laws."""
-        losses = [float(Law(*row).loss(np.array(parameters), np.array(samples))) for row in self.draws]
+        losses = [float(Law.from_row(row).loss(np.array(parameters), np.array(samples))) for row in self.draws]
         low, high = np.quantile(losses, [(1 - level) / 2, (1 + level) / 2])
         return float(self.law.loss(np.array(parameters), np.array(samples))), float(low), float(high)
 
@@ -109,11 +117,11 @@ def fit_law(
         drawn = own.copy()
         drawn[:, 2] = log_loss(best, own) + generator.choice(spread, len(own))
         laws.append(in_units(minimise(drawn, best[None]), scale))
-    law = Law(*in_units(best, scale))
+    law = Law.from_row(in_units(best, scale))
     predicted = law.loss(outside[:, 0], outside[:, 1])
     table_out = np.stack([outside[:, 2], predicted], 1)
-    fit = Fit(law, np.array(laws).reshape(-1, len(NAMES)), float(np.sqrt((errors**2).mean())), table_out, ())
-    return Fit(fit.law, fit.draws, fit.residual, fit.held_out, doubts_of(fit, fitted))
+    fit = Fit(law, np.array(laws).reshape(-1, len(NAMES)), float(np.sqrt((errors**2).mean())), table_out, doubts=())
+    return Fit(fit.law, fit.draws, fit.residual, fit.held_out, doubts=doubts_of(fit, fitted))
 
 
 def check_runs(fitted: np.ndarray) -> None:

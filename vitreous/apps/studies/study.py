@@ -8,7 +8,7 @@ leads with, another one of its validation images, or what a `Measure` measures. 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -44,6 +44,7 @@ class Scale:
     about: str
     data: str
     width: int
+    _: KW_ONLY
     depth: int
     steps: int
     batch_size: int
@@ -122,6 +123,7 @@ class Cell:
     options: TrainOptions
     share: float = 1.0
     after: dict[str, Cell] = field(default_factory=dict)
+    _: KW_ONLY
     then: dict[str, Any] = field(default_factory=dict)
     data: str = ""
 
@@ -151,6 +153,7 @@ class Subject:
     run: Any
     seed: int
     others: tuple[OtherSet, ...]
+    _: KW_ONLY
     album: Path
     device: str = "auto"
     precision: Any = "auto"
@@ -194,6 +197,7 @@ class Conclusion:
     sentences: tuple[str, ...]
     columns: tuple[str, ...] = ()
     rows: tuple[tuple[str, ...], ...] = ()
+    _: KW_ONLY
     curves: dict[str, tuple[tuple[float, float], ...]] = field(default_factory=dict)
 
 
@@ -219,6 +223,7 @@ class Study:
     title: str
     question: str
     source: str
+    _: KW_ONLY
     axes: tuple[str, ...]
     cells: Callable[[Setting], tuple[Cell, ...]]
     reference: Place | Callable[[Place], Place]

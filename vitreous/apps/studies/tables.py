@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import KW_ONLY, asdict, dataclass
 from typing import Any
 
 from vitreous.apps.studies.factory import StudyRun
@@ -22,6 +22,7 @@ class Result:
     seed: int
     folder: str
     figure: str
+    _: KW_ONLY
     value: float | None
     better: str
     measured: dict[str, float | None]
@@ -36,6 +37,7 @@ class Row:
     values: dict[int, float]
     failed: int
     mean: Estimate | None
+    _: KW_ONLY
     difference: Estimate | None
     reference: Place | None
     published: str | None

@@ -1,0 +1,100 @@
+"""Settings of the server: limits per client and in total, access control, and the address to listen at.
+
+Free of Starlette, so that options can be checked without the extra `serve`.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field
+
+from vitreous.apps.server.responses import Refusal, shorten
+
+PIXELS = 25_000_000
+BYTES = 20 * 2**20
+MIN_QUEUE = 8  # images: while one is computed, others are decoded
+LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Sizes in bytes, times in seconds; `queue` and `images` count images.
+
+    `queue` holds every image from the moment its request has arrived whole until its response is sent, so it bounds the
+    wait. 0 is as many as the model computes in a second, at least MIN_QUEUE. `flight`: bytes of bodies in memory, over
+    all connections. `decode_seconds` are seconds of CPU time: on a busy machine an image may wait for far longer.
+    """
+
+    bytes: int = BYTES
+    pixels: int = PIXELS
+    images: int = 16
+    queue: int = 0
+    _: KW_ONLY
+    flight: int = 4 * BYTES
+    connections: int = 2048
+    head: int = 32 * 2**10
+    headers: int = 100
+    head_seconds: float = 9.5
+    idle_seconds: float = 30.0
+    body_seconds: float = 5.0
+    body_rate: float = 10_000.0
+    decode_seconds: float = 3.0
+    decode_memory: int = 2**30
+    deadline: float = 30.0
+    drain_seconds: float = 9.0
+
+
+@dataclass(frozen=True)
+class Access:
+    """The host names that a request may be for, and the token that it must bring, if any."""
+
+    hosts: frozenset[str] = frozenset(LOCAL_HOSTS)
+    token: bytes | None = None
+
+    def check(self, headers: Mapping[bytes, bytes], needs_token: bool) -> None:
+        """Raises Refusal: 400 without a host, 403 for another host or origin, 401 without the token."""
+        host = headers.get(b"host", b"").decode("latin-1").lower()
+        if not host:
+            raise Refusal(400, "bad_request", "no header Host", "let an HTTP library make the request")
+        if strip_port(host) not in self.hosts:
+            hint = f"use {', '.join(sorted(self.hosts))}, or start it with --host-name"
+            raise Refusal(403, "forbidden_host", f"this server is not called {shorten(host)}", hint)
+        origin = headers.get(b"origin", b"").decode("latin-1")
+        if b"origin" in headers and origin.lower() not in (f"http://{host}", f"https://{host}"):
+            raise Refusal(403, "forbidden_origin", f"a page of {shorten(origin)} asks", "use the server's own page")
+        if self.token is None or not needs_token:
+            return
+        scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+        if not hmac.compare_digest(token.strip(), self.token) or scheme.lower() != b"bearer":
+            challenge, hint = {"www-authenticate": "Bearer"}, "send Authorization: Bearer TOKEN"
+            raise Refusal(401, "unauthorised", "the token is missing or wrong", hint, headers=challenge)
+
+
+def strip_port(host: str) -> str:
+    """A host without its port."""
+    name, colon, port = host.rpartition(":")
+    return name if colon and port.isdigit() else host
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The address to listen at, limits and access control.
+
+    Args:
+        decoders: processes that decode images; 0 is one per core, at least two.
+        quiet: log no requests.
+        command: the command that starts a decoding process; () is this package's own.
+        root_path: the path below which a reverse proxy shows the server, as `/vit`, "" for none; requests are answered
+            with it and without.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    limits: Limits = field(default_factory=Limits)
+    access: Access = field(default_factory=Access)
+    _: KW_ONLY
+    decoders: int = 0
+    quiet: bool = False
+    command: tuple[str, ...] = ()
+    root_path: str = ""
