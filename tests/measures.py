@@ -67,9 +67,11 @@ TASK_ATTRIBUTES = frozenset(("multilabel", "pixel_classes", "object_classes", "o
 SMALL_FILE = 60  # lines
 POSITIONAL = 5  # arguments of a call of our own functions
 FOREIGN_NAMES = frozenset(("adamw", "transpose", "view"))  # of PyTorch and Pillow too, whose calls are not ours
-#: prints how many files of the package run in `vitreous predict` on one image, model and layers left out
+#: prints how many files lie between `vitreous predict` and the logits: those on the stacks of the threads when the model
+#: is called, and those with functions that run once more for each further image before that
 TRACE = """
-    import sys, tempfile, threading
+    import contextlib, io, sys, tempfile, threading
+    from collections import Counter
     from pathlib import Path
     import torch
     from PIL import Image
@@ -82,26 +84,37 @@ TRACE = """
     home = Path(tempfile.mkdtemp())
     config = ViTConfig(image=(16, 16), patch=(8, 8), width=32, depth=1, heads=1, hidden=64, classes=2)
     Bundle(vit.ViT(config), Classification(("a", "b")), Preprocess((16, 16))).save(home / "model")
-    Image.new("RGB", (16, 16)).save(home / "a.png")
-    files = set()
+    images = [str(home / f"{number}.png") for number in range(40)]
+    for image in images:
+        Image.new("RGB", (16, 16)).save(image)
+    calls, stacks = Counter(), set()
 
-    def note_file(frame, event, argument):
-        name = frame.f_code.co_filename
-        if event == "call" and frame.f_code.co_name != "<module>" and "/vitreous/" in name:
-            files.add(name.rpartition("/vitreous/")[2])
+    def name_of(frame):
+        return frame.f_code.co_filename.rpartition("/vitreous/")[2] if "/vitreous/" in frame.f_code.co_filename else ""
 
-    def predict():
-        try:
-            main(["predict", str(home / "model"), str(home / "a.png"), "--engine", "torch", "--precision", "fp32"])
-        except SystemExit:
-            pass
+    def note_call(frame, event, argument):
+        if event != "call" or not (name := name_of(frame)):
+            return
+        calls[name, frame.f_code.co_qualname] += not stacks
+        if frame.f_code.co_qualname == "ViT.forward":
+            for frame in sys._current_frames().values():
+                while frame := frame.f_back:
+                    stacks.add(name_of(frame))
 
-    predict()  # imports what is imported lazily
-    threading.setprofile(note_file)
-    sys.setprofile(note_file)
-    predict()
+    def predict(count):
+        calls.clear(), stacks.clear()
+        with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
+            main(["predict", str(home / "model"), *images[:count], "--engine", "torch", "--precision", "fp32"])
+        return Counter(calls)
+
+    threading.setprofile(note_call)
+    sys.setprofile(note_call)
+    predict(1)  # imports what is imported lazily, and starts threads
+    few, many = predict(2), predict(40)
     sys.setprofile(None)
-    print(len([name for name in files if name.partition("/")[0] not in ("models", "nn")]))
+    files = {name for name, function in many if many[name, function] >= few[name, function] + 38} | stacks - {""}
+    print(*sorted(files), file=sys.stderr)
+    print(len([name for name in files if name.partition("/")[0] not in ("models", "nn", "__main__.py")]))
 """
 
 
@@ -232,7 +245,7 @@ def imported_modules(tree: ast.Module) -> set[str]:
 
 
 def files_of_predict() -> int:
-    """Files outside models/ and nn/ with a function that runs in `vitreous predict` on one image."""
+    """Files outside models/ and nn/ between `vitreous predict` and the logits, as `TRACE` counts them."""
     command = [sys.executable, "-c", textwrap.dedent(TRACE)]
     result = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
     return int(result.stdout.split()[-1])
@@ -249,7 +262,7 @@ MEASURES: dict[str, Callable[[], float]] = {
     "tests of the task outside tasks/": task_tests,
     "calls with more than five positional arguments": long_positional_calls,
     "imports of the most dependent file": most_imports,
-    "files that run in `vitreous predict`": files_of_predict,
+    "files between `vitreous predict` and the logits": files_of_predict,
 }
 
 

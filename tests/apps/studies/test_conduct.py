@@ -21,9 +21,9 @@ from vitreous.apps.studies.conduct import study as make_study
 from vitreous.apps.studies.factory import Common, RunFactory, left_out
 from vitreous.apps.studies.options import parse_duration
 from vitreous.apps.studies.others import find_sources
-from vitreous.apps.studies.positions import STUDY, cells
 from vitreous.apps.studies.registry import STUDIES
 from vitreous.apps.studies.study import SCALES, Cell, Reading, Setting, change, with_parents
+from vitreous.apps.studies.vit_design import POSITIONS, position_cells
 from vitreous.data.layouts.digits import digits
 from vitreous.errors import Interrupted, UsageError
 
@@ -34,7 +34,7 @@ QUICK = {"steps": 3, "seeds": 2, "device": "cpu", "precision": "fp32", "progress
 def toy(monkeypatch):
     """Two cells of Table 8 by models of seconds, as a study of its own."""
     monkeypatch.setitem(SCALES, "small", replace(SCALES["small"], width=32, depth=1, batch_size=16))
-    small = replace(STUDY, name="toy", cells=lambda setting: cells(setting)[:2])
+    small = replace(POSITIONS, name="toy", cells=lambda setting: position_cells(setting)[:2])
     monkeypatch.setitem(registry.STUDIES, "toy", small)
     return small
 
@@ -95,7 +95,7 @@ def test_a_study_ends_in_a_table_and_a_page_that_needs_no_other(toy, tmp_path):
 def test_a_run_of_another_study_is_not_made_again(toy, tmp_path, counted, monkeypatch):
     make_study("toy", out=str(tmp_path), **QUICK)
     assert len(counted) == 4
-    wider = replace(toy, name="wider", cells=lambda setting: cells(setting)[:3])
+    wider = replace(toy, name="wider", cells=lambda setting: position_cells(setting)[:3])
     monkeypatch.setitem(registry.STUDIES, "wider", wider)
     result = make_study("wider", out=str(tmp_path), **QUICK)
     assert len(counted) == 6 and len(set(counted)) == 6 and len(result["rows"]) == 3
@@ -162,7 +162,7 @@ def test_a_plan_writes_nothing_and_a_budget_shortens_every_run(toy, tmp_path):
 
 def test_a_loss_that_is_not_finite_is_a_result(toy, tmp_path, monkeypatch):
     def broken(setting):
-        good, bad = cells(setting)[:2]
+        good, bad = position_cells(setting)[:2]
         return good, replace(bad, options=replace(bad.options, optimizer="sgd", lr=1e30, clip_grad=1e30))
 
     monkeypatch.setitem(registry.STUDIES, "toy", replace(toy, cells=broken))
@@ -173,7 +173,7 @@ def test_a_loss_that_is_not_finite_is_a_result(toy, tmp_path, monkeypatch):
 
 def test_a_cell_begins_from_the_run_of_its_seed(toy, tmp_path, monkeypatch):
     def chained(setting):
-        first = replace(cells(setting)[0], place=())
+        first = replace(position_cells(setting)[0], place=())
         then = {"settings": {"objective.patch_dropout": "0.0"}}
         second = Cell(("1-D", "input"), change(first.options, lr=1e-4), after={"init": first}, then=then)
         return (second,)
@@ -196,7 +196,7 @@ def test_shares_are_of_every_class_and_lie_in_one_another(tmp_path):
         assert (counts == np.maximum(1, np.round(share * whole))).all()
     data = make_folder(tmp_path / "photos", {"train": 10, "val": 2})
     factory = RunFactory(Common(str(data), tmp_path / "runs", device="cpu"), conduct.NullListener())
-    cell = replace(cells(Setting(SCALES["small"], factory.side()))[1], share=0.5)
+    cell = replace(position_cells(Setting(SCALES["small"], factory.side()))[1], share=0.5)
     assert len(factory.make(cell, 0).inputs.train) == 15 and factory.make(cell, 0).run.data.images == 15
 
 
@@ -204,14 +204,14 @@ def test_a_run_has_one_key_wherever_data_and_store_lie(tmp_path):
     keys = []
     for home in ("here", "there"):
         factory = RunFactory(Common("digits", tmp_path / home, device="cpu"), conduct.NullListener())
-        cell = replace(cells(Setting(SCALES["small"], 8))[1], share=0.5)
+        cell = replace(position_cells(Setting(SCALES["small"], 8))[1], share=0.5)
         keys.append([factory.make(cell, seed).folder.path.name for seed in (0, 1)])
     assert keys[0] == keys[1] and len(set(keys[0])) == 2
 
 
 def test_judging_takes_little_beside_training(tmp_path):
     factory = RunFactory(Common("digits", tmp_path, device="cpu"), conduct.NullListener())
-    cell = cells(Setting(SCALES["small"], 8))[1]
+    cell = position_cells(Setting(SCALES["small"], 8))[1]
     judged = len(factory.make(cell, 0).opened.splits["val"])
     periods = {}
     for steps in (6, 60, 600):

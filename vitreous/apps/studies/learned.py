@@ -4,8 +4,8 @@ models, over many images and runs."""
 from __future__ import annotations
 
 from vitreous.apps.studies.measures import read_distances, read_filters, read_positions, read_rollouts
-from vitreous.apps.studies.pooling import POOLS
 from vitreous.apps.studies.study import Cell, Chart, Measure, Place, Published, Setting, Study, change
+from vitreous.apps.studies.vit_design import POOLS
 from vitreous.recipes.options import TrainOptions
 
 #: learning rate, weight decay

@@ -3,31 +3,18 @@
 from __future__ import annotations
 
 from vitreous.apps.studies import (
-    augmentations,
-    axial,
-    compute,
-    dino,
-    dropout,
+    deit,
+    fewer_tokens,
     fewshot,
     generators,
-    images,
-    labels,
     law,
     learned,
-    mae,
-    masks,
-    merging,
-    optimizers,
-    patches,
-    pooling,
-    positions,
+    pretraining,
     registers,
-    regularisation,
-    resolution,
-    shape,
     speed,
-    teachers,
     transfer,
+    vit_design,
+    vit_training,
 )
 from vitreous.apps.studies.study import Study
 from vitreous.errors import UsageError, nearest
@@ -36,11 +23,26 @@ STUDIES: dict[str, Study] = {
     study.name: study
     for study in (
         *transfer.STUDIES,
-        *(regularisation.STUDY, images.STUDY, *fewshot.STUDIES, compute.STUDY, law.STUDY),
-        *(positions.STUDY, pooling.STUDY, shape.STUDY, optimizers.STUDY, axial.STUDY, patches.STUDY),
+        *(vit_training.REGULARISATION, vit_training.IMAGES, *fewshot.STUDIES, vit_training.COMPUTE, law.STUDY),
+        *(
+            vit_design.POSITIONS,
+            vit_design.POOLING,
+            vit_design.SHAPE,
+            vit_training.OPTIMIZERS,
+            vit_design.AXIAL,
+            vit_design.PATCHES,
+        ),
         *(*learned.STUDIES, *speed.STUDIES),
-        *(teachers.STUDY, augmentations.STUDY, masks.STUDY, *mae.STUDIES, dino.STUDY, *registers.STUDIES),
-        *(labels.STUDY, resolution.STUDY, dropout.STUDY, merging.STUDY, generators.STUDY),
+        *(
+            deit.TEACHERS,
+            deit.AUGMENTATIONS,
+            pretraining.MASKS,
+            pretraining.MAE_DEPTH,
+            pretraining.MAE_TARGET,
+            pretraining.DINO,
+            *registers.STUDIES,
+        ),
+        *(pretraining.LABELS, vit_training.RESOLUTION, fewer_tokens.DROPOUT, fewer_tokens.MERGING, generators.STUDY),
     )
 }
 

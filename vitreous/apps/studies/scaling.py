@@ -36,7 +36,7 @@ class Law:
     b: float
 
     @classmethod
-    def from_row(cls, row: np.ndarray) -> Law:
+    def from_row(cls, row: np.ndarray | tuple[float, ...]) -> Law:
         """The law of (5,) numbers in the order of NAMES."""
         E, A, B, a, b = row
         return cls(E, A, B, a, b=b)

@@ -1,19 +1,20 @@
-"""Table 3 of arXiv:2012.12877 (DeiT): no teacher, one that gives probabilities, one that gives a class."""
+"""Studies of DeiT (arXiv:2012.12877): teachers for distillation, and augmentation."""
 
 from __future__ import annotations
 
 from vitreous.apps.studies.study import Cell, Published, Setting, Study, change
 from vitreous.recipes.options import TrainOptions
 
+# Table 3 of arXiv:2012.12877 (DeiT): no teacher, one that gives probabilities, one that gives a class.
 #: of all students; alpha is the teacher's part of the loss
-KINDS = {
+TEACHERS_KINDS = {
     "no teacher": {"objective.alpha": "0.0"},
     "soft": {"objective.kind": "soft", "objective.temperature": "3.0"},
     "hard": {"objective.kind": "hard"},
 }
 
 
-def cells(setting: Setting) -> tuple[Cell, ...]:
+def teacher_cells(setting: Setting) -> tuple[Cell, ...]:
     """A student by labels alone, and students of one convolutional teacher."""
     student = setting.options(TrainOptions(recipe="deit", model="ViT-B/16"))
     teacher = setting.options(TrainOptions(recipe="bit-imagenet", model="BiT-R50x1"))
@@ -23,19 +24,19 @@ def cells(setting: Setting) -> tuple[Cell, ...]:
         student = change(student, optimizer="adamw", lr=1e-3)
     before = Cell(("teacher",), teacher)
     rows = [before]
-    for kind, settings in KINDS.items():
+    for kind, settings in TEACHERS_KINDS.items():
         then = {"recipe": "distil", "settings": settings}
         rows.append(Cell((kind,), student, after={"objective.teacher": before}, then=then))
     return tuple(rows)
 
 
-STUDY = Study(
+TEACHERS = Study(
     "teachers",
     "Kinds of distillation",
     question="Does a ViT learn more from a teacher's class or from its probabilities?",
     source="arXiv:2012.12877, section 5.2 and Table 3",
     axes=("distillation",),
-    cells=cells,
+    cells=teacher_cells,
     reference=("no teacher",),
     published=Published(
         "ImageNet accuracy of DeiT-B at 224 pixels without distillation token (Table 3)",
@@ -45,5 +46,43 @@ STUDY = Study(
         "DeiT's teacher is a RegNetY-16GF of 82.9 %; here it is a small ResNet trained on the same images, whose "
         "accuracy is a row of the table. Students have no distillation token, and learn labels and teacher with one "
         "head; without a teacher its part of the loss is 0, so that all students have one recipe."
+    ),
+)
+
+
+# Table 8 of arXiv:2012.12877 (DeiT): each augmentation and regulariser left out by itself.
+#: what is left out -> what switches it off
+AUGMENTATIONS_WITHOUT = {
+    "nothing": {},
+    "RandAugment": {"views.rand-layers": "0"},
+    "MixUp": {"views.mixup": "0"},
+    "CutMix": {"views.cutmix": "0"},
+    "erasing": {"views.erase": "0"},
+    "stochastic depth": {"model.drop-path": "0"},
+    "repeated augmentation": {"data.repeats": "1"},
+}
+
+
+def augmentation_cells(setting: Setting) -> tuple[Cell, ...]:
+    """DeiT's recipe, and the same less one part."""
+    base = setting.options(TrainOptions(recipe="deit", model="ViT-B/16"), recipe="deit")
+    if setting.scale.name != "published":
+        side = min(setting.side, 64)
+        base = change(base, image_size=side, lr=1e-3, ema=0.99)
+    return tuple(Cell((name,), change(base, settings=off)) for name, off in AUGMENTATIONS_WITHOUT.items())
+
+
+AUGMENTATIONS = Study(
+    "augmentations",
+    "DeiT's augmentations, one left out at a time",
+    question="Which of DeiT's augmentations and regularisers does a ViT need?",
+    source="arXiv:2012.12877, Table 8",
+    axes=("left out",),
+    cells=augmentation_cells,
+    reference=("nothing",),
+    published=Published("ImageNet accuracy of DeiT-B at 224 pixels, 300 epochs; its Table 8 is not repeated here", {}),
+    differs=(
+        "DeiT trains for 300 epochs on 1.28 million images, where strong augmentation keeps a model from learning "
+        "them by heart. Runs of few steps have no time for that, and may be better without."
     ),
 )

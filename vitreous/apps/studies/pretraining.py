@@ -1,0 +1,188 @@
+"""Studies of pre-training: masked patch prediction, DINO, MAE, and each with few labels."""
+
+from __future__ import annotations
+
+from vitreous.apps.studies.study import Cell, Chart, Place, Published, Setting, Study, change
+from vitreous.recipes.options import TrainOptions
+
+# Figure 5 of arXiv:2111.06377: the share of patches that MAE hides, by fine-tuning what it has learned.
+MASKS_RATIOS = (25, 50, 75, 90)  # per cent
+
+
+def mask_cells(setting: Setting) -> tuple[Cell, ...]:
+    """A ViT from scratch, and ViTs fine-tuned from masked autoencoders of every ratio."""
+    published = setting.scale.name == "published"
+    tuned = setting.options(TrainOptions(recipe="mae-finetune" if published else None, model="ViT-L/16"))
+    learned = setting.options(TrainOptions(recipe="mae", model="ViT-L/16"), recipe="mae")
+    scratch = change(tuned, recipe="deit" if published else setting.recipe)
+    rows = [Cell(("none",), scratch)]
+    for ratio in MASKS_RATIOS:
+        before = Cell((), change(learned, settings={"objective.mask": f"{ratio / 100}"}))
+        # fine-tuned as the model from scratch is trained: the weights to begin from are all that differs
+        own = {"recipe": "mae-finetune"} if published else {}
+        rows.append(Cell((f"{ratio} %",), scratch, after={"init": before}, then=own))
+    return tuple(rows)
+
+
+MASKS = Study(
+    "masks",
+    "How many patches MAE hides",
+    question="What share of the patches has a masked autoencoder to hide, for features that are worth fine-tuning?",
+    source="arXiv:2111.06377, section 4.1 and Figure 5",
+    axes=("hidden",),
+    cells=mask_cells,
+    reference=("none",),
+    published=Published(
+        "Figure 5 has curves: fine-tuned ViT-L/16 are alike from 40 % to 80 %, with 84.9 % at 75 % (Table 1); from "
+        "scratch 82.5 %",
+        {("75 %",): "84.9 %", ("none",): "82.5 %"},
+    ),
+    differs=(
+        "MAE pre-trains for 800 epochs on ImageNet and is fine-tuned by a recipe of its own. Here both parts have "
+        "the same few steps, and fine-tuning is that of the model from scratch; images of few patches leave little "
+        "to fill in."
+    ),
+    chart=Chart(),
+)
+
+
+# DINO (arXiv:2104.14294, appendix D): the teacher's momentum and temperature, by k-NN of the features.
+MOMENTA = ("0.9", "0.99", "0.996")
+TEMPERATURES = ("0.02", "0.04", "0.07")
+DINO_USUAL = ("0.99", "0.04")
+
+
+def dino_cells(setting: Setting) -> tuple[Cell, ...]:
+    """Momenta at the usual temperature, temperatures at the usual momentum."""
+    base = setting.options(TrainOptions(recipe="dino", model="ViT-S/16"), recipe="dino")
+    pairs = [(momentum, DINO_USUAL[1]) for momentum in MOMENTA]
+    pairs += [(DINO_USUAL[0], temperature) for temperature in TEMPERATURES if temperature != DINO_USUAL[1]]
+    rows = []
+    for momentum, temperature in pairs:
+        settings = {"schedules.momentum.start": momentum, "schedules.teacher-temperature.start": temperature}
+        settings["schedules.teacher-temperature.end"] = temperature
+        rows.append(Cell((momentum, temperature), change(base, settings=settings)))
+    return tuple(rows)
+
+
+DINO = Study(
+    "dino",
+    "DINO's teacher",
+    question="How fast may DINO's teacher follow its student, and how sharp has its answer to be?",
+    source="arXiv:2104.14294, section 5 and appendix D",
+    axes=("momentum", "temperature"),
+    cells=dino_cells,
+    reference=DINO_USUAL,
+    published=Published(
+        "the recipe's momentum is 0.996 at 1024 images a step and its temperature 0.04; no number is repeated", {}
+    ),
+    differs=(
+        "Momentum begins at the number of the table and ends at 1. Small runs have few steps, in which a teacher of "
+        "a high momentum hardly moves; the figure is k-NN accuracy, or RankMe where images have one class."
+    ),
+)
+
+
+# Table 1 of arXiv:2111.06377: the depth of MAE's decoder, and what it has to restore.
+MAE_DEPTHS = (1, 2, 4, 8)
+MAE_TARGETS = {"pixels": "false", "normalised pixels": "true"}
+
+
+def tuned(setting: Setting, place: str, settings: dict[str, str]) -> Cell:
+    """A ViT fine-tuned after masked autoencoding with other settings, as the model from scratch is trained."""
+    published = setting.scale.name == "published"
+    learned = setting.options(TrainOptions(recipe="mae", model="ViT-L/16"), recipe="mae")
+    options = setting.options(TrainOptions(recipe="mae-finetune" if published else None, model="ViT-L/16"))
+    options = change(options, recipe="deit" if published else setting.recipe)
+    before = Cell((), change(learned, settings=settings))
+    own = {"recipe": "mae-finetune"} if published else {}
+    return Cell((place,), options, after={"init": before}, then=own)
+
+
+def depth_cells(setting: Setting) -> tuple[Cell, ...]:
+    """Decoders of several depths."""
+    return tuple(tuned(setting, f"{depth}", {"objective.decoder-depth": f"{depth}"}) for depth in MAE_DEPTHS)
+
+
+def target_cells(setting: Setting) -> tuple[Cell, ...]:
+    """Pixels as they are, and with mean 0 and deviation 1 in each patch."""
+    return tuple(tuned(setting, name, {"objective.normalise": value}) for name, value in MAE_TARGETS.items())
+
+
+MAE_DIFFERS = (
+    "MAE pre-trains for 800 epochs on ImageNet and is fine-tuned by a recipe of its own. Here both parts have the same "
+    "few steps, and fine-tuning is that of a model from scratch; the decoder is as wide as the paper's, which is wide "
+    "beside a small encoder."
+)
+MAE_DEPTH = Study(
+    "mae-decoder",
+    "Depth of MAE's decoder",
+    question="How deep has the decoder of a masked autoencoder to be?",
+    source="arXiv:2111.06377, section 4.1 and Table 1a",
+    axes=("decoder blocks",),
+    cells=depth_cells,
+    reference=("8",),
+    published=Published(
+        "ImageNet accuracy of ViT-L/16, fine-tuned after 800 epochs (Table 1a): with 8 blocks 84.9 %; depth matters "
+        "for linear probes far more than for fine-tuning",
+        {("8",): "84.9 %"},
+    ),
+    differs=MAE_DIFFERS,
+    chart=Chart("decoder blocks"),
+)
+MAE_TARGET = Study(
+    "mae-targets",
+    "What MAE restores",
+    question="Should a masked autoencoder restore pixels, or pixels that are normalised in each patch?",
+    source="arXiv:2111.06377, section 4.1 and Table 1d",
+    axes=("target",),
+    cells=target_cells,
+    reference=("pixels",),
+    published=Published(
+        "ImageNet accuracy of ViT-L/16, fine-tuned after 800 epochs (Table 1d)",
+        {("pixels",): "84.9 %", ("normalised pixels",): "85.4 %"},
+    ),
+    differs=MAE_DIFFERS,
+)
+
+
+# Labels available: a ViT from scratch, and ViTs that learned without labels first, on shares of the labels.
+LABELS_SHARES = (1, 10, 100)  # per cent of the images with labels
+LABELS_FIRST = {"supervised": "", "MAE": "mae", "DINO": "dino"}
+
+
+def label_cells(setting: Setting) -> tuple[Cell, ...]:
+    """Every way to begin, then training with labels on a share; what needs no labels learns from all images."""
+    published = setting.scale.name == "published"
+    scratch = setting.options(TrainOptions(recipe="deit", model="ViT-B/16"))
+    scratch = scratch if published else change(scratch, recipe=setting.recipe)
+    tune = {"recipe": "mae-finetune"} if published else {}
+    rows = []
+    for name, recipe in LABELS_FIRST.items():
+        after = {}
+        if recipe:
+            after["init"] = Cell((), setting.options(TrainOptions(recipe=recipe, model="ViT-B/16"), recipe=recipe))
+        rows += [Cell((name, f"{share} %"), scratch, share / 100, after, then=tune) for share in LABELS_SHARES]
+    return tuple(rows)
+
+
+def from_scratch(place: Place) -> Place:
+    """The ViT from scratch on the share of a place."""
+    return "supervised", place[1]
+
+
+LABELS = Study(
+    "labels",
+    "How many labels there are",
+    question="What is learning without labels worth, when few or many images have labels?",
+    source="arXiv:2111.06377 and arXiv:2104.14294",
+    axes=("first", "labelled"),
+    cells=label_cells,
+    reference=from_scratch,
+    published=Published("no table of these papers has these three beside each other on shares of ImageNet", {}),
+    differs=(
+        "Both parts of a row have as many steps as a row from scratch has in all, so that what was learned without "
+        "labels costs twice the compute or more. The papers pre-train for hundreds of epochs."
+    ),
+    chart=Chart("labelled", "first", logarithmic=True),
+)

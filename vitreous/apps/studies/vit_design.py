@@ -1,0 +1,238 @@
+"""Studies of the design of a ViT (arXiv:2010.11929): positions, pooling, shape, axial attention, patches."""
+
+from __future__ import annotations
+
+from vitreous.apps.studies.study import Cell, Chart, Place, Published, Setting, Study, change
+from vitreous.apps.studies.transfer import others_of
+from vitreous.recipes.options import TrainOptions
+
+# Table 8 of arXiv:2010.11929: what kind of position embedding, and where it is added.
+#: the row of the table -> settings of the model
+POSITIONS_KINDS = {
+    "none": {"model.position": "none"},
+    "1-D": {"model.position": "learned"},
+    "2-D": {"model.position": "axes"},
+    "relative": {"model.position": "none", "model.attention": "relative"},
+}
+#: the column of the table -> where positions are added
+POSITIONS_WHERE = {"input": "input", "every layer": "each", "every layer, shared": "shared"}
+POSITIONS_ONCE = ("none", "relative")  # kinds that the table has in one column
+
+POSITIONS_VALUES = {
+    ("none", "input"): "61.382 %",
+    ("1-D", "input"): "64.206 %",
+    ("1-D", "every layer"): "63.964 %",
+    ("1-D", "every layer, shared"): "64.292 %",
+    ("2-D", "input"): "64.001 %",
+    ("2-D", "every layer"): "64.046 %",
+    ("2-D", "every layer, shared"): "64.022 %",
+    ("relative", "input"): "64.032 %",
+}
+
+
+def position_cells(setting: Setting) -> tuple[Cell, ...]:
+    """Every kind at every place that the table has."""
+    base = setting.options(TrainOptions(recipe="vit-jft", model="ViT-B/16"))
+    rows = []
+    for kind, of_model in POSITIONS_KINDS.items():
+        for where, position_at in POSITIONS_WHERE.items():
+            if kind in POSITIONS_ONCE and where != "input":
+                continue
+            options = change(base, settings=of_model | {"model.position-at": position_at})
+            rows.append(Cell((kind, where), options))
+    return tuple(rows)
+
+
+POSITIONS = Study(
+    "positions",
+    "Position embeddings",
+    question="Does it matter what kind of position embedding a ViT has, and where it is added?",
+    source="arXiv:2010.11929, Table 8",
+    axes=("positions", "added at"),
+    cells=position_cells,
+    reference=("1-D", "input"),
+    published=Published("ImageNet 5-shot accuracy of ViT-B/16 pre-trained on JFT-300M (Table 8)", POSITIONS_VALUES),
+    differs=(
+        "The paper pre-trains on JFT-300M and judges by a linear 5-shot classifier on ImageNet. Here models are "
+        "trained and judged on the classes of the data named, and they are smaller: with few tokens of few pixels "
+        "places say more of an image, and few images have to teach positions."
+    ),
+)
+
+
+# Figure 9 of arXiv:2010.11929: a class token or mean pooling, each at several learning rates.
+POOLS = {
+    "class token": {"model.pool": "class", "model.class-token": "true"},
+    "mean": {"model.pool": "mean", "model.class-token": "false"},
+}
+POOLING_RATES = {"small": ("3e-4", "1e-3", "3e-3"), "gpu": ("3e-4", "1e-3", "3e-3"), "published": ("3e-4", "8e-4")}
+
+
+def pooling_cells(setting: Setting) -> tuple[Cell, ...]:
+    """Both ways to pool at every learning rate, with AdamW as the paper's Adam."""
+    base = setting.options(TrainOptions(recipe="vit-jft", model="ViT-B/16"), optimizer="adamw")
+    return tuple(
+        Cell((pool, rate), change(base, lr=float(rate), settings=of_model))
+        for pool, of_model in POOLS.items()
+        for rate in POOLING_RATES[setting.scale.name]
+    )
+
+
+def same_rate(place: Place) -> Place:
+    """The class token at the learning rate of a place."""
+    return "class token", place[1]
+
+
+POOLING = Study(
+    "pooling",
+    "Class token or mean pooling",
+    question="Does a ViT need a class token, or does the mean of its patches do, at a learning rate of its own?",
+    source="arXiv:2010.11929, D.3 and Figure 9",
+    axes=("pooling", "learning rate"),
+    cells=pooling_cells,
+    reference=same_rate,
+    published=Published(
+        "Figure 9 has curves and no table: the class token at 8e-4 and the mean at 3e-4 end alike, the mean at 8e-4 "
+        "far below",
+        {},
+    ),
+    differs=(
+        "The paper's class token has a layer with tanh before the head, its mean has none, and it pre-trains on "
+        "JFT-300M. Learning rates that suit smaller models and batches are higher than the paper's."
+    ),
+    chart=Chart("learning rate", "pooling", logarithmic=True),
+)
+
+
+# Figure 8 of arXiv:2010.11929: depth, width, MLP or patch of a ViT changed by itself, and all at once.
+def shape_cells(setting: Setting) -> tuple[Cell, ...]:
+    """The model of the scale, and models of twice one of its sizes; patches are halved."""
+    published = setting.scale.name == "published"
+    width, depth, patch = (1024, 8, 32) if published else (setting.scale.width, setting.scale.depth, setting.patch)
+    base = setting.options(TrainOptions(recipe="vit-jft"))
+
+    def sized(wide: float, deep: float, cut: int, hidden: float) -> TrainOptions:
+        model = f"ViT-{round(width * wide)}x{round(depth * deep)}/{max(1, patch // cut)}"
+        return change(base, model=model, settings={"model.hidden": f"{round(2 * width * hidden)}"})
+
+    shapes = {
+        "base": sized(1, 1, 1, 1),
+        "depth x2": sized(1, 2, 1, 1),
+        "depth x4": sized(1, 4, 1, 1),
+        "width x2": sized(2, 1, 1, 1),
+        "MLP x2": sized(1, 1, 1, 2),
+        "MLP x4": sized(1, 1, 1, 4),
+        "patch /2": sized(1, 1, 2, 1),
+        "all": sized(1.5, 1.5, 2, 1.5),
+    }
+    return tuple(Cell((name.split()[0], name), options) for name, options in shapes.items())
+
+
+SHAPE = Study(
+    "shape",
+    "Depth, width, MLP and patch",
+    question="Which size of a ViT is worth its compute: depth, width, the MLP, or smaller patches?",
+    source="arXiv:2010.11929, D.2 and Figure 8",
+    axes=("changed", "model"),
+    cells=shape_cells,
+    reference=("base", "base"),
+    published=Published(
+        "Figure 8 has curves and no table: depth gains most, up to 64 layers and less after 16; width gains least; "
+        "smaller patches gain without a parameter more",
+        {},
+    ),
+    differs=(
+        "The paper starts from 8 layers of width 1024 with an MLP of 2048 on patches of 32, pre-trains on JFT-300M and "
+        "judges by 5-shot accuracy. Sizes here begin smaller, and every run has the same number of steps: a larger "
+        "model has more compute, which is the axis of the figure."
+    ),
+    chart=Chart("exaflops", "changed", logarithmic=True),
+)
+
+
+# Figure 13 of arXiv:2010.11929: attention along rows and columns in place of all patches.
+AXIAL_MODELS = {"ViT": "ViT-B/{patch}", "Axial-ViT": "Axial-ViT-B/{patch}"}
+
+
+def axial_cells(setting: Setting) -> tuple[Cell, ...]:
+    """Both kinds with larger and with smaller patches, without a class token, which has no place in a grid."""
+    base = setting.options(TrainOptions(recipe="vit-jft"))
+    rows = []
+    for patch in (32, 16) if setting.scale.name == "published" else (setting.patch, max(1, setting.patch // 2)):
+        for kind, name in AXIAL_MODELS.items():
+            model = name.format(patch=patch)
+            if setting.scale.name != "published":
+                model = setting.vit(patch=patch)
+            settings = {"model.axial": str(kind == "Axial-ViT").lower()}
+            settings |= {"model.pool": "mean", "model.class-token": "false"}
+            small = {} if setting.scale.name == "published" else {"objective.mimetic": "false"}
+            rows.append(Cell((kind, f"{patch}"), change(base, model=model, settings=settings | small)))
+    return tuple(rows)
+
+
+AXIAL = Study(
+    "axial",
+    "Axial attention",
+    question="Is attention along rows and columns better than attention to all patches, for its compute?",
+    source="arXiv:2010.11929, D.6 and Figure 13",
+    axes=("model", "patch"),
+    cells=axial_cells,
+    reference=lambda place: ("ViT", place[1]),
+    published=Published(
+        "Figure 13 has points and no table: from worst to best ViT-B/32, Axial-ViT-B/32, ViT-B/16, Axial-ViT-B/16", {}
+    ),
+    differs=(
+        "An axial block has two MLPs, so that Axial-ViT has more compute and more parameters than the ViT beside it, "
+        "as in the paper. The paper pre-trains on JFT-300M and judges by 5-shot accuracy on ImageNet."
+    ),
+    chart=Chart("exaflops", "model", logarithmic=True),
+)
+
+
+# Masked patch prediction (arXiv:2010.11929, section 4.6 and B.1.2) against labels, and nothing, learned first.
+PATCHES_FIRST = {"nothing": "", "masked patches": "masked-patches", "labels": ""}
+#: of ImageNet with ViT-B/16; without pre-training and with labels the paper says how far these are
+PATCHES_PUBLISHED = {("masked patches", "ImageNet"): "79.9 %"}
+
+
+def patches_cells(setting: Setting) -> tuple[Cell, ...]:
+    """Every way to begin on the study's data, fine-tuned on every other set as the model from scratch is trained."""
+    published = setting.scale.name == "published"
+    plain = setting.options(TrainOptions(recipe="vit-jft", model="ViT-B/16"))
+    masked = setting.options(TrainOptions(recipe="masked-patches", model="ViT-B/16"), recipe="masked-patches")
+    first = {"masked patches": Cell((), masked), "labels": Cell((), plain)}
+    rows = []
+    for other in others_of(setting):
+        recipe = "vit-imagenet" if published else setting.recipe
+        scratch = change(plain, recipe=recipe)
+        then = {"recipe": "finetune-imagenet"} if published else {}
+        for kind in PATCHES_FIRST:
+            after = {"init": first[kind]} if kind in first else {}
+            rows.append(Cell((kind, other.name), scratch, after=after, then=then, data=other.source))
+    return tuple(rows)
+
+
+def from_nothing(place: Place) -> Place:
+    """The model from scratch on the set of a place."""
+    return "nothing", place[1]
+
+
+PATCHES = Study(
+    "masked-patches",
+    "Masked patch prediction against labels",
+    question="How much of what labels teach does a ViT learn from patches that are hidden?",
+    source="arXiv:2010.11929, section 4.6 and B.1.2",
+    axes=("learned first", "data set"),
+    cells=patches_cells,
+    reference=from_nothing,
+    published=Published(
+        "ImageNet accuracy of ViT-B/16 after masked patch prediction on JFT-300M: 2 % above training from scratch and "
+        "4 % below pre-training with labels",
+        PATCHES_PUBLISHED,
+    ),
+    differs=(
+        "The paper pre-trains for a million steps. Here what is learned first and what is judged are near to each "
+        "other, and images of few patches leave little to predict."
+    ),
+    others="sets",
+)
