@@ -296,23 +296,23 @@ class ComputeKeywords(TypedDict, total=False):
 class EvaluateKeywords(ComputeKeywords, total=False):
     """Fields of the options of evaluations, protocols and generated images: keywords of `vitreous.evaluate`."""
 
+    cache: bool
     calibrate: bool
     abstain: float | None
-    outliers: str | None
-    against: str | None
-    suspects: str | None
+    outliers: PathLike | None
+    against: PathLike | None
+    suspects: PathLike | None
     boundary: bool
     tiles: bool
-    cache: bool
-    report: str | None
+    report: PathLike | None
     k: int | Sequence[int]
     temperature: float
     shots: int | Sequence[int]
     seeds: int
     l2: float | None
-    labels: str | None
+    labels: PathLike | None
     seed: int
-    probe: str
+    probe: Literal["regression", "mae", "dino", "dinov2"]
     epochs: float | None
     steps: int | None
     probe_batch: int | None
@@ -335,7 +335,7 @@ class InspectKeywords(TypedDict, total=False):
     figures: str | Sequence[str]
     all: bool
     data: str | None
-    split: str | None
+    split: Literal["train", "val", "test"] | None
     count: int
     image_size: int | Sequence[int]
     layers: int | Sequence[int]
@@ -345,7 +345,7 @@ class InspectKeywords(TypedDict, total=False):
     discard: float
     mass: float
     of_class: str | None
-    other: str | None
+    other: PathLike | None
     batch_sizes: int | Sequence[int]
     device: str
     precision: Literal["auto", "fp32", "bf16"]
