@@ -186,8 +186,21 @@ def apply_options(verb: str, options: dict[str, Any], *values: Any, known: Itera
         try:
             changes[place][name] = TypeAdapter(typing.get_type_hints(type(values[place]))[name]).validate_python(option)
         except ValidationError as error:
-            raise UsageError(f"{verb}: {name} cannot be {option!r} ({error.errors()[0]['msg']})") from None
+            choices = [
+                one for one in choices_of(typing.get_type_hints(type(values[place]))[name]) if isinstance(one, str)
+            ]
+            hint = nearest(option, choices) if isinstance(option, str) and choices else ""
+            raise UsageError(f"{verb}: {name} cannot be {option!r} ({error.errors()[0]['msg']})", hint) from None
     return tuple(dataclasses.replace(value, **change) for value, change in zip(values, changes, strict=True))
+
+
+def choices_of(hint: Any) -> tuple[Any, ...]:
+    """Return the values of a literal type, or of the literal in a union; none of others."""
+    if typing.get_origin(hint) is typing.Literal:
+        return typing.get_args(hint)
+    return tuple(
+        value for one in typing.get_args(hint) if typing.get_origin(one) is typing.Literal for value in choices_of(one)
+    )
 
 
 def set_paths(value: T, settings: dict[str, list[str]], before: str = "") -> T:
