@@ -8,13 +8,11 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
-from vitreous import keywords
-from vitreous.inference.options import InferenceOptions
-from vitreous.inference.samples import SampleOptions
+from tests.keywords import FILE, render_file
+from vitreous.keywords import ModelKeywords
 from vitreous.models.config import BiTConfig, DiTConfig, SwinConfig, ViTConfig
 from vitreous.models.configs.adapter import AdapterConfig
 from vitreous.models.configs.detector import DetectorConfig
@@ -22,12 +20,6 @@ from vitreous.models.configs.hybrid import HybridConfig
 from vitreous.models.configs.sam import SAMConfig
 from vitreous.models.configs.segmenter import SegmenterConfig
 from vitreous.models.configs.video import VideoConfig
-from vitreous.models.names import NAMES, configure
-from vitreous.recipes.options import TrainOptions
-from vitreous.reports.evaluate import EvaluateOptions
-from vitreous.reports.figures.subject import InspectOptions
-from vitreous.reports.generated import GenerationOptions
-from vitreous.reports.protocols.task import ProtocolOptions
 from vitreous.weights.create import SYNONYMS
 
 ROOT = Path(__file__).parents[1]
@@ -88,46 +80,19 @@ def test_types_of_the_public_functions(tmp_path):
     assert {n: by_line[n]["message"].rpartition(" is ")[2].strip('"') for n in revealed} == revealed
 
 
-def field_names(*kinds: type) -> set[str]:
-    return {field.name for kind in kinds for field in dataclasses.fields(kind)}
-
-
-OF_EVALUATE = {"data", "split", "batch_size", "workers", "bad_images", "protocol", "listener"}
 MODELS = (ViTConfig, HybridConfig, SAMConfig, VideoConfig, BiTConfig, SwinConfig, DiTConfig)
 MODELS += (AdapterConfig, SegmenterConfig, DetectorConfig)
 
 
-@pytest.mark.parametrize(
-    "name, fields",
-    [
-        ("TrainKeywords", field_names(TrainOptions) - {"data"}),
-        ("LoaderKeywords", field_names(TrainOptions) - {"data", "batch_size", "seed", "workers"}),
-        ("ComputeKeywords", field_names(InferenceOptions)),
-        (
-            "EvaluateKeywords",
-            field_names(InferenceOptions, EvaluateOptions, ProtocolOptions, GenerationOptions) - OF_EVALUATE,
-        ),
-        ("InspectKeywords", field_names(InspectOptions)),
-        ("SampleKeywords", field_names(SampleOptions)),
-        (
-            "ModelKeywords",
-            field_names(*MODELS) - {"family", "image", "classes", "channels", "backbone", "head"}
-            | set(SYNONYMS) - {"patch"}
-            | {"axial", "first_norm", "global_pool", "pretrained"},
-        ),
-    ],
-)
-def test_keywords_are_the_fields_that_are_checked(name, fields):
-    assert set(getattr(keywords, name).__annotations__) == fields
+def test_keywords_are_generated_from_the_options_and_the_models_that_there_are():
+    assert FILE.read_text("utf-8") == render_file(), "run `python -m tests.keywords`"
 
 
-def test_names_of_models_are_those_that_are_listed():
-    classes = {"ViTName": ViTConfig, "SwinName": SwinConfig, "BiTName": BiTConfig, "DiTName": DiTConfig}
-    listed = {name: set() for name in classes}
-    for name in NAMES:
-        (kind,) = [key for key, config in classes.items() if isinstance(configure(name), config)]
-        listed[kind] |= {name, name.lower()}
-    assert {name: set(get_args(getattr(keywords, name))) for name in classes} == listed
+def test_keywords_of_models_are_the_fields_of_their_configs():
+    fields = {field.name for kind in MODELS for field in dataclasses.fields(kind)}
+    fields -= {"family", "image", "classes", "channels", "backbone", "head"}
+    fields |= set(SYNONYMS) - {"patch"} | {"axial", "first_norm", "global_pool", "pretrained"}
+    assert set(ModelKeywords.__annotations__) == fields
 
 
 def test_the_wheel_says_that_it_is_typed():

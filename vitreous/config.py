@@ -7,7 +7,7 @@ import os
 import typing
 from collections.abc import Iterable, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 
 from vitreous.errors import UsageError, closest, nearest
 
@@ -16,6 +16,22 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MAX_BYTES = 1_000_000
+
+
+class FilePath:
+    """Marks an option, by `Annotated[str, FilePath]`, as a path or a name of weights: text in its dataclass, for which
+    Python callers may give any `os.PathLike`."""
+
+
+OptionalPath: TypeAlias = Annotated[str | None, FilePath]
+
+
+class Synonyms:
+    """Marks an option, by `Annotated[type, Synonyms(name, ...)]`, with the names that other libraries have for it: an
+    unknown keyword of such a name is answered with the option's."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
 
 
 class Tagged:
@@ -56,6 +72,12 @@ def to_plain(value: Any) -> Any:
 def hints_of(kind: Any) -> dict[str, Any]:
     """The types of a dataclass's fields by their names, which take longer to find than a config to read."""
     return typing.get_type_hints(kind, include_extras=True)
+
+
+def marks_of(kind: Any, mark: type[T]) -> dict[str, T]:
+    """Return the marks of one type in the annotations of a dataclass, by the names of the fields that have one."""
+    marked = {name: getattr(hint, "__metadata__", ()) for name, hint in hints_of(kind).items()}
+    return {name: one for name, marks in marked.items() for one in marks if isinstance(one, mark)}
 
 
 @cache
@@ -126,25 +148,25 @@ def unknown_keys(kind: Any, value: Any, path: str = "") -> list[tuple[str, str]]
     return unknown
 
 
-def apply_options(
-    verb: str,
-    options: dict[str, Any],
-    *values: Any,
-    known: Iterable[str] = (),
-    aliases: Mapping[str, str] | None = None,
-) -> tuple[Any, ...]:
+def apply_options(verb: str, options: dict[str, Any], *values: Any, known: Iterable[str] = ()) -> tuple[Any, ...]:
     """Copies of dataclasses with the keywords of a Python call as their fields; each option goes to the first that has
     its name.
 
-    Lists become tuples, one value stands for a tuple of it, and paths become text. `known` are further names, and
-    `aliases` what users may know by another name, for suggestions. Raises
-    UsageError for an unknown option, with the nearest one, and for a value of a wrong type.
+    Lists become tuples, one value stands for a tuple of it, and paths become text. `known` are further names for
+    suggestions. Raises UsageError for an unknown option, with the one that has it among its `Synonyms` or the nearest,
+    and for a value of a wrong type.
     """
     homes = [{field.name for field in dataclasses.fields(value)} for value in values]
     names = {*known, *(name for home in homes for name in home)}
     unknown = [name for name in options if not any(name in home for home in homes)]
     if unknown:
-        best = (aliases or {}).get(unknown[0]) or closest(unknown[0], sorted(names))
+        meant = {
+            word: name
+            for value in values
+            for name, mark in marks_of(type(value), Synonyms).items()
+            for word in mark.names
+        }
+        best = meant.get(unknown[0]) or closest(unknown[0], sorted(names))
         hint = f"perhaps you meant {best}" if best else f"there are {', '.join(sorted(names))}"
         raise UsageError(f"{verb} has no option {', '.join(unknown)}", hint)
     from pydantic import TypeAdapter, ValidationError
@@ -164,8 +186,21 @@ def apply_options(
         try:
             changes[place][name] = TypeAdapter(typing.get_type_hints(type(values[place]))[name]).validate_python(option)
         except ValidationError as error:
-            raise UsageError(f"{verb}: {name} cannot be {option!r} ({error.errors()[0]['msg']})") from None
+            choices = [
+                one for one in choices_of(typing.get_type_hints(type(values[place]))[name]) if isinstance(one, str)
+            ]
+            hint = nearest(option, choices) if isinstance(option, str) and choices else ""
+            raise UsageError(f"{verb}: {name} cannot be {option!r} ({error.errors()[0]['msg']})", hint) from None
     return tuple(dataclasses.replace(value, **change) for value, change in zip(values, changes, strict=True))
+
+
+def choices_of(hint: Any) -> tuple[Any, ...]:
+    """Return the values of a literal type, or of the literal in a union; none of others."""
+    if typing.get_origin(hint) is typing.Literal:
+        return typing.get_args(hint)
+    return tuple(
+        value for one in typing.get_args(hint) if typing.get_origin(one) is typing.Literal for value in choices_of(one)
+    )
 
 
 def set_paths(value: T, settings: dict[str, list[str]], before: str = "") -> T:

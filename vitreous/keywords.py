@@ -1,8 +1,9 @@
 """Keywords of the public functions and names of models, as types: what `vitreous.train(DATA, …)` and others take after
 their parameters.
 
-A test compares them with the dataclasses that check the same values at run time. Where a dataclass has a tuple, a list
-and a single value are accepted too.
+Most are generated from the dataclasses that check the same values at run time, which type checkers cannot do: run
+`python -m tests.keywords` after an option or a model is added. Where a dataclass has a tuple, a list and a single value
+are accepted too.
 """
 
 from __future__ import annotations
@@ -19,64 +20,6 @@ if TYPE_CHECKING:
     from vitreous.models.configs.video import Arrangement
 
 PathLike: TypeAlias = str | os.PathLike[str]
-
-# fmt: off
-#: names that `vitreous models` lists, by the class of their models, also in lower case
-ViTName: TypeAlias = Literal[
-    "ViT-Ti/8", "vit-ti/8", "ViT-Ti/14", "vit-ti/14", "ViT-Ti/16", "vit-ti/16", "ViT-Ti/32", "vit-ti/32", "ViT-S/8",
-    "vit-s/8", "ViT-S/14", "vit-s/14", "ViT-S/16", "vit-s/16", "ViT-S/32", "vit-s/32", "ViT-M/8", "vit-m/8",
-    "ViT-M/14", "vit-m/14", "ViT-M/16", "vit-m/16", "ViT-M/32", "vit-m/32", "ViT-B/8", "vit-b/8", "ViT-B/14",
-    "vit-b/14", "ViT-B/16", "vit-b/16", "ViT-B/32", "vit-b/32", "ViT-L/8", "vit-l/8", "ViT-L/14", "vit-l/14",
-    "ViT-L/16", "vit-l/16", "ViT-L/32", "vit-l/32", "ViT-H/8", "vit-h/8", "ViT-H/14", "vit-h/14", "ViT-H/16",
-    "vit-h/16", "ViT-H/32", "vit-h/32", "ViT-g/8", "vit-g/8", "ViT-g/14", "vit-g/14", "ViT-g/16", "vit-g/16",
-    "ViT-g/32", "vit-g/32", "ViT-G/8", "vit-g/8", "ViT-G/14", "vit-g/14", "ViT-G/16", "vit-g/16", "ViT-G/32",
-    "vit-g/32", "ViT-So400m/8", "vit-so400m/8", "ViT-So400m/14", "vit-so400m/14", "ViT-So400m/16", "vit-so400m/16",
-    "ViT-So400m/32", "vit-so400m/32", "R+ViT-Ti/16", "r+vit-ti/16", "R26+ViT-S/32", "r26+vit-s/32", "R26+ViT-B/32",
-    "r26+vit-b/32", "R50+ViT-B/16", "r50+vit-b/16", "R50+ViT-B/32", "r50+vit-b/32", "R50+ViT-L/16", "r50+vit-l/16",
-    "R50+ViT-L/32", "r50+vit-l/32", "Conv+ViT-128x4/8", "conv+vit-128x4/8", "Conv32-128x1-256x1-256+ViT-128x4/8",
-    "conv32-128x1-256x1-256+vit-128x4/8", "Conv+ViT-Ti/16", "conv+vit-ti/16", "Conv+ViT-S/16", "conv+vit-s/16",
-    "DeiT-Ti/16-distilled", "deit-ti/16-distilled", "DeiT-S/16-distilled", "deit-s/16-distilled",
-    "DeiT-B/16-distilled", "deit-b/16-distilled", "DeiT-III-S/16", "deit-iii-s/16", "DeiT-III-M/16", "deit-iii-m/16",
-    "DeiT-III-B/16", "deit-iii-b/16", "DeiT-III-L/16", "deit-iii-l/16", "DeiT-III-H/14", "deit-iii-h/14", "DINO-S/16",
-    "dino-s/16", "DINO-S/8", "dino-s/8", "DINO-B/16", "dino-b/16", "DINO-B/8", "dino-b/8", "DINOv2-S/14",
-    "dinov2-s/14", "DINOv2-B/14", "dinov2-b/14", "DINOv2-L/14", "dinov2-l/14", "DINOv2-S/14-registers",
-    "dinov2-s/14-registers", "DINOv2-B/14-registers", "dinov2-b/14-registers", "DINOv2-L/14-registers",
-    "dinov2-l/14-registers", "DINOv2-g/14", "dinov2-g/14", "DINOv2-g/14-registers", "dinov2-g/14-registers",
-    "DINOv2-L/14-swiglu", "dinov2-l/14-swiglu", "MAE-B/16", "mae-b/16", "MAE-L/16", "mae-l/16", "MAE-H/14",
-    "mae-h/14", "CLIP-B/32", "clip-b/32", "CLIP-B/16", "clip-b/16", "CLIP-L/14", "clip-l/14", "SAM-B/16", "sam-b/16",
-    "SAM-L/16", "sam-l/16", "SAM-H/16", "sam-h/16", "ViTDet-B/16", "vitdet-b/16", "ViTDet-L/16", "vitdet-l/16",
-    "ViTDet-H/16", "vitdet-h/16", "Axial-ViT-B/16", "axial-vit-b/16", "Axial-ViT-B/32", "axial-vit-b/32",
-    "ViViT-B/16x2", "vivit-b/16x2", "ViViT-B/16x2-factorised-encoder", "vivit-b/16x2-factorised-encoder",
-    "ViViT-B/16x2-factorised-attention", "vivit-b/16x2-factorised-attention", "ViViT-B/16x2-factorised-dot-product",
-    "vivit-b/16x2-factorised-dot-product", "ViViT-L/16x2", "vivit-l/16x2", "ViViT-L/16x2-factorised-encoder",
-    "vivit-l/16x2-factorised-encoder", "ViViT-L/16x2-factorised-attention", "vivit-l/16x2-factorised-attention",
-    "ViViT-L/16x2-factorised-dot-product", "vivit-l/16x2-factorised-dot-product", "VideoMAE-S/16x2",
-    "videomae-s/16x2", "VideoMAE-B/16x2", "videomae-b/16x2", "VideoMAE-L/16x2", "videomae-l/16x2", "VideoMAE-H/16x2",
-    "videomae-h/16x2"
-]
-
-SwinName: TypeAlias = Literal[
-    "Swin-T/4", "swin-t/4", "Swin-S/4", "swin-s/4", "Swin-B/4", "swin-b/4", "Swin-L/4", "swin-l/4",
-    "Swin-B/4-window12", "swin-b/4-window12", "Swin-L/4-window12", "swin-l/4-window12", "SwinV2-T/4", "swinv2-t/4",
-    "SwinV2-T/4-window16", "swinv2-t/4-window16", "SwinV2-S/4", "swinv2-s/4", "SwinV2-S/4-window16",
-    "swinv2-s/4-window16", "SwinV2-B/4", "swinv2-b/4", "SwinV2-B/4-window16", "swinv2-b/4-window16",
-    "SwinV2-B/4-window12", "swinv2-b/4-window12", "SwinV2-B/4-window12to16", "swinv2-b/4-window12to16",
-    "SwinV2-B/4-window12to24", "swinv2-b/4-window12to24", "SwinV2-L/4-window12", "swinv2-l/4-window12",
-    "SwinV2-L/4-window12to16", "swinv2-l/4-window12to16", "SwinV2-L/4-window12to24", "swinv2-l/4-window12to24"
-]
-
-BiTName: TypeAlias = Literal[
-    "BiT-R50x1", "bit-r50x1", "BiT-R50x2", "bit-r50x2", "BiT-R50x3", "bit-r50x3", "BiT-R101x1", "bit-r101x1",
-    "BiT-R101x3", "bit-r101x3", "BiT-R152x1", "bit-r152x1", "BiT-R152x2", "bit-r152x2", "BiT-R152x4", "bit-r152x4",
-    "BiT-R200x3", "bit-r200x3", "AxialResNet-50", "axialresnet-50"
-]
-
-DiTName: TypeAlias = Literal[
-    "DiT-S/2", "dit-s/2", "DiT-S/4", "dit-s/4", "DiT-S/8", "dit-s/8", "DiT-B/2", "dit-b/2", "DiT-B/4", "dit-b/4",
-    "DiT-B/8", "dit-b/8", "DiT-L/2", "dit-l/2", "DiT-L/4", "dit-l/4", "DiT-L/8", "dit-l/8", "DiT-XL/2", "dit-xl/2",
-    "DiT-XL/4", "dit-xl/4", "DiT-XL/8", "dit-xl/8"
-]
-# fmt: on
 
 
 class ModelKeywords(TypedDict, total=False):
@@ -164,6 +107,89 @@ class ModelKeywords(TypedDict, total=False):
     pretrained: Literal[False]
 
 
+class SegmentKeywords(TypedDict, total=False):
+    """Keywords of `vitreous.load(RUN).segment`."""
+
+    bad_images: Literal["stop", "skip"]
+    pictures: bool
+
+
+class DetectKeywords(SegmentKeywords, total=False):
+    """Keywords of `vitreous.load(RUN).detect`."""
+
+    threshold: float
+    tiles: bool
+
+
+class PredictKeywords(TypedDict, total=False):
+    """Keywords of `vitreous.load(RUN).predict`."""
+
+    top: int | None
+    bad_images: Literal["stop", "skip"]
+    on_images: Callable[[int], None]
+    threshold: float | None
+    abstain: float | None
+
+
+# Everything below is written by `python -m tests.keywords`.
+# fmt: off
+#: names that `vitreous models` lists, by the class of their models, also in lower case
+ViTName: TypeAlias = Literal[
+    "ViT-Ti/8", "vit-ti/8", "ViT-Ti/14", "vit-ti/14", "ViT-Ti/16", "vit-ti/16", "ViT-Ti/32", "vit-ti/32", "ViT-S/8",
+    "vit-s/8", "ViT-S/14", "vit-s/14", "ViT-S/16", "vit-s/16", "ViT-S/32", "vit-s/32", "ViT-M/8", "vit-m/8", "ViT-M/14",
+    "vit-m/14", "ViT-M/16", "vit-m/16", "ViT-M/32", "vit-m/32", "ViT-B/8", "vit-b/8", "ViT-B/14", "vit-b/14",
+    "ViT-B/16", "vit-b/16", "ViT-B/32", "vit-b/32", "ViT-L/8", "vit-l/8", "ViT-L/14", "vit-l/14", "ViT-L/16",
+    "vit-l/16", "ViT-L/32", "vit-l/32", "ViT-H/8", "vit-h/8", "ViT-H/14", "vit-h/14", "ViT-H/16", "vit-h/16",
+    "ViT-H/32", "vit-h/32", "ViT-g/8", "vit-g/8", "ViT-g/14", "vit-g/14", "ViT-g/16", "vit-g/16", "ViT-g/32",
+    "vit-g/32", "ViT-G/8", "ViT-G/14", "ViT-G/16", "ViT-G/32", "ViT-So400m/8", "vit-so400m/8", "ViT-So400m/14",
+    "vit-so400m/14", "ViT-So400m/16", "vit-so400m/16", "ViT-So400m/32", "vit-so400m/32", "R+ViT-Ti/16", "r+vit-ti/16",
+    "R26+ViT-S/32", "r26+vit-s/32", "R26+ViT-B/32", "r26+vit-b/32", "R50+ViT-B/16", "r50+vit-b/16", "R50+ViT-B/32",
+    "r50+vit-b/32", "R50+ViT-L/16", "r50+vit-l/16", "R50+ViT-L/32", "r50+vit-l/32", "Conv+ViT-128x4/8",
+    "conv+vit-128x4/8", "Conv32-128x1-256x1-256+ViT-128x4/8", "conv32-128x1-256x1-256+vit-128x4/8", "Conv+ViT-Ti/16",
+    "conv+vit-ti/16", "Conv+ViT-S/16", "conv+vit-s/16", "DeiT-Ti/16-distilled", "deit-ti/16-distilled",
+    "DeiT-S/16-distilled", "deit-s/16-distilled", "DeiT-B/16-distilled", "deit-b/16-distilled", "DeiT-III-S/16",
+    "deit-iii-s/16", "DeiT-III-M/16", "deit-iii-m/16", "DeiT-III-B/16", "deit-iii-b/16", "DeiT-III-L/16",
+    "deit-iii-l/16", "DeiT-III-H/14", "deit-iii-h/14", "DINO-S/16", "dino-s/16", "DINO-S/8", "dino-s/8", "DINO-B/16",
+    "dino-b/16", "DINO-B/8", "dino-b/8", "DINOv2-S/14", "dinov2-s/14", "DINOv2-B/14", "dinov2-b/14", "DINOv2-L/14",
+    "dinov2-l/14", "DINOv2-S/14-registers", "dinov2-s/14-registers", "DINOv2-B/14-registers", "dinov2-b/14-registers",
+    "DINOv2-L/14-registers", "dinov2-l/14-registers", "DINOv2-g/14", "dinov2-g/14", "DINOv2-g/14-registers",
+    "dinov2-g/14-registers", "DINOv2-L/14-swiglu", "dinov2-l/14-swiglu", "MAE-B/16", "mae-b/16", "MAE-L/16", "mae-l/16",
+    "MAE-H/14", "mae-h/14", "CLIP-B/32", "clip-b/32", "CLIP-B/16", "clip-b/16", "CLIP-L/14", "clip-l/14", "SAM-B/16",
+    "sam-b/16", "SAM-L/16", "sam-l/16", "SAM-H/16", "sam-h/16", "ViTDet-B/16", "vitdet-b/16", "ViTDet-L/16",
+    "vitdet-l/16", "ViTDet-H/16", "vitdet-h/16", "Axial-ViT-B/16", "axial-vit-b/16", "Axial-ViT-B/32", "axial-vit-b/32",
+    "ViViT-B/16x2", "vivit-b/16x2", "ViViT-B/16x2-factorised-encoder", "vivit-b/16x2-factorised-encoder",
+    "ViViT-B/16x2-factorised-attention", "vivit-b/16x2-factorised-attention", "ViViT-B/16x2-factorised-dot-product",
+    "vivit-b/16x2-factorised-dot-product", "ViViT-L/16x2", "vivit-l/16x2", "ViViT-L/16x2-factorised-encoder",
+    "vivit-l/16x2-factorised-encoder", "ViViT-L/16x2-factorised-attention", "vivit-l/16x2-factorised-attention",
+    "ViViT-L/16x2-factorised-dot-product", "vivit-l/16x2-factorised-dot-product", "VideoMAE-S/16x2", "videomae-s/16x2",
+    "VideoMAE-B/16x2", "videomae-b/16x2", "VideoMAE-L/16x2", "videomae-l/16x2", "VideoMAE-H/16x2", "videomae-h/16x2"
+]
+
+SwinName: TypeAlias = Literal[
+    "Swin-T/4", "swin-t/4", "Swin-S/4", "swin-s/4", "Swin-B/4", "swin-b/4", "Swin-L/4", "swin-l/4", "Swin-B/4-window12",
+    "swin-b/4-window12", "Swin-L/4-window12", "swin-l/4-window12", "SwinV2-T/4", "swinv2-t/4", "SwinV2-T/4-window16",
+    "swinv2-t/4-window16", "SwinV2-S/4", "swinv2-s/4", "SwinV2-S/4-window16", "swinv2-s/4-window16", "SwinV2-B/4",
+    "swinv2-b/4", "SwinV2-B/4-window16", "swinv2-b/4-window16", "SwinV2-B/4-window12", "swinv2-b/4-window12",
+    "SwinV2-B/4-window12to16", "swinv2-b/4-window12to16", "SwinV2-B/4-window12to24", "swinv2-b/4-window12to24",
+    "SwinV2-L/4-window12", "swinv2-l/4-window12", "SwinV2-L/4-window12to16", "swinv2-l/4-window12to16",
+    "SwinV2-L/4-window12to24", "swinv2-l/4-window12to24"
+]
+
+BiTName: TypeAlias = Literal[
+    "BiT-R50x1", "bit-r50x1", "BiT-R50x2", "bit-r50x2", "BiT-R50x3", "bit-r50x3", "BiT-R101x1", "bit-r101x1",
+    "BiT-R101x3", "bit-r101x3", "BiT-R152x1", "bit-r152x1", "BiT-R152x2", "bit-r152x2", "BiT-R152x4", "bit-r152x4",
+    "BiT-R200x3", "bit-r200x3", "AxialResNet-50", "axialresnet-50"
+]
+
+DiTName: TypeAlias = Literal[
+    "DiT-S/2", "dit-s/2", "DiT-S/4", "dit-s/4", "DiT-S/8", "dit-s/8", "DiT-B/2", "dit-b/2", "DiT-B/4", "dit-b/4",
+    "DiT-B/8", "dit-b/8", "DiT-L/2", "dit-l/2", "DiT-L/4", "dit-l/4", "DiT-L/8", "dit-l/8", "DiT-XL/2", "dit-xl/2",
+    "DiT-XL/4", "dit-xl/4", "DiT-XL/8", "dit-xl/8"
+]
+
+# fmt: on
+
+
 class LoaderKeywords(TypedDict, total=False):
     """Fields of `TrainOptions` that are keywords of `vitreous.create_loader` besides its parameters."""
 
@@ -238,8 +264,8 @@ class LoaderKeywords(TypedDict, total=False):
     save_every: int | None
     keep_best: bool
     keep_last: bool
-    stop_on_collapse: bool
     early_stop: int | None
+    stop_on_collapse: bool
     keep: int | None
     log_to: (
         Literal["tensorboard", "wandb", "mlflow", "none"] | Sequence[Literal["tensorboard", "wandb", "mlflow", "none"]]
@@ -253,8 +279,8 @@ class TrainKeywords(LoaderKeywords, total=False):
     """Fields of `TrainOptions`: keywords of `vitreous.train`."""
 
     batch_size: int | None
-    seed: int | None
     workers: int | None
+    seed: int | None
 
 
 class ComputeKeywords(TypedDict, total=False):
@@ -262,7 +288,7 @@ class ComputeKeywords(TypedDict, total=False):
 
     device: str
     precision: Literal["auto", "fp32", "bf16", "int8"]
-    engine: Literal["auto", "torch", "openvino", "fastest"]
+    engine: Literal["auto", "torch", "compiled", "openvino"]
     merge_tokens: int
     clip_views: str
 
@@ -270,6 +296,7 @@ class ComputeKeywords(TypedDict, total=False):
 class EvaluateKeywords(ComputeKeywords, total=False):
     """Fields of the options of evaluations, protocols and generated images: keywords of `vitreous.evaluate`."""
 
+    cache: bool
     calibrate: bool
     abstain: float | None
     outliers: PathLike | None
@@ -277,7 +304,6 @@ class EvaluateKeywords(ComputeKeywords, total=False):
     suspects: PathLike | None
     boundary: bool
     tiles: bool
-    cache: bool
     report: PathLike | None
     k: int | Sequence[int]
     temperature: float
@@ -286,7 +312,7 @@ class EvaluateKeywords(ComputeKeywords, total=False):
     l2: float | None
     labels: PathLike | None
     seed: int
-    probe: str
+    probe: Literal["regression", "mae", "dino", "dinov2"]
     epochs: float | None
     steps: int | None
     probe_batch: int | None
@@ -296,9 +322,9 @@ class EvaluateKeywords(ComputeKeywords, total=False):
     guided_channels: int | None
     sampler: str | None
     samples: int
-    features: PathLike
-    reference: PathLike | None
-    vae: PathLike | None
+    features: str
+    reference: str | None
+    vae: str | None
     size: str | None
     frames: int | None
 
@@ -309,7 +335,7 @@ class InspectKeywords(TypedDict, total=False):
     figures: str | Sequence[str]
     all: bool
     data: str | None
-    split: str | None
+    split: Literal["train", "val", "test"] | None
     count: int
     image_size: int | Sequence[int]
     layers: int | Sequence[int]
@@ -337,36 +363,12 @@ class SampleKeywords(TypedDict, total=False):
     steps: int | None
     seed: int
     classes: str | Sequence[str]
-    count: int
+    count: int | None
     to_seed: int | None
-    inpaint: PathLike | None
-    mask: PathLike | None
-    vae: PathLike | None
+    inpaint: str | None
+    mask: str | None
+    vae: str | None
     size: str | None
     frames: int | None
     device: str
     precision: str
-
-
-class SegmentKeywords(TypedDict, total=False):
-    """Keywords of `vitreous.load(RUN).segment`."""
-
-    bad_images: Literal["stop", "skip"]
-    pictures: bool
-
-
-class DetectKeywords(SegmentKeywords, total=False):
-    """Keywords of `vitreous.load(RUN).detect`."""
-
-    threshold: float
-    tiles: bool
-
-
-class PredictKeywords(TypedDict, total=False):
-    """Keywords of `vitreous.load(RUN).predict`."""
-
-    top: int | None
-    bad_images: Literal["stop", "skip"]
-    on_images: Callable[[int], None]
-    threshold: float | None
-    abstain: float | None

@@ -35,7 +35,6 @@ from vitreous.inference.inputs import as_items
 from vitreous.inference.options import InferenceOptions
 from vitreous.inference.predict import Predictor, load, predictor_of
 from vitreous.jobs.in_memory import train_in_memory
-from vitreous.jobs.train import ALIASES
 from vitreous.progress import Display, NullListener
 from vitreous.recipes.options import TrainOptions
 from vitreous.weights.bundle import Bundle
@@ -85,7 +84,7 @@ class ImageEstimator(BaseEstimator):
         seed = int(check_random_state(self.random_state).randint(SEEDS))
         given = {name: value for name, value in given.items() if value is not None}
         merged = {**given, **options, **extra, "seed": seed, "settings": settings}
-        return apply_options("train_options", merged, TrainOptions("memory"), aliases=ALIASES)[0]
+        return apply_options("train_options", merged, TrainOptions("memory"))[0]
 
     def augments(self, images: Images) -> bool:
         """Whether images are augmented: as `augment` says, and by themselves those that are 8-bit colours."""

@@ -10,8 +10,8 @@ import torch
 
 import vitreous
 from tests.conftest import make_folder
+from vitreous.config import Synonyms, marks_of
 from vitreous.errors import UsageError
-from vitreous.jobs.train import ALIASES
 from vitreous.progress import Display
 from vitreous.recipes.options import TrainOptions
 
@@ -121,9 +121,10 @@ def test_what_cannot_be_meant_is_refused_with_the_way(tmp_path, options, message
     assert not list(tmp_path.iterdir())
 
 
-def test_other_libraries_names_lead_to_options_that_there_are():
-    assert set(ALIASES.values()) <= set(TrainOptions.__dataclass_fields__)
-    assert not set(ALIASES) & set(TrainOptions.__dataclass_fields__)
+def test_a_synonym_stands_for_one_option_and_is_none_itself():
+    names = [name for mark in marks_of(TrainOptions, Synonyms).values() for name in mark.names]
+    assert len(names) == len(set(names)) == 20
+    assert not set(names) & set(TrainOptions.__dataclass_fields__)
 
 
 @pytest.mark.parametrize("verb", ["load", "evaluate", "inspect", "export"])

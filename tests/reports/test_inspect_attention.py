@@ -223,6 +223,6 @@ def test_the_page_begins_with_the_pictures_asked_about_and_their_answers(home):
     )
     assert plain["figures"][0]["name"] == "filters" and plain["answers"] == []
     bare = inspect_run(
-        home / "headless", [home / "photo 0.png"], home / "bare", InspectOptions(("filters",), device="cpu")
+        home / "headless", [home / "photo 0.png"], home / "bare", InspectOptions(figures=("filters",), device="cpu")
     )
     assert bare["answers"][0]["classes"] == [] and "photo 0." in (home / "bare" / "index.html").read_text()

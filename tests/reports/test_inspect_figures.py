@@ -230,7 +230,7 @@ def test_all_of_a_model_without_tokens_says_what_it_has_not(place):
     named = [place / "photos" / "val" / name / f"{number}.png" for name in CLASSES for number in range(2)]
     for figure in ("positions", "fourier"):
         with pytest.raises(UsageError, match="BiT") as refused:
-            inspect(place / "bit", named, out, InspectOptions((figure,), device="cpu"))
+            inspect(place / "bit", named, out, InspectOptions(figures=(figure,), device="cpu"))
         assert "filters" in refused.value.hint
     with pytest.raises(UsageError, match="no positions"):
         looked(place, "placeless", "positions")

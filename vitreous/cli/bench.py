@@ -8,7 +8,7 @@ from typing import Any, Literal
 from vitreous.cli.console import Console
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Options:
     """How fast this machine is with vitreous, and with every other library that is installed, in turn at the same work.
 

@@ -11,7 +11,7 @@ from vitreous.cli.console import Console
 from vitreous.weights.options import WeightsOptions
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Options(WeightsOptions):
     """Read weights of any known format and write them as another, checked bit for bit.
 

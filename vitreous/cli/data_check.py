@@ -12,7 +12,7 @@ from vitreous.cli.console import Console
 MARKS = {"fails": "FAILS", "warns": "warning", "tells": "note"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Options:
     """What is wrong with a data set, before an hour is spent on it: unreadable files, copies, splits and classes, sizes
     and kinds.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from vitreous.data.split import Data, Split
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Options:
     """List the images of a data set that are in others too: the same bytes, the same pixels, or a near copy (cut to
     half of its area, shifted, framed, scaled, recompressed, mirrored, changed in colour); of clips the same bytes, or

@@ -12,7 +12,7 @@ from vitreous.cli.console import Console
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Options:
     """Write a data set once as shards made for training: scaled, checksummed, readable by anyone.
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from vitreous.inference.sources import Item
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Options(ImageArguments):
     """Features of images: what the model's head reads, for search, clustering and models of your own.
 

@@ -13,6 +13,7 @@ from vitreous.cli.figures import figures, interval, percent
 from vitreous.cli.inference import InferenceArguments, select_options
 from vitreous.errors import UsageError
 from vitreous.evaluation.report import ERRORS as OBJECT_ERRORS
+from vitreous.reports.options import EvaluateOptions, ProtocolOptions
 
 #: options of --protocol top1 for one run
 OF_THE_HEAD = ("calibrate", "abstain", "outliers", "against", "suspects", "boundary", "tiles")
@@ -25,43 +26,7 @@ SETTING = {"knn": "k", "linear": "l2", "real": "images", "objectnet": "among"}  
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProtocolArguments(InferenceArguments):
-    """How a model is judged: by its head, or by what a simple classifier can do with its features."""
-
-    protocol: Literal["top1", "knn", "linear", "fewshot", "vtab", "real", "objectnet"] = "top1"
-    """The head (top1; real and objectnet by --labels), or a classifier on features: knn, linear, fewshot; vtab is
-    linear on 19 tasks."""
-    k: tuple[int, ...] = ()
-    """Neighbours of knn (default: 10 20 100 200, as far as there are so many images)."""
-    temperature: float = 0.07
-    """Of knn: a neighbour of cosine s counts exp(s / temperature)."""
-    shots: tuple[int, ...] = ()
-    """Training images a class of fewshot (default: 1 5 10 25, as far as some class has so many)."""
-    seeds: int = 3
-    """Draws of those images."""
-    l2: float | None = None
-    """Penalty on the weights of fewshot (default: 1024), or of linear and vtab (default: the best on training images
-    held out)."""
-    labels: str | None = None
-    """File of real (real.json) or of objectnet (JSON or CSV: class, ImageNet's numbers)."""
-    cache: bool = True
-    """Keep features in XDG_CACHE_HOME/vitreous/features for the next time."""
-    seed: int = 0
-    """Which training images linear holds out, and the first draw of fewshot."""
-    probe: Literal["regression", "mae", "dino", "dinov2"] = "regression"
-    """How linear fits its head: logistic regression, or by the steps that MAE, DINO or DINOv2 was published with."""
-    epochs: float | None = None
-    """Passes of a published probe over the training images (default: mae 90, of wide models 50; dino 100)."""
-    steps: int | None = None
-    """The same in steps (default: dinov2 12,500, at most 100 passes)."""
-    probe_batch: int | None = None
-    """Images of such a step, to which rates are in proportion (default: mae 16,384, others 1,024, at most all)."""
-    probe_augment: bool = True
-    """Crop and mirror its training images at random, as published; small or lettered images lose much by it."""
-
-
-@dataclass(frozen=True)
-class Options(ProtocolArguments):
+class Options(EvaluateOptions, ProtocolOptions, InferenceArguments):
     """Judge a trained model on a split of its own data, or of other data with classes of the same names; or two on the
     same images.
 
@@ -74,22 +39,11 @@ class Options(ProtocolArguments):
     """A second run or bundle to compare with the first, or a data set (default: the run's own)."""
     more: Annotated[Positional[str | None], arg(metavar="[DATA]")] = None
     """A data set, after two runs."""
+    protocol: Literal["top1", "knn", "linear", "fewshot", "vtab", "real", "objectnet"] = "top1"
+    """The head (top1; real and objectnet by --labels), or a classifier on features: knn, linear, fewshot; vtab is
+    linear on 19 tasks."""
     split: Literal["train", "val", "test"] | None = None
     """Which part of it (default: test, or val where there is no test split)."""
-    calibrate: bool = False
-    """Fit a temperature to the validation images, and store it in the bundle: later answers are divided by it."""
-    abstain: float | None = None
-    """Tell what is gained by not answering where the highest probability is below this, above 0 to 1."""
-    outliers: str | None = None
-    """Write a table to this file: path and score of each image, from the one least like the training images on."""
-    against: str | None = None
-    """Other data, with or without labels: tell how well they are known from the judged images by that score."""
-    suspects: str | None = None
-    """Write a table to this file: images whose label is probably wrong, the surest first."""
-    boundary: bool = False
-    """Judge class maps by the F-measure of their boundaries too: some ten milliseconds a class of an image."""
-    tiles: bool = False
-    """Look for objects in large images at their own resolution, by tiles that overlap."""
     samples: int = 1000
     """Of a model that makes images: how many are made and compared with those of the split, evenly of all classes."""
     features: str = "pixels"
@@ -111,12 +65,13 @@ class Options(ProtocolArguments):
     """At what size they are made and compared, of those that the model learned at (default: its own)."""
     frames: int | None = None
     """The same of clips."""
-    report: str | None = None
-    """Where the page with all of it goes (default: report.html in the run's folder)."""
     batch_size: int = 64
     """Images decoded at a time; changes no figure."""
     workers: int | None = None
     """Processes that decode images; changes no figure."""
+
+    def __post_init__(self) -> None:
+        """Check nothing: `run` takes the options of the head or of a protocol out of these, which are checked then."""
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:
@@ -135,8 +90,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
             f"--{words[0].replace('_', '-')} is about models that make images",
             f"leave it out: {options.run} makes none",
         )
-    from vitreous.reports.evaluate import EvaluateOptions, evaluate
-    from vitreous.reports.protocols.task import ProtocolOptions
+    from vitreous.reports.evaluate import evaluate
 
     o, by_head = options, options.protocol == "top1"
     if not by_head and (words := [name for name in OF_THE_HEAD if getattr(o, name)]):

@@ -11,7 +11,7 @@ from vitreous.cli.console import Console
 from vitreous.weights.options import WeightsOptions
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Options(WeightsOptions):
     """A trained model as a file for other programs, kept only once it answers real images as the original does.
 

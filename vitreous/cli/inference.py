@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 from tyro.conf import Positional, arg
 
 from vitreous.cli.console import Console
+from vitreous.inference.options import InferenceOptions
 from vitreous.weights.options import ReadingOptions
 
 if TYPE_CHECKING:
-    from vitreous.inference.options import InferenceOptions
     from vitreous.inference.predict import Predictor
     from vitreous.inference.ray_backend import Remote
     from vitreous.inference.rows import Kind
@@ -25,31 +25,16 @@ UNREADABLE = 3  # the exit code where there are some
 
 
 @dataclass(frozen=True, kw_only=True)
-class InferenceArguments(ReadingOptions):
+class InferenceArguments(InferenceOptions, ReadingOptions):
     """How a model is computed, and what happens to images that cannot be read."""
 
     bad_images: Literal["stop", "skip"] = "stop"
     """Stop at images that cannot be read, or name them, count them as wrong, and go on."""
-    device: str = "auto"
-    """auto, cpu, cuda, cuda:1 or mps."""
-    precision: Literal["auto", "fp32", "bf16", "int8"] = "auto"
-    """Numbers to compute with; auto is bf16 where the device has it, else fp32; int8 needs --engine openvino."""
-    engine: Literal["auto", "torch", "compiled", "openvino"] = "auto"
-    """Inference engine. auto measures the installed engines once, if the job is long enough, and takes the fastest
-    whose outputs agree with PyTorch's. torch gives the same outputs with and without the extra `export`, which openvino
-    needs. compiled: torch.compile, on a GPU."""
-    merge_tokens: int = 0
-    """Tokens that each block merges with the one most like it (ToMe): faster, and less exact."""
-    clip_views: str = "1x1"
-    """Of models of clips: sets of frames evenly over each clip, and crops along the longer side of each, as 4x3; the
-    answer is by the mean of their logits."""
     seed: int = 0
     """Accepted for uniformity; nothing here is left to chance."""
 
     def how(self) -> InferenceOptions:
         """The options of the engine."""
-        from vitreous.inference.options import InferenceOptions
-
         return select_options(InferenceOptions, self)
 
 

@@ -32,7 +32,7 @@ OF_OBJECTS = ("to", "coco_ids", "tiles")  # options of detectors
 EXAMPLES = 512  # images that int8 may be calibrated on
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Options(AnswerArguments):
     """Names and probabilities for images.
 

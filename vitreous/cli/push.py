@@ -10,7 +10,7 @@ from tyro.conf import Positional, arg
 from vitreous.cli.console import Console
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Options:
     """Publish a run's bundle on the Hugging Face Hub, with a model card that has its figures.
 

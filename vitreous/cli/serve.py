@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from vitreous.apps.server.server import Server
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Options(ReadingOptions):
     """A page and an HTTP interface for a trained model, on this machine unless you say --public.
 

@@ -11,7 +11,7 @@ from vitreous.cli.console import Console
 from vitreous.cli.inference import InferenceArguments
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Options(InferenceArguments):
     """Average the weights of several runs of one model into one bundle (model soup).
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -15,17 +15,19 @@ Pictures = Callable[[], "Iterable[Tensor]"]
 
 @dataclass(frozen=True)
 class InferenceOptions:
-    """How outputs are computed, in the words of the command line. `auto` is the fastest that is installed.
-
-    `precision` auto is bf16 where the device multiplies it in hardware, else fp32; int8 is for the engine `openvino`
-    alone. `engine` auto is PyTorch, or for long jobs the fastest installed engine (`inference.engine_choice`);
-    `compiled` is PyTorch with compiled blocks, on a GPU. `merge_tokens`: tokens that every block merges (ToMe), faster
-    and less exact. `clip_views`: the sets of frames of a clip, and the crops of each, whose logits are averaged
-    (`data.clip_views`).
-    """
+    """How outputs are computed, in the words of the command line."""
 
     device: str = "auto"
+    """auto, cpu, cuda, cuda:1 or mps."""
     precision: Literal["auto", "fp32", "bf16", "int8"] = "auto"
+    """Numbers to compute with; auto is bf16 where the device has it, else fp32; int8 needs --engine openvino."""
     engine: Literal["auto", "torch", "compiled", "openvino"] = "auto"
+    """Inference engine. auto measures the installed engines once, if the job is long enough, and takes the fastest
+    whose outputs agree with PyTorch's. torch gives the same outputs with and without the extra `export`, which openvino
+    needs. compiled: torch.compile, on a GPU."""
     merge_tokens: int = 0
+    """Tokens that each block merges with the one most like it (ToMe): faster, and less exact."""
+    _: KW_ONLY
     clip_views: str = "1x1"
+    """Of models of clips: sets of frames evenly over each clip, and crops along the longer side of each, as 4x3; the
+    answer is by the mean of their logits."""

@@ -19,7 +19,6 @@ from vitreous.data.sources import open_data
 from vitreous.data.split import Data, is_labelled
 from vitreous.errors import DataError, UsageError, check_path, first_names
 from vitreous.jobs.data import derive_run
-from vitreous.jobs.train import ALIASES
 from vitreous.progress import NullListener
 from vitreous.recipes.options import TrainOptions
 from vitreous.training.batches import normalise_views
@@ -129,7 +128,7 @@ def create_loader(
             f"batch_size={batch_size} with workers={workers} cannot be", "give 1 image or more, 0 workers or more"
         )
     chosen = TrainOptions(os.fspath(data), seed=seed, workers=workers)
-    (chosen,) = apply_options("create_loader", dict(options), chosen, known=OWN, aliases=ALIASES)
+    (chosen,) = apply_options("create_loader", dict(options), chosen, known=OWN)
     opened = open_data(
         chosen.data, chosen.split_seed or 0, chosen.group_by, axes=chosen.axes, ignore_index=chosen.ignore_index
     )

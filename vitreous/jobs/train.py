@@ -44,29 +44,6 @@ from vitreous.training.trackers.trackers import Trackers, chosen_trackers, track
 if TYPE_CHECKING:
     from vitreous.keywords import TrainKeywords
 
-#: names that other libraries have for options of `train`
-ALIASES = {
-    "learning_rate": "lr",
-    "lr0": "lr",
-    "num_epochs": "epochs",
-    "num_train_epochs": "epochs",
-    "img_size": "image_size",
-    "imgsz": "image_size",
-    "input_size": "image_size",
-    "batch": "batch_size",
-    "num_workers": "workers",
-    "output_dir": "out",
-    "output": "out",
-    "project": "out",
-    "pretrained": "init",
-    "weights": "init",
-    "initial_checkpoint": "init",
-    "opt": "optimizer",
-    "smoothing": "label_smoothing",
-    "warmup": "warmup_steps",
-    "amp": "precision",
-    "checkpoint": "resume",
-}
 Announce = Callable[[Run, Data], None]  # is given a run and its data before the first step
 
 
@@ -90,7 +67,7 @@ def train(
     check_path(data, "train(data)")
     refuse_modules(dict(options))
     known = ("data", "listener", "progress")
-    (wanted,) = apply_options("train", dict(options), TrainOptions(os.fspath(data)), known=known, aliases=ALIASES)
+    (wanted,) = apply_options("train", dict(options), TrainOptions(os.fspath(data)), known=known)
     if listener is not None or not progress:
         return launch(wanted, listener or NullListener())
     display = Display()

@@ -21,7 +21,7 @@ from vitreous.objectives.segmentation import SegmentationConfig
 from vitreous.objectives.supervised import SupervisedConfig, balanced
 from vitreous.recipes.architecture import architecture
 from vitreous.recipes.names import OWN
-from vitreous.recipes.options import FROM_SCRATCH, TrainOptions
+from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.own_aspect import at_own_aspect, check_options
 from vitreous.recipes.recipe import FEW, DatasetInfo, Recipe
 from vitreous.recipes.registry import RECIPES, find, own_length
@@ -267,56 +267,18 @@ def warm_up_average(run: Run, recipe: Recipe, own: int, options: TrainOptions, n
     return replace(run, ema_warmup=True)
 
 
-#: option -> path in the run, for options that set one value as it is: by the part of the run that has a field of
-#: that name ...
-PATHS = {
-    option: part + option
-    for part, options in {
-        "": "batch_size accumulate epochs recompute reproducible parallel timeout skip_steps init seed compile shards "
-        "log_every evaluate_every save_every keep keep_best early_stop ema_warmup "
-        "stop_on_collapse",
-        "optimizer.": "lr weight_decay layer_decay",
-        "schedule.": "warmup_steps cooldown_steps decay",
-        "tune.": "last_blocks",
-        "objective.": "loss patch_dropout progressive",
-        "model.": "drop_path dropout resize",
-        "views.": "mixup cutmix erase",
-        "data.": "sampling workers split_seed group_by axes ignore_index exclude exact",
-    }.items()
-    for option in options.split()
-}
-#: ... and those whose field has another name
-PATHS |= {
-    "optimizer": "optimizer.name",
-    "clip_grad": "optimizer.clip",
-    "lora": "tune.lora_rank",
-    "label_smoothing": "objective.smoothing",
-    "rand_augment": "views.rand_layers",
-    "source_size": "init_source_size",
-}
-FLAGS = ("recompute", "reproducible", "keep_best", "exact", "stop_on_collapse")  # given or not: never switched off
-
-
 def apply(run: Run, options: TrainOptions) -> Run:
     """The run with every option that was given set, and every `--path.to.field` after them."""
-    given = {option: getattr(options, option) for option in PATHS}
-    plain: dict[str, Any] = {
-        PATHS[option]: value for option, value in given.items() if (value if option in FLAGS else value is not None)
-    }
-    if options.init == FROM_SCRATCH:
-        plain["init"] = None
+    values = options.run_fields()
     if options.keep_last:
-        plain["keep_best"] = False
-    if options.ema is not None:
-        plain["ema"] = options.ema or None
+        values["keep_best"] = False
     if options.device is not None:
-        plain["device"] = pick_device(options.device)
+        values["device"] = pick_device(options.device)
     if options.micro_batch not in (None, "auto"):
-        plain["micro_batch"] = parse_micro_batch(options.micro_batch)
+        values["micro_batch"] = parse_micro_batch(options.micro_batch)
     if options.precision is not None:
-        plain["precision"] = pick_precision(options.precision, plain.get("device", run.device))
-    for path in sorted(plain, key=lambda p: p != "batch_size"):
-        run = set_field(run, path, plain[path])
+        values["precision"] = pick_precision(options.precision, values.get("device", run.device))
+    run = set_fields(run, values)
     if options.steps is not None:
         run = replace(run, epochs=options.steps * run.step_size / run.data.images)
     own = run.recipe in ("", *OWN)  # whose warm-up is a twentieth of the run
@@ -336,16 +298,21 @@ def parse_micro_batch(words: str | None) -> int:
     return int(words or "")
 
 
-def set_field(run: Run, path: str, value: Any) -> Run:
-    """A copy of the run with one field, at a dotted path, set. Raises UsageError where that part has no such field."""
-    head, _, name = path.partition(".")
-    if not name:
-        return replace(run, **{head: value})
-    part = getattr(run, head)
-    if name not in {field.name for field in fields(part)}:
-        kind = getattr(part, "name", None) or type(part).__name__
-        raise UsageError(f"{head}.{name} is no setting of {kind}", "leave that option out")
-    return replace(run, **{head: replace(part, **{name: value})})
+def set_fields(run: Run, values: dict[str, Any]) -> Run:
+    """A copy of the run with fields, by their dotted paths, set together. Raises UsageError for a part of the run that
+    has no such field."""
+    own: dict[str, Any] = {}
+    parts: dict[str, dict[str, Any]] = {}
+    for path, value in values.items():
+        head, _, name = path.partition(".")
+        (parts.setdefault(head, {}) if name else own)[name or head] = value
+    for head, changes in parts.items():
+        part = getattr(run, head)
+        if unknown := changes.keys() - {field.name for field in fields(part)}:
+            kind = getattr(part, "name", None) or type(part).__name__
+            raise UsageError(f"{head}.{min(unknown)} is no setting of {kind}", "leave that option out")
+        own[head] = replace(part, **changes)
+    return replace(run, **own)
 
 
 def choose_periods(run: Run, options: TrainOptions) -> Run:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -25,6 +25,7 @@ from vitreous.reports.calibrate import calibrate, effect
 from vitreous.reports.dense import dense_task, judge_scenes, task_name
 from vitreous.reports.familiarity import outliers, suspected
 from vitreous.reports.generated import GenerationOptions, judge_generator
+from vitreous.reports.options import EvaluateOptions, ProtocolOptions
 from vitreous.reports.readings import describe, page_path, record, write_page
 from vitreous.reports.training_overlap import exposure_notes, seen
 from vitreous.training.folder import Folder
@@ -33,7 +34,6 @@ from vitreous.weights.tasks import Generation
 
 if TYPE_CHECKING:
     from vitreous.keywords import EvaluateKeywords
-    from vitreous.reports.protocols.task import ProtocolOptions
 
 # of `evaluate`, beside the fields of its options
 OPTIONAL = ("abstain", "outliers", "suspects")  # keys of a document that options fill
@@ -41,29 +41,6 @@ OF_IMAGES = ("calibrate", "abstain", "outliers", "against", "suspects")  # about
 OF_FEATURES = ("outliers", "against", "suspects")
 ANSWERS = {"segmentation": "gives one to every pixel", "detection": "answers with objects"}  # by task
 KNOWN = ("data", "split", "batch_size", "workers", "bad_images", "protocol", "listener")
-
-
-@dataclass(frozen=True)
-class EvaluateOptions:
-    """What an evaluation does beside judging the head.
-
-    `calibrate` fits a temperature first and stores it in the bundle. `abstain`: what not answering below this highest
-    probability gains, in (0, 1]. `outliers` and `suspects` are CSV files to write: how unlike the training images each
-    image is, and whose label is probably wrong. `against`: other data, to be distinguished from the judged images.
-    `boundary` judges class maps by F of their boundaries too, `tiles` has objects of large images answered at their own
-    resolution. `cache` stores features. `report`: path of the page, by
-    default RUN/report.html, with the names of other data and of another split than `test` in it.
-    """
-
-    calibrate: bool = False
-    abstain: float | None = None
-    outliers: str | None = None
-    against: str | None = None
-    suspects: str | None = None
-    boundary: bool = False
-    tiles: bool = False
-    cache: bool = True
-    report: str | None = None
 
 
 def evaluate(
@@ -204,7 +181,6 @@ def evaluate_protocol(
     `options` are keywords of `InferenceOptions` and `ProtocolOptions`; raises UsageError for others.
     """
     from vitreous.reports.protocols.protocols import judge_by
-    from vitreous.reports.protocols.task import ProtocolOptions
 
     settings = ProtocolOptions(protocol) if isinstance(protocol, str) else protocol
     how, settings = apply_options("evaluate", options, computing.how, settings, known=KNOWN)

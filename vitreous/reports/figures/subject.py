@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from vitreous.data.split import Data, Split
 from vitreous.errors import DataError, UsageError, printable
 from vitreous.models.zoo import Model
 from vitreous.progress import Listener
+from vitreous.reports.options import InspectOptions
 from vitreous.system.machine import DTYPES, pick_precision
 from vitreous.weights.bundle import Bundle
 
@@ -35,31 +36,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SEEN = 8  # images shown where only some of a data set can be
-
-
-@dataclass(frozen=True)
-class InspectOptions:
-    """The options of `vitreous inspect`; `cli.inspect` documents each."""
-
-    figures: tuple[str, ...] = ()
-    all: bool = False
-    data: str | None = None
-    split: str | None = None
-    count: int = 128
-    image_size: tuple[int, ...] = ()
-    layers: tuple[int, ...] = ()
-    heads: tuple[int, ...] = ()
-    fusion: Literal["mean", "max", "min"] = "mean"
-    residual: float = 0.5
-    discard: float = 0.0
-    mass: float = 0.6
-    of_class: str | None = None
-    other: str | None = None
-    batch_sizes: tuple[int, ...] = ()
-    device: str = "auto"
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
-    batch_size: int = 8
-    seed: int = 0
 
 
 @dataclass(frozen=True)

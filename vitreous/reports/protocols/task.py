@@ -10,67 +10,15 @@ import numpy as np
 
 from vitreous.data.holdout import hold_out
 from vitreous.data.split import Data, Split
-from vitreous.errors import DataError, UsageError, nearest
-from vitreous.evaluation import knn
+from vitreous.errors import DataError, UsageError
 from vitreous.evaluation.report import Report
 from vitreous.inference.features import Features
 from vitreous.reports.answers import Computing, split_features
+from vitreous.reports.options import ProtocolOptions
 from vitreous.system.machine import pick_device
 from vitreous.weights.bundle import Bundle
 
-#: how `linear` fits its head: at the optimum, or by the steps of a publication
-PROBES_OF_LINEAR = ("regression", "mae", "dino", "dinov2")
 HELD_OUT, AT_MOST = 0.2, 20_000  # share and number of training images that choose a penalty, or a head
-
-
-@dataclass(frozen=True)
-class ProtocolOptions:
-    """How to judge: the options of the command line, which `cli.evaluate` documents."""
-
-    protocol: str
-    k: tuple[int, ...] = ()
-    temperature: float = knn.TEMPERATURE
-    shots: tuple[int, ...] = ()
-    seeds: int = 3
-    l2: float | None = None
-    labels: str | None = None
-    cache: bool = True
-    seed: int = 0
-    probe: str = "regression"
-    epochs: float | None = None
-    steps: int | None = None
-    probe_batch: int | None = None
-    probe_augment: bool = True
-
-    def __post_init__(self) -> None:
-        self.check_probe()
-        if self.temperature <= 0 or (self.l2 is not None and self.l2 <= 0):
-            raise UsageError("--temperature and --l2 are above 0")
-        if min((*self.k, *self.shots, self.seeds)) < 1:
-            raise UsageError("--k, --shots and --seeds are at least 1")
-
-    def check_probe(self) -> None:
-        """Raise UsageError for an unknown probe, and for options that do not go with the one asked for."""
-        if self.probe not in PROBES_OF_LINEAR:
-            hint = nearest(self.probe, PROBES_OF_LINEAR) or f"there are {', '.join(PROBES_OF_LINEAR)}"
-            raise UsageError(f"no probe {self.probe}", hint)
-        named = [name for name in ("epochs", "steps", "probe_batch") if getattr(self, name) is not None]
-        if self.probe == "regression":
-            named += [] if self.probe_augment else ["no_probe_augment"]
-            if named:
-                problem = f"--{named[0].replace('_', '-')} is about heads that are trained by steps"
-                raise UsageError(problem, "add --probe mae, dino or dinov2, or leave it out")
-            return
-        if self.protocol != "linear":
-            raise UsageError(f"--probe {self.probe} is about --protocol linear, not {self.protocol}", "add it")
-        if self.l2 is not None:
-            raise UsageError(f"--probe {self.probe} has no penalty", "leave --l2 out, or --probe")
-        if self.epochs is not None and self.steps is not None:
-            raise UsageError("--epochs and --steps say the same thing", "use one of them")
-        if (self.epochs is not None and self.epochs <= 0) or (self.steps is not None and self.steps < 1):
-            raise UsageError("--epochs is above 0, --steps at least 1")
-        if self.probe_batch is not None and self.probe_batch < 2:
-            raise UsageError(f"--probe-batch is at least 2, not {self.probe_batch}")
 
 
 @dataclass(frozen=True)

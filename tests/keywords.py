@@ -1,0 +1,151 @@
+"""Write the generated part of `vitreous/keywords.py`, the types of the public functions' keywords and of the models'
+names: `python -m tests.keywords`.
+
+Type checkers cannot derive a `TypedDict` from a dataclass, so this module does, from the dataclasses whose fields are
+the options. `tests/test_typing.py` fails where the file is not what this module writes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+from vitreous.config import FilePath
+from vitreous.inference.options import InferenceOptions
+from vitreous.inference.samples import SampleOptions
+from vitreous.models.config import BiTConfig, DiTConfig, ModelConfig, Resize, SwinConfig, ViTConfig
+from vitreous.models.names import NAMES, configure
+from vitreous.recipes.options import TrainOptions
+from vitreous.reports.evaluate import EvaluateOptions
+from vitreous.reports.figures.subject import InspectOptions
+from vitreous.reports.generated import GenerationOptions
+from vitreous.reports.protocols.task import ProtocolOptions
+
+FILE = Path(__file__).parent.parent / "vitreous" / "keywords.py"
+MARK = "# Everything below is written by `python -m tests.keywords`.\n"
+NAMED: dict[str, type[ModelConfig]] = {
+    "ViTName": ViTConfig,
+    "SwinName": SwinConfig,
+    "BiTName": BiTConfig,
+    "DiTName": DiTConfig,
+}
+OF_LOADER = ("batch_size", "seed", "workers")  # parameters of `create_loader`
+OF_EVALUATE = ("split", "batch_size", "workers", "bad_images", "protocol")
+
+
+class Keywords(NamedTuple):
+    """A class of keywords: its name, base and docstring, and the dataclasses whose fields it has but for some."""
+
+    name: str
+    base: str
+    text: str
+    kinds: tuple[type[Any], ...]
+    without: tuple[str, ...] = ()
+
+
+EVALUATE = (EvaluateOptions, ProtocolOptions, GenerationOptions)
+KEYWORDS = (
+    Keywords(
+        "LoaderKeywords",
+        "TypedDict",
+        "Fields of `TrainOptions` that are keywords of `vitreous.create_loader` besides its parameters.",
+        (TrainOptions,),
+        ("data", *OF_LOADER),
+    ),
+    Keywords(
+        "TrainKeywords",
+        "LoaderKeywords",
+        "Fields of `TrainOptions`: keywords of `vitreous.train`.",
+        (TrainOptions,),
+        tuple(name for name in TrainOptions.__dataclass_fields__ if name not in OF_LOADER),
+    ),
+    Keywords(
+        "ComputeKeywords",
+        "TypedDict",
+        "Fields of `InferenceOptions`: keywords of `vitreous.load`.",
+        (InferenceOptions,),
+    ),
+    Keywords(
+        "EvaluateKeywords",
+        "ComputeKeywords",
+        "Fields of the options of evaluations, protocols and generated images: keywords of `vitreous.evaluate`.",
+        EVALUATE,
+        OF_EVALUATE,
+    ),
+    Keywords(
+        "InspectKeywords", "TypedDict", "Fields of `InspectOptions`: keywords of `vitreous.inspect`.", (InspectOptions,)
+    ),
+    Keywords(
+        "SampleKeywords", "TypedDict", "Fields of `SampleOptions`: keywords of `vitreous.sample`.", (SampleOptions,)
+    ),
+)
+
+
+def render_type(hint: Any, path: bool = False) -> str:
+    """A type as source text, with what a Python caller may give besides: any path for text marked `FilePath`, a
+    sequence or one value for a tuple of any length."""
+    if hint == Resize:
+        return "Resize"
+    arguments = get_args(hint)
+    if get_origin(hint) is Annotated:
+        return render_type(arguments[0], FilePath in hint.__metadata__)
+    if get_origin(hint) in (Union, UnionType):
+        ordered = sorted(arguments, key=lambda one: one is NoneType)
+        return " | ".join(render_type(one, path) for one in ordered)
+    if get_origin(hint) is Literal:
+        return f"Literal[{', '.join(map(repr, arguments))}]"
+    if get_origin(hint) is tuple and arguments[-1] is Ellipsis:
+        one = render_type(arguments[0], path)
+        return f"{one} | Sequence[{one}]"
+    if get_origin(hint) is not None:
+        return f"{get_origin(hint).__name__}[{', '.join(map(render_type, arguments))}]"
+    return "PathLike" if path and hint is str else "None" if hint is NoneType else hint.__name__
+
+
+def render_keywords(keywords: Keywords) -> Iterator[str]:
+    """The lines of a class of keywords."""
+    yield f"class {keywords.name}({keywords.base}, total=False):"
+    yield f'    """{keywords.text}"""\n'
+    names: dict[str, str] = {}
+    for kind in keywords.kinds:
+        hints = get_type_hints(kind, include_extras=True)
+        for field in dataclasses.fields(kind):
+            if field.name not in keywords.without:
+                names.setdefault(field.name, render_type(hints[field.name]))
+    yield from (f"    {name}: {text}" for name, text in names.items())
+    yield "\n"
+
+
+def render_names() -> Iterator[str]:
+    """The names that `vitreous models` lists as literal types, by the class of their models."""
+    yield "#: names that `vitreous models` lists, by the class of their models, also in lower case"
+    for name, kind in NAMED.items():
+        own = [text for text in NAMES if isinstance(configure(text), kind)]
+        both = dict.fromkeys(word for text in own for word in (text, text.lower()))
+        words = ", ".join(f'"{word}"' for word in both)
+        lines = textwrap.wrap(words, 116, break_on_hyphens=False)
+        yield f"{name}: TypeAlias = Literal[\n{textwrap.indent(chr(10).join(lines), '    ')}\n]\n"
+
+
+def render_file() -> str:
+    """The file as it should be: what stands above the mark, and what is generated, formatted."""
+    written, mark, _ = FILE.read_text("utf-8").partition(MARK)
+    lines = [
+        "# fmt: off",
+        *render_names(),
+        "# fmt: on\n\n",
+        *(line for keywords in KEYWORDS for line in render_keywords(keywords)),
+    ]
+    command = [sys.executable, "-m", "ruff", "format", "--stdin-filename", str(FILE), "-"]
+    text = written + mark + "\n".join(lines)
+    return subprocess.run(command, input=text, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
+if __name__ == "__main__":
+    FILE.write_text(render_file(), "utf-8")

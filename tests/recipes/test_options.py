@@ -1,0 +1,86 @@
+"""Options of `train` and the fields of `Run` that they set: same names, types and values."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import NoneType
+from typing import Any, get_args, get_type_hints
+
+import pytest
+
+from tests.recipes.test_recipes import example
+from vitreous.config import tagged
+from vitreous.errors import UsageError
+from vitreous.models.config import ModelConfig
+from vitreous.recipes.derive import apply
+from vitreous.recipes.options import TrainOptions, run_field_marks
+from vitreous.training.run import Run
+
+
+def value_types(hint: Any) -> set[Any]:
+    """The types that a value may have, None left out; of literals the values."""
+    members = [one for one in get_args(hint) or (hint,) if one is not NoneType]
+    return {value for one in members for value in (get_args(one) or (one,))}
+
+
+def types_at(path: str) -> list[set[Any]]:
+    """The types of a field of `Run` by its dotted path, one for each member of a union that has the field."""
+    head, _, name = path.partition(".")
+    hints = get_type_hints(Run, include_extras=True)
+    if not name:
+        return [value_types(hints[head])]
+    table = tagged(hints[head])
+    kinds = table.table.values() if table else get_args(ModelConfig) if head == "model" else (hints[head],)
+    kinds = [getattr(kind, "objective", kind) if not dataclasses.is_dataclass(kind) else kind for kind in kinds]
+    found = [get_type_hints(kind) for kind in kinds]
+    return [value_types(one[name]) for one in found if name in one]
+
+
+@pytest.mark.parametrize("option", run_field_marks())
+def test_an_option_has_the_type_of_the_field_that_it_sets(option):
+    own, found = value_types(get_type_hints(TrainOptions)[option]), types_at(run_field_marks()[option].path)
+    assert found, "no part of a run has that field"
+    assert all(types == own or own <= types for types in found)
+
+
+def test_no_two_options_set_one_field():
+    paths = [mark.path for mark in run_field_marks().values()]
+    assert len(paths) == len(set(paths)) == 51
+
+
+@pytest.mark.parametrize(
+    "options, path, value",
+    [
+        ({"lr": 0.5}, "optimizer.lr", 0.5),
+        ({"seed": 0}, "seed", 0),
+        ({"ema": 0.9}, "ema", 0.9),
+        ({"ema": 0}, "ema", None),
+        ({"init": "none"}, "init", None),
+        ({"init": "runs/a"}, "init", "runs/a"),
+        ({"compile": False}, "compile", False),
+        ({"recompute": True}, "recompute", True),
+        ({"resize": "bicubic"}, "model.resize", "bicubic"),
+    ],
+)
+def test_an_option_that_is_set_sets_its_field_alone(options, path, value):
+    assert TrainOptions("x", **options).run_fields() == {path: value}
+
+
+def test_options_that_are_not_set_set_nothing():
+    assert TrainOptions("x").run_fields() == {}
+    assert TrainOptions("x", recompute=False, bad_images="skip", image_size=32).run_fields() == {}
+
+
+def test_fields_are_set_together():
+    """Each of two values alone is refused, or would be on the way to the other."""
+    run = example("vit-imagenet")
+    batches = -(-run.data.images // run.batch_size)
+    both = apply(run, TrainOptions("x", accumulate=2 * batches, batch_size=run.batch_size // 4))
+    assert (both.accumulate, both.batch_size) == (2 * batches, run.batch_size // 4)
+    with pytest.raises(UsageError, match="gives no optimiser step"):
+        apply(run, TrainOptions("x", accumulate=2 * batches))
+
+
+def test_a_part_without_the_field_is_named():
+    with pytest.raises(UsageError, match=r"views\.mixup is no setting of multicrop\n  leave that option out"):
+        apply(example("dino"), TrainOptions("x", mixup=0.1))
