@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,7 @@ class Inputs:
     val: Split | None = None
     cached: Tensor | None = None
     rows: np.ndarray | None = None
+    _: KW_ONLY
     buckets: np.ndarray | None = None
 
 

@@ -79,7 +79,7 @@ class DeferredMetrics:
         return dict(zip(self.names, metrics, strict=True)), norm
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Counters:
     """What a checkpoint keeps of a run in progress beside tensors."""
 
@@ -95,16 +95,16 @@ class Counters:
     scalars: dict[str, float] = field(default_factory=dict)  # what else the objective logs, summed as `losses`
 
 
-@dataclass
+@dataclass(kw_only=True)
 class State(Counters):
     """A run in progress: the numbers, the flat vectors and the optimisers' state, and what they are of."""
 
-    run: Run = field(kw_only=True)
-    objective: Objective = field(kw_only=True)
-    flat: Flat = field(kw_only=True)
-    optimizers: Optimizers = field(kw_only=True)
-    ranks: Ranks = field(default=SINGLE_PROCESS, kw_only=True)
-    work: float = field(default=1.0, kw_only=True)  # of a sample, in those of the model's own size
+    run: Run
+    objective: Objective
+    flat: Flat
+    optimizers: Optimizers
+    ranks: Ranks = SINGLE_PROCESS
+    work: float = 1.0  # of a sample, in those of the model's own size
     norm: float = math.nan  # of the last gradient
     rate: float = 0.0  # the last learning rate
     waited: float = 0.0  # seconds that the loop waited for data
