@@ -30,7 +30,7 @@ from vitreous.recipes.options import TrainOptions
 from vitreous.system.machine import processor
 from vitreous.training.folder import Folder
 from vitreous.training.loop import fit
-from vitreous.training.ranks import ALONE, together
+from vitreous.training.ranks import SINGLE_PROCESS, process_group
 from vitreous.training.scale import count_memory, count_traffic, measure_sizes
 from vitreous.training.session import Session
 
@@ -65,8 +65,11 @@ def work(case: str, parallel: str, out: Path) -> None:
     model, side, batch = CASES[case]
     options = TrainOptions(data="digits", out=str(out), model=model, image_size=side, batch_size=batch, precision="fp32", optimizer="adamw", ema=0.99, workers=0, shards=1, device="cpu", accumulate=1, parallel=parallel, settings={"objective.progressive": ["1.0"], "objective.patch_dropout": ["0.0"]})  # fmt: skip
     _, run, inputs, _ = plan(options, NullListener())
-    with together("cpu", 120) as ranks, profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        session = Session(run, inputs, Folder(out), NullListener(), ranks)
+    with (
+        process_group("cpu", 120) as ranks,
+        profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler,
+    ):
+        session = Session(run, inputs, Folder(out), NullListener(), ranks=ranks)
         state, at = session.build(), []
 
         def tick(state: Any) -> None:
@@ -77,7 +80,7 @@ def work(case: str, parallel: str, out: Path) -> None:
         fit(state, session.batches(state), [(1, tick)])
     trace = out.with_suffix(f".{ranks.rank}.json")
     profiler.export_chrome_trace(str(trace))
-    if ranks is not ALONE and ranks.rank:
+    if ranks is not SINGLE_PROCESS and ranks.rank:
         return
     sizes = measure_sizes(state.objective)
     world = ranks.world

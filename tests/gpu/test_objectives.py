@@ -247,13 +247,13 @@ def test_prepared_batches_match_cpu(name, tmp_path):
     session, state = objective_session(name, tmp_path / "device", device=DEVICE, **changes)
     load = torch.randn(1024 if ON_GPU else 16, 1024 if ON_GPU else 16, device=DEVICE)
     batches = []
-    for batch in session.batches(state):
+    for _, batch in session.batches(state):
         for _ in range(20):
             load = load @ load * 1e-3
         batches.append(batch)
     reference_session, reference = objective_session(name, tmp_path / "cpu", **changes)
     count = 0
-    for batch, theirs in zip(batches, reference_session.batches(reference), strict=True):
+    for batch, (_, theirs) in zip(batches, reference_session.batches(reference), strict=True):
         count += 1
         assert batch.keys() == theirs.keys()
         for key, entry in theirs.items():

@@ -45,7 +45,7 @@ from vitreous.system.native import native
 from vitreous.training import loop, probe
 from vitreous.training.checkpoint import flaw
 from vitreous.training.loop import fit
-from vitreous.training.ranks import ALONE
+from vitreous.training.ranks import SINGLE_PROCESS
 from vitreous.training.run import Optimizer
 from vitreous.training.session import Session
 from vitreous.training.shards import Shards
@@ -85,7 +85,7 @@ def save_now(session: Session, state: Any) -> None:
     """Write a checkpoint of a session that `train` has not begun."""
     session.folder.path.mkdir(parents=True, exist_ok=True)
     session.save(state)
-    session.checkpointer.settle(True)
+    session.checkpointer.publish_pending(True)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -315,7 +315,7 @@ def read_steps(session: Session, state: Any) -> list[float]:
     found: list[float] = []
 
     def note_loss(state: Any) -> None:
-        state.settle()
+        state.read_metrics()
         found.append(state.losses)
         state.losses = 0.0
 
@@ -346,7 +346,7 @@ def test_auto_micro_batch_recovers_from_memory_errors(tmp_path, monkeypatch):
 
         monkeypatch.setattr(Shards, "backward", fail_above)
     try:
-        fitted = probe.fitted(run, inputs, session.folder, ALONE, notes.append)
+        fitted = probe.fitted(run, inputs, session.folder, SINGLE_PROCESS, notes.append)
         size = fitted.micro_batch
         assert size is not None and 1 <= size <= 16, f"micro-batch {size}; notes: {notes}"
         assert notes and str(size) in notes[0], notes
@@ -363,7 +363,7 @@ def test_auto_micro_batch_recovers_from_memory_errors(tmp_path, monkeypatch):
 def late_figures(request, monkeypatch):
     """The loop as on this device, and with the losses of a step read one step later, as on a GPU."""
     if request.param:
-        monkeypatch.setattr(loop, "reads_late", lambda run, device: True)
+        monkeypatch.setattr(loop, "defers_metrics", lambda run, device: True)
 
 
 def test_metrics_have_the_loss_of_every_step(photos, tmp_path, late_figures):
@@ -384,10 +384,10 @@ def test_nan_loss_stops_the_run_and_saves_nothing_after_it(photos, tmp_path, mon
     batches = Session.batches
 
     def poison_third(self, state):
-        for number, batch in enumerate(batches(self, state), 1):
+        for number, (step_slice, batch) in enumerate(batches(self, state), 1):
             if number == 3:
                 batch["images"][0] = math.nan
-            yield batch
+            yield step_slice, batch
 
     monkeypatch.setattr(Session, "batches", poison_third)
     options = {**STEPS, "steps": 4, "accumulate": 1, "save_every": save_every, "log_every": 1, "ema": 0.9}
@@ -410,10 +410,10 @@ def test_skipped_steps_leave_weights_and_count(tmp_path):
     session, state = supervised_session(tmp_path, device=DEVICE, skip_steps=1, epochs=1.0, precision="bf16")
 
     def poison_second():
-        for number, batch in enumerate(session.batches(state), 1):
+        for number, (step_slice, batch) in enumerate(session.batches(state), 1):
             if number == 2:
                 batch["images"][0] = math.nan
-            yield batch
+            yield step_slice, batch
 
     fit(state, poison_second())
     assert (state.step, state.updates, state.skipped) == (4, 3, 1)

@@ -23,8 +23,8 @@ from vitreous.progress import NullListener
 from vitreous.recipes.options import TrainOptions
 from vitreous.training.batches import mean_work
 from vitreous.training.folder import Folder, read_lines
-from vitreous.training.parts import parts
 from vitreous.training.ranks import Ranks
+from vitreous.training.slices import rank_slices
 from vitreous.weights.bundle import load_bundle
 
 BUCKETS = ("4x16x16", "1x16x16", "1x12x24", "1x24x12")
@@ -162,7 +162,7 @@ def test_processes_share_batches_that_are_cut_by_size(home, tmp_path):
 
     for start in range(0, run.total, run.step_size):
         for world in (1, 2, 4):
-            computed = [part for rank in range(world) for part in parts(run, Ranks(rank, world), start, cut)]
+            computed = [part for rank in range(world) for part in rank_slices(run, Ranks(rank, world), start, cut)]
             assert sum(part.share for part in computed) == pytest.approx(1)
             seen = [place for part in computed if part.share for place in range(part.start, part.stop)]
             assert sorted(seen) == list(range(start, min(start + run.step_size, run.total)))

@@ -73,7 +73,7 @@ def test_a_filter_of_one_to_eight(numerics, half):
     "stride,same,size", [(1, False, (5, 4)), (2, False, (6, 5)), (1, True, (5, 4)), (2, True, (6, 5))]
 )
 def test_standardized_convolution_is_the_loop(numerics, stride, same, size):
-    conv = StandardizedConv(2, 3, 3, stride, numerics, same).double()
+    conv = StandardizedConv(2, 3, 3, stride, numerics=numerics, same=same).double()
     images = torch.randn(1, 2, *size, dtype=torch.float64)
     eps, where, *_ = NUMERICS[numerics]
     starts = [same_padding(n, 3, stride)[0] if same else 1 for n in size]

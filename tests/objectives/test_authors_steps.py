@@ -122,7 +122,7 @@ def compare_runs(name, home):
     changes = {"optimizer": optimizer, "schedule": schedule, "schedules": ramps, "model": model}
     session, state = session_of(name, home, objective=objective, **changes)
     twin = copy.deepcopy(session.build().objective)
-    batches = [copy.deepcopy(batch) for batch in session.batches(session.build())]
+    batches = [copy.deepcopy(batch) for _, batch in session.batches(session.build())]
     for parameter in twin.parameters():
         parameter.grad = None
     expected = authors_run(twin, batches, name)

@@ -133,8 +133,8 @@ def test_golden_curve(name, precision, tmp_path):
 def test_the_loss_falls_on_a_batch_that_is_seen_again(name, tmp_path):
     session, state = session_of(name, tmp_path, epochs=20.0)
     losses = []
-    batch = next(session.batches(state))
-    fit(state, iter(lambda: batch, None), [(1, lambda s: (losses.append(s.losses), setattr(s, "losses", 0.0)))])
+    pair = next(session.batches(state))
+    fit(state, iter(lambda: pair, None), [(1, lambda s: (losses.append(s.losses), setattr(s, "losses", 0.0)))])
     assert losses[-1] < 0.9 * losses[0]
 
 
@@ -146,7 +146,7 @@ def test_samples_that_see_each_other_are_not_computed_in_parts(tmp_path):
 
 def test_a_part_of_a_batch_gives_a_part_of_the_loss(tmp_path):
     session, state = session_of("tiny-pixels", tmp_path)
-    batch = next(session.batches(state))
+    _, batch = next(session.batches(state))
     objective = state.objective.eval()
     parts = [objective({name: e[a : a + 2] for name, e in batch.items()})["loss"].item() for a in range(0, 8, 2)]
     assert np.mean(parts) == pytest.approx(objective(batch)["loss"].item(), rel=1e-5)

@@ -61,14 +61,14 @@ def shown_again(name, home):
     teacher = {"schedules": TEACHER, "schedule": Schedule(5, "constant")} if name in TAUGHT else {}
     optimizer = Optimizer(lr=TAUGHT[name][0] if name in TAUGHT else 5e-3, weight_decay=0.04)
     session, state = session_of(name, home, batch_size=32, epochs=float(steps), optimizer=optimizer, **teacher)
-    batch, found = next(session.batches(state)), []
+    pair, found = next(session.batches(state)), []
 
     def note(state):
         found.append({"loss": state.losses, **state.scalars})
         state.losses = 0.0
         state.scalars.clear()
 
-    fit(state, iter(lambda: batch, None), [(1, note)])
+    fit(state, iter(lambda: pair, None), [(1, note)])
     assert len(found) == steps
     last = {key: sum(row[key] for row in found[-20:]) / 20 for key in found[0]}
     return found[0], last, state.objective

@@ -35,7 +35,7 @@ def photos(tmp_path_factory):
 def scored(monkeypatch):
     """Evaluations with the figures above, by the step that they are made after: 2, 4, 6, …; returns the steps."""
     steps = []
-    real = Session.judged
+    real = Session.evaluate_model
 
     def judged(self, model, precision):
         report, figures = real(self, model, precision)
@@ -58,7 +58,7 @@ def scored(monkeypatch):
 
     monkeypatch.setattr(Session, "build", remember)
     monkeypatch.setattr(Session, "finish", last)
-    monkeypatch.setattr(Session, "judged", judged)
+    monkeypatch.setattr(Session, "evaluate_model", judged)
     return steps
 
 
@@ -199,7 +199,7 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bits(photos, tmp_path, scored
 def test_an_evaluation_that_a_signal_cut_short_is_made_after_resuming(photos, tmp_path, scored, monkeypatch):
     asked = options(16, early_stop=3, keep_best=True)
     whole = train(str(photos), out=str(tmp_path / "whole"), **asked)
-    judged = Session.judged
+    judged = Session.evaluate_model
 
     def cut(self, model, precision):
         if self.state.step == 6:
@@ -208,7 +208,7 @@ def test_an_evaluation_that_a_signal_cut_short_is_made_after_resuming(photos, tm
         return judged(self, model, precision)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Session, "judged", cut)
+        patch.setattr(Session, "evaluate_model", cut)
         with pytest.raises(Interrupted):
             train(str(photos), out=str(tmp_path / "run"), **asked)
     summary = train(str(photos), out=str(tmp_path / "run"), resume=True)

@@ -18,7 +18,7 @@ from vitreous.jobs.train import train
 from vitreous.models.config import ViTConfig
 from vitreous.training import probe
 from vitreous.training.loop import fit
-from vitreous.training.ranks import ALONE
+from vitreous.training.ranks import SINGLE_PROCESS
 from vitreous.training.session import Session
 
 STILL = ViTConfig(image=(16, 16), patch=(8, 8), classes=3, width=32, depth=2, heads=2, hidden=64)
@@ -40,7 +40,7 @@ def test_recomputed_blocks_have_the_same_gradients_and_keep_less(tmp_path):
         session, state = make(tmp_path, model=replace(STILL, depth=6), recompute=recompute)
         held = []
         with torch.autograd.graph.saved_tensors_hooks(lambda t, held=held: (held.append(t.numel()), t)[1], lambda t: t):
-            state.objective.train()({k: v for k, v in next(session.batches(state)).items() if k != "samples"})
+            state.objective.train()({k: v for k, v in next(session.batches(state))[1].items() if k != "samples"})
         kept.append(sum(held))
     assert kept[1] < kept[0] / 3
 
@@ -52,11 +52,11 @@ def test_float16_halves_its_scale_where_it_overflows_and_doubles_it_again(tmp_pa
     assert state.scale == 2.0**16
     scales = []
 
-    def shrink(batches):
-        for number, batch in enumerate(batches):
+    def shrink(slices):
+        for number, pair in enumerate(slices):
             if number == 6:
                 state.scale = 2.0**40  # a loss of 1 is beyond float16 then
-            yield batch
+            yield pair
 
     fit(state, shrink(session.batches(state)), [(1, lambda s: scales.append((s.scale, s.updates, s.skipped)))])
     assert (
@@ -71,11 +71,11 @@ def test_float16_halves_its_scale_where_it_overflows_and_doubles_it_again(tmp_pa
 
 
 def test_steps_that_are_not_finite_are_skipped_as_often_as_allowed(tmp_path):
-    def poisoned(batches, steps):
-        for number, batch in enumerate(batches):
+    def poisoned(slices, steps):
+        for number, (step_slice, batch) in enumerate(slices):
             if number in steps:
                 batch["images"][0] = float("nan")
-            yield batch
+            yield step_slice, batch
 
     session, state = make(tmp_path, skip_steps=2)
     fit(state, poisoned(session.batches(state), (3, 7)))
@@ -117,7 +117,7 @@ def test_a_micro_batch_is_found_by_trying(tmp_path, monkeypatch):
         return size <= 3
 
     monkeypatch.setattr(probe, "fits", fits)
-    run = probe.fitted(session.run, session.inputs, session.folder, ALONE, said.append)
+    run = probe.fitted(session.run, session.inputs, session.folder, SINGLE_PROCESS, said.append)
     assert (
         tried == [8, 4, 2]
         and run.micro_batch == 2
@@ -126,7 +126,7 @@ def test_a_micro_batch_is_found_by_trying(tmp_path, monkeypatch):
     assert said == ["2 images at a time fit into memory: batches of 8 are computed in 4 parts"]
     monkeypatch.setattr(probe, "fits", lambda *_: False)
     with pytest.raises(ResourceError, match="a single image"):
-        probe.fitted(session.run, session.inputs, session.folder, ALONE, said.append)
+        probe.fitted(session.run, session.inputs, session.folder, SINGLE_PROCESS, said.append)
 
 
 def test_memory_that_runs_out_is_told_apart_from_other_errors(tmp_path, monkeypatch):
@@ -139,14 +139,14 @@ def test_memory_that_runs_out_is_told_apart_from_other_errors(tmp_path, monkeypa
 
     monkeypatch.setattr("vitreous.training.shards.Shards.backward", run_out)
     with pytest.raises(RuntimeError, match="something else"):
-        probe.fitted(session.run, session.inputs, session.folder, ALONE, lambda text: None)
+        probe.fitted(session.run, session.inputs, session.folder, SINGLE_PROCESS, lambda text: None)
 
 
 def test_a_cpu_is_asked_for_no_more_than_it_has(tmp_path, monkeypatch):
     session, _ = make(tmp_path, model=STILL)
     one = probe.activations(STILL, device="cpu") * 4
     monkeypatch.setattr(probe, "free_memory", lambda device: int(3.5 * one / probe.SPARE))
-    run = probe.fitted(session.run, session.inputs, session.folder, ALONE, lambda text: None)
+    run = probe.fitted(session.run, session.inputs, session.folder, SINGLE_PROCESS, lambda text: None)
     assert run.micro_batch == 2
     assert probe.estimate(replace(session.run, recompute=True)) == pytest.approx(
         2 * probe.estimate(session.run), rel=0.01

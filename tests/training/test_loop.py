@@ -100,7 +100,7 @@ def test_golden_curve(name, tmp_path):
 
 def test_every_picture_is_seen_the_stated_number_of_times(tmp_path):
     session, state = make(tmp_path, batch_size=10, accumulate=2, epochs=3.0, views=Augment())
-    seen = torch.cat([batch["samples"] for batch in session.batches(state)])
+    seen = torch.cat([batch["samples"] for _, batch in session.batches(state)])
     assert (torch.bincount(seen) == 3).all()
     fit(state, session.batches(state))
     assert (state.step, state.images) == (math.ceil(144 / 20), 144)
@@ -127,8 +127,8 @@ def test_nothing_that_is_not_finite_reaches_the_weights(tmp_path, where):
     session, state = make(tmp_path)
     before = {}
 
-    def poison(batches):
-        for index, batch in enumerate(batches):
+    def poison(slices):
+        for index, (step_slice, batch) in enumerate(slices):
             if index == 4:
                 before.update(
                     weights=state.flat.master.clone(),
@@ -140,7 +140,7 @@ def test_nothing_that_is_not_finite_reaches_the_weights(tmp_path, where):
                     batch["images"][1, 0, 0, 0] = math.nan
                 else:
                     next(state.objective.parameters()).register_hook(lambda g: g * math.inf)
-            yield batch
+            yield step_slice, batch
 
     with pytest.raises(NonFiniteError, match="step 5") as error:
         fit(state, poison(session.batches(state)))
@@ -163,13 +163,13 @@ def test_patch_dropout_keeps_distinct_patches_and_ends_on_time(tmp_path):
     assert places.shape == (6, 8)
     assert all(len(set(row)) == 8 for row in places.tolist())
     assert not torch.equal(places, draw_patches(images, (4, 4), 0.5, 0, 4))
-    with_keep = ["keep" in batch for batch in session.batches(state)]
+    with_keep = ["keep" in batch for _, batch in session.batches(state)]
     assert with_keep == [True] * 11 + [False] * 10
 
 
 def test_progressive_resolution_grows_by_whole_patches_and_ends_on_time(tmp_path):
     session, state = fine(tmp_path, progressive=0.5, progressive_until=0.5, patch_dropout=0.5, patch_dropout_until=0.25)
-    batches = list(session.batches(state))
+    batches = [batch for _, batch in session.batches(state)]
     assert [batch["images"].shape[-1] for batch in batches] == [8] * 6 + [12] * 5 + [16] * 10
     assert [batch["keep"].shape[1] for batch in batches if "keep" in batch] == [2] * 6
     image = torch.rand(1, 3, 16, 16)

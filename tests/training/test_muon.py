@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from tests.precision import relative_error
-from vitreous.training.muon import COEFFICIENTS, alike, muon, orthogonal
+from vitreous.training.update_rules import COEFFICIENTS, batch_by_shape, muon_step, orthogonalize
 
 SHAPES = [(48, 16), (16, 16), (16, 40), (48, 16), (16, 16)]
 pytestmark = pytest.mark.processor
@@ -41,7 +41,7 @@ def test_its_steps_are_those_of_the_paper_s_iteration(dtype):
     stepper = torch.optim.Muon(theirs, lr=LR, weight_decay=DECAY, momentum=MOMENTUM)
     for _ in range(4):
         grads = [torch.randn_like(p) for p in start]
-        muon(ours, grads, momenta, lr=LR, weight_decay=DECAY, momentum=MOMENTUM, dtype=dtype)
+        muon_step(ours, grads, momenta, lr=LR, weight_decay=DECAY, momentum=MOMENTUM, dtype=dtype)
         for p, grad in zip(theirs, grads, strict=True):
             p.grad = grad.clone()
         stepper.step()
@@ -54,11 +54,11 @@ def test_its_steps_are_those_of_the_paper_s_iteration(dtype):
 
 
 def test_singular_values_come_near_one():
-    found = orthogonal(torch.randn(3, 20, 64), torch.float32)
+    found = orthogonalize(torch.randn(3, 20, 64), torch.float32)
     values = torch.linalg.svdvals(found)
     assert values.min() > 0.5 and values.max() < 1.3
 
 
 def test_matrices_go_together_by_shape_and_within_the_limit(monkeypatch):
-    monkeypatch.setattr("vitreous.training.muon.TOGETHER", 600)
-    assert list(alike([torch.zeros(shape) for shape in SHAPES])) == [[0], [3], [1, 4], [2]]
+    monkeypatch.setattr("vitreous.training.update_rules.MAX_BATCH_ELEMENTS", 600)
+    assert list(batch_by_shape([torch.zeros(shape) for shape in SHAPES])) == [[0], [3], [1, 4], [2]]

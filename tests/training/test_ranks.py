@@ -13,8 +13,8 @@ import torch
 from tests.conftest import TINY
 from tests.data.films import write_moves
 from tests.reliability.rig import TIMES
-from vitreous.training.parts import parts, spans
 from vitreous.training.ranks import Ranks
+from vitreous.training.slices import rank_slices, run_slices
 from vitreous.weights.adopt import open_weights
 from vitreous.weights.bundle import load_bundle
 from vitreous.weights.sharded import tensors_in
@@ -218,8 +218,8 @@ def test_parts_cover_each_step_once(tmp_path, reproducible, world):
     )
     run, seen = session.run, []
     for start in range(0, run.total, run.step_size):
-        found = [part for rank in range(world) for part in parts(run, Ranks(rank, world), start)]
+        found = [part for rank in range(world) for part in rank_slices(run, Ranks(rank, world), start)]
         assert sum(part.share for part in found) == pytest.approx(1)
         seen += [position for part in found if part.share for position in range(part.start, part.stop)]
     assert sorted(seen) == list(range(run.total))
-    assert sum(stop - start for start, stop in spans(run, Ranks(0, 1), 0)) == run.total
+    assert sum(part.stop - part.start for step in run_slices(run, Ranks(0, 1), 0) for part in step) == run.total

@@ -16,7 +16,6 @@ from vitreous.progress import NullListener
 from vitreous.recipes.options import TrainOptions
 from vitreous.system.machine import DTYPES
 from vitreous.training.folder import Folder
-from vitreous.training.parts import parts
 from vitreous.training.ranks import Ranks
 from vitreous.training.scale import (
     ACCELERATORS,
@@ -27,6 +26,7 @@ from vitreous.training.scale import (
     measure_sizes,
 )
 from vitreous.training.session import Session
+from vitreous.training.slices import rank_slices
 
 SMALL = {
     "data": "digits",
@@ -89,7 +89,7 @@ def test_activations_that_are_planned_are_those_that_autograd_keeps(tmp_path):
 
     state.objective.train()
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        state.objective(next(session.batches(state)))
+        state.objective(next(session.batches(state))[1])
     counted = sum(size for size, _ in seen.values())
     terms = count_memory(run, measure_sizes(state.objective), 1, "cpu")
     assert terms["activations_bytes"] == pytest.approx(counted, rel=0.1)
@@ -128,7 +128,7 @@ def test_a_device_computes_what_the_run_gives_it():
     for changes in ({}, {"micro_batch": 5}):
         run = replace(planned()[0], **changes)
         for world in (1, 2, 3, 7):
-            most = max(p.stop - p.start for rank in range(world) for p in parts(run, Ranks(rank, world), 0))
+            most = max(p.stop - p.start for rank in range(world) for p in rank_slices(run, Ranks(rank, world), 0))
             assert device_images(run, world) == min(most, changes.get("micro_batch", most))
 
 

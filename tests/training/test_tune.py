@@ -20,6 +20,7 @@ from vitreous.training.flat import Flat
 from vitreous.training.loop import State, fit
 from vitreous.training.optimizer import Optimizers
 from vitreous.training.run import FineTune, Optimizer, Run
+from vitreous.training.slices import StepSlice
 from vitreous.training.tune import check, merged, prepare
 
 SMALL = {"image": (16, 16), "patch": (8, 8), "classes": 3, "width": 32, "depth": 3, "heads": 2, "hidden": 64}
@@ -97,7 +98,12 @@ def batches(state):
         labels = torch.arange(start, start + 8) % 3
         pixels = torch.randn(8, 3, 16, 16, generator=generator)
         pixels[torch.arange(8), labels] += 2
-        yield {"images": pixels.to(state.flat.work.dtype), "labels": labels, "samples": torch.arange(start, start + 8)}
+        batch = {
+            "images": pixels.to(state.flat.work.dtype),
+            "labels": labels,
+            "samples": torch.arange(start, start + 8),
+        }
+        yield StepSlice(start, start + 8, 1.0), batch
 
 
 def trained(state):

@@ -58,10 +58,10 @@ def arm(rank: int, job: dict) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def poisoned(self, state):
-        for batch in batches(self, state):
+        for step_slice, batch in batches(self, state):
             if [rank, state.step] == job.get("poison"):
                 batch["images"][0] = math.nan
-            yield batch
+            yield step_slice, batch
 
     Session.watch, Session.batches = watched, poisoned
     throughput.quick_peak = lambda device, precision: 1e12  # half a second, for a figure that is no part of an outcome

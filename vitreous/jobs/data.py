@@ -207,7 +207,7 @@ def screen_inputs(
     if forms is None:
         return run, Inputs(split, val, cached, rows)
     buckets = assign(forms if rows is None else forms[rows], run.preprocess.buckets, run.preprocess.stride)
-    return run, Inputs(split, val and judged_at(val, run.preprocess, workers), cached, rows, buckets)
+    return run, Inputs(split, val and judged_at(val, run.preprocess, workers), cached, rows, buckets=buckets)
 
 
 def exclude_images(opened: Data, names: frozenset[str], exclude: str, listener: Listener) -> Data:

@@ -21,10 +21,10 @@ from vitreous.nn.no_init import NoInitMode
 from vitreous.objectives.base import Objective
 from vitreous.progress import Listener
 from vitreous.recipes.options import TrainOptions
-from vitreous.training.parts import check
 from vitreous.training.ranks import Ranks
 from vitreous.training.run import Run
 from vitreous.training.scale import ACCELERATORS, forecast_run
+from vitreous.training.slices import check_processes
 from vitreous.training.tune import prepare
 
 
@@ -45,7 +45,7 @@ def preview_scaled(options: TrainOptions, listener: Listener) -> tuple[Run, dict
     _, run, inputs, _ = plan(local, listener)
     if options.images:
         run = replace(run, data=replace(run.data, images=options.images))
-    check(run, Ranks(0, world, 0, joined=True))
+    check_processes(run, Ranks(0, world, 0, joined=True))
     loader, length = (
         TrainLoader(inputs.train, run.preprocess, run.views, 0, exact=run.data.exact),
         file_bytes(inputs.train),

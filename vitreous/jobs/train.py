@@ -32,13 +32,14 @@ from vitreous.reports.pages.run_pictures import run_pictures
 from vitreous.reports.readings import record, write_page
 from vitreous.system.disk import write_text
 from vitreous.system.machine import environment, pick_device, warning
-from vitreous.training import best, parts
+from vitreous.training.best import check_selection
 from vitreous.training.folder import Folder
 from vitreous.training.live import live_curves
 from vitreous.training.probe import fitted
-from vitreous.training.ranks import Ranks, launch_name, restart_count, together
+from vitreous.training.ranks import Ranks, launch_name, process_group, restart_count
 from vitreous.training.run import Run
 from vitreous.training.session import Session
+from vitreous.training.slices import check_processes
 from vitreous.training.trackers.trackers import Trackers, chosen_trackers, tracked
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def launch(options: TrainOptions, listener: Listener, announce: Announce = lambd
     `announce` is called with the run and its data before the first step. Raises what `train` raises.
     """
     options = with_data(options)
-    with together(pick_device(options.device or "auto"), options.timeout or Run.timeout) as ranks:
+    with process_group(pick_device(options.device or "auto"), options.timeout or Run.timeout) as ranks:
         return run_training(options, listener if ranks.is_main else NullListener(), ranks, announce)
 
 
@@ -117,9 +118,9 @@ def run_training(options: TrainOptions, listener: Listener, ranks: Ranks, announ
     folder = Folder(Path(ranks.broadcast_text(str(folder.path))))
     if options.micro_batch == "auto":
         run = fitted(run, inputs, folder, ranks, listener.note)
-    parts.check(run, ranks)
+    check_processes(run, ranks)
     if options.lr_grid is None:  # whose protocol refuses it
-        best.check(run, inputs.val)
+        check_selection(run, inputs.val)
     if ranks.is_main:
         trials = (
             {}
@@ -145,7 +146,7 @@ def run_training(options: TrainOptions, listener: Listener, ranks: Ranks, announ
                     folder, run, inputs=inputs, opened=opened, listener=listener, ranks=ranks, ray=options.ray
                 )
             else:
-                summary = Session(run, inputs, folder, listener, ranks).train()
+                summary = Session(run, inputs, folder, listener, ranks=ranks).train()
             if ranks.is_main:
                 evaluate_run(folder, run, opened=opened, summary=summary, listener=listener, trackers=trackers)
     return summary

@@ -33,7 +33,7 @@ from vitreous.reports.pages import report
 from vitreous.system.disk import write_text
 from vitreous.training.batches import Inputs
 from vitreous.training.folder import Folder
-from vitreous.training.ranks import ALONE, Ranks
+from vitreous.training.ranks import SINGLE_PROCESS, Ranks
 from vitreous.training.run import Run
 from vitreous.training.session import Session
 from vitreous.training.signals import Signals
@@ -182,7 +182,7 @@ def transfer(
     inputs: Inputs,
     opened: Data,
     listener: Listener,
-    ranks: Ranks = ALONE,
+    ranks: Ranks = SINGLE_PROCESS,
     ray: str | None = None,
 ) -> dict[str, Any]:
     """Try the grid, choose, and train on everything; goes on from wherever the folder is. Returns the run's summary.
@@ -227,7 +227,7 @@ def transfer(
                 write_text(folder.config, to_yaml(final))
             report.write_report(folder.path / "report.html", folder)
         raise_if_stopped(signals, ranks, lambda code: interruption(folder, code, "before the run on all images"))
-        summary = Session(final, inputs, folder, listener, ranks).train() | {"lr_grid": table}
+        summary = Session(final, inputs, folder, listener, ranks=ranks).train() | {"lr_grid": table}
     if "test" in opened.splits and ranks.is_main:
         listener.note(f"the test split was not read; `vitreous evaluate {folder.path}` reads it")
     return summary

@@ -14,7 +14,7 @@ from vitreous.progress import Listener
 from vitreous.system.disk import write_text
 from vitreous.training.batches import Inputs
 from vitreous.training.folder import Folder
-from vitreous.training.ranks import ALONE, Ranks
+from vitreous.training.ranks import SINGLE_PROCESS, Ranks
 from vitreous.training.run import Run
 from vitreous.training.session import Session
 from vitreous.training.signals import Signals
@@ -25,7 +25,7 @@ def run_trial(
     inputs: Inputs,
     folder: Folder,
     listener: Listener,
-    ranks: Ranks = ALONE,
+    ranks: Ranks = SINGLE_PROCESS,
     signals: Signals | None = None,
     watch: Callable[[Session], None] = lambda session: None,
 ) -> None:
@@ -44,12 +44,12 @@ def run_trial(
         folder.path.mkdir(parents=True)
         write_text(folder.config, to_yaml(run))
     with folder.locked() if ranks.is_main else nullcontext():
-        session = Session(run, inputs, folder, listener, ranks)
+        session = Session(run, inputs, folder, listener, ranks=ranks)
         watch(session)
         try:
             summary = session.train()
         except NonFiniteError as error:
-            session.tell(error.message)
+            session.note(error.message)
             summary = {
                 "model": name_of(run.model),
                 "data": run.data.source,

@@ -40,8 +40,10 @@ class ViTAdapter(VisionModel[AdapterConfig]):
         width, last = c.backbone.width, c.interactions - 1
         self.prior = SpatialPrior(c.channels, width, c.prior, c.norm)
         self.level = nn.Parameter(torch.empty(len(STRIDES), width))
-        options = (width, c.heads, c.points, c.ratio, c.backbone.drop_path)
-        self.interactions = nn.ModuleList(Interaction(*options, 3 if i == last else 1) for i in range(c.interactions))
+        sizes, drop_path = (width, c.heads, c.points, c.ratio), c.backbone.drop_path
+        self.interactions = nn.ModuleList(
+            Interaction(*sizes, drop_path=drop_path, extractors=3 if i == last else 1) for i in range(c.interactions)
+        )
         self.up = nn.ConvTranspose2d(width, width, 2, 2)
         self.norms = nn.ModuleList(norm_of(width, c.norm) for _ in c.levels)
         for part in (self.prior, self.interactions, self.up):
@@ -172,9 +174,9 @@ def adapter_macs(config: AdapterConfig, image: tuple[int, ...]) -> int:
     c, size = config.backbone, (height, width)
     with torch.device("meta"):
         prior = SpatialPrior(config.channels, c.width, config.prior, "group")
-        options = (c.width, config.heads, config.points, config.ratio, 0.0)
+        sizes = (c.width, config.heads, config.points, config.ratio)
         count = config.interactions
-        interactions = [Interaction(*options, 3 if i == count - 1 else 1) for i in range(count)]
+        interactions = [Interaction(*sizes, extractors=3 if i == count - 1 else 1) for i in range(count)]
         up = nn.ConvTranspose2d(c.width, c.width, 2, 2)
         places = Geometry((image[0], image[1]), (c.patch[0], c.patch[1]), torch.device("meta"))
         with FlopCounterMode(display=False) as counter:

@@ -36,7 +36,7 @@ class BiT(VisionModel[BiTConfig]):
         self.config = config
         self.any_size = True  # convolutions take images of any size; a ViT warns of others than its own
         native = config.image if config.axial else None
-        self.body = ResNet(config.blocks, config.width * config.factor, config.channels, config.numerics, native)
+        self.body = ResNet(config.blocks, config.width * config.factor, config.channels, config.numerics, axial=native)
         self.head = self.build_head()
 
     def build_head(self) -> nn.Module:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from importlib import import_module
 from typing import Any
 
@@ -45,6 +45,7 @@ class Family:
     model: str
     parse: Callable[[str, presets.Image], ModelConfig | None]
     name: Callable[[Any], str]
+    _: KW_ONLY
     block: str = r"\bencoder\.blocks\.(\d+)\."
     entry: tuple[str, ...] = ("projection", "position", "prefix", "slots", "stem", "first_norm")
 
@@ -118,7 +119,7 @@ FAMILIES: dict[str, Family] = {
         "vitreous.models.sam:SAM",
         presets.parse_kin,
         presets.vit_name,
-        r"\bencoder\.blocks\.(\d+)\.(?!after\.)",
+        block=r"\bencoder\.blocks\.(\d+)\.(?!after\.)",
     ),
     "clip": Family(CLIPConfig, "vitreous.models.clip:CLIP", presets.parse_kin, presets.vit_name),
     "video": Family(VideoConfig, "vitreous.models.video:Video", parse_video, video_name),

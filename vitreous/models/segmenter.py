@@ -67,9 +67,9 @@ def segmenter_macs(config: SegmenterConfig, image: tuple[int, ...], backbone: Ca
 def decoder_of(config: SegmenterConfig, widths: list[int], patches: list[tuple[int, ...]]) -> nn.Module:
     """The head for maps of these channels and pixels per axis."""
     if config.head == "unet":
-        return UNETDecoder(config.channels, widths, patches, config.classes, config.head_width)
+        return UNETDecoder(config.channels, widths, patches, config.classes, width=config.head_width)
     if config.head == "upernet":
-        return UPerNetDecoder(widths, patches, config.classes, 16 * config.head_width, config.head_dropout)
+        return UPerNetDecoder(widths, patches, config.classes, 16 * config.head_width, dropout=config.head_dropout)
     return LinearDecoder(widths, config.classes)
 
 

@@ -146,7 +146,7 @@ def build_block(config: SwinConfig, stage: int, index: int, drop_path: float) ->
         shift = tuple(s if length > w else 0 for s, length, w in zip(shift, native, size, strict=True))
     if c.version == 2:
         trained = c.pretrained_window[stage] if c.pretrained_window else 0
-        attention = CosineWindowAttention(width, heads, size, c.qkv_bias, trained)
+        attention = CosineWindowAttention(width, heads, size, c.qkv_bias, pretrained=trained)
     else:
         attention = WindowAttention(width, heads, size, c.qkv_bias)
     mlp = Mlp(width, int(width * c.mlp_ratio), c.dropout, c.gelu)
@@ -154,7 +154,7 @@ def build_block(config: SwinConfig, stage: int, index: int, drop_path: float) ->
         nn.init.trunc_normal_(linear.weight, std=0.02)
         nn.init.zeros_(linear.bias)
     attention = Windows(attention, size, shift, c.pad)
-    return Block(width, attention, mlp, c.dropout, drop_path, eps=c.eps, post_norm=c.version == 2)
+    return Block(width, attention, mlp, c.dropout, drop_path=drop_path, eps=c.eps, post_norm=c.version == 2)
 
 
 def swin_macs(config: SwinConfig, image: tuple[int, int] | None = None) -> int:

@@ -87,9 +87,9 @@ class ViT(VisionModel[ViTConfig]):
         self.slots = own_positions(c) if c.position_at != "each" else None
         self.first_norm = self.build_first_norm()
         blocks = stack(c.depth, self.block, c.drop_path, c.drop_path_rises)
-        self.encoder = Encoder(c.width, blocks, c.eps, c.norm == "tokens", c.pooled_prefix)
+        self.encoder = Encoder(c.width, blocks, c.eps, c.norm == "tokens", read=c.pooled_prefix)
         self.neck = self.build_neck()
-        self.pooling = AttentionPool(c.width, c.heads, c.hidden, c.eps, c.gelu) if c.pool == "attention" else None
+        self.pooling = AttentionPool(c.width, c.heads, c.hidden, c.eps, gelu=c.gelu) if c.pool == "attention" else None
         self.pooled_norm = nn.LayerNorm(c.width_out, eps=c.eps) if c.norm == "pooled" else nn.Identity()
         self.representation = nn.Linear(c.width_out, c.representation) if c.representation else None
         self.head = self.build_head()

@@ -114,7 +114,7 @@ class Injector(nn.Module):
     def __init__(self, width: int, heads: int, points: int, ratio: float) -> None:
         super().__init__()
         self.norm_tokens, self.norm_levels = nn.LayerNorm(width, eps=1e-6), nn.LayerNorm(width, eps=1e-6)
-        self.attention = DeformableAttention(width, heads, len(STRIDES), points, ratio)
+        self.attention = DeformableAttention(width, heads, len(STRIDES), points, ratio=ratio)
         self.gate = nn.Parameter(torch.zeros(width))
 
     def forward(self, tokens: Tensor, centres: Tensor, levels: Tensor, grids: Grids) -> Tensor:
@@ -127,10 +127,10 @@ class Extractor(nn.Module):
     """Attention from all levels to the tokens of the ViT, then a `LevelMlp` of a quarter of the width, each added to
     what came in (Eqs. 2-3). `drop_path` is the probability that a sample goes without the latter in training."""
 
-    def __init__(self, width: int, heads: int, points: int, ratio: float, drop_path: float) -> None:
+    def __init__(self, width: int, heads: int, points: int, ratio: float, *, drop_path: float) -> None:
         super().__init__()
         self.norm_levels, self.norm_tokens = nn.LayerNorm(width, eps=1e-6), nn.LayerNorm(width, eps=1e-6)
-        self.attention = DeformableAttention(width, heads, 1, points, ratio)
+        self.attention = DeformableAttention(width, heads, 1, points, ratio=ratio)
         self.norm, self.mlp = nn.LayerNorm(width, eps=1e-6), LevelMlp(width, max(1, width // 4))
         self.drop_path = drop_path
 
@@ -167,11 +167,20 @@ class Interaction(nn.Module):
     """What surrounds a group of the ViT's blocks: an injector before it, and `extractors` after it."""
 
     def __init__(
-        self, width: int, heads: int, points: int = 4, ratio: float = 1.0, drop_path: float = 0.0, extractors: int = 1
+        self,
+        width: int,
+        heads: int,
+        points: int = 4,
+        ratio: float = 1.0,
+        *,
+        drop_path: float = 0.0,
+        extractors: int = 1,
     ) -> None:
         super().__init__()
         self.injector = Injector(width, heads, points, ratio)
-        self.extractors = nn.ModuleList(Extractor(width, heads, points, ratio, drop_path) for _ in range(extractors))
+        self.extractors = nn.ModuleList(
+            Extractor(width, heads, points, ratio, drop_path=drop_path) for _ in range(extractors)
+        )
 
     def inject(self, tokens: Tensor, levels: Tensor, places: Geometry) -> Tensor:
         """(B, N, D), (B, M, D) -> (B, N, D)."""

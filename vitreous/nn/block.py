@@ -121,6 +121,7 @@ class Branch(nn.Module):
         width: int,
         dropout: float = 0.0,
         drop_path: float = 0.0,
+        *,
         layer_scale: float | None = None,
         eps: float = 1e-6,
     ) -> None:
@@ -155,8 +156,10 @@ class PostNormBranch(Branch):
     Its scale starts at 0, so that a fresh branch adds nothing. Options are those of `Branch`.
     """
 
-    def __init__(self, part: nn.Module, width: int, *options: Any) -> None:
-        super().__init__(part, width, *options)
+    def __init__(
+        self, part: nn.Module, width: int, dropout: float, drop_path: float, *, layer_scale: float | None, eps: float
+    ) -> None:
+        super().__init__(part, width, dropout, drop_path, layer_scale=layer_scale, eps=eps)
         nn.init.zeros_(self.norm.weight)
 
     def forward(self, x: Tensor, *context: Any, queries: slice = ALL) -> Tensor:
@@ -181,14 +184,17 @@ class Block(nn.Module):
         attention: nn.Module,
         mlp: nn.Module,
         dropout: float = 0.0,
+        *,
         drop_path: float = 0.0,
         layer_scale: float | None = None,
         eps: float = 1e-6,
         post_norm: bool = False,
     ) -> None:
         super().__init__()
-        residual, branch = (width, dropout, drop_path, layer_scale, eps), PostNormBranch if post_norm else Branch
-        self.attention, self.mlp = branch(attention, *residual), branch(mlp, *residual)
+        branch = PostNormBranch if post_norm else Branch
+        self.attention, self.mlp = (
+            branch(part, width, dropout, drop_path, layer_scale=layer_scale, eps=eps) for part in (attention, mlp)
+        )
         self.after: nn.Module | None = None  # what all tokens pass at last, on a grid
 
     def forward(self, x: Tensor, *context: Any, queries: slice = ALL) -> Tensor:

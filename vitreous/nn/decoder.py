@@ -46,7 +46,7 @@ class UNETDecoder(nn.Module):
     """
 
     def __init__(
-        self, channels: int, widths: Sequence[int], patches: Sequence[tuple[int, ...]], classes: int, width: int = 16
+        self, channels: int, widths: Sequence[int], patches: Sequence[tuple[int, ...]], classes: int, *, width: int = 16
     ) -> None:
         super().__init__()
         axes, patch = len(patches[0]), patches[0]

@@ -50,7 +50,7 @@ class DeformableAttention(nn.Module):
     are drawn Xavier uniform. Raises ValueError where heads do not divide the channels of the values.
     """
 
-    def __init__(self, width: int, heads: int, levels: int, points: int = 4, ratio: float = 1.0) -> None:
+    def __init__(self, width: int, heads: int, levels: int, points: int = 4, *, ratio: float = 1.0) -> None:
         super().__init__()
         inner = int(width * ratio)
         if inner < 1 or inner % heads:

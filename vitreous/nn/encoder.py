@@ -24,7 +24,7 @@ class Encoder(nn.Module):
     recompute = False
 
     def __init__(
-        self, width: int, blocks: Sequence[nn.Module], eps: float = 1e-6, norm: bool = True, read: int | None = None
+        self, width: int, blocks: Sequence[nn.Module], eps: float = 1e-6, norm: bool = True, *, read: int | None = None
     ) -> None:
         super().__init__()
         self.blocks, self.read = nn.ModuleList(blocks), read

@@ -13,7 +13,7 @@ class AttentionPool(nn.Module):
     """Multi-head attention pooling (arXiv:2106.04560, section 3.2): a learned query attends to all tokens, then x +
     MLP(LN x)."""
 
-    def __init__(self, width: int, heads: int, hidden: int, eps: float = 1e-6, gelu: str = "none") -> None:
+    def __init__(self, width: int, heads: int, hidden: int, eps: float = 1e-6, *, gelu: str = "none") -> None:
         super().__init__()
         self.heads = heads
         self.query = nn.Parameter(torch.empty(1, width))

@@ -65,7 +65,7 @@ class RotaryAttention(Attention):
     or of less than a pair to an axis.
     """
 
-    def __init__(self, width: int, heads: int, axes: int = 2, bias: bool = True, base: float = 10000.0) -> None:
+    def __init__(self, width: int, heads: int, axes: int = 2, bias: bool = True, *, base: float = 10000.0) -> None:
         super().__init__(width, heads, bias)
         if (width // heads) % 2 or width // heads < 2 * axes:
             raise ValueError(f"heads of {width // heads} channels cannot be turned along {axes} axes")

@@ -93,7 +93,7 @@ class StandardizedConv(nn.Module):
     """
 
     def __init__(
-        self, inputs: int, outputs: int, kernel: int, stride: int = 1, numerics: str = "google", same: bool = False
+        self, inputs: int, outputs: int, kernel: int, stride: int = 1, *, numerics: str = "google", same: bool = False
     ) -> None:
         super().__init__()
         self.kernel, self.stride, self.numerics, self.same = kernel, stride, numerics, same
@@ -115,9 +115,9 @@ class StandardizedConv(nn.Module):
 class Shortcut(nn.Module):
     """A 1x1 convolution where shape or stride changes, and a norm after it in post-activation units."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int, numerics: str, norm: bool) -> None:
+    def __init__(self, inputs: int, outputs: int, stride: int, numerics: str, *, norm: bool) -> None:
         super().__init__()
-        self.conv = StandardizedConv(inputs, outputs, 1, stride, numerics)
+        self.conv = StandardizedConv(inputs, outputs, 1, stride, numerics=numerics)
         self.norm = group_norm(outputs, numerics) if norm else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -135,10 +135,13 @@ class PostActivation(nn.Module):
         super().__init__()
         changes = stride > 1 or inputs != 4 * width
         self.shortcut = Shortcut(inputs, 4 * width, stride, numerics, norm=True) if changes else None
-        self.conv1, self.norm1 = StandardizedConv(inputs, width, 1, 1, numerics), group_norm(width, numerics)
-        self.conv2 = StandardizedConv(width, width, 3, stride, numerics, same=True)
+        self.conv1, self.norm1 = StandardizedConv(inputs, width, 1, 1, numerics=numerics), group_norm(width, numerics)
+        self.conv2 = StandardizedConv(width, width, 3, stride, numerics=numerics, same=True)
         self.norm2 = group_norm(width, numerics)
-        self.conv3, self.norm3 = StandardizedConv(width, 4 * width, 1, 1, numerics), group_norm(4 * width, numerics)
+        self.conv3, self.norm3 = (
+            StandardizedConv(width, 4 * width, 1, 1, numerics=numerics),
+            group_norm(4 * width, numerics),
+        )
         nn.init.zeros_(self.norm3.weight)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -157,19 +160,22 @@ class PreActivation(nn.Module):
     """
 
     def __init__(
-        self, inputs: int, width: int, stride: int, numerics: str, axial: tuple[int, int] | None = None
+        self, inputs: int, width: int, stride: int, numerics: str, *, axial: tuple[int, int] | None = None
     ) -> None:
         super().__init__()
         changes = stride > 1 or inputs != 4 * width
         self.shortcut = Shortcut(inputs, 4 * width, stride, numerics, norm=False) if changes else None
-        self.norm1, self.conv1 = group_norm(inputs, numerics), StandardizedConv(inputs, width, 1, 1, numerics)
+        self.norm1, self.conv1 = group_norm(inputs, numerics), StandardizedConv(inputs, width, 1, 1, numerics=numerics)
         self.norm2 = group_norm(width, numerics)
         self.conv2 = (
             AxialAttention(width, axial, stride, numerics)
             if axial
-            else StandardizedConv(width, width, 3, stride, numerics)
+            else StandardizedConv(width, width, 3, stride, numerics=numerics)
         )
-        self.norm3, self.conv3 = group_norm(width, numerics), StandardizedConv(width, 4 * width, 1, 1, numerics)
+        self.norm3, self.conv3 = (
+            group_norm(width, numerics),
+            StandardizedConv(width, 4 * width, 1, 1, numerics=numerics),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, I, H, W) -> (B, 4 width, ceil(H / stride), ceil(W / stride))."""
@@ -279,7 +285,7 @@ class Root(nn.Module):
 
     def __init__(self, channels: int, width: int, numerics: str, hybrid: bool) -> None:
         super().__init__()
-        self.conv = StandardizedConv(channels, width, 7, 2, numerics, same=hybrid)
+        self.conv = StandardizedConv(channels, width, 7, 2, numerics=numerics, same=hybrid)
         self.norm = group_norm(width, numerics) if hybrid else None
         self.border = NUMERICS[numerics].border
 
@@ -365,13 +371,14 @@ class ResNet(nn.Module):
         width: int = 64,
         channels: int = 3,
         numerics: str = "bit",
+        *,
         axial: tuple[int, int] | None = None,
     ) -> None:
         super().__init__()
 
         def unit(inputs: int, inner: int, stride: int, scale: int) -> PreActivation:
             lengths = None if axial is None else (math.ceil(axial[1] / scale), math.ceil(axial[0] / scale))
-            return PreActivation(inputs, inner, stride, numerics, lengths)
+            return PreActivation(inputs, inner, stride, numerics, axial=lengths)
 
         self.reduction, self.width_out = shape_of(blocks, width)
         self.root = Root(channels, width, numerics, hybrid=False)

@@ -29,7 +29,13 @@ class UPerNetDecoder(nn.Module):
     """
 
     def __init__(
-        self, widths: Sequence[int], patches: Sequence[tuple[int, ...]], classes: int, width: int, dropout: float = 0.0
+        self,
+        widths: Sequence[int],
+        patches: Sequence[tuple[int, ...]],
+        classes: int,
+        width: int,
+        *,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         axes = len(patches[0])

@@ -150,7 +150,9 @@ class CosineWindowAttention(WindowAttention):
     Keys have no bias. `pretrained` is that of `ContinuousPositionBias`.
     """
 
-    def __init__(self, width: int, heads: int, size: tuple[int, int], bias: bool = True, pretrained: int = 0) -> None:
+    def __init__(
+        self, width: int, heads: int, size: tuple[int, int], bias: bool = True, *, pretrained: int = 0
+    ) -> None:
         super().__init__(width, heads, size, False)
         self.position = ContinuousPositionBias(size, heads, pretrained)
         self.q_bias = nn.Parameter(torch.zeros(width)) if bias else None

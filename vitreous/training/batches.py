@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,9 @@ from vitreous.data.split import Split
 from vitreous.models.cost import macs
 from vitreous.objectives.base import Objective
 from vitreous.system.machine import DTYPES, copy_to_device
-from vitreous.training.loop import progress_at
+from vitreous.training.loop import SliceBatch, progress_at
 from vitreous.training.run import Run
+from vitreous.training.slices import StepSlice
 
 PIXELS = {"images", "local"}  # entries of a batch that are views of images
 
@@ -35,6 +37,7 @@ class Inputs:
     val: Split | None = None
     cached: Tensor | None = None
     rows: np.ndarray | None = None
+    _: KW_ONLY
     buckets: np.ndarray | None = None
 
 
@@ -67,29 +70,48 @@ def mean_work(run: Run, inputs: Inputs) -> float:
 
 
 def prepared_batches(
-    run: Run,
-    loader: TrainLoader,
-    objective: Objective,
-    device: str,
-    places: Iterable[tuple[int, int]],
-    ahead: Iterable[tuple[int, int]],
-) -> Iterator[Batch]:
-    """A batch for each (start, stop) of positions in the run's stream; `ahead` are the same places again, which are
-    read early where there are workers.
+    run: Run, loader: TrainLoader, objective: Objective, device: str, steps: Iterable[list[StepSlice]]
+) -> Iterator[SliceBatch]:
+    """Yield each slice of the `steps` with its batch: on the device, normalised, prepared, in the run's precision.
 
-    `objective.prepare` is given "positions" (B,) int64 beside what the loader has.
+    `objective.prepare` is given "positions" (B,) int64 in addition to the entries that the loader returns.
     """
     dtype = DTYPES[run.precision]
-    for (start, stop), loaded in zip(places, loader.spans(ahead), strict=False):
+    for step_slice, loaded in load_slices(loader, steps):
+        if step_slice.is_empty:
+            yield step_slice, {}
+            continue
         batch: Batch = {name: e if name == "samples" else to_device(e, device) for name, e in loaded.items()}
         batch |= {name: normalise_views(run.preprocess, batch[name]) for name in PIXELS & batch.keys()}
-        batch["positions"] = torch.arange(start, stop)
+        batch["positions"] = torch.arange(step_slice.start, step_slice.stop)
         with torch.no_grad():
-            batch = objective.prepare(batch, progress_at(run, start // run.step_size))
+            batch = objective.prepare(batch, progress_at(run, step_slice.start // run.step_size))
         for name in PIXELS & batch.keys():
             views = batch[name]
             batch[name] = [view.to(dtype) for view in views] if isinstance(views, list) else views.to(dtype)
-        yield {name: entry for name, entry in batch.items() if name != "positions"}
+        yield step_slice, {name: entry for name, entry in batch.items() if name != "positions"}
+
+
+def load_slices(loader: TrainLoader, steps: Iterable[list[StepSlice]]) -> Iterator[SliceBatch]:
+    """Yield each slice of the `steps` with the batch that the loader makes of it.
+
+    The loader draws slices ahead of the batches that it returns, as many as its workers prefetch; they wait here. It is
+    not asked for the batch of an empty slice.
+    """
+    waiting: deque[StepSlice] = deque()
+
+    def draw_spans() -> Iterator[tuple[int, int]]:
+        for slices in steps:
+            waiting.extend(slices)
+            yield from ((piece.start, piece.stop) for piece in slices if not piece.is_empty)
+
+    for batch in loader.spans(draw_spans()):
+        while waiting[0].is_empty:
+            yield waiting.popleft(), {}
+        yield waiting.popleft(), batch
+        while waiting and waiting[0].is_empty:
+            yield waiting.popleft(), {}
+    yield from ((piece, {}) for piece in waiting)
 
 
 def to_device(entry: Tensor | list[Any], device: str) -> Tensor | list[Any]:

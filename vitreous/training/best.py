@@ -76,7 +76,7 @@ class Best:
         return cls(**known)
 
 
-def check(run: Run, val: Split | None) -> None:
+def check_selection(run: Run, val: Split | None) -> None:
     """Raise UsageError where a run is to choose by validation images, and there are none, or none with labels."""
     option = "--keep-best" if run.keep_best else "--early-stop"
     if (run.keep_best or run.early_stop) and not (run.objective.labelled or run.data.classes):
@@ -91,7 +91,7 @@ def check(run: Run, val: Split | None) -> None:
         )
 
 
-def describe(run: Run, best: Best, shipped_step: int, step: int) -> dict[str, Any] | None:
+def describe_selection(run: Run, best: Best, shipped_step: int, step: int) -> dict[str, Any] | None:
     """What the summary says: `shipped_step` is the step whose weights the bundle has, `step` the last one. None for a
     run that chooses nothing."""
     if not (run.keep_best or run.early_stop):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 
 import torch
@@ -15,19 +15,19 @@ from vitreous.nn.encoder import compile_blocks
 from vitreous.objectives.base import Objective
 from vitreous.system.machine import thread_pool
 from vitreous.training.flat import Flat
-from vitreous.training.parts import Part, ends
 from vitreous.training.ranks import Ranks
 from vitreous.training.run import Run
 from vitreous.training.shards import Forward, Scalars, Shards, add_scalars
+from vitreous.training.slices import StepSlice, even_bounds
 
 
 class Compute:
     """What adds a step's gradients to the flat vectors, for one process among `ranks`.
 
-    With several processes each computes its parts, and gradients are added up once a step: by DDP while the backward
+    With several processes each computes its slices, and gradients are added up once a step: by DDP while the backward
     pass still runs where a step is one pass, by FSDP in the last of its passes, else when the last is done. A
-    reproducible run computes every part by itself on one core, and adds gradients in the order of the parts, so that
-    nothing depends on who computes what.
+    reproducible run computes every slice by itself on one core, and adds gradients in the order of the slices, so that
+    nothing depends on which process computes a slice.
     """
 
     def __init__(self, objective: Objective, flat: Flat, run: Run, ranks: Ranks) -> None:
@@ -48,20 +48,24 @@ class Compute:
         if fixed and not ranks.joined and objective.capturable and uses_graphs(flat.master.device):
             self.shards.captured = CapturedPasses(flat.master.device)
 
-    def step(self, parts: Sequence[Part], batches: Iterator[Batch], step: int, origin: int) -> tuple[Scalars, Tensor]:
-        """Leave the gradient of the whole step in `flat.master_grad`; returns this process's share of the loss and of
-        what else is logged, and its samples.
+    def step(self, slices: Iterable[tuple[StepSlice, Batch]], step: int) -> tuple[Scalars, Tensor]:
+        """Leave the gradient of the whole step in `flat.master_grad`.
 
-        `origin` is the position of the step; a pass at offset o from it draws from (seed, step, o).
+        Args:
+            slices: those of this process in the step, each with its batch. A pass over a slice draws from (seed, step,
+                offset of the slice).
+            step: the number of the step, from 0.
+
+        Returns:
+            This process's share of the loss and of the other scalars, and its sample numbers (n,) int64.
         """
         if self.run.reproducible:
-            return self.canonical(parts, batches, step, origin)
+            return self.compute_reproducibly(slices, step)
         scalars, samples = [], []
-        for part in parts:
-            batch = next(batches)
-            torch.manual_seed(int(key(self.run.seed, step, part.start - origin)) >> 1)
-            self.objective.idle = not part.share
-            scalars.append(self.backward(batch, part, last=part is parts[-1]))
+        for step_slice, batch in slices:
+            self.seed_pass(step, step_slice)
+            self.objective.idle = not step_slice.share
+            scalars.append(self.backward(batch, step_slice))
             if not (self.overlapped or self.sharded):
                 self.flat.collect()
             samples.append(batch["samples"])
@@ -71,40 +75,47 @@ class Compute:
             self.flat.exchange(self.ranks)
         return add_scalars(scalars), torch.cat(samples)
 
-    def backward(self, batch: Batch, part: Part, last: bool) -> Scalars:
-        """Add a part's gradient, in micro-batches.
+    def seed_pass(self, step: int, step_slice: StepSlice) -> None:
+        """Seed the random numbers that the passes over a slice draw."""
+        torch.manual_seed(int(key(self.run.seed, step, step_slice.offset)) >> 1)
 
-        All processes make as many passes: one that has fewer rows than passes computes its first row again, for
-        nothing. Parts of buckets are of any sizes, and are not waited for.
+    def backward(self, batch: Batch, step_slice: StepSlice) -> Scalars:
+        """Add the gradient of a slice, in micro-batches, and return its scalars.
+
+        All processes make equally many passes: one with fewer samples than passes computes its first sample again with
+        share 0. Slices of buckets have any sizes; processes do not wait for each other there.
         """
         size, passes = batch_size(batch), 1
         if self.run.micro_batch:
-            first = part.start - part.start % self.run.batch_size  # of the whole batch, which all processes share
+            first = (
+                step_slice.start - step_slice.start % self.run.batch_size
+            )  # of the whole batch, which all processes share
             most = -(-min(self.run.batch_size, self.run.total - first) // self.ranks.world)
             most = 0 if self.run.preprocess.buckets else most
             passes = -(-max(most, size) // self.run.micro_batch)
         scalars = []
-        for number, (a, b) in enumerate(pairwise(ends(0, size, passes))):
+        for number, (a, b) in enumerate(pairwise(even_bounds(0, size, passes))):
             piece = rows(batch, a, max(b, a + 1)) if passes > 1 else batch
             if self.sharded:
-                self.objective.set_requires_gradient_sync(last and number == passes - 1)  # type: ignore[operator]
-            scalars.append(self.shards.backward(piece, part.share * (b - a) / size * self.mean))
+                self.objective.set_requires_gradient_sync(step_slice.ends_step and number == passes - 1)  # type: ignore[operator]
+            scalars.append(self.shards.backward(piece, step_slice.share * (b - a) / size * self.mean))
         return {name: value / self.mean for name, value in add_scalars(scalars).items()}
 
-    def canonical(
-        self, parts: Sequence[Part], batches: Iterator[Batch], step: int, origin: int
-    ) -> tuple[Scalars, Tensor]:
-        """Each part by itself: on one core of a CPU, side by side unless the model draws at random, which it does from
-        one generator. Returns scalars and (n,) int64 samples, as `step`."""
-        full = [(forward, part) for forward, part in zip(self.shards.forwards, parts, strict=True) if part.share]
-        work = [(forward, next(batches), part) for forward, part in full]
+    def compute_reproducibly(self, slices: Iterable[tuple[StepSlice, Batch]], step: int) -> tuple[Scalars, Tensor]:
+        """Compute each slice on its own, as `step` does: on one core of a CPU, and at the same time unless the model
+        draws random numbers, for which there is one generator. Returns scalars and sample numbers (n,) int64."""
+        pairs = zip(self.shards.forwards, slices, strict=True)
+        work = [(forward, batch, step_slice) for forward, (step_slice, batch) in pairs if not step_slice.is_empty]
 
-        def compute(forward: Forward, batch: Batch, part: Part) -> Scalars:
-            torch.manual_seed(int(key(self.run.seed, step, part.start - origin)) >> 1)
+        def compute(forward: Forward, batch: Batch, step_slice: StepSlice) -> Scalars:
+            self.seed_pass(step, step_slice)
             size = batch_size(batch)
-            whole = self.run.micro_batch or size
-            pieces = [(rows(batch, a, a + whole), min(whole, size - a)) for a in range(0, size, whole)]
-            return add_scalars(self.shards.part(forward, piece, part.share * count / size) for piece, count in pieces)
+            most = self.run.micro_batch or size
+            micro_batches = [(rows(batch, a, a + most), min(most, size - a)) for a in range(0, size, most)]
+            return add_scalars(
+                self.shards.part(forward, micro_batch, step_slice.share * count / size)
+                for micro_batch, count in micro_batches
+            )
 
         if self.flat.master.device.type != "cpu":
             scalars = [compute(*item) for item in work]

@@ -43,6 +43,7 @@ class Flat:
         dtype: torch.dtype,
         device: torch.device,
         ema: float | None = None,
+        *,
         shards: int = 1,
         group_of: GroupOf = default_group,
     ) -> None:

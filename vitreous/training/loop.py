@@ -16,19 +16,70 @@ from vitreous.errors import NonFiniteError
 from vitreous.objectives.base import Objective, Progress
 from vitreous.system.machine import deterministic_kernels
 from vitreous.training.compute import Compute
-from vitreous.training.figures import HeldFigures, reads_late, sum_on_host
 from vitreous.training.flat import Flat
 from vitreous.training.optimizer import Optimizers
-from vitreous.training.parts import Cut, parts, uncut
-from vitreous.training.ranks import ALONE, Ranks
+from vitreous.training.ranks import SINGLE_PROCESS, Ranks
 from vitreous.training.run import Run
 from vitreous.training.schedule import factor, ramp
 from vitreous.training.shards import Scalars
+from vitreous.training.slices import StepSlice
 
 LARGEST, PATIENCE = 2.0**24, 2000  # of the loss's scale in float16; good steps until it doubles
+#: a slice of a step, and its batch; {} for an empty slice
+SliceBatch = tuple[StepSlice, Batch]
 
 
-@dataclass
+def defers_metrics(run: Run, device: torch.device) -> bool:
+    """Whether the loop reads the metrics of a step after it has enqueued the next one.
+
+    It does so on CUDA, unless something in the next step depends on them, such as the loss scale in float16 or the
+    number of skipped steps.
+    """
+    return device.type == "cuda" and not (run.reproducible or run.skip_steps or run.precision == "fp16")
+
+
+def sum_metrics(names: Sequence[str], scalars: Scalars, device: torch.device, ranks: Ranks) -> dict[str, float]:
+    """Return the metrics of these names, summed over all processes."""
+    return {name: ranks.sum_number(float(scalars.get(name, 0.0)), str(device)) for name in names}
+
+
+class DeferredMetrics:
+    """The loss, logged scalars and gradient norm of a step, summed over all processes, on their way from the device.
+
+    A GPU runs behind the program. Reading a number at once would wait for it, and leave it idle while the next step is
+    prepared, so the metrics of a step are copied in the background and read when the next step has been enqueued.
+
+    Args:
+        number: the step, from 1.
+        names: the metrics, in the order in which they are copied.
+        scalars: this process's shares, scalars.
+        norm: the norm of the whole gradient, a scalar.
+        samples: the sample numbers of the step, (n,) int64, on the CPU.
+        ranks: the processes to sum over.
+    """
+
+    def __init__(
+        self, number: int, names: Sequence[str], scalars: Scalars, norm: Tensor, *, samples: Tensor, ranks: Ranks
+    ) -> None:
+        self.number, self.names, self.samples = number, names, samples
+        zero = norm.new_zeros((), dtype=torch.float32)
+        shares = [zero + scalars.get(name, 0.0) for name in names]
+        values = torch.cat([ranks.sum(torch.stack(shares)), norm.detach().float()[None]])
+        self.values = torch.empty(len(values), pin_memory=values.is_cuda)
+        self.values.copy_(values, non_blocking=True)
+        self.arrived = torch.cuda.Event() if values.is_cuda else None
+        if self.arrived is not None:
+            self.arrived.record()
+
+    def read(self) -> tuple[dict[str, float], float]:
+        """Wait for the step, and return its metrics by name and the norm of its gradient."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        *metrics, norm = self.values.tolist()
+        return dict(zip(self.names, metrics, strict=True)), norm
+
+
+@dataclass(kw_only=True)
 class Counters:
     """What a checkpoint keeps of a run in progress beside tensors."""
 
@@ -44,22 +95,21 @@ class Counters:
     scalars: dict[str, float] = field(default_factory=dict)  # what else the objective logs, summed as `losses`
 
 
-@dataclass
+@dataclass(kw_only=True)
 class State(Counters):
     """A run in progress: the numbers, the flat vectors and the optimisers' state, and what they are of."""
 
-    run: Run = field(kw_only=True)
-    objective: Objective = field(kw_only=True)
-    flat: Flat = field(kw_only=True)
-    optimizers: Optimizers = field(kw_only=True)
-    ranks: Ranks = field(default=ALONE, kw_only=True)
-    cut: Cut = field(default=uncut, kw_only=True)  # what of a step is computed together
-    work: float = field(default=1.0, kw_only=True)  # of a sample, in those of the model's own size
+    run: Run
+    objective: Objective
+    flat: Flat
+    optimizers: Optimizers
+    ranks: Ranks = SINGLE_PROCESS
+    work: float = 1.0  # of a sample, in those of the model's own size
     norm: float = math.nan  # of the last gradient
     rate: float = 0.0  # the last learning rate
     waited: float = 0.0  # seconds that the loop waited for data
     halt: bool = False  # ends the loop after this step
-    unread: list[HeldFigures] = field(default_factory=list)  # of the last steps, still on the device
+    unread: list[DeferredMetrics] = field(default_factory=list)  # of the last steps, still on the device
 
     @property
     def done(self) -> bool:
@@ -71,11 +121,20 @@ class State(Counters):
         """How far the run is."""
         return progress_at(self.run, self.step)
 
-    def settle(self, but: int = 0) -> None:
-        """Read the figures of all steps `but` the last; raises NonFiniteError where one was not finite."""
+    def take_means(self) -> tuple[float | None, dict[str, float]]:
+        """Return the mean loss and the mean of every other logged scalar over the steps since the last call; None
+        without such steps."""
+        steps = max(self.counted, 1)
+        loss = self.losses / self.counted if self.counted else None
+        means = {name: total / steps for name, total in self.scalars.items()}
+        self.losses, self.counted, self.scalars = 0.0, 0, {}
+        return loss, means
+
+    def read_metrics(self, but: int = 0) -> None:
+        """Record the metrics of all deferred steps `but` the last; raises NonFiniteError if one was not finite."""
         while len(self.unread) > but:
             step = self.unread.pop(0)
-            count(self, step.number, *step.read(), step.samples)
+            record_step(self, step.number, *step.read(), step.samples)
 
 
 def progress_at(run: Run, step: int) -> Progress:
@@ -87,57 +146,81 @@ def progress_at(run: Run, step: int) -> Progress:
 Hook = Callable[[State], None]
 
 
-def fit(state: State, batches: Iterator[Batch], hooks: Sequence[tuple[int, Hook]] = ()) -> None:
+def fit(state: State, slices: Iterator[SliceBatch], hooks: Sequence[tuple[int, Hook]] = ()) -> None:
     """Train until the run is complete or a hook sets `state.halt`.
 
-    `batches` gives this process's parts of the steps from `state.images` on (`training.parts`); each weighs as many
-    images as it has. A hook runs after every step that its period divides, and after the last; the state then has the
-    losses of all steps. A hook of period 0 runs after every step and does not wait for the last loss, which a GPU may
-    still compute. Raises NonFiniteError before any weight is touched if a loss or a gradient is NaN or infinite, unless
-    the run may skip the step; on a GPU one step later, before anything is logged or saved (`training.figures`).
+    Args:
+        state: where the run is.
+        slices: this process's slices of the steps from `state.images` on, each with its batch (`training.slices`).
+        hooks: (period, hook) pairs. A hook runs after every step that its period divides, and after the last step; the
+            losses of all steps are then in the state. A hook of period 0 runs after every step and does not wait for
+            the last loss, which a GPU may still compute.
+
+    Raises NonFiniteError before any weight is changed if a loss or a gradient is NaN or infinite, unless the run may
+    skip the step; on a GPU one step later, before anything is logged or saved (`DeferredMetrics`).
     """
     with deterministic_kernels(state.flat.master.device.type, state.run.reproducible):
-        take_steps(state, batches, hooks)
-    state.settle()
+        take_steps(state, slices, hooks)
+    state.read_metrics()
 
 
-def take_steps(state: State, batches: Iterator[Batch], hooks: Sequence[tuple[int, Hook]]) -> None:
-    """The steps of `fit`."""
+def take_steps(state: State, slices: Iterator[SliceBatch], hooks: Sequence[tuple[int, Hook]]) -> None:
+    """Take the steps of `fit`."""
     run = state.run
     state.objective.train()
     compute = Compute(state.objective, state.flat, run, state.ranks)
-    compute.shards.on_host = not reads_late(run, state.flat.master.device)
-    batches = timed(batches, state)
+    compute.shards.on_host = not defers_metrics(run, state.flat.master.device)
+    slices = measure_waiting(slices, state)
     while not state.done and not state.halt:
         state.flat.zero()
         compute.shards.scale = state.scale
-        own = parts(run, state.ranks, state.images, state.cut)
-        scalars, samples = compute.step(own, batches, state.step, state.images)
+        scalars, samples = compute.step(next_step(slices), state.step)
         rate = factor(run.schedule, state.step, run.steps)
-        compute.finish(partial(move, state, scalars, samples, rate))
+        compute.finish(partial(optimizer_step, state, scalars, samples, rate))
         size = min(run.step_size, run.total - state.images)
         state.flops += state.objective.flops(state.progress) * state.work * size
         state.step, state.images, state.rate = state.step + 1, state.images + size, run.optimizer.lr * rate
         due = [(period, hook) for period, hook in hooks if not period or state.step % period == 0 or state.done]
-        state.settle(but=0 if state.done or any(period for period, _ in due) else 1)
+        state.read_metrics(but=0 if state.done or any(period for period, _ in due) else 1)
         for _, hook in due:
             hook(state)
 
 
-def move(state: State, scalars: Scalars, samples: Tensor, rate: float) -> None:
-    """From summed gradients to new weights, at `rate` times the base learning rate; nothing where they or the loss are
-    known not to be finite. `samples` (n,) int64 are those of the step."""
+def measure_waiting(slices: Iterator[SliceBatch], state: State) -> Iterator[SliceBatch]:
+    """Yield the same slices, and add the time that each was waited for to `state.waited`."""
+    while True:
+        started = time.perf_counter()
+        pair = next(slices, None)
+        state.waited += time.perf_counter() - started
+        if pair is None:
+            return
+        yield pair
+
+
+def next_step(slices: Iterator[SliceBatch]) -> Iterator[SliceBatch]:
+    """Yield the slices of one step, each when it is asked for."""
+    for step_slice, batch in slices:
+        yield step_slice, batch
+        if step_slice.ends_step:
+            return
+
+
+def optimizer_step(state: State, scalars: Scalars, samples: Tensor, rate: float) -> None:
+    """Turn the summed gradients into new weights, at `rate` times the base learning rate.
+
+    Nothing is changed if they or the loss are known not to be finite. `samples` (n,) int64 are those of the step.
+    """
     flat, progress = state.flat, state.progress
     if state.scale != 1:
         flat.master_grad.mul_(1 / state.scale)
     options, names = state.run.optimizer, ("loss", *state.objective.logged)
     norm = flat.clip(options.clip, options.clip_by)
-    if reads_late(state.run, flat.master.device):
+    if defers_metrics(state.run, flat.master.device):
         state.unread.append(
-            HeldFigures(state.step + 1, names, scalars=scalars, norm=norm, samples=samples, ranks=state.ranks)
+            DeferredMetrics(state.step + 1, names, scalars=scalars, norm=norm, samples=samples, ranks=state.ranks)
         )
-    elif not count(
-        state, state.step + 1, sum_on_host(names, scalars, flat.master.device, state.ranks), float(norm), samples
+    elif not record_step(
+        state, state.step + 1, sum_metrics(names, scalars, flat.master.device, state.ranks), float(norm), samples
     ):
         return
     frozen = state.objective.frozen_update(progress)
@@ -148,11 +231,11 @@ def move(state: State, scalars: Scalars, samples: Tensor, rate: float) -> None:
         state.objective.after_step(progress)
 
 
-def count(state: State, step: int, scalars: dict[str, float], norm: float, samples: Tensor) -> bool:
-    """Add the figures of a step to those since the last log, and return whether they are finite.
+def record_step(state: State, step: int, scalars: dict[str, float], norm: float, samples: Tensor) -> bool:
+    """Add the metrics of a step to those since the last log, and return whether they are finite.
 
-    Where they are not: half the scale in float16, else one of the steps that the run may skip. Raises NonFiniteError,
-    which names `samples` (n,) int64, where no more may be skipped.
+    If they are not, the loss scale is halved in float16, else the step is one of those that the run may skip. Raises
+    NonFiniteError, which names `samples` (n,) int64, if no more steps may be skipped.
     """
     loss, state.norm = scalars["loss"], norm
     if math.isfinite(loss + norm):
@@ -175,14 +258,3 @@ def count(state: State, step: int, scalars: dict[str, float], norm: float, sampl
             "lower --lr, or train with --precision fp32",
         )
     return False
-
-
-def timed(batches: Iterator[Batch], state: State) -> Iterator[Batch]:
-    """The same batches, with the time that each was waited for added to `state.waited`."""
-    while True:
-        started = time.perf_counter()
-        batch = next(batches, None)
-        state.waited += time.perf_counter() - started
-        if batch is None:
-            return
-        yield batch

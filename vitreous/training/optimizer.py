@@ -16,10 +16,8 @@ from torch.optim.sgd import sgd
 from vitreous.objectives.base import FrozenUpdate
 from vitreous.training.flat import Flat, copy_into
 from vitreous.training.groups import Group
-from vitreous.training.lamb import direction, trust
-from vitreous.training.lars import adaptation
-from vitreous.training.muon import muon
 from vitreous.training.run import Optimizer
+from vitreous.training.update_rules import lamb_direction, lamb_trust, lars_trust, muon_step
 
 MUON_MOMENTUM = 0.95
 
@@ -68,7 +66,7 @@ class Optimizers:
             decay = 0.0 if group.kind == "plain" else usual
             if options.name == "muon" and group.kind == "matrix":
                 lr, dtype = options.matrix_lr * rate, self.flat.dtype
-                muon(*self.matrices(group), lr=lr, weight_decay=decay, momentum=MUON_MOMENTUM, dtype=dtype)
+                muon_step(*self.matrices(group), lr=lr, weight_decay=decay, momentum=MUON_MOMENTUM, dtype=dtype)
             elif options.name == "sgd":
                 # decoupled, as everywhere; torch's own would add it to the gradient
                 weight.mul_(1 - options.lr * rate * decay)
@@ -85,11 +83,11 @@ class Optimizers:
         span, names = self.flat.groups[group], self.flat.names[group]
         weight, grad = self.flat.master[span], self.flat.master_grad[span]
         first, second = self.moment("exp_avg", span), self.moment("exp_avg_sq", span)
-        update = direction(
+        update = lamb_direction(
             grad, weight, first=first, second=second, count=self.steps[group], options=self.options, decay=decay
         )
         if decay:
-            factors = trust(self.flat.norms(weight, names), self.flat.norms(update, names))
+            factors = lamb_trust(self.flat.norms(weight, names), self.flat.norms(update, names))
             for name, factor in zip(names, factors, strict=True):
                 a, b = self.flat.spans[name]
                 update[a - span.start : b - span.start] *= factor
@@ -99,7 +97,7 @@ class Optimizers:
         """One step of LARS on a group; the rate adapts for parameters of more than one axis."""
         span, names = self.flat.groups[group], self.flat.names[group]
         weight, update = self.flat.master[span], self.flat.master_grad[span].add(self.flat.master[span], alpha=decay)
-        factors = adaptation(self.flat.norms(weight, names), self.flat.norms(update, names))
+        factors = lars_trust(self.flat.norms(weight, names), self.flat.norms(update, names))
         for name, factor in zip(names, factors, strict=True):
             if self.flat.parameters[name].ndim > 1:
                 a, b = self.flat.spans[name]

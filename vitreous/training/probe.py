@@ -19,6 +19,7 @@ from vitreous.training.ranks import Ranks
 from vitreous.training.run import Run
 from vitreous.training.session import Session
 from vitreous.training.shards import Shards
+from vitreous.training.slices import StepSlice
 
 SPARE = 0.8  # share of the free memory that activations may take, by the estimate that a CPU is judged by
 
@@ -71,13 +72,9 @@ def fits(session: Session, state: State, shards: Shards, size: int) -> bool:
 
 
 def first_batch(session: Session, state: State, size: int) -> Batch:
-    """The first `size` samples of the stream, as a step has them."""
-    place = [(0, size)]
-    return next(
-        prepared_batches(
-            session.run, session.loader, objective=state.objective, device=session.device, places=place, ahead=place
-        )
-    )
+    """Return the first `size` samples of the stream, as a step has them."""
+    steps = [[StepSlice(0, size, 1.0)]]
+    return next(prepared_batches(session.run, session.loader, state.objective, session.device, steps))[1]
 
 
 def estimate(run: Run) -> float:

@@ -105,7 +105,7 @@ class Ranks:
             dist.barrier()
 
 
-ALONE = Ranks()
+SINGLE_PROCESS = Ranks()
 
 
 def launch_name() -> str:
@@ -125,15 +125,15 @@ def restart_count() -> int:
 
 
 @contextmanager
-def together(device: str, timeout: float):
-    """The processes that `torchrun` started, for as long as the context is open; this one alone without it.
+def process_group(device: str, timeout: float):
+    """Join the processes that `torchrun` started for the length of the block; yields this process's `Ranks`.
 
-    A process that is lost, or that lets the others wait for more than `timeout` seconds, ends all with a ResourceError.
-    Raises UsageError where a machine has fewer GPUs than processes.
+    If a process is lost, or the others wait for it for more than `timeout` seconds, all end with a ResourceError.
+    Raises UsageError if a machine has fewer GPUs than processes.
     """
     if not is_launched() or dist.is_initialized():
         check_environment()
-        yield ALONE if not dist.is_initialized() else _joined()
+        yield SINGLE_PROCESS if not dist.is_initialized() else current_ranks()
         return
     local = int(os.environ.get("LOCAL_RANK", "0"))
     cuda = device.startswith("cuda")
@@ -146,7 +146,7 @@ def together(device: str, timeout: float):
         torch.cuda.set_device(local)
     try:
         join_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timedelta(seconds=timeout))
-        yield _joined()
+        yield current_ranks()
     except RuntimeError as error:
         if not any(word in str(error).lower() for word in LOST):
             raise
@@ -205,5 +205,6 @@ def meet(agent: dist.Store, rank: int, world: int, timeout: timedelta) -> dist.S
     raise RuntimeError(f"process group: timed out after {timeout.total_seconds():.0f} s, waiting for the first process")
 
 
-def _joined() -> Ranks:
+def current_ranks() -> Ranks:
+    """Return this process's place among those of the process group."""
     return Ranks(dist.get_rank(), dist.get_world_size(), int(os.environ.get("LOCAL_RANK", "0")), True)

@@ -38,10 +38,10 @@ FAILURES = 3  # checkpoints in a row that may fail before the run stops
 
 
 class Checkpointer:
-    """The checkpoints of one run in progress. `tell` is given what people should know."""
+    """The checkpoints of one run in progress. `note` is called with texts for the user."""
 
-    def __init__(self, store: Store, tell: Callable[[str], None]) -> None:
-        self.store, self.tell = store, tell
+    def __init__(self, store: Store, note: Callable[[str], None]) -> None:
+        self.store, self.note = store, note
         self.failures = 0
         self.saved = -1  # where in the stream the last checkpoint was written, or begun
         self.pinned: int | None = None  # the step of a checkpoint that is kept, however old it is
@@ -56,7 +56,7 @@ class Checkpointer:
         """
         if self.saved == state.images:
             return  # to replace it would leave a moment without it
-        state.settle()
+        state.read_metrics()
         text = json.dumps(
             {
                 "format": FORMAT,
@@ -68,8 +68,8 @@ class Checkpointer:
             }
         )
         if isinstance(state.flat, Sharded):
-            self.settle(state.ranks.is_main)
-        with self.trying():
+            self.publish_pending(state.ranks.is_main)
+        with self.tolerate_write_errors():
             if isinstance(state.flat, Sharded):
                 self.begin(state, text)
             elif state.ranks.is_main:
@@ -77,8 +77,8 @@ class Checkpointer:
             self.saved = state.images
 
     @contextmanager
-    def trying(self) -> Iterator[None]:
-        """Tell of a checkpoint that cannot be written and go on; the third in a row is raised."""
+    def tolerate_write_errors(self) -> Iterator[None]:
+        """Note a checkpoint that cannot be written, and continue; the third in a row is raised."""
         try:
             yield
             self.failures = 0
@@ -86,7 +86,7 @@ class Checkpointer:
             self.failures += 1
             if self.failures >= FAILURES:
                 raise
-            self.tell(f"{error.message}; training goes on ({self.failures} of {FAILURES} failures)")
+            self.note(f"{error.message}; training goes on ({self.failures} of {FAILURES} failures)")
 
     def write(self, state: State, text: str) -> None:
         """All tensors as files of this process."""
@@ -98,7 +98,7 @@ class Checkpointer:
         self.store.save(state.step, {**writers, STATE: lambda path: write_text(path, text)}, size, self.pinned)
 
     def begin(self, state: State, text: str) -> None:
-        """Let every process write its pieces in the background, from a copy; `settle` publishes them."""
+        """Let every process write its pieces in the background, from a copy; `publish_pending` publishes them."""
         from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
         from torch.distributed.checkpoint.state_dict_saver import async_save
 
@@ -126,17 +126,18 @@ class Checkpointer:
     def poll(self, state: State) -> None:
         """Publish what was written in the background, if it is complete."""
         if self.writing and self.writing[0].done():
-            self.settle(state.ranks.is_main)
+            self.publish_pending(state.ranks.is_main)
 
-    def settle(self, leads: bool) -> None:
-        """Wait for what is written in the background, and publish it. Raises ResourceError as `trying` does."""
+    def publish_pending(self, is_main: bool) -> None:
+        """Wait for a checkpoint that is written in the background, and publish it. Raises ResourceError as
+        `tolerate_write_errors` does."""
         if self.writing is None:
             return
         from torch.distributed.checkpoint.api import CheckpointException
 
         future, step, temporary = self.writing
         self.writing = None
-        with self.trying():
+        with self.tolerate_write_errors():
             try:
                 future.result()
             except CheckpointException as error:
@@ -144,7 +145,7 @@ class Checkpointer:
                 raise ResourceError(
                     f"checkpoint of step {step} not saved in {temporary.parent}: {reason}", "free some disk space"
                 ) from None
-            if leads and temporary.exists():
+            if is_main and temporary.exists():
                 self.store.publish(step, temporary, self.pinned)
 
     def restore(self, state: State) -> dict[str, Any] | None:
@@ -153,7 +154,7 @@ class Checkpointer:
         Raises WeightsError where none is valid, or the newest is of a later version of vitreous.
         """
         ranks = state.ranks
-        place = ranks.broadcast_text(str(self.store.newest(self.tell) or "") if ranks.is_main else "")
+        place = ranks.broadcast_text(str(self.store.newest(self.note) or "") if ranks.is_main else "")
         if not place:
             return None
         stored = json.loads((Path(place) / STATE).read_text("utf-8"))

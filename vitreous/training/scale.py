@@ -39,11 +39,11 @@ class Accelerator:
 
 #: `network` is that of the maker's own servers: one port of 200 or 400 Gbit/s for each device
 ACCELERATORS = {
-    "a100": Accelerator(312e12, 80e9, 2.039e12, 300e9, 25e9),
-    "h100": Accelerator(989e12, 80e9, 3.35e12, 450e9, 50e9),
-    "h200": Accelerator(989e12, 141e9, 4.8e12, 450e9, 50e9),
-    "b200": Accelerator(2250e12, 180e9, 8e12, 900e9, 50e9),
-    "mi300x": Accelerator(1307e12, 192e9, 5.3e12, 448e9, 50e9),
+    "a100": Accelerator(312e12, 80e9, 2.039e12, link=300e9, network=25e9),
+    "h100": Accelerator(989e12, 80e9, 3.35e12, link=450e9, network=50e9),
+    "h200": Accelerator(989e12, 141e9, 4.8e12, link=450e9, network=50e9),
+    "b200": Accelerator(2250e12, 180e9, 8e12, link=900e9, network=50e9),
+    "mi300x": Accelerator(1307e12, 192e9, 5.3e12, link=448e9, network=50e9),
 }
 
 

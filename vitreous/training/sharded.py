@@ -27,6 +27,7 @@ class Sharded(Flat):
         dtype: torch.dtype,
         device: torch.device,
         ranks: Ranks,
+        *,
         ema: float | None = None,
         group_of: GroupOf = default_group,
     ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 from vitreous.system.cores import peak_memory
 from vitreous.training.loop import State
@@ -23,6 +23,7 @@ class ThroughputMeter:
     ranks: Ranks
     device: str
     precision: str
+    _: KW_ONLY
     before: float = 0.0  # seconds of earlier processes
     limit: float = float("nan")  # operations a second of one device
     started: float = field(default_factory=time.perf_counter)

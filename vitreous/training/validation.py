@@ -1,9 +1,10 @@
-"""The outputs of a model for validation images, computed by all processes of a run."""
+"""Evaluation during training: which images and metrics, and the outputs of all processes of a run."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,40 +18,42 @@ from vitreous.evaluation.evaluator import Evaluator, Outputs, Ragged
 from vitreous.evaluation.rankme import FeatureEvaluator
 from vitreous.evaluation.report import Report
 from vitreous.inference.engine import CHUNK, TorchEngine, readable_mask
+from vitreous.models.zoo import Model
 from vitreous.training.batches import Inputs
 from vitreous.training.ranks import Ranks
+from vitreous.training.run import Run
 
-VAL, TRAINING_IMAGES = "val/", "training_images/"  # what figures begin with in the metrics, by the images judged
-SAMPLED = 2_048  # training images that are judged where there are none for validation
+VAL, TRAINING_IMAGES = "val/", "training_images/"  # prefixes of metrics, by the images that are evaluated
+SAMPLED = 2_048  # training images that are evaluated if there are none for validation
 
 
-class Measured(NamedTuple):
-    """The images that a run is judged on, what judges it, and what the names of its figures begin with."""
+class ValidationImages(NamedTuple):
+    """The images that a run is evaluated on, its evaluators, and the prefix of its metrics' names."""
 
     split: Split
     evaluators: list[Evaluator]
     prefix: str
 
 
-def measured(evaluators: Sequence[Evaluator], inputs: Inputs) -> Measured:
-    """The validation images and all evaluators; without such images some of the training images, evenly spread, and
-    what can be said of these."""
+def choose_images(evaluators: Sequence[Evaluator], inputs: Inputs) -> ValidationImages:
+    """Return the validation images with all evaluators; without such images at most `SAMPLED` training images, evenly
+    spread, with the evaluators that need no labels."""
     if inputs.val is not None:
-        return Measured(inputs.val, list(evaluators), VAL)
+        return ValidationImages(inputs.val, list(evaluators), VAL)
     train = inputs.train
     rows = np.linspace(0, len(train) - 1, min(SAMPLED, len(train))).astype(np.int64)
-    able = [other for one in evaluators if (other := one.without_labels()) is not None]
-    return Measured(train.take(rows), able, TRAINING_IMAGES)
+    unlabelled = [other for evaluator in evaluators if (other := evaluator.without_labels()) is not None]
+    return ValidationImages(train.take(rows), unlabelled, TRAINING_IMAGES)
 
 
-def sample_features(images: Measured) -> Measured:
+def sample_features(images: ValidationImages) -> ValidationImages:
     """Return at most `SAMPLED` of the images, evenly spread, with metrics of features that need no labels: cheap enough
     to measure a model before its first step."""
     rows = np.linspace(0, len(images.split) - 1, min(SAMPLED, len(images.split))).astype(np.int64)
-    return Measured(images.split.take(rows), [FeatureEvaluator()], images.prefix)
+    return ValidationImages(images.split.take(rows), [FeatureEvaluator()], images.prefix)
 
 
-def feature_history(report: Report, images: Measured, metrics: Path) -> dict[str, float]:
+def feature_history(report: Report, images: ValidationImages, metrics: Path) -> dict[str, float]:
     """Return the metrics of features of an evaluation, and "highest_rankme", the highest rank in a file of `metrics`,
     for alarms to compare with."""
     history = {name: report.figures.get(name) for name in ("rankme", "feature_deviation")}
@@ -64,6 +67,25 @@ def recorded_values(path: Path, name: str) -> list[float]:
     lines = path.read_text("utf-8").splitlines() if path.is_file() else []
     values = [json.loads(line)[name] for line in lines if f'"{name}"' in line and line.endswith("}")]
     return [value for value in values if value is not None]
+
+
+def evaluate_images(
+    images: ValidationImages, model: Model, run: Run, precision: str, *, ranks: Ranks, is_stopped: Callable[[], bool]
+) -> tuple[Report, dict[str, float | None]]:
+    """Evaluate a model on some images, of which every process computes a share.
+
+    Returns the report of the leading evaluator, and all metrics by their names in metrics.jsonl. Raises Interrupted, in
+    all processes, when `is_stopped` returns true in one.
+    """
+    precision = "fp32" if precision == "fp16" else precision
+    engine = TorchEngine(model, run.preprocess, ranks.device(run.device), precision)
+    compute_outputs = partial(shared_outputs, engine, ranks, run.data.workers, is_stopped)
+    reports = [
+        evaluator.report(*(compute_outputs(evaluator, split) for split in evaluator.splits(images.split)))
+        for evaluator in images.evaluators
+    ]
+    metrics = {name: value for report in reversed(reports) for name, value in report.figures.items()}
+    return reports[0], {f"{images.prefix}{name}": value for name, value in metrics.items()}
 
 
 def shared_outputs(

@@ -21,8 +21,7 @@ from vitreous.apps.server.watch import watching
 from vitreous.data.options import DataOptions
 from vitreous.data.preprocess import Preprocess
 from vitreous.models.config import ViTConfig
-from vitreous.training.folder import Folder, read_lines
-from vitreous.training.metrics_follower import MetricsFollower
+from vitreous.training.folder import Folder, MetricsFollower, read_lines
 from vitreous.training.run import Run
 
 LINES = [{"step": step, "epoch": step / 2, "lr": 0.1, "train/loss": 1 / step} for step in range(1, 5)]

@@ -157,8 +157,8 @@ class Decoders:
     async def run_job(
         self, child: Child, content: memoryview, settings: bytes, flags: int
     ) -> tuple[np.ndarray, tuple[int, int]]:
-        """Run one job in one process, which becomes idle or is replaced. Returns (C, *image) pixels and the image's size;
-        raises as `decode`."""
+        """Run one job in one process, which becomes idle or is replaced. Returns (C, *image) pixels and the size of
+        the image; raises as `decode`."""
         try:
             async with asyncio.timeout(self.limits.decode_seconds * PATIENCE):
                 answer, pixels = await child.send_job(content, settings, flags)

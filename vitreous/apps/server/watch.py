@@ -27,8 +27,7 @@ from vitreous.models.names import name_of
 from vitreous.reports.pages.formats import SHARES, render
 from vitreous.reports.pages.metric_terms import EXPLANATIONS
 from vitreous.reports.pages.plots import COLOURS
-from vitreous.training.folder import Folder
-from vitreous.training.metrics_follower import MetricsFollower
+from vitreous.training.folder import Folder, MetricsFollower
 from vitreous.weights.model_paths import find_newest_run
 
 LOOK_EVERY = 0.5  # seconds between two looks at the file

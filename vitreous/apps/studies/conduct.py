@@ -36,7 +36,7 @@ from vitreous.jobs.trial import raise_if_stopped, run_trial
 from vitreous.progress import Display, Listener, NullListener
 from vitreous.reports.pages import report
 from vitreous.system.disk import write_text
-from vitreous.training.ranks import ALONE
+from vitreous.training.ranks import SINGLE_PROCESS
 from vitreous.training.signals import Signals
 
 STATE = "study.json"
@@ -231,7 +231,7 @@ def train_here(one: StudyRun, label: str, training: Training) -> None:
             run_trial(
                 one.run, one.inputs, one.folder, PrefixedListener(training.listener, label), signals=training.signals
             )
-        raise_if_stopped(training.signals, ALONE)
+        raise_if_stopped(training.signals, SINGLE_PROCESS)
     except Interrupted as error:
         hint = f"continue with `vitreous study {options.name} --resume --out {options.out}`"
         raise Interrupted(f"stopped in {label}, saved", hint, error.code) from None

@@ -17,7 +17,7 @@ from torch.optim.sgd import sgd
 
 from vitreous.evaluation.linear import losses
 from vitreous.evaluation.tokens import Reading
-from vitreous.training.lars import adaptation
+from vitreous.training.update_rules import lars_trust
 
 MOMENTUM = 0.9
 DEVIATION = 0.01  # of a head's first weights
@@ -77,7 +77,7 @@ class Head:
         _, slope = losses(x @ self.weight.T + self.bias, labels)
         gradients = [slope.T @ x / len(x), slope.sum(0) / len(x)]
         if self.config.optimizer == "lars":  # biases, which have one axis, are not adapted
-            gradients[0] *= adaptation(self.weight.norm(), gradients[0].norm())
+            gradients[0] *= lars_trust(self.weight.norm(), gradients[0].norm())
         sgd(
             [self.weight, self.bias], gradients, self.momenta, fused=False, foreach=False, maximize=False,
             nesterov=False, dampening=0.0, weight_decay=0.0, momentum=MOMENTUM,

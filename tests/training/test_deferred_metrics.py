@@ -13,8 +13,7 @@ from tests.objectives.sessions import session_of
 from tests.training.test_loop import make
 from vitreous.errors import NonFiniteError
 from vitreous.training import loop
-from vitreous.training.figures import reads_late
-from vitreous.training.loop import fit
+from vitreous.training.loop import defers_metrics, fit
 
 
 class Reads(TorchDispatchMode):
@@ -30,18 +29,18 @@ class Reads(TorchDispatchMode):
 
 def late(monkeypatch) -> None:
     """Let the loop read figures late, on a processor too."""
-    monkeypatch.setattr(loop, "reads_late", lambda run, device: True)
+    monkeypatch.setattr(loop, "defers_metrics", lambda run, device: True)
 
 
 def test_only_a_gpu_whose_steps_depend_on_no_figure_is_read_late(tmp_path):
     run, gpu = make(tmp_path)[0].run, torch.device("cuda", 0)
-    assert reads_late(run, gpu) and not reads_late(run, torch.device("cpu"))
+    assert defers_metrics(run, gpu) and not defers_metrics(run, torch.device("cpu"))
     for changes in ({"skip_steps": 1}, {"precision": "fp16"}, {"reproducible": True}):
-        assert not reads_late(replace(run, **changes), gpu)
+        assert not defers_metrics(replace(run, **changes), gpu)
 
 
 @pytest.mark.parametrize("name", ["supervised", "mae", "dinov2", "diffusion"])
-def test_a_run_that_reads_late_ends_in_the_same_bits(name, tmp_path, monkeypatch):
+def test_a_run_that_defers_metrics_ends_in_the_same_bits(name, tmp_path, monkeypatch):
     def session(place):
         if name == "supervised":
             return make(tmp_path / place, accumulate=2, batch_size=4)
@@ -68,7 +67,9 @@ def test_a_run_that_reads_late_ends_in_the_same_bits(name, tmp_path, monkeypatch
 def test_no_number_is_asked_for_between_two_hooks(tmp_path, monkeypatch):
     session, state = make(tmp_path)
     late(monkeypatch)
-    monkeypatch.setattr(loop.HeldFigures, "read", lambda self: ({"loss": 0.0}, 0.0))  # what waits for the step before
+    monkeypatch.setattr(
+        loop.DeferredMetrics, "read", lambda self: ({"loss": 0.0}, 0.0)
+    )  # what waits for the step before
     with Reads() as reads:
         fit(state, session.batches(state), [(5, lambda s: None)])
     assert state.step == 21 and reads.count == 0
@@ -90,11 +91,11 @@ def test_a_step_that_is_not_finite_ends_the_run_before_anything_is_saved(saves, 
     session, state = make(tmp_path)
     late(monkeypatch)
 
-    def poison(batches):
-        for index, batch in enumerate(batches):
+    def poison(slices):
+        for index, (step_slice, batch) in enumerate(slices):
             if index == 4:
                 batch["images"][1, 0, 0, 0] = math.nan
-            yield batch
+            yield step_slice, batch
 
     hooks = [(1, session.save)] if saves else []
     with pytest.raises(NonFiniteError, match="step 5: loss nan") as error:
@@ -102,7 +103,7 @@ def test_a_step_that_is_not_finite_ends_the_run_before_anything_is_saved(saves, 
     assert error.value.code == 5 and "nothing was saved" in error.value.message
     assert state.step == (5 if saves else 6)
     if saves:
-        session.checkpointer.settle(True)
+        session.checkpointer.publish_pending(True)
         resumed, fresh = make(tmp_path)
         resumed.restore(fresh)
         assert fresh.step == 4 and fresh.flat.master.isfinite().all()

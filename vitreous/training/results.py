@@ -1,0 +1,71 @@
+"""The results of a finished run: its bundle, and its summary."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vitreous.config import to_plain
+from vitreous.data.sources import public_name
+from vitreous.models.names import name_of
+from vitreous.models.zoo import Model
+from vitreous.training.folder import Folder
+from vitreous.training.loop import State
+from vitreous.weights.bundle import Bundle
+from vitreous.weights.objective_parts import ObjectiveParts
+
+
+def objective_parts(state: State) -> ObjectiveParts | None:
+    """Return what an objective whose run ships features holds in addition to the model; None for other objectives.
+    Every process has to call this."""
+    objective = state.run.objective
+    return ObjectiveParts(to_plain(objective), state.flat.unshipped()) if objective.ships_features else None
+
+
+def write_bundle(state: State, model: Model, parts: ObjectiveParts | None, *, folder: Folder, epochs: float) -> None:
+    """Write the bundle of a run. `epochs`: how many the weights of `model` were trained for."""
+    run = state.run
+    data = public_name(run.data.source)
+    provenance = {"init": run.init, "recipe": run.recipe, "data": data, "epochs": epochs, "seed": run.seed}
+    Bundle(model, state.objective.task(), run.preprocess, provenance, parts=parts).save(folder.bundle)
+
+
+def summarize_run(
+    state: State,
+    model: Model,
+    folder: Folder,
+    *,
+    epoch: float,
+    costs: dict[str, Any],
+    train: dict[str, Any],
+    val: dict[str, Any] | None,
+    selection: dict[str, Any] | None,
+) -> dict[str, Any]:
+    """Return the summary of a run, without metrics of a test split.
+
+    Args:
+        state: the run at its end.
+        model: the model that was written.
+        folder: the folder of the run.
+        epoch: passes over the training images.
+        costs: `ThroughputMeter.totals`.
+        train: metrics on training images.
+        val: metrics on validation images; None if there are none.
+        selection: `best.describe_selection`.
+    """
+    run = state.run
+    return {
+        "model": name_of(run.model),
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "data": run.data.source,
+        "steps": state.step,
+        "epochs": epoch,
+        "seed": run.seed,
+        **costs,
+        "skipped": state.skipped,
+        "train": train,
+        "val": val,
+        "test": None,
+        "selection": selection,
+        "run": str(folder.path),
+        "bundle": str(folder.bundle),
+    }

@@ -1,0 +1,114 @@
+"""Which images of a step each process computes.
+
+A step is `batch_size` x `accumulate` positions of the run's stream of samples. Usually each process computes one slice
+of each batch. A reproducible run cuts the whole step into `shards` slices, which do not depend on the number of
+processes, and gives each process consecutive ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import KW_ONLY, dataclass
+from itertools import pairwise
+
+from vitreous.errors import UsageError
+from vitreous.training import tune
+from vitreous.training.ranks import Ranks
+from vitreous.training.run import Run
+
+#: (start, stop) -> boundaries, `start` first and `stop` last, of the ranges whose images have one size
+CutRange = Callable[[int, int], list[int]]
+
+
+@dataclass(frozen=True)
+class StepSlice:
+    """Positions [start, stop) of the stream that one process computes together.
+
+    Args:
+        start: the first position.
+        stop: the position after the last one; `start` for an empty slice.
+        share: the weight of the slice's mean loss in the loss of the step.
+        offset: the first position, counted from the start of the step.
+        ends_step: whether it is the last slice of this process in the step.
+    """
+
+    start: int
+    stop: int
+    share: float
+    _: KW_ONLY
+    offset: int = 0
+    ends_step: bool = True
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the slice has no positions."""
+        return self.stop == self.start
+
+
+def keep_range(start: int, stop: int) -> list[int]:
+    """Return the boundaries of a range whose images all have one size."""
+    return [start, stop]
+
+
+def even_bounds(start: int, count: int, ranges: int) -> list[int]:
+    """Return the `ranges` + 1 boundaries that cut [start, start + count) as evenly as possible."""
+    return [start + count * i // ranges for i in range(ranges + 1)]
+
+
+def rank_slices(run: Run, ranks: Ranks, start: int, cut_range: CutRange = keep_range) -> list[StepSlice]:
+    """Return the slices of this process in the step that begins at position `start`.
+
+    If a last short batch has fewer images than there are processes, a process without images computes the first one of
+    the batch with share 0: gradients are exchanged by all processes. The slices of a reproducible run may be empty
+    instead.
+    """
+    stop = min(start + run.step_size, run.total)
+    size = stop - start
+    if run.reproducible:
+        count = run.shards // ranks.world
+        bounds = even_bounds(start, size, run.shards)[ranks.rank * count : (ranks.rank + 1) * count + 1]
+        ranges = [(a, b, (b - a) / size) for a, b in pairwise(bounds)]
+    else:
+        ranges = []
+        for low in range(start, stop, run.batch_size):
+            a, b = even_bounds(low, min(run.batch_size, stop - low), ranks.world)[ranks.rank : ranks.rank + 2]
+            if b > a:
+                ranges += [(c, d, (d - c) / size) for c, d in pairwise(cut_range(a, b))]
+            else:
+                ranges.append((low, low + 1, 0.0))
+    return [
+        StepSlice(a, b, share, offset=a - start, ends_step=number == len(ranges))
+        for number, (a, b, share) in enumerate(ranges, 1)
+    ]
+
+
+def run_slices(run: Run, ranks: Ranks, start: int, cut_range: CutRange = keep_range) -> Iterator[list[StepSlice]]:
+    """Yield `rank_slices` of every step from position `start` to the end of the run."""
+    for first in range(start, run.total, run.step_size):
+        yield rank_slices(run, ranks, first, cut_range)
+
+
+def check_processes(run: Run, ranks: Ranks) -> None:
+    """Raise UsageError if the model cannot be tuned as the run asks, or if the run cannot have this number of
+    processes."""
+    tune.check(run.model, run.tune)
+    if run.reproducible and run.shards % ranks.world:
+        allowed = ", ".join(str(n) for n in range(1, run.shards + 1) if run.shards % n == 0)
+        raise UsageError(
+            f"{ranks.world} processes do not divide the {run.shards} shards of a reproducible run", f"use {allowed}"
+        )
+    if run.batch_size < ranks.world:
+        raise UsageError(
+            f"a batch of {run.batch_size} has fewer images than there are processes ({ranks.world})",
+            "raise --batch-size",
+        )
+    if run.parallel == "fsdp" and not ranks.joined:
+        raise UsageError(
+            "--parallel fsdp needs processes", "start it with torchrun --nproc-per-node N -m vitreous train …"
+        )
+    if run.parallel == "fsdp" and (run.reproducible or run.optimizer.name == "muon" or run.tune.lora_rank):
+        raise UsageError("--parallel fsdp goes with neither --reproducible, Muon nor LoRA", "use --parallel ddp")
+    if run.parallel == "fsdp" and run.preprocess.buckets:
+        raise UsageError(
+            "--parallel fsdp makes equal passes in all processes, and buckets differ", "use --parallel ddp"
+        )

@@ -1,0 +1,101 @@
+"""Update rules that PyTorch does not have, or not in this form: LAMB, LARS and Muon.
+
+- LAMB (arXiv:1904.00962): Adam's direction, with a step in proportion to the norm of the parameter (DeiT-III).
+- LARS (arXiv:1708.03888): momentum, with a step in proportion to the norm of the parameter (MAE's linear protocol).
+- Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon): momentum whose matrices are orthogonalised before each
+  step. The form and the defaults are those of `torch.optim.Muon`, but matrices of one shape go through the iteration
+  together, in a type that the caller names. PyTorch's multiplies in bfloat16 always, which a processor without it does
+  a hundred times slower than float32.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from vitreous.training.run import Optimizer
+
+TRUST = 0.001  # LARS: a step's length as a share of the parameter's norm, before rate and momentum
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Muon: of the quintic that is iterated
+ITERATIONS = 5
+MAX_BATCH_ELEMENTS = 2**24  # that go through the iteration at once
+
+
+@torch.no_grad()
+def lamb_direction(
+    grad: Tensor, weight: Tensor, first: Tensor, second: Tensor, count: Tensor, options: Optimizer, decay: float
+) -> Tensor:
+    """Renew both moments in place and return m / (sqrt(v) + eps) + decay w, bias-corrected; `count` steps were made
+    before.
+
+    All are vectors of shape (n,).
+    """
+    beta1, beta2 = options.betas
+    count.add_(1)
+    first.lerp_(grad, 1 - beta1)
+    second.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+    scale = second.div(1 - beta2**count).sqrt_().add_(options.eps)
+    update = first.div(1 - beta1**count).div_(scale)
+    return update.add_(weight, alpha=decay) if decay else update
+
+
+def lamb_trust(weights: Tensor, updates: Tensor) -> Tensor:
+    """(n,) norms of parameters and of their updates -> (n,) factors of the learning rate: their quotient, 1 where one
+    is zero."""
+    return torch.where((weights > 0) & (updates > 0), weights / updates.clamp(min=1e-12), torch.ones_like(weights))
+
+
+def lars_trust(weights: Tensor, updates: Tensor) -> Tensor:
+    """(n,) norms of parameters and of their gradients with decay -> (n,) factors of these: TRUST |w| / |g|, 1 where one
+    is zero."""
+    return torch.where((weights > 0) & (updates > 0), TRUST * weights / updates.clamp(min=1e-12), 1.0)
+
+
+@torch.no_grad()
+def muon_step(
+    matrices: list[Tensor],
+    grads: list[Tensor],
+    momenta: list[Tensor],
+    lr: float,
+    weight_decay: float,
+    momentum: float,
+    dtype: torch.dtype,
+) -> None:
+    """One step, in place: `lr` times sqrt(max(1, rows / columns)) along the orthogonal part of the Nesterov momentum.
+
+    Decay is decoupled. `dtype` is what the iteration multiplies in; matrices and momenta keep their own.
+    """
+    for places in batch_by_shape(matrices):
+        directions = [grads[i].lerp(momenta[i].lerp_(grads[i], 1 - momentum), momentum) for i in places]
+        rows, columns = matrices[places[0]].shape
+        rate = lr * max(1.0, rows / columns) ** 0.5
+        for i, update in zip(places, orthogonalize(torch.stack(directions), dtype), strict=True):
+            matrices[i].mul_(1 - lr * weight_decay).sub_(update, alpha=rate)
+
+
+def batch_by_shape(matrices: Sequence[Tensor]) -> Iterator[list[int]]:
+    """Yield indices of matrices of one shape, with at most `MAX_BATCH_ELEMENTS` elements together, or one matrix."""
+    shapes: dict[torch.Size, list[int]] = defaultdict(list)
+    for place, matrix in enumerate(matrices):
+        shapes[matrix.shape].append(place)
+    for shape, places in shapes.items():
+        count = max(1, MAX_BATCH_ELEMENTS // shape.numel())
+        yield from (places[i : i + count] for i in range(0, len(places), count))
+
+
+def orthogonalize(matrices: Tensor, dtype: torch.dtype, eps: float = 1e-7) -> Tensor:
+    """(n, rows, columns) -> the same with all singular values near one: five Newton-Schulz steps in `dtype`.
+
+    For each X, scaled to norm 1:  A = X X^T,  X <- a X + (b A + c A A) X.
+    """
+    a, b, c = COEFFICIENTS
+    wide = matrices.shape[1] <= matrices.shape[2]
+    x = (matrices if wide else matrices.mT).to(dtype)
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=eps)
+    for _ in range(ITERATIONS):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return (x if wide else x.mT).to(matrices.dtype)
