@@ -84,7 +84,7 @@ def measure(home: Path, workers: int) -> dict:
         + split.labels.nbytes
         + 8 * len(split)
     )
-    feed = TrainLoader(split, Preprocess((SIDE, SIDE)), Augment(), 0, workers)
+    feed = TrainLoader(split, Preprocess((SIDE, SIDE)), Augment(), 0, workers=workers)
     before, found = held(), []
     began = time.perf_counter()
     marks = [int(share * len(split)) for share in SHARES]

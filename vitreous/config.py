@@ -71,7 +71,8 @@ def to_plain(value: Any) -> Any:
 @cache
 def hints_of(kind: Any) -> dict[str, Any]:
     """The types of a dataclass's fields by their names, which take longer to find than a config to read."""
-    return typing.get_type_hints(kind, include_extras=True)
+    hints = typing.get_type_hints(kind, include_extras=True)
+    return {name: hint for name, hint in hints.items() if hint is not dataclasses.KW_ONLY}
 
 
 def marks_of(kind: Any, mark: type[T]) -> dict[str, T]:

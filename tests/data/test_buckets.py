@@ -84,7 +84,7 @@ def test_named_buckets_are_sizes_of_the_data():
 )
 def test_every_image_is_shown_once_an_epoch_and_batches_are_cut_to_parts_of_one_bucket(buckets, batch, epochs, seed):
     own = np.array(buckets)
-    order, n = Order(len(own), seed, None, 1, None, own, batch), len(own)
+    order, n = Order(len(own), seed, None, 1, factors=None, buckets=own, batch=batch), len(own)
     samples, _, views = stream(order, 0, (epochs + 1) * n)
     assert not views.any()
     assert all(sorted(samples[low : low + n]) == list(range(n)) for low in range(0, len(samples), n))
@@ -98,7 +98,7 @@ def test_every_image_is_shown_once_an_epoch_and_batches_are_cut_to_parts_of_one_
 
 def test_most_batches_have_one_bucket_and_epochs_differ():
     own = chance.integers(0, 4, 1000)
-    order = Order(1000, 3, None, 1, None, own, 16)
+    order = Order(1000, 3, None, 1, factors=None, buckets=own, batch=16)
     samples = stream(order, 0, 5000)[0]
     mixed = [len(cuts(order, low, low + 16)) > 2 for low in range(0, 4992, 16)]
     assert sum(mixed) < 5 * 4  # an epoch ends with what is left of each of four buckets
@@ -106,7 +106,7 @@ def test_most_batches_have_one_bucket_and_epochs_differ():
 
 
 def test_one_bucket_has_the_order_of_a_run_without_buckets():
-    order = Order(50, 7, None, 1, None, np.zeros(50, np.int64), 8)
+    order = Order(50, 7, None, 1, factors=None, buckets=np.zeros(50, np.int64), batch=8)
     assert np.array_equal(stream(order, 0, 150)[0], np.concatenate([permutation(50, 7, epoch) for epoch in range(3)]))
 
 

@@ -269,7 +269,7 @@ def test_a_file_that_goes_between_the_scan_and_the_reading_is_named(copy):
     split = data.split("train")
     for workers in (0, 1):
         with pytest.raises(DataError, match=r"train/bee/3\.png: cannot be read \(No such file"):
-            list(TrainLoader(split, SMALL, Augment(), 0, workers).batches(0, len(split), 4))
+            list(TrainLoader(split, SMALL, Augment(), 0, workers=workers).batches(0, len(split), 4))
         images = [image for _, batch in EvalLoader(split, SMALL, workers).batches(10) for image in batch]
         assert [isinstance(image, DataError) for image in images] == [
             split.name(i) == str(gone) for i in range(len(split))

@@ -31,7 +31,7 @@ def objects(seed: int, count: int = 4, size: tuple[int, int] = SIZE) -> tuple[np
         masks.append(mask)
     labels = np.arange(count, dtype=np.int64)
     layers = stack_masks(masks, size)
-    return pixels, Target(size, labels, boxes_of(masks), np.zeros(count, bool), layers)
+    return pixels, Target(size, labels, boxes_of(masks), np.zeros(count, bool), layers=layers)
 
 
 def box_in(pixels: torch.Tensor) -> torch.Tensor:
@@ -101,7 +101,7 @@ def alone(box: tuple[float, ...], masks: bool = False) -> Target:
     mask = np.zeros(SIZE, bool)
     mask[int(box[1]) : max(int(box[3]), int(box[1]) + 1), int(box[0]) : max(int(box[2]), int(box[0]) + 1)] = True
     table, layers = np.array([box], np.float32), stack_masks([mask], SIZE) if masks else None
-    return Target(SIZE, np.array([2]), table, np.zeros(1, bool), layers)
+    return Target(SIZE, np.array([2]), table, np.zeros(1, bool), layers=layers)
 
 
 def test_an_object_goes_where_little_of_it_is_left():
@@ -131,7 +131,7 @@ def test_boxes_of_what_an_edge_cuts_are_those_of_the_mask():
     mask = np.zeros(SIZE, bool)
     mask[10:12, 5:40] = True  # a thin arm to the left of a block
     mask[5:30, 30:40] = True
-    target = Target(SIZE, np.array([0]), boxes_of([mask]), np.zeros(1, bool), stack_masks([mask], SIZE))
+    target = Target(SIZE, np.array([0]), boxes_of([mask]), np.zeros(1, bool), layers=stack_masks([mask], SIZE))
     part = Part(0, 10, 48, 15, (48, 15))  # shows a piece of the arm alone
     assert cut_objects(target, part, 0.0)["boxes"].tolist() == [[0, 10, 15, 12]]
     assert cut_objects(target.without_masks(), part, 0.0)["boxes"].tolist() == [[0, 5, 15, 30]]

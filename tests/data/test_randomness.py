@@ -80,8 +80,8 @@ def images(feed, *span):
 def test_workers_and_batches_and_resuming_change_nothing(split, workers):
     feed = TrainLoader(split, PLAIN, EVERYTHING, seed=1)
     whole = images(feed, 0, 60, 7)
-    assert torch.equal(images(TrainLoader(split, PLAIN, EVERYTHING, 1, workers), 0, 60, 7), whole)
-    assert torch.equal(images(TrainLoader(split, PLAIN, EVERYTHING, 1, workers), 31, 60, 4), whole[31:])
+    assert torch.equal(images(TrainLoader(split, PLAIN, EVERYTHING, 1, workers=workers), 0, 60, 7), whole)
+    assert torch.equal(images(TrainLoader(split, PLAIN, EVERYTHING, 1, workers=workers), 31, 60, 4), whole[31:])
 
 
 def test_pictures_in_memory_keep_the_same_promise(split):

@@ -140,7 +140,7 @@ def test_neither_workers_nor_ranks_change_a_picture(split):
     options = {"sampling": "balanced", "repeats": 2}
     feed = TrainLoader(split, Preprocess((16, 16)), Augment(flip=0.5, rotate=20), 1, **options)
     whole = torch.cat([batch["images"] for batch in feed.batches(0, 36, 6)])
-    many = TrainLoader(split, Preprocess((16, 16)), Augment(flip=0.5, rotate=20), 1, 2, **options)
+    many = TrainLoader(split, Preprocess((16, 16)), Augment(flip=0.5, rotate=20), 1, workers=2, **options)
     ranks = [
         torch.cat([b["images"] for b in many.spans((low, low + 3) for low in range(3 * rank, 36, 6))])
         for rank in (0, 1)
@@ -159,7 +159,9 @@ def test_a_stream_without_end_is_read_as_batches_are_asked_for(split, workers):
             yield low, low + 4
 
     cached = torch.zeros(len(split), 3, 16, 16, dtype=torch.uint8) if workers == "memory" else None
-    feed = TrainLoader(split, Preprocess((16, 16)), Augment(), 1, workers if isinstance(workers, int) else 0, cached)
+    feed = TrainLoader(
+        split, Preprocess((16, 16)), Augment(), 1, workers=workers if isinstance(workers, int) else 0, cached=cached
+    )
     batches = feed.spans(endless())
     assert not asked
     first = [next(batches)["samples"].tolist() for _ in range(5)]
@@ -171,7 +173,12 @@ def test_a_stream_without_end_is_read_as_batches_are_asked_for(split, workers):
 def test_an_empty_span_is_an_empty_batch(split, workers):
     cached = torch.zeros(len(split), 3, 16, 16, dtype=torch.uint8) if workers == "memory" else None
     feed = TrainLoader(
-        split, Preprocess((16, 16)), Augment(flip=0.5), 1, workers if isinstance(workers, int) else 0, cached
+        split,
+        Preprocess((16, 16)),
+        Augment(flip=0.5),
+        1,
+        workers=workers if isinstance(workers, int) else 0,
+        cached=cached,
     )
     before, empty, after = feed.spans([(0, 2), (2, 2), (2, 4)])
     assert empty["images"].shape == (0, 3, 16, 16) and len(empty["labels"]) == len(empty["samples"]) == 0

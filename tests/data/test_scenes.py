@@ -68,7 +68,9 @@ def test_a_view_is_a_function_of_its_key_alone():
 
 def test_workers_give_the_same_batches_and_empty_ones_have_their_shape(tmp_path):
     data = open_data(write_maps(tmp_path))
-    loaders = [TrainLoader(data.splits["train"], Preprocess((16, 16)), Scenes(), 3, workers) for workers in (0, 2)]
+    loaders = [
+        TrainLoader(data.splits["train"], Preprocess((16, 16)), Scenes(), 3, workers=workers) for workers in (0, 2)
+    ]
     first, second = (list(loader.spans([(0, 4), (4, 4), (4, 7)])) for loader in loaders)
     for one, other in zip(first, second, strict=True):
         assert one.keys() == other.keys() == {"images", "classes", "samples"}

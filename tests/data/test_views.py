@@ -150,7 +150,7 @@ def test_a_feed_gives_batches_of_views(tmp_path, memory, workers):
     split, crops = data.split("train"), MultiCrop(3, SMALL)
     pictures = [decode(split.raw(sample)) for sample in range(len(split))]
     cached = torch.stack([to_tensor(image) for image in pictures]) if memory else None
-    feed = TrainLoader(split, SEEN, crops, 0, workers, cached)
+    feed = TrainLoader(split, SEEN, crops, 0, workers=workers, cached=cached)
     batches = list(feed.batches(10, 15, 3))
     assert [len(batch["samples"]) for batch in batches] == [3, 2]
     for batch in batches:
@@ -172,7 +172,9 @@ def test_batches_of_images_without_labels_have_no_labels(tmp_path, memory):
     cached = torch.stack([to_tensor(decode(split.raw(sample))) for sample in range(len(split))]) if memory else None
     bare = split.take(np.arange(len(split)), np.zeros((len(split), 0), np.float32))
     for views, shape in ((MultiCrop(3, SMALL), (3, 2, 3, *SIZE)), (Augment(flip=0.5), (3, 3, *SIZE))):
-        batch, labelled = (next(TrainLoader(s, SEEN, views, 0, 0, cached).batches(0, 3, 3)) for s in (bare, split))
+        batch, labelled = (
+            next(TrainLoader(s, SEEN, views, 0, workers=0, cached=cached).batches(0, 3, 3)) for s in (bare, split)
+        )
         assert "labels" not in batch and "labels" in labelled
         assert (
             batch_size(batch) == 3 and batch["images"].shape == shape and batch.keys() == labelled.keys() - {"labels"}

@@ -59,10 +59,10 @@ def drawn_scene(draw, size=(120, 200), classes=4, ties=True):
     table, scores = table[np.argsort(-scores, kind="stable")], -np.sort(-scores)
     masks = tuple(runs_of_mask(ellipse(box, size)) for box in table[:, :4])
     answers = Detections(
-        size, table[:, :4].astype(np.float32), table[:, 4].astype(int), scores.astype(np.float32), masks
+        size, table[:, :4].astype(np.float32), table[:, 4].astype(int), scores.astype(np.float32), masks=masks
     )
     layers = stack_masks([ellipse(box, size) for box in truth], size)
-    return answers, Target(size, labels, np.array(truth, np.float32).reshape(-1, 4), crowd, layers)
+    return answers, Target(size, labels, np.array(truth, np.float32).reshape(-1, 4), crowd, layers=layers)
 
 
 def judged_by_pycocotools(scenes, kind, classes=4):

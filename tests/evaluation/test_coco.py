@@ -69,7 +69,7 @@ def test_no_more_than_a_hundred_answers_of_a_class_count():
     answers = Detections(size, boxes, draw.integers(0, 2, 300), np.linspace(1, 0.1, 300, dtype=np.float32))
     rows = draw.permutation(300)[:40]
     layers = np.stack([truth_mask(box, size, number) for number, box in enumerate(boxes[rows], 1)])
-    truth = Target(size, answers.labels[rows], boxes[rows], np.zeros(40, bool), layers)
+    truth = Target(size, answers.labels[rows], boxes[rows], np.zeros(40, bool), layers=layers)
     report = CocoEvaluator(CLASSES[:2]).report(outputs_of([(answers, truth)], masks=False))
     wanted, _ = judged_by_pycocotools([(answers, truth)], "bbox", 2)
     assert [-1 if value is None else value for value in report.figures.values()] == pytest.approx(wanted, abs=1e-9)
@@ -257,7 +257,7 @@ def scenes_of(count):
         pictures.append(paint((32, 48), *objects[:2])[0])
         masks = [paint((32, 48), one)[0] > 0 for one in objects]
         boxes, labels = np.array([one[:4] for one in objects], np.float32), np.array([0, 1, 0])
-        targets.append(Target((32, 48), labels, boxes, np.zeros(3, bool), stack_masks(masks, (32, 48))))
+        targets.append(Target((32, 48), labels, boxes, np.zeros(3, bool), layers=stack_masks(masks, (32, 48))))
     return PaintedSplit(pictures, targets)
 
 

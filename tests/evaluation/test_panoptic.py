@@ -60,7 +60,12 @@ def scene():
     classes[:4, :4] = IGNORE
     boxes = np.zeros((3, 4), np.float32)
     return Target(
-        (20, 30), np.array([2, 2, 2]), boxes, np.array([False, False, True]), stack_masks(masks, (20, 30)), classes
+        (20, 30),
+        np.array([2, 2, 2]),
+        boxes,
+        np.array([False, False, True]),
+        layers=stack_masks(masks, (20, 30)),
+        classes=classes,
     )
 
 
@@ -152,4 +157,6 @@ def test_figures_of_pixels_are_those_of_torchmetrics_and_scikit_learn():
 
 
 def target_of(classes):
-    return Target(classes.shape, np.zeros(0, int), np.zeros((0, 4), np.float32), np.zeros(0, bool), None, classes)
+    return Target(
+        classes.shape, np.zeros(0, int), np.zeros((0, 4), np.float32), np.zeros(0, bool), layers=None, classes=classes
+    )

@@ -267,7 +267,7 @@ def test_lines_of_objects_are_polygons_of_masks_or_boxes():
     mask[2:4, 5:9] = True
     runs = (runs_of_mask(mask), [80])
     boxes = np.array([[5, 2, 9, 4.4], [1, 1, 2, 3]], np.float32)
-    detections = Detections((8, 10), boxes, np.array([1, 0]), np.array([0.9, 0.8], np.float32), runs)
+    detections = Detections((8, 10), boxes, np.array([1, 0]), np.array([0.9, 0.8], np.float32), masks=runs)
     lines = yolo_lines(ImageObjects("a.png", ("a", "b"), detections))
     words = [line.split() for line in lines]
     corners = [np.array(row[1:], float).reshape(-1, 2) * [10, 8] for row in words]

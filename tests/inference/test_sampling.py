@@ -33,7 +33,7 @@ def sampler(process=DIFFUSION, precision="fp32", **changes):
     model = randomise(DiT(config)).eval()
     for parameter in model.parameters():
         parameter.data.mul_(0.5)
-    return ImageSampler(model, process, config.classes, Preprocess((8, 8)), "cpu", precision)
+    return ImageSampler(model, process, config.classes, Preprocess((8, 8)), device="cpu", precision=precision)
 
 
 @pytest.mark.processor

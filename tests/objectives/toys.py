@@ -144,8 +144,8 @@ def tiny_pixels(model, facts, options) -> Run:
 def install(patch: Callable[[Any, str, Any], None] = setattr) -> None:
     """Put both into the tables, by `setattr` or by a monkeypatch's."""
     recipes = [
-        Recipe("tiny-dino", tiny_dino, "views", "tests", "fixed", objective=TinyDINOConfig),
-        Recipe("tiny-pixels", tiny_pixels, "pixels", "tests", "fixed", objective=TinyPixelsConfig),
+        Recipe("tiny-dino", tiny_dino, "views", "tests", rule="fixed", objective=TinyDINOConfig),
+        Recipe("tiny-pixels", tiny_pixels, "pixels", "tests", rule="fixed", objective=TinyPixelsConfig),
     ]
     patch(names, "NAMES", (*names.NAMES, *(recipe.name for recipe in recipes)))
     for recipe in recipes:

@@ -173,8 +173,8 @@ def test_figures_in_inceptions_space_are_those_of_fid_and_adm(inception, tmp_pat
 def test_moments_of_a_reference_take_the_place_of_images():
     rng = np.random.default_rng(0)
     rows, ours = rng.normal(size=(40, 3)), {"rows": rng.normal(1, 1, (30, 3)).astype(np.float32)}
-    whole = figures(Real("x", "test", 40, {"rows": rows}, rows[:20]), ours)
-    brief = figures(Real("x.npz", "reference", 0, {}, None, {"rows": moments(rows)}), ours)
+    whole = figures(Real("x", "test", 40, {"rows": rows}, train=rows[:20]), ours)
+    brief = figures(Real("x.npz", "reference", 0, {}, train=None, moments={"rows": moments(rows)}), ours)
     assert brief["frechet_distance"] == whole["frechet_distance"] == frechet_distance(rows, ours["rows"])
     assert brief["precision"] is brief["copies"] is None and whole["precision"] > 0 and whole["copies"] is not None
 

@@ -179,9 +179,9 @@ def test_what_is_drawn_counts_from_one(home):
         load_bundle(home / "registers"),
         InspectOptions(device="cpu", precision="fp32"),
         Preprocess((16, 20)),
-        "cpu",
-        (),
-        NullListener(),
+        device="cpu",
+        pictures=(),
+        listener=NullListener(),
     )
     scene = replace(scene, pictures=tuple(open_pictures([home / "photo 0.png"], scene.preprocess)))
     heads = labels(make_attention(scene)[0].figure)

@@ -204,7 +204,7 @@ def compare_runs(options: Options, second: str, console: Console) -> dict[str, A
     from vitreous.reports.answers import Computing
     from vitreous.reports.compare import compare, is_run
 
-    computing = Computing(options.batch_size, options.workers, options.how(), options.bad_images, console)
+    computing = Computing(options.batch_size, options.workers, options.how(), options.bad_images, listener=console)
     runs = (options.run, second)  # --resize and --source-size are about foreign weights, if only one is foreign
     first, other = (path if is_run(path) and not all(map(is_run, runs)) else options.source(path) for path in runs)
     document = compare(first, other, options.more, options.split, computing)

@@ -49,7 +49,7 @@ def predict_objects(options: AnswerArguments, predictor: Predictor, source: Sour
     made_by |= {"to": form, "coco_ids": options.coco_ids}
     if form in ("yolo", "masks"):
         folder = ObjectFolder(options.out, form, card.object_classes, placed.places)
-        finding = Finding(predictor, asked, options, placed.places, folder)
+        finding = Finding(predictor, asked, options, placed.places, folder=folder)
         document = write_answers(
             options,
             folder.index,
@@ -112,6 +112,7 @@ class Finding:
         asked: DetectOptions,
         options: AnswerArguments,
         places: dict[str, Path],
+        *,
         folder: Any = None,
     ) -> None:
         from vitreous.inference.objects import THRESHOLD

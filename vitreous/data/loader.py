@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from itertools import chain
 from types import TracebackType
@@ -57,6 +57,7 @@ class TrainLoader:
     preprocess: Preprocess
     views: Views
     seed: int
+    _: KW_ONLY
     workers: int = 0
     cached: Tensor | None = None
     sampling: Literal["even", "balanced", "repeat-factor"] = "even"
@@ -75,7 +76,9 @@ class TrainLoader:
         """Which image stands at which position."""
         labels = self.split.labels if self.sampling != "even" else None
         if labels is not None and self.sampling == "repeat-factor":
-            return Order(len(self.split), self.seed, None, self.repeats, repeat_factors(labels, self.repeat_threshold))
+            return Order(
+                len(self.split), self.seed, None, self.repeats, factors=repeat_factors(labels, self.repeat_threshold)
+            )
         return Order(
             len(self.split),
             self.seed,

@@ -7,7 +7,7 @@ reach over it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -37,6 +37,7 @@ class Order:
     seed: int
     labels: np.ndarray | None = None
     repeats: int = 1
+    _: KW_ONLY
     factors: np.ndarray | None = None
     buckets: np.ndarray | None = None
     batch: int = 1

@@ -165,7 +165,7 @@ def objects_function(engine: ModelEngine) -> Compute:
 def no_answers(size: tuple[int, ...], masks: bool) -> Detections:
     """Nothing answered for an image of `size` (H, W)."""
     none = np.zeros(0, np.float32)
-    return Detections((size[0], size[1]), none.reshape(0, 4), none.astype(np.int64), none, () if masks else None)
+    return Detections((size[0], size[1]), none.reshape(0, 4), none.astype(np.int64), none, masks=() if masks else None)
 
 
 def sides_of(rows: Ragged, classes: int) -> list[list[ClassPairs]]:

@@ -36,6 +36,7 @@ class KNNEvaluator(Evaluator):
         memory: Split | None = None,
         multilabel: bool = False,
         k: int = NEIGHBOURS,
+        *,
         device: str = "cpu",
     ) -> None:
         self.classes, self.memory, self.multilabel = classes, memory, multilabel

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 import torch
@@ -62,6 +62,7 @@ class LabelledFeatures:
     labels: np.ndarray
     rows: np.ndarray
     classes: int
+    _: KW_ONLY
     device: str = "cpu"
 
     @property
@@ -71,7 +72,7 @@ class LabelledFeatures:
 
     def taking(self, rows: np.ndarray) -> LabelledFeatures:
         """Return the same with other `rows` (m,)."""
-        return LabelledFeatures(self.features, self.labels, rows, self.classes, self.device)
+        return LabelledFeatures(self.features, self.labels, rows, self.classes, device=self.device)
 
     def moments(self) -> tuple[np.ndarray, np.ndarray]:
         """Return mean and deviation of each feature, (d,) float64; the deviation of a constant one is 1."""

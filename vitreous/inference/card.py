@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from vitreous.config import from_plain, to_plain
@@ -26,6 +26,7 @@ class Card(WithTask):
     version: str
     preprocess: Preprocess
     provenance: dict[str, Any] = field(default_factory=dict)
+    _: KW_ONLY
     task: Task = field(default_factory=Features)
 
     def plain(self) -> dict[str, Any]:
@@ -62,4 +63,4 @@ def card_of(bundle: Bundle) -> Card:
     for name, tensor in sorted(bundle.model.state_dict().items()):
         digest.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
     name = name_of(bundle.model.config)
-    return Card(name, digest.hexdigest()[:12], bundle.preprocess, bundle.provenance, bundle.task)
+    return Card(name, digest.hexdigest()[:12], bundle.preprocess, bundle.provenance, task=bundle.task)

@@ -10,7 +10,7 @@ import io
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +51,7 @@ class ClassMap:
     names: tuple[str, ...] = ()
     classes: np.ndarray | None = None
     image: Image.Image | None = None
+    _: KW_ONLY
     shares: dict[str, float] = field(default_factory=dict)
     error: str | None = None
     file: str | None = None
@@ -102,7 +103,9 @@ def class_maps(
                 if (void := voids.pop(id(item), None)) is not None:
                     row[void] = IGNORE
                 image = picture_of(native(preprocess, item)) if pictures else None
-                yield ClassMap(item.name, names, row, image, shares_of(row, names), header=read_place(item, row.ndim))
+                yield ClassMap(
+                    item.name, names, row, image, shares=shares_of(row, names), header=read_place(item, row.ndim)
+                )
 
 
 def read_place(item: Item, axes: int) -> Any:

@@ -7,7 +7,7 @@ Boxes are left, top, right, bottom in pixels; the image reaches from 0 to its wi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 from PIL import Image
@@ -32,6 +32,7 @@ class Detections:
     boxes: np.ndarray
     labels: np.ndarray
     scores: np.ndarray
+    _: KW_ONLY
     masks: tuple[list[int], ...] | None = None
 
     def __post_init__(self) -> None:
@@ -49,7 +50,7 @@ class Detections:
         """Return the answers at positions (m,) int64 in ascending order, or of a mask (n,) bool."""
         places = np.flatnonzero(rows) if rows.dtype == bool else rows
         masks = None if self.masks is None else tuple(self.masks[place] for place in places)
-        return Detections(self.size, self.boxes[places], self.labels[places], self.scores[places], masks)
+        return Detections(self.size, self.boxes[places], self.labels[places], self.scores[places], masks=masks)
 
     def above(self, threshold: float) -> Detections:
         """Return the answers whose scores are at least `threshold`, in [0, 1]."""
@@ -111,7 +112,7 @@ def detections_of(
         area = (left, top, right, bottom)
         masks = tuple(paste_runs(np.asarray(outputs[3][row], np.float32), whole[row], size, area) for row in rows)
     chosen = scores[rows].astype(np.float32)
-    return Detections(size, cut[rows], labels[rows].astype(np.int64), chosen, masks)
+    return Detections(size, cut[rows], labels[rows].astype(np.int64), chosen, masks=masks)
 
 
 def paste_runs(probabilities: np.ndarray, box: np.ndarray, size: tuple[int, int], window: Window) -> list[int]:
@@ -199,7 +200,7 @@ def merged(parts: Sequence[Detections], windows: Sequence[Window]) -> Detections
     highs = [boxes[group, 2:].max(0) for group in groups]
     table = np.concatenate([np.reshape(lows, (-1, 2)), np.reshape(highs, (-1, 2))], 1).astype(np.float32)
     firsts = np.array([group[0] for group in groups], np.int64)
-    return Detections(size, table, labels[firsts], scores[firsts], masks)
+    return Detections(size, table, labels[firsts], scores[firsts], masks=masks)
 
 
 def joined_runs(runs: Sequence[list[int]]) -> list[int]:

@@ -146,7 +146,13 @@ class TorchEngine(ModelEngine):
     name = "torch"
 
     def __init__(
-        self, model: Model, preprocess: Preprocess, device: str = "cpu", precision: str = "auto", merge_tokens: int = 0
+        self,
+        model: Model,
+        preprocess: Preprocess,
+        device: str = "cpu",
+        precision: str = "auto",
+        *,
+        merge_tokens: int = 0,
     ) -> None:
         settle_process()  # before weights are laid out
         options = InferenceOptions(device, precision, "torch", merge_tokens)  # type: ignore[arg-type]
@@ -333,7 +339,7 @@ def make_engine(
         return OpenVinoEngine(model, preprocess, how, pictures)
     if how.precision == "int8":
         raise UsageError("--precision int8 needs --engine openvino", "add it, or use bf16 or fp32")
-    engine = TorchEngine(model, preprocess, device, how.precision, how.merge_tokens)
+    engine = TorchEngine(model, preprocess, device, how.precision, merge_tokens=how.merge_tokens)
     if how.engine == "compiled":
         compile_blocks(engine.model)
     engine.options = how

@@ -54,6 +54,7 @@ class ImageSampler:
         process: Process,
         classes: int,
         preprocess: Preprocess,
+        *,
         device: str = "auto",
         precision: str = "auto",
     ) -> None:

@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
@@ -94,6 +94,7 @@ class Predictor:
     engine: Engine
     bundle: Bundle | None = None
     exact: bool = False
+    _: KW_ONLY
     clip_views: ClipViews | None = None
     origin: str = ""
 
@@ -367,7 +368,7 @@ def load(
         known = ("exact", "headless", "quick", "examples", "resize", "source_size", "native_aspect", "tokens")
         (how,) = apply_options("load", dict(options), how or InferenceOptions(), known=known)
     check_path(run, "load(run)")
-    if (source := WeightsSource(os.fspath(run), resize, source_size, native_aspect, tokens)).words:
+    if (source := WeightsSource(os.fspath(run), resize, source_size, native_aspect, tokens=tokens)).words:
         run = source
     if is_exported(run):
         if words := words_of(run):

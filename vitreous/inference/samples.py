@@ -112,6 +112,7 @@ class Generator:
         device: str = "auto",
         precision: str = "auto",
         vae: str | None = None,
+        *,
         frames: int | None = None,
         size: str | None = None,
         note: Callable[[str], None] = lambda text: None,
@@ -234,8 +235,9 @@ def sample(
     bundle = open_generator(run, display.note)
     suffix = place.suffix.lower()
     check_place(place, bundle.preprocess.of_clips)
-    ways = (asked.device, asked.precision, asked.vae, asked.frames, asked.size)
-    generator = Generator(bundle, *ways, note=display.note)
+    generator = Generator(
+        bundle, asked.device, asked.precision, asked.vae, frames=asked.frames, size=asked.size, note=display.note
+    )
     labels = generator.labels_of(asked.classes)
     asked.sampler_of(generator.process)
     wanted = generator.pairs_of(labels, asked)

@@ -6,7 +6,7 @@ import math
 import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import torch
@@ -38,6 +38,7 @@ class Cost:
     tokens: int
     macs: int
     memory: int
+    _: KW_ONLY
     rate: dict[int, float] = field(default_factory=dict)
     largest: int = 0
     tried: bool = False

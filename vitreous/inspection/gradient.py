@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import torch
@@ -42,6 +42,7 @@ class Relevance:
     prefix: int
     rows: Tensor
     classes: Tensor
+    _: KW_ONLY
     logits: Tensor
 
     @property
@@ -75,7 +76,7 @@ def gradient(model: VisionModel[Any], images: Tensor, classes: Tensor | None = N
     row = first.expand(len(images), -1)
     for look, slope in zip(reversed(looks), reversed(slopes), strict=True):
         row = row + through(look, slope, row)
-    return Relevance(looks[0].grid, looks[0].prefix, row - first, asked, logits)
+    return Relevance(looks[0].grid, looks[0].prefix, row - first, asked, logits=logits)
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -102,6 +102,7 @@ class State:
     after: Literal["embedding", "attention", "mlp"]
     grid: tuple[int, ...]
     prefix: int
+    _: KW_ONLY
     tokens: Tensor
 
     @property
@@ -154,7 +155,7 @@ def states(model: VisionModel[Any], images: Tensor, visit: Callable[[State], Non
         def hook(module: nn.Module, given: tuple[Any, ...], out: Tensor | None = None) -> None:
             tokens = in_raster_order(name_of[module], (given[0] if out is None else out).detach(), c)
             own = tuple(tokens.shape[1:-1]) if tokens.dim() > 3 else grid  # stages of a Swin have grids of their own
-            visit(State(layer, after, own, c.prefix, tokens.flatten(1, -2)))
+            visit(State(layer, after, own, c.prefix, tokens=tokens.flatten(1, -2)))
 
         return hook
 

@@ -140,5 +140,5 @@ def create_loader(
     views = run.views
     if isinstance(views, Augment):  # what is drawn for a whole batch is the loop's
         views = replace(views, mixup=0.0, cutmix=0.0)
-    reader = TrainLoader(part, read, views, seed, workers, exact=chosen.exact, batch_size=batch_size)
+    reader = TrainLoader(part, read, views, seed, workers=workers, exact=chosen.exact, batch_size=batch_size)
     return BatchLoader(opened, reader, batch_size, drop_last)

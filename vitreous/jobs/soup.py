@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,7 @@ class Ingredient:
     folder: Path
     sha256: str  # of its weights
     like: Bundle
+    _: KW_ONLY
     data: DataOptions | None
 
     def bundle(self) -> Bundle:
@@ -168,7 +169,7 @@ def open_ingredients(runs: Sequence[str | os.PathLike[str]]) -> list[Ingredient]
         like = replace(bundle, model=skip_init(bundle.model.config), provenance={})
         if isinstance(like.task, Classification):
             like.task = replace(like.task, temperature=1.0)
-        ingredients[digest] = Ingredient(run, folder, digest, like, data)
+        ingredients[digest] = Ingredient(run, folder, digest, like, data=data)
     if len(ingredients) < 2:
         raise UsageError(
             f"a soup needs two models at least, not {len(ingredients)}", "vitreous soup RUN RUN ... --out BUNDLE"

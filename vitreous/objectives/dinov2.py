@@ -143,7 +143,8 @@ class DINOv2(Unlabelled):
         self.mask_token = nn.Parameter(torch.zeros(shape.width))
         if config.patch_prototypes:
             sizes = (config.patch_prototypes, config.head_layers, config.head_width, config.patch_bottleneck)
-            self.patch_head = Head(shape.width, HeadOptions(*sizes, config.unit_prototypes, config.batch_norm))
+            options = HeadOptions(*sizes, unit_prototypes=config.unit_prototypes, batch_norm=config.batch_norm)
+            self.patch_head = Head(shape.width, options)
             self.teacher_patch_head = copy.deepcopy(self.patch_head).requires_grad_(False)
         self.teacher = copy.deepcopy(self.model).requires_grad_(False)
         self.teacher_head = copy.deepcopy(self.head).requires_grad_(False)

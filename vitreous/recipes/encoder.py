@@ -131,7 +131,7 @@ ENCODERS = (
         mae_finetune,
         "MAE's encoder to ImageNet-sized data",
         "arXiv:2111.06377, Table 9",
-        "linear",
+        rule="linear",
         published=(
             ("ViT-B/16", "ImageNet", "83.6 %"),
             ("ViT-L/16", "ImageNet", "85.9 %"),
@@ -146,7 +146,7 @@ ENCODERS = (
         dino_finetune,
         "DINO's encoder to CIFAR-10 or CIFAR-100, 224 pixels",
         "arXiv:2104.14294, Table 6",
-        "fixed",
+        rule="fixed",
         published=(("ViT-B/16", "CIFAR-10", "99.1 %"), ("ViT-B/16", "CIFAR-100", "91.7 %")),
         data="CIFAR-10",
         models=("ViT-B/16", "ViT-S/16"),

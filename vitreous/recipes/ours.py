@@ -105,9 +105,15 @@ LENGTHS = (("convolutions in front", CONVOLVED), ("other models", PATCHED))
 PHOTOS: dict[str, Any] = {"data": "photographs", "floor": 64}
 FROM_SCRATCH, FROM_WEIGHTS = ((("any model", length),) for length in (SCRATCH, STARTED))
 OURS = (
-    Recipe("digits", digits, "the embedded digits", MEASURED, "fixed", data="digits"),
+    Recipe("digits", digits, "the embedded digits", MEASURED, rule="fixed", data="digits"),
     Recipe(
-        "small", small, "pictures up to 64 pixels, from scratch", MEASURED, "fixed", data="CIFAR-10", lengths=LENGTHS
+        "small",
+        small,
+        "pictures up to 64 pixels, from scratch",
+        MEASURED,
+        rule="fixed",
+        data="CIFAR-10",
+        lengths=LENGTHS,
     ),
     Recipe("photos", photos, "photographs, from scratch", "tuned here", lengths=FROM_SCRATCH, **PHOTOS),
     Recipe(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from inspect import getdoc
 from typing import Any, Literal
 
@@ -113,6 +113,7 @@ class Recipe:
     make: Make
     about: str
     source: str
+    _: KW_ONLY
     rule: Rule = "linear"
     published: tuple[Published, ...] = ()
     data: str = "ImageNet"

@@ -78,7 +78,7 @@ VIDEOMAE = Recipe(
     videomae,
     "masked autoencoding of clips",
     "arXiv:2203.12602",
-    "linear",
+    rule="linear",
     published=(
         ("VideoMAE-S/16x2", "Kinetics-400, fine-tuned after 1600 epochs", "79.0 %"),
         ("VideoMAE-B/16x2", "Kinetics-400, fine-tuned after 800 epochs", "80.0 %"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -37,6 +37,7 @@ class Computing:
     workers: int | None = None
     how: InferenceOptions = field(default_factory=InferenceOptions)
     bad_images: str = "stop"
+    _: KW_ONLY
     listener: Listener = field(default_factory=NullListener)
     cache: bool = True  # of features
 

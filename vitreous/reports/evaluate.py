@@ -68,7 +68,9 @@ def evaluate(
     `protocol` of `ProtocolOptions`, or for a model that makes images of `GenerationOptions`. `how`, `settings` and
     a `ProtocolOptions` as the `protocol` say the same. Raises UsageError for an unknown option.
     """
-    computing = Computing(batch_size, workers, how or InferenceOptions(), bad_images, listener or NullListener())
+    computing = Computing(
+        batch_size, workers, how or InferenceOptions(), bad_images, listener=listener or NullListener()
+    )
     if task_name(run) == Generation.name:
         return evaluate_generator(
             protocol, run, data=data, split=split, computing=computing, settings=settings, options=dict(options)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,7 @@ class Real:
     split: str
     images: int
     features: Features
+    _: KW_ONLY
     train: np.ndarray | None = None
     moments: Mapping[str, Moments] = field(default_factory=dict)
 
@@ -177,7 +178,7 @@ def real_of_split(
         raise DataError(f"{count} images are too few to compare with", f"at least {LEAST} are needed")
     if "train" in opened.splits and name != "train":
         train = split_features(opened.splits["train"], preprocess, space, computing)["rows"]
-    return Real(source, name, count, features, train)
+    return Real(source, name, count, features, train=train)
 
 
 def real_of_reference(file: str, space: Space) -> Real:

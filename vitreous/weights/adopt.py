@@ -73,7 +73,7 @@ class Weights(WithTask):
         model = skip_init(self.config)
         fill(model, self.state(), self.source)
         provenance = self.provenance | {"init": self.source}
-        return Bundle(model.eval(), self.task, self.preprocess, provenance, self.notes)
+        return Bundle(model.eval(), self.task, self.preprocess, provenance, notes=self.notes)
 
     def resized_by(self, rule: str, sides: tuple[int, ...] | None) -> Weights:
         """These weights, which tell all of their positions, with another rule to resize them. Raises UsageError for

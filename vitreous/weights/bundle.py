@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -47,6 +47,7 @@ class Bundle(WithTask):
     task: Task
     preprocess: Preprocess
     provenance: dict[str, Any] = field(default_factory=dict)
+    _: KW_ONLY
     notes: tuple[str, ...] = ()
     parts: ObjectiveParts | None = None
 

@@ -7,7 +7,7 @@ d width of the decoder, p and q a patch's sides in pixels, C channels.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import torch
@@ -58,6 +58,7 @@ class DecoderLayout:
     starts: tuple[str, ...]
     block: str
     mask: str
+    _: KW_ONLY
     rows: tuple[Row, ...]
     positions: str = ""
     video: bool = False
@@ -138,7 +139,7 @@ def video_layout(block: str, query: str, value: str, layers: tuple[Row, ...]) ->
         *layers,
     )
     starts = ("decoder.", "encoder_to_decoder.")
-    return DecoderLayout(f"{block}.0.{query}", starts, block, "mask_token", rows, video=True)
+    return DecoderLayout(f"{block}.0.{query}", starts, block, "mask_token", rows=rows, video=True)
 
 
 TRANSFORMERS = layout(

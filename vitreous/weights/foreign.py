@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +90,7 @@ class DetectedCheckpoint:
     config: ModelConfig
     names: dict[str, tuple[Source, str, int | None]]
     unused: list[str]
+    _: KW_ONLY
     notes: tuple[str, ...] = ()
 
     def state(self) -> dict[str, Tensor]:
@@ -234,7 +235,7 @@ def fitting(
     notes = (*conclusions(config, known, VARIANTS.get(form.name, ())), *assumptions(origin, form, config, beside))
     notes = (own.assumed(config, beside),) if form.name == own.NAME else notes
     names = {name: places[name] for name in expected if name not in left}
-    return DetectedCheckpoint(form, config, names, [*(places[n][1] for n in left), *outside], notes)
+    return DetectedCheckpoint(form, config, names, [*(places[n][1] for n in left), *outside], notes=notes)
 
 
 def facts_of(

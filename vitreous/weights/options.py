@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, Any, get_args
 
 from tyro.conf import arg
@@ -27,6 +27,7 @@ class WeightsSource(os.PathLike[str]):
     resize: Resize | None = None
     source_size: int | tuple[int, ...] | None = None
     native_aspect: bool = False
+    _: KW_ONLY
     tokens: int | None = None
 
     def __post_init__(self) -> None:
@@ -112,5 +113,5 @@ class ReadingOptions(WeightsOptions):
 
     def source(self, path: str) -> str | WeightsSource:
         """The weights at a path, with these options. Raises UsageError for too few tokens."""
-        source = WeightsSource(path, self.resize, self.source_size, self.native_aspect, self.tokens)
+        source = WeightsSource(path, self.resize, self.source_size, self.native_aspect, tokens=self.tokens)
         return source if source.words else path

@@ -41,7 +41,7 @@ TORCHVISION = Format(
             "head.{x} = heads.head.{x}",
         ),
     ),
-    lambda shapes, settings: configure_torchvision(shapes, settings),
+    configure=lambda shapes, settings: configure_torchvision(shapes, settings),
     holds=lambda c: (
         usual(c)
         and square(c)
@@ -90,7 +90,7 @@ DINOV2 = Format(
         ),
         *table("projection.bias = patch_embed.proj.bias", "encoder.norm.{x} = norm.{x}"),
     ),
-    lambda shapes, settings: configure_dinov2(shapes, settings),
+    configure=lambda shapes, settings: configure_dinov2(shapes, settings),
     ignored=(r"mask_token", r"(dino_head|ibot_head)\..*"),
     strip=("backbone.",),
     adds=lambda c: {"mask_token": (1, c.width)},
@@ -140,7 +140,7 @@ CLIP = Format(
         *blocks(RES, ("ln_1", "ln_2"), "attn.in_proj_{x}", "attn.out_proj", ("mlp.c_fc", "mlp.c_proj")),
         *table("first_norm.{x} = ln_pre.{x}", "pooled_norm.{x} = ln_post.{x}"),
     ),
-    lambda shapes, settings: configure_clip(shapes, settings),
+    configure=lambda shapes, settings: configure_clip(shapes, settings),
     scope=("visual.",),
     holds=clip_like,
     prefix=lambda c: "visual.",
@@ -231,7 +231,7 @@ SAM = Format(
     "the original SAM's image encoder",
     ("patch_embed.proj.weight", "blocks.0.attn.rel_pos_h", "neck.0.weight", "blocks.0.mlp.lin1.weight"),
     sam_rows("patch_embed.proj", "blocks.{i}", ("lin1", "lin2"), ("neck.0", "neck.1", "neck.2", "neck.3")),
-    configure_sam,
+    configure=configure_sam,
     ignored=(r"(prompt_encoder|mask_decoder)\..*",),
     scope=("image_encoder.",),
     holds=sam_like,
@@ -242,7 +242,7 @@ SAM_TIMM = Format(
     "timm's SAM image encoder",
     ("patch_embed.proj.weight", "blocks.0.attn.rel_pos_h", "neck.0.weight", "blocks.0.mlp.fc1.weight"),
     sam_rows("patch_embed.proj", "blocks.{i}", ("fc1", "fc2"), ("neck.0", "neck.1", "neck.2", "neck.3")),
-    lambda shapes, settings: configure_sam(shapes, {"resize": "bicubic-antialias"} | settings),
+    configure=lambda shapes, settings: configure_sam(shapes, {"resize": "bicubic-antialias"} | settings),
     holds=sam_like,
 )
 SAM_TRANSFORMERS = Format(
@@ -255,7 +255,7 @@ SAM_TRANSFORMERS = Format(
         ("lin1", "lin2"),
         ("neck.conv1", "neck.layer_norm1", "neck.conv2", "neck.layer_norm2"),
     ),
-    configure_sam,
+    configure=configure_sam,
     ignored=(r"(prompt_encoder|mask_decoder|shared_image_embedding)\..*",),
     scope=("vision_encoder.",),
     holds=sam_like,

@@ -209,7 +209,7 @@ VIT = OwnNames(
     "a state dict of vitreous",
     ("projection.weight", "encoder.blocks.0.mlp.norm.weight"),
     (),
-    configure,
+    configure=configure,
     strip=("model.",),
     holds=lambda config: False,  # a bundle is what is written
 )
@@ -218,7 +218,7 @@ BIT = OwnNames(
     "a state dict of vitreous' BiT",
     ("body.root.conv.weight", "body.norm.weight"),
     (),
-    configure_bit,
+    configure=configure_bit,
     strip=("model.",),
     holds=lambda config: False,
 )

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import torch
@@ -55,6 +55,7 @@ class Layout:
     first_norm: str
     stage: Callable[[int], str]
     merge: Callable[[int], str]
+    _: KW_ONLY
     parts: dict[str, str]
     bias: str
     norm: str
@@ -201,7 +202,7 @@ MICROSOFT = Format(
     "Microsoft's Swin",
     ("patch_embed.proj.weight", f"layers.0.blocks.0.{BIAS}", "layers.0.downsample.reduction.weight"),
     MICROSOFT_LAYOUT.rows(),
-    lambda shapes, settings: MICROSOFT_LAYOUT.configure(shapes, settings, "mask"),
+    configure=lambda shapes, settings: MICROSOFT_LAYOUT.configure(shapes, settings, "mask"),
     ignored=BUFFERS,
     holds=lambda c: square(c) and len(c.blocks) > 1,
 )
@@ -220,7 +221,7 @@ TIMM = Format(
     "timm's Swin",
     ("patch_embed.proj.weight", f"layers.0.blocks.0.{BIAS}"),
     TIMM_LAYOUT.rows(),
-    lambda shapes, settings: TIMM_LAYOUT.configure(shapes, settings, "zeros-after-shift"),
+    configure=lambda shapes, settings: TIMM_LAYOUT.configure(shapes, settings, "zeros-after-shift"),
     ignored=BUFFERS,
     holds=square,
 )
@@ -249,7 +250,7 @@ TRANSFORMERS = Format(
         "encoder.layers.0.blocks.0.attention.self.relative_position_bias_table",
     ),
     TRANSFORMERS_LAYOUT.rows(),
-    TRANSFORMERS_LAYOUT.configure,
+    configure=TRANSFORMERS_LAYOUT.configure,
     ignored=BUFFERS,
     strip=("swin.",),
     holds=lambda c: of_one_window(c) and len(set(c.image)) == len(set(c.patch_size)) == 1,
@@ -310,7 +311,7 @@ TORCHVISION = Format(
     "torchvision's Swin",
     ("features.0.0.weight", f"features.1.0.{BIAS}"),
     TORCHVISION_LAYOUT.rows(),
-    TORCHVISION_LAYOUT.configure,
+    configure=TORCHVISION_LAYOUT.configure,
     ignored=BUFFERS,
     holds=lambda c: of_one_window(c) and bool(c.classes),
     buffers=lambda c: indices(c),
@@ -344,7 +345,7 @@ OWN = OwnNames(
     "a state dict of vitreous' Swin",
     ("projection.weight", f"stages.0.blocks.0.{TABLE}"),
     (),
-    configure_own,
+    configure=configure_own,
     strip=("model.",),
     holds=lambda config: False,
 )

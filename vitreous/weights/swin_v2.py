@@ -124,7 +124,7 @@ MICROSOFT = Format(
     "Microsoft's Swin V2",
     ("patch_embed.proj.weight", "layers.0.blocks.0.attn.logit_scale", "layers.0.downsample.reduction.weight"),
     MICROSOFT_LAYOUT.rows(),
-    lambda shapes, settings: MICROSOFT_LAYOUT.configure(shapes, settings, "mask"),
+    configure=lambda shapes, settings: MICROSOFT_LAYOUT.configure(shapes, settings, "mask"),
     ignored=LEFT,
     holds=lambda c: square(c) and len(c.blocks) > 1,
 )
@@ -143,7 +143,7 @@ TIMM = Format(
     "timm's Swin V2",
     ("patch_embed.proj.weight", "layers.0.blocks.0.attn.logit_scale"),
     TIMM_LAYOUT.rows(),
-    lambda shapes, settings: TIMM_LAYOUT.configure(shapes, settings, "zeros-after-shift"),
+    configure=lambda shapes, settings: TIMM_LAYOUT.configure(shapes, settings, "zeros-after-shift"),
     ignored=LEFT,
     holds=square,
 )
@@ -172,7 +172,7 @@ TRANSFORMERS = Format(
     "transformers' Swin V2",
     ("embeddings.patch_embeddings.projection.weight", "encoder.layers.0.blocks.0.attention.self.logit_scale"),
     TRANSFORMERS_LAYOUT.rows(),
-    TRANSFORMERS_LAYOUT.configure,
+    configure=TRANSFORMERS_LAYOUT.configure,
     ignored=LEFT,
     strip=("swinv2.",),
     holds=lambda c: square(c) and len(set(c.image)) == len(set(c.patch_size)) == 1,
@@ -212,7 +212,7 @@ TORCHVISION = Format(
     "torchvision's Swin V2",
     ("features.0.0.weight", "features.1.0.attn.logit_scale"),
     TORCHVISION_LAYOUT.rows(),
-    TORCHVISION_LAYOUT.configure,
+    configure=TORCHVISION_LAYOUT.configure,
     ignored=LEFT,
     holds=lambda c: (
         square(c)
@@ -242,7 +242,7 @@ OWN = OwnNames(
     "a state dict of vitreous' Swin V2",
     ("projection.weight", f"stages.0.blocks.0.{ATTENTION}.logit_scale"),
     (),
-    lambda shapes, settings: swin.configure_own(shapes, settings, OWN_LAYOUT),
+    configure=lambda shapes, settings: swin.configure_own(shapes, settings, OWN_LAYOUT),
     strip=("model.",),
     holds=lambda config: False,
 )

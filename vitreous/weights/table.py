@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Set
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import cache
 from typing import Any
 
@@ -69,6 +69,7 @@ class Format:
     title: str
     sign: tuple[str, ...]
     rows: tuple[Row, ...]
+    _: KW_ONLY
     configure: Callable[[Shapes, dict[str, Any]], ModelConfig]
     ignored: tuple[str, ...] = ()
     strip: tuple[str, ...] = ()

@@ -200,7 +200,7 @@ DEIT_III = Format(
         ),
         *VIT,
     ),
-    resized_by("bicubic", (0,)),
+    configure=resized_by("bicubic", (0,)),
     holds=lambda c: False,  # read only: `timm` is what is written
 )
 TIMM = Format(
@@ -208,7 +208,7 @@ TIMM = Format(
     "timm",
     ("patch_embed.proj.weight", "blocks.0.attn.qkv.weight", "pos_embed"),
     VIT,
-    configure,
+    configure=configure,
     ignored=(r"mask_token", r"decoder_.*", r"head\.(mlp|last_layer)\..*"),  # MAE's decoder, DINO's head
     strip=("backbone.", "model."),
     holds=plain,
@@ -264,6 +264,6 @@ TIMM_BIT = Format(
     "timm's BiT",
     ("stem.conv.weight", r"stages.0.blocks.0.norm1.weight", "norm.weight"),
     BIT,
-    configure_bit,
+    configure=configure_bit,
     holds=lambda c: c.family == "bit" and not c.axial,
 )

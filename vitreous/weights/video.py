@@ -135,7 +135,7 @@ VIDEOMAE = Format(
     "the original VideoMAE",
     ("patch_embed.proj.weight", "blocks.0.attn.q_bias", "blocks.0.attn.qkv.weight"),
     AUTHORS,
-    configure,
+    configure=configure,
     scope=("encoder.",),
     strip=("backbone.",),
     without=("cls_token", "pos_embed"),  # a BEiT

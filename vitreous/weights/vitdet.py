@@ -89,7 +89,7 @@ VITDET = Format(
     "detectron2's ViTDet",
     ("patch_embed.proj.weight", "pos_embed", "blocks.0.attn.rel_pos_h", "blocks.0.mlp.fc1.weight"),
     ROWS,
-    configure_vitdet,
+    configure=configure_vitdet,
     scope=("backbone.net.",),
     holds=vitdet_like,
     prefix=lambda c: "backbone.net.",

@@ -178,7 +178,7 @@ DETECTOR = Format(
     "detectron2's ViTDet with the heads of Faster or Mask R-CNN",
     (f"{NET}patch_embed.proj.weight", f"{NET}blocks.0.attn.rel_pos_h", LOGITS),
     ROWS_OF_DETECTOR,
-    configure_detector,
+    configure=configure_detector,
     ignored=(*PIXELS, WEIGHTS.replace(".", r"\.")),
     holds=detector_like,
     facts=PIXELS,

@@ -72,7 +72,9 @@ def answer(boxes, scores, labels=None, mask=None) -> Detections:
     count = len(boxes)
     runs = None if mask is None else tuple([runs_of_mask(mask)] * count)
     labels = np.zeros(count, np.int64) if labels is None else np.array(labels)
-    return Detections((40, 50), np.array(boxes, np.float32).reshape(-1, 4), labels, np.array(scores, np.float32), runs)
+    return Detections(
+        (40, 50), np.array(boxes, np.float32).reshape(-1, 4), labels, np.array(scores, np.float32), masks=runs
+    )
 
 
 def test_objects_that_moved_or_are_missing_are_counted():

@@ -18,7 +18,7 @@ def random_masks(count: int, size: tuple[int, ...], seed: int = 0) -> np.ndarray
 
 def target_of(masks: np.ndarray, labels: list[int], crowd: tuple[int, ...] = ()) -> Target:
     marks = np.isin(np.arange(len(masks)), crowd)
-    return Target(masks.shape[1:], np.array(labels), boxes_of(masks), marks, stack_masks(masks, masks.shape[1:]))
+    return Target(masks.shape[1:], np.array(labels), boxes_of(masks), marks, layers=stack_masks(masks, masks.shape[1:]))
 
 
 @pytest.mark.parametrize("size", [(12, 20), (5, 9, 7)])
@@ -27,7 +27,7 @@ def test_layers_hold_every_mask_though_they_overlap(size):
     layers = stack_masks(masks, size)
     assert 1 < len(layers) < 9
     boxes = np.zeros((9, 4), np.float32)
-    target = Target(size, np.zeros(9, np.int64), boxes, np.zeros(9, bool), layers)
+    target = Target(size, np.zeros(9, np.int64), boxes, np.zeros(9, bool), layers=layers)
     assert np.array_equal(target.masks(), masks)
     rows = np.array([7, 2, 4])
     assert np.array_equal(target.take(rows).masks(), masks[rows])
@@ -57,4 +57,4 @@ def test_a_map_of_the_data_is_given_as_it_is_and_none_is_made_up():
         with pytest.raises(ValueError, match="class"):
             target.class_map(background)
     with pytest.raises(ValueError, match="layers"):
-        Target((3, 3), np.zeros(0, int), np.zeros((0, 4)), np.zeros(0, bool), np.zeros((1, 4, 4), np.int32))
+        Target((3, 3), np.zeros(0, int), np.zeros((0, 4)), np.zeros(0, bool), layers=np.zeros((1, 4, 4), np.int32))

@@ -147,7 +147,9 @@ def loader(work: Work, exact: bool = False, form: Literal["tar", "uint8"] | None
     settle_process()
     split, keep = photographs(work, form)
     preprocess = Preprocess((work.image_size, work.image_size), mean=IMAGENET[0], std=IMAGENET[1])
-    feed = TrainLoader(split, preprocess, Augment(crop=(0.08, 1.0), flip=0.5), 0, default_workers(), exact=exact)
+    feed = TrainLoader(
+        split, preprocess, Augment(crop=(0.08, 1.0), flip=0.5), 0, workers=default_workers(), exact=exact
+    )
     batches = feed.batches(0, 20_000 * work.batch_size, work.batch_size)
 
     def turn(keep_alive: object = keep) -> float:

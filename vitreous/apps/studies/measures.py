@@ -151,7 +151,7 @@ def read_merging(subject: Subject, counts: Sequence[int] = ()) -> list[Reading]:
         answers = compute_answers(subject.home, None, "val", type(computing)(how=how, listener=subject.listener))
         report = judge(answers.logits, answers.split.labels, answers.bundle.classes, answers.readable)
         bundle = open_bundle(subject.home)
-        engine = TorchEngine(bundle.model, bundle.preprocess, device_of(subject), "fp32", count)
+        engine = TorchEngine(bundle.model, bundle.preprocess, device_of(subject), "fp32", merge_tokens=count)
         pixels = torch.zeros(BATCH, config.channels, *config.image, dtype=torch.uint8)
         rate = BATCH / fastest(lambda engine=engine, pixels=pixels: engine(pixels))
         readings.append(Reading((f"{count}",), report.figures["top1"], {"images_per_second": rate}))

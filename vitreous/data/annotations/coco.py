@@ -250,7 +250,7 @@ def scenes_of(document: dict[str, Any], place: Path, classes: dict[int, int]) ->
             tuple(rows[number]),
             place,
             size_in(row),
-            verified_in(row, classes, f"{origin}, image {number}"),
+            verified=verified_in(row, classes, f"{origin}, image {number}"),
         )
         for number, row in known.items()
     ]
@@ -285,7 +285,7 @@ def shape_of(row: dict[str, Any], label: int, where: str) -> Shape:
             raise DataError(f"{where}: bbox {numbers[:8]} is no left, top, width, height", "mend it")
         corners = (numbers[0], numbers[1], numbers[0] + numbers[2], numbers[1] + numbers[3])
     if isinstance(mask, dict):
-        return Shape(label, corners, (), runs_in(mask, where), crowd)
+        return Shape(label, corners, (), runs_in(mask, where), crowd=crowd)
     if mask is not None and not isinstance(mask, list):
         raise DataError(f"{where}: segmentation is neither polygons nor run lengths", "mend or remove it")
     polygons = []
@@ -297,7 +297,7 @@ def shape_of(row: dict[str, Any], label: int, where: str) -> Shape:
             polygons.append(np.array(numbers, np.float32).reshape(-1, 2))
     if corners is None and not polygons:
         raise DataError(f"{where} has neither bbox nor segmentation", "give it either")
-    return Shape(label, corners, tuple(polygons), None, crowd)
+    return Shape(label, corners, tuple(polygons), None, crowd=crowd)
 
 
 def runs_in(mask: dict[str, Any], where: str) -> list[int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -41,6 +41,7 @@ class ObjectTally:
     measured: int = 0
     measured_objects: int = 0
     beyond: int = 0  # boxes that reach over the edge, but not those outside
+    _: KW_ONLY
     quarter: int = 0  # images whose boxes all end in the upper left quarter
     largest: float = 0.0  # the largest right or lower edge
     lost: Counter[str] = field(default_factory=Counter)

@@ -102,7 +102,7 @@ class MaskFiles:
             if mask.any():
                 masks.append(mask)
         none = np.zeros(len(masks), bool)
-        return Target(size, none.astype(np.int64), boxes_of(masks), none, stack_masks(masks, size))
+        return Target(size, none.astype(np.int64), boxes_of(masks), none, layers=stack_masks(masks, size))
 
     def classes_of(self, values: np.ndarray, place: Path) -> np.ndarray:
         """(*image) numbers or (H, W, 3) colours -> (*image) int32 classes, or IGNORE. Raises DataError for what is no

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ class Scene:
     shapes: tuple[Shape, ...]
     origin: Path
     size: tuple[int, int] | None = None
+    _: KW_ONLY
     verified: Verified | None = None
 
 

@@ -11,7 +11,7 @@ al., Panoptic Segmentation, arXiv:1801.00868.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,7 @@ class Panorama:
     picture: Path
     segments: tuple[Segment, ...]
     origin: Path
+    _: KW_ONLY
     size: tuple[int, int] | None
 
 
@@ -201,7 +202,7 @@ def panoramas_of(document: dict[str, Any], place: Path, kinds: dict[int, tuple[s
         numbers.add(number)
         segments = segments_of(known[number], kinds, labels, f"{origin}, image {number}")
         picture = pictures.find(known[number]["file_name"], origin)
-        rows.append(Panorama(images.find(name, origin), picture, segments, place, size_in(row)))
+        rows.append(Panorama(images.find(name, origin), picture, segments, place, size=size_in(row)))
     if lost := sorted(known.keys() - numbers):
         raise DataError(f"{origin}: there is no image {lost[0]}", "add the image, or remove its annotation")
     return rows

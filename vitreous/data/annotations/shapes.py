@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 
@@ -29,6 +29,7 @@ class Shape:
     box: Box | None = None
     polygons: tuple[np.ndarray, ...] = ()
     runs: Sequence[int] | None = None
+    _: KW_ONLY
     crowd: bool = False
 
     @property
@@ -79,7 +80,7 @@ def target_of(shapes: Sequence[Shape], size: tuple[int, int], origin: str) -> Ta
     labels = np.array([shape.label for shape in rows], np.int64)
     crowd = np.array([shape.crowd for shape in rows], bool)
     table = np.stack(boxes) if boxes else np.zeros((0, 4), np.float32)
-    return Target(size, labels, table, crowd, stack_masks(masks, size) if with_masks else None)
+    return Target(size, labels, table, crowd, layers=stack_masks(masks, size) if with_masks else None)
 
 
 def mask_of_polygon(corners: np.ndarray, size: tuple[int, int]) -> np.ndarray:

@@ -6,7 +6,7 @@ n objects on an image of `size`: (height, width), or (depth, height, width) of a
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
@@ -48,6 +48,7 @@ class Target:
     labels: np.ndarray
     boxes: np.ndarray
     crowd: np.ndarray
+    _: KW_ONLY
     layers: np.ndarray | None = None
     classes: np.ndarray | None = None
     verified: Verified | None = None
@@ -104,8 +105,15 @@ class Target:
             numbers = np.zeros(len(self) + 1, np.int32)
             numbers[np.asarray(rows) + 1] = np.arange(len(rows), dtype=np.int32) + 1
             layers = numbers[layers]
-        own = self.labels[rows], self.boxes[rows], self.crowd[rows]
-        return Target(self.size, *own, layers, self.classes, self.verified)
+        return Target(
+            self.size,
+            self.labels[rows],
+            self.boxes[rows],
+            self.crowd[rows],
+            layers=layers,
+            classes=self.classes,
+            verified=self.verified,
+        )
 
     def without_masks(self) -> Target:
         """Return the same without the masks of objects."""

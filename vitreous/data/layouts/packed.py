@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,7 @@ class Pixels:
     table: np.ndarray
     ids: np.ndarray
     ends: np.ndarray
+    _: KW_ONLY
     dtype: np.dtype[Any] = np.dtype(np.uint8)  # noqa: RUF009
 
     def read(self, row: int) -> np.ndarray:
@@ -66,7 +67,7 @@ class Pixels:
         table = np.concatenate([self.table, other.table])
         table["shard"][len(self.table) :] += len(self.shards)
         ends = np.concatenate([self.ends, other.ends + len(self.ids)])
-        return Pixels(self.shards + other.shards, table, np.concatenate([self.ids, other.ids]), ends, self.dtype)
+        return Pixels(self.shards + other.shards, table, np.concatenate([self.ids, other.ids]), ends, dtype=self.dtype)
 
     def update(self, digest: Any, rows: np.ndarray) -> None:
         """Feed the names and sizes of rows (n,)."""
@@ -182,4 +183,4 @@ def read_arrays(folder: Path, document: dict[str, Any], split: str) -> Stored[Pi
     if not fits:
         raise DataError(f"{printable(file)} does not fit its shards", ANEW)
     shards = tuple(os.fspath(folder / shard["file"]) for shard in record["shards"])
-    return Stored(Pixels(shards, rows, ids, ends, dtype), np.arange(len(rows)), labels)
+    return Stored(Pixels(shards, rows, ids, ends, dtype=dtype), np.arange(len(rows)), labels)

@@ -16,7 +16,7 @@ from array import array
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import lru_cache
 from itertools import groupby
 from operator import itemgetter
@@ -89,6 +89,7 @@ class IndexBuilder:
     names: bytearray = field(default_factory=bytearray)
     words: dict[tuple[Word, ...], int] = field(default_factory=dict)
     folders: dict[bytes, int] = field(default_factory=dict)
+    _: KW_ONLY
     parsed: dict[bytes, int] = field(default_factory=dict)  # content of a .cls member -> position of its label
     notes: Counter[str] = field(default_factory=Counter)
 

@@ -107,7 +107,7 @@ class HeadRows(NamedTuple):
         """Return a drawn figure of this block as a result."""
         numbers |= {"heads": np.array(self.heads), "images": np.array([one.name for one in self.pictures])}
         return FigureResult(
-            kind + self.suffix, f"{kind.capitalize()} of block {self.layer + 1}", caption, figure, numbers
+            kind + self.suffix, f"{kind.capitalize()} of block {self.layer + 1}", caption, figure, numbers=numbers
         )
 
 
@@ -173,7 +173,7 @@ def make_gradient(scene: Scene) -> list[FigureResult]:
     figure, axes = map_rows(scene, pictures, maps, "relevance", "relevance")
     for place, word in zip(axes[:, 1], words, strict=True):
         label_panel(place, f"for {word}")
-    return [FigureResult("gradient", "Gradient-weighted rollout", caption, figure, numbers)]
+    return [FigureResult("gradient", "Gradient-weighted rollout", caption, figure, numbers=numbers)]
 
 
 def place_of(name: str, known: tuple[str, ...]) -> int:
@@ -228,8 +228,8 @@ def make_rollout(scene: Scene) -> list[FigureResult]:
     figure = map_rows(scene, pictures, maps[:, -1], "rollout", "share of the answer")[0]
     depths = rollout_by_block(scene, maps[0], alone[0], layers)
     return [
-        FigureResult("rollout", "Attention rollout", caption, figure, numbers),
-        FigureResult("rollout-blocks", "Attention rollout by depth", below, depths, of_blocks),
+        FigureResult("rollout", "Attention rollout", caption, figure, numbers=numbers),
+        FigureResult("rollout-blocks", "Attention rollout by depth", below, depths, numbers=of_blocks),
     ]
 
 

@@ -53,7 +53,7 @@ def make_clips(scene: Scene) -> list[FigureResult]:
     )
     numbers = {"maps": weights.numpy(), "images": np.array([one.name for one in pictures])}
     animation = animate(frames, weights.numpy())
-    return [FigureResult("clips", "Attention over time", caption, figure, numbers, animation=animation)]
+    return [FigureResult("clips", "Attention over time", caption, figure, numbers=numbers, animation=animation)]
 
 
 def maps_of(scene: Scene, picture: Picture) -> ClipMaps:

@@ -109,7 +109,7 @@ def make_features(scene: Scene) -> list[FigureResult]:
         "arbitrary. As in arXiv:2304.07193, Fig. 1."
     )
     numbers = {name: value.numpy() for name, value in coloured._asdict().items()}
-    return [FigureResult("features", "Features as colours", caption, figure, numbers)]
+    return [FigureResult("features", "Features as colours", caption, figure, numbers=numbers)]
 
 
 def make_nearest(scene: Scene) -> list[FigureResult]:

@@ -168,7 +168,7 @@ def draw_relative(scene: Scene) -> FigureResult:
         "Vectors of length zero, as before training, have 0 with all. arXiv:2010.11929, D.4."
     )
     numbers = {f"similarity_{name.replace(', ', '_').replace(' ', '_')}": similar.numpy() for name, similar, _ in shown}
-    return FigureResult("positions-relative", "Relative positions", caption, figure, numbers)
+    return FigureResult("positions-relative", "Relative positions", caption, figure, numbers=numbers)
 
 
 def draw_biases(scene: Scene) -> FigureResult:
@@ -207,7 +207,7 @@ def draw_biases(scene: Scene) -> FigureResult:
         "Eq. 4."
     )
     numbers = {f"bias_{name.replace(', ', '_').replace(' ', '_')}": bias.numpy() for name, bias in shown}
-    return FigureResult("positions-bias", "Relative position bias", caption, figure, numbers)
+    return FigureResult("positions-bias", "Relative position bias", caption, figure, numbers=numbers)
 
 
 def show_offsets(axes: Axes, similar: Tensor, down: float, across: float, ends: tuple[float, float]) -> None:

@@ -57,7 +57,7 @@ def make_reconstruction(scene: Scene) -> list[FigureResult]:
         "predicted": np.stack([one.predicted for one in results]),
         "images": np.array([one.name for one in pictures]),
     }
-    return [FigureResult("reconstruction", "Restored images", objective.config.restoration(), figure, numbers)]
+    return [FigureResult("reconstruction", "Restored images", objective.config.restoration(), figure, numbers=numbers)]
 
 
 def restore(objective: Objective, preprocess: Preprocess, pictures: Sequence[Picture], seed: int = 0) -> list[Restored]:

@@ -43,7 +43,7 @@ def make_slices(scene: Scene) -> list[FigureResult]:
         "maps of a volume are relative to its largest value, which may lie in another slice."
     )
     numbers = {"maps": np.stack([one.weights.numpy() for one in maps]), "images": names_of(pictures)}
-    return [FigureResult("slices", "Attention in the middle slices", caption, figure, numbers)]
+    return [FigureResult("slices", "Attention in the middle slices", caption, figure, numbers=numbers)]
 
 
 def names_of(pictures: list[Picture]) -> np.ndarray:
@@ -93,4 +93,4 @@ def make_curves(scene: Scene) -> list[FigureResult]:
         "every patch, relative to the largest value of the signal."
     )
     numbers = {"maps": np.stack([one.weights.numpy() for one in maps]), "images": names_of(pictures)}
-    return [FigureResult("curves", "Attention along signals", caption, figure, numbers)]
+    return [FigureResult("curves", "Attention along signals", caption, figure, numbers=numbers)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -57,6 +57,7 @@ class FigureResult:
     title: str
     caption: str
     figure: Figure
+    _: KW_ONLY
     numbers: dict[str, np.ndarray]
     table: tuple[Sequence[str], Sequence[Sequence[Any]]] | None = None
     animation: bytes | None = None
@@ -70,6 +71,7 @@ class Scene:
     bundle: Bundle
     options: InspectOptions
     preprocess: Preprocess  # the bundle's, at --image-size
+    _: KW_ONLY
     device: str
     pictures: tuple[Picture, ...]
     listener: Listener

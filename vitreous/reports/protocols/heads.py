@@ -49,7 +49,7 @@ class Head:
     It starts from the same weights for one seed, whichever heads are beside it.
     """
 
-    def __init__(self, config: HeadConfig, columns: list[int], classes: int, seed: int, device: str = "cpu") -> None:
+    def __init__(self, config: HeadConfig, columns: list[int], classes: int, seed: int, *, device: str = "cpu") -> None:
         self.config = config
         # neighbouring columns are read as a view
         whole = columns == list(range(columns[0], columns[-1] + 1))

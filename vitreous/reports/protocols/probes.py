@@ -63,7 +63,9 @@ def judge_by_regression(task: ProtocolTask) -> ProtocolResult:
     if task.options.probe != "regression":
         return judge_by_published(task)
     train, judged = task.pair()
-    known = LabelledFeatures(train.rows, task.training.labels, np.flatnonzero(train.good), task.classes, task.device)
+    known = LabelledFeatures(
+        train.rows, task.training.labels, np.flatnonzero(train.good), task.classes, device=task.device
+    )
     l2, dev = (task.options.l2, None) if task.options.l2 else choose_penalty(task, known)
     report = judge(fit(known, l2).logits(judged.rows), task.judged.labels, task.data.classes, judged.good)
     settings = {"l2": l2, "dev": dev}

@@ -142,7 +142,9 @@ def judge_by_published(task: ProtocolTask) -> ProtocolResult:
     note_plan(task, plan, len(train), parts)
     reader = TokenReader(task.bundle.model, tuple(head.reading for head in plan.heads))
     engine = make_engine(reader, task.bundle.preprocess, inference)  # type: ignore[arg-type]
-    heads = [Head(head, reader.columns(head.reading), task.classes, options.seed, task.device) for head in plan.heads]
+    heads = [
+        Head(head, reader.columns(head.reading), task.classes, options.seed, device=task.device) for head in plan.heads
+    ]
     train_heads(heads, batches(task, plan, engine, train, pixels))
     del pixels
     scores = held_out_scores(heads, *read(task, engine, val, "validation images"), val) if val else [None] * len(heads)
@@ -243,8 +245,9 @@ def batches(
 
     The model computes each batch once. Raises NonFiniteError for features that are not finite.
     """
-    order = (plan.views, task.options.seed, workers_of(task), pixels)
-    loader = TrainLoader(train, task.bundle.preprocess, *order)
+    loader = TrainLoader(
+        train, task.bundle.preprocess, plan.views, task.options.seed, workers=workers_of(task), cached=pixels
+    )
     starts = range(0, plan.steps * plan.batch, plan.batch)
     spans = [
         (low, min(low + TOGETHER, start + plan.batch))

@@ -159,7 +159,7 @@ def judge_task(name: str, task: ProtocolTask, note: str) -> dict[str, Any]:
     labels = np.concatenate([task.data.split("train").labels, task.data.split("val").labels])
     good = np.concatenate([train.good, dev.good])
     rows = np.concatenate([train.rows, dev.rows])
-    known = LabelledFeatures(rows, labels, np.flatnonzero(good), task.classes, task.device)
+    known = LabelledFeatures(rows, labels, np.flatnonzero(good), task.classes, device=task.device)
     l2, chosen, of_dev = task.options.l2, None, known.rows >= len(train.rows)
     if not l2:
         own, held_out = (known.taking(known.rows[part]) for part in (~of_dev, of_dev))
