@@ -18,7 +18,7 @@ from vitreous.data.preprocess import Preprocess
 from vitreous.data.sources import open_data
 from vitreous.data.split import Data, is_labelled
 from vitreous.errors import DataError, UsageError, check_path, first_names
-from vitreous.jobs.data import derive_run
+from vitreous.jobs.derive_run import derive_run
 from vitreous.progress import NullListener
 from vitreous.recipes.options import TrainOptions
 from vitreous.training.batches import normalise_views

@@ -66,6 +66,7 @@ class SoupEvaluator:
     data: Data
     split: str
     how: InferenceOptions
+    _: KW_ONLY
     workers: int
     skip: bool  # count unreadable images as wrong, instead of stopping there
     listener: Listener

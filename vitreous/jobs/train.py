@@ -17,20 +17,12 @@ import torch
 from vitreous.config import apply_options, differences
 from vitreous.data.exclusions import read_excluded as names_in
 from vitreous.data.split import Data
-from vitreous.errors import DataError, UsageError, check_path
-from vitreous.evaluation.classification import judge
-from vitreous.inference.engine import CHUNK, InferenceOptions
+from vitreous.errors import UsageError, check_path
+from vitreous.jobs.evaluate_run import evaluate_run
 from vitreous.jobs.plan import LATEST, extends_complete_run, open_resumed, plan, with_data
 from vitreous.jobs.transfer import TRIALS, check_options, initial_document, plan_protocol, transfer
 from vitreous.progress import Display, Listener, NullListener
 from vitreous.recipes.options import TrainOptions
-from vitreous.reports.answers import Computing, compute_answers
-from vitreous.reports.dense import judge_scenes
-from vitreous.reports.generated import write_samples
-from vitreous.reports.learned import write_learned
-from vitreous.reports.pages.run_pictures import run_pictures
-from vitreous.reports.readings import record, write_page
-from vitreous.system.disk import write_text
 from vitreous.system.machine import environment, pick_device, warning
 from vitreous.training.best import check_selection
 from vitreous.training.folder import Folder
@@ -40,7 +32,7 @@ from vitreous.training.ranks import Ranks, launch_name, process_group, restart_c
 from vitreous.training.run import Run
 from vitreous.training.session import Session
 from vitreous.training.slices import check_processes
-from vitreous.training.trackers.trackers import Trackers, chosen_trackers, tracked
+from vitreous.training.trackers.trackers import chosen_trackers, tracked
 
 if TYPE_CHECKING:
     from vitreous.keywords import TrainKeywords
@@ -171,50 +163,6 @@ def resume_restarted(options: TrainOptions, listener: Listener, ranks: Ranks) ->
         return options
     listener.note(f"torchrun has started the processes again: going on with {place}")
     return replace(options, out=place, resume=True)
-
-
-def evaluate_run(
-    folder: Folder, run: Run, opened: Data, summary: dict[str, Any], listener: Listener, trackers: Trackers
-) -> None:
-    """Evaluate the trained model on the test split, add the figures to `summary`, write it and the page; trackers get
-    the bundle and the pictures.
-
-    Where there is no test split, or a grid left it unread, the page shows the validation images.
-    """
-    trackers.log_bundle(folder.bundle)
-    read = "test" in opened.splits and "lr_grid" not in summary
-    answers = report = None
-    computing = Computing(
-        CHUNK,
-        run.data.workers,
-        InferenceOptions(run.device),
-        run.data.bad_images if read else "skip",
-        listener=listener,
-    )
-    judged = run.objective.labelled or run.objective.annotated
-    if judged and (read or ("val" in opened.splits and len(opened.splits["val"]))):
-        split = "test" if read else "val"
-        try:
-            if run.objective.annotated:
-                answers, report = judge_scenes(folder.path, None, split, computing)
-            else:
-                answers = compute_answers(folder.path, None, split, computing)
-                report = judge(answers.logits, answers.split.labels, answers.bundle.classes, answers.readable)
-        except DataError as error:
-            text = f"the {split} split is not evaluated: {error.message}"
-            hint = f"; `vitreous evaluate {folder.path} --bad-images skip` evaluates the rest" if read else ""
-            listener.note(text + hint)  # the run is complete, and the page can do without
-    if read and answers is not None and report is not None:
-        summary["test"] = report.summary()
-        record(folder.path, answers.source, "test", summary["test"])
-    write_text(folder.summary, json.dumps(summary, indent=2) + "\n")
-    if run.objective.ships_features:
-        write_learned(folder, listener)
-    if run.objective.generates:
-        write_samples(folder, listener)
-    page = write_page(folder.path / "report.html", folder, answers, report, listener)
-    if trackers.channels and page is not None:
-        trackers.log_pictures(run_pictures(folder, page, report), summary["steps"])
 
 
 def create_folder(folder: Folder, run: Run, documents: dict[str, Any], resumed: Folder | None) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import KW_ONLY, asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -50,6 +50,7 @@ class Protocol:
     share: float
     images: int
     held_out: int
+    _: KW_ONLY
     lr: float
     matrix_lr: float
 
@@ -65,6 +66,7 @@ class Trial:
     folder: str
     score: float | None = None
     nll: float | None = None
+    _: KW_ONLY
     loss: float | None = None  # of training, the last
     seconds: float | None = None
     failure: str | None = None

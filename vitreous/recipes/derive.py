@@ -7,7 +7,6 @@ from dataclasses import fields, replace
 from typing import Any
 
 from vitreous.config import set_paths
-from vitreous.data.annotations.map_statistics import balance_classes
 from vitreous.data.augmentation.volumes import VolumeViews
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Data
@@ -17,9 +16,9 @@ from vitreous.models.cost import macs
 from vitreous.models.defaults import SMALL
 from vitreous.models.names import name_of
 from vitreous.objectives.base import ObjectiveConfig
-from vitreous.objectives.segmentation import SegmentationConfig
-from vitreous.objectives.supervised import SupervisedConfig, balanced
+from vitreous.objectives.supervised import SupervisedConfig
 from vitreous.recipes.architecture import architecture
+from vitreous.recipes.label_loss import fit_to_labels
 from vitreous.recipes.names import OWN
 from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.own_aspect import at_own_aspect, check_options
@@ -37,7 +36,6 @@ __all__ = ["DatasetInfo", "apply", "derive"]
 
 LARGER = 1.25  # times what a model sees: such a volume is scaled to it
 COMPILE_GAIN = 1e17  # FLOPs of a run on a GPU from which compiling blocks, about 20 s for 8 % of the time, pays
-MIN_WEIGHED = 8  # classes of pixels; weights raised mIoU with 11 classes and lowered it with 3
 CANONICAL = 4  # parts of a step whose sum is the same for 1, 2 and 4 processes
 
 Note = Callable[[str], None]
@@ -80,7 +78,7 @@ def derive(
     run = apply(scale_batch(run, recipe, options, note), options)
     run = limit_warmup(run, recipe, own_length(recipe, base), options, note)
     run = warm_up_average(run, recipe, own_length(recipe, base), options, note)
-    run = replace(run, objective=fitted_to_labels(run.objective, data, options, facts))
+    run = replace(run, objective=fit_to_labels(run.objective, data, options, facts))
     if options.compile is None and device.startswith("cuda") and not (run.reproducible or run.preprocess.native):
         run = replace(run, compile=6 * macs(run.model) * run.total > COMPILE_GAIN)
     if options.shards is None and run.reproducible:
@@ -134,48 +132,6 @@ def for_volumes(run: Run, options: TrainOptions, facts: DatasetInfo, start: Star
 def objective_of(options: TrainOptions) -> type[ObjectiveConfig]:
     """The config of what the options' recipe minimises: learning from labels, where none is named."""
     return find(options.recipe).objective if options.recipe else SupervisedConfig
-
-
-def fitted_to_labels(
-    objective: ObjectiveConfig, data: Data, options: TrainOptions, facts: DatasetInfo
-) -> ObjectiveConfig:
-    """The objective with a loss for the labels that images have, and the class weights that were asked for.
-
-    Raises UsageError for a loss that cannot have such labels, and for balance where no labels are learned from.
-    """
-    drawn = objective.labelled or (objective.generates and data.labelled)  # images may be drawn by their class
-    word = "--sampling" if options.sampling == "balanced" and not drawn else ""
-    weighted = objective.labelled or isinstance(objective, SegmentationConfig)
-    word = "--class-weights" if options.class_weights == "balanced" and not weighted else word
-    if word:
-        raise UsageError(f"{word} balanced reads labels, and {objective.name} learns without them", "leave it out")
-    if options.sampling == "repeat-factor" and not (drawn or objective.annotated):
-        problem = f"--sampling repeat-factor reads labels, and {objective.name} learns without them"
-        raise UsageError(problem, "leave it out")
-    objective = objective.fitted(data.split("train").labels)
-    if isinstance(objective, SegmentationConfig) and "objective.class_weights" not in options.settings:
-        return replace(objective, class_weights=weigh_pixels(facts, options))
-    if not isinstance(objective, SupervisedConfig):
-        return objective
-    if data.multilabel and objective.loss == "softmax":
-        if options.loss == "softmax":
-            raise UsageError(
-                f"images of {data.name} have several labels, and a softmax gives one", "use --loss sigmoid"
-            )
-        objective = replace(objective, loss="sigmoid")
-    if options.class_weights is not None:
-        labels, classes = data.split("train").labels, len(data.classes)
-        weights = balanced(labels, classes) if options.class_weights == "balanced" else ()
-        objective = replace(objective, class_weights=weights)
-    return objective
-
-
-def weigh_pixels(facts: DatasetInfo, options: TrainOptions) -> tuple[float, ...]:
-    """The weight of each class in the loss of pixels, by the statistics of class maps: for `MIN_WEIGHED` classes or
-    more, or where the options ask for balance; else, and without statistics, none."""
-    shares = facts.maps.shares if facts.maps else ()
-    chosen = options.class_weights or ("balanced" if len(shares) >= MIN_WEIGHED else "even")
-    return balance_classes(shares) if chosen == "balanced" else ()
 
 
 def advise_weights(run: Run) -> str:

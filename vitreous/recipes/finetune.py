@@ -4,8 +4,7 @@ zeros."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import KW_ONLY, dataclass, replace
 
 from vitreous.models.config import ModelConfig, replace_fields
 from vitreous.models.names import name_of
@@ -19,7 +18,8 @@ BIG, RESIDUAL = (0.003, 0.01, 0.03, 0.06), (0.001, 0.003, 0.01, 0.03)  # Table 4
 DROPOUT = {"ViT-L/16": 0.1, "ViT-H/14": 0.1, "R50+ViT-B/16": 0.1, "R50+ViT-L/32": 0.1}
 
 
-class Row(NamedTuple):
+@dataclass(frozen=True)
+class Row:
     """A line of a fine-tuning table. `steps` of 512 images, `warmup` of them; `lr` where no grid is run; `hold_out`:
     the share of the training images on which the grid is judged."""
 
@@ -27,6 +27,7 @@ class Row(NamedTuple):
     steps: int
     warmup: int
     lr: float
+    _: KW_ONLY
     grid: tuple[float, ...]
     hold_out: float
     about: str

@@ -6,7 +6,7 @@ and the suggestions for names of other libraries are all read from the fields of
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cache
 from typing import Annotated, Any, Literal
 
@@ -40,6 +40,7 @@ class TrainOptions(WeightsOptions):
     data: Annotated[Positional[str], arg(metavar="DATA")] = ""
     """`digits`, a folder with train/, val/, test/ of CLASS/*, a folder of CLASS/*, or a CSV file path[,label][,split];
     with --resume a run folder, or none: a run knows its data."""
+    _: KW_ONLY
     recipe: str | None = None
     """A recipe by name; `vitreous recipes` lists them (default: one that suits the data)."""
     model: str | None = None

@@ -44,6 +44,7 @@ class DatasetInfo:
     size: tuple[int, ...]
     channels: int
     numbers: Literal["colours", "uint8", "uint16", "int16", "float32", "voxels"] = "colours"
+    _: KW_ONLY
     masks: bool = False
     latents: Latents | None = None
     stills: bool = False

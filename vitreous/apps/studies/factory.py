@@ -16,7 +16,8 @@ from vitreous.config import to_yaml
 from vitreous.data.sources import open_data
 from vitreous.data.split import Data, Split, require_labels
 from vitreous.errors import UsageError
-from vitreous.jobs.data import derive_run, first_workers, prepare_data, screen_inputs
+from vitreous.jobs.data import prepare_data, screen_inputs
+from vitreous.jobs.derive_run import derive_run, first_workers
 from vitreous.models.names import name_of
 from vitreous.progress import Listener, NullListener
 from vitreous.recipes.channels import detect_info
