@@ -15,7 +15,7 @@ from vitreous.cli.main import command
 from vitreous.data.annotations.map_statistics import MapSymmetry
 from vitreous.data.sources import open_data
 from vitreous.errors import UsageError
-from vitreous.jobs import data as data_job
+from vitreous.jobs import derive_run as data_job
 from vitreous.progress import NullListener
 from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.registry import RECIPES
