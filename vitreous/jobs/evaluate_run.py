@@ -11,11 +11,11 @@ from vitreous.evaluation.classification import judge
 from vitreous.inference.engine import CHUNK, InferenceOptions
 from vitreous.progress import Listener
 from vitreous.reports.answers import Computing, compute_answers
+from vitreous.reports.dense import judge_scenes
 from vitreous.reports.generated import write_samples
 from vitreous.reports.learned import write_learned
 from vitreous.reports.pages.run_pictures import run_pictures
 from vitreous.reports.readings import record, write_page
-from vitreous.reports.dense import judge_scenes
 from vitreous.system.disk import write_text
 from vitreous.training.folder import Folder
 from vitreous.training.run import Run
