@@ -344,13 +344,14 @@ def test_models_and_doctor(monkeypatch):
     assert found["ok"] and found["train_images_per_second"] > 0 and "cpu" in found["devices"]
 
 
-@pytest.mark.parametrize("word,unbuffered", [("--version", ""), ("--version", "1"), ("recipes", "")])
-def test_a_reader_that_goes_away_is_no_error(word, unbuffered):
+@pytest.mark.parametrize("words,unbuffered", [("--version", ""), ("--version", "1"), ("completion bash", "")])
+def test_a_reader_that_goes_away_is_no_error(words, unbuffered):
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "w") as gone:
-        words, environment = [sys.executable, "-m", "vitreous", word], {**os.environ, "PYTHONUNBUFFERED": unbuffered}
-        result = subprocess.run(words, stdout=gone, stderr=subprocess.PIPE, text=True, env=environment)
+        environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+        command = [sys.executable, "-m", "vitreous", *words.split()]
+        result = subprocess.run(command, stdout=gone, stderr=subprocess.PIPE, text=True, env=environment)
     assert (result.returncode, result.stderr) == (0, "")
 
 

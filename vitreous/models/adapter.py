@@ -10,6 +10,7 @@ B images, D width of the ViT, N its patch tokens, M places of the levels of stri
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -165,6 +166,7 @@ def initialise(module: nn.Module) -> None:
                 nn.init.zeros_(part.bias)
 
 
+@lru_cache
 def adapter_macs(config: AdapterConfig, image: tuple[int, ...]) -> int:
     """Multiply-adds of an adapter for one image of these sides, without those of its ViT: its products and
     convolutions, counted by its own layers on tensors without storage. Sampling and norms are left out."""

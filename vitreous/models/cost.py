@@ -39,11 +39,11 @@ def macs(config: ModelConfig, image: tuple[int, ...] | None = None) -> int:
     if isinstance(config, SwinConfig):
         return swin_macs(config, (image[0], image[1]))
     if isinstance(config, AdapterConfig):
-        return macs(config.backbone, image) + adapter_macs(config, image)
+        return macs(config.backbone, image) + adapter_macs(config, tuple(image))
     if isinstance(config, SegmenterConfig):
         return segmenter_macs(config, image, macs)
     if isinstance(config, DetectorConfig):
-        return detector_macs(config, image, macs)
+        return detector_macs(config, tuple(image), macs)
     if isinstance(config, DiTConfig):
         return dit_macs(config, image)
     if isinstance(config, ForeignConfig):

@@ -11,6 +11,7 @@ are left, top, right, bottom in pixels of the images.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -69,6 +70,7 @@ def pyramid_for(config: DetectorConfig) -> nn.Module:
     return FeaturePyramid(widths, config.width, len(config.strides))
 
 
+@lru_cache
 def detector_macs(config: DetectorConfig, image: tuple[int, ...], backbone: Callable[..., int]) -> int:
     """Multiply-adds of one forward pass for one image of these sides, counted by the layers of pyramid and heads on
     tensors without storage; `backbone` counts those of a config for an image. Norms, RoIAlign and the choice of boxes

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 
 from torch import Tensor, nn
 
@@ -61,7 +62,7 @@ def segmenter_macs(config: SegmenterConfig, image: tuple[int, ...], backbone: Ca
     if config.head not in CONVOLUTIONAL:
         places = math.prod(math.ceil(side / p) for side, p in zip(image, patches[-1], strict=True))
         return total + places * sum(widths) * config.classes
-    return total + decoder_macs(config, image, widths, patches)
+    return total + decoder_macs(config, tuple(image))
 
 
 def decoder_of(config: SegmenterConfig, widths: list[int], patches: list[tuple[int, ...]]) -> nn.Module:
@@ -73,13 +74,13 @@ def decoder_of(config: SegmenterConfig, widths: list[int], patches: list[tuple[i
     return LinearDecoder(widths, config.classes)
 
 
-def decoder_macs(
-    config: SegmenterConfig, image: tuple[int, ...], widths: list[int], patches: list[tuple[int, ...]]
-) -> int:
+@lru_cache
+def decoder_macs(config: SegmenterConfig, image: tuple[int, ...]) -> int:
     """Multiply-adds of a head of convolutions, counted by its own layers on a tensor without storage."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
+    widths, patches = shapes(config)
     with torch.device("meta"):
         decoder = decoder_of(config, widths, patches)
         grids = [tuple(math.ceil(side / p) for side, p in zip(image, patch, strict=True)) for patch in patches]
