@@ -24,19 +24,19 @@ MAKES_ONE = "there is no run below this folder, and vitreous train DATA makes on
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory):
+def two_runs(tmp_path_factory):
     """A folder with data, a new image, and two runs, of which `runs/b` is the newer."""
-    home = tmp_path_factory.mktemp("home")
-    make_folder(home / "photos", {"train": 4, "val": 2, "test": 2})
-    (home / "new").mkdir()
-    picture(0).save(home / "new" / "cat.png")
+    two_runs = tmp_path_factory.mktemp("home")
+    make_folder(two_runs / "photos", {"train": 4, "val": 2, "test": 2})
+    (two_runs / "new").mkdir()
+    picture(0).save(two_runs / "new" / "cat.png")
     for name in ("a", "b"):
-        place = home / "runs" / name
+        place = two_runs / "runs" / name
         (place / "model").mkdir(parents=True)
         for file in ("config.yaml", "command.txt"):
             (place / file).write_text("")
         os.utime(place / "model", (1000 + (name == "b"), 1000 + (name == "b")))
-    return home
+    return two_runs
 
 
 @pytest.mark.parametrize(
@@ -55,15 +55,15 @@ def home(tmp_path_factory):
         ("predict --json", "no model given\n  try vitreous predict runs/b …"),
     ],
 )
-def test_images_in_the_place_of_the_model_are_told_with_the_newest_run(home, words, message):
-    result = say(*words.split(), cwd=home)
+def test_images_in_the_place_of_the_model_are_told_with_the_newest_run(two_runs, words, message):
+    result = say(*words.split(), cwd=two_runs)
     assert result.returncode == 2
     assert result.stderr == f"error: {message}; runs/b is the newest run here\n"
     if "--json" in words:
         assert json.loads(result.stdout)["error"]["code"] == 2
 
 
-def test_data_with_a_config_of_its_own_are_data(home, tmp_path):
+def test_data_with_a_config_of_its_own_are_data(two_runs, tmp_path):
     """YOLO's layout has a config.yaml too."""
     make_folder(tmp_path / "data", {"train": 1})
     (tmp_path / "data" / "config.yaml").write_text("names: {0: ant}")
@@ -72,9 +72,9 @@ def test_data_with_a_config_of_its_own_are_data(home, tmp_path):
 
 
 @pytest.mark.parametrize("words", ["predict new/cat.png runs/a", "evaluate photos runs/a"])
-def test_a_model_that_comes_second_is_put_first(home, words):
+def test_a_model_that_comes_second_is_put_first(two_runs, words):
     verb, images, run = words.split()
-    result = say(verb, images, run, cwd=home)
+    result = say(verb, images, run, cwd=two_runs)
     assert result.returncode == 2
     expected = f"error: the model comes first, and {images} holds images\n  try vitreous {verb} {run} {images}\n"
     assert result.stderr == expected
@@ -91,8 +91,8 @@ def test_without_any_run_the_message_says_what_makes_one(tmp_path):
     assert (result.returncode, result.stderr) == (2, "error: no run at runs/x\n  `vitreous train` makes one\n")
 
 
-def test_the_newest_run_is_found_and_weights_are_no_images(home, tmp_path, monkeypatch):
-    assert find_newest_run(home) == os.path.join("runs", "b") and find_newest_run(tmp_path) == ""
+def test_the_newest_run_is_found_and_weights_are_no_images(two_runs, tmp_path, monkeypatch):
+    assert find_newest_run(two_runs) == os.path.join("runs", "b") and find_newest_run(tmp_path) == ""
     monkeypatch.chdir(tmp_path)
     for name in ("moco.pth.tar", "model.safetensors", "vit.npz", "model.onnx"):
         Path(name).write_bytes(b"x")
@@ -105,24 +105,24 @@ def test_the_newest_run_is_found_and_weights_are_no_images(home, tmp_path, monke
 
 
 @pytest.fixture(scope="module")
-def run(home):
+def run(two_runs):
     """A real run in `runs/real`, which is complete."""
-    train(str(home / "photos"), out=str(home / "runs" / "real"), workers=0, **{**TINY, "epochs": 1})
-    return home / "runs" / "real"
+    train(str(two_runs / "photos"), out=str(two_runs / "runs" / "real"), workers=0, **{**TINY, "epochs": 1})
+    return two_runs / "runs" / "real"
 
 
-def test_a_run_is_resumed_by_its_name_alone(home, run):
-    result = say("train", "--resume", "runs/real", cwd=home)
+def test_a_run_is_resumed_by_its_name_alone(two_runs, run):
+    result = say("train", "--resume", "runs/real", cwd=two_runs)
     assert result.returncode == 0 and "note: runs/real is already complete" in result.stderr, result.stderr
-    assert say("train", "--resume", "runs/real", "--out", "runs/real", cwd=home).returncode == 0
+    assert say("train", "--resume", "runs/real", "--out", "runs/real", cwd=two_runs).returncode == 0
     assert train(str(run), resume=True)["run"] == str(run)
-    result = say("train", "--resume", "runs/real", "--out", "runs/a", cwd=home)
+    result = say("train", "--resume", "runs/real", "--out", "runs/a", cwd=two_runs)
     assert result.returncode == 2
     assert result.stderr == ("error: --resume names two runs: runs/real and --out runs/a\n  leave one of them out\n")
 
 
-def test_a_run_is_no_data(home, run):
-    result = say("train", "runs/real", cwd=home)
+def test_a_run_is_no_data(two_runs, run):
+    result = say("train", "runs/real", cwd=two_runs)
     assert result.returncode == 2
     assert result.stderr == (
         "error: runs/real is a run, not a data set\n  continue it: vitreous train --resume runs/real; or start from "
@@ -132,9 +132,9 @@ def test_a_run_is_no_data(home, run):
         train(str(run))
 
 
-def test_a_run_prints_no_formats_and_no_missing_split(home, run):
+def test_a_run_prints_no_formats_and_no_missing_split(two_runs, run):
     words = [w for k, v in {**TINY, "epochs": 1}.items() for w in (f"--{k}", str(v))]
-    result = say("train", "photos/train", "--out", "runs/plain", "--workers", "0", *words, cwd=home)
+    result = say("train", "photos/train", "--out", "runs/plain", "--workers", "0", *words, cwd=two_runs)
     assert result.returncode == 0, result.stderr
     printed = result.stdout + result.stderr
     assert "no such split" not in printed and "can be written as" not in printed and "top-5" not in printed
@@ -158,16 +158,16 @@ def test_being_stopped_is_no_error(capsys):
 
 
 @pytest.mark.slow
-def test_watch_waits_for_a_run_and_ends_without_an_error(home, run):
+def test_watch_waits_for_a_run_and_ends_without_an_error(two_runs, run):
     """From before the run is there to Ctrl-C."""
     words = [sys.executable, "-m", "vitreous", "watch", "runs/later", "--port", "0"]
-    process = subprocess.Popen(words, cwd=home, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(words, cwd=two_runs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr.readline().startswith("note: waiting for a run in runs/later (the newest run here is ")
-        (home / "runs" / "later").mkdir()
-        (home / "runs" / "later" / "command.txt").write_text("vitreous train")
+        (two_runs / "runs" / "later").mkdir()
+        (two_runs / "runs" / "later" / "command.txt").write_text("vitreous train")
         time.sleep(0.7)
-        (home / "runs" / "later" / "config.yaml").write_text((run / "config.yaml").read_text())
+        (two_runs / "runs" / "later" / "config.yaml").write_text((run / "config.yaml").read_text())
         assert process.stdout.readline().startswith("watching runs/later at http://127.0.0.1:")
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 130 and process.stderr.read().endswith("stopped\n")

@@ -78,19 +78,19 @@ def test_a_few_large_groups_give_one_and_only_one_gives_none():
 
 
 @pytest.fixture
-def home(tmp_path):
+def image_folder(tmp_path):
     for index in range(40):
         picture(index).save(tmp_path / f"{index}.png")
     return tmp_path
 
 
-def write(home, rows, columns="path,label,group"):
-    (home / "x.csv").write_text(columns + "\n" + "".join(f"{row}\n" for row in rows))
-    return home / "x.csv"
+def write(image_folder, rows, columns="path,label,group"):
+    (image_folder / "x.csv").write_text(columns + "\n" + "".join(f"{row}\n" for row in rows))
+    return image_folder / "x.csv"
 
 
-def test_a_column_of_groups(home):
-    source = write(home, [f"{index}.png,{'ab'[index % 2]},video {index // 5}" for index in range(40)])
+def test_a_column_of_groups(image_folder):
+    source = write(image_folder, [f"{index}.png,{'ab'[index % 2]},video {index // 5}" for index in range(40)])
     data = open_data(source)
     for drawn in (data, data.holding_out(0.3, 1), data.holding_out(0.3, 1).holding_out(0.2, 2)):
         homes = [{int(path.stem) // 5 for path in drawn.splits[name].paths} for name in ("train", "val")]
@@ -100,10 +100,10 @@ def test_a_column_of_groups(home):
     assert len(set(whole.groups[:5])) == 1 and len(set(whole.groups)) == 8
 
 
-def test_any_column_names_groups_and_what_is_not_read_is_told(home):
+def test_any_column_names_groups_and_what_is_not_read_is_told(image_folder):
     columns = "site,path,label,group,age (years),bytes"
     rows = [f"s{index // 5},{index}.png,{'ab'[index % 2]},g{index // 8},{index // 10},9" for index in range(40)]
-    source = write(home, rows, columns)
+    source = write(image_folder, rows, columns)
     for group_by, size, unread in (
         ("site", 5, "group, age (years), bytes"), ("age (years)", 10, "site, group, bytes"),
         ("group", 8, "site, age (years), bytes"), (None, 8, "site, age (years), bytes"),
@@ -116,14 +116,17 @@ def test_any_column_names_groups_and_what_is_not_read_is_told(home):
         assert not set(map(home_of, numbers["train"])) & set(map(home_of, numbers["val"]))
         assert f"columns that are not read: {unread}" in data.notes and "groups" in data.notes[-1]
         assert data.fingerprint() == open_data(source, 0, group_by).fingerprint()
-    plain = open_data(write(home, [row.split(",")[1] for row in rows[:20]], "path"))
+    plain = open_data(write(image_folder, [row.split(",")[1] for row in rows[:20]], "path"))
     assert plain.groups is None and not any("not read" in note for note in plain.notes)
     assert (
-        open_data(write(home, [row[: row.index(".png") + 4] for row in rows], columns[:9]), 0, "site").groups.max() == 7
+        open_data(
+            write(image_folder, [row[: row.index(".png") + 4] for row in rows], columns[:9]), 0, "site"
+        ).groups.max()
+        == 7
     )
 
 
-def test_columns_that_cannot_be_are_named(home):
+def test_columns_that_cannot_be_are_named(image_folder):
     rows = ["0.png,a,x", "1.png,b,"]
     for columns, group_by, told in (
         ("path,label,site", "site", "line 3: no site"),
@@ -135,17 +138,17 @@ def test_columns_that_cannot_be_are_named(home):
         ("path,label, site", "site", "line 3: no site"),
     ):
         with pytest.raises(DataError, match=told.replace("?", r"\?")):
-            open_data(write(home, rows, columns), 0, group_by)
-    assert not open_data(write(home, ["0.png,a,x,1", "1.png,b,,2"], "path,label,,")).multilabel
+            open_data(write(image_folder, rows, columns), 0, group_by)
+    assert not open_data(write(image_folder, ["0.png,a,x,1", "1.png,b,,2"], "path,label,,")).multilabel
 
 
-def test_faults_of_groups(home):
+def test_faults_of_groups(image_folder):
     rows = ["0.png,a,train,x", "1.png,b,train,y", "2.png,a,val,y", "3.png,b,val,z"]
-    data = open_data(write(home, rows, "path,label,split,group"))
+    data = open_data(write(image_folder, rows, "path,label,split,group"))
     assert data.notes == ["1 groups are in more than one split; the first is y"] and data.groups.tolist() == [0, 1]
     for rows, told in (
         (["0.png,a,x", "1.png,b,"], "line 3: no group"),
         (["0.png,a,x", "1.png,b,x", "0.png,a,y"], "other groups than"),
     ):
         with pytest.raises(DataError, match=told):
-            open_data(write(home, rows))
+            open_data(write(image_folder, rows))

@@ -17,7 +17,7 @@ from vitreous.errors import DataError
 
 
 @pytest.fixture
-def home(tmp_path):
+def table_folder(tmp_path):
     """Twenty images to list."""
     (tmp_path / "images").mkdir()
     for index in range(20):
@@ -25,9 +25,9 @@ def home(tmp_path):
     return tmp_path
 
 
-def write(home, text, encoding="utf-8"):
-    (home / "x.csv").write_bytes(text.encode(encoding))
-    return home / "x.csv"
+def write(table_folder, text, encoding="utf-8"):
+    (table_folder / "x.csv").write_bytes(text.encode(encoding))
+    return table_folder / "x.csv"
 
 
 def lines(labels, start=0):
@@ -41,8 +41,8 @@ def refusal(source):
     return str(error.value)
 
 
-def test_one_label_an_image(home):
-    data = open_data(write(home, "path,label\n" + lines(["b10", "b9", "a"] * 6)))
+def test_one_label_an_image(table_folder):
+    data = open_data(write(table_folder, "path,label\n" + lines(["b10", "b9", "a"] * 6)))
     assert data.classes == ("a", "b9", "b10") and not data.multilabel and data.unsplit
     train, val = data.splits["train"], data.splits["val"]
     assert train.labels.dtype == np.int64 and (len(train), len(val)) == (15, 3)
@@ -53,13 +53,13 @@ def test_one_label_an_image(home):
     assert data.notes == ["held out 3 of 18 training images for validation (split seed 0)"]
 
 
-def test_several_labels_an_image_and_none(home):
+def test_several_labels_an_image_and_none(table_folder):
     text = (
         "label,split,path\ncat|dog,train,images/0.png\ndog,valid,images/1.png\n,validation,images/2.png\n dog | "
         "cat "
         ",test,images/3.png\n"
     )
-    data = open_data(write(home, text))
+    data = open_data(write(table_folder, text))
     assert data.multilabel and not data.unsplit and list(data.splits) == ["train", "val", "test"]
     found = {name: split.labels.tolist() for name, split in data.splits.items()}
     assert found == {"train": [[1, 1]], "val": [[0, 1], [0, 0]], "test": [[1, 1]]}
@@ -67,11 +67,11 @@ def test_several_labels_an_image_and_none(home):
     assert data.notes == ["multi-label: 2 of 4 images have several labels, 1 have none"]
 
 
-def test_pictures_are_found_beside_the_file_from_anywhere(home, monkeypatch):
-    source = write(home, "path,label\n" + lines("ab" * 8) + f"{home}/images/16.png,a\n")
+def test_pictures_are_found_beside_the_file_from_anywhere(table_folder, monkeypatch):
+    source = write(table_folder, "path,label\n" + lines("ab" * 8) + f"{table_folder}/images/16.png,a\n")
     absolute = open_data(source)
-    monkeypatch.chdir(home.parent)
-    relative = open_data(os.path.join(home.name, "x.csv"))
+    monkeypatch.chdir(table_folder.parent)
+    relative = open_data(os.path.join(table_folder.name, "x.csv"))
     assert relative.fingerprint() == absolute.fingerprint()
     for data in (absolute, relative):
         _, images = next(EvalLoader(data.splits["train"], Preprocess((16, 16))).batches(100))
@@ -80,12 +80,12 @@ def test_pictures_are_found_beside_the_file_from_anywhere(home, monkeypatch):
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
-def test_quotes_line_ends_blank_lines_and_a_mark_at_the_start(home, end, encoding):
+def test_quotes_line_ends_blank_lines_and_a_mark_at_the_start(table_folder, end, encoding):
     names = ['a, "b".png', "é.png", " c.png", "last\nline.png"]
     for name in names:
-        picture(1).save(home / name)
+        picture(1).save(table_folder / name)
     rows = [f'"{name}"'.replace('"b"', '""b""') + f",{label}" for name, label in zip(names, "xxyy", strict=True)]
-    data = open_data(write(home, end.join(['path,"label"', "", *rows, ""]), encoding))
+    data = open_data(write(table_folder, end.join(['path,"label"', "", *rows, ""]), encoding))
     assert {path.name for split in data.splits.values() for path in split.paths} == set(names)
     assert data.classes == ("x", "y")
 
@@ -130,36 +130,36 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_every_fault_is_named_with_its_line(home, fault):
+def test_every_fault_is_named_with_its_line(table_folder, fault):
     text, expected = FAULTS[fault]
-    assert expected in refusal(write(home, text))
+    assert expected in refusal(write(table_folder, text))
 
 
-def test_bytes_that_are_no_text_are_named_with_their_line(home):
-    (home / "x.csv").write_bytes("path,label\nimages/0.png,a\nimages/1.png,caf\xe9\n".encode("latin-1"))
-    assert "line 3: byte 0xE9 is not valid UTF-8" in refusal(home / "x.csv")
-    assert "looks like UTF-16 LE" in refusal(write(home, "path,label\n", "utf-16-le"))
+def test_bytes_that_are_no_text_are_named_with_their_line(table_folder):
+    (table_folder / "x.csv").write_bytes("path,label\nimages/0.png,a\nimages/1.png,caf\xe9\n".encode("latin-1"))
+    assert "line 3: byte 0xE9 is not valid UTF-8" in refusal(table_folder / "x.csv")
+    assert "looks like UTF-16 LE" in refusal(write(table_folder, "path,label\n", "utf-16-le"))
 
 
-def test_the_first_twenty_missing_files_are_named_and_the_others_counted(home):
-    message = refusal(write(home, "path,label\n" + "".join(f"{index},a\n" for index in range(25))))
+def test_the_first_twenty_missing_files_are_named_and_the_others_counted(table_folder):
+    message = refusal(write(table_folder, "path,label\n" + "".join(f"{index},a\n" for index in range(25))))
     assert "25 of 25 files are not there" in message and "line 21: 19" in message
     assert "line 22" not in message and "and 5 more" in message
 
 
-def test_a_file_that_is_not_there_or_not_a_file(home):
-    assert "no such file" in refusal(home / "y.csv")
-    (home / "nowhere.csv").symlink_to(home / "gone.csv")
-    assert "nowhere.csv: cannot be read (No such file" in refusal(home / "nowhere.csv")
-    os.mkfifo(home / "pipe.csv")
-    assert "not a regular file" in refusal(home / "pipe.csv")
-    (home / "z.txt").write_text("path,label\n")
-    assert "is a file, not a data set" in refusal(home / "z.txt")
+def test_a_file_that_is_not_there_or_not_a_file(table_folder):
+    assert "no such file" in refusal(table_folder / "y.csv")
+    (table_folder / "nowhere.csv").symlink_to(table_folder / "gone.csv")
+    assert "nowhere.csv: cannot be read (No such file" in refusal(table_folder / "nowhere.csv")
+    os.mkfifo(table_folder / "pipe.csv")
+    assert "not a regular file" in refusal(table_folder / "pipe.csv")
+    (table_folder / "z.txt").write_text("path,label\n")
+    assert "is a file, not a data set" in refusal(table_folder / "z.txt")
 
 
-def test_repeated_rows_count_once_and_images_in_two_splits_are_told(home):
+def test_repeated_rows_count_once_and_images_in_two_splits_are_told(table_folder):
     text = "path,label,split\nimages/0.png,a,train\nimages/1.png,b,train\nimages/0.png,a,train\nimages/1.png,b,test\n"
-    data = open_data(write(home, text))
+    data = open_data(write(table_folder, text))
     assert len(data.splits["train"]) == 2 and len(data.splits["test"]) == 1
     assert data.notes[:2] == [
         "1 rows repeat another and are left out",
@@ -167,15 +167,15 @@ def test_repeated_rows_count_once_and_images_in_two_splits_are_told(home):
     ]
 
 
-def test_the_fingerprint_covers_labels_and_order(home):
+def test_the_fingerprint_covers_labels_and_order(table_folder):
     texts = [
         "path,label\n" + lines(["a", "b", "a|b"] * 4),
         "path,label\n" + lines(["a", "b", "b"] * 4),
         "path,label\n" + lines(["a", "b|a", "a"] * 4),
     ]
-    found = [open_data(write(home, text)).fingerprint() for text in texts]
+    found = [open_data(write(table_folder, text)).fingerprint() for text in texts]
     assert len(set(found)) == 3
-    assert open_data(write(home, texts[0])).fingerprint() == found[0]
+    assert open_data(write(table_folder, texts[0])).fingerprint() == found[0]
 
 
 def test_a_tenth_of_several_labels_is_drawn_over_all_and_leaves_every_class_one():
@@ -196,7 +196,7 @@ def test_a_tenth_of_several_labels_is_drawn_over_all_and_leaves_every_class_one(
 
 
 @pytest.mark.parametrize("text", ["path\n" + lines([""] * 12).replace(",", ""), "path,label\n" + lines("a" * 12)])
-def test_without_two_classes_the_images_have_no_labels(home, text):
-    data = open_data(write(home, text))
+def test_without_two_classes_the_images_have_no_labels(table_folder, text):
+    data = open_data(write(table_folder, text))
     assert data.classes == () and not data.labelled and [len(split) for split in data.splits.values()] == [11, 1]
     assert data.splits["train"].labels.shape == (11, 0)

@@ -43,7 +43,7 @@ def made(name="class token"):
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path, monkeypatch):
+def feature_cache(tmp_path, monkeypatch):
     """A cache of the test's own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "vitreous" / "features"
@@ -82,9 +82,9 @@ def never(*_, **__):
     raise AssertionError("features are computed again")
 
 
-def test_they_are_computed_once_for_any_labels_and_any_head(files, home, monkeypatch):
+def test_they_are_computed_once_for_any_labels_and_any_head(files, feature_cache, monkeypatch):
     first = features_of(made(), PREPROCESS, files, FP32, batch_size=2, workers=0)
-    assert not first.reused and first.file is not None and first.file.parent == home
+    assert not first.reused and first.file is not None and first.file.parent == feature_cache
     monkeypatch.setattr(module, "make_engine", never)
     other = made()
     other.head, other.config = torch.nn.Linear(32, 5), replace(other.config, classes=5)
@@ -92,11 +92,11 @@ def test_they_are_computed_once_for_any_labels_and_any_head(files, home, monkeyp
     assert again.reused and again.file == first.file and np.array_equal(first.rows, again.rows)
 
 
-def test_everything_they_depend_on_is_in_the_key(files, home):
+def test_everything_they_depend_on_is_in_the_key(files, feature_cache):
     features_of(made(), PREPROCESS, files, FP32, workers=0)
 
     def kept_now():
-        return {path.name for path in home.glob("*.npy")}
+        return {path.name for path in feature_cache.glob("*.npy")}
 
     other = made()
     with torch.no_grad():
@@ -119,13 +119,13 @@ def test_everything_they_depend_on_is_in_the_key(files, home):
     assert features_of(made(), PREPROCESS, files, FP32, workers=0).reused
 
 
-def test_what_was_interrupted_is_never_used(files, home):
+def test_what_was_interrupted_is_never_used(files, feature_cache):
     def stop(images):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         features_of(made(), PREPROCESS, files, FP32, workers=0, on_images=stop)
-    assert not list(home.iterdir())
+    assert not list(feature_cache.iterdir())
     whole = features_of(made(), PREPROCESS, files, FP32, workers=0)
     assert whole.file is not None
     told, rows, content = whole.file.with_suffix(".json"), np.array(whole.rows), whole.file.read_bytes()
@@ -145,18 +145,18 @@ def test_what_was_interrupted_is_never_used(files, home):
     assert features_of(made(), PREPROCESS, files, FP32).reused
 
 
-def test_what_others_left_behind_goes_when_it_is_old(files, home):
-    home.mkdir(parents=True)
-    old, new = home / ".a.npy.1.tmp", home / ".b.npy.2.tmp"
+def test_what_others_left_behind_goes_when_it_is_old(files, feature_cache):
+    feature_cache.mkdir(parents=True)
+    old, new = feature_cache / ".a.npy.1.tmp", feature_cache / ".b.npy.2.tmp"
     old.touch(), new.touch()
     os.utime(old, (1, 1))
     features_of(made(), PREPROCESS, files, FP32, workers=0)
     assert not old.exists() and new.exists()
 
 
-def test_nothing_is_kept_unless_asked(files, home):
+def test_nothing_is_kept_unless_asked(files, feature_cache):
     found = features_of(made(), PREPROCESS, files, FP32, workers=0, keep=False)
-    assert found.file is None and not home.exists()
+    assert found.file is None and not feature_cache.exists()
     assert np.array_equal(found.rows, features_of(made(), PREPROCESS, files, FP32, workers=0).rows)
 
 
@@ -169,13 +169,13 @@ def test_unreadable_images_are_told_also_later(files):
     assert found.reused
 
 
-def test_refusals(files, home, tmp_path, monkeypatch):
+def test_refusals(files, feature_cache, tmp_path, monkeypatch):
     model = made()
     with torch.no_grad():
         model.projection.weight[0, 0] = torch.nan
     with pytest.raises(NonFiniteError, match=r"0\.png are not finite"):
         features_of(model, PREPROCESS, files, FP32, workers=0)
-    assert not list(home.iterdir())
+    assert not list(feature_cache.iterdir())
     with pytest.raises(UsageError, match="int8"):
         features_of(made(), PREPROCESS, files, InferenceOptions("cpu", "int8", "openvino"))
     monkeypatch.setattr(module.shutil, "disk_usage", lambda path: type("", (), {"free": 100})())

@@ -22,15 +22,15 @@ from vitreous.reports.inspect import inspect
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory):
+def bundle_folder(tmp_path_factory):
     place = tmp_path_factory.mktemp("model") / "bundle"
     tiny().save(place)
     return place
 
 
 @pytest.fixture(scope="module")
-def predictor(home):
-    return load(home, device="cpu", precision="fp32")
+def predictor(bundle_folder):
+    return load(bundle_folder, device="cpu", precision="fp32")
 
 
 @pytest.fixture
@@ -154,33 +154,33 @@ def test_the_transform_goes_to_the_workers_of_a_loader(predictor, file):
     assert torch.equal(again(Image.open(file)), predictor.transform(file))
 
 
-def test_unknown_keywords_are_refused_with_the_nearest(home):
+def test_unknown_keywords_are_refused_with_the_nearest(bundle_folder):
     from vitreous.reports.evaluate import evaluate
 
     for call, wrong, nearest in (
-        (lambda **words: load(home, **words), "precison", "precision"),
-        (lambda **words: load(home, **words), "exakt", "exact"),
-        (lambda **words: load(home, **words), "source_sizes", "source_size"),
-        (lambda **words: evaluate(home, **words), "devise", "device"),
-        (lambda **words: evaluate(home, **words), "calibrated", "calibrate"),
-        (lambda **words: evaluate(home, protocol="knn", **words), "temprature", "temperature"),
-        (lambda **words: inspect(home, **words), "figure", "figures"),
+        (lambda **words: load(bundle_folder, **words), "precison", "precision"),
+        (lambda **words: load(bundle_folder, **words), "exakt", "exact"),
+        (lambda **words: load(bundle_folder, **words), "source_sizes", "source_size"),
+        (lambda **words: evaluate(bundle_folder, **words), "devise", "device"),
+        (lambda **words: evaluate(bundle_folder, **words), "calibrated", "calibrate"),
+        (lambda **words: evaluate(bundle_folder, protocol="knn", **words), "temprature", "temperature"),
+        (lambda **words: inspect(bundle_folder, **words), "figure", "figures"),
     ):
         with pytest.raises(UsageError, match=f"has no option {wrong}\n  perhaps you meant {nearest}"):
             call(**{wrong: 1})
 
 
-def test_inspect_takes_one_picture_and_plain_keywords(home, file, tmp_path):
-    found = inspect(home, file, tmp_path / "out", figures=["filters"], device="cpu", precision="fp32")
+def test_inspect_takes_one_picture_and_plain_keywords(bundle_folder, file, tmp_path):
+    found = inspect(bundle_folder, file, tmp_path / "out", figures=["filters"], device="cpu", precision="fp32")
     assert [one["name"] for one in found["figures"]] == ["filters"] and found["images"] == [file]
-    again = inspect(home, [file], tmp_path / "again", figures="filters", device="cpu")
+    again = inspect(bundle_folder, [file], tmp_path / "again", figures="filters", device="cpu")
     assert len(again["figures"]) == 1
 
 
-def test_keywords_say_what_computes(home):
-    assert load(home, device="cpu", precision="fp32").engine.precision == "fp32"
+def test_keywords_say_what_computes(bundle_folder):
+    assert load(bundle_folder, device="cpu", precision="fp32").engine.precision == "fp32"
     with pytest.raises(UsageError, match=r"load: precision cannot be .fp7."):
-        load(home, device="cpu", precision="fp7")
+        load(bundle_folder, device="cpu", precision="fp7")
 
 
 def test_the_python_of_the_guide_runs_as_it_is_shown(tmp_path, monkeypatch):

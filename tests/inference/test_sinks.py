@@ -187,21 +187,21 @@ def test_names_and_numbers_come_back_exactly(small):
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory):
+def bundle_folder(tmp_path_factory):
     place = tmp_path_factory.mktemp("model") / "bundle"
     tiny().save(place)
     return str(place)
 
 
-def test_the_commands_stop_and_go_on(home, tmp_path, monkeypatch):
+def test_the_commands_stop_and_go_on(bundle_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(pipeline, "CHUNK", 2)
     pictures(tmp_path / "p", 7)
     (tmp_path / "p" / "4.png").write_bytes(b"junk")
-    answers = load(home).predict(sorted(map(str, Path("p").iterdir())), 2, "skip")
+    answers = load(bundle_folder).predict(sorted(map(str, Path("p").iterdir())), 2, "skip")
     whole = Predictor.predictions
     monkeypatch.setattr(Predictor, "predictions", lambda *given: stopping(whole(*given)))
-    words = ["predict", home, "p", "--out", "x.jsonl", "--top", "2"]
+    words = ["predict", bundle_folder, "p", "--out", "x.jsonl", "--top", "2"]
     stopped = say(*words)
     assert stopped.returncode == 130 and len(Path("x.jsonl").read_text().splitlines()) == 4
     monkeypatch.setattr(Predictor, "predictions", whole)
@@ -218,9 +218,9 @@ def test_the_commands_stop_and_go_on(home, tmp_path, monkeypatch):
     assert lines == [Predictions().plain(answer) for answer in answers]
     again = say(*words, "--resume")
     assert again.returncode == 3 and "is finished" in again.stderr
-    assert say("predict", home, "p", "--resume").returncode == 2
-    assert say("predict", home, "p", "--out", "x.jsonl", "--top", "1", "--resume").returncode == 2
-    assert say("predict", home, "p", "--out", "y.jsonl", "--bad-images", "stop").returncode == 3
+    assert say("predict", bundle_folder, "p", "--resume").returncode == 2
+    assert say("predict", bundle_folder, "p", "--out", "x.jsonl", "--top", "1", "--resume").returncode == 2
+    assert say("predict", bundle_folder, "p", "--out", "y.jsonl", "--bad-images", "stop").returncode == 3
     assert [json.loads(line)["path"] for line in Path("y.jsonl").read_text().splitlines()] == [
         row.path for row in answers[:4]
     ]
@@ -232,21 +232,23 @@ def stopping(chunks):
     raise KeyboardInterrupt
 
 
-def test_embed_writes_what_python_gives(home, tmp_path, monkeypatch):
+def test_embed_writes_what_python_gives(bundle_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     files = pictures(tmp_path / "p", 3)
-    result = say("embed", home, *files)
+    result = say("embed", bundle_folder, *files)
     assert result.returncode == 0, result.stderr
     with np.load("embeddings.npz") as found:
-        assert found["paths"].tolist() == files and np.array_equal(found["embeddings"], load(home).embed(files))
-    shutil.copytree(home, tmp_path / "copy")
-    assert say("embed", home, *files, "--out", "x.csv").returncode == 2
-    assert say("embed", home, *files, "--precision", "int8", "--engine", "openvino").returncode == 2
+        assert found["paths"].tolist() == files and np.array_equal(
+            found["embeddings"], load(bundle_folder).embed(files)
+        )
+    shutil.copytree(bundle_folder, tmp_path / "copy")
+    assert say("embed", bundle_folder, *files, "--out", "x.csv").returncode == 2
+    assert say("embed", bundle_folder, *files, "--precision", "int8", "--engine", "openvino").returncode == 2
 
 
-def test_the_csv_beside_the_table_is_as_it_was(home, tmp_path):
+def test_the_csv_beside_the_table_is_as_it_was(bundle_folder, tmp_path):
     files = pictures(tmp_path, 2)
-    result = say("predict", home, *files, "--csv", str(tmp_path / "x.csv"), "--top", "4")
+    result = say("predict", bundle_folder, *files, "--csv", str(tmp_path / "x.csv"), "--top", "4")
     assert result.returncode == 0 and "0.png" in result.stdout
     rows = list(csv.reader((tmp_path / "x.csv").read_text().splitlines()))
     assert rows[0] == ["path", "rank", "class", "probability", "error", "unsure"] and len(rows) == 9
@@ -254,7 +256,7 @@ def test_the_csv_beside_the_table_is_as_it_was(home, tmp_path):
 
 
 @pytest.mark.slow
-def test_memory_does_not_grow_with_the_number_of_images(home, tmp_path):
+def test_memory_does_not_grow_with_the_number_of_images(bundle_folder, tmp_path):
     out = io.BytesIO()
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(out, "PNG")
     peaks = []
@@ -266,7 +268,7 @@ def test_memory_does_not_grow_with_the_number_of_images(home, tmp_path):
                 member.size = out.tell()
                 out.seek(0)
                 archive.addfile(member, out)
-        predictor = load(home)
+        predictor = load(bundle_folder)
         asked = predictor.asked(4)
         job = AnswerFile(f"{place}.jsonl", Predictions(), MADE_BY)
         tracemalloc.start()

@@ -27,17 +27,17 @@ TINY = {
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A folder with photos/ and a run on them, which was trained in there with a relative path."""
-    home = tmp_path_factory.mktemp("home")
-    make_folder(home / "photos", {"train": 4, "test": 2}, classes=("ant", "bee"))
+    trained_copy = tmp_path_factory.mktemp("home")
+    make_folder(trained_copy / "photos", {"train": 4, "test": 2}, classes=("ant", "bee"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(home)
+        patch.chdir(trained_copy)
         summary = train("photos", out="run", **TINY)
-    assert summary["data"] == str(home / "photos")
-    return home
+    assert summary["data"] == str(trained_copy / "photos")
+    return trained_copy
 
 
 @pytest.fixture
-def home(trained, tmp_path):
+def trained_copy(trained, tmp_path):
     """A copy of it, whose run names the copied photos."""
     place = shutil.copytree(trained, tmp_path / "home")
     name_data(place / "run", trained / "photos", place / "photos")
@@ -72,47 +72,48 @@ def test_names_that_are_no_paths_stay(monkeypatch, tmp_path):
     assert resolve_source("x-{000..127}.tar") == f"{tmp_path}/x-{{000..127}}.tar"
 
 
-def test_a_config_with_a_relative_path_repeats_the_run_with_a_whole_one(home, monkeypatch):
-    name_data(home / "run", home / "photos", "photos")
-    monkeypatch.chdir(home)
+def test_a_config_with_a_relative_path_repeats_the_run_with_a_whole_one(trained_copy, monkeypatch):
+    name_data(trained_copy / "run", trained_copy / "photos", "photos")
+    monkeypatch.chdir(trained_copy)
     train("photos", config="run/config.yaml", out="again")
-    assert Folder(home / "again").run().data.source == str(home / "photos")
+    assert Folder(trained_copy / "again").run().data.source == str(trained_copy / "photos")
 
 
-def test_a_run_of_before_with_a_relative_path_works_where_it_did_and_says_why_elsewhere(home, tmp_path):
-    name_data(home / "run", home / "photos", "photos")
-    assert evaluated("run", home).returncode == 0
-    result = evaluated(home / "run", tmp_path)
+def test_a_run_of_before_with_a_relative_path_works_where_it_did_and_says_why_elsewhere(trained_copy, tmp_path):
+    name_data(trained_copy / "run", trained_copy / "photos", "photos")
+    assert evaluated("run", trained_copy).returncode == 0
+    result = evaluated(trained_copy / "run", tmp_path)
     assert result.returncode == 3 and result.stderr.startswith("error: ")
     assert (
-        f"{home / 'run'} was trained on photos, a relative path that does not exist below {tmp_path}" in result.stderr
-    )
-    assert "go to the folder it starts from" in result.stderr
-    (home / "run" / "summary.json").unlink()
-    assert say("train", "photos", "--out", "run", "--resume", cwd=home).returncode == 0
-
-
-def test_data_that_are_gone_are_named_with_what_is_left_of_their_path(home, tmp_path):
-    (home / "photos").rename(home / "moved")
-    result = evaluated(home / "run", tmp_path)
-    assert result.returncode == 3
-    assert (
-        f"was trained on {home / 'photos'}, which is not there any more: of its path only {home} exists"
+        f"{trained_copy / 'run'} was trained on photos, a relative path that does not exist below {tmp_path}"
         in result.stderr
     )
-    assert f"vitreous evaluate {home / 'run'} DATA" in result.stderr
-    assert evaluated(home / "run", tmp_path, str(home / "moved")).returncode == 0
+    assert "go to the folder it starts from" in result.stderr
+    (trained_copy / "run" / "summary.json").unlink()
+    assert say("train", "photos", "--out", "run", "--resume", cwd=trained_copy).returncode == 0
 
 
-def test_a_run_goes_on_with_data_that_were_moved_and_not_with_others(home):
-    (home / "run" / "summary.json").unlink()
-    (home / "photos").rename(home / "moved")
-    result = say("train", str(home / "photos"), "--out", "run", "--resume", cwd=home)
+def test_data_that_are_gone_are_named_with_what_is_left_of_their_path(trained_copy, tmp_path):
+    (trained_copy / "photos").rename(trained_copy / "moved")
+    result = evaluated(trained_copy / "run", tmp_path)
+    assert result.returncode == 3
+    assert (
+        f"was trained on {trained_copy / 'photos'}, which is not there any more: of its path only {trained_copy} exists"
+        in result.stderr
+    )
+    assert f"vitreous evaluate {trained_copy / 'run'} DATA" in result.stderr
+    assert evaluated(trained_copy / "run", tmp_path, str(trained_copy / "moved")).returncode == 0
+
+
+def test_a_run_goes_on_with_data_that_were_moved_and_not_with_others(trained_copy):
+    (trained_copy / "run" / "summary.json").unlink()
+    (trained_copy / "photos").rename(trained_copy / "moved")
+    result = say("train", str(trained_copy / "photos"), "--out", "run", "--resume", cwd=trained_copy)
     assert result.returncode == 3 and "is not there any more" in result.stderr
-    (home / "moved" / "train" / "ant" / "0.png").rename(home / "moved" / "train" / "ant" / "new.png")
-    result = say("train", "moved", "--out", "run", "--resume", cwd=home)
+    (trained_copy / "moved" / "train" / "ant" / "0.png").rename(trained_copy / "moved" / "train" / "ant" / "new.png")
+    result = say("train", "moved", "--out", "run", "--resume", cwd=trained_copy)
     assert result.returncode == 3 and "moved is not what it was when the run began" in result.stderr
-    (home / "moved" / "train" / "ant" / "new.png").rename(home / "moved" / "train" / "ant" / "0.png")
-    result = say("train", "moved", "--out", "run", "--resume", cwd=home)
+    (trained_copy / "moved" / "train" / "ant" / "new.png").rename(trained_copy / "moved" / "train" / "ant" / "0.png")
+    result = say("train", "moved", "--out", "run", "--resume", cwd=trained_copy)
     assert result.returncode == 0, result.stderr
-    assert Folder(home / "run").run().data.source == str(home / "moved")
+    assert Folder(trained_copy / "run").run().data.source == str(trained_copy / "moved")

@@ -428,21 +428,21 @@ def test_what_is_said_and_cannot_be_is_refused(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory):
+def state_dict_folder(tmp_path_factory):
     """A state dict alone of 6 x 4 patches, a picture, and data of two classes."""
     from PIL import Image
 
-    home = tmp_path_factory.mktemp("home")
-    (home / "weights").mkdir()
-    oblong(home / "weights", "timm")
+    state_dict_folder = tmp_path_factory.mktemp("home")
+    (state_dict_folder / "weights").mkdir()
+    oblong(state_dict_folder / "weights", "timm")
     draw = np.random.default_rng(0)
     for split, count in (("train", 4), ("val", 2), ("test", 2)):
         for name in ("0", "1", "2"):
-            (home / "data" / split / name).mkdir(parents=True)
+            (state_dict_folder / "data" / split / name).mkdir(parents=True)
             for number in range(count):
                 pixels = draw.integers(0, 255, (48, 32, 3), np.uint8)
-                Image.fromarray(pixels).save(home / "data" / split / name / f"{number}.png")
-    return home
+                Image.fromarray(pixels).save(state_dict_folder / "data" / split / name / f"{number}.png")
+    return state_dict_folder
 
 
 KNOWN = ["--source-size", "48", "32", "--resize", "bicubic"]
@@ -472,7 +472,7 @@ VERBS = {
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_says_what_it_assumed_and_is_told_better(verb, home, monkeypatch):
+def test_every_verb_says_what_it_assumed_and_is_told_better(verb, state_dict_folder, monkeypatch):
     def serve(run, settings, how, exact, quick, up, vae):
         up(
             SimpleNamespace(
@@ -487,7 +487,7 @@ def test_every_verb_says_what_it_assumed_and_is_told_better(verb, home, monkeypa
     def told(*known: str) -> Any:
         words = [word.replace("WEIGHTS", "weights/weights.safetensors") for word in VERBS[verb]]
         words = [word.replace("OUT", f"{name}{len(known)}") for word in words]
-        return say(*words, *known, cwd=home)
+        return say(*words, *known, cwd=state_dict_folder)
 
     without = told()
     assert "does not tell the grid of its positions: assumed 5 x 5" in without.stderr, without.stderr
@@ -497,16 +497,16 @@ def test_every_verb_says_what_it_assumed_and_is_told_better(verb, home, monkeypa
     assert "positions" not in "".join(line for line in found.stderr.splitlines() if "does not tell" in line)
 
 
-def test_what_is_said_beside_a_bundle_and_foreign_weights_is_of_the_weights(home):
+def test_what_is_said_beside_a_bundle_and_foreign_weights_is_of_the_weights(state_dict_folder):
     weights = "weights/weights.safetensors"
-    assert say("convert", weights, "beside", *KNOWN, cwd=home).returncode == 0
-    result = say("evaluate", weights, "beside", "data", *KNOWN, cwd=home)
+    assert say("convert", weights, "beside", *KNOWN, cwd=state_dict_folder).returncode == 0
+    result = say("evaluate", weights, "beside", "data", *KNOWN, cwd=state_dict_folder)
     assert result.returncode == 0 and "does not tell" not in result.stderr, result.stderr
-    result = say("evaluate", weights, "beside", "data", cwd=home)
+    result = say("evaluate", weights, "beside", "data", cwd=state_dict_folder)
     assert "assumed 5 x 5" in result.stderr
 
 
-def test_training_keeps_what_was_said(home):
+def test_training_keeps_what_was_said(state_dict_folder):
     words = [
         "train",
         "data",
@@ -519,19 +519,21 @@ def test_training_keeps_what_was_said(home):
         "--device",
         "cpu",
     ]
-    result = say(*words, *KNOWN, "--out", "run", cwd=home)
+    result = say(*words, *KNOWN, "--out", "run", cwd=state_dict_folder)
     assert result.returncode == 0, result.stderr
-    config = (home / "run" / "config.yaml").read_text()
+    config = (state_dict_folder / "run" / "config.yaml").read_text()
     assert "resize: bicubic\n" in config and re.search(r"init_source_size:\s*(\[48, 32\]|\n\s*- 48\n\s*- 32)", config)
     assert "positions resized 6x4 -> 4" in result.stderr
-    result = say("train", "data", "--resize", "zoom", cwd=home)
+    result = say("train", "data", "--resize", "zoom", cwd=state_dict_folder)
     assert result.returncode == 2 and "--resize and --source-size are about the weights of --init" in result.stderr
 
 
-def test_load_takes_both_and_an_exported_file_neither(home):
+def test_load_takes_both_and_an_exported_file_neither(state_dict_folder):
     import vitreous
 
-    predictor = vitreous.load(home / "weights" / "weights.safetensors", resize="zoom", source_size=(48, 32))
+    predictor = vitreous.load(
+        state_dict_folder / "weights" / "weights.safetensors", resize="zoom", source_size=(48, 32)
+    )
     assert predictor.bundle is not None
     config = predictor.bundle.model.config
     assert isinstance(config, ViTConfig) and (config.resize, config.grid, predictor.bundle.notes[:0]) == (

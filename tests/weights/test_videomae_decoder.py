@@ -54,30 +54,30 @@ def original(model, place):
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory):
+def videomae_files(tmp_path_factory):
     """transformers' VideoMAE with random weights, as a folder, and as the authors' file."""
-    home = tmp_path_factory.mktemp("videomae")
+    videomae_files = tmp_path_factory.mktemp("videomae")
     model = randomise(theirs("VideoMAEForPreTraining", OPTIONS))
-    model.save_pretrained(home / "hf")
-    original(model, home / "checkpoint.pth")
-    return home, model
+    model.save_pretrained(videomae_files / "hf")
+    original(model, videomae_files / "checkpoint.pth")
+    return videomae_files, model
 
 
-def test_the_loss_is_that_of_transformers(home):
-    objective = load_objective(home[0] / "hf")
+def test_the_loss_is_that_of_transformers(videomae_files):
+    objective = load_objective(videomae_files[0] / "hf")
     assert (objective.config.tubes, objective.config.decoder_heads, objective.config.mask) == (True, 2, 0.9)
-    agree(home[1], objective)
+    agree(videomae_files[1], objective)
 
 
-def test_the_authors_file_has_the_same_decoder(home):
-    parts, others = parts_of(home[0] / "checkpoint.pth"), parts_of(home[0] / "hf")
+def test_the_authors_file_has_the_same_decoder(videomae_files):
+    parts, others = parts_of(videomae_files[0] / "checkpoint.pth"), parts_of(videomae_files[0] / "hf")
     assert parts.state.keys() == others.state.keys() and len(parts.state) == 6 + 2 * 13
     assert all(torch.equal(tensor, others.state[name]) for name, tensor in parts.state.items())
     assert {**parts.config, "decoder_heads": 2} == others.config  # whose heads are narrower than the encoder's
 
 
-def test_what_is_written_is_read_by_others_and_by_us(home, tmp_path):
-    objective = load_objective(home[0] / "hf")
+def test_what_is_written_is_read_by_others_and_by_us(videomae_files, tmp_path):
+    objective = load_objective(videomae_files[0] / "hf")
     randomise(objective, 7)
     state = {name: tensor for name, tensor in objective.state_dict().items() if name.startswith("decoder.")}
     parts = ObjectiveParts(to_plain(objective.config), state)
@@ -98,15 +98,15 @@ def test_what_is_written_is_read_by_others_and_by_us(home, tmp_path):
     ("videomae-pretraining", {"normalise_channels": False}, "channel by channel"),
     ("huggingface-videomae", {"norm": "none"}, "tokens that are normed"),
 ])  # fmt: skip
-def test_what_a_format_cannot_hold_is_refused(home, to, changes, problem):
-    parts, config = parts_of(home[0] / "hf"), load_objective(home[0] / "hf").model.config
+def test_what_a_format_cannot_hold_is_refused(videomae_files, to, changes, problem):
+    parts, config = parts_of(videomae_files[0] / "hf"), load_objective(videomae_files[0] / "hf").model.config
     config = replace(config, **{name: value for name, value in changes.items() if name == "norm"})
     parts = replace(parts, config=parts.config | changes)
     with pytest.raises(UsageError, match=f"(?s){problem}"):
         pretraining_format(to, config, parts, "it")
 
 
-def test_a_decoder_of_pixels_that_are_not_normalised_is_refused(home, tmp_path):
+def test_a_decoder_of_pixels_that_are_not_normalised_is_refused(videomae_files, tmp_path):
     theirs("VideoMAEForPreTraining", OPTIONS | {"norm_pix_loss": False}).save_pretrained(tmp_path / "hf")
     with pytest.raises(WeightsError, match=r"pixels in 0 \.\. 1"):
         parts_of(tmp_path / "hf")
