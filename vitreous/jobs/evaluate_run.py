@@ -34,7 +34,11 @@ def evaluate_run(
     read = "test" in opened.splits and "lr_grid" not in summary
     answers = report = None
     computing = Computing(
-        CHUNK, run.data.workers, InferenceOptions(run.device), run.data.bad_images if read else "skip", listener
+        CHUNK,
+        run.data.workers,
+        InferenceOptions(run.device),
+        run.data.bad_images if read else "skip",
+        listener=listener,
     )
     judged = run.objective.labelled or run.objective.annotated
     if judged and (read or ("val" in opened.splits and len(opened.splits["val"]))):
