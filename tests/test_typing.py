@@ -17,9 +17,9 @@ from vitreous.models.config import BiTConfig, DiTConfig, SwinConfig, ViTConfig
 from vitreous.models.configs.adapter import AdapterConfig
 from vitreous.models.configs.detector import DetectorConfig
 from vitreous.models.configs.hybrid import HybridConfig
-from vitreous.models.configs.sam import SAMConfig
 from vitreous.models.configs.segmenter import SegmenterConfig
 from vitreous.models.configs.video import VideoConfig
+from vitreous.models.configs.vit import SAMConfig
 from vitreous.weights.create import SYNONYMS
 
 ROOT = Path(__file__).parents[1]

@@ -14,8 +14,7 @@ from vitreous.models.configs.hybrid import ConvStemConfig
 from vitreous.models.cost import macs
 from vitreous.models.families import family_of
 from vitreous.models.names import configure, name_of
-from vitreous.models.skip_init import skip_init
-from vitreous.models.zoo import build
+from vitreous.models.zoo import build, skip_init
 from vitreous.nn.adapter import Geometry
 from vitreous.nn.frozen import frozen
 

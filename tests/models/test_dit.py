@@ -17,7 +17,7 @@ from vitreous.models.cost import macs
 from vitreous.models.dit import DiT
 from vitreous.models.families import family_of
 from vitreous.models.names import configure, name_of
-from vitreous.models.skip_init import skip_init
+from vitreous.models.zoo import skip_init
 from vitreous.nn.condition import AdaBlock, waves
 from vitreous.nn.frozen import frozen
 from vitreous.nn.grid import patchify, unpatchify

@@ -13,9 +13,8 @@ from vitreous.errors import UsageError
 from vitreous.models.config import BiTConfig, ConvStemConfig, DiTConfig, StemConfig, SwinConfig, ViTConfig
 from vitreous.models.cost import activations, computed, macs
 from vitreous.models.names import NAMES, configure, configure_vit, name_of
-from vitreous.models.skip_init import skip_init
 from vitreous.models.vit import ViT
-from vitreous.models.zoo import create
+from vitreous.models.zoo import create, skip_init
 
 #: parameters as published (official modules, or the formula of each paper's code); with 1000 classes but where the name
 #: has none

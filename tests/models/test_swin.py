@@ -12,8 +12,7 @@ from vitreous.models.config import SwinConfig
 from vitreous.models.cost import activations, computed, macs
 from vitreous.models.families import family_of
 from vitreous.models.names import configure, name_of
-from vitreous.models.skip_init import skip_init
-from vitreous.models.zoo import build, create
+from vitreous.models.zoo import build, create, skip_init
 from vitreous.nn.frozen import frozen
 
 #: parameters of Microsoft's code with 1000 classes, and its own count of multiply-adds in billions (arXiv:2103.14030)

@@ -16,8 +16,7 @@ from vitreous.models.configs.video import ARRANGEMENTS
 from vitreous.models.cost import computed, macs
 from vitreous.models.families import family_of
 from vitreous.models.names import configure, name_of
-from vitreous.models.skip_init import skip_init
-from vitreous.models.zoo import build, create
+from vitreous.models.zoo import build, create, skip_init
 from vitreous.nn.position import SinusoidPosition, SpaceTimePosition
 
 SMALL = {"classes": 5, "width": 24, "depth": 2, "heads": 2, "hidden": 48}

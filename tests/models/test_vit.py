@@ -185,7 +185,7 @@ def test_hollow_models_have_shapes_and_load_no_compiler():
     script = """
 import sys
 from dataclasses import replace
-from vitreous.models.skip_init import skip_init
+from vitreous.models.zoo import skip_init
 from vitreous.models.vit import ViT
 from vitreous.models.names import configure
 config = replace(configure("ViT-mu/16"), pool="attention", registers=2, representation=5, layer_scale=0.1)

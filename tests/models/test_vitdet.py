@@ -11,8 +11,7 @@ from vitreous.models.config import SAMConfig, ViTConfig
 from vitreous.models.cost import macs
 from vitreous.models.families import family_of
 from vitreous.models.names import configure, name_of
-from vitreous.models.skip_init import skip_init
-from vitreous.models.zoo import build
+from vitreous.models.zoo import build, skip_init
 from vitreous.nn.propagation import ConvPropagation
 from vitreous.weights.adopt import adopt, repatched
 from vitreous.weights.tasks import Features

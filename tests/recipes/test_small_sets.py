@@ -8,9 +8,9 @@ import pytest
 
 from tests.recipes.test_recipes import derived
 from vitreous.objectives.heads import HeadOptions
+from vitreous.recipes.fit_to_data import advise_pretraining
 from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.recipe import DatasetInfo
-from vitreous.recipes.small_sets import advise_pretraining
 
 SMALL_IMAGE, PHOTOGRAPH = (32, 32), (300, 400)
 OURS = {"prototypes": 1024, "head_width": 512, "bottleneck": 128, "batch_norm": True, "koleo": 0.1}

@@ -14,10 +14,9 @@ import vitreous
 from tests.conftest import make_folder, picture, say
 from tests.reports.test_report import Heard
 from vitreous.errors import UsageError, WeightsError
-from vitreous.reports.figures.reconstruction import GREY
+from vitreous.reports.figures.reconstruction import GREY, load_objective
 from vitreous.reports.learned import read_learned, write_learned
 from vitreous.reports.pages.report import write_report
-from vitreous.reports.restored import load_objective
 from vitreous.training.folder import Folder
 from vitreous.weights.adopt import open_weights
 

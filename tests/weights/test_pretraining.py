@@ -15,7 +15,7 @@ from tests.conftest import picture
 from tests.reports.test_report import Heard
 from vitreous.errors import WeightsError
 from vitreous.objectives.dino import DINO, DINOConfig
-from vitreous.reports.restored import load_objective
+from vitreous.reports.figures.reconstruction import load_objective
 from vitreous.weights.adopt import open_weights, parts_of
 from vitreous.weights.objective_parts import adopt_parts
 

@@ -13,7 +13,7 @@ from vitreous.config import to_plain
 from vitreous.data.preprocess import IMAGENET, Preprocess
 from vitreous.errors import UsageError, WeightsError
 from vitreous.objectives.base import Progress
-from vitreous.reports.restored import load_objective
+from vitreous.reports.figures.reconstruction import load_objective
 from vitreous.weights.adopt import parts_of
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.convert import convert

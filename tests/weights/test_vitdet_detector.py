@@ -10,8 +10,7 @@ from vitreous.data.preprocess import IMAGENET, Preprocess
 from vitreous.errors import WeightsError
 from vitreous.models.configs.detector import DetectorConfig
 from vitreous.models.names import configure
-from vitreous.models.skip_init import skip_init
-from vitreous.models.zoo import build
+from vitreous.models.zoo import build, skip_init
 from vitreous.weights.adopt import open_weights, parts_of
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.convert import convert

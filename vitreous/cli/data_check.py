@@ -50,7 +50,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     from vitreous.apps.curation.check import check
     from vitreous.apps.curation.checks.page import page
     from vitreous.errors import UsageError
-    from vitreous.models.defaults import default_image
+    from vitreous.models.names import default_image
     from vitreous.system.disk import write_output
 
     out = Path(options.out) if options.out else None

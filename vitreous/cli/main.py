@@ -4,20 +4,69 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
 import signal
 import sys
 import threading
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import MISSING, fields
 from functools import cache
 from importlib import import_module
 from typing import Any, NoReturn
 
 from vitreous.cli.console import Console, as_json, prepare_streams, reserve_stdout
-from vitreous.cli.model_argument import refuse_images, require_model
-from vitreous.errors import Interrupted, UsageError, VitreousError, nearest, out_of_memory
+from vitreous.errors import Interrupted, UsageError, VitreousError, nearest, out_of_memory, printable
 from vitreous.progress import ABANDONED, discard, speaks, write_line
 from vitreous.system.cores import bound_threads
+
+ANSWERS_ABOUT_IMAGES = ("predict", "embed", "evaluate", "inspect")  # verbs that take images or data after the model
+LONGER = ("predict", "embed", "sample", "push")  # verbs that need more than a model
+SHOWN = 3  # words after the model that a hint repeats
+
+
+def needs_model(kind: type[Any]) -> bool:
+    """Whether a verb's options have a model that no default stands for."""
+    return any(field.name == "run" and field.default is MISSING for field in fields(kind))
+
+
+def require_model(verb: str, kind: type[Any], words: list[str]) -> None:
+    """Raise UsageError for a verb that needs a model, where no word names one."""
+    if not words and needs_model(kind):
+        raise no_model(verb, "", [])
+
+
+def refuse_images(verb: str, options: Any) -> None:
+    """Raise UsageError where images stand in the place of the model."""
+    from vitreous.weights.model_paths import holds_images, is_run
+
+    if not needs_model(type(options)) or is_run(run := options.run) or not holds_images(run):
+        return
+    others = [*getattr(options, "images", ()), *filter(None, (getattr(options, "data", None),))]
+    if verb in ANSWERS_ABOUT_IMAGES:
+        if named := next((word for word in others if is_run(word)), None):
+            words = shlex.join(["vitreous", verb, named, run])
+            raise UsageError(f"the model comes first, and {printable(run)} holds images", f"try {words}")
+        raise no_model(verb, run, [run, *others])
+    raise no_model(verb, run, [])
+
+
+def no_model(verb: str, path: str, others: list[str]) -> UsageError:
+    """The refusal of a command without a model: `path` stands in its place, `others` are the words after it."""
+    from vitreous.weights.model_paths import find_newest_run
+
+    problem = "no model given"
+    if path:
+        problem += f": {printable(path)} {'holds images' if os.path.isdir(path) else 'names images'}"
+    if not (newest := find_newest_run()):
+        hint = f"name one: vitreous {verb} RUN …; there is no run below this folder, and vitreous train DATA makes one"
+        return UsageError(problem, hint)
+    shown = [printable(word) for word in others[:SHOWN]]
+    words = shlex.join(["vitreous", verb, newest, *shown]) + " …" * (
+        len(others) > SHOWN or (verb in LONGER and not others)
+    )
+    return UsageError(problem, f"try {words}; {newest} is the newest run here")
+
 
 #: verb -> (module, what it does); the module has a frozen dataclass `Options` and a function `run(options, console)`
 VERBS = {

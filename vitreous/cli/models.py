@@ -40,7 +40,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     from vitreous.errors import UsageError, nearest
     from vitreous.models.cost import activations, macs
     from vitreous.models.names import NAMES, configure
-    from vitreous.models.skip_init import skip_init
+    from vitreous.models.zoo import skip_init
     from vitreous.nn.sizes import format_size
 
     names = [name for name in NAMES if fnmatchcase(name.lower(), options.pattern.lower())]

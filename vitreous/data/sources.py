@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
 
 from vitreous.data.annotations.box_table import box_table, is_box_table
-from vitreous.data.annotations.coco import coco, find_documents, has_class_folders, is_coco
+from vitreous.data.annotations.coco import coco, has_class_folders, is_coco
 from vitreous.data.annotations.labelme import is_labelme, labelme
 from vitreous.data.annotations.mask_places import folders_in
 from vitreous.data.annotations.masks import are_masks, are_sibling_masks, masks
 from vitreous.data.annotations.panoptic import is_panoptic, panoptic
+from vitreous.data.annotations.unread import find_unread_annotations
 from vitreous.data.annotations.voc import is_voc, voc
 from vitreous.data.annotations.volumes import are_volumes, volumes
 from vitreous.data.annotations.yolo import has_config, is_yolo, yolo
-from vitreous.data.decoding.decode import SUFFIXES
 from vitreous.data.grouping import grouped
 from vitreous.data.layouts.arrow import hub, is_parquet, parquet
 from vitreous.data.layouts.digits import digits
@@ -28,13 +25,12 @@ from vitreous.data.layouts.imagenet import imagenet, is_imagenet
 from vitreous.data.layouts.lists import are_lists, lists
 from vitreous.data.layouts.named import named
 from vitreous.data.layouts.packed import is_pack, packed
-from vitreous.data.layouts.split_names import find_split_folders, is_system_name
+from vitreous.data.layouts.split_names import find_split_folders
 from vitreous.data.layouts.table import table
 from vitreous.data.layouts.tars import COMPRESSED, are_tars, tars
 from vitreous.data.layouts.video import are_clips, frames_note, hold_clips, videos
 from vitreous.data.layouts.volumes import array_folder_axes, arrays, no_arrays
 from vitreous.data.split import Data, Files, no_labels
-from vitreous.data.text_files import contains_word, read_lines
 from vitreous.errors import DataError, UsageError, nearest, printable
 
 SEARCHED_FOLDERS = 20  # folders of a folder in which a data set is looked for
@@ -271,44 +267,3 @@ def detect_layout(
     if ":" in name:
         raise UsageError(f"data source {name} is not supported yet", LAYOUT)
     raise DataError(f"no such {'file' if path.suffix.lower() == '.csv' else 'folder'}: {printable(path)}", LAYOUT)
-
-
-FOLDERS, FILES = 10, 2_000  # folders of a level, and files of a folder, that are searched
-BOX_LINE = re.compile(r"\d+(\s+-?[\d.]+){4,}\s*")
-VOC_WORD, LABELME_WORD = "<bndbox>", '"shapes"'
-
-
-def find_unread_annotations(root: Path) -> Path | None:
-    """Return the first file of annotations in a folder and in two levels of folders below it; None without one: COCO
-    files of many images, and files of Pascal VOC, LabelMe and YOLO beside an image of their name."""
-    for home in folders_to_search(root):
-        try:
-            with os.scandir(home) as listed:
-                names = sorted(entry.name for entry in islice(listed, FILES) if not is_system_name(entry.name))
-            if documents := find_documents(home):
-                return documents[0]
-            images = {os.path.splitext(name)[0] for name in names if name.lower().endswith(tuple(SUFFIXES))}
-            for ending in (".xml", ".json", ".txt"):
-                paired = (name for name in names if name.endswith(ending) and name.removesuffix(ending) in images)
-                if (name := next(paired, None)) and is_annotation(home / name):
-                    return home / name
-        except (OSError, DataError):  # named by whoever reads the folder or the file
-            continue
-    return None
-
-
-def folders_to_search(root: Path) -> Iterator[Path]:
-    """Yield a folder and the first folders in two levels below it."""
-    level = [root]
-    for _ in range(3):
-        yield from level
-        inner = (sorted(place for place in home.glob("*/") if not is_system_name(place.name)) for home in level)
-        level = [place for places in inner for place in places[:FOLDERS]][: FOLDERS**2]
-
-
-def is_annotation(place: Path) -> bool:
-    """Whether a file beside an image contains boxes or shapes. Raises DataError for one that cannot be read."""
-    if place.suffix == ".txt":
-        lines = read_lines(place)
-        return bool(lines) and all(BOX_LINE.fullmatch(line.strip()) for line in lines)
-    return contains_word(place, VOC_WORD if place.suffix == ".xml" else LABELME_WORD)

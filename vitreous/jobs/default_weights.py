@@ -14,8 +14,7 @@ from threading import Thread
 from vitreous.data.annotations.target import kind_of
 from vitreous.data.split import Data
 from vitreous.errors import VitreousError
-from vitreous.models.defaults import SMALL
-from vitreous.models.names import configure, name_of
+from vitreous.models.names import SMALL, configure, name_of
 from vitreous.progress import Listener, is_launched
 from vitreous.recipes.channels import detect_info
 from vitreous.recipes.derive import objective_of

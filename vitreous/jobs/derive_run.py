@@ -22,9 +22,9 @@ from vitreous.models.cost import macs
 from vitreous.progress import Listener
 from vitreous.recipes.channels import detect_info, measure_channels
 from vitreous.recipes.derive import advise_weights, derive
+from vitreous.recipes.fit_to_data import advise_pretraining
 from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.registry import find
-from vitreous.recipes.small_sets import advise_pretraining
 from vitreous.system.cores import default_workers
 from vitreous.system.machine import pick_device
 from vitreous.training.peak import quick_peak

@@ -32,7 +32,7 @@ from vitreous.inference.engine import InferenceOptions, logits_of, make_engine
 from vitreous.inference.open_model import open_bundle
 from vitreous.models.config import ModelConfig, replace_fields
 from vitreous.models.names import name_of
-from vitreous.models.skip_init import skip_init
+from vitreous.models.zoo import skip_init
 from vitreous.progress import Listener, NullListener
 from vitreous.system.cores import default_workers
 from vitreous.training.folder import Folder

@@ -6,22 +6,22 @@ from dataclasses import fields, replace
 from typing import Any, TypeVar
 
 from vitreous.models.configs.adapter import AdapterConfig as AdapterConfig
-from vitreous.models.configs.axial import AxialConfig as AxialConfig
 from vitreous.models.configs.bit import BiTConfig as BiTConfig
 from vitreous.models.configs.bit import Numerics as Numerics
-from vitreous.models.configs.clip import CLIPConfig as CLIPConfig
 from vitreous.models.configs.detector import DetectorConfig as DetectorConfig
 from vitreous.models.configs.dit import DiTConfig as DiTConfig
 from vitreous.models.configs.foreign import ForeignConfig as ForeignConfig
 from vitreous.models.configs.hybrid import ConvStemConfig as ConvStemConfig
 from vitreous.models.configs.hybrid import HybridConfig as HybridConfig
 from vitreous.models.configs.hybrid import StemConfig as StemConfig
-from vitreous.models.configs.sam import SAMConfig as SAMConfig
 from vitreous.models.configs.segmenter import SegmenterConfig as SegmenterConfig
 from vitreous.models.configs.swin import SwinConfig as SwinConfig
 from vitreous.models.configs.video import VideoConfig as VideoConfig
 from vitreous.models.configs.vit import FAMILY_OF
+from vitreous.models.configs.vit import AxialConfig as AxialConfig
+from vitreous.models.configs.vit import CLIPConfig as CLIPConfig
 from vitreous.models.configs.vit import Resize as Resize
+from vitreous.models.configs.vit import SAMConfig as SAMConfig
 from vitreous.models.configs.vit import ViTConfig as ViTConfig
 
 Encoders = ViTConfig | HybridConfig | AxialConfig | SAMConfig | CLIPConfig | VideoConfig | BiTConfig | SwinConfig

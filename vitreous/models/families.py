@@ -111,17 +111,17 @@ FAMILIES: dict[str, Family] = {
         block=r"\bstages\.(\d+)\.(?:blocks\.(\d+)\.|merge\.)",
         entry=("projection", "first_norm"),
     ),
-    "hybrid": Family(HybridConfig, "vitreous.models.hybrid:Hybrid", presets.parse_hybrid, presets.hybrid_name),
-    "axial": Family(AxialConfig, "vitreous.models.axial:AxialViT", presets.parse_axial, presets.axial_name),
+    "hybrid": Family(HybridConfig, "vitreous.models.vit_variants:Hybrid", presets.parse_hybrid, presets.hybrid_name),
+    "axial": Family(AxialConfig, "vitreous.models.vit_variants:AxialViT", presets.parse_axial, presets.axial_name),
     # convolutions `after` a block propagate between windows; like detectron2, layer decay does not reach them
     "sam": Family(
         SAMConfig,
-        "vitreous.models.sam:SAM",
+        "vitreous.models.vit_variants:SAM",
         presets.parse_kin,
         presets.vit_name,
         block=r"\bencoder\.blocks\.(\d+)\.(?!after\.)",
     ),
-    "clip": Family(CLIPConfig, "vitreous.models.clip:CLIP", presets.parse_kin, presets.vit_name),
+    "clip": Family(CLIPConfig, "vitreous.models.vit_variants:CLIP", presets.parse_kin, presets.vit_name),
     "video": Family(VideoConfig, "vitreous.models.video:Video", parse_video, video_name),
     "adapter": Family(
         AdapterConfig,

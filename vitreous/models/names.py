@@ -11,6 +11,7 @@ from vitreous.models.presets import NAMES as NAMES
 from vitreous.models.presets import NO_TOKENS as NO_TOKENS
 from vitreous.models.presets import SIZES as SIZES
 from vitreous.models.presets import WORDS
+from vitreous.nn.sizes import nearby
 
 #: other people's spellings -> ours, tried in turn
 _SPELLINGS = [
@@ -78,3 +79,24 @@ def configure_vit(name: str, image_size: int | tuple[int, ...] | None = None) ->
 def name_of(config: ModelConfig) -> str:
     """The canonical name of a config, `ViT-B/16`, or `ViT-128x6/4` where no row of the table fits."""
     return family_of(config).name(config)
+
+
+SMALL = 64  # pixels: images up to this side are not enlarged
+LARGE_IMAGE = (224, 224)  # the input for all others
+#: what is learned of annotated images -> (height, width) of the input of the recipe that `train` takes for it
+ANNOTATED_IMAGE = {"objects": (320, 320), "classes": (256, 256)}
+
+
+def model_for_small_images(size: tuple[int, ...]) -> str:
+    """The name of the model for images of this (height, width), both at most SMALL."""
+    return "ViT-64x6/2" if max(size) <= 16 else "Conv+ViT-128x4/8"
+
+
+def default_image(size: tuple[int, int], annotated: str = "") -> tuple[int, ...]:
+    """The (height, width) of the input that `train` takes without options, in pixels, where the first training image
+    has this size; `annotated`: what is learned of annotations, `objects` or `classes`, if any."""
+    if annotated:
+        return ANNOTATED_IMAGE[annotated]
+    if max(size) > SMALL:
+        return LARGE_IMAGE
+    return nearby(size, configure(model_for_small_images(size)).patch)  # type: ignore[union-attr]

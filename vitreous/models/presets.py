@@ -8,7 +8,6 @@ from typing import Any
 
 from vitreous.errors import UsageError, nearest
 from vitreous.models.configs.adapter import AdapterConfig
-from vitreous.models.configs.axial import AxialConfig
 from vitreous.models.configs.bit import BiTConfig
 from vitreous.models.configs.detector import DetectorConfig
 from vitreous.models.configs.dit import DITS
@@ -16,7 +15,7 @@ from vitreous.models.configs.hybrid import ConvStemConfig, HybridConfig, StemCon
 from vitreous.models.configs.segmenter import SegmenterConfig
 from vitreous.models.configs.swin import SwinConfig
 from vitreous.models.configs.video import ARRANGEMENTS
-from vitreous.models.configs.vit import ViTConfig
+from vitreous.models.configs.vit import AxialConfig, ViTConfig
 from vitreous.nn.sizes import format_size, nearby
 
 Image = tuple[int, ...] | None

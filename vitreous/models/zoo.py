@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any
 
+import torch
+
 from vitreous.errors import UsageError, nearest
 from vitreous.models.adapter import ViTAdapter
 from vitreous.models.bit import BiT
@@ -17,6 +19,7 @@ from vitreous.models.names import configure
 from vitreous.models.segmenter import Segmenter
 from vitreous.models.swin import Swin
 from vitreous.models.vit import ViT
+from vitreous.nn.no_init import NoInitMode
 
 Model = ViT | BiT | Swin | ViTAdapter | Segmenter | Detector | ForeignModel  # what reads images
 AnyModel = Model | DiT
@@ -58,3 +61,9 @@ def create(
         )
     classes = config.classes if num_classes is None else num_classes
     return build(replace(config, classes=classes, channels=channels or config.channels, **changes))
+
+
+def skip_init(config: ModelConfig) -> Model:
+    """A model whose parameters have shapes and nothing else; `load_state_dict(…, assign=True)` gives it weights."""
+    with torch.device("meta"), NoInitMode():
+        return build(config)

@@ -1,4 +1,4 @@
-"""From a sequence of tokens to one vector."""
+"""From tokens to one vector, by attention pooling, and the neck that follows the last block of dense encoders."""
 
 from __future__ import annotations
 
@@ -44,3 +44,18 @@ class Heads(nn.Module):
         """(B, 2 D) -> (B, classes)."""
         label, teacher = pooled.chunk(2, -1)
         return (self.label(label) + self.teacher(teacher)) / 2
+
+
+class Neck(nn.Module):
+    """1 x 1 convolution, LayerNorm, 3 x 3 convolution, LayerNorm, over channels (ViTDet, arXiv:2203.16527; SAM's image
+    encoder)."""
+
+    def __init__(self, width: int, out: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.reduce, self.norm1 = nn.Linear(width, out, bias=False), nn.LayerNorm(out, eps=eps)
+        self.mix, self.norm2 = nn.Conv2d(out, out, 3, padding=1, bias=False), nn.LayerNorm(out, eps=eps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, h, w, D) -> (B, h, w, out)."""
+        x = self.norm1(self.reduce(x)).to(self.mix.weight.dtype)
+        return self.norm2(self.mix(x.movedim(-1, 1)).movedim(1, -1))

@@ -10,8 +10,7 @@ from vitreous.config import set_paths
 from vitreous.data.decoding.clip import FRAMES
 from vitreous.errors import UsageError
 from vitreous.models.config import ModelConfig, VideoConfig, replace_fields
-from vitreous.models.defaults import LARGE_IMAGE, SMALL, model_for_small_images
-from vitreous.models.names import configure, name_of
+from vitreous.models.names import LARGE_IMAGE, SMALL, configure, model_for_small_images, name_of
 from vitreous.nn.sizes import nearby
 from vitreous.recipes.names import OWN
 from vitreous.recipes.options import TrainOptions

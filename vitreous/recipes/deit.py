@@ -8,8 +8,7 @@ from typing import Any
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.preprocess import IMAGENET
 from vitreous.models.config import ModelConfig, replace_fields
-from vitreous.models.defaults import SMALL
-from vitreous.models.names import name_of
+from vitreous.models.names import SMALL, name_of
 from vitreous.objectives.distillation import DistillationConfig
 from vitreous.objectives.supervised import SupervisedConfig
 from vitreous.recipes.options import TrainOptions

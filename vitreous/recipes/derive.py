@@ -13,18 +13,16 @@ from vitreous.data.split import Data
 from vitreous.errors import UsageError
 from vitreous.models.config import ModelConfig
 from vitreous.models.cost import macs
-from vitreous.models.defaults import SMALL
-from vitreous.models.names import name_of
+from vitreous.models.names import SMALL, name_of
 from vitreous.objectives.base import ObjectiveConfig
 from vitreous.objectives.supervised import SupervisedConfig
 from vitreous.recipes.architecture import architecture
-from vitreous.recipes.label_loss import fit_to_labels
+from vitreous.recipes.fit_to_data import describe_small_settings, fit_to_labels
 from vitreous.recipes.names import OWN
 from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.own_aspect import at_own_aspect, check_options
 from vitreous.recipes.recipe import FEW, DatasetInfo, Recipe
 from vitreous.recipes.registry import RECIPES, find, own_length
-from vitreous.recipes.small_sets import describe_small_settings
 from vitreous.system.cores import default_workers
 from vitreous.system.machine import pick_device, pick_precision
 from vitreous.training.run import Run

@@ -9,7 +9,7 @@ from typing import Any
 from vitreous.data.augmentation.scenes import Scenes
 from vitreous.data.preprocess import HALF, IMAGENET
 from vitreous.models.config import ModelConfig, replace_fields
-from vitreous.models.defaults import ANNOTATED_IMAGE
+from vitreous.models.names import ANNOTATED_IMAGE
 from vitreous.objectives.detection import DetectionConfig
 from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.recipe import DatasetInfo, Length, Make, Recipe, common, dense_optimizer, fixed_side

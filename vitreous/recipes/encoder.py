@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from vitreous.data.augmentation.augment import Augment
 from vitreous.models.config import ModelConfig, replace_fields
-from vitreous.models.defaults import SMALL
+from vitreous.models.names import SMALL
 from vitreous.objectives.supervised import SupervisedConfig
 from vitreous.recipes.deit import RANDOM, judged
 from vitreous.recipes.options import TrainOptions

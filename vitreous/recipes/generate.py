@@ -8,7 +8,7 @@ from typing import Any
 from vitreous.data.augmentation.augment import Augment
 from vitreous.models.config import DiTConfig, ModelConfig, replace_fields
 from vitreous.models.configs.dit import DITS
-from vitreous.models.defaults import SMALL
+from vitreous.models.names import SMALL
 from vitreous.objectives.diffusion import DiffusionConfig, GeneratorConfig
 from vitreous.objectives.flow import FlowConfig
 from vitreous.recipes.options import TrainOptions

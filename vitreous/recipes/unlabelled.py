@@ -9,7 +9,7 @@ from vitreous.data.augmentation.augment import Augment
 from vitreous.data.augmentation.views import DINO, DINOV2, MultiCrop
 from vitreous.data.preprocess import IMAGENET
 from vitreous.models.config import ModelConfig, replace_fields
-from vitreous.models.defaults import SMALL
+from vitreous.models.names import SMALL
 from vitreous.objectives.dino import DINOConfig
 from vitreous.objectives.dinov2 import DINOv2Config
 from vitreous.objectives.mae import MAEConfig

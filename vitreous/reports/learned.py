@@ -25,10 +25,9 @@ from vitreous.inspection.features import pooled
 from vitreous.progress import Listener
 from vitreous.reports.figures.attention import reader
 from vitreous.reports.figures.features import class_of, training_features
-from vitreous.reports.figures.reconstruction import restore
+from vitreous.reports.figures.reconstruction import load_objective, restore
 from vitreous.reports.figures.subject import InspectOptions, Picture, Scene, see_picture
 from vitreous.reports.pages.thumbnails import ENLARGED, SMALL, data_uri, enlarge, heat_map, scale_map, shrink
-from vitreous.reports.restored import load_objective
 from vitreous.system.disk import write_text
 from vitreous.system.machine import pick_device
 from vitreous.training.folder import Folder

@@ -19,8 +19,7 @@ from vitreous.generation.process import process_of
 from vitreous.models.config import AdapterConfig, DetectorConfig, ModelConfig, SegmenterConfig, projected_cell
 from vitreous.models.cost import windows_text
 from vitreous.models.names import name_of
-from vitreous.models.skip_init import skip_init
-from vitreous.models.zoo import Model
+from vitreous.models.zoo import Model, skip_init
 from vitreous.nn.grid import axis_weights, resize
 from vitreous.nn.position import SinCosPosition
 from vitreous.nn.sizes import format_size
@@ -28,8 +27,7 @@ from vitreous.weights.bundle import DESCRIPTION, Bundle, fill, load_bundle
 from vitreous.weights.fetch import fetch, nothing_at
 from vitreous.weights.foreign import DetectedCheckpoint, find, weights_in
 from vitreous.weights.inflation import fit_key_bias, inflate_kernel, inflate_positions
-from vitreous.weights.load_report import HEAD, Adoption
-from vitreous.weights.objective_parts import ObjectiveParts, load_parts
+from vitreous.weights.objective_parts import HEAD, Adoption, ObjectiveParts, load_parts
 from vitreous.weights.options import known_of
 from vitreous.weights.pretraining import parts_beside
 from vitreous.weights.published import published_row

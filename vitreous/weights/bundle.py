@@ -24,8 +24,7 @@ from vitreous.errors import UsageError, WeightsError
 from vitreous.models.base import VisionModel
 from vitreous.models.config import ModelConfig
 from vitreous.models.names import name_of
-from vitreous.models.skip_init import skip_init
-from vitreous.models.zoo import Model
+from vitreous.models.zoo import Model, skip_init
 from vitreous.system.disk import atomic_path, sha256, sync, write_text
 from vitreous.weights.files import open_weights
 from vitreous.weights.objective_parts import PARTS, ObjectiveParts

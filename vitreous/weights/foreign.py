@@ -20,7 +20,7 @@ from torch import Tensor
 from vitreous.errors import VitreousError, WeightsError
 from vitreous.models.config import TRANSFORMER_FIELDS, ModelConfig, StemConfig
 from vitreous.models.names import name_of
-from vitreous.models.skip_init import skip_init
+from vitreous.models.zoo import skip_init
 from vitreous.weights import dit, google, others, own, swin, swin_v2, timm, transformers, video, vitdet, vitdet_detector
 from vitreous.weights.entry import FLOATING, shown
 from vitreous.weights.files import Source, open_weights

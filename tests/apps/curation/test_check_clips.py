@@ -24,7 +24,7 @@ from vitreous.cli.data_check import Options, run
 from vitreous.data.decoding.clip import FRAMES
 from vitreous.data.decoding.clips import open_clip
 from vitreous.errors import DataError
-from vitreous.models.defaults import default_image
+from vitreous.models.names import default_image
 
 
 def film(seed: int, count: int = 12, background: int | None = None) -> np.ndarray:

@@ -18,7 +18,7 @@ from vitreous.cli.main import command
 from vitreous.data.sources import open_data
 from vitreous.data.split import require_labels
 from vitreous.errors import DataError, UsageError
-from vitreous.models.defaults import default_image
+from vitreous.models.names import default_image
 
 
 def checked(source):

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.apps.curation.copies.clip_copies import clip_copies
+from vitreous.apps.curation.copies.clips import clip_copies
 from vitreous.apps.curation.copies.listing import Copy, settled
 from vitreous.apps.curation.copies.scan import READABLE, Joined, Reasons, digest, fill, read_views, scan, scan_parts
 from vitreous.apps.curation.copies.search import candidates, first_equal, like_features

@@ -7,12 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from vitreous.errors import UsageError
-from vitreous.models.configs.axial import AxialConfig
-from vitreous.models.configs.clip import CLIPConfig
 from vitreous.models.configs.hybrid import HybridConfig
 from vitreous.models.configs.levels import Level, Leveled
-from vitreous.models.configs.sam import SAMConfig
-from vitreous.models.configs.vit import ViTConfig
+from vitreous.models.configs.vit import AxialConfig, CLIPConfig, SAMConfig, ViTConfig
 from vitreous.models.configs.wrapped import WithBackbone
 
 PlainBackbone = ViTConfig | HybridConfig | AxialConfig | SAMConfig | CLIPConfig

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from vitreous.models.configs.adapter import AdapterConfig
-from vitreous.models.configs.axial import AxialConfig
 from vitreous.models.configs.bit import BiTConfig
-from vitreous.models.configs.clip import CLIPConfig
 from vitreous.models.configs.foreign import ForeignConfig
 from vitreous.models.configs.hybrid import HybridConfig
-from vitreous.models.configs.sam import SAMConfig
 from vitreous.models.configs.swin import SwinConfig
-from vitreous.models.configs.vit import ViTConfig
+from vitreous.models.configs.vit import AxialConfig, CLIPConfig, SAMConfig, ViTConfig
 from vitreous.models.configs.wrapped import WithBackbone
 
 Transformer = ViTConfig | HybridConfig | AxialConfig | SAMConfig | CLIPConfig | SwinConfig

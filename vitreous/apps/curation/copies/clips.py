@@ -7,7 +7,7 @@ are looked at that a run reads by default in evaluation, FRAMES evenly spread on
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,11 @@ from PIL import Image
 from vitreous.apps.curation.checks.facts import LISTED, described, span
 from vitreous.apps.curation.checks.record import KINDS, MODES, RECORD, Trait, moments, place
 from vitreous.apps.curation.checks.subject import Subject
-from vitreous.apps.curation.copies.scan import READABLE, Joined, Reasons, digest, fill
+from vitreous.apps.curation.copies.alike import alike_pairs, comparable_rows, shown_rows, verified
+from vitreous.apps.curation.copies.listing import Copy, settled
+from vitreous.apps.curation.copies.scan import READABLE, Joined, Reasons, digest, fill, scan
+from vitreous.apps.curation.copies.search import first_equal
+from vitreous.apps.curation.copies.verification import renumbered
 from vitreous.apps.curation.copies.windows import LARGER, PLAIN, SIDE, describe_whole, view
 from vitreous.data.annotations.target import kind_of
 from vitreous.data.decoding.clip import FRAMES, Clip, evenly
@@ -135,3 +139,38 @@ def clip_facts(subject: Subject, records: np.ndarray) -> dict[str, Any] | None:
             for trait in (Trait.ONE_COLOUR, Trait.FROZEN)
         },
     }
+
+
+def clip_copies(
+    pool: Joined, others: int, within: bool, threshold: float, workers: int, progress: Callable[[str, int, int], None]
+) -> tuple[list[Copy], Reasons]:
+    """The clips from `others` on that are copies of one before, or, `within`, of any earlier one; and why some cannot
+    be read."""
+    records, reasons = scan(
+        pool,
+        range(len(pool)),
+        job=survey_clips,
+        workers=workers,
+        progress=lambda done: progress("look at clips", done, len(pool)),
+        slow=True,
+    )
+    samples, first = np.arange(len(pool)), first_equal(records["digest"])
+    same = (samples >= others) & (records["state"] == READABLE) & (first < (samples if within else others))
+    equal = {int(s): Copy(int(s), int(first[s]), "bytes", 1.0) for s in np.flatnonzero(same)}
+    asked, known = shown_rows(records), comparable_rows(records)
+    asked, known = asked[(asked >= others) & ~same[asked]], known if within else known[known < others]
+    read, pairs = renumbered(alike_pairs(records, asked, known))
+    again, _ = scan(
+        pool,
+        read.tolist(),
+        job=review_clips,
+        workers=workers,
+        progress=lambda done: progress("compare", done, len(read)),
+        slow=True,
+    )
+    pairs, scores = verified(pairs, again["view"], threshold)
+    alike = [
+        Copy(int(read[pair["sample"]]), int(read[pair["of"]]), "near", float(score))
+        for pair, score in zip(pairs, scores, strict=True)
+    ]
+    return settled(equal, alike), reasons

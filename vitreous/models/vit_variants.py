@@ -1,0 +1,90 @@
+"""Families that change one part of the ViT: Axial-ViT and hybrids (arXiv:2010.11929), the image encoders of CLIP
+(arXiv:2103.00020) and SAM (arXiv:2304.02643).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from vitreous.models.configs.hybrid import ConvStemConfig, HybridConfig
+from vitreous.models.configs.vit import SAMConfig
+from vitreous.models.vit import ViT
+from vitreous.nn.block import Block
+from vitreous.nn.convstem import ConvStem
+from vitreous.nn.grid import patchify
+from vitreous.nn.layout import Axial, Windows
+from vitreous.nn.pool import Neck
+from vitreous.nn.propagation import ConvPropagation
+from vitreous.nn.relative import GridAttention
+from vitreous.nn.resnet import Stem
+
+
+class AxialViT(ViT):
+    """A ViT whose blocks attend along rows, then along columns."""
+
+    def block(self, index: int, drop_path: float) -> Axial:
+        """A block for the rows and one for the columns."""
+        return Axial(self.plain_block(index, drop_path), self.plain_block(index, drop_path))
+
+
+class CLIP(ViT):
+    """A ViT with a LayerNorm before the first block."""
+
+    def build_first_norm(self) -> nn.Module:
+        """The norm of prefix and patch tokens."""
+        return nn.LayerNorm(self.config.width, eps=self.config.eps)
+
+
+class SAM(ViT):
+    """A ViT with decomposed relative positions, windows in most blocks, and a neck or none."""
+
+    config: SAMConfig
+
+    def attention(self, index: int) -> nn.Module:
+        """The attention of a block: over the whole grid, or within windows."""
+        c = self.config
+        if index not in c.windowed_blocks:
+            return GridAttention(c.width, c.heads, (c.grid[0], c.grid[1]), c.qkv_bias)
+        size = (c.window, c.window)
+        return Windows(GridAttention(c.width, c.heads, size, c.qkv_bias), size, pad="zeros")
+
+    def plain_block(self, index: int, drop_path: float) -> Block:
+        """Attention, MLP, and in some blocks the convolutions by which information crosses windows."""
+        block = super().plain_block(index, drop_path)
+        block.after = ConvPropagation(self.config.width) if index in self.config.conv_blocks else None
+        return block
+
+    def build_neck(self) -> Neck | None:
+        """The convolutions after the encoder."""
+        c = self.config
+        return Neck(c.width, c.neck, c.eps) if c.neck else None
+
+
+class Hybrid(ViT):
+    """A ViT whose tokens are cut from the map of its stem."""
+
+    config: HybridConfig
+
+    def build_stem(self) -> ConvStem | Stem:
+        """The convolutions: (B, C, H, W) -> (B, *map, channels)."""
+        stem, channels = self.config.stem, self.config.channels
+        if isinstance(stem, ConvStemConfig):
+            return ConvStem(stem.widths, stem.blocks, channels)
+        return Stem(stem.blocks, stem.width, channels, stem.numerics)
+
+    def features_at(self, images: Tensor, strides: Sequence[int]) -> list[Tensor]:
+        """(B, C, *image) -> for each stride, in pixels, (B, h, w, D): the maps of the stem's stages, and the patch
+        tokens after the last block, before any last norm; `config.levels` has them all.
+
+        Blocks are not computed where the tokens are not asked for. Raises ValueError for a stride of no map.
+        """
+        self.config.check_strides(strides)
+        self.check_images(images)
+        stages = self.stem.maps(images.to(next(self.stem.parameters()).dtype))
+        maps = dict(zip((level.stride for level in self.config.stem.levels), stages, strict=True))
+        if self.config.patch[0] in strides:
+            tokens = self.projection(patchify(stages[-1].movedim(-1, 1), self.cell))
+            maps[self.config.patch[0]] = self.last_map(tokens)
+        return [maps[stride] for stride in strides]
