@@ -84,7 +84,7 @@ def phases(sent: Path, chance: random.Random) -> list[tuple[str, Callable[[], ob
     found += [("the building of the model", before(Session, "build", 1, signals), 1)] * 2
     found += [("warm-up", at_step(step, signals), step) for step in (1, 2, 5)]
     found += [("a step", at_step(step, signals), step) for step in sorted(chance.sample(range(7, 31), 5))]
-    found += [("an evaluation", before(Session, "judged", nth, signals), 7 * nth) for nth in (1, 2, 3, 4)]
+    found += [("an evaluation", before(Session, "evaluate_model", nth, signals), 7 * nth) for nth in (1, 2, 3, 4)]
     found += [
         ("a save", before(saving, "write_tensors", call, signals), 3 * (-(-call // 3))) for call in (1, 2, 15, 18)
     ]
@@ -270,7 +270,7 @@ def boundaries(bench: Bench, tally: Tally, share: int = 1) -> None:
             )
     with tally.trial("an evaluation cut short, made after resuming, and a kill before the next checkpoint"):
         out = bench.out()
-        stopped(bench.start(ADAMW, out, before(Session, "judged", 1, lambda: raising(sent))), out, sent)
+        stopped(bench.start(ADAMW, out, before(Session, "evaluate_model", 1, lambda: raising(sent))), out, sent)
         child = bench.start(ADAMW, out, at_step(8, lambda: os.kill(os.getpid(), signal.SIGKILL)))
         expect(child.wait() == -signal.SIGKILL, child.text)
         bench.finish(ADAMW, out)
@@ -278,7 +278,9 @@ def boundaries(bench: Bench, tally: Tally, share: int = 1) -> None:
     with tally.trial("an evaluation cut short, and again when it is made after resuming"):
         out = bench.out()
         for _ in range(2):
-            step, _ = stopped(bench.start(ADAMW, out, before(Session, "judged", 1, lambda: raising(sent))), out, sent)
+            step, _ = stopped(
+                bench.start(ADAMW, out, before(Session, "evaluate_model", 1, lambda: raising(sent))), out, sent
+            )
             expect(step == 7, f"saved step {step}, not 7")
         bench.finish(ADAMW, out)
         bench.same(ADAMW, out)

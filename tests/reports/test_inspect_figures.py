@@ -63,7 +63,7 @@ def looked(place, model, *figures, images=(), **words):
     """What `inspect` made, after a look at every file of it."""
     out = place / "out" / f"{model}-{'-'.join(figures)}-{len(list(place.glob('out/*')))}"
     looking = InspectOptions(
-        figures,
+        figures=figures,
         **{"data": str(place / "photos"), "device": "cpu", "precision": "fp32", "count": 5, "batch_size": 2} | words,
     )
     document = inspect(place / model, images, out, looking)

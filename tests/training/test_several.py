@@ -63,7 +63,7 @@ def test_evaluate_gives_the_same_figures_and_a_table_of_classes(trained, capsys)
     assert found["test"] == summary["test"] and found["confusion"] is None
     assert [row["class"] for row in found["per_class"]] == ["blue", "green", "red"]
     assert np.mean([row["ap"] for row in found["per_class"]]) == pytest.approx(summary["test"]["map"])
-    judging.run(judging.Options(str(out)), Console())
+    judging.run(judging.Options(run=str(out)), Console())
     first, head, *rows = capsys.readouterr().out.splitlines()
     assert first.startswith(f"test: mAP {summary['test']['map']:.2%}")
     assert head.split() == ["class", "images", "AP", "recall", "precision", "F1"] and len(rows) == 4

@@ -87,7 +87,7 @@ def begun(config, tune, **changes):
     prepare(made, tune)
     objective = Supervised(made)
     dtype = torch.bfloat16 if run.precision == "bf16" else torch.float32
-    flat = Flat(objective, dtype, torch.device("cpu"), run.ema, run.shards)
+    flat = Flat(objective, dtype, torch.device("cpu"), run.ema, shards=run.shards)
     return State(run=run, objective=objective, flat=flat, optimizers=Optimizers(run.optimizer, flat))
 
 

@@ -12,7 +12,7 @@ from vitreous.cli.console import Console
 from vitreous.cli.figures import figures, interval, percent
 from vitreous.cli.inference import InferenceArguments, select_options
 from vitreous.errors import UsageError
-from vitreous.evaluation.report import ERRORS as OBJECT_ERRORS
+from vitreous.evaluation.metric_names import ERRORS as OBJECT_ERRORS
 from vitreous.reports.options import EvaluateOptions, ProtocolOptions
 
 #: options of --protocol top1 for one run

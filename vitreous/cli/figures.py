@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vitreous.evaluation.report import MAPS, OBJECTS
+from vitreous.evaluation.metric_names import MAPS, OBJECTS
 
 #: a figure's name for people and the format of its value; others are plain numbers
 FORMATS = {

@@ -28,7 +28,8 @@ from vitreous.evaluation.average_precision import (
 from vitreous.evaluation.evaluator import Evaluator, Outputs, Ragged
 from vitreous.evaluation.intervals import DRAWS, FEWEST, Figures, Interval, bootstrap, percentile_interval
 from vitreous.evaluation.matching import Column, Part, check_library, columns_of, match_image
-from vitreous.evaluation.report import BOXES, Report
+from vitreous.evaluation.metric_names import BOXES
+from vitreous.evaluation.report import Report
 from vitreous.inference.detections import Compute, Detections, detect
 from vitreous.inference.engine import ModelEngine
 from vitreous.inference.outputs import unpack

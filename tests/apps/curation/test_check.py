@@ -245,11 +245,11 @@ def test_the_input_is_the_one_that_train_takes(tmp_path, size, input_side, capsy
         for index in range(6):
             scene(index + 50 * (label == "bee"), size).save(tmp_path / "photos" / label / f"{index}.png")
     (tmp_path / "photos" / "ant" / "0.png").write_bytes(b"not an image")  # the first readable image counts
-    document = run(Options(str(tmp_path / "photos"), workers=0), Console())
+    document = run(Options(data=str(tmp_path / "photos"), workers=0), Console())
     options = TrainOptions(str(tmp_path / "photos"), bad_images="skip", device="cpu", precision="fp32")
     _, planned, _ = prepare_data(options.data, None, options, NullListener())
     assert document["sizes"]["input"] == min(planned.model.image) == input_side
-    assert run(Options(str(tmp_path / "photos"), workers=0, image_size=48), Console())["sizes"]["input"] == 48
+    assert run(Options(data=str(tmp_path / "photos"), workers=0, image_size=48), Console())["sizes"]["input"] == 48
     assert ("small" in whats(document)) == (input_side == 224)
 
 
@@ -414,7 +414,7 @@ def test_the_command_says_it_and_ends_with_the_verdict(tmp_path, capsys):
     assert "=cmd\\n.png" in told and "not an image" in told and "failed" in told
     assert out.read_text("utf-8").startswith("<!DOCTYPE html>")
     with pytest.raises(UsageError, match="no folder"):
-        run(Options(str(root), out=str(tmp_path / "no" / "where.html")), Console())
+        run(Options(data=str(root), out=str(tmp_path / "no" / "where.html")), Console())
 
 
 ENDLESS = """

@@ -148,7 +148,7 @@ def test_the_page_shows_middle_frames_and_the_command_the_same_findings(home, ch
     assert "Every clip was read" in text and "3 to 12 frames" in text
     body = text.split("<body>")[1].replace("data:image", "").replace("--bad-images", "")
     assert "image" not in body.replace("training images", "")
-    own = run(Options(str(home), workers=1, out=str(tmp_path / "a.html")), Console())
+    own = run(Options(data=str(home), workers=1, out=str(tmp_path / "a.html")), Console())
     assert own == document and (tmp_path / "a.html").read_text() == text
     output = capsys.readouterr().out
     assert "3 to 12 frames, median 12" in output and "warning: 1 clip in which nothing changes" in output

@@ -45,7 +45,7 @@ def homes(tmp_path_factory) -> tuple[Path, Path]:
 def test_copies_within_and_against_are_listed_once_and_left_out(homes, tmp_path):
     home, other = homes
     out, table = tmp_path / "copies.csv", tmp_path / "rest.csv"
-    options = Options(str(home), str(out), within=True, against=(str(other),), against_split="all", apply_to=str(table), workers=0)  # fmt: skip
+    options = Options(data=str(home), out=str(out), within=True, against=(str(other),), against_split="all", apply_to=str(table), workers=0)  # fmt: skip
     document = run(options, Console())
     copies = listed(out)
     pairs = {(frozenset((name, of)), reason) for name, (of, reason) in copies.items()}
@@ -68,7 +68,7 @@ def test_parts_of_clips_are_written_with_their_seconds(homes, tmp_path):
     home = homes[0]
     rows = "path,label,start,end", f"{home}/left/0.gif,a,0.1,0.5", f"{home}/left/1.mp4,b,,0.7", f"{home}/right/same.gif,a,0.1,0.5"  # fmt: skip
     (tmp_path / "table.csv").write_text("\n".join(rows) + "\n")
-    options = Options(str(tmp_path / "table.csv"), str(tmp_path / "list.csv"), within=True, apply_to=str(tmp_path / "rest.csv"), workers=0)  # fmt: skip
+    options = Options(data=str(tmp_path / "table.csv"), out=str(tmp_path / "list.csv"), within=True, apply_to=str(tmp_path / "rest.csv"), workers=0)  # fmt: skip
     assert len(run(options, Console())["copies"]) == 1
     whole = open_data(tmp_path / "rest.csv").holding_out(0.0, 0).split("train")
     assert [whole.part(row) for row in range(len(whole))] == [(0.1, 0.5), (0.0, 0.7)]  # type: ignore[attr-defined]

@@ -356,7 +356,7 @@ def test_the_command_writes_the_list_and_the_table_and_says_what_it_compared_wit
     for name in "xy":
         save(scene(0), tmp_path / "tests" / "train" / name / "0.png")
     monkeypatch.chdir(tmp_path)
-    options = Options("photos", "copies.csv", against=("tests",), apply_to="rest.csv", workers=0)
+    options = Options(data="photos", out="copies.csv", against=("tests",), apply_to="rest.csv", workers=0)
     found = run(options, Console())
     assert {copy["path"]: (copy["copy_of"], copy["reason"]) for copy in found["copies"]} == {
         "photos/ant/1.png": ("tests/test/x/1.png", "bytes"),
@@ -380,8 +380,10 @@ def test_a_run_s_features_look_too_and_a_folder_without_classes_will_do(tmp_path
         finder, "like_features", lambda features, *rest: seen.append(features.shape) or kept(features, *rest)
     )
     monkeypatch.chdir(tmp_path)
-    found = run(Options("photos", "list.csv", against=("tests",), model="bundle", device="cpu", workers=0), Console())
+    found = run(
+        Options(data="photos", out="list.csv", against=("tests",), model="bundle", device="cpu", workers=0), Console()
+    )
     assert [copy["copy_of"] for copy in found["copies"]] == [f"tests/{seed}.png" for seed in range(5)]
     assert seen == [(10, 32)]
     with pytest.raises(UsageError, match="no classes"):
-        run(Options("photos", "list.csv", within=True, apply_to="x.csv"), Console())
+        run(Options(data="photos", out="list.csv", within=True, apply_to="x.csv"), Console())

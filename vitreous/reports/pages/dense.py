@@ -17,8 +17,9 @@ from vitreous.errors import DataError
 from vitreous.evaluation.coco import objects_function
 from vitreous.evaluation.evaluator import Ragged
 from vitreous.evaluation.matching import Column, Error, Part, columns_of, counted, match_image, true_runs
+from vitreous.evaluation.metric_names import BOXES, ERRORS, SIZES
 from vitreous.evaluation.pixels import figures_of, logits_function, matrices_of
-from vitreous.evaluation.report import BOXES, ERRORS, SIZES, Report
+from vitreous.evaluation.report import Report
 from vitreous.inference.detections import Detections, detect
 from vitreous.inference.engine import make_engine
 from vitreous.inference.tiles import class_map, native_pixels

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from vitreous.evaluation.report import MAPS, OBJECTS
+from vitreous.evaluation.metric_names import MAPS, OBJECTS
 from vitreous.reports.pages.metric_terms import MetricTerms, explain_metric
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ import numpy as np
 
 from vitreous.data.clip_views import ONE
 from vitreous.evaluation.calibration import BINS, confidence_bins
-from vitreous.evaluation.report import BOXES, LABELS, MAPS, OBJECTS, Report, leading_of
+from vitreous.evaluation.metric_names import BOXES, MAPS, OBJECTS
+from vitreous.evaluation.report import LABELS, Report, leading_of
 from vitreous.inference.image_grid import SAMPLES_FILE
 from vitreous.models.names import name_of
 from vitreous.reports.answers import Answered
