@@ -323,8 +323,8 @@ class EvaluateKeywords(ComputeKeywords, total=False):
     sampler: str | None
     samples: int
     features: str
-    reference: str | None
-    vae: str | None
+    reference: PathLike | None
+    vae: PathLike | None
     size: str | None
     frames: int | None
 
@@ -365,9 +365,9 @@ class SampleKeywords(TypedDict, total=False):
     classes: str | Sequence[str]
     count: int | None
     to_seed: int | None
-    inpaint: str | None
-    mask: str | None
-    vae: str | None
+    inpaint: PathLike | None
+    mask: PathLike | None
+    vae: PathLike | None
     size: str | None
     frames: int | None
     device: str

@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitreous.config import apply_options
+from vitreous.config import OptionalPath, apply_options
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import DataError, UsageError, nearest
 from vitreous.generation.samplers import State
@@ -59,9 +59,9 @@ class SampleOptions(SamplingOptions):
     classes: tuple[str, ...] = ()
     count: int | None = None
     to_seed: int | None = None
-    inpaint: str | None = None
-    mask: str | None = None
-    vae: str | None = None
+    inpaint: OptionalPath = None
+    mask: OptionalPath = None
+    vae: OptionalPath = None
     size: str | None = None
     frames: int | None = None
     device: str = "auto"

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from vitreous.config import OptionalPath
 from vitreous.data.buckets import assign, measure_forms
 from vitreous.data.loader import EvalLoader
 from vitreous.data.preprocess import Preprocess
@@ -61,8 +62,8 @@ class GenerationOptions(SamplingOptions):
 
     samples: int = SAMPLES
     features: str = PIXELS
-    reference: str | None = None
-    vae: str | None = None
+    reference: OptionalPath = None
+    vae: OptionalPath = None
     size: str | None = None
     frames: int | None = None
 
