@@ -75,7 +75,7 @@ class Engine(Protocol):
         ...
 
     def objects(self, pixels: np.ndarray) -> Outputs:
-        """(B, C, *image) pixels -> boxes, scores, labels and masks of a detector, as `packing` describes them."""
+        """(B, C, *image) pixels -> boxes, scores, labels and masks of a detector, as `outputs` describes them."""
         ...
 
 
@@ -97,7 +97,7 @@ class ModelEngine:
         self.original, self.preprocess, self.precision, self.options = model, preprocess, precision, options
 
     def __call__(self, pixels: Any) -> Tensor:
-        """(B, C, *image) uint8 -> (B, K) float32 logits, on the CPU; of a detector as `packing` has it. Of images at
+        """(B, C, *image) uint8 -> (B, K) float32 logits, on the CPU; of a detector as `outputs` has it. Of images at
         their own aspect ratio a list of B, each (C, height, width)."""
         raise NotImplementedError
 
@@ -116,19 +116,16 @@ class ModelEngine:
         return self.feature_engine.logits(pixels)
 
     def objects(self, pixels: np.ndarray) -> Outputs:
-        """(B, C, *image) pixels -> boxes, scores, labels and masks of a detector, as `packing` describes them."""
+        """(B, C, *image) pixels -> boxes, scores, labels and masks of a detector, as `outputs` describes them."""
         return unpack(self.logits(pixels))
 
     @cached_property
     def feature_engine(self) -> ModelEngine:
         """The engine of the model without its head; of dense models, whose heads need feature maps, of the backbone."""
-        engine = self.with_model(getattr(self.original, "backbone", None) or remove_head(self.original))
+        body = getattr(self.original, "backbone", None) or remove_head(self.original)
+        engine = make_engine(body, self.preprocess, self.options)
         engine.low_latency = self.low_latency
         return engine
-
-    def with_model(self, model: Model) -> ModelEngine:
-        """Return an engine of the same options for another model."""
-        raise NotImplementedError
 
 
 class TorchEngine(ModelEngine):
@@ -177,10 +174,6 @@ class TorchEngine(ModelEngine):
         self.captured = CapturedPasses(device) if fixed and uses_graphs(device) else None
         self.tokens = (preprocess.tokens or math.prod(model.config.grid)) + model.config.prefix
 
-    def with_model(self, model: Model) -> ModelEngine:
-        """Return an engine of the same options for another model."""
-        return make_engine(model, self.preprocess, self.options)
-
     def __call__(self, pixels: Tensor | list[Tensor]) -> Tensor:
         """(B, C, *image) uint8, or a list of B images at their own aspect ratio -> (B, K) float32 logits, on the
         CPU."""
@@ -189,8 +182,7 @@ class TorchEngine(ModelEngine):
         threads = torch.get_num_threads()
         size, is_shared = split_batch(len(pixels), max(1, round(self.chunk_tokens / self.tokens)), threads)
         chunks = [pixels[low : low + size] for low in range(0, len(pixels), size)]
-        rows = map(self.forward_chunk, chunks) if is_shared else thread_pool(threads).map(self.forward_chunk, chunks)
-        return torch.cat(list(rows))
+        return self.forward_chunks(chunks, is_shared)
 
     @property
     def chunk_size(self) -> int:
@@ -218,8 +210,12 @@ class TorchEngine(ModelEngine):
             chunks = (torch.cat([batch, batch.new_zeros(missing, *batch.shape[1:])]) if missing else batch).split(size)
             if self.low_latency and not is_shared:
                 is_shared = 2 * len(chunks) <= threads or not self.threads_keep_bits(size, threads)
-        rows = map(self.forward_chunk, chunks) if is_shared else thread_pool(threads).map(self.forward_chunk, chunks)
-        return torch.cat(list(rows))[: len(pixels)].cpu().numpy()
+        return self.forward_chunks(chunks, is_shared)[: len(pixels)].cpu().numpy()
+
+    def forward_chunks(self, chunks: Iterable[Tensor | list[Tensor]], is_shared: bool) -> Tensor:
+        """Compute chunks with all threads each, if `is_shared`, or with one thread each -> (B, K) float32."""
+        pool = thread_pool(torch.get_num_threads()) if not is_shared else None
+        return torch.cat(list((pool.map if pool else map)(self.forward_chunk, chunks)))
 
     def threads_keep_bits(self, size: int, threads: int) -> bool:
         """Whether one thread and all of them compute the same bits for a chunk of `size` images: measured on noise,
@@ -232,7 +228,7 @@ class TorchEngine(ModelEngine):
 
     @torch.inference_mode()
     def forward_chunk(self, pixels: Tensor | list[Tensor]) -> Tensor:
-        """(b, C, *image) uint8, or a list of b -> (b, K) float32 on the device, of a detector as `packing` has it: one
+        """(b, C, *image) uint8, or a list of b -> (b, K) float32 on the device, of a detector as `outputs` has it: one
         forward pass."""
         if self.packed is not None:
             return self.packed([self.to_input(image[None])[0] for image in pixels]).float()
@@ -243,7 +239,7 @@ class TorchEngine(ModelEngine):
         return self.captured.run(lambda own: {"outputs": self.forward(own["images"])}, {"images": images})["outputs"]
 
     def forward(self, images: Tensor) -> Tensor:
-        """(b, C, *image) normalised -> (b, K) float32, of a detector as `packing` has it."""
+        """(b, C, *image) normalised -> (b, K) float32, of a detector as `outputs` has it."""
         outputs = self.model(images)
         return pack(outputs) if isinstance(outputs, tuple) else outputs.float()
 
@@ -276,10 +272,6 @@ class OpenVinoEngine(ModelEngine):
         options = options or InferenceOptions(engine="openvino")
         super().__init__(model, preprocess, pick_precision(options.precision, "cpu"), options)
         self.compiled = compile_model(model, preprocess, self.precision, pictures, keep)
-
-    def with_model(self, model: Model) -> ModelEngine:
-        """Return an engine of the same options for another model."""
-        return OpenVinoEngine(model, self.preprocess, self.options)
 
     def __call__(self, pixels: Tensor) -> Tensor:
         """(B, C, *image) uint8 -> (B, K) float32 logits."""

@@ -88,6 +88,7 @@ def choose_engine(
         return with_note(baseline, describe_record(record))
     try:
         other = build_alternative(name, model, preprocess, options, baseline.precision)
+        other.low_latency = baseline.low_latency
         outputs = compute(other, pixels)
     except VitreousError as error:
         record = {"facts": facts, "seconds": {}, "problem": f"{name}: {error.message}"}
@@ -115,16 +116,11 @@ def choose_for_chunks(baseline: ModelEngine, total_images: float) -> ModelEngine
     """Return the engine that computes a job of `total_images` (inf: a server) in chunks of fixed size, as `logits`
     does; `baseline` is PyTorch's."""
     parallel = torch.get_num_threads() if pick_device(baseline.options.device) == "cpu" else 1  # chunks at a time
-
-    def compute(engine: ModelEngine, pixels: np.ndarray) -> np.ndarray:
-        engine.low_latency = baseline.low_latency
-        return engine.logits(pixels)
-
     return choose_engine(
         baseline.original,
         baseline.preprocess,
         options=baseline.options,
-        compute=compute,
+        compute=lambda engine, pixels: engine.logits(pixels),
         batch_size=1 if baseline.low_latency else baseline.chunk_size * parallel,
         total_images=total_images,
         baseline=baseline,

@@ -216,7 +216,7 @@ class ProgramEngine:
         return self.answers(pixels)[-1].numpy()
 
     def objects(self, pixels: np.ndarray) -> Outputs:
-        """(B, C, *image) pixels -> boxes, scores, labels and masks of a detector, as `packing` describes them."""
+        """(B, C, *image) pixels -> boxes, scores, labels and masks of a detector, as `outputs` describes them."""
         return unpack(
             compute_in_chunks(lambda one: pack_arrays([part.numpy() for part in self.answers(one)]), pixels, 1)
         )
