@@ -13,7 +13,7 @@ from vitreous.data.annotations.target import Target, stack_masks
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import DataError
 from vitreous.inference.detections import Detections
-from vitreous.inference.outputs import pack
+from vitreous.inference.outputs import pack_outputs
 
 NAMES = [
     "ap",
@@ -140,4 +140,4 @@ class PaintedEngine:
 
     def __call__(self, pixels):
         outputs = self.model(pixels.numpy())
-        return pack(tuple(torch.from_numpy(np.asarray(part)) for part in outputs[: 3 + self.masks]))
+        return pack_outputs(tuple(torch.from_numpy(np.asarray(part)) for part in outputs[: 3 + self.masks]))

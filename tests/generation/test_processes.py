@@ -10,7 +10,7 @@ import torch
 from vitreous.errors import UsageError, WeightsError
 from vitreous.generation.noising import Gaussian, betas, discretised_log_likelihood, gaussian_kl
 from vitreous.generation.process import Diffusion, Flow, process_from_json, process_to_json
-from vitreous.generation.samplers import SAMPLERS, descend, evenly, guide
+from vitreous.generation.samplers import SAMPLERS, descend, evenly, guide_prediction
 from vitreous.generation.settings import SamplingOptions, strided_steps
 
 diffusers = pytest.importorskip("diffusers", reason="a test dependency")
@@ -231,7 +231,7 @@ def test_heun_is_of_second_order():
 def test_guidance_moves_what_it_is_told_to():
     x, time, labels = noise(0), torch.tensor([5.0, 5.0]), torch.tensor([1, 3])
     answer = answer_of(6)
-    ask = lambda **o: guide(answer, labels, 10, SamplingOptions(**o))(x, time, 0.5)  # noqa: E731
+    ask = lambda **o: guide_prediction(answer, labels, 10, SamplingOptions(**o))(x, time, 0.5)  # noqa: E731
     wanted, plain = answer(x, time, labels), answer(x, time, torch.tensor([10, 10]))
     assert torch.equal(ask(guidance=1.0), wanted)
     assert torch.allclose(ask(guidance=0.0)[:, :3], plain[:, :3])
@@ -241,7 +241,7 @@ def test_guidance_moves_what_it_is_told_to():
     first = ask(guidance=3.0, guided_channels=2)
     assert torch.equal(first[:, :2], both[:, :2]) and torch.equal(first[:, 2:], wanted[:, 2:])
     assert torch.equal(ask(guidance=3.0, interval=(0.6, 1.0)), wanted)
-    assert torch.equal(guide(answer, None, 0, SamplingOptions(guidance=3.0))(x, time, 0.5), answer(x, time))
+    assert torch.equal(guide_prediction(answer, None, 0, SamplingOptions(guidance=3.0))(x, time, 0.5), answer(x, time))
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,9 @@ from vitreous.reports.options import EvaluateOptions, ProtocolOptions
 #: options of --protocol top1 for one run
 OF_THE_HEAD = ("calibrate", "abstain", "outliers", "against", "suspects", "boundary", "tiles")
 OF_GENERATORS = ("samples", "features", "reference", "guidance", "guided_channels", "interval", "sampler", "vae")
+
+#: options of `evaluate` that are about answers, which a generator gives none of
+OF_ANSWERS = ("calibrate", "abstain", "outliers", "against", "suspects", "boundary", "tiles", "report")
 OF_GENERATORS += ("size", "frames")
 SHOWN = 20  # classes of a table
 SHOWN_HEADS = 5  # of a grid
@@ -301,10 +304,6 @@ def outlier_lines(document: dict[str, Any]) -> Iterator[str]:
         for row in suspects["top"][:5]:
             verdict = f"model {row['class']} {row['probability']:.0%}, neighbours {row['knn_class']} {row['share']:.0%}"
             yield f"  {row['path']}: labelled {row['label']}; {verdict}"
-
-
-#: options of `evaluate` that are about answers, which a generator gives none of
-OF_ANSWERS = ("calibrate", "abstain", "outliers", "against", "suspects", "boundary", "tiles", "report")
 
 
 def evaluate_generator(options: Any, console: Console) -> dict[str, Any]:

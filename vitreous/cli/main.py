@@ -24,6 +24,33 @@ ANSWERS_ABOUT_IMAGES = ("predict", "embed", "evaluate", "inspect")  # verbs that
 LONGER = ("predict", "embed", "sample", "push")  # verbs that need more than a model
 SHOWN = 3  # words after the model that a hint repeats
 
+#: verb -> (module, what it does); the module has a frozen dataclass `Options` and a function `run(options, console)`
+VERBS = {
+    "train": ("vitreous.cli.train", "train a model, judge it and save it"),
+    "evaluate": ("vitreous.cli.evaluate", "judge a trained model on a split"),
+    "predict": ("vitreous.cli.predict", "names and probabilities for images"),
+    "embed": ("vitreous.cli.embed", "features of images, as npz, Parquet or JSONL"),
+    "sample": ("vitreous.cli.sample", "images of a model that makes them"),
+    "serve": ("vitreous.cli.serve", "a page and an HTTP interface for a model"),
+    "export": ("vitreous.cli.export", "a model as a file for other programs, checked against the original"),
+    "inspect": ("vitreous.cli.inspect", "what a model has learned and what it looks at, as figures"),
+    "study": ("vitreous.cli.study", "a table or figure of a paper: its runs, and a page of the result"),
+    "soup": ("vitreous.cli.soup", "average the weights of several runs"),
+    "watch": ("vitreous.cli.watch", "the curves of a run in a browser, while it trains"),
+    "data check": ("vitreous.cli.data_check", "what is wrong with a data set, before an hour is spent on it"),
+    "data dedup": ("vitreous.cli.data_dedup", "the images of a data set that are in another one too"),
+    "data convert": ("vitreous.cli.data_convert", "boxes and masks in another format"),
+    "data pack": ("vitreous.cli.data_pack", "a data set as shards made for training"),
+    "convert": ("vitreous.cli.convert", "weights of one format as another"),
+    "push": ("vitreous.cli.push", "a trained model on the Hugging Face Hub, with its card"),
+    "recipes": ("vitreous.cli.recipes", "list the recipes, or tell one: its numbers and what was published"),
+    "models": ("vitreous.cli.models", "list the models, with parameters and cost"),
+    "bench": ("vitreous.cli.bench", "how fast it is here, beside other libraries"),
+    "completion": ("vitreous.cli.completion", "the script by which a shell completes verbs and options"),
+    "doctor": ("vitreous.cli.doctor", "what this machine has and can do"),
+}
+WAYS = "use --micro-batch auto, --recompute, or a smaller model"  # out of too little memory
+
 
 def needs_model(kind: type[Any]) -> bool:
     """Whether a verb's options have a model that no default stands for."""
@@ -66,34 +93,6 @@ def no_model(verb: str, path: str, others: list[str]) -> UsageError:
         len(others) > SHOWN or (verb in LONGER and not others)
     )
     return UsageError(problem, f"try {words}; {newest} is the newest run here")
-
-
-#: verb -> (module, what it does); the module has a frozen dataclass `Options` and a function `run(options, console)`
-VERBS = {
-    "train": ("vitreous.cli.train", "train a model, judge it and save it"),
-    "evaluate": ("vitreous.cli.evaluate", "judge a trained model on a split"),
-    "predict": ("vitreous.cli.predict", "names and probabilities for images"),
-    "embed": ("vitreous.cli.embed", "features of images, as npz, Parquet or JSONL"),
-    "sample": ("vitreous.cli.sample", "images of a model that makes them"),
-    "serve": ("vitreous.cli.serve", "a page and an HTTP interface for a model"),
-    "export": ("vitreous.cli.export", "a model as a file for other programs, checked against the original"),
-    "inspect": ("vitreous.cli.inspect", "what a model has learned and what it looks at, as figures"),
-    "study": ("vitreous.cli.study", "a table or figure of a paper: its runs, and a page of the result"),
-    "soup": ("vitreous.cli.soup", "average the weights of several runs"),
-    "watch": ("vitreous.cli.watch", "the curves of a run in a browser, while it trains"),
-    "data check": ("vitreous.cli.data_check", "what is wrong with a data set, before an hour is spent on it"),
-    "data dedup": ("vitreous.cli.data_dedup", "the images of a data set that are in another one too"),
-    "data convert": ("vitreous.cli.data_convert", "boxes and masks in another format"),
-    "data pack": ("vitreous.cli.data_pack", "a data set as shards made for training"),
-    "convert": ("vitreous.cli.convert", "weights of one format as another"),
-    "push": ("vitreous.cli.push", "a trained model on the Hugging Face Hub, with its card"),
-    "recipes": ("vitreous.cli.recipes", "list the recipes, or tell one: its numbers and what was published"),
-    "models": ("vitreous.cli.models", "list the models, with parameters and cost"),
-    "bench": ("vitreous.cli.bench", "how fast it is here, beside other libraries"),
-    "completion": ("vitreous.cli.completion", "the script by which a shell completes verbs and options"),
-    "doctor": ("vitreous.cli.doctor", "what this machine has and can do"),
-}
-WAYS = "use --micro-batch auto, --recompute, or a smaller model"  # out of too little memory
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

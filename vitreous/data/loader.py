@@ -39,6 +39,8 @@ HANG = 120.0  # seconds after which a worker that sends nothing is given up
 AHEAD = 4  # batches that a worker makes before they are asked for, where memory allows it
 SHARE = 0.25  # of the memory that is free, for batches that wait
 
+MEMORY_SHARE = 0.1  # of the memory that is free, for images and targets that are kept
+
 
 @dataclass(frozen=True)
 class TrainLoader:
@@ -304,9 +306,6 @@ def ahead(size: int, workers: int) -> int:
         free = shared.f_bavail * shared.f_frsize
         room = min(room or free, free)
     return max(1, min(AHEAD, int(SHARE * room) // max(1, size * workers))) if room else AHEAD
-
-
-MEMORY_SHARE = 0.1  # of the memory that is free, for images and targets that are kept
 
 
 class SceneReader:

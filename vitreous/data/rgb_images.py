@@ -28,7 +28,7 @@ def rgb_image(pixels: Tensor, like: Tensor | None = None) -> Image.Image:
     shown; a signal (C, L) is a curve."""
     if pixels.ndim == 2:
         return draw_curve(pixels[0].float().numpy())
-    pixels = mosaic(pixels) if pixels.ndim == 4 else pixels
+    pixels = tile_frames(pixels) if pixels.ndim == 4 else pixels
     bands = visible_bands(pixels)
     if pixels.dtype != torch.uint8:
         known = visible_bands(pixels if like is None else like)
@@ -42,7 +42,7 @@ def rgb_frames(pixels: Tensor) -> list[Image.Image]:
     return [rgb_image(frame) for frame in (pixels.unbind(1) if pixels.ndim == 4 else [pixels])]
 
 
-def mosaic(clip: Tensor) -> Tensor:
+def tile_frames(clip: Tensor) -> Tensor:
     """(C, T, h, w) -> (C, 2 h, 2 w): four frames spread over a clip, in the order of reading."""
     four = clip[:, torch.from_numpy(evenly(clip.shape[1], 4))].unflatten(1, (2, 2))
     return four.permute(0, 1, 3, 2, 4).flatten(3).flatten(1, 2)

@@ -20,6 +20,9 @@ from torch.utils.data._utils import signal_handling
 from vitreous.errors import ResourceError
 from vitreous.progress import speaks, write_line
 
+SHARED = "/dev/shm"
+WAITING = 2  # batches of a worker in shared memory at least: one that is made, one that is read
+
 
 def worker_error(error: RuntimeError) -> ResourceError:
     """The ResourceError for what PyTorch raises when a worker has died or hangs."""
@@ -86,10 +89,6 @@ class WorkerDeaths:
 
 
 WORKER_DEATHS = WorkerDeaths()
-
-
-SHARED = "/dev/shm"
-WAITING = 2  # batches of a worker in shared memory at least: one that is made, one that is read
 
 
 def usable_workers(workers: int, batch_bytes: int = 0) -> int:

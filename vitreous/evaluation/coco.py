@@ -32,7 +32,7 @@ from vitreous.evaluation.metric_names import BOXES
 from vitreous.evaluation.report import Report
 from vitreous.inference.detections import Compute, Detections, detect
 from vitreous.inference.engine import ModelEngine
-from vitreous.inference.outputs import unpack
+from vitreous.inference.outputs import unpack_outputs
 
 BUDGET = 5e8  # answers x thresholds x areas x draws of the bootstrap: a few seconds
 LARGEST = 200  # classes of a confusion matrix that is written down
@@ -160,7 +160,7 @@ def read_ahead(reader: EvalLoader) -> Iterator[Loaded]:
 
 def objects_function(engine: ModelEngine) -> Compute:
     """What computes images by an engine: (B, C, *image) pixels -> the arrays of a detector, whose shapes are fixed."""
-    return lambda pixels: unpack(engine(torch.from_numpy(pixels)).numpy())
+    return lambda pixels: unpack_outputs(engine(torch.from_numpy(pixels)).numpy())
 
 
 def no_answers(size: tuple[int, ...], masks: bool) -> Detections:

@@ -23,7 +23,7 @@ from vitreous.generation.settings import SamplingOptions, strided_steps
 Answer = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # (B, C, *image), (B,), (B,) int64 -> (B, C', *image)
 
 
-def guide(
+def guide_prediction(
     answer: Answer, labels: Tensor | None, none: int, options: SamplingOptions
 ) -> Callable[[Tensor, Tensor, float], Tensor]:
     """A function (B, C, *image), (B,) times, 0..1 done -> (B, C', *image): u + scale (c - u) of the model's answers

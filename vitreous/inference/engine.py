@@ -25,7 +25,7 @@ from vitreous.data.loader import EvalLoader
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import DataError, UsageError
 from vitreous.inference.options import InferenceOptions, Pictures
-from vitreous.inference.outputs import Outputs, compute_in_chunks, pack, unpack
+from vitreous.inference.outputs import Outputs, compute_in_chunks, pack_outputs, unpack_outputs
 from vitreous.models.config import ModelConfig
 from vitreous.models.packed import Packed
 from vitreous.models.zoo import Model
@@ -117,7 +117,7 @@ class ModelEngine:
 
     def objects(self, pixels: np.ndarray) -> Outputs:
         """(B, C, *image) pixels -> boxes, scores, labels and masks of a detector, as `outputs` describes them."""
-        return unpack(self.logits(pixels))
+        return unpack_outputs(self.logits(pixels))
 
     @cached_property
     def feature_engine(self) -> ModelEngine:
@@ -241,7 +241,7 @@ class TorchEngine(ModelEngine):
     def forward(self, images: Tensor) -> Tensor:
         """(b, C, *image) normalised -> (b, K) float32, of a detector as `outputs` has it."""
         outputs = self.model(images)
-        return pack(outputs) if isinstance(outputs, tuple) else outputs.float()
+        return pack_outputs(outputs) if isinstance(outputs, tuple) else outputs.float()
 
     def to_input(self, pixels: Tensor) -> Tensor:
         """(b, C, *image) uint8 -> the model's input, normalised, on the device."""

@@ -21,7 +21,7 @@ from vitreous.inference.export_file import (
     precision_in,
 )
 from vitreous.inference.libraries import needed, openvino_core, unobserved
-from vitreous.inference.outputs import NAMES, Outputs, compute_in_chunks, pack_arrays, unpack
+from vitreous.inference.outputs import NAMES, Outputs, compute_in_chunks, pack_arrays, unpack_outputs
 from vitreous.system.cores import cores
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class ExportedEngine:
         def answer(part: np.ndarray) -> np.ndarray:
             return pack_arrays(self.answers(names, normalised(part, self.card.preprocess)))
 
-        return unpack(compute_in_chunks(answer, pixels, self.size))
+        return unpack_outputs(compute_in_chunks(answer, pixels, self.size))
 
     def compute(self, output: str, pixels: np.ndarray) -> np.ndarray:
         """One output for (B, C, *image) pixels, in parts of `size` images: (B, ...) float32."""

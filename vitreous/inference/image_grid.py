@@ -17,6 +17,10 @@ GAP = 2  # pixels between the images of a grid
 SHOWN_SIDE = 128  # pixels of the longer side to which small images are enlarged
 CAPTION = 14  # pixels of the line below an image
 
+FRAME_TIME = 100  # milliseconds that a frame is shown
+QUALITY = "17"  # of x264, constant rate factor: the difference is hardly seen
+GIF, MP4 = ".gif", ".mp4"
+
 
 def picture_of(image: np.ndarray) -> Image.Image:
     """(H, W, C) uint8 as Pillow has it. Raises UsageError for channels that are no colours."""
@@ -74,12 +78,6 @@ def write_gif(place: str | os.PathLike[str] | IO[bytes], frames: Sequence[Image.
     are the same in a row become one that is shown as long as all of them. Raises OSError."""
     first, *others = frames
     first.save(place, "GIF", save_all=True, append_images=others, duration=milliseconds, loop=0)
-
-
-FRAME_TIME = 100  # milliseconds that a frame is shown
-QUALITY = "17"  # of x264, constant rate factor: the difference is hardly seen
-
-GIF, MP4 = ".gif", ".mp4"
 
 
 def require_encoder(suffix: str) -> None:

@@ -19,7 +19,7 @@ from vitreous.data.keys import key, normal
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import UsageError
 from vitreous.generation.process import Process
-from vitreous.generation.samplers import SAMPLERS, State, guide, leave
+from vitreous.generation.samplers import SAMPLERS, State, guide_prediction, leave
 from vitreous.generation.settings import SamplingOptions
 from vitreous.inference.engine import TOKENS, split_batch
 from vitreous.nn.frozen import frozen
@@ -127,7 +127,7 @@ class ImageSampler:
         last; `on_state` is given the state after each."""
         name, steps = options.sampler_of(self.process)
         asked = labels.to(self.device) if self.classes else None
-        ask = guide(self.answer, asked, self.classes, options)
+        ask = guide_prediction(self.answer, asked, self.classes, options)
         mend = leave if canvas is None else lambda noisy, a, b: keep(canvas, noisy, noise, a, b)
 
         def draw(step: int) -> Tensor:

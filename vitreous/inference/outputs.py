@@ -22,8 +22,10 @@ NAMES = ("boxes", "scores", "labels", "masks")  # of the arrays, in exported gra
 #: boxes (B, N, 4) float32, scores (B, N) float32, labels (B, N) int64 and, of instances, masks (B, N, s, s) float32
 Outputs = tuple[np.ndarray, ...]
 
+THRESHOLD = 0.5  # probability above which a class of a multi-label model is predicted
 
-def pack(outputs: tuple[Any, ...]) -> Any:
+
+def pack_outputs(outputs: tuple[Any, ...]) -> Any:
     """Tensors of a detector, as `Outputs` -> one (B, N, 6) or (B, N, 6 + s * s) float32: box, score, label, mask."""
     import torch
 
@@ -39,8 +41,11 @@ def pack_arrays(outputs: Sequence[np.ndarray]) -> np.ndarray:
     return np.concatenate([part.astype(np.float32) for part in parts], -1)
 
 
-def unpack(rows: np.ndarray) -> Outputs:
-    """(B, N, 6) or (B, N, 6 + s * s) float32, as `pack` makes it -> the arrays. Raises ValueError for other widths."""
+def unpack_outputs(rows: np.ndarray) -> Outputs:
+    """(B, N, 6) or (B, N, 6 + s * s) float32, as `pack_outputs` makes it -> the arrays.
+
+    Raises ValueError for other widths.
+    """
     side = math.isqrt(rows.shape[-1] - PLAIN) if rows.shape[-1] >= PLAIN else 0
     if rows.shape[-1] != PLAIN + side * side:
         raise ValueError(f"{rows.shape[-1]} numbers of an object are no box, score, label and square mask")
@@ -54,9 +59,6 @@ def compute_in_chunks(compute: Callable[[np.ndarray], np.ndarray], pixels: np.nd
     missing = -count % size
     whole = np.concatenate([pixels, np.zeros((missing, *pixels.shape[1:]), pixels.dtype)]) if missing else pixels
     return np.concatenate([compute(whole[start : start + size]) for start in range(0, len(whole), size)])[:count]
-
-
-THRESHOLD = 0.5  # probability above which a class of a multi-label model is predicted
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:

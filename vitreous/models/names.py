@@ -44,6 +44,11 @@ _SPELLINGS = [
     (re.compile(r"(?:google/)?bit-(\d+)"), r"BiT-R\1x1"),
 ]
 
+SMALL = 64  # pixels: images up to this side are not enlarged
+LARGE_IMAGE = (224, 224)  # the input for all others
+#: what is learned of annotated images -> (height, width) of the input of the recipe that `train` takes for it
+ANNOTATED_IMAGE = {"objects": (320, 320), "classes": (256, 256)}
+
 
 def configure(name: str, image_size: int | tuple[int, ...] | None = None) -> ModelConfig:
     """The config that a name stands for, at `image_size` pixels (the name's own, else the multiple of the patch nearest
@@ -79,12 +84,6 @@ def configure_vit(name: str, image_size: int | tuple[int, ...] | None = None) ->
 def name_of(config: ModelConfig) -> str:
     """The canonical name of a config, `ViT-B/16`, or `ViT-128x6/4` where no row of the table fits."""
     return family_of(config).name(config)
-
-
-SMALL = 64  # pixels: images up to this side are not enlarged
-LARGE_IMAGE = (224, 224)  # the input for all others
-#: what is learned of annotated images -> (height, width) of the input of the recipe that `train` takes for it
-ANNOTATED_IMAGE = {"objects": (320, 320), "classes": (256, 256)}
 
 
 def model_for_small_images(size: tuple[int, ...]) -> str:

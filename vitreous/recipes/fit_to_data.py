@@ -20,6 +20,18 @@ from vitreous.training.run import Run
 
 MIN_WEIGHED = 8  # classes of pixels; weights raised mIoU with 11 classes and lowered it with 3
 
+#: docs/pretraining.md, "Is it worth the time": with labels for all images, and with few
+SHORT = "half a minute of {} and of fine-tuning gave {} % on 2,000 CIFAR-10 images, a minute from scratch 59.2 %"
+WITH_LABELS = {
+    "dino": "one minute of dino and one of fine-tuning gave 53.1 % on 9,000 CIFAR-10 images, two from scratch 71.8 %",
+    "dinov2": SHORT.format("dinov2", 24.1),
+    "mae": SHORT.format("mae", 19.8),
+}
+FEW_LABELS = (
+    "with 60 labels of Quick, Draw! a minute of mae and fine-tuning gave 28.2 %, of dino 81.7 %, from scratch 80.1 %"
+)
+RECIPES = ("masked-patches", "mae", "dino", "dinov2")
+
 
 def fit_to_labels(objective: ObjectiveConfig, data: Data, options: TrainOptions, facts: DatasetInfo) -> ObjectiveConfig:
     """The objective with a loss for the labels that images have, and the class weights that were asked for.
@@ -59,19 +71,6 @@ def weigh_pixels(facts: DatasetInfo, options: TrainOptions) -> tuple[float, ...]
     shares = facts.maps.shares if facts.maps else ()
     chosen = options.class_weights or ("balanced" if len(shares) >= MIN_WEIGHED else "even")
     return balance_classes(shares) if chosen == "balanced" else ()
-
-
-#: docs/pretraining.md, "Is it worth the time": with labels for all images, and with few
-SHORT = "half a minute of {} and of fine-tuning gave {} % on 2,000 CIFAR-10 images, a minute from scratch 59.2 %"
-WITH_LABELS = {
-    "dino": "one minute of dino and one of fine-tuning gave 53.1 % on 9,000 CIFAR-10 images, two from scratch 71.8 %",
-    "dinov2": SHORT.format("dinov2", 24.1),
-    "mae": SHORT.format("mae", 19.8),
-}
-FEW_LABELS = (
-    "with 60 labels of Quick, Draw! a minute of mae and fine-tuning gave 28.2 %, of dino 81.7 %, from scratch 80.1 %"
-)
-RECIPES = ("masked-patches", "mae", "dino", "dinov2")
 
 
 def describe_small_settings(run: Run, info: DatasetInfo, options: TrainOptions) -> str:

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from vitreous.data.layouts.video import open_sample
-from vitreous.data.rgb_images import mosaic
+from vitreous.data.rgb_images import tile_frames
 from vitreous.data.split import is_labelled
 from vitreous.errors import DataError, UsageError, VitreousError
 from vitreous.evaluation.knn import neighbours
@@ -100,7 +100,7 @@ def attention_maps(scene: Scene, pictures: Sequence[Picture]) -> dict[str, Any]:
     for one in pictures:
         weights = attention(scene.model, scene.input(one.pixels[None]), [depth - 1])[depth - 1][0, :HEADS, prefix:]
         maps = weights.unflatten(1, scene.grid).cpu()
-        maps = (mosaic(maps) if maps.ndim == 4 else maps).numpy()
+        maps = (tile_frames(maps) if maps.ndim == 4 else maps).numpy()
         image, large = shrink(one.shown), enlarge(shrink(one.shown), ENLARGED)
         drawn = [data_uri(heat_map(large, scale_map(values))) for values in maps]
         rows.append({"name": short(one), "pictures": [uri(image), *drawn]})

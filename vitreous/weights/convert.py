@@ -352,12 +352,12 @@ def select_classes(weights: Weights, path: str | os.PathLike[str]) -> Weights:
         }
 
     names = weights.classes
-    task = Classification(tuple(names[row] for row in rows) if len(set(rows)) == len(rows) else numbered(len(rows)))
-    if names == numbered(classes):
-        task = Classification(numbered(len(rows)))
+    task = Classification(tuple(names[row] for row in rows) if len(set(rows)) == len(rows) else number_names(len(rows)))
+    if names == number_names(classes):
+        task = Classification(number_names(len(rows)))
     return replace(weights, config=replace(weights.config, classes=len(rows)), task=task, state=state)
 
 
-def numbered(count: int) -> tuple[str, ...]:
+def number_names(count: int) -> tuple[str, ...]:
     """The names of classes that have none: their numbers."""
     return tuple(map(str, range(count)))

@@ -22,6 +22,8 @@ PARTS = "objective.safetensors"
 #: of a part, the fields of its config that shapes do not tell
 UNSHAPED = {"decoder": ("decoder_heads",), "model.head": ("classes",), "model.regions": ("classes",)}
 
+HEAD = ("head.", "representation.", "classes.")  # the last is a DiT's table
+
 
 @dataclass(frozen=True)
 class ObjectiveParts:
@@ -81,9 +83,6 @@ def adopt_parts(objective: nn.Module, config: dict[str, Any], parts: ObjectivePa
         for name in names if fits else ():
             own[name].copy_(parts.state[name])
     return adoption
-
-
-HEAD = ("head.", "representation.", "classes.")  # the last is a DiT's table
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import pytest
 import vitreous
 from tests.reports.test_scenes import run  # noqa: F401
 from vitreous.apps.export.export import export
-from vitreous.apps.export.proof import Pictures, compare, lost
+from vitreous.apps.export.proof import Pictures, compare_outputs, lost
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import UsageError
 from vitreous.inference.card import Card
@@ -49,7 +49,7 @@ def test_pixels_of_another_class_are_counted():
     other = logits.copy()
     other[0, :, 0, :4] = other[0, ::-1, 0, :4]
     pictures = Pictures(np.zeros((8, 3, 10, 10), np.uint8), None, "pictures")
-    proof = compare(Answering(logits), Answering(other), pictures, card, lambda done: None)
+    proof = compare_outputs(Answering(logits), Answering(other), pictures, card, lambda done: None)
     assert proof.agreement == pytest.approx(1 - 4 / 800) and proof.furthest == 1 and proof.right is None
     assert "0.5% of its answers are others, 0.1% may be" in lost(proof, None, None, dense=True)
     assert not lost(proof, "int8", None, dense=True)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from vitreous.apps.curation.copies.clips import clip_copies
-from vitreous.apps.curation.copies.listing import Copy, settled
+from vitreous.apps.curation.copies.listing import Copy, settle_copies
 from vitreous.apps.curation.copies.scan import READABLE, Joined, Reasons, digest, fill, read_views, scan, scan_parts
 from vitreous.apps.curation.copies.search import candidates, first_equal, like_features
 from vitreous.apps.curation.copies.verification import PROMISING, THRESHOLD, fit_pairs, renumbered, score_pairs
@@ -84,7 +84,7 @@ def dedup(
         pairs = near_pairs(
             prints, features, others=others, within=within, equal=np.array(list(equal), np.int64), progress=progress
         )
-        copies = settled(
+        copies = settle_copies(
             equal,
             verified(pool, prints["view"], pairs=pairs, threshold=threshold, workers=processes, progress=progress),
         )

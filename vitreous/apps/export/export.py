@@ -15,7 +15,7 @@ import torch
 from vitreous.apps.export.formats import FORMS, ExportTarget, open_export
 from vitreous.apps.export.graph import check_dynamic
 from vitreous.apps.export.object_proof import ObjectProof, compare_objects
-from vitreous.apps.export.proof import Pictures, Proof, compare, gather, lost, other_sizes, outputs_of
+from vitreous.apps.export.proof import Pictures, Proof, compare_outputs, gather, lost, other_sizes, outputs_of
 from vitreous.errors import ResourceError, UsageError, VitreousError, check_path, nearest
 from vitreous.inference.card import card_of
 from vitreous.inference.engine import Engine, make_engine
@@ -146,7 +146,7 @@ def judge(
         least = getattr(bundle.model.config, "threshold", 0.0)
         objects = compare_objects(original, export, pictures, least, progress)
         return objects, objects.lost(allowed)
-    proof = compare(original, export, pictures, target.card, progress)
+    proof = compare_outputs(original, export, pictures, target.card, progress)
     for pixels in other_sizes(pictures, bundle.model.config.patch) if target.dynamic else ():
         with torch.inference_mode():
             expected = bundle.model(bundle.preprocess.normalise(torch.from_numpy(pixels))).numpy()

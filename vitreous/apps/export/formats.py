@@ -26,7 +26,7 @@ from vitreous.inference.export_file import CARD, MOST, content, describe_export,
 from vitreous.inference.exported import open_exported
 from vitreous.inference.libraries import needed, unobserved
 from vitreous.inference.openvino import quantize
-from vitreous.inference.outputs import Outputs, compute_in_chunks, pack_arrays, unpack
+from vitreous.inference.outputs import Outputs, compute_in_chunks, pack_arrays, unpack_outputs
 from vitreous.models.zoo import Model
 
 OPSET = 18  # of 2022: the first that has every operator here in the form that PyTorch writes
@@ -217,7 +217,7 @@ class ProgramEngine:
 
     def objects(self, pixels: np.ndarray) -> Outputs:
         """(B, C, *image) pixels -> boxes, scores, labels and masks of a detector, as `outputs` describes them."""
-        return unpack(
+        return unpack_outputs(
             compute_in_chunks(lambda one: pack_arrays([part.numpy() for part in self.answers(one)]), pixels, 1)
         )
 

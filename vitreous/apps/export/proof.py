@@ -85,7 +85,9 @@ class Proof:
         }
 
 
-def compare(original: Engine, export: Engine, pictures: Pictures, card: Card, progress: Callable[[int], None]) -> Proof:
+def compare_outputs(
+    original: Engine, export: Engine, pictures: Pictures, card: Card, progress: Callable[[int], None]
+) -> Proof:
     """Compute all logits by both, or features where there is no head, chunk by chunk in turn; the first chunk is not
     timed."""
     seconds, counted = [0.0, 0.0], 0

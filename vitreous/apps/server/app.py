@@ -11,7 +11,7 @@ from starlette.routing import Router
 from starlette.types import Message, Receive, Scope, Send
 
 from vitreous.apps.server.protocol import DISCARD
-from vitreous.apps.server.responses import SECURITY_HEADERS, Refusal, json_response, refusal_response, shorten
+from vitreous.apps.server.responses import SECURITY_HEADERS, Refusal, json_response, refusal_response, shorten_text
 from vitreous.apps.server.routes import FREE, ROUTES
 from vitreous.apps.server.service import RequestInfo, Service
 
@@ -125,7 +125,7 @@ class Gate:
             raise Refusal(308, "moved", f"the page is at {self.root_path}/", "add the slash", headers=place)
         if route is None:
             hint = "GET /openapi.json tells what there is"
-            raise Refusal(404, "not_found", f"there is nothing at {shorten(path)}", hint)
+            raise Refusal(404, "not_found", f"there is nothing at {shorten_text(path)}", hint)
         allowed = route.methods or ()
         if method not in allowed:
             allow = {"allow": ", ".join(sorted(allowed))}
@@ -219,6 +219,9 @@ def closes(info: RequestInfo, headers: dict[bytes, bytes], service: Service | No
 def parse_deadline(text: bytes) -> float:
     """Seconds from the header X-Deadline-Ms. Raises Refusal, 422."""
     if not (text.isdigit() and len(text) < 9 and 1 <= int(text) <= MAX_DEADLINE):
-        message, hint = f"X-Deadline-Ms: {shorten(text.decode('latin-1'))}", f"a whole number from 1 to {MAX_DEADLINE}"
+        message, hint = (
+            f"X-Deadline-Ms: {shorten_text(text.decode('latin-1'))}",
+            f"a whole number from 1 to {MAX_DEADLINE}",
+        )
         raise Refusal(422, "bad_parameter", message, hint)
     return int(text) / 1000

@@ -16,7 +16,7 @@ from starlette.requests import Request
 
 from vitreous.apps.server.model import Served
 from vitreous.apps.server.openapi import POSTS
-from vitreous.apps.server.responses import Refusal, shorten
+from vitreous.apps.server.responses import Refusal, shorten_text
 from vitreous.apps.server.service import RequestInfo, Service
 from vitreous.apps.server.settings import Limits
 from vitreous.inference.card import Card
@@ -75,7 +75,7 @@ def read_parameters(request: Request) -> dict[str, str]:
     for name, value in pairs:
         if name not in known:
             hint = f"there are {', '.join(known)}" if known else "there are none here"
-            raise Refusal(422, "bad_parameter", f"unknown parameter {shorten(name)}", hint)
+            raise Refusal(422, "bad_parameter", f"unknown parameter {shorten_text(name)}", hint)
         if name in parameters:
             raise Refusal(422, "bad_parameter", f"{name} is given twice", "give it once")
         parameters[name] = value
@@ -151,7 +151,7 @@ async def read_uploads(request: Request, limits: Limits) -> list[Upload]:
         if not body:
             raise Refusal(400, "bad_request", "an empty body", "send the picture as the body")
         return [Upload(None, memoryview(body))]
-    message = f"a body of type {shorten(media_type)}" if media_type else "a body without a content type"
+    message = f"a body of type {shorten_text(media_type)}" if media_type else "a body without a content type"
     raise Refusal(
         415, "unsupported_media", message, "send multipart/form-data, or a picture as image/*, a clip as video/*"
     )

@@ -53,7 +53,7 @@ class Refusal(VitreousError):
         return {"code": self.name, "message": self.message, "hint": self.hint, "request_id": request_id}
 
 
-def shorten(text: str) -> str:
+def shorten_text(text: str) -> str:
     """A client's words as one printable line of at most 60 characters."""
     return printable(text if len(text) <= 60 else text[:57] + "...")
 

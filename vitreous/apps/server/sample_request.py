@@ -9,7 +9,7 @@ from dataclasses import KW_ONLY, dataclass
 from importlib.util import find_spec
 from typing import Any
 
-from vitreous.apps.server.responses import Refusal, shorten
+from vitreous.apps.server.responses import Refusal, shorten_text
 from vitreous.errors import nearest
 from vitreous.generation.process import Process
 from vitreous.generation.settings import (
@@ -106,14 +106,14 @@ def parse_sample_request(content_type: str, body: bytes, limits: SampleLimits) -
     for another type, 400 for what is no JSON object, 422 for a value that cannot be."""
     fields = read_fields(content_type, body)
     if unknown := next((name for name in fields if name not in FIELDS), None):
-        raise Refusal(422, "bad_parameter", f"unknown key {shorten(unknown)}", f"there are {', '.join(FIELDS)}")
+        raise Refusal(422, "bad_parameter", f"unknown key {shorten_text(unknown)}", f"there are {', '.join(FIELDS)}")
     name, sampler = fields.get("class"), fields.get("sampler")
     sampler = next(iter(limits.samplers)) if sampler is None else sampler
     if name is not None:
         check_class(name, limits.classes)
     if not isinstance(sampler, str) or sampler not in limits.samplers:
         hint = f"use {' or '.join(limits.samplers)}"
-        raise Refusal(422, "bad_parameter", f"a {limits.process} has no sampler {shorten(str(sampler))}", hint)
+        raise Refusal(422, "bad_parameter", f"a {limits.process} has no sampler {shorten_text(str(sampler))}", hint)
     count = whole("count", fields, 1, 1, limits.images)
     steps = whole("steps", fields, limits.samplers[sampler], 1, limits.steps)
     seed, guidance = whole("seed", fields, 0, 0, SEED), guidance_of(fields.get("guidance"), limits)
@@ -144,7 +144,7 @@ def read_fields(content_type: str, body: bytes) -> dict[str, Any]:
     twice."""
     media_type = content_type.split(";", 1)[0].strip().lower()
     if media_type != "application/json":
-        message = f"a body of type {shorten(media_type)}" if media_type else "a body without a content type"
+        message = f"a body of type {shorten_text(media_type)}" if media_type else "a body without a content type"
         raise Refusal(415, "unsupported_media", message, "send a JSON object as application/json")
     if len(body) > BODY:
         raise Refusal(413, "too_large", "the body is too large", f"at most {BODY:,} bytes")
@@ -158,7 +158,7 @@ def read_fields(content_type: str, body: bytes) -> dict[str, Any]:
     if len(fields) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise Refusal(422, "bad_parameter", f"{shorten(twice)} is given twice", "give it once")
+        raise Refusal(422, "bad_parameter", f"{shorten_text(twice)} is given twice", "give it once")
     return fields
 
 
@@ -175,7 +175,7 @@ def check_class(name: Any, classes: Sequence[str]) -> None:
         raise Refusal(422, "bad_parameter", "the model makes images of one kind, without classes", hint)
     if name not in classes:
         hint = nearest(name[:60], classes) or f"there are {', '.join(classes[:20])}"
-        raise Refusal(422, "bad_parameter", f"no class {shorten(name)}", hint)
+        raise Refusal(422, "bad_parameter", f"no class {shorten_text(name)}", hint)
 
 
 def whole(name: str, fields: dict[str, Any], usual: int, least: int, most: int) -> int:
@@ -203,4 +203,4 @@ def guidance_of(value: Any, limits: SampleLimits) -> float:
 
 def short_json(value: Any) -> str:
     """A value as JSON, in few characters."""
-    return shorten(json.dumps(value))
+    return shorten_text(json.dumps(value))

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from vitreous.apps.server.child import DecodeSettings
 from vitreous.apps.server.requests import Upload, address_of, context, model_name, read_parameters, read_parts
-from vitreous.apps.server.responses import Refusal, json_response, shorten
+from vitreous.apps.server.responses import Refusal, json_response, shorten_text
 from vitreous.apps.server.sample_request import SampleLimits, SampleRequest, parse_sample_request
 from vitreous.apps.server.service import RequestInfo, Service
 from vitreous.data.preprocess import Preprocess
@@ -65,7 +65,7 @@ async def read_sample_request(request: Request, limits: SampleLimits) -> tuple[S
     parts = await read_parts(request)
     names, hint = [name for name, _ in parts], "send image and mask as files, and settings as JSON in a part"
     if wrong := next((name for name in names if name not in ("image", "mask", "settings")), None):
-        raise Refusal(400, "bad_request", f"unknown part {shorten(wrong)}", hint)
+        raise Refusal(400, "bad_request", f"unknown part {shorten_text(wrong)}", hint)
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise Refusal(400, "bad_request", f"{twice} is given twice", "give it once")
     uploads = {name: part for name, part in parts if isinstance(part, Upload) and name != "settings"}

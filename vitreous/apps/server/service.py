@@ -12,7 +12,7 @@ from vitreous.apps.server.batcher import Batcher
 from vitreous.apps.server.decoders import Decoders
 from vitreous.apps.server.model import Served
 from vitreous.apps.server.monitoring import Log, Metrics
-from vitreous.apps.server.responses import Refusal, shorten
+from vitreous.apps.server.responses import Refusal, shorten_text
 from vitreous.apps.server.settings import MIN_QUEUE, Access, Limits
 from vitreous.errors import UsageError
 
@@ -123,7 +123,7 @@ class Service:
             self.log.refused += 1
             return
         fields = {"route": info.route, "status": info.status, "seconds": round(seconds, 4), "images": info.images}
-        self.log.write_request(request_id=info.id, method=method, path=shorten(path), **fields)
+        self.log.write_request(request_id=info.id, method=method, path=shorten_text(path), **fields)
 
     def refusal_of(self, error: Exception, info: RequestInfo) -> Refusal:
         """What a client is told of an error; what is not its fault goes into the log."""

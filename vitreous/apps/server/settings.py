@@ -9,7 +9,7 @@ import hmac
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 
-from vitreous.apps.server.responses import Refusal, shorten
+from vitreous.apps.server.responses import Refusal, shorten_text
 
 PIXELS = 25_000_000
 BYTES = 20 * 2**20
@@ -59,10 +59,12 @@ class Access:
             raise Refusal(400, "bad_request", "no header Host", "let an HTTP library make the request")
         if strip_port(host) not in self.hosts:
             hint = f"use {', '.join(sorted(self.hosts))}, or start it with --host-name"
-            raise Refusal(403, "forbidden_host", f"this server is not called {shorten(host)}", hint)
+            raise Refusal(403, "forbidden_host", f"this server is not called {shorten_text(host)}", hint)
         origin = headers.get(b"origin", b"").decode("latin-1")
         if b"origin" in headers and origin.lower() not in (f"http://{host}", f"https://{host}"):
-            raise Refusal(403, "forbidden_origin", f"a page of {shorten(origin)} asks", "use the server's own page")
+            raise Refusal(
+                403, "forbidden_origin", f"a page of {shorten_text(origin)} asks", "use the server's own page"
+            )
         if self.token is None or not needs_token:
             return
         scheme, _, token = headers.get(b"authorization", b"").partition(b" ")

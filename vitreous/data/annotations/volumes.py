@@ -25,6 +25,9 @@ from vitreous.errors import DataError, printable
 
 MAX_SHIFT = 0.5  # voxels that the corners of two equal grids may differ by
 
+DECATHLON = ("imagesTr", "labelsTr")
+DESCRIPTION = "dataset.json"
+
 
 def read_affine(place: Path) -> np.ndarray | None:
     """Return the (4, 4) affine from voxels to millimetres in a NIfTI header; None for other files, and for headers that
@@ -62,10 +65,6 @@ def align_labels(labels: np.ndarray, place: Path, image: Path, size: tuple[int, 
         problem = f"{printable(place)} lies {shift:.3g} voxels off the grid of its image {printable(image)}"
         raise DataError(problem, hint)
     return np.ascontiguousarray(aligned)
-
-
-DECATHLON = ("imagesTr", "labelsTr")
-DESCRIPTION = "dataset.json"
 
 
 def list_volumes(home: Path) -> list[Path]:

@@ -24,6 +24,23 @@ from vitreous.data.decoding.npy import MAGIC, read_header
 from vitreous.data.decoding.tiff import TIFF, check_complete
 from vitreous.errors import DataError, install_hint, printable
 
+SUFFIXES = (".nii", ".nii.gz", ".npz", ".npy", ".tif", ".tiff")
+OWN = frozenset(SUFFIXES[:3])  # endings of files that are no pictures
+TEXT = ".csv"
+SIGNALS = (TEXT, ".npz", ".npy")  # endings of files that may hold a signal
+KINDS = {1: "signal", 3: "volume"}  # axes -> what an array of so many is called
+MAX_VOXELS = 2**28  # numbers of a volume: 1 GiB as float32
+MAX_CHANNELS = 64
+MAX_CLASS = 65_535  # the largest number in a mask
+ROUNDING = 1e-3  # that a class number stored as a float may differ from a whole number
+PERCENTILES = (0.5, 99.5)  # that values are clipped to
+GZIP, ZIP = b"\x1f\x8b", b"PK\x03\x04"
+HEAD = 544  # bytes that hold the header of a NIfTI file of either version
+SLACK = 2**16  # bytes that may follow the voxels of a NIfTI file
+TYPES = "biuf"  # kinds of numpy's dtypes that voxels may have
+STACKED = ("Z", "Q", "I", "T")  # tifffile's names of the axis of pages
+SAVE = "save it as .npy, or as NIfTI"
+
 
 def parse_numbers(content: bytes) -> np.ndarray:
     """The bytes of a table in UTF-8 as (rows, columns) float64; a first line that has a word in it is a header, and
@@ -56,23 +73,6 @@ def is_number(cell: str) -> bool:
         return False
     return True
 
-
-SUFFIXES = (".nii", ".nii.gz", ".npz", ".npy", ".tif", ".tiff")
-OWN = frozenset(SUFFIXES[:3])  # endings of files that are no pictures
-TEXT = ".csv"
-SIGNALS = (TEXT, ".npz", ".npy")  # endings of files that may hold a signal
-KINDS = {1: "signal", 3: "volume"}  # axes -> what an array of so many is called
-MAX_VOXELS = 2**28  # numbers of a volume: 1 GiB as float32
-MAX_CHANNELS = 64
-MAX_CLASS = 65_535  # the largest number in a mask
-ROUNDING = 1e-3  # that a class number stored as a float may differ from a whole number
-PERCENTILES = (0.5, 99.5)  # that values are clipped to
-GZIP, ZIP = b"\x1f\x8b", b"PK\x03\x04"
-HEAD = 544  # bytes that hold the header of a NIfTI file of either version
-SLACK = 2**16  # bytes that may follow the voxels of a NIfTI file
-TYPES = "biuf"  # kinds of numpy's dtypes that voxels may have
-STACKED = ("Z", "Q", "I", "T")  # tifffile's names of the axis of pages
-SAVE = "save it as .npy, or as NIfTI"
 
 Raw = bytes | np.ndarray | str | os.PathLike[str]
 

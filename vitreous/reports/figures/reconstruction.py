@@ -25,6 +25,9 @@ from vitreous.weights.objective_parts import adopt_parts
 
 ABLE = "mae and masked-patches restore images"
 
+GREY = 128  # of patches that the encoder does not see
+HEADS = ("image", "what is seen", "restored")
+
 
 def load_objective(source: str | os.PathLike[str]) -> Objective:
     """Return the objective of a run, a bundle or others' MAE that restores images, in float32, in evaluation mode.
@@ -52,10 +55,6 @@ def load_objective(source: str | os.PathLike[str]) -> Objective:
     if left := adopt_parts(objective, parts.config, parts).left:
         raise WeightsError(f"{source}: {', '.join(left)} does not fit the model", "restore the bundle from a copy")
     return objective.eval()
-
-
-GREY = 128  # of patches that the encoder does not see
-HEADS = ("image", "what is seen", "restored")
 
 
 class Restored(NamedTuple):

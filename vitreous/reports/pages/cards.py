@@ -33,7 +33,11 @@ def cards(bundle: Bundle, split: Split, logits: np.ndarray, bad: frozenset[int])
     shown = pictures(bundle, split, list(dict.fromkeys([*worst, *unsure])))
 
     def card(sample: int) -> dict[str, Any]:
-        p, name, picture = probabilities(logits[sample : sample + 1], bundle.loss)[0], split.name(sample), shown[sample]
+        p, name, picture = (
+            probabilities(logits[sample : sample + 1], bundle.loss)[0],
+            split.name(sample),
+            shown[sample],
+        )
         best = int(p.argmax())
         label = split.labels[sample]
         places = np.flatnonzero(label > 0) if split.labels.ndim == 2 else [int(label)]

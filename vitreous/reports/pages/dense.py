@@ -38,6 +38,8 @@ NAMED = 8  # errors of an image whose kind is written on it: those of the highes
 LETTERS = 18  # height of letters on it
 LINES, CELLS = 8, 30  # classes with a curve of their own, classes of a confusion matrix
 
+SHOWN_MAPS = 6  # images
+
 
 def object_parts(answers: Answered, report: Report) -> dict[str, Any]:
     """Return what the page shows of objects: pictures as data URIs, and drawings."""
@@ -227,9 +229,6 @@ def object_confusion(matrix: list[list[int]] | None, classes: tuple[str, ...]) -
     names = [*(classes[place] for place in chosen), "nothing"]
     rows = np.append(chosen, len(classes))
     return confusion(counts[np.ix_(rows, rows)], names)
-
-
-SHOWN_MAPS = 6  # images
 
 
 def worst_scenes(answers: Answered) -> dict[str, Any]:

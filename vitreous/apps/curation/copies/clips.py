@@ -17,7 +17,7 @@ from vitreous.apps.curation.checks.facts import LISTED, described, span
 from vitreous.apps.curation.checks.record import KINDS, MODES, RECORD, Trait, moments, place
 from vitreous.apps.curation.checks.subject import Subject
 from vitreous.apps.curation.copies.alike import alike_pairs, comparable_rows, shown_rows, verified
-from vitreous.apps.curation.copies.listing import Copy, settled
+from vitreous.apps.curation.copies.listing import Copy, settle_copies
 from vitreous.apps.curation.copies.scan import READABLE, Joined, Reasons, digest, fill, scan
 from vitreous.apps.curation.copies.search import first_equal
 from vitreous.apps.curation.copies.verification import renumbered
@@ -173,4 +173,4 @@ def clip_copies(
         Copy(int(read[pair["sample"]]), int(read[pair["of"]]), "near", float(score))
         for pair, score in zip(pairs, scores, strict=True)
     ]
-    return settled(equal, alike), reasons
+    return settle_copies(equal, alike), reasons

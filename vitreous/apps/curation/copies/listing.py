@@ -21,6 +21,8 @@ from vitreous.errors import DataError, UsageError, printable
 from vitreous.system.disk import is_utf8
 from vitreous.system.tables import MARKED, as_csv, marked
 
+HEADER = ["path", "copy_of", "reason", "score"]
+
 
 class Copy(NamedTuple):
     """A sample, the sample it is a copy of, how that was found, and their likeness: up to 1."""
@@ -31,7 +33,7 @@ class Copy(NamedTuple):
     score: float
 
 
-def settled(equal: dict[int, Copy], alike: list[Copy]) -> list[Copy]:
+def settle_copies(equal: dict[int, Copy], alike: list[Copy]) -> list[Copy]:
     """List one copy a sample, of an image that is not a copy itself; an image that is only like copies is none."""
     listed: dict[int, Copy] = {}
     order: dict[int, list[Copy]] = {}
@@ -44,9 +46,6 @@ def settled(equal: dict[int, Copy], alike: list[Copy]) -> list[Copy]:
         elif staying := [copy for copy in order[sample] if copy.of not in listed]:
             listed[sample] = max(staying, key=lambda copy: (copy.score, -copy.of))
     return list(listed.values())
-
-
-HEADER = ["path", "copy_of", "reason", "score"]
 
 
 def listed(copies: Sequence[dict[str, Any]]) -> str:
