@@ -33,7 +33,7 @@ from torch import nn
 import vitreous
 from vitreous.data.annotations.painted import paint_classes
 from vitreous.data.sources import open_data
-from vitreous.evaluation.report import BOXES
+from vitreous.evaluation.metric_names import BOXES
 from vitreous.system.machine import processor
 
 SCRATCH, FIRST = "vitreous, from scratch", "vitreous, pre-trained on the same images"

@@ -134,7 +134,7 @@ def render_names() -> Iterator[str]:
 
 
 def render_file() -> str:
-    """The file as it should be: what stands above the mark, and what is generated, formatted."""
+    """The file as it should be, before formatting: what stands above the mark, and what is generated."""
     written, mark, _ = FILE.read_text("utf-8").partition(MARK)
     lines = [
         "# fmt: off",
@@ -142,10 +142,9 @@ def render_file() -> str:
         "# fmt: on\n\n",
         *(line for keywords in KEYWORDS for line in render_keywords(keywords)),
     ]
-    command = [sys.executable, "-m", "ruff", "format", "--stdin-filename", str(FILE), "-"]
-    text = written + mark + "\n".join(lines)
-    return subprocess.run(command, input=text, stdout=subprocess.PIPE, text=True, check=True).stdout
+    return written + mark + "\n".join(lines)
 
 
 if __name__ == "__main__":
     FILE.write_text(render_file(), "utf-8")
+    subprocess.run([sys.executable, "-m", "ruff", "format", str(FILE)], check=True)

@@ -322,3 +322,33 @@ def test_an_app_has_a_readme_of_one_screen(app):
     names = set(re.findall(r"`([\w/]+\.py)`", text))
     assert names and all((home / name).is_file() or (ROOT.parent / name).is_file() for name in names)
     assert all((home / link).exists() for link in re.findall(r"\]\(([^)]+)\)", text))
+
+
+def defined_in(path: Path) -> set[str]:
+    """Every name that a module defines or imports."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            names |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+    return names
+
+
+SCRIPTS = sorted(path for folder in ("benchmarks", "docs") for path in (ROOT.parent / folder).rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.relative_to(ROOT.parent).as_posix())
+def test_scripts_import_names_that_exist(path):
+    """Scripts run rarely: what moved in the package would be missed only then."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("vitreous."):
+            place = ROOT.parent / node.module.replace(".", "/")
+            module = place.with_suffix(".py") if place.with_suffix(".py").is_file() else place / "__init__.py"
+            submodules = {file.stem for file in place.glob("*.py")} | {
+                file.parent.name for file in place.glob("*/*.py")
+            }
+            missing = {alias.name for alias in node.names} - defined_in(module) - submodules
+            assert not missing, f"line {node.lineno}: {node.module} has no {', '.join(sorted(missing))}"

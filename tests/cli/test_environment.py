@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from vitreous.cli import console
-from vitreous.data import workers as shared_memory
+from vitreous.data import shared_memory
 from vitreous.errors import UsageError
 from vitreous.jobs.train import train
 from vitreous.progress import Display, speaks, write_line

@@ -29,8 +29,9 @@ from vitreous.data.keys import key, one_key
 from vitreous.data.layouts.video import open_sample
 from vitreous.data.preprocess import Preprocess, opened_clip
 from vitreous.data.sampling import Order, repeat_factors, stream
+from vitreous.data.shared_memory import usable_workers
 from vitreous.data.split import Split, is_labelled
-from vitreous.data.workers import WORKER_DEATHS, usable_workers, worker_error
+from vitreous.data.worker_deaths import WORKER_DEATHS, worker_error
 from vitreous.errors import DataError
 from vitreous.system.children import obey_parent_only, stop_signals_blocked
 from vitreous.system.machine import free_memory

@@ -556,3 +556,13 @@ def test_digests_are_sha_256(tmp_path):
     for sample in range(len(split)):
         assert records["digest"][sample].tobytes() == hashlib.sha256(split.paths[sample].read_bytes()).digest()[:16]
     assert not (records["traits"] & Trait.MISNAMED).any()
+
+
+def test_checking_and_dedup_need_no_pytorch():
+    """It would take longer to import than most data sets take to check."""
+    modules = ("check", "checks.page", "dedup")
+    code = (
+        f"import sys, {', '.join(f'vitreous.apps.curation.{name}' for name in modules)}; print('torch' in sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "False"

@@ -16,10 +16,10 @@ from vitreous.apps.curation.checks.findings import SHOWN
 from vitreous.apps.curation.checks.record import middle_plane
 from vitreous.apps.curation.checks.subject import Subject
 from vitreous.data.annotations.target import axes_of, kind_of
+from vitreous.data.curve import draw_curve
 from vitreous.data.decoding.clip import Clip
 from vitreous.data.decoding.volumes import read_volume, volume_form
 from vitreous.data.layouts.video import open_sample
-from vitreous.data.rgb_images import draw_curve
 from vitreous.data.split import Split, picture_of
 from vitreous.errors import DataError, printable
 

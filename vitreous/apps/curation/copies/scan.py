@@ -18,8 +18,8 @@ import numpy as np
 from PIL import Image
 
 from vitreous.apps.curation.copies.windows import LARGER, view
+from vitreous.data.shared_memory import usable_workers
 from vitreous.data.split import Split
-from vitreous.data.workers import usable_workers
 from vitreous.errors import DataError, ResourceError
 from vitreous.system.children import obey_parent_only, stop_signals_blocked
 
