@@ -40,7 +40,7 @@ from vitreous.data.split import Split
 from vitreous.models.config import replace_fields
 from vitreous.models.names import configure
 from vitreous.models.packed import Packed
-from vitreous.models.zoo import build
+from vitreous.models.zoo import build_model
 from vitreous.reports.evaluate import evaluate
 from vitreous.system.machine import DTYPES, pick_precision, processor, settle_process
 from vitreous.weights.bundle import load_bundle
@@ -105,7 +105,7 @@ def step_ways(
     )  # so that every way computes all of the last block
     torch.manual_seed(0)
     precision = pick_precision("auto", "cpu")
-    model = build(config).train().to(DTYPES[precision])
+    model = build_model(config).train().to(DTYPES[precision])
     model.any_size = True
     squash = Preprocess(config.image, 3, fit="squash")
     native = Preprocess(config.image, 3, fit="native", tokens=given.tokens, patch=config.patch)

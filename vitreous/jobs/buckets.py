@@ -12,7 +12,6 @@ from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Data, Split
 from vitreous.errors import UsageError
 from vitreous.inference.sample_sizes import written
-from vitreous.models.names import name_of
 from vitreous.recipes.derive import objective_of
 from vitreous.recipes.options import TrainOptions
 from vitreous.training.run import Run
@@ -49,7 +48,7 @@ def with_buckets(run: Run, options: TrainOptions, forms: np.ndarray, note: Note)
 
 def replaced_patch(run: Run) -> str:
     """The name of the run's model with patches of one frame."""
-    return name_of(replace(run.model, patch=(1, *run.model.patch[1:])))  # type: ignore[arg-type]
+    return replace(run.model, patch=(1, *run.model.patch[1:])).name()  # type: ignore[arg-type]
 
 
 def judged_at(split: Split, preprocess: Preprocess, workers: int) -> Split | None:

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from vitreous.models.base import VisionModel
 from vitreous.models.configs.adapter import AdapterConfig
-from vitreous.models.families import family_of
 from vitreous.nn.adapter import COARSEST, STRIDES, Geometry, Interaction, SpatialPrior, norm_of
 from vitreous.nn.grid import fill
 
@@ -36,7 +35,7 @@ class ViTAdapter(VisionModel[AdapterConfig]):
         super().__init__()
         self.config = c = config
         self.any_size = True
-        self.backbone: Any = backbone or family_of(c.backbone).build(c.backbone)
+        self.backbone: Any = backbone or c.backbone.model_class()(c.backbone)
         self.backbone.any_size = True
         width, last = c.backbone.width, c.interactions - 1
         self.prior = SpatialPrior(c.channels, width, c.prior, c.norm)
@@ -53,6 +52,15 @@ class ViTAdapter(VisionModel[AdapterConfig]):
         for name, part in self.backbone.named_modules():
             if name in ("encoder.norm", "neck", "pooling", "pooled_norm", "representation"):
                 part.requires_grad_(False)
+
+    @classmethod
+    def count_macs(cls, config: AdapterConfig, image: tuple[int, ...]) -> int:
+        """Multiply-adds of the ViT and of the adapter, for one image of these sides."""
+        return config.backbone.macs(image) + adapter_macs(config, image)
+
+    def inspected_part(self) -> VisionModel[Any]:
+        """The ViT, whose tokens have nothing of the adapter."""
+        return self.backbone
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, D): the mean of the coarsest map."""

@@ -37,7 +37,8 @@ class ForeignModel(VisionModel[ForeignConfig]):
         super().__init__()
         if encoder is None and not config.library:
             raise UsageError(
-                f"{config.name} is a model of another library", "build it there, and give wrap_backbone() the module"
+                f"{config.full_name} is a model of another library",
+                "build it there, and give wrap_backbone() the module",
             )
         self.config = config
         self.any_size = True  # what the library refuses is refused
@@ -49,6 +50,11 @@ class ForeignModel(VisionModel[ForeignConfig]):
         accept_single_values(encoder)
         self.encoder = LibraryEncoder(encoder)
         self.head = self.build_head()
+
+    @classmethod
+    def count_macs(cls, config: ForeignConfig, image: tuple[int, ...]) -> int:
+        """Multiply-adds of one forward pass for one image of these sides; 0 of a module that nothing here can build."""
+        return foreign_macs(config, image)
 
     def build_head(self) -> nn.Module:
         """(B, F) -> (B, classes): a head whose weights are 0."""

@@ -155,22 +155,3 @@ def build_block(config: SwinConfig, stage: int, index: int, drop_path: float) ->
         nn.init.zeros_(linear.bias)
     attention = Windows(attention, size, shift, c.pad)
     return Block(width, attention, mlp, c.dropout, drop_path=drop_path, eps=c.eps, post_norm=c.version == 2)
-
-
-def swin_macs(config: SwinConfig, image: tuple[int, int] | None = None) -> int:
-    """Multiply-adds of one forward pass for one image: every product, those of padded windows included.
-
-    Norms, GELU, softmax and pooling are left out. FLOPs are twice this; a training step costs three forward passes.
-    """
-    grids = config.grids(image or config.image)
-    embed = math.prod(grids[0]) * config.channels * math.prod(config.patch_size) * config.width
-    total = embed + config.width_out * config.classes
-    for stage, (grid, width, size) in enumerate(zip(grids, config.widths, config.windows, strict=True)):
-        tokens = math.prod(grid)
-        seen = math.prod(math.ceil(length / w) * w for length, w in zip(grid, size, strict=True))
-        attention = seen * (4 * width**2 + 2 * math.prod(size) * width)
-        merging = tokens * 2 * width**2 if stage else 0  # from four of half the width
-        if config.version == 2:  # the network of the bias, once for all windows
-            attention += (2 * size[0] - 1) * (2 * size[1] - 1) * 512 * (2 + config.heads[stage])
-        total += merging + config.blocks[stage] * (attention + tokens * 2 * width * int(width * config.mlp_ratio))
-    return total

@@ -22,7 +22,6 @@ from vitreous.evaluation.evaluator import Evaluator
 from vitreous.models.config import DetectorConfig, ModelConfig
 from vitreous.models.configs.adapter import Adapter, adapted
 from vitreous.models.configs.detector import DetectionHeads, Scores
-from vitreous.models.cost import macs
 from vitreous.models.detector import Detector
 from vitreous.models.zoo import Model
 from vitreous.objectives.base import Objective, ObjectiveConfig, Progress, Setting
@@ -145,7 +144,7 @@ class DetectionObjective(Objective):
 
     def flops(self, progress: Progress) -> float:
         """Three forward passes."""
-        return 6 * macs(self.model.config)
+        return 6 * self.model.config.macs()
 
 
 def federated_classes(present: np.ndarray, frequencies: np.ndarray, count: int, keys: np.ndarray) -> np.ndarray:

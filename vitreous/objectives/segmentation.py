@@ -24,7 +24,6 @@ from vitreous.evaluation.pixels import SegmentationEvaluator
 from vitreous.models.config import ModelConfig, SegmenterConfig
 from vitreous.models.configs.adapter import Adapter, TokenSource, adapted
 from vitreous.models.configs.segmenter import DenseHead
-from vitreous.models.cost import macs
 from vitreous.models.segmenter import Segmenter
 from vitreous.models.zoo import Model
 from vitreous.objectives.base import Objective, ObjectiveConfig, Progress, Setting
@@ -132,7 +131,7 @@ class SegmentationObjective(Objective):
 
     def flops(self, progress: Progress) -> float:
         """Three forward passes."""
-        return 6 * macs(self.model.config)
+        return 6 * self.model.config.macs()
 
 
 def pixel_cross_entropy(logits: Tensor, classes: Tensor, weights: Tensor | None = None) -> Tensor:

@@ -55,7 +55,7 @@ def check_kind(opened: Data, options: TrainOptions, start: Start | None) -> None
     kind, objective = kind_of(opened.split("train")), objective_of(options)
     if start is not None:
         config = start.config
-        solid = "clips" if getattr(config, "family", "") in ("video", "dit") else "volumes"
+        solid = "clips" if config.has_time_axis else "volumes"
         own = {1: "signals", 2: "pictures"}.get(len(config.image), solid)
         if own != kind and (own, kind) != ("pictures", "clips"):
             problem = f"the weights of --init {options.init} are for {own}, the data are {kind}"

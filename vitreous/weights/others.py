@@ -218,7 +218,7 @@ SAM_FIELDS = {
 def sam_like(config: ModelConfig) -> bool:
     """Whether it is SAM's image encoder."""
     return (
-        config.kind == "vit"
+        isinstance(config, ViTConfig)
         and square(config)
         and config.attention == "decomposed"
         and config.neck > 0

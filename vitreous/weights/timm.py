@@ -178,7 +178,7 @@ def plain(config: ModelConfig) -> bool:
     Its patch projection has a bias where no norm follows it.
     """
     return (
-        config.kind == "vit"
+        isinstance(config, ViTConfig)
         and len(config.image) == 2
         and not config.needs_positions
         and config.position == "learned"
@@ -265,5 +265,5 @@ TIMM_BIT = Format(
     ("stem.conv.weight", r"stages.0.blocks.0.norm1.weight", "norm.weight"),
     BIT,
     configure=configure_bit,
-    holds=lambda c: c.family == "bit" and not c.axial,
+    holds=lambda c: isinstance(c, BiTConfig) and not c.axial,
 )

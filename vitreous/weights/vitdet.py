@@ -76,7 +76,7 @@ def configure_vitdet(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
 def vitdet_like(config: ModelConfig) -> bool:
     """Whether it is a backbone of ViTDet."""
     return (
-        config.kind == "vit"
+        isinstance(config, ViTConfig)
         and square(config)
         and config.attention == "decomposed"
         and not config.neck

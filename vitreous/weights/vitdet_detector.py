@@ -154,7 +154,7 @@ def check_pixels(facts: Tensors) -> None:
 def detector_like(config: ModelConfig) -> bool:
     """Whether it is a detector of ViTDet, with the whole pyramid."""
     return (
-        config.kind == "detector"
+        isinstance(config, DetectorConfig)
         and config.heads == "vitdet"
         and config.anchor == ANCHOR
         and len(config.strides) == len(REDUCE) + 1
