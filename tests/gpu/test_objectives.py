@@ -58,8 +58,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "average and frozen blocks": {"ema": 0.9, "tune": FineTune(last_blocks=1)},
     "adapters": {"tune": FineTune(lora_rank=2)},
     "shards in order": {"shards": 2, "reproducible": True},
-    "rotary positions": {"model": lambda model: replace(model, attention="rotary")},
-    "relative positions": {"model": lambda model: replace(model, attention="relative")},
+    "rotary positions": {"model": lambda model: model.with_options(attention="rotary")},
+    "relative positions": {"model": lambda model: model.with_options(attention="relative")},
     "windows": {"model": lambda model: replace(model, window=2, class_token=False, pool="mean")},
     "attention pooling, registers": {
         "model": lambda model: replace(model, class_token=False, pool="attention", registers=2)

@@ -40,7 +40,7 @@ def test_parameters_are_those_published_without_the_position_of_a_class_token(na
     assert (config.image, config.grid, config.table_grid) == ((1024, 1024), (64, 64), (14, 14))
     assert sum(p.numel() for p in skip_init(config).parameters()) + config.width == published
     assert config.name() == f"ViTDet-{name}"
-    convolutional = replace(config, global_blocks=(), conv_blocks=config.global_blocks)
+    convolutional = config.with_options(global_blocks=(), conv_blocks=config.global_blocks)
     assert convolutional.name() == f"ViTDet-{name}"
 
 
@@ -82,14 +82,14 @@ def weights_of(model):
 
 def test_weights_of_a_vit_lose_class_token_and_last_norm_and_keep_the_rest():
     torch.manual_seed(0)
-    plain, model = contracts.randomise(build_model(PLAIN)), build_model(replace(SMALL, conv_blocks=(2,)))
+    plain, model = contracts.randomise(build_model(PLAIN)), build_model(SMALL.with_options(conv_blocks=(2,)))
     adoption = adopt(model, weights_of(plain))
     assert sorted(adoption.unused) == ["encoder.norm.bias", "encoder.norm.weight", "prefix"]
     assert all(name.endswith(("rows", "columns")) or ".after." in name for name in adoption.new)
     assert torch.equal(model.position.table, plain.position.table) and not adoption.resized
     windowed = model.encoder.blocks[0].attention.part.part.qkv.weight
     assert torch.equal(windowed, plain.encoder.blocks[0].attention.part.qkv.weight)
-    larger = build_model(replace(SMALL, position_grid=()))
+    larger = build_model(SMALL.with_options(position_grid=()))
     assert adopt(larger, weights_of(plain)).resized == "4 -> 8"
     torch.testing.assert_close(larger.position.table, model.position.read((8, 8)))
     with pytest.raises(WeightsError, match=r"unknown encoder\.blocks\.2\.after\.conv1\.weight"):
@@ -98,8 +98,8 @@ def test_weights_of_a_vit_lose_class_token_and_last_norm_and_keep_the_rest():
 
 def test_weights_of_sam_lose_their_neck():
     torch.manual_seed(0)
-    sam = contracts.randomise(build_model(replace(SMALL, neck=8, position_grid=())))
-    model = build_model(replace(SMALL, position_grid=(), window=5, global_blocks=(3,)))
+    sam = contracts.randomise(build_model(SMALL.with_options(neck=8, position_grid=())))
+    model = build_model(SMALL.with_options(position_grid=(), window=5, global_blocks=(3,)))
     adoption = adopt(model, weights_of(sam))
     assert adoption.unused and all(name.startswith("neck.") for name in adoption.unused) and not adoption.new
     tables = (sam.encoder.blocks[1].attention.part.rows, model.encoder.blocks[1].attention.part.part.rows)
@@ -128,7 +128,7 @@ def test_an_enlarged_patch_gives_the_token_of_the_smaller_one():
 def test_layer_decay_of_published_depth():
     """arXiv:2203.16527, appendix A: 0.7 to the power of how far a layer is from the head; detectron2 leaves out
     convolutional propagation."""
-    config = replace(configure("ViTDet-B/16"), conv_blocks=(2,))
+    config = configure("ViTDet-B/16").with_options(conv_blocks=(2,))
     layers = {name: config.layer_of(name) for name, _ in skip_init(config).named_parameters()}
     rates = {name: 0.7 ** (config.depth + 1 - layer) for name, layer in layers.items()}
     assert rates["position.table"] == rates["projection.weight"] == pytest.approx(0.009689, abs=1e-6)
@@ -139,7 +139,7 @@ def test_layer_decay_of_published_depth():
 
 
 def test_the_cost_of_propagation_is_that_of_its_convolutions():
-    config = replace(SMALL, conv_blocks=(0, 2))
+    config = SMALL.with_options(conv_blocks=(0, 2))
     assert config.macs() - SMALL.macs() == 2 * 64 * (2 * 16 * 8 + 9 * 8 * 8)
 
 
