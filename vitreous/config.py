@@ -50,8 +50,12 @@ class Tagged:
             raise UsageError(
                 f"there is no {name!r}", nearest(str(name), self.table) or f"there are {', '.join(self.table)}"
             )
-        picked = self.table[name or self.default or next(iter(self.table))]
-        return import_object(picked) if isinstance(picked, str) else picked
+        return self.row(name or self.default or next(iter(self.table)))
+
+    def row(self, name: str) -> Any:
+        """What the table has under a name, imported where it is the name of a class."""
+        row = self.table[name]
+        return import_object(row) if isinstance(row, str) else row
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
         """Any value: `from_plain` has made it one of the table before."""
@@ -81,7 +85,7 @@ def to_plain(value: Any) -> Any:
 def hints_of(kind: Any) -> dict[str, Any]:
     """The types of a dataclass's fields by their names, which take longer to find than a config to read."""
     hints = typing.get_type_hints(kind, include_extras=True)
-    return {name: hint for name, hint in hints.items() if hint is not dataclasses.KW_ONLY}
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
 def marks_of(kind: Any, mark: type[T]) -> dict[str, T]:
@@ -226,7 +230,7 @@ def set_paths(value: T, settings: dict[str, list[str]], before: str = "") -> T:
     import yaml
     from pydantic import TypeAdapter, ValidationError
 
-    hints = typing.get_type_hints(type(value)) if dataclasses.is_dataclass(value) else {}
+    hints = dict(hints_of(type(value))) if dataclasses.is_dataclass(value) else {}
     hints |= getattr(value, "SETTABLE", {}) or {name: type(one) for name, one in items(value).items()}
     changes: dict[str, Any] = {}
     deeper: dict[str, dict[str, list[str]]] = {}

@@ -430,7 +430,7 @@ def reduced(name, steps):
     recipe = RECIPES[name]
     if recipe.models and recipe.models[0].startswith("BiT"):
         model = BiTConfig(image=(32, 32), classes=3, blocks=(1, 1), width=32)
-    elif recipe.family == "swin":
+    elif recipe.for_models == "swin":
         classes = 3 if recipe.objective.labelled else 0
         model = SwinConfig(
             image=(32, 32), patch_size=(4, 4), classes=classes, width=16, blocks=(1, 1), heads=(1, 2), window=4

@@ -51,7 +51,7 @@ class Notes(NullListener):
 def saved(home: Path, name: str) -> Path:
     config = MODELS[name][0]
     torch.manual_seed(0)
-    task = Detection(NAMES) if config.kind == "detector" else Segmentation(NAMES)
+    task = Detection(NAMES) if config.finds_objects else Segmentation(NAMES)
     Bundle(build_model(config).eval(), task, Preprocess(config.image)).save(home / "model")
     (home / "photos").mkdir()
     for number in range(4):

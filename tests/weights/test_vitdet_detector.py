@@ -282,7 +282,7 @@ def test_a_cascade_is_read_as_a_backbone(tmp_path):
         name.replace("predictor.", "predictor.0.").replace("box_head.", "box_head.0."): t for name, t in state.items()
     }
     weights = open_weights(saved(cascade, tmp_path))
-    assert weights.config.kind == "vit" and len(weights.unused) == len(state) - len(backbone(**SMALL))
+    assert weights.config.recipe_family == "vit" and len(weights.unused) == len(state) - len(backbone(**SMALL))
 
 
 def test_other_detectors_are_written_without_their_heads(tmp_path):

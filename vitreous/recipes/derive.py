@@ -262,7 +262,7 @@ def set_fields(run: Run, values: dict[str, Any]) -> Run:
     for head, changes in parts.items():
         part = getattr(run, head)
         if unknown := changes.keys() - {field.name for field in fields(part)}:
-            kind = getattr(part, "name", None) or type(part).__name__
+            kind = vars(part).get("name") or type(part).__name__
             raise UsageError(f"{head}.{min(unknown)} is no setting of {kind}", "leave that option out")
         own[head] = replace(part, **changes)
     return replace(run, **own)

@@ -279,7 +279,7 @@ class ViTConfig(ViTCost):
 
     def structure(self) -> dict[str, Any]:
         """What the model's tensors depend on."""
-        values = {name: getattr(self, name) for name in self.option_names() if name not in UNTOLD}
+        values = {name: getattr(self, name) for name in ViTConfig.option_names() if name not in UNTOLD}
         values |= {"position_grid": self.table_grid, "slots": self.positioned, "layer_scale": self.layer_scale is None}
         return values
 
