@@ -29,7 +29,7 @@ from vitreous.models.config import SAMConfig
 from vitreous.models.names import configure
 from vitreous.models.zoo import build_model
 from vitreous.system.machine import has_bf16, processor
-from vitreous.weights.vitdet import VITDET
+from vitreous.weights.formats.vitdet import VITDET
 
 TASKS = ("whole", "windowed block", "global block")
 PASSES = ("forward", "forward and backward")

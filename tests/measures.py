@@ -191,16 +191,10 @@ def is_family_test(node: ast.AST) -> bool:
 
 
 def is_family(node: ast.expr) -> bool:
-    """Whether an expression is the family of a config: `config.family`, `getattr(config, "family", "")`, and `kind` of
-    what is called a config or a model."""
+    """Whether an expression is the family of a config: `config.family`, `getattr(config, "family", "")`."""
     if isinstance(node, ast.Call) and called_name(node) == "getattr" and len(node.args) > 1:
         return ast.unparse(node.args[1]) == "'family'"
-    if not isinstance(node, ast.Attribute):
-        return False
-    owner = ast.unparse(node.value).rpartition(".")[2]
-    return node.attr == "family" or (
-        node.attr == "kind" and owner in ("config", "model", "start", "c", "configure(model)")
-    )
+    return isinstance(node, ast.Attribute) and node.attr == "family"
 
 
 @cache

@@ -236,7 +236,7 @@ def vitreous_bundle(place):
 
 def test_pixels_of_a_patch_lie_in_the_order_of_the_authors():
     """(h, w, p, q, c) there, (h, w, c, p, q) here: what is read back makes the same image."""
-    from vitreous.weights.dit import CHANNELS_LAST
+    from vitreous.weights.formats.dit import CHANNELS_LAST
 
     config = replace(TINY, learned_variance=False)
     rows = torch.randn(12, 7)

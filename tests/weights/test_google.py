@@ -16,7 +16,7 @@ import torch
 from tests.weights.peers import difference, images, randomise, timm_bit, timm_hybrid, timm_vit
 from vitreous.models.config import StemConfig
 from vitreous.weights.adopt import open_weights
-from vitreous.weights.google import unscanned
+from vitreous.weights.formats.google import unscanned
 
 WIDTH, HEADS, HIDDEN, DEPTH, CLASSES, PATCH = 24, 3, 40, 3, 5, 4
 BLOCK = "Transformer/encoderblock_{}/"

@@ -30,10 +30,10 @@ from vitreous.errors import UsageError, VitreousError, WeightsError
 from vitreous.inference.predict import load
 from vitreous.models.config import BiTConfig, ViTConfig
 from vitreous.nn.grid import RESIZE
-from vitreous.weights import google
 from vitreous.weights.adopt import open_weights
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.foreign import writers
+from vitreous.weights.formats import google
 from vitreous.weights.options import WeightsSource
 from vitreous.weights.tasks import Classification
 

@@ -17,8 +17,8 @@ from vitreous.models.config import ViTConfig
 from vitreous.models.zoo import build_model
 from vitreous.weights.adopt import open_weights
 from vitreous.weights.foreign import writers
+from vitreous.weights.formats.variants import only_published
 from vitreous.weights.sidecar import note
-from vitreous.weights.variants import only_published
 
 CONFIG = ViTConfig(image=(32, 32), patch=(8, 8), classes=5, width=64, depth=2, heads=1, hidden=96)
 

@@ -14,8 +14,8 @@ from vitreous.models.zoo import build_model, skip_init
 from vitreous.weights.adopt import open_weights, parts_of
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.convert import convert
+from vitreous.weights.formats.vitdet_detector import DETECTOR
 from vitreous.weights.tasks import Detection
-from vitreous.weights.vitdet_detector import DETECTOR
 
 RPN, ROI = "proposal_generator.rpn_head", "roi_heads"
 

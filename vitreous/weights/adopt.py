@@ -24,6 +24,7 @@ from vitreous.nn.sizes import format_size
 from vitreous.weights.bundle import DESCRIPTION, Bundle, fill, load_bundle
 from vitreous.weights.fetch import fetch, nothing_at
 from vitreous.weights.foreign import DetectedCheckpoint, find, weights_in
+from vitreous.weights.formats.variants import heads_mismatch
 from vitreous.weights.inflation import fit_key_bias, inflate_kernel, inflate_positions
 from vitreous.weights.objective_parts import HEAD, Adoption, ObjectiveParts, load_parts
 from vitreous.weights.options import known_of
@@ -32,7 +33,6 @@ from vitreous.weights.published import published_row
 from vitreous.weights.sharded import tensors_in
 from vitreous.weights.sidecar import check_family, class_names, fields, json_in, preprocessing
 from vitreous.weights.tasks import Detection, Features, Generation, Segmentation, Task, WithTask, task_of
-from vitreous.weights.variants import heads_mismatch
 
 NORMS = ("encoder.norm.", "pooled_norm.")  # the last one, on every token or on what is pooled of them
 #: what changes no answer until it is trained, so that weights need not have it: relative positions, convolutions, time

@@ -21,10 +21,10 @@ from vitreous.models.zoo import build_model
 from vitreous.nn.position import sincos
 from vitreous.nn.sizes import format_size
 from vitreous.system.disk import publish, write_text
-from vitreous.weights import vitdet_detector
 from vitreous.weights.adopt import HEAD, Adoption, Weights, adopt, open_weights, parts_of, without_dense_head
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.foreign import find
+from vitreous.weights.formats import vitdet_detector
 from vitreous.weights.objective_parts import ObjectiveParts
 from vitreous.weights.pretraining_files import (
     PRETRAINING,

@@ -20,13 +20,25 @@ from torch import Tensor
 from vitreous.errors import VitreousError, WeightsError
 from vitreous.models.config import ModelConfig
 from vitreous.models.zoo import skip_init
-from vitreous.weights import dit, google, others, own, swin, swin_v2, timm, transformers, video, vitdet, vitdet_detector
 from vitreous.weights.entry import FLOATING, shown
 from vitreous.weights.files import Source, open_weights
-from vitreous.weights.measure import is_ambiguous
+from vitreous.weights.formats import (
+    dit,
+    google,
+    others,
+    own,
+    swin,
+    swin_v2,
+    timm,
+    transformers,
+    video,
+    vitdet,
+    vitdet_detector,
+)
+from vitreous.weights.formats.measure import is_ambiguous
+from vitreous.weights.formats.variants import VARIANTS, conclusions
 from vitreous.weights.sidecar import json_in, note, noted, said_by, windows_of_name
 from vitreous.weights.table import Format, Shapes
-from vitreous.weights.variants import VARIANTS, conclusions
 
 #: in the order in which they are tried: the first whose sign is there
 FORMATS = [

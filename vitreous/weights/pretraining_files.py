@@ -15,10 +15,10 @@ from torch import Tensor
 from vitreous.errors import UsageError, WeightsError
 from vitreous.models.config import ViTConfig
 from vitreous.system.disk import write_text
-from vitreous.weights import decoders
 from vitreous.weights.adopt import open_weights, parts_of
 from vitreous.weights.bundle import Bundle
-from vitreous.weights.heads import write_head
+from vitreous.weights.formats import decoders
+from vitreous.weights.formats.heads import write_head
 from vitreous.weights.objective_parts import ObjectiveParts
 from vitreous.weights.pretraining import HEADS, LOSS, STUDENT, within
 from vitreous.weights.table import Format, Tensors

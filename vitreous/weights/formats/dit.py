@@ -12,7 +12,7 @@ from torch import Tensor
 from vitreous.errors import WeightsError
 from vitreous.models.configs.dit import DITS, DiTConfig
 from vitreous.nn.position import sincos
-from vitreous.weights.measure import grid_from
+from vitreous.weights.formats.measure import grid_from
 from vitreous.weights.table import CONVOLUTION, SEPARATE, Format, Shapes, TensorTransform, count, row, table
 
 

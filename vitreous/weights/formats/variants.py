@@ -7,7 +7,7 @@ from collections.abc import Callable, Container
 from typing import Any, NamedTuple
 
 from vitreous.models.config import TRANSFORMER_FIELDS, ModelConfig, ViTConfig
-from vitreous.weights.measure import published_heads
+from vitreous.weights.formats.measure import published_heads
 
 #: field of `ViTConfig` -> its value where the tensors are missing, its value where they are present
 MISSING = {

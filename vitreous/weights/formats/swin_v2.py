@@ -17,9 +17,9 @@ from torch import Tensor
 
 from vitreous.models.config import ModelConfig, SwinConfig
 from vitreous.nn.windows import log_spaced
-from vitreous.weights import swin
-from vitreous.weights.own import NAME, OwnNames
-from vitreous.weights.swin import BRANCHES, BUFFERS, MLP, Layout, assumptions, with_windows
+from vitreous.weights.formats import swin
+from vitreous.weights.formats.own import NAME, OwnNames
+from vitreous.weights.formats.swin import BRANCHES, BUFFERS, MLP, Layout, assumptions, with_windows
 from vitreous.weights.table import COPY, SEPARATE, Format, Row, Shapes, Tensors, TensorTransform, row, table
 
 ATTENTION = "attention.part.part"

@@ -10,7 +10,8 @@ from typing import Any
 
 from vitreous.models.config import BiTConfig, ModelConfig, ViTConfig
 from vitreous.models.configs.base import Pixels
-from vitreous.weights.measure import Size, bit_config, clip_size, vit_config
+from vitreous.weights.formats.measure import Size, bit_config, clip_size, vit_config
+from vitreous.weights.formats.timm import resnet_blocks
 from vitreous.weights.sidecar import FAMILIES
 from vitreous.weights.table import (
     BARE_TOKEN,
@@ -26,7 +27,6 @@ from vitreous.weights.table import (
     row,
     table,
 )
-from vitreous.weights.timm import resnet_blocks
 
 ACTS = {"none": "gelu", "tanh": "gelu_pytorch_tanh", "quick": "quick_gelu"}
 QKV = "attention.attention.query attention.attention.key attention.attention.value"

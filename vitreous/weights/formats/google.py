@@ -19,7 +19,7 @@ from typing import Any
 
 from vitreous.models.config import BiTConfig, StemConfig, ViTConfig
 from vitreous.nn.sizes import nearby
-from vitreous.weights.measure import Size, bit_config, units_of, vit_config
+from vitreous.weights.formats.measure import Size, bit_config, units_of, vit_config
 from vitreous.weights.table import (
     COPY,
     FLAT,

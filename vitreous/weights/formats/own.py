@@ -23,7 +23,7 @@ from vitreous.models.config import (
     transformer_config,
 )
 from vitreous.models.names import NO_TOKENS
-from vitreous.weights.measure import bit_config, published_heads
+from vitreous.weights.formats.measure import bit_config, published_heads
 from vitreous.weights.table import Format, Shapes, Tensors, count
 
 KEEP = "save the whole model with vitreous.save(model, FOLDER), which keeps what a state dict does not"

@@ -19,7 +19,8 @@ from dataclasses import replace
 from typing import Any
 
 from vitreous.models.config import BiTConfig, ModelConfig, StemConfig, ViTConfig
-from vitreous.weights.measure import Size, bit_config, vit_config
+from vitreous.weights.formats.measure import Size, bit_config, vit_config
+from vitreous.weights.formats.variants import only_published
 from vitreous.weights.table import (
     CONVOLUTION,
     POINTWISE,
@@ -35,7 +36,6 @@ from vitreous.weights.table import (
     row,
     table,
 )
-from vitreous.weights.variants import only_published
 
 PREFIXES = prefixes("cls_token", "dist_token", "reg_token")
 BLOCKS = (

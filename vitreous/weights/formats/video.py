@@ -19,9 +19,9 @@ from dataclasses import replace
 from typing import Any
 
 from vitreous.models.config import VideoConfig, ViTConfig
-from vitreous.weights.measure import Size, clip_size, vit_config
+from vitreous.weights.formats.measure import Size, clip_size, vit_config
+from vitreous.weights.formats.transformers import OUT, QKV, shape
 from vitreous.weights.table import CONVOLUTION, Format, Shapes, blocks, count, row, table
-from vitreous.weights.transformers import OUT, QKV, shape
 
 TITLE = "transformers' VideoMAE"
 FRAMES = 16  # of a clip, where nothing says so

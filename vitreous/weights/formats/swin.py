@@ -26,7 +26,7 @@ import torch
 
 from vitreous.models.config import ModelConfig, SwinConfig
 from vitreous.nn.windows import read_offsets
-from vitreous.weights.own import NAME, OwnNames
+from vitreous.weights.formats.own import NAME, OwnNames
 from vitreous.weights.table import (
     CONVOLUTION,
     COPY,
