@@ -20,6 +20,7 @@ from vitreous.models.config import (
     transformer_config,
 )
 from vitreous.models.names import NAMES, configure, configure_vit
+from vitreous.models.vit import ViT
 from vitreous.models.zoo import build_model, create, skip_init
 
 #: parameters as published (official modules, or the formula of each paper's code); with 1000 classes but where the name
@@ -153,6 +154,28 @@ def test_names_need_no_pytorch():
 def test_configs_that_cannot_be_are_refused(changes, message):
     with pytest.raises(UsageError, match=message):
         transformer_config(**changes)
+
+
+def test_a_class_makes_what_it_names():
+    with pytest.raises(UsageError, match="attention=decomposed is not for ViTConfig"):
+        ViTConfig(attention="decomposed")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'stem'"):
+        ViTConfig(stem=StemConfig())  # type: ignore[call-arg]
+    clip = transformer_config(width=32, depth=1, heads=2, hidden=64, first_norm=True)
+    with pytest.raises(TypeError, match=r"CLIPConfig is the config of CLIP, not of ViT: use build_model\(config\)"):
+        ViT(clip)
+    assert type(build_model(clip)).__name__ == "CLIP" and type(ViT(clip.with_options(first_norm=False))) is ViT
+
+
+def test_options_choose_the_family_and_keep_it():
+    plain = ViTConfig(class_token=False, pool="mean")
+    hybrid = plain.with_options(stem=ConvStemConfig())
+    assert hybrid.family == hybrid.with_options(depth=3).family == "hybrid" and hybrid.with_options(stem=None) == plain
+    assert plain.with_options(attention="decomposed", window=7).with_options(attention="plain", window=0) == plain
+    with pytest.raises(UsageError, match="no model has stem and axial"):
+        hybrid.with_options(axial=True)
+    with pytest.raises(UsageError, match="there is no family vitt\n  did you mean vit"):
+        transformer_config(family="vitt")
 
 
 @pytest.mark.parametrize("widths,blocks", [((), ()), ((8, 16), (1,)), ((8, 0), (0, 0)), ((8, 16), (0, -1))])
