@@ -241,10 +241,10 @@ class VisionModel(nn.Module, Generic[Config]):
         features_after: Any = getattr(self, "features_after", None)
         if not hasattr(self, "features_at"):
             raise NotImplementedError(f"{type(self).__name__} gives no features of blocks by itself: ask its backbone")
-        if features_after is None or getattr(config, "stages", ()):
-            strides = [config.strides[i] for i in choose_indices(len(config.strides), indices)]  # type: ignore[union-attr]
+        if features_after is None or config.has_stages:
+            strides = [config.strides[i] for i in choose_indices(len(config.strides), indices)]
             maps = self.features_at(images, strides)
-            last = config.strides[-1]  # type: ignore[union-attr]
+            last = config.strides[-1]
             maps = [
                 self.last_norm(x) if norm and stride == last else x for x, stride in zip(maps, strides, strict=True)
             ]
@@ -253,7 +253,7 @@ class VisionModel(nn.Module, Generic[Config]):
         outputs = [self.last_norm(x) for x in outputs] if norm else outputs
         grid = tuple(side // patch for side, patch in zip(images.shape[2:], config.patch, strict=True))
         count = outputs[0].shape[1] if outputs else 0
-        patches = count - config.prefix  # type: ignore[union-attr]
+        patches = count - config.prefix
         prefix = count - patches
         return [(x[:, prefix:].unflatten(1, grid), x[:, :prefix]) for x in outputs]
 

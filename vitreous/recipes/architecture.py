@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 from vitreous.config import set_paths
@@ -71,7 +70,7 @@ def started(options: TrainOptions, classes: int, start: ModelConfig, recipe: Rec
     names one. Raises UsageError for another --model."""
     for name in (options.model,) if options.model else recipe.models if recipe else ():
         if on_windows(named := configure(name), start):
-            start = replace(named, channels=start.channels)
+            start = named.with_options(channels=start.channels)
             break
     if options.model and configure(options.model).name() != start.name():
         raise UsageError(

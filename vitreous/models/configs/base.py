@@ -146,6 +146,7 @@ class ModelConfig:
     global_blocks: tuple[int, ...] = ()  # those that attend to everything where the others have windows
     position_grid: tuple[int, ...] = ()
     stem_depth: int = 0  # residual units before the first block
+    threshold: float = 0.0  # score from which objects are given
     inflate: str = "central"  # how weights of images start a projection of clips
     first_block: int = 0  # the number of the first block in the names of parameters
     has_stages: bool = False  # dense heads read `levels`, each with its own channels
