@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from copy import copy
-from dataclasses import replace
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -298,7 +297,7 @@ def remove_head(model: Model) -> Model:
     """Return the model without a head, its weights shared: it outputs the head's input."""
     twin = copy(model)
     twin._modules = {**model._modules, "head": nn.Identity()}
-    twin.config = replace(model.config, classes=0)  # type: ignore[assignment]
+    twin.config = model.config.with_options(classes=0)
     return twin
 
 

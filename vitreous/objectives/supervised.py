@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -180,7 +180,7 @@ class Supervised(Objective):
         """Three forward passes, without the patches and pixels that are left out."""
         config, tokens = self.model.config, self.setting.tokens
         if tokens:  # a strip has as many
-            config = replace(config, image=(tokens * config.patch[0], config.patch[1]))  # type: ignore[arg-type]
+            config = config.with_options(image=(tokens * config.patch[0], config.patch[1]))
         return 6 * forward_macs(self.config, config, progress.samples, progress.total)  # type: ignore[arg-type]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
@@ -64,7 +64,7 @@ def mean_work(run: Run, inputs: Inputs) -> float:
     """What a sample costs on average, in samples of the model's own size: 1 but where there are buckets."""
     if inputs.buckets is None:
         return 1.0
-    costs = [replace(run.model, image=size).macs() for size in run.preprocess.buckets]  # type: ignore[arg-type]
+    costs = [run.model.with_options(image=size).macs() for size in run.preprocess.buckets]
     return float(np.array(costs, np.float64)[inputs.buckets].mean()) / run.model.macs()
 
 

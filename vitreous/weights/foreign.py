@@ -85,8 +85,6 @@ UNREAD = {
 PARAMETERS = 20_000_000_000  # of a model that is believed
 FACTS = 4096  # numbers of a tensor whose values tell what a model is
 INDEX = "model.safetensors.index.json"
-#: fields of `ViTConfig` that names and shapes do not depend on
-UNTOLD = ("dropout", "drop_path", "drop_path_rises", "resize", "gelu", "eps")
 
 
 @dataclass(frozen=True)
