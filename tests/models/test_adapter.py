@@ -9,7 +9,7 @@ from tests import contracts
 from vitreous.config import from_plain, to_plain
 from vitreous.errors import UsageError
 from vitreous.models.config import AdapterConfig, HybridConfig, ModelConfig, SAMConfig, ViTConfig
-from vitreous.models.configs.adapter import adapted
+from vitreous.models.configs.adapter import add_adapter
 from vitreous.models.configs.hybrid import ConvStemConfig
 from vitreous.models.names import configure
 from vitreous.models.zoo import build_model, skip_init
@@ -47,7 +47,7 @@ PUBLISHED = {
 @pytest.mark.parametrize("size", PUBLISHED)
 def test_parameters_are_those_published_without_the_position_of_a_class_token(size):
     plain = {"classes": 0, "class_token": False, "pool": "mean", "norm": "none", "layer_scale": 1.0}
-    config = adapted(replace(configure(f"ViT-{size}/16"), **plain))
+    config = add_adapter(replace(configure(f"ViT-{size}/16"), **plain))
     model = skip_init(config)
     whole, prior, interactions = (
         sum(p.numel() for p in part.parameters()) for part in (model, model.prior, model.interactions)

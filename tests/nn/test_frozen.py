@@ -103,7 +103,7 @@ def unlike():
 def test_every_model_of_the_zoo(name):
     """On a square image and on one that is not."""
     torch.manual_seed(0)
-    model = zoo.build(few(name))
+    model = zoo.build_model(few(name))
     for parameter in model.head.parameters():
         torch.nn.init.normal_(parameter, std=0.02)
     height, width = model.config.patch

@@ -62,10 +62,6 @@ class ViTAdapter(VisionModel[AdapterConfig]):
         """The ViT, whose tokens have nothing of the adapter."""
         return self.backbone
 
-    def forward(self, images: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, D): the mean of the coarsest map."""
-        return self.classify(self.pool(self.features(images)))
-
     def features(self, images: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, h w, D): the coarsest map, row by row."""
         return self.features_at(images, self.config.strides[-1:])[0].flatten(1, 2)
@@ -133,17 +129,9 @@ class ViTAdapter(VisionModel[AdapterConfig]):
         """(B, h, w, D) -> (B, h, w, D): as it is; every map has its own norm."""
         return x
 
-    def pool(self, tokens: Tensor) -> Tensor:
-        """(B, N, D) -> (B, D): the mean."""
-        return tokens.mean(1)
-
     def classify(self, pooled: Tensor) -> Tensor:
         """(B, D) -> (B, D): there is no head."""
         return pooled
-
-    def forward_patches(self, images: Tensor, index: Tensor) -> Tensor:
-        """(B, C, *image): an adapter reads whole images. Raises NotImplementedError."""
-        raise NotImplementedError("an adapter computes whole images")
 
     def blocks(self) -> list[nn.Module]:
         """The residual blocks of the ViT, in order."""

@@ -65,14 +65,6 @@ class VisionModel(nn.Module, Generic[Config]):
             """(B, C, *image) -> for each stride, in pixels, (B, *grid, D)."""
             ...
 
-        def pool(self, tokens: Tensor) -> Tensor:
-            """(B, P + N, D) -> (B, F): the input of the head."""
-            ...
-
-        def classify(self, pooled: Tensor) -> Tensor:
-            """(B, F) -> (B, classes)."""
-            ...
-
         def blocks(self) -> list[nn.Module]:
             """The residual blocks in order."""
             ...
@@ -98,6 +90,23 @@ class VisionModel(nn.Module, Generic[Config]):
             if name in ELSEWHERE:
                 raise AttributeError(f"{type(self).__name__} has no {name}: {ELSEWHERE[name]}")
             return super().__getattr__(name)
+
+    def forward(self, images: Tensor) -> Any:
+        """(B, C, *image) -> (B, classes): logits; (B, F) without a head."""
+        return self.classify(self.pool(self.features(images)))
+
+    def pool(self, tokens: Tensor) -> Tensor:
+        """(B, P + N, D) -> (B, F): the input of the head; the mean of all tokens."""
+        return tokens.mean(1)
+
+    def classify(self, pooled: Tensor) -> Tensor:
+        """(B, F) -> (B, classes)."""
+        return self.head(pooled)
+
+    def forward_patches(self, images: Tensor, index: Tensor) -> Tensor:
+        """(B, C, *image), (B, K) int64 -> (B, classes): logits from the patches of these numbers alone, where
+        `config.drops_patches`. Raises NotImplementedError for models that compute whole images."""
+        raise NotImplementedError(f"{self.config.name()} computes whole images: no patch can be left out")
 
     @classmethod
     def count_macs(cls, config: Any, image: tuple[int, ...]) -> int:

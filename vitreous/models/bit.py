@@ -42,17 +42,9 @@ class BiT(VisionModel[BiTConfig]):
         """(B, D) -> (B, classes): a head whose weights are 0."""
         return linear_head(self.config.width_out, self.config.classes)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, classes): logits."""
-        return self.classify(self.pool(self.features(images)))
-
     def first_layer(self) -> nn.Module:
         """The layer that reads the image: the root convolution."""
         return self.body.root.conv
-
-    def forward_patches(self, images: Tensor, index: Tensor) -> Tensor:
-        """A map of convolutions has no patches to leave out. Raises NotImplementedError."""
-        raise NotImplementedError("a ResNet computes its whole map")
 
     def blocks(self) -> list[nn.Module]:
         """The residual units of all stages, in order."""
@@ -77,11 +69,3 @@ class BiT(VisionModel[BiTConfig]):
         """(B, C, H, W) in the type of the weights. Raises as `check_images`."""
         self.check_images(images)
         return images.to(self.body.norm.weight.dtype)
-
-    def pool(self, tokens: Tensor) -> Tensor:
-        """(B, N, D) -> (B, D): the mean."""
-        return tokens.mean(1)
-
-    def classify(self, pooled: Tensor) -> Tensor:
-        """(B, D) -> (B, classes)."""
-        return self.head(pooled)

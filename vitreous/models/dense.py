@@ -47,10 +47,6 @@ class Dense(VisionModel[Any]):
         """(B, D): a dense head has no answer for a whole image. Raises NotImplementedError."""
         raise NotImplementedError("a dense head answers for pixels or objects, not for images")
 
-    def forward_patches(self, images: Tensor, index: Tensor) -> Tensor:
-        """(B, C, *image): every pixel is to be answered, no patch can be left out. Raises NotImplementedError."""
-        raise NotImplementedError("a dense head computes whole images")
-
     def blocks(self) -> list[nn.Module]:
         """The residual blocks of the backbone, in order."""
         return self.backbone.blocks()

@@ -53,17 +53,9 @@ class Swin(VisionModel[SwinConfig]):
         """(B, D) -> (B, classes): a head whose weights are 0."""
         return linear_head(self.config.width_out, self.config.classes)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, classes): logits."""
-        return self.classify(self.pool(self.features(images)))
-
     def first_layer(self) -> nn.Module:
         """The layer that reads the image: the projection of its patches."""
         return self.projection
-
-    def forward_patches(self, images: Tensor, index: Tensor) -> Tensor:
-        """Windows take whole grids: no patch can be left out. Raises NotImplementedError."""
-        raise NotImplementedError("a Swin computes whole grids")
 
     def blocks(self) -> list[nn.Module]:
         """The residual blocks of all stages, in order."""
@@ -102,14 +94,6 @@ class Swin(VisionModel[SwinConfig]):
     def last_norm(self, x: Tensor) -> Tensor:
         """(B, h, w, D) -> (B, h, w, D): the norm after the last stage."""
         return self.norm(x)
-
-    def pool(self, tokens: Tensor) -> Tensor:
-        """(B, N, D) -> (B, D): the mean."""
-        return tokens.mean(1)
-
-    def classify(self, pooled: Tensor) -> Tensor:
-        """(B, D) -> (B, classes)."""
-        return self.head(pooled)
 
 
 class Stage(Encoder):

@@ -33,9 +33,6 @@ class Mobile(VisionModel[MobileConfig]):
     def build_head(self) -> nn.Module:
         return linear_head(self.config.width, self.config.classes)
 
-    def forward(self, images: Tensor) -> Tensor:
-        return self.classify(self.pool(self.features(images)))
-
     def project(self, images: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, h, w, D)."""
         self.check_images(images)
@@ -51,12 +48,6 @@ class Mobile(VisionModel[MobileConfig]):
 
     def last_norm(self, tokens: Tensor) -> Tensor:
         return self.encoder.norm(tokens)
-
-    def pool(self, tokens: Tensor) -> Tensor:
-        return tokens.mean(1)
-
-    def classify(self, pooled: Tensor) -> Tensor:
-        return self.head(pooled)
 
     def blocks(self) -> list[nn.Module]:
         return list(self.encoder.blocks)

@@ -114,7 +114,7 @@ class AdapterConfig(WithBackbone):
         return self.backbone.width
 
 
-def adapted(backbone: Any, adapter: Adapter = "group", token_source: TokenSource = "last") -> Any:
+def add_adapter(backbone: Any, adapter: Adapter = "group", token_source: TokenSource = "last") -> Any:
     """A backbone with an adapter that has this norm, or as it is with "none": the published adapter of the width of a
     ViT, else one with the heads of the ViT. `token_source` is that of `AdapterConfig`. Raises UsageError as
     `AdapterConfig`, and for what has stages of its own.

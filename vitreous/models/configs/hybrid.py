@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 from vitreous.errors import UsageError
 from vitreous.models.configs.base import Image, Level
 from vitreous.models.configs.bit import Numerics
-from vitreous.models.configs.vit import ViTConfig, plain, with_changes
+from vitreous.models.configs.vit import ViTConfig, plain_config, with_changes
 from vitreous.models.cost import convolution_macs, resnet_macs
 from vitreous.models.presets import CONVS, HYBRIDS, RESNETS
 from vitreous.nn.sizes import format_size, grid_of
@@ -109,15 +109,17 @@ class HybridConfig(ViTConfig):
         last."""
         conv, resnet = _CONV.fullmatch(name), _HYBRID.fullmatch(name)
         if conv:
-            return with_changes(plain(conv["rest"]), {"stem": conv_stem(conv["stages"])}, image)
+            return with_changes(plain_config(conv["rest"]), {"stem": conv_stem(conv["stages"])}, image)
         options = {"resize": "zoom", "gelu": "tanh"}
         if name in HYBRIDS:
             blocks, pixels = HYBRIDS[name]
-            return with_changes(plain(name.partition("+")[2], pixels), {"stem": StemConfig(blocks), **options}, image)
+            return with_changes(
+                plain_config(name.partition("+")[2], pixels), {"stem": StemConfig(blocks), **options}, image
+            )
         if resnet is None or resnet["depth"] not in RESNETS:
             return None
-        stem = StemConfig(staged(resnet["depth"], int(resnet["patch"])), 64 * int(resnet["factor"] or 1))
-        return with_changes(plain(resnet["rest"]), {"stem": stem, **options}, image)
+        stem = StemConfig(stage_units(resnet["depth"], int(resnet["patch"])), 64 * int(resnet["factor"] or 1))
+        return with_changes(plain_config(resnet["rest"]), {"stem": stem, **options}, image)
 
     def name(self) -> str:
         """`R50+ViT-B/16`, `Conv+ViT-S/16`, or `Conv16-32x1-64x2+ViT-S/16`."""
@@ -128,7 +130,7 @@ class HybridConfig(ViTConfig):
         for hybrid, (blocks, _) in HYBRIDS.items():
             if (blocks, 64) == (stem.blocks, stem.width) and f"+ViT-{size}/" in hybrid:
                 return hybrid
-        depth = next((depth for depth in RESNETS if staged(depth, self.patch[0]) == stem.blocks), None)
+        depth = next((depth for depth in RESNETS if stage_units(depth, self.patch[0]) == stem.blocks), None)
         return f"R{depth or '-'.join(map(str, stem.blocks))}x{stem.width / 64:g}+ViT-{name}"
 
     def __post_init__(self) -> None:
@@ -204,7 +206,7 @@ def conv_stem_name(stem: ConvStemConfig) -> str:
     return text if any(stem.blocks) else f"{text}x0"
 
 
-def staged(depth: str, patch: int) -> tuple[int, ...]:
+def stage_units(depth: str, patch: int) -> tuple[int, ...]:
     """Units of each stage of a hybrid's ResNet: for tokens of 16 pixels those of stage 4 are in stage 3 (section
     4.1)."""
     first, second, third, fourth = RESNETS[depth]

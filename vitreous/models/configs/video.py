@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from vitreous.errors import UsageError
 from vitreous.models.configs.base import Image
-from vitreous.models.configs.vit import ViTConfig, plain, with_changes
+from vitreous.models.configs.vit import ViTConfig, plain_config, with_changes
 from vitreous.models.cost import block_macs
 from vitreous.models.presets import NO_TOKENS
 from vitreous.nn.sizes import format_size, nearby
@@ -70,7 +70,7 @@ class VideoConfig(ViTConfig):
         arrangement = ((match and match["arrangement"]) or "joint").lower()
         if match is None or arrangement not in ARRANGEMENTS:
             return None
-        flat, time = plain(match["rest"]), int(match["time"])
+        flat, time = plain_config(match["rest"]), int(match["time"])
         if time < 1:
             raise UsageError(f"unknown model {name}", "a patch is at least one frame")
         videomae = match["kind"].lower() == "videomae"

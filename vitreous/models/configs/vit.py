@@ -109,15 +109,15 @@ class ViTConfig(ViTCost):
     @classmethod
     def parse_name(cls, name: str, image: Image) -> ViTConfig | None:
         """A row of `KIN`, `ViT-B/16`, `B/16` or `ViT-128x6/4`. Raises UsageError for a patch of less than a pixel."""
-        return parse_kin(name, image) or (with_changes(plain(name), {}, image) if is_plain(name) else None)
+        return parse_kin(name, image) or (with_changes(plain_config(name), {}, image) if is_plain(name) else None)
 
     def name(self) -> str:
         """`ViT-B/16`, `ViT-128x6/4` where no size fits, or the row of `KIN` that has what the config has."""
         shape = (self.width, self.depth, self.heads, self.hidden, self.patch)
-        if defining(self) != (*shape, *(getattr(ViTConfig, name) for name in DEFINING), False):
+        if defining_values(self) != (*shape, *(getattr(ViTConfig, name) for name in DEFINING), False):
             for prefix, members in KIN.items():
                 for member in members:
-                    if defining(parse_kin(f"{prefix}-{member}", None)) == defining(self):
+                    if defining_values(parse_kin(f"{prefix}-{member}", None)) == defining_values(self):
                         return f"{prefix}-{member}"
         return f"ViT-{self.size_name()}"
 
@@ -302,11 +302,11 @@ class ViTConfig(ViTCost):
 def transformer_config(**settings: Any) -> Any:
     """The config of the family that has these options: with `stem=...` it is a `HybridConfig`, without any of them a
     `ViTConfig`. Raises UsageError where no family has all of them."""
-    settings = resolve({"family": "vit"} | settings)
+    settings = resolve_family({"family": "vit"} | settings)
     return config_type(settings["family"])(**settings)
 
 
-def resolve(settings: Mapping[str, Any]) -> dict[str, Any]:
+def resolve_family(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Options of a transformer with the `family` that has them all, and without those that are not used: what a plain
     ViT is with `first_norm=True`. Raises UsageError where no family has all of them."""
     used = {name: family for name, family in FAMILY_OF.items() if settings.get(name)}
@@ -335,7 +335,7 @@ def parse_kin(name: str, image: Image) -> ViTConfig | None:
     for prefix, members in KIN.items():
         row = members.get(name.removeprefix(f"{prefix}-"))
         if row is not None and name.startswith(f"{prefix}-"):
-            return with_changes(plain(name.removeprefix(f"{prefix}-").partition("-")[0]), row, image)
+            return with_changes(plain_config(name.removeprefix(f"{prefix}-").partition("-")[0]), row, image)
     return None
 
 
@@ -358,7 +358,7 @@ def sizes_of(size: str) -> tuple[int, int, int, int] | None:
     return SIZES.get(size if size in SIZES else sizes.get(size.lower(), ""))
 
 
-def plain(name: str, pixels: int | None = None) -> ViTConfig:
+def plain_config(name: str, pixels: int | None = None) -> ViTConfig:
     """The config of a plain ViT; `pixels` that a token covers, where the name's number is not that. Raises UsageError
     for an unknown name, and a patch of less than a pixel."""
     match = _CANONICAL.fullmatch(name) or _TIMM.fullmatch(name)
@@ -384,7 +384,7 @@ def plain(name: str, pixels: int | None = None) -> ViTConfig:
     )
 
 
-def defining(config: Any) -> tuple[Any, ...]:
+def defining_values(config: Any) -> tuple[Any, ...]:
     """The values that tell families apart."""
     shape = (config.width, config.depth, config.heads, config.hidden, config.patch)
     return (*shape, *(getattr(config, name) for name in DEFINING), config.pool == "distilled")

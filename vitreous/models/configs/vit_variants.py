@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 from vitreous.errors import UsageError
 from vitreous.models.configs.base import Image, LayerGroups
-from vitreous.models.configs.vit import ViTConfig, plain, with_changes
+from vitreous.models.configs.vit import ViTConfig, plain_config, with_changes
 from vitreous.models.presets import KIN, NO_TOKENS
 
 
@@ -31,7 +31,7 @@ class AxialConfig(ViTConfig):
         rest = name.lower().removeprefix("axial-vit-")
         if rest == name.lower():
             return None
-        return with_changes(plain(name[-len(rest) :]), NO_TOKENS | {"axial": True}, image)
+        return with_changes(plain_config(name[-len(rest) :]), NO_TOKENS | {"axial": True}, image)
 
     def name(self) -> str:
         """`Axial-ViT-B/16`."""
