@@ -135,7 +135,7 @@ class ViTConfig(ViTCost):
     @classmethod
     def option_names(cls) -> tuple[str, ...]:
         """The fields of a ViT, and the options of its kin."""
-        return (*dict.fromkeys((*super().option_names(), *FAMILY_OF)),)
+        return tuple(dict.fromkeys((*super().option_names(), *FAMILY_OF)))
 
     def __post_init__(self) -> None:
         self.check_attention()
