@@ -18,8 +18,9 @@ from vitreous.apps.bench.work import Work
 from vitreous.models.zoo import create
 from vitreous.nn.encoder import compile_blocks
 from vitreous.objectives.supervised import Supervised
+from vitreous.system.cores import synchronise
 from vitreous.training.optimizer import Optimizers
-from vitreous.training.peak import quick_peak, synchronise
+from vitreous.training.peak import quick_peak
 from vitreous.training.ranks import Ranks
 from vitreous.training.run import Optimizer
 from vitreous.training.sharded import Sharded

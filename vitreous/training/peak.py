@@ -9,6 +9,7 @@ from functools import lru_cache
 import torch
 
 from vitreous.nn.frozen import Packed, can_pack
+from vitreous.system.cores import synchronise
 from vitreous.system.machine import DTYPES, has_bf16, thread_pool
 
 QUICK = {"cpu": 1024, "cuda": 8192}  # sides of the matrices, small enough that measuring takes a fraction of a second
@@ -53,9 +54,3 @@ def best_of(product: Callable[[], object], device: str, times: int = 3) -> float
             synchronise(device)
             seconds.append(time.perf_counter() - started)
     return min(seconds[1:])
-
-
-def synchronise(device: str) -> None:
-    """Wait until a GPU has done what it was told."""
-    if device.startswith("cuda"):
-        torch.cuda.synchronize(device)
