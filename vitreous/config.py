@@ -72,7 +72,7 @@ def to_plain(value: Any) -> Any:
 def hints_of(kind: Any) -> dict[str, Any]:
     """The types of a dataclass's fields by their names, which take longer to find than a config to read."""
     hints = typing.get_type_hints(kind, include_extras=True)
-    return {name: hint for name, hint in hints.items() if hint is not dataclasses.KW_ONLY}
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
 def marks_of(kind: Any, mark: type[T]) -> dict[str, T]:
@@ -215,7 +215,8 @@ def set_paths(value: T, settings: dict[str, list[str]], before: str = "") -> T:
     import yaml
     from pydantic import TypeAdapter, ValidationError
 
-    hints = typing.get_type_hints(type(value)) if dataclasses.is_dataclass(value) else {}
+    own = typing.get_type_hints(type(value)) if dataclasses.is_dataclass(value) else {}
+    hints = {field.name: own[field.name] for field in dataclasses.fields(value)} if own else {}  # type: ignore[arg-type]
     hints |= getattr(value, "SETTABLE", {}) or {name: type(one) for name, one in items(value).items()}
     changes: dict[str, Any] = {}
     deeper: dict[str, dict[str, list[str]]] = {}
