@@ -67,6 +67,10 @@ class BandPreprocess(StillPreprocess):
             isinstance(weights, BandPreprocess) and super().shares_moments(weights) and weights.numbers == self.numbers
         )
 
+    def cast_pixels(self, pixels: np.ndarray) -> np.ndarray:
+        """Pixels (B, H, W[, C]) of any type -> float32, if `numbers` are; else the same."""
+        return pixels.astype(np.float32) if self.numbers == "float32" else pixels
+
     def decode(self, raw: Raw, name: str | None = None) -> Bands:
         """A file, its bytes, or pixels (H, W[, C]) -> a Pillow image for each channel. Raises DataError."""
         pixels = np.asarray(raw) if isinstance(raw, Image.Image) else raw

@@ -156,6 +156,11 @@ class Preprocess(ABC):
         grey = pixels.ndim == self.axes + 1 and pixels.shape[-1] == 1
         return np.ascontiguousarray(pixels[..., 0] if grey else pixels)
 
+    def cast_pixels(self, pixels: np.ndarray) -> np.ndarray:
+        """Pixels (B, *sides[, C]) of any type -> of the type that files of these samples have, where that loses
+        nothing."""
+        return pixels
+
     @property
     def pixel_channels(self) -> tuple[int, ...]:
         """The numbers of channels C that an array may have which a user gives."""
