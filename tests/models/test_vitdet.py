@@ -12,7 +12,7 @@ from vitreous.models.cost import macs
 from vitreous.models.families import family_of
 from vitreous.models.names import configure, name_of
 from vitreous.models.zoo import build, skip_init
-from vitreous.nn.propagation import ConvPropagation
+from vitreous.nn.windows import ConvPropagation
 from vitreous.weights.adopt import adopt, repatched
 from vitreous.weights.tasks import Features
 

@@ -12,6 +12,7 @@ from tests.models.test_adapter import BACKBONES as PLAIN
 from tests.models.test_adapter import OPTIONS
 from tests.models.test_detector import BACKBONES, FEW
 from vitreous.data.modalities.images import ImagePreprocess
+from vitreous.inspection import cost
 from vitreous.models.config import AdapterConfig, BiTConfig, DetectorConfig, SegmenterConfig
 from vitreous.models.zoo import build
 from vitreous.progress import NullListener
@@ -60,7 +61,8 @@ def saved(home: Path, name: str) -> Path:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_every_figure_is_of_the_backbone_or_refused_with_a_reason(tmp_path, name):
+def test_every_figure_is_of_the_backbone_or_refused_with_a_reason(tmp_path, name, monkeypatch):
+    monkeypatch.setattr(cost, "TURN", 0.0)  # the number of passes is tested in tests/inspection
     model, notes = saved(tmp_path, name), Notes()
     layers = (3,) if name == "detector on windows" else ()  # a block that sees the whole image
     images = tmp_path / "photos"

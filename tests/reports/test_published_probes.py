@@ -17,12 +17,11 @@ from tests.conftest import document, make_folder, say
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.split import Arrays, Data
 from vitreous.errors import DataError, NonFiniteError, UsageError
-from vitreous.evaluation.tokens import Reading, TokenReader
 from vitreous.inference.open_model import open_bundle
 from vitreous.models.zoo import create
 from vitreous.reports.answers import Computing
 from vitreous.reports.pages.report import reading
-from vitreous.reports.protocols.heads import Head, HeadConfig, best_of, train_heads
+from vitreous.reports.protocols.heads import Head, HeadConfig, Reading, TokenReader, best_of, train_heads
 from vitreous.reports.protocols.published import GRID, head_configs, judge_by_published, plan_of
 from vitreous.reports.protocols.task import ProtocolOptions, ProtocolTask
 

@@ -27,8 +27,8 @@ from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.registry import find
 from vitreous.system.cores import default_workers
 from vitreous.system.machine import pick_device
-from vitreous.training.peak import quick_peak
 from vitreous.training.run import Run
+from vitreous.training.throughput import quick_peak
 from vitreous.weights.adopt import starting_point
 
 PARALLEL = 2_000  # pictures from which it pays to start processes for a first look at them

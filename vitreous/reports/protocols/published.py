@@ -25,12 +25,11 @@ from vitreous.data.screen import fits_in_memory, readable, screen, stop_at_unrea
 from vitreous.data.split import Split
 from vitreous.errors import DataError, NonFiniteError, UsageError
 from vitreous.evaluation.classification import judge
-from vitreous.evaluation.tokens import Reading, TokenReader
 from vitreous.inference.engine import ModelEngine, logits_of, make_engine, readable_mask
 from vitreous.models.config import ModelConfig
 from vitreous.models.names import name_of
 from vitreous.reports.answers import progress_counter
-from vitreous.reports.protocols.heads import UNIT, Head, HeadConfig, best_of, train_heads
+from vitreous.reports.protocols.heads import UNIT, Head, HeadConfig, Reading, TokenReader, best_of, train_heads
 from vitreous.reports.protocols.task import ProtocolOptions, ProtocolResult, ProtocolTask
 from vitreous.system.cores import default_workers
 from vitreous.training.run import Schedule
