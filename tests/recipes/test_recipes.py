@@ -491,7 +491,8 @@ def test_every_recipe_trains_two_steps(name, tmp_path, monkeypatch):
         run = replace(run, objective=replace(run.objective, teacher="runs/teacher"))
     curve, moved = losses(run, tmp_path)
     assert len(curve) == 2 and all(map(math.isfinite, curve)) and moved
-    usual = RECIPES[name].make(run.model, DatasetInfo(48, run.model.image, 3), TrainOptions("synthetic"))
+    facts = DatasetInfo(48, run.model.image, 3, run.preprocess)
+    usual = RECIPES[name].make(run.model, facts, TrainOptions("synthetic"))
     assert (run.optimizer, run.views, type(run.objective)) == (usual.optimizer, usual.views, type(usual.objective))
     assert name == "distil" or run.objective == with_small_head(usual.objective)
 
