@@ -7,14 +7,9 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-import numpy as np
-from PIL import Image
-
-from vitreous.data.decoding.decode import MODES, decode
-from vitreous.data.decoding.regions import Regions, open_picture
 from vitreous.data.modalities.base import Preprocess, Raw, SampleForm
 from vitreous.data.modalities.images import ImagePreprocess
-from vitreous.data.modalities.planar import Box, ColourPixels, PlanarPreprocess
+from vitreous.data.modalities.planar import Box, ColourStill, PlanarPreprocess
 from vitreous.errors import UsageError
 from vitreous.nn.sizes import native_size
 
@@ -23,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class NativePreprocess(ColourPixels, PlanarPreprocess):
+class NativePreprocess(ColourStill, PlanarPreprocess):
     """Images that keep their aspect ratio, scaled to at most `tokens` patches of `patch` pixels, whatever `image`
     says."""
 
@@ -85,24 +80,6 @@ class NativePreprocess(ColourPixels, PlanarPreprocess):
     def crop_box(self, size: tuple[int, int], along: float = 0.5) -> Box:
         """All of an image of (width, height)."""
         return (0.0, 0.0, *size)
-
-    def decode(self, raw: Raw, name: str | None = None) -> Image.Image:
-        """A file, its bytes, or pixels (H, W[, C]) -> a Pillow image, RGB or L. Raises DataError."""
-        return decode(raw, self.channels, name)  # type: ignore[arg-type]
-
-    def open_view(self, raw: Raw, name: str, exact: bool, as_region: bool) -> Image.Image | Regions:
-        """What augmentation draws a view from: a picture whose pixels are decoded later, if `as_region`."""
-        if as_region:
-            return open_picture(raw, self.channels, name, exact)  # type: ignore[arg-type]
-        return self.decode(raw, name)
-
-    def for_reduced_reading(self) -> NativePreprocess | None:
-        """The same, as files are decoded as grey or RGB."""
-        return self if self.channels in MODES else None
-
-    def from_pixels(self, pixels: np.ndarray, name: str) -> np.ndarray:
-        """An array (H, W) or (H, W, 1, 3 or 4), uint8 or floats in 0 to 1 -> the same, uint8. Raises DataError."""
-        return self.quantise(super().from_pixels(pixels, name), name)
 
     def blank(self) -> Tensor:
         """(C, *patch) zeros, which stand for an image that cannot be read."""

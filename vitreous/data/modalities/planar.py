@@ -5,12 +5,13 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from PIL import Image
 
-from vitreous.data.decoding.decode import SUFFIXES, upright_size
+from vitreous.data.decoding.decode import MODES, SUFFIXES, decode, upright_size
+from vitreous.data.decoding.regions import Regions, open_picture
 from vitreous.data.decoding.spectral import bands_of
 from vitreous.data.decoding.volumes import OWN
 from vitreous.data.layouts.folder import walk
@@ -181,3 +182,23 @@ class ColourPixels:
         """Pixels (H, W[, C]) that a user gives, of a clip (T, H, W, C), uint8 or floats in 0 to 1 -> the same, uint8.
         Raises DataError for other floats."""
         return quantise_floats(pixels, name) if pixels.dtype.kind == "f" else np.ascontiguousarray(pixels)
+
+
+class ColourStill(ColourPixels):
+    """Colours of images: what images of one size and at their own aspect share."""
+
+    def decode(self, raw: Any, name: str | None = None) -> Image.Image:
+        """A file, its bytes, or pixels (H, W[, C]) -> a Pillow image, RGB or L. Raises DataError."""
+        return decode(raw, self.channels, name)
+
+    def open_view(self, raw: Any, name: str, exact: bool, as_region: bool) -> Image.Image | Regions:
+        """What augmentation draws a view from: a picture whose pixels are decoded later, if `as_region`."""
+        return open_picture(raw, self.channels, name, exact) if as_region else self.decode(raw, name)
+
+    def from_pixels(self, pixels: np.ndarray, name: str) -> np.ndarray:
+        """An array (H, W) or (H, W, 1, 3 or 4), uint8 or floats in 0 to 1 -> the same, uint8. Raises DataError."""
+        return self.quantise(pixels[..., 0] if pixels.ndim == 3 and pixels.shape[-1] == 1 else pixels, name)
+
+    def for_reduced_reading(self) -> Self | None:
+        """The same, as files are decoded as grey or RGB."""
+        return self if self.channels in MODES else None
