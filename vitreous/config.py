@@ -72,13 +72,14 @@ def to_plain(value: Any) -> Any:
 def hints_of(kind: Any) -> dict[str, Any]:
     """The types of a dataclass's fields by their names, which take longer to find than a config to read."""
     hints = typing.get_type_hints(kind, include_extras=True)
-    return {name: hint for name, hint in hints.items() if hint is not dataclasses.KW_ONLY}
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
 @cache
 def types_of_fields(kind: Any) -> dict[str, Any]:
     """Return the types of a dataclass's fields by name, without the marks of `Annotated`."""
-    return typing.get_type_hints(kind)
+    hints = typing.get_type_hints(kind)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
 def marks_of(kind: Any, mark: type[T]) -> dict[str, T]:

@@ -75,10 +75,10 @@ def test_without_relative_positions_and_windows_it_is_a_plain_vit():
 
 def weights_of(model):
     """A model as weights that `adopt` takes."""
-    from vitreous.data.preprocess import Preprocess
+    from vitreous.data.modalities.images import ImagePreprocess
     from vitreous.weights.adopt import Weights
 
-    preprocess = Preprocess(model.config.image, 3, (0.5,) * 3, (0.5,) * 3)
+    preprocess = ImagePreprocess(model.config.image, 3, (0.5,) * 3, (0.5,) * 3)
     return Weights("memory", "a model", model.config, preprocess, Features(), model.state_dict)
 
 

@@ -11,7 +11,7 @@ from tests.conftest import picture
 from tests.models.test_adapter import BACKBONES as PLAIN
 from tests.models.test_adapter import OPTIONS
 from tests.models.test_detector import BACKBONES, FEW
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.inspection import cost
 from vitreous.models.config import AdapterConfig, BiTConfig, DetectorConfig, SegmenterConfig
 from vitreous.models.zoo import build
@@ -53,7 +53,7 @@ def saved(home: Path, name: str) -> Path:
     config = MODELS[name][0]
     torch.manual_seed(0)
     task = Detection(NAMES) if config.kind == "detector" else Segmentation(NAMES)
-    Bundle(build(config).eval(), task, Preprocess(config.image)).save(home / "model")
+    Bundle(build(config).eval(), task, ImagePreprocess(config.image)).save(home / "model")
     (home / "photos").mkdir()
     for number in range(4):
         picture(number, (120, 70), number).save(home / "photos" / f"{number}.png")

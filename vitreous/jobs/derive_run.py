@@ -99,7 +99,7 @@ def describe_choices(run: Run, maps: MapStatistics, options: TrainOptions) -> li
 
 def can_cache(split: Split, run: Run) -> bool:
     """Whether the training images stay in memory: small ones, whose views need nothing but their pixels."""
-    return not (run.objective.annotated or run.preprocess.buckets) and fits_in_memory(split, run.preprocess)
+    return not (run.objective.annotated or run.preprocess.has_buckets) and fits_in_memory(split, run.preprocess)
 
 
 def count_workers(run: Run, split: Split) -> int:

@@ -130,7 +130,7 @@ def judge_by_published(task: ProtocolTask) -> ProtocolResult:
     if inference.engine == "openvino" or inference.precision == "int8" or inference.merge_tokens:
         problem = f"--probe {options.probe} reads the tokens of the model itself"
         raise UsageError(problem, "leave --engine openvino, --precision int8 and --merge-tokens out")
-    if task.bundle.preprocess.native:
+    if not task.bundle.preprocess.stacks:
         problem = f"--probe {options.probe} crops images of one size, not pictures at their own aspect"
         raise UsageError(problem, "leave --probe out")
     task.check_classes()
