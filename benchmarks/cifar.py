@@ -36,7 +36,8 @@ from torch import Tensor
 
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.keys import key
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.base import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.sampling import Order, stream
 from vitreous.data.screen import screen
 from vitreous.data.sources import open_data
@@ -84,7 +85,7 @@ def theirs(plan: Plan, method: str, seed: int) -> dict[str, Any]:
     """A run of timm's model in a plain loop, and its figures."""
     from timm.models.vision_transformer import VisionTransformer
 
-    recipe, data, preprocess = THEIRS[method], open_data(str(plan.folder)), Preprocess((32, 32))
+    recipe, data, preprocess = THEIRS[method], open_data(str(plan.folder)), ImagePreprocess((32, 32))
     config: Any = configure("ViT-128x4/4", 32)
     splits: dict[str, tuple[Tensor, Tensor]] = {}
     for name, split in data.splits.items():

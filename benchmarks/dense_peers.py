@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitreous.data.annotations.target import AnnotatedSplit
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.evaluation.coco import CocoEvaluator
 from vitreous.evaluation.evaluator import Outputs, Ragged
 from vitreous.evaluation.matching import match_image
@@ -28,10 +28,10 @@ SIDE = 256  # pixels of the parts of nuclei
 
 def scenes(split: AnnotatedSplit) -> list[tuple[np.ndarray, Any]]:
     """Every image of a split as (3, H, W) uint8, and what is on it."""
-    preprocess = Preprocess((SIDE, SIDE))
+    preprocess = ImagePreprocess((SIDE, SIDE))
     rows = []
     for sample in range(len(split)):
-        picture = preprocess.decoded(split.raw(sample), split.name(sample))
+        picture = preprocess.decode(split.raw(sample), split.name(sample))
         rows.append((native_pixels(picture), split.target(sample)))
     return rows
 

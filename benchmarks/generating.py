@@ -22,7 +22,7 @@ from sklearn.svm import SVC
 
 import vitreous
 from vitreous.data.loader import EvalLoader
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.base import Preprocess
 from vitreous.data.sources import open_data
 from vitreous.data.split import Split
 from vitreous.inference.image_sampler import sampler_of

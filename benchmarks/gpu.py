@@ -270,8 +270,8 @@ CIFAR = ("Conv32-128x1-256x1-256+ViT-128x4/8", 512, 10_000.0)
 def measure(case: Any, given: argparse.Namespace) -> dict[str, Any]:
     """Build a case, warm it up, and time it: median and spread of the windows, share of the peak, memory."""
     from vitreous.apps.bench.race import work_for
-    from vitreous.system.cores import peak_memory
-    from vitreous.training.peak import quick_peak, synchronise
+    from vitreous.system.cores import peak_memory, synchronise
+    from vitreous.training.throughput import quick_peak
 
     peak = quick_peak(given.device, "bf16")
     reset()

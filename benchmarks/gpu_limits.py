@@ -18,12 +18,13 @@ from vitreous.apps.bench.work import Work
 from vitreous.models.zoo import create
 from vitreous.nn.encoder import compile_blocks
 from vitreous.objectives.supervised import Supervised
+from vitreous.system.cores import synchronise
 from vitreous.training.optimizer import Optimizers
-from vitreous.training.peak import quick_peak, synchronise
 from vitreous.training.ranks import Ranks
 from vitreous.training.run import Optimizer
 from vitreous.training.sharded import Sharded
 from vitreous.training.shards import Shards
+from vitreous.training.throughput import quick_peak
 
 Row = dict[str, Any]
 #: rows, inputs and outputs of a product: the two of the MLP and that of queries, keys and values, at 256 images

@@ -26,7 +26,8 @@ from vitreous.data.decoding.decode import read_regular
 from vitreous.data.decoding.regions import Jpeg, decoder, open_picture
 from vitreous.data.keys import seeded
 from vitreous.data.layouts.folder import list_images
-from vitreous.data.preprocess import IMAGENET, Preprocess
+from vitreous.data.modalities.base import IMAGENET
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.system.machine import settle_process
 
 SIDE, BATCH = (224, 224), 32
@@ -52,7 +53,7 @@ def parts(folder: Path, rounds: int) -> dict[str, float]:
             contents.append(picture.content)
             files.append(file)
     pictures = [open_picture(content, 3, "") for content in contents]
-    crop, preprocess = AreaCrop(SIDE, AREA, RATIO, "bicubic"), Preprocess(SIDE, mean=IMAGENET[0], std=IMAGENET[1])
+    crop, preprocess = AreaCrop(SIDE, AREA, RATIO, "bicubic"), ImagePreprocess(SIDE, mean=IMAGENET[0], std=IMAGENET[1])
     boxes = []
     for number, picture in enumerate(pictures):
         with seeded(number):  # the box that `augment.picture` draws below

@@ -34,7 +34,8 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 import vitreous
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
+from vitreous.data.modalities.native import NativePreprocess
 from vitreous.data.sources import open_data
 from vitreous.data.split import Split
 from vitreous.models.config import replace_fields
@@ -107,8 +108,8 @@ def step_ways(
     precision = pick_precision("auto", "cpu")
     model = build_model(config).train().to(DTYPES[precision])
     model.any_size = True
-    squash = Preprocess(config.image, 3, fit="squash")
-    native = Preprocess(config.image, 3, fit="native", tokens=given.tokens, patch=config.patch)
+    squash = ImagePreprocess(config.image, 3, fit="squash")
+    native = NativePreprocess(config.image, 3, tokens=given.tokens, patch=config.patch)
     numbers = np.random.default_rng(0).permutation(len(split))[: given.batch]
     raw = [split.raw(int(number)) for number in numbers]
     squares = torch.stack([squash.transform(one) for one in raw]).to(model.head.weight.dtype)
@@ -179,7 +180,7 @@ def train_both(given: argparse.Namespace, data: Path, work: Path) -> list[tuple[
 def squashed(run: Path, place: Path) -> Path:
     """The bundle of a run, changed so that it squashes pictures to its own square."""
     bundle = load_bundle(run / "model")
-    replace(bundle, preprocess=bundle.preprocess.squared()).save(place)
+    replace(bundle, preprocess=bundle.preprocess.with_one_size()).save(place)
     return place
 
 

@@ -45,7 +45,7 @@ def main() -> None:
     bundle = open_bundle(arguments.run)
     source, opened = open_run_data(arguments.run, None, "test")
     split, own = align_labels(opened.split("test"), opened, bundle.classes), bundle.preprocess
-    pixels = torch.stack([own.pixels(picture_of(split, sample, own.channels)) for sample in range(len(split))])
+    pixels = torch.stack([own.to_tensor(picture_of(split, sample, own.channels)) for sample in range(len(split))])
     images, labels = own.normalise(pixels), torch.from_numpy(split.labels)
     train = opened.split("train")
     mean = np.mean(

@@ -32,7 +32,7 @@ import torch
 
 import vitreous
 from vitreous.data.layouts.folder import list_classes
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.screen import screen
 from vitreous.data.sources import open_data
 from vitreous.evaluation.knn import NEIGHBOURS, neighbours, votes
@@ -209,7 +209,7 @@ def linear(run: Path, data: Path) -> float:
 
 def raw_pixels(plan: Plan) -> dict[str, Any]:
     """The same nearest neighbours of the pixels themselves, normalised to [-1, 1]."""
-    data, preprocess = open_data(str(plan.folder)), Preprocess((32, 32))
+    data, preprocess = open_data(str(plan.folder)), ImagePreprocess((32, 32))
     rows, labels = {}, {}
     for name, split in data.splits.items():
         pixels, _ = screen(split, preprocess, 0, keep=True)

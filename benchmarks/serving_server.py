@@ -24,7 +24,7 @@ def make_run(home: Path, name: str, seed: int = 0, classes: int = 1000) -> Path:
     """A bundle of random weights, its head too, so that no two pictures have one answer; kept where it is there."""
     import torch
 
-    from vitreous.data.preprocess import Preprocess
+    from vitreous.data.modalities.images import ImagePreprocess
     from vitreous.models.zoo import create
     from vitreous.weights.bundle import Bundle
     from vitreous.weights.tasks import Classification
@@ -36,9 +36,9 @@ def make_run(home: Path, name: str, seed: int = 0, classes: int = 1000) -> Path:
     model = create(name, num_classes=classes)
     with torch.no_grad():
         model.head.weight.normal_(0, 1.0)
-    Bundle(model, Classification(tuple(f"class {number}" for number in range(classes))), Preprocess((224, 224))).save(
-        out
-    )
+    Bundle(
+        model, Classification(tuple(f"class {number}" for number in range(classes))), ImagePreprocess((224, 224))
+    ).save(out)
     return out
 
 

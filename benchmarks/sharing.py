@@ -28,7 +28,7 @@ import torch
 from PIL import Image
 
 import vitreous
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.system.cores import SPINNING
 from vitreous.system.machine import processor
 from vitreous.weights.bundle import Bundle
@@ -73,9 +73,9 @@ def prepare(scratch: Path) -> bytes:
     random, folder = np.random.default_rng(0), scratch / "pictures"
     folder.mkdir()
     names = tuple(f"class {i}" for i in range(10))
-    Bundle(vitreous.create("ViT-S/16", num_classes=10), Classification(names), Preprocess(image=(224, 224)), {}).save(
-        scratch / "bundle"
-    )
+    Bundle(
+        vitreous.create("ViT-S/16", num_classes=10), Classification(names), ImagePreprocess(image=(224, 224)), {}
+    ).save(scratch / "bundle")
     for i in range(PICTURES):
         Image.fromarray(random.integers(0, 255, (300, 400, 3), dtype=np.uint8)).save(folder / f"{i:04}.jpg")
     return (folder / "0000.jpg").read_bytes()

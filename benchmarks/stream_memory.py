@@ -71,7 +71,7 @@ def measure(home: Path, workers: int) -> dict:
     """One epoch in this process: seconds to open, and memory before it and at each share of it."""
     from vitreous.data.augmentation.augment import Augment
     from vitreous.data.loader import TrainLoader
-    from vitreous.data.preprocess import Preprocess
+    from vitreous.data.modalities.images import ImagePreprocess
     from vitreous.data.sources import open_data
 
     began = time.perf_counter()
@@ -84,7 +84,7 @@ def measure(home: Path, workers: int) -> dict:
         + split.labels.nbytes
         + 8 * len(split)
     )
-    feed = TrainLoader(split, Preprocess((SIDE, SIDE)), Augment(), 0, workers=workers)
+    feed = TrainLoader(split, ImagePreprocess((SIDE, SIDE)), Augment(), 0, workers=workers)
     before, found = held(), []
     began = time.perf_counter()
     marks = [int(share * len(split)) for share in SHARES]

@@ -21,7 +21,7 @@ import torch
 
 from vitreous.apps.bench.race import Lane, race
 from vitreous.apps.bench.work import Contender, Timing, Turn, Work
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.inference.engine import InferenceOptions, make_engine
 from vitreous.models.zoo import create
 from vitreous.system.machine import has_bf16, processor
@@ -40,7 +40,7 @@ def engine_turn(
 ) -> Turn:
     """One image or clip of a size by the engine that `predict` takes."""
     torch.manual_seed(0)
-    engine = make_engine(create(model, size, classes, **settings), Preprocess(size), options or InferenceOptions())
+    engine = make_engine(create(model, size, classes, **settings), ImagePreprocess(size), options or InferenceOptions())
     pixels = torch.randint(0, 256, (1, 3, *size), dtype=torch.uint8)
 
     def turn() -> float:

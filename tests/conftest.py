@@ -208,7 +208,7 @@ def make_folder(root: Path, counts: dict[str, int], classes=("ant", "bee", "cat"
 @pytest.fixture(scope="session")
 def published_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder for VITREOUS_MIRROR with a small random ViT of 224 pixels and 5 classes as `vit-s16-augreg`."""
-    from vitreous.data.preprocess import Preprocess
+    from vitreous.data.modalities.images import ImagePreprocess
     from vitreous.models.config import ViTConfig
     from vitreous.models.vit import ViT
     from vitreous.weights.bundle import Bundle
@@ -221,7 +221,7 @@ def published_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file.parent.mkdir(parents=True)
     torch.manual_seed(0)
     model = ViT(ViTConfig(image=(224, 224), patch=(16, 16), width=32, depth=1, heads=1, hidden=64, classes=5))
-    Bundle(model, Classification(tuple("abcde")), Preprocess((224, 224))).save(mirror / "bundle")
+    Bundle(model, Classification(tuple("abcde")), ImagePreprocess((224, 224))).save(mirror / "bundle")
     convert(mirror / "bundle", file, "google-npz")
     return mirror
 

@@ -17,8 +17,6 @@ FILES = sorted(ROOT.rglob("*.py"))
 LINES, FUNCTION, PARAMETERS = 450, 75, 10  # a file of 400 lines and a function of 60 are the guides
 LOOP = 60
 POSITIONAL = 4  # parameters of a constructor that may be given without their names
-#: rooms whose constructors still take more
-NOT_YET = frozenset[str]()
 
 #: each row may import from itself and from the rows above it
 ROWS = [
@@ -94,13 +92,24 @@ def module_of(path: Path) -> str:
     return ".".join(["vitreous", *path.relative_to(ROOT).with_suffix("").parts]).removesuffix(".__init__")
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if p.parent != ROOT or not p.stem.startswith("__")], ids=module_of)
-def test_imports_go_one_way(path):
-    own = room(module_of(path))
-    for module in imports(path):
-        other = room(module)
-        assert module != "vitreous", "the package itself imports every room when it is asked for a name"
-        assert other == own or row(other) < row(own), f"{module_of(path)} ({own}) imports {module} ({other})"
+ROOMS = {
+    name: [path for path in FILES if room(module_of(path)) == name]
+    for name in sorted({*map(room, map(module_of, FILES))})
+}
+#: a test for each room rather than for each file: thousands of tests would take longer to report than to run
+in_each_room = pytest.mark.parametrize("files", ROOMS.values(), ids=[name or "package" for name in ROOMS])
+
+
+@in_each_room
+def test_imports_go_one_way(files):
+    for path in files:
+        if path.parent == ROOT and path.stem.startswith("__"):
+            continue
+        own = room(module_of(path))
+        for module in imports(path):
+            other = room(module)
+            assert module != "vitreous", f"{path} imports the package itself, which imports every room"
+            assert other == own or row(other) < row(own), f"{module_of(path)} ({own}) imports {module} ({other})"
 
 
 def circles(graph: dict[str, set[str]]) -> list[set[str]]:
@@ -173,26 +182,28 @@ def test_peers_are_imported_to_be_measured_and_where_their_models_are_built():
         assert not libraries(path) & {"timm", "transformers"}, path
 
 
-@pytest.mark.parametrize("path", FILES, ids=module_of)
-def test_budgets(path):
-    assert len(path.read_text().splitlines()) <= LINES
-    for node in parsed(path)[1]:
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            assert node.end_lineno - node.lineno + 1 <= FUNCTION, f"{node.name} is too long"
-            arguments = [
-                a.arg
-                for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
-                if a.arg not in ("self", "cls", "ctx")
-            ]
-            assert len(arguments) <= PARAMETERS, f"{node.name} takes {len(arguments)} parameters"
-            if module_of(path).startswith(("vitreous.nn.", "vitreous.models.")) and node.name not in (
-                "create",
-                "with_options",  # the fields of a config, as of `dataclasses.replace`
-                "transformer_config",
-                "__call__",
-                "from_pretrained",  # the keywords are of another library
-            ):
-                assert node.args.kwarg is None, f"{node.name} takes **{node.args.kwarg and node.args.kwarg.arg}"
+@in_each_room
+def test_budgets(files):
+    for path in files:
+        assert len(path.read_text().splitlines()) <= LINES, path
+        for node in parsed(path)[1]:
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                check_budget(node, f"{module_of(path)}: {node.name}")
+
+
+def check_budget(node: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> None:
+    """Check the lines and parameters of a function."""
+    assert node.end_lineno - node.lineno + 1 <= FUNCTION, f"{name} is too long"
+    arguments = [
+        a.arg
+        for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+        if a.arg not in ("self", "cls", "ctx")
+    ]
+    assert len(arguments) <= PARAMETERS, f"{name} takes {len(arguments)} parameters"
+    fields = ("with_options", "transformer_config")  # of a config, as in `dataclasses.replace`
+    foreign = ("create", "__call__", "from_pretrained", *fields)  # the keywords are of another library
+    if name.startswith(("vitreous.nn.", "vitreous.models.")) and node.name not in foreign:
+        assert node.args.kwarg is None, f"{name} takes **{node.args.kwarg and node.args.kwarg.arg}"
 
 
 def is_keyword_only(node: ast.AnnAssign) -> bool:
@@ -240,13 +251,9 @@ def long_constructors(path: Path) -> list[str]:
     return names
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if room(module_of(p)) not in NOT_YET], ids=module_of)
-def test_constructors_take_four_positional_parameters(path):
-    assert not long_constructors(path)
-
-
-def test_rooms_that_are_converted_are_not_listed():
-    assert not NOT_YET - {room(module_of(path)) for path in FILES if long_constructors(path)}
+@in_each_room
+def test_constructors_take_four_positional_parameters(files):
+    assert not {module_of(path): names for path in files if (names := long_constructors(path))}
 
 
 def test_positional_parameters_of_a_constructor_are_counted():
@@ -264,14 +271,19 @@ def test_the_loop_is_short():
     assert loop.end_lineno - loop.body[1].lineno + 1 <= LOOP
 
 
-@pytest.mark.parametrize("path", FILES, ids=module_of)
-def test_everything_public_says_what_it_is(path):
-    tree, nodes = parsed(path)
-    assert ast.get_docstring(tree), "the file has no docstring"
+@in_each_room
+def test_everything_public_has_a_docstring(files):
+    for path in files:
+        check_docstrings(*parsed(path), module_of(path))
+
+
+def check_docstrings(tree: ast.Module, nodes: list[ast.AST], name: str) -> None:
+    """Check that a file, its classes, their public methods and its public functions have docstrings."""
+    assert ast.get_docstring(tree), f"{name} has no docstring"
     for node in nodes:
         if isinstance(node, ast.ClassDef):
             protocol = any(isinstance(base, ast.Name) and base.id == "Protocol" for base in node.bases)
-            assert ast.get_docstring(node), f"{node.name} has no docstring"
+            assert ast.get_docstring(node), f"{name}: {node.name} has no docstring"
             members = (
                 []
                 if protocol
@@ -289,12 +301,11 @@ def test_everything_public_says_what_it_is(path):
                 "summary",
                 "bundle",
             )
-            assert all(ast.get_docstring(m) or m.name in known for m in members), [
-                m.name for m in members if not ast.get_docstring(m)
-            ]
+            missing = [m.name for m in members if not ast.get_docstring(m) and m.name not in known]
+            assert not missing, f"{name}: {node.name} has methods without docstrings"
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
-            assert ast.get_docstring(node), f"{node.name} has no docstring"
+            assert ast.get_docstring(node), f"{name}: {node.name} has no docstring"
 
 
 def test_no_room_but_models_asks_what_class_a_model_is():

@@ -21,7 +21,7 @@ from tests.conftest import make_folder
 from tests.data.annotations.scenery import write_objects
 from tests.inference.made import photograph, tiny
 from vitreous.data.annotations.target import Target
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.sources import open_data
 from vitreous.inference.options import InferenceOptions
 from vitreous.weights.bundle import load_bundle
@@ -72,7 +72,7 @@ def test_peers_of_cifar_see_what_their_recipes_say(monkeypatch):
     monkeypatch.syspath_prepend(str(HOME))
     cifar = script("cifar")
     images, labels = torch.randint(0, 256, (12, 3, 32, 32), dtype=torch.uint8), torch.arange(12) % 3
-    given = (images, labels, 0, 3, Preprocess((32, 32)))
+    given = (images, labels, 0, 3, ImagePreprocess((32, 32)))
     samples, epochs = np.arange(8), np.zeros(8, np.int64)
     pictures, targets = cifar.plain(*given)(samples, epochs, 0.0)
     assert pictures.shape == (8, 3, 32, 32) and targets.tolist() == [0, 1, 2, 0, 1, 2, 0, 1]

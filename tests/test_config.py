@@ -72,12 +72,12 @@ def test_fields_that_go_together_are_set_together(run):
 
 
 def test_unknown_settings_of_a_run_name_their_path():
+    from vitreous.data.modalities.images import ImagePreprocess
     from vitreous.data.options import DataOptions
-    from vitreous.data.preprocess import Preprocess
     from vitreous.models.config import ViTConfig
     from vitreous.training.run import Run
 
-    run = Run(DataOptions("d", ("a", "b"), 8, ""), ViTConfig(classes=2), Preprocess((224, 224)), batch_size=2)
+    run = Run(DataOptions("d", ("a", "b"), 8, ""), ViTConfig(classes=2), ImagePreprocess((224, 224)), batch_size=2)
     with pytest.raises(UsageError, match="unknown setting smoothing"):
         from_plain(Run, to_plain(run) | {"smoothing": 0.1})
     with pytest.raises(UsageError, match=r"unknown setting augment\.flip"):

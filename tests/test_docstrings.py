@@ -7,9 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
-from tests.test_architecture import FILES, module_of
+from tests.test_architecture import in_each_room
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 ERRORS = frozenset(
@@ -60,9 +58,10 @@ def gaps(text: str) -> list[str]:
     return missing
 
 
-@pytest.mark.parametrize("path", FILES, ids=module_of)
-def test_docstrings_give_shapes_and_errors(path: Path):
-    assert not gaps(path.read_text())
+@in_each_room
+def test_docstrings_give_shapes_and_errors(files: list[Path]):
+    for path in files:
+        assert not gaps(path.read_text()), path
 
 
 def test_gaps_are_seen():

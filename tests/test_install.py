@@ -29,7 +29,7 @@ CHECKOUT = pytest.mark.skipif(not (ROOT / ".ci" / "run").exists(), reason="not a
 
 
 def test_what_is_missing_is_told_with_its_command(monkeypatch):
-    extras = set(PROJECT["optional-dependencies"]) - {"test", "docs", "dev", "all"}
+    extras = set(PROJECT["optional-dependencies"]) - {"test", "docs", "lint", "dev", "all"}
     assert set(PURPOSES) == {"", *extras}
     lines = ["numpy>=1", "no-such-thing>=2; extra == 'hub'", "numpy>=999; extra == 'serve'", "numpy; extra == 'lora'"]
     lines += ["no-such-thing; sys_platform == 'none' and extra == 'video'"]
@@ -205,4 +205,4 @@ def test_pages_install_from_a_checkout(page):
     for target in named:
         found = re.fullmatch(r"\.|'\.\[([a-z]+(?:,[a-z]+)*)\]'", target)
         assert found, target
-        assert set((found[1] or "test").split(",")) <= {*PURPOSES, "test", "dev", "docs"}, target
+        assert set((found[1] or "test").split(",")) <= {*PURPOSES, "test", "dev", "docs", "lint"}, target

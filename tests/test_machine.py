@@ -31,7 +31,8 @@ from vitreous.system.machine import (
     pick_precision,
     warning,
 )
-from vitreous.training import peak, throughput
+from vitreous.training import throughput
+from vitreous.training import throughput as peak
 
 pytestmark = pytest.mark.processor
 

@@ -6,9 +6,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
-from tests.test_architecture import FILES, module_of
+from tests.test_architecture import in_each_room, parsed
 
 #: words that name nothing; `several` is multilabel, and a hint is no `way`
 FORBIDDEN = frozenset(
@@ -62,9 +60,11 @@ def identifiers(tree: ast.AST) -> Iterator[str]:
             yield node.name
 
 
-@pytest.mark.parametrize("path", FILES, ids=module_of)
-def test_identifiers_name_something(path: Path):
-    assert not {name for name in identifiers(ast.parse(path.read_text())) if name in FORBIDDEN} - PUBLIC.keys()
+@in_each_room
+def test_identifiers_name_something(files: list[Path]):
+    for path in files:
+        vague = {name for name in identifiers(parsed(path)[0]) if name in FORBIDDEN} - PUBLIC.keys()
+        assert not vague, path
 
 
 def test_every_kind_of_identifier_is_seen():

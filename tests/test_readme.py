@@ -28,7 +28,7 @@ SETUP = [
 ]
 #: what each training run of the quickstarts is given besides, by its data; as printed, they take minutes
 SHORT = {"steps": 2, "batch_size": 4}
-SHORTER = {"cells/": {"image_size": 64}}
+SHORTER = {"cells/": {"image_size": 64, "model": "ViT-32x2/16"}}
 
 
 INSTALL_BLOCKS = 2  # `sh` blocks before those of the quickstarts

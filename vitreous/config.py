@@ -88,6 +88,13 @@ def hints_of(kind: Any) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
+@cache
+def types_of_fields(kind: Any) -> dict[str, Any]:
+    """Return the types of a dataclass's fields by name, without the marks of `Annotated`."""
+    hints = typing.get_type_hints(kind)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+
+
 def marks_of(kind: Any, mark: type[T]) -> dict[str, T]:
     """Return the marks of one type in the annotations of a dataclass, by the names of the fields that have one."""
     marked = {name: getattr(hint, "__metadata__", ()) for name, hint in hints_of(kind).items()}
@@ -185,12 +192,13 @@ def apply_options(verb: str, options: dict[str, Any], *values: Any, known: Itera
         best = meant.get(unknown[0]) or closest(unknown[0], sorted(names))
         hint = f"perhaps you meant {best}" if best else f"there are {', '.join(sorted(names))}"
         raise UsageError(f"{verb} has no option {', '.join(unknown)}", hint)
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import ValidationError
 
     changes: list[dict[str, Any]] = [{} for _ in values]
     for name, option in options.items():
         place = next(number for number, home in enumerate(homes) if name in home)
         takes_many = isinstance(getattr(values[place], name), tuple)
+        types = types_of_fields(type(values[place]))
         option = (
             os.fspath(option)
             if isinstance(option, os.PathLike)
@@ -200,11 +208,9 @@ def apply_options(verb: str, options: dict[str, Any], *values: Any, known: Itera
         )
         option = (option,) if takes_many and not isinstance(option, tuple) else option
         try:
-            changes[place][name] = TypeAdapter(typing.get_type_hints(type(values[place]))[name]).validate_python(option)
+            changes[place][name] = adapter_of(types[name]).validate_python(option)
         except ValidationError as error:
-            choices = [
-                one for one in choices_of(typing.get_type_hints(type(values[place]))[name]) if isinstance(one, str)
-            ]
+            choices = [one for one in choices_of(types[name]) if isinstance(one, str)]
             hint = nearest(option, choices) if isinstance(option, str) and choices else ""
             raise UsageError(f"{verb}: {name} cannot be {option!r} ({error.errors()[0]['msg']})", hint) from None
     return tuple(dataclasses.replace(value, **change) for value, change in zip(values, changes, strict=True))
@@ -230,7 +236,7 @@ def set_paths(value: T, settings: dict[str, list[str]], before: str = "") -> T:
     import yaml
     from pydantic import TypeAdapter, ValidationError
 
-    hints = dict(hints_of(type(value))) if dataclasses.is_dataclass(value) else {}
+    hints = dict(types_of_fields(type(value))) if dataclasses.is_dataclass(value) else {}
     hints |= getattr(value, "SETTABLE", {}) or {name: type(one) for name, one in items(value).items()}
     changes: dict[str, Any] = {}
     deeper: dict[str, dict[str, list[str]]] = {}

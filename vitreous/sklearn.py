@@ -130,7 +130,7 @@ class ImageEstimator(BaseEstimator):
         """X as what the predictor takes. Raises as `read_images`."""
         images, preprocess = self.read_images(X, reset=False), self.predictor_.card.preprocess
         if isinstance(images, np.ndarray):
-            images = list(images.astype(np.float32) if preprocess.numbers == "float32" else images)
+            images = list(preprocess.cast_pixels(images))
         return as_items(images, preprocess)
 
     def save(self, path: str | os.PathLike[str]) -> Path:

@@ -9,7 +9,7 @@ import torch
 
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.loader import TrainLoader
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.split import Split
 
 STARTS = 50
@@ -24,7 +24,7 @@ def assert_continues(reopen: Callable[[], Split], workers: int, starts: int = ST
     `reopen` opens the source as a new process would; for every start it is called again. The whole stream, against
     which they are held, is read once without workers in batches of another size.
     """
-    plain, augment = Preprocess((16, 16)), Augment(crop=(0.3, 1.0), flip=0.5)
+    plain, augment = ImagePreprocess((16, 16)), Augment(crop=(0.3, 1.0), flip=0.5)
     split = reopen()
     end = EPOCHS * len(split)
     whole = list(TrainLoader(split, plain, augment, seed=5).batches(0, end, 8))

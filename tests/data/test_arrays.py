@@ -18,7 +18,9 @@ from vitreous.data.augmentation.volumes import VolumeViews
 from vitreous.data.decoding.volumes import read_volume, volume_form
 from vitreous.data.layouts.video import open_sample
 from vitreous.data.loader import TrainLoader
-from vitreous.data.preprocess import Preprocess, centred, scaled
+from vitreous.data.modalities.images import ImagePreprocess
+from vitreous.data.modalities.signals import SignalPreprocess
+from vitreous.data.modalities.volumes import VolumePreprocess, crop_or_pad, resize_linear
 from vitreous.data.sources import open_data
 from vitreous.data.split import Files
 from vitreous.errors import DataError, UsageError
@@ -41,14 +43,14 @@ def write_classes(home: Path, ending: str, shape: tuple[int, ...], count: int = 
     (".npz", (9,), "signals"), (".npz", (2, 9), "signals"), (".csv", (9,), "signals"), (".csv", (2, 9), "signals"),
     (".npy", (9,), "signals"), (".npy", (5, 6, 7, 2), "volumes"),
     # what was read before is read as before
-    (".npy", (8, 9), "pictures"), (".npy", (8, 9, 3), "pictures"), (".npy", (4, 8, 9), "pictures"),
-    (".tif", (4, 8, 9), "pictures"),
+    (".npy", (8, 9), "images"), (".npy", (8, 9, 3), "images"), (".npy", (4, 8, 9), "images"),
+    (".tif", (4, 8, 9), "images"),
 ])  # fmt: skip
 def test_endings_and_shapes_say_what_files_are(tmp_path, ending, shape, kind):
     data = open_data(write_classes(tmp_path / "data", ending, shape))
     assert {kind_of(split) for split in data.splits.values()} == {kind} and data.classes == ("a", "b")
-    assert any(note == f"the data are 4 {kind}" for note in data.notes) == (kind != "pictures")
-    if kind == "pictures":
+    assert any(note == f"the data are 4 {kind}" for note in data.notes) == (kind != "images")
+    if kind == "images":
         assert type(data.split("train")) is Files
     else:
         axes = 1 if kind == "signals" else 3
@@ -59,11 +61,11 @@ def test_endings_and_shapes_say_what_files_are(tmp_path, ending, shape, kind):
 def test_axes_decide_where_files_could_be_either(tmp_path):
     solid = write_classes(tmp_path / "solid", ".npy", (8, 8, 8))
     with pytest.raises(DataError, match="which axis of"):
-        Preprocess((8, 8)).decoded(open_data(solid).split("train").raw(0))
+        ImagePreprocess((8, 8)).decode(open_data(solid).split("train").raw(0))
     assert kind_of(open_data(solid, axes=3).split("train")) == "volumes"
     assert kind_of(open_data(write_classes(tmp_path / "stacks", ".tif", (4, 8, 9)), axes=3).split("train")) == "volumes"
     lines = write_classes(tmp_path / "lines", ".npy", (9,))
-    assert kind_of(open_data(lines, axes=2).split("train")) == "pictures"
+    assert kind_of(open_data(lines, axes=2).split("train")) == "images"
     assert kind_of(open_data(write_classes(tmp_path / "two", ".npy", (2, 90)), axes=1).split("train")) == "signals"
     with pytest.raises(DataError, match=r"axes=1: .* holds no signals"):
         open_data(write_classes(tmp_path / "scans", ".nii", (5, 6, 7)), axes=1)
@@ -76,7 +78,7 @@ def test_a_picture_among_arrays_makes_pictures_of_all(tmp_path):
     for label in "ab":
         Image.new("RGB", (8, 8)).save(home / label / "picture.png")
     data = open_data(home)
-    assert kind_of(data.split("train")) == "pictures" and sum(map(len, data.splits.values())) == 2
+    assert kind_of(data.split("train")) == "images" and sum(map(len, data.splits.values())) == 2
 
 
 def test_tables_name_volumes_and_signals(tmp_path):
@@ -124,7 +126,7 @@ def test_hostile_signals_are_named(tmp_path, name, content, problem):
     if isinstance(content, str):
         place.write_bytes(place.read_bytes()[:-5])
     with pytest.raises(DataError, match=f"^{place}: .*{problem}"):
-        Preprocess((48,), 1, numbers="voxels").decoded(place)
+        SignalPreprocess((48,), 1).decode(place)
 
 
 def test_scaling_is_that_of_a_loop():
@@ -135,14 +137,16 @@ def test_scaling_is_that_of_a_loop():
         for i in range(size):
             weights = [max(0.0, 1 - abs(j + 0.5 - (i + 0.5) * ratio) / max(1, ratio)) for j in range(own)]
             expected.append(sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights))
-        np.testing.assert_allclose(scaled(values[None], (size,))[0], expected, atol=1e-5)
-    assert np.allclose(scaled(np.full((2, 5, 6, 7), 3, np.float32), (3, 9, 7)), 3)
+        np.testing.assert_allclose(resize_linear(values[None], (size,))[0], expected, atol=1e-5)
+    assert np.allclose(resize_linear(np.full((2, 5, 6, 7), 3, np.float32), (3, 9, 7)), 3)
     ramp = np.indices((8, 8, 8))[1][None].astype(np.float32)  # rises along its second axis alone
-    assert np.array_equal(scaled(ramp, (4, 8, 8))[0, 0], ramp[0, 0]) and scaled(ramp, (8, 4, 8)).shape == (1, 8, 4, 8)
+    assert np.array_equal(resize_linear(ramp, (4, 8, 8))[0, 0], ramp[0, 0]) and resize_linear(
+        ramp, (8, 4, 8)
+    ).shape == (1, 8, 4, 8)
 
 
 def test_a_view_is_a_part_at_whole_voxels():
-    volume, small = np.arange(1, 10 * 8 * 6 + 1, dtype=np.float32).reshape(1, 10, 8, 6), Preprocess((4, 4, 4), 1)
+    volume, small = np.arange(1, 10 * 8 * 6 + 1, dtype=np.float32).reshape(1, 10, 8, 6), VolumePreprocess((4, 4, 4), 1)
     seen = set()
     for key in range(30):
         view = STILL.picture(volume, small, key)
@@ -151,13 +155,13 @@ def test_a_view_is_a_part_at_whole_voxels():
         assert torch.equal(view, STILL.picture(volume, small, key))
         seen.add((z, y, x))
     assert len(seen) > 20
-    assert np.array_equal(STILL.picture(volume, Preprocess((10, 8, 6), 1), 0), volume)  # nothing else is drawn
-    larger = STILL.picture(volume, Preprocess((12, 8, 6), 1), 3)
+    assert np.array_equal(STILL.picture(volume, VolumePreprocess((10, 8, 6), 1), 0), volume)  # nothing else is drawn
+    larger = STILL.picture(volume, VolumePreprocess((12, 8, 6), 1), 3)
     assert (larger == 0).sum() == 2 * 8 * 6 and np.isin(volume, larger).all()
 
 
 def test_views_move_signals_and_turn_them_only_when_asked():
-    signal, size = np.arange(1, 11, dtype=np.float32)[None], Preprocess((10,), 1, numbers="voxels")
+    signal, size = np.arange(1, 11, dtype=np.float32)[None], SignalPreprocess((10,), 1)
     moved = [replace(STILL, translate=0.2).picture(signal, size, key)[0].tolist() for key in range(60)]
     assert {row.count(0) for row in moved} == {0, 1, 2}
     assert all([value for value in row if value] == sorted(value for value in row if value) for row in moved)
@@ -171,15 +175,16 @@ def test_views_move_signals_and_turn_them_only_when_asked():
 
 def test_views_of_scaled_volumes_are_those_of_the_scaled_one():
     volume = np.random.default_rng(0).normal(size=(1, 9, 8, 12)).astype(np.float32)
-    squash = Preprocess((4, 4, 6), 1, numbers="voxels", fit="squash")
-    assert np.array_equal(STILL.picture(volume, squash, 7), scaled(volume, (4, 4, 6)))
-    assert np.array_equal(squash.array(volume), scaled(volume, (4, 4, 6)))
-    assert np.array_equal(replace(squash, fit="crop").array(volume), centred(volume, (4, 4, 6)))
+    squash = VolumePreprocess((4, 4, 6), 1, fit="squash")
+    seen = squash.open_view(volume[0], "volume", exact=True, as_region=False)
+    assert np.array_equal(STILL.picture(seen, squash, 7), resize_linear(squash.decode(volume[0]), (4, 4, 6)))
+    assert np.array_equal(squash.to_array(volume), resize_linear(volume, (4, 4, 6)))
+    assert np.array_equal(replace(squash, fit="crop").to_array(volume), crop_or_pad(volume, (4, 4, 6)))
 
 
 def test_the_stream_is_the_same_from_any_position_with_any_workers(tmp_path):
     split = open_data(write_balls(tmp_path, 4)).split("train")
-    size, views = Preprocess((8, 8, 8), 1, numbers="voxels"), VolumeViews(translate=0.1, flip=(0.5, 0.5, 0.5))
+    size, views = VolumePreprocess((8, 8, 8), 1), VolumeViews(translate=0.1, flip=(0.5, 0.5, 0.5))
     whole = torch.cat([batch["images"] for batch in TrainLoader(split, size, views, seed=1).batches(0, 14, 5)])
     assert len({image.numpy().tobytes() for image in whole}) == 14  # another view in another epoch
     later = list(TrainLoader(split, size, views, seed=1, workers=2).batches(5, 14, 4))

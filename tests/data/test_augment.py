@@ -18,7 +18,8 @@ from vitreous.data.augmentation.augment import Augment
 from vitreous.data.augmentation.crops import InceptionCrop, scaled
 from vitreous.data.augmentation.randaugment import BIG_VISION, TIMM, RandAugment
 from vitreous.data.keys import key, seeded
-from vitreous.data.preprocess import IMAGENET, Preprocess, to_tensor
+from vitreous.data.modalities.base import IMAGENET, image_to_tensor
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import UsageError
 
 SIZE = (20, 24)
@@ -47,7 +48,7 @@ def smooth(size: tuple[int, int], channels: int = 3, seed: int = 0) -> Image.Ima
 @pytest.mark.parametrize("channels", [3, 1])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_picture_is_a_function_of_its_key(name, channels):
-    augment, preprocess = Augment(**OPTIONS[name]), Preprocess(SIZE, channels)
+    augment, preprocess = Augment(**OPTIONS[name]), ImagePreprocess(SIZE, channels)
     file, small = smooth((50, 40), channels), smooth(SIZE[::-1], channels)
     views = torch.stack([augment.picture(file, preprocess, k) for k in range(12)])
     assert views.shape == (12, channels, *SIZE) and views.dtype == torch.uint8
@@ -55,7 +56,7 @@ def test_a_picture_is_a_function_of_its_key(name, channels):
     different = 3 if name == "three" else 9
     assert len({view.numpy().tobytes() for view in views}) >= different
 
-    pixels, keys = to_tensor(small)[None].repeat(12, 1, 1, 1), key(0, np.arange(12))
+    pixels, keys = image_to_tensor(small)[None].repeat(12, 1, 1, 1), key(0, np.arange(12))
     batch = augment.batch(pixels, keys)
     assert (
         batch.shape == pixels.shape
@@ -189,14 +190,14 @@ def test_an_inception_crop_in_memory_is_drawn_like_that_of_a_file():
 
 def test_aliased_reads_four_neighbours_as_tensorflow_does():
     image = picture(3, (97, 61))
-    ours = to_tensor(scaled(image, (20, 30), "aliased")).float()
-    expected = F.interpolate(to_tensor(image)[None].float(), (20, 30), mode="bilinear", align_corners=False)[0]
+    ours = image_to_tensor(scaled(image, (20, 30), "aliased")).float()
+    expected = F.interpolate(image_to_tensor(image)[None].float(), (20, 30), mode="bilinear", align_corners=False)[0]
     assert (ours - expected).abs().max() < 1.01
-    assert (to_tensor(scaled(image, (20, 30), "bilinear")).float() - expected).abs().max() > 20
+    assert (image_to_tensor(scaled(image, (20, 30), "bilinear")).float() - expected).abs().max() > 20
 
 
 def test_the_filter_of_a_crop_is_used_in_memory_too():
-    pixels, keys = to_tensor(picture(0, (24, 20)))[None], key(0, np.arange(1))
+    pixels, keys = image_to_tensor(picture(0, (24, 20)))[None], key(0, np.arange(1))
     options = {"crop": (0.3, 0.5)}
     default, linear, cubic = (
         Augment(**options, crop_filter=f).batch(pixels, keys) for f in (None, "bilinear", "bicubic")
@@ -206,12 +207,14 @@ def test_the_filter_of_a_crop_is_used_in_memory_too():
 
 @pytest.mark.parametrize("memory", [False, True])
 def test_a_simple_crop_is_a_window_of_the_reflected_picture(memory):
-    pixels, augment = to_tensor(picture(1, (24, 20))), Augment(crop_style="simple")
+    pixels, augment = image_to_tensor(picture(1, (24, 20))), Augment(crop_style="simple")
     padded = F.pad(pixels.float()[None], (4, 4, 4, 4), mode="reflect")[0]
     if memory:
         shown = augment.batch(pixels[None].repeat(60, 1, 1, 1), key(0, np.arange(60))).float()
     else:
-        shown = torch.stack([augment.picture(picture(1, (24, 20)), Preprocess(SIZE), k) for k in range(60)]).float()
+        shown = torch.stack(
+            [augment.picture(picture(1, (24, 20)), ImagePreprocess(SIZE), k) for k in range(60)]
+        ).float()
     places = [(y, x) for y, x in itertools.product(range(9), range(9))]
     found = [
         [p for p in places if torch.allclose(padded[:, p[0] : p[0] + 20, p[1] : p[1] + 24], image, atol=0.01)]
@@ -226,7 +229,8 @@ def test_a_simple_crop_scales_the_short_side_and_moves_along_the_long():
     strip = np.zeros((40, 400, 3), np.uint8)
     strip[..., 0] = np.linspace(0, 255, 400)
     seen = [
-        Augment(crop_style="simple").picture(Image.fromarray(strip), Preprocess((20, 20)), k).float() for k in range(60)
+        Augment(crop_style="simple").picture(Image.fromarray(strip), ImagePreprocess((20, 20)), k).float()
+        for k in range(60)
     ]
     means = [float(image[0].mean()) for image in seen]
     assert min(means) < 40 and max(means) > 215
@@ -235,14 +239,14 @@ def test_a_simple_crop_scales_the_short_side_and_moves_along_the_long():
 
 def test_three_takes_one_of_three():
     image = smooth((24, 20))
-    grey, bright = to_tensor(image.convert("L").convert("RGB")), to_tensor(ImageOps.solarize(image))
-    strongest = to_tensor(image.filter(ImageFilter.GaussianBlur(2))).float()
-    counts, reach = [0, 0, 0], float((strongest - to_tensor(image)).abs().max())
+    grey, bright = image_to_tensor(image.convert("L").convert("RGB")), image_to_tensor(ImageOps.solarize(image))
+    strongest = image_to_tensor(image.filter(ImageFilter.GaussianBlur(2))).float()
+    counts, reach = [0, 0, 0], float((strongest - image_to_tensor(image)).abs().max())
     for k in range(600):
-        shown = Augment(three=True).picture(image, Preprocess(SIZE), k)
+        shown = Augment(three=True).picture(image, ImagePreprocess(SIZE), k)
         kind = 0 if torch.equal(shown, grey) else 1 if torch.equal(shown, bright) else 2
         counts[kind] += 1
-        assert kind < 2 or (shown.float() - to_tensor(image)).abs().max() <= reach + 1
+        assert kind < 2 or (shown.float() - image_to_tensor(image)).abs().max() <= reach + 1
     assert all(abs(count - 200) < 45 for count in counts)
 
 
@@ -251,9 +255,9 @@ def test_jitter_stays_within_its_factors(memory):
     augment, flat = Augment(jitter=(0.3, 0.0, 0.0)), Image.new("RGB", SIZE[::-1], (100, 150, 50))
     keys = key(0, np.arange(200))
     if memory:
-        shown = augment.batch(to_tensor(flat)[None].repeat(200, 1, 1, 1), keys)
+        shown = augment.batch(image_to_tensor(flat)[None].repeat(200, 1, 1, 1), keys)
     else:
-        shown = torch.stack([augment.picture(flat, Preprocess(SIZE), int(k)) for k in keys])
+        shown = torch.stack([augment.picture(flat, ImagePreprocess(SIZE), int(k)) for k in keys])
     factors = shown[:, :, 0, 0].float() / torch.tensor([100.0, 150.0, 50.0])
     assert factors.min() > 0.68 and factors.max() < 1.31 and factors[:, 1].std() > 0.1
     assert (factors.max(1).values - factors.min(1).values).max() < 0.04
@@ -264,7 +268,7 @@ def test_erased_noise_fills_a_box_with_pixels_like_imagenets(channels):
     flat = Image.new("RGB" if channels == 3 else "L", (64, 64))
     values, untouched = [], 0
     for k in range(400):
-        shown = Augment(erase=0.5, erase_noise=True).picture(flat, Preprocess((64, 64), channels), k)
+        shown = Augment(erase=0.5, erase_noise=True).picture(flat, ImagePreprocess((64, 64), channels), k)
         hole = (shown > 0).any(0)
         if not hole.any():
             untouched += 1

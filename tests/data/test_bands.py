@@ -13,7 +13,7 @@ from vitreous.data.annotations.mask_files import read_mask
 from vitreous.data.decoding.decode import decode, upright_size
 from vitreous.data.decoding.spectral import channel_form, read_bands, read_values, void_pixels
 from vitreous.data.decoding.tiff import geotiff_of, has_imagecodecs, read_georeference
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.bands import BandPreprocess
 from vitreous.errors import DataError, EmptyImageError
 
 DTYPES = ("uint8", "uint16", "int16", "float32", "float64", "uint32", "int32", "int8", "float16")
@@ -133,8 +133,8 @@ def test_pixels_without_data_are_void_and_filled_with_the_mean(tmp_path, dtype, 
         assert np.allclose(np.asarray(band)[void], round(mean) if dtype == "uint8" else mean, rtol=1e-5)
         assert np.array_equal(np.asarray(band)[~void], stored[~void].astype(np.float32))
     assert np.array_equal(read.void, void)
-    preprocess = Preprocess((32, 32), 5, (0.1, 0.2, 0.3, 0.4, 0.5), (0.1,) * 5, numbers=numbers)
-    normalised = preprocess.normalise(preprocess.pixels(preprocess.decoded(raw))[None])[0]
+    preprocess = BandPreprocess((32, 32), 5, (0.1, 0.2, 0.3, 0.4, 0.5), (0.1,) * 5, numbers=numbers)
+    normalised = preprocess.normalise(preprocess.to_tensor(preprocess.decode(raw))[None])[0]
     assert np.abs(normalised.numpy()[:, void]).max() < (0.03 if dtype == "uint8" else 1e-4)
 
 

@@ -18,7 +18,8 @@ from vitreous.data.augmentation.batched import DRAWS, apply_matrices, bicubic, b
 from vitreous.data.augmentation.crops import AreaCrop
 from vitreous.data.augmentation.views import DINO, MultiCrop
 from vitreous.data.keys import key, seeded, uniform
-from vitreous.data.preprocess import Preprocess, to_tensor
+from vitreous.data.modalities.base import image_to_tensor
+from vitreous.data.modalities.images import ImagePreprocess
 
 SIZE, SMALL = (20, 24), (8, 10)
 STILL: dict[str, Any] = {
@@ -33,7 +34,7 @@ WHOLE: dict[str, Any] = {"global_area": (1.0, 1.0), "local_area": (1.0, 1.0), "r
 
 @pytest.fixture(scope="module")
 def pixels():
-    return torch.stack([to_tensor(picture(i, SIZE[::-1])) for i in range(70)])
+    return torch.stack([image_to_tensor(picture(i, SIZE[::-1])) for i in range(70)])
 
 
 def rows_first(images: torch.Tensor) -> torch.Tensor:
@@ -48,7 +49,7 @@ def test_each_image_has_its_own_views_by_its_key_whatever_else_is_in_the_batch(p
     assert rows.dtype == torch.uint8
     for row in (0, 41, 69):
         assert torch.equal(crops.batch(pixels[row : row + 1], keys[row : row + 1])[0], rows[row])
-    batch = crops.unpack(rows, Preprocess(SIZE, channels))
+    batch = crops.unpack(rows, ImagePreprocess(SIZE, channels))
     assert batch["images"].shape == (70, 2, channels, *SIZE) and batch["local"].shape == (70, 3, channels, *SMALL)
     alone = replace(crops, locals=0).batch(pixels, keys)
     assert torch.equal(alone, batch["images"].flatten(1))
@@ -127,7 +128,7 @@ def test_blur_is_a_gaussian_with_the_outermost_pixels_outside(pixels):
     read = apply_matrices(rows_first(pixels[:3]), down, across).permute(0, 2, 1, 3)
     for row in range(3):
         image = Image.fromarray(pixels[row].permute(1, 2, 0).numpy())
-        pillows = to_tensor(image.filter(ImageFilter.GaussianBlur(float(radius[row])))).float()
+        pillows = image_to_tensor(image.filter(ImageFilter.GaussianBlur(float(radius[row])))).float()
         assert (read[row] - pillows).abs().mean() < 1.5  # Pillow's is three boxes
 
 
@@ -148,7 +149,7 @@ def test_grey_and_solarised_views_come_as_often_as_they_shall(pixels):
 def test_whole_views_have_the_colours_of_those_of_files(pixels):
     """Mean, deviation and share of extremes of 200 DINO views by each way."""
     crops = replace(DINO, locals=1, local_image=SMALL)
-    stacked = crops.unpack(crops.batch(pixels, key(1, np.arange(70))), Preprocess(SIZE))
+    stacked = crops.unpack(crops.batch(pixels, key(1, np.arange(70))), ImagePreprocess(SIZE))
     alone = [crops.views(Image.fromarray(p.permute(1, 2, 0).numpy()), SIZE, k) for k, p in enumerate(pixels)]
     for mine, theirs in (
         (stacked["images"], torch.stack([torch.stack(views[:2]) for views in alone])),

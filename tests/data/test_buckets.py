@@ -18,7 +18,7 @@ from vitreous.data.augmentation.augment import Augment
 from vitreous.data.buckets import RATIOS, assign, choose_buckets, lengths, measure_forms, parse_buckets
 from vitreous.data.keys import permutation
 from vitreous.data.loader import TrainLoader
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.clips import ClipPreprocess
 from vitreous.data.sampling import Order, cuts, stream
 from vitreous.data.sources import open_data
 from vitreous.data.split import Files
@@ -162,7 +162,7 @@ def test_a_sample_of_a_bucket_is_that_of_a_run_at_its_size_alone(mixed):
     assert split is not None
     sizes = ((8, 16, 16), (1, 16, 16), (1, 12, 24), (1, 24, 12))
     own = assign(measure_forms(split), sizes)
-    plain = Preprocess((8, 16, 16), buckets=sizes)
+    plain = ClipPreprocess((8, 16, 16), buckets=sizes)
     loader = TrainLoader(split, plain, Augment(flip=0.5), 5, buckets=own, batch_size=4)
     spans = [
         (a, b)
@@ -175,7 +175,7 @@ def test_a_sample_of_a_bucket_is_that_of_a_run_at_its_size_alone(mixed):
         (bucket,) = set(own[batch["samples"].numpy()].tolist())
         assert batch["images"].shape[1:] == (3, *sizes[bucket])
         seen += batch["samples"].tolist()
-        alone = TrainLoader(split, Preprocess(sizes[bucket]), Augment(flip=0.5), 5)
+        alone = TrainLoader(split, ClipPreprocess(sizes[bucket]), Augment(flip=0.5), 5)
         epoch = (len(seen) - 1) // 18
         if (len(seen) - len(batch["samples"])) // 18 == epoch:
             images: list[Any] = [alone.one(sample, epoch, 0) for sample in batch["samples"].tolist()]

@@ -12,6 +12,7 @@ from tests.data.test_tars import image, write
 from tests.objectives.test_clips import OPTIONS
 from vitreous.apps.curation.check import check
 from vitreous.data.layouts.video import ClipFiles, StoredClips
+from vitreous.data.modalities.clips import ClipPreprocess
 from vitreous.data.sources import open_data
 from vitreous.data.split import Stored
 from vitreous.errors import DataError
@@ -84,7 +85,7 @@ def test_archives_of_clips_are_trained_on_and_answered_as_their_files_are(tmp_pa
     assert type(open_data(home).split("train")) is ClipFiles
     assert vitreous.train(str(archive), out=str(tmp_path / "run"), **options)["train"]["loss"] > 0
     answers = vitreous.load(tmp_path / "run", device="cpu", precision="fp32")
-    items = list(source([str(archive)], kind="clips"))
+    items = list(source([str(archive)], preprocess=ClipPreprocess))
     assert [item.name for item in items] == [f"{archive}/{name}" for name, _ in members]
     together = [row for chunk in answers.predictions(items, answers.asked()) for row in chunk]
     assert [row.probabilities for row in together] == [row.probabilities for row in answers.predict([str(home / name) for name, _ in members])]  # fmt: skip

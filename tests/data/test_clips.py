@@ -14,7 +14,8 @@ from vitreous.data.augmentation.augment import Augment
 from vitreous.data.decoding import clip, clips, video
 from vitreous.data.decoding.clip import evenly, spaced
 from vitreous.data.decoding.clips import gif_frames, is_animated, open_clip
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.clips import ClipPreprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import DataError, UsageError
 
 PARTS = {"mp4": 0.5, "mov": 0.8, "avi": 0.9, "mkv": 0.8, "webm": 0.8, "mpeg": 0.3, "gif": 0.7}  # of a file
@@ -152,7 +153,7 @@ def test_numbers_of_frames():
 
 def test_a_view_is_the_same_for_all_frames_and_frames_are_drawn_by_the_key():
     still = np.repeat(moving(5, True, 1, 24), 12, 0)
-    preprocess = Preprocess((6, 16, 16))
+    preprocess = ClipPreprocess((6, 16, 16))
     views = Augment(crop=(0.2, 1.0), flip=0.5, rand_layers=2, jitter=(0.4, 0.4, 0.4), rotate=20.0, erase=1.0, shift=0.1)
     drawn = [views.picture(open_clip(still), preprocess, sample_key) for sample_key in range(4)]
     assert all(view.shape == (3, 6, 16, 16) and (view == view[:, :1]).all() for view in drawn)
@@ -160,21 +161,23 @@ def test_a_view_is_the_same_for_all_frames_and_frames_are_drawn_by_the_key():
     rising = open_clip(greys(12, 24))
     numbers = {tuple((Augment().picture(rising, preprocess, key)[0, :, 0, 0] // 20).tolist()) for key in range(9)}
     assert len(numbers) > 5 and all(number // 2 == t for row in numbers for t, number in enumerate(row))
-    dense = Preprocess((4, 16, 16), stride=2)
+    dense = ClipPreprocess((4, 16, 16), stride=2)
     starts = {tuple((Augment().picture(rising, dense, key)[0, :, 0, 0] // 20).tolist()) for key in range(40)}
     assert starts == {(s, s + 2, s + 4, s + 6) for s in range(6)}
 
 
 def test_preprocessing_fits_each_frame_as_a_picture(tmp_path):
     pixels = moving(4, True, 9, 20)
-    preprocess, picture = Preprocess((3, 8, 12), share=0.9), Preprocess((8, 12), share=0.9)
+    preprocess, picture = ClipPreprocess((3, 8, 12), share=0.9), ImagePreprocess((8, 12), share=0.9)
     own = preprocess.transform(pixels)
     assert own.shape == (3, 3, 8, 12)
     for place, number in enumerate((1, 4, 7)):
         assert (own[:, place] == picture.transform(pixels[number])).all()
-    assert Preprocess((2, 8, 8), channels=1, mean=(0.5,), std=(0.5,)).transform(pixels).shape == (1, 2, 8, 8)
-    with pytest.raises(UsageError, match="a stride of 2 frames, and the images are no clips"):
-        Preprocess((8, 8), stride=2)
+    assert ClipPreprocess((2, 8, 8), channels=1, mean=(0.5,), std=(0.5,)).transform(pixels).shape == (1, 2, 8, 8)
+    with pytest.raises(UsageError, match="a stride of -1 frames"):
+        ClipPreprocess((2, 8, 8), stride=-1)
+    with pytest.raises(UsageError, match=r"the size of clips has 3 axes \(T, H, W\), not 2"):
+        ClipPreprocess((8, 8))
     with pytest.raises(DataError, match=r"a\.png: not a clip of a known format"):
         Image.fromarray(pixels[0]).save(tmp_path / "a.png")
         preprocess.transform(tmp_path / "a.png")

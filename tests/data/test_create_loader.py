@@ -7,7 +7,7 @@ import torch
 
 import vitreous
 from tests.conftest import make_folder, picture
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import DataError, UsageError
 
 
@@ -43,7 +43,7 @@ def test_order_and_views_are_of_seed_and_epoch_alone(folder, workers):
 
 
 def test_judged_images_are_those_of_the_preprocessing(folder):
-    read = Preprocess((12, 12), mean=(0.4,) * 3, std=(0.2,) * 3)
+    read = ImagePreprocess((12, 12), mean=(0.4,) * 3, std=(0.2,) * 3)
     loader = vitreous.create_loader(folder, "test", batch_size=5, preprocess=read)
     whole = epoch_of(loader)
     assert whole["samples"].tolist() == list(range(12))

@@ -101,7 +101,7 @@ def verdicts(files, predictor) -> dict[str, str]:
 
     def verdict(path: Path) -> Tensor | DataError:
         try:
-            return predictor.bundle.preprocess.pixels(decode(path))
+            return predictor.bundle.preprocess.to_tensor(decode(path))
         except DataError as error:
             return error
 

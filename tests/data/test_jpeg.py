@@ -18,7 +18,7 @@ from vitreous.data.decoding import regions as jpeg
 from vitreous.data.decoding.decode import decode
 from vitreous.data.decoding.regions import Jpeg, Pixels, by_pillow, decoder, open_picture
 from vitreous.data.keys import seeded
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import DataError
 
 SIZE = (131, 97)
@@ -203,7 +203,7 @@ def test_a_damaged_file_has_one_verdict(seed):
         taken += isinstance(jpeg.parse_plain(raw, 3, "x", True), Jpeg)
         if expected[0] != "pixels":  # and a crop of it is refused too
             with pytest.raises(DataError):
-                Augment(crop=(0.1, 0.2)).picture(open_picture(raw, 3, "x"), Preprocess((16, 16)), 0)
+                Augment(crop=(0.1, 0.2)).picture(open_picture(raw, 3, "x"), ImagePreprocess((16, 16)), 0)
     assert taken > 30
 
 
@@ -265,7 +265,7 @@ def test_a_crop_of_bytes_is_scaled_as_well_as_pillow_scales_it(filter):
 @pytest.mark.parametrize("name", ["4:4:4", "grey"])
 def test_every_way_to_a_sample_shows_the_same(name):
     """A file not yet decoded, its picture, and its pixels are augmented alike, the draws and all."""
-    augment, preprocess = Augment(crop=(0.1, 1.0), flip=0.5, jitter=(0.2, 0.0, 0.0)), Preprocess((24, 20))
+    augment, preprocess = Augment(crop=(0.1, 1.0), flip=0.5, jitter=(0.2, 0.0, 0.0)), ImagePreprocess((24, 20))
     picture = decode(PHOTOGRAPHS[name], 3)
     ways = [open_picture(PHOTOGRAPHS[name], 3, "x"), picture, Pixels(np.asarray(picture))]
     for sample_key in range(10):

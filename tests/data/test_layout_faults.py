@@ -24,7 +24,7 @@ from tests.data.crafted import saved
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.decoding.decode import decode
 from vitreous.data.loader import EvalLoader, TrainLoader
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.screen import screen
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError
@@ -34,7 +34,7 @@ from vitreous.reports.evaluate import evaluate
 
 pytestmark = pytest.mark.usefixtures("without_pages")  # training is repeated many times
 
-SMALL = Preprocess((16, 16))
+SMALL = ImagePreprocess((16, 16))
 QUICK = {**TINY, "epochs": 1, "accumulate": 1, "workers": 0}
 
 
@@ -379,7 +379,10 @@ def test_the_same_data_give_the_same_batches(twins):
     augment = Augment(crop=(0.3, 1.0), flip=0.5, rand_layers=1, rand_magnitude=9, erase=0.5)
     digests = set()
     for root in twins:
-        feed, digest = TrainLoader(open_data(root).split("train"), Preprocess((12, 12)), augment, 3), hashlib.sha256()
+        feed, digest = (
+            TrainLoader(open_data(root).split("train"), ImagePreprocess((12, 12)), augment, 3),
+            hashlib.sha256(),
+        )
         for batch in feed.batches(0, 2 * len(feed.split), 7):
             for name in sorted(batch):
                 digest.update(batch[name].numpy().tobytes())

@@ -10,7 +10,7 @@ from PIL import Image
 from vitreous.data.annotations.target import Target, boxes_of, stack_masks
 from vitreous.data.augmentation.parts import Part, cut_objects, moved, moved_boxes
 from vitreous.data.augmentation.scenes import Scenes
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
 
 STILL = Scenes(scale=(1.0, 1.0), flip=0.0)
 SIZE = (48, 64)
@@ -51,7 +51,7 @@ def test_boxes_and_masks_are_where_the_picture_shows_them(change):
     scenes, checked = replace(STILL, **change), 0
     for key in range(16):
         pixels, target = objects(key, count=1)
-        view = scenes.scene(Image.fromarray(pixels), target, Preprocess((48, 48), filter="bilinear"), key)
+        view = scenes.scene(Image.fromarray(pixels), target, ImagePreprocess((48, 48), filter="bilinear"), key)
         assert view.keys() == {"images", "boxes", "labels", "crowd", "masks"}
         for box, mask in zip(view["boxes"], view["masks"], strict=True):
             seen = box_in(view["images"])
@@ -139,7 +139,7 @@ def test_boxes_of_what_an_edge_cuts_are_those_of_the_mask():
 
 def test_what_lies_outside_has_the_mean_and_images_without_objects_are_empty():
     pixels, target = objects(0)
-    preprocess = Preprocess((96, 96), mean=(0.2, 0.4, 0.6))
+    preprocess = ImagePreprocess((96, 96), mean=(0.2, 0.4, 0.6))
     view = replace(STILL, fill="mean").scene(Image.fromarray(pixels), target.take(np.zeros(0, np.int64)), preprocess, 1)
     assert view["boxes"].shape == (0, 4) and view["masks"].shape == (0, 96, 96)
     outside = (view["images"] == torch.tensor([51, 102, 153])[:, None, None]).all(0)

@@ -12,8 +12,8 @@ from vitreous.data.augmentation.augment import Augment
 from vitreous.data.decoding.decode import decode
 from vitreous.data.keys import key
 from vitreous.data.loader import AHEAD, TrainLoader, ahead
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.pace import WORKER_BYTES, balanced, decode_seconds, workers_for
-from vitreous.data.preprocess import Preprocess
 from vitreous.data.sources import open_data
 from vitreous.data.split import Arrays, Files
 from vitreous.system.cores import cores
@@ -49,7 +49,7 @@ def test_memory_bounds_the_workers():
 
 def test_the_cost_of_a_picture_is_measured(tmp_path, monkeypatch):
     data = open_data(make_folder(tmp_path, {"train": 6, "val": 2}, size=(64, 48)))
-    split, preprocess = data.splits["train"], Preprocess((16, 16))
+    split, preprocess = data.splits["train"], ImagePreprocess((16, 16))
     clock = iter(range(10_000))
     monkeypatch.setattr(pace.time, "perf_counter", lambda: 0.01 * next(clock))
     assert decode_seconds(TrainLoader(split, preprocess, Augment(crop=(0.5, 1.0)), 0)) == pytest.approx(0.01)
@@ -59,7 +59,7 @@ def test_the_cost_of_a_picture_is_measured(tmp_path, monkeypatch):
 
 def test_nothing_readable_costs_nothing():
     arrays = Arrays(np.zeros((3, 4, 4, 7), np.uint8), np.zeros(3, np.int64))
-    assert decode_seconds(TrainLoader(arrays, Preprocess((16, 16)), Augment(), 0)) == 0.0
+    assert decode_seconds(TrainLoader(arrays, ImagePreprocess((16, 16)), Augment(), 0)) == 0.0
 
 
 @pytest.mark.parametrize("free, expected", [(2**40, AHEAD), (64 * 2**20, 2), (2**20, 1), (0, AHEAD)])
@@ -86,7 +86,7 @@ def test_exact_is_passed_on(tmp_path):
     picture(0, (256, 256)).save(home / "0.jpg", quality=95)
     split = Files([home / "0.jpg"], np.zeros(1, np.int64))
     crop = Augment(crop=(0.9, 1.0), ratio=(1.0, 1.0))
-    exact, rough = (TrainLoader(split, Preprocess((32, 32)), crop, 0, exact=exact) for exact in (True, False))
+    exact, rough = (TrainLoader(split, ImagePreprocess((32, 32)), crop, 0, exact=exact) for exact in (True, False))
     whole = crop.picture(decode(home / "0.jpg"), exact.preprocess, int(key(exact.seed, 0, 0, 0))).float()
     assert torch.equal(exact.one(0, 0, 0).float(), whole)
     assert 0 < (rough.one(0, 0, 0).float() - whole).abs().mean() < 8

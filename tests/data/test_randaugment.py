@@ -14,7 +14,8 @@ from torchvision.transforms import v2
 from vitreous.config import from_yaml, to_yaml
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.keys import key, seeded
-from vitreous.data.preprocess import Preprocess, to_tensor
+from vitreous.data.modalities.base import image_to_tensor
+from vitreous.data.modalities.images import ImagePreprocess
 
 SIZE = (47, 61)
 TRIVIAL = Augment(trivial=True)
@@ -49,13 +50,13 @@ def blobs(channels: int = 3) -> Image.Image:
 
 @pytest.mark.parametrize("channels", [3, 1])
 def test_trivial_is_a_function_of_the_key(channels):
-    image, preprocess = blobs(channels), Preprocess(SIZE, channels)
+    image, preprocess = blobs(channels), ImagePreprocess(SIZE, channels)
     views = torch.stack([TRIVIAL.picture(image, preprocess, k) for k in range(20)])
     assert views.shape == (20, channels, *SIZE) and views.dtype == torch.uint8
     assert torch.equal(views, torch.stack([TRIVIAL.picture(image, preprocess, k) for k in range(20)]))
     assert len({view.numpy().tobytes() for view in views}) > 12
 
-    pixels, keys = to_tensor(image)[None].repeat(20, 1, 1, 1), key(0, np.arange(20))
+    pixels, keys = image_to_tensor(image)[None].repeat(20, 1, 1, 1), key(0, np.arange(20))
     batch = TRIVIAL.batch(pixels, keys)
     assert torch.equal(TRIVIAL.batch(pixels[7:], keys[7:]), batch[7:])
     assert len({view.numpy().tobytes() for view in batch}) > 12
@@ -66,8 +67,8 @@ def test_trivial_is_torchvisions_with_grey_outside():
     image, transform = blobs(), v2.TrivialAugmentWide(fill=128)
     for k in range(40):
         with seeded(k):
-            expected = to_tensor(transform(image))
-        assert torch.equal(TRIVIAL.picture(image, Preprocess(SIZE), k), expected)
+            expected = image_to_tensor(transform(image))
+        assert torch.equal(TRIVIAL.picture(image, ImagePreprocess(SIZE), k), expected)
 
 
 def test_trivial_draws_one_operation_of_the_wide_space_at_any_level():
@@ -78,7 +79,7 @@ def test_trivial_draws_one_operation_of_the_wide_space_at_any_level():
             known.setdefault(result.tobytes(), name)
     levels = set()
     for k in range(1400):
-        shown = TRIVIAL.picture(image, Preprocess(SIZE), k).permute(1, 2, 0).numpy().tobytes()
+        shown = TRIVIAL.picture(image, ImagePreprocess(SIZE), k).permute(1, 2, 0).numpy().tobytes()
         name = known.get(shown, "moved")
         seen[name] += 1
         levels.add((name, shown))
@@ -95,7 +96,7 @@ def test_trivial_turns_up_to_135_degrees_and_shifts_up_to_32_pixels():
     dark[23, 30] = 255
     reach, corners = set(), set()
     for k in range(1400):
-        shown = TRIVIAL.picture(Image.fromarray(dark), Preprocess(SIZE), k)
+        shown = TRIVIAL.picture(Image.fromarray(dark), ImagePreprocess(SIZE), k)
         rows, columns = np.nonzero(shown[0].numpy() > 200)
         if len(rows) == 1 and (rows[0] == 23) != (columns[0] == 30):
             reach |= {abs(int(rows[0]) - 23), abs(int(columns[0]) - 30)}

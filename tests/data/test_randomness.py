@@ -13,13 +13,13 @@ from tests.conftest import make_folder, picture
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.keys import key, one_key, permutation, seeded, uniform
 from vitreous.data.loader import TrainLoader
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.sampling import Order, stream
 from vitreous.data.sources import open_data
 from vitreous.data.split import picture_of
 
 EVERYTHING = Augment(crop=(0.3, 1.0), shift=0.1, rotate=10, zoom=0.1, flip=0.5, rand_layers=2, erase=0.5)
-PLAIN = Preprocess((16, 16))
+PLAIN = ImagePreprocess((16, 16))
 
 
 def test_keys_never_meet_and_depend_on_every_part():
@@ -85,7 +85,7 @@ def test_workers_and_batches_and_resuming_change_nothing(split, workers):
 
 
 def test_pictures_in_memory_keep_the_same_promise(split):
-    cached = torch.stack([PLAIN.pixels(picture_of(split, i, 3)) for i in range(len(split))])
+    cached = torch.stack([PLAIN.to_tensor(picture_of(split, i, 3)) for i in range(len(split))])
     feed = TrainLoader(split, PLAIN, EVERYTHING, seed=1, cached=cached)
     whole = images(feed, 0, 60, 7)
     assert torch.allclose(images(feed, 31, 60, 4), whole[31:], atol=1e-3)
@@ -153,18 +153,18 @@ def test_mixing_gives_distributions_and_depends_on_the_step_alone(options):
 
 @pytest.mark.parametrize("fit", ["crop", "squash"])
 def test_preprocessing_sizes(fit):
-    preprocess = Preprocess((16, 24), fit=fit, share=0.9)
+    preprocess = ImagePreprocess((16, 24), fit=fit, share=0.9)
     for size in ((16, 24), (24, 16), (100, 30), (5, 200), (1, 1)):
-        assert preprocess.pixels(Image.new("RGB", size)).shape == (3, 16, 24)
+        assert preprocess.to_tensor(Image.new("RGB", size)).shape == (3, 16, 24)
 
 
 def test_a_centre_crop_takes_the_centre():
     pixels = np.zeros((20, 60, 3), np.uint8)
     pixels[:, 20:40] = 200
-    assert (Preprocess((20, 20)).pixels(Image.fromarray(pixels)) == 200).all()
+    assert (ImagePreprocess((20, 20)).to_tensor(Image.fromarray(pixels)) == 200).all()
 
 
 def test_normalise_is_mean_and_deviation_of_pixels_in_0_to_1():
-    preprocess = Preprocess((2, 2), mean=(0.5, 0.4, 0.3), std=(0.5, 0.2, 0.1))
+    preprocess = ImagePreprocess((2, 2), mean=(0.5, 0.4, 0.3), std=(0.5, 0.2, 0.1))
     values = preprocess.normalise(torch.full((1, 3, 2, 2), 255, dtype=torch.uint8))
     assert torch.allclose(values[0, :, 0, 0], torch.tensor([1.0, 3.0, 7.0]), atol=1e-5)

@@ -14,7 +14,7 @@ from tests.conftest import make_folder
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.keys import key, permutation, uniform
 from vitreous.data.loader import TrainLoader
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.sampling import Order, repeat_factors, repeated, stream
 from vitreous.data.sources import open_data
 from vitreous.data.split import Arrays
@@ -106,16 +106,16 @@ def pictures(labels):
 def test_labels_that_are_not_one_class_to_a_picture_cannot_be_balanced():
     split, _ = pictures(np.eye(4, dtype=np.float32))
     with pytest.raises(UsageError, match="one class to an image"):
-        TrainLoader(split, Preprocess((16, 16)), Augment(), 0, sampling="balanced")
+        TrainLoader(split, ImagePreprocess((16, 16)), Augment(), 0, sampling="balanced")
     with pytest.raises(UsageError, match="repeats"):
-        TrainLoader(split, Preprocess((16, 16)), Augment(), 0, repeats=0)
+        TrainLoader(split, ImagePreprocess((16, 16)), Augment(), 0, repeats=0)
 
 
 @pytest.mark.parametrize("memory", [False, True])
 def test_labels_of_several_classes_go_through_as_they_are(memory):
     labels = np.random.default_rng(0).integers(0, 2, (10, 5)).astype(np.float32)
     split, cached = pictures(labels)
-    feed = TrainLoader(split, Preprocess((16, 16)), Augment(), 0, cached=cached if memory else None)
+    feed = TrainLoader(split, ImagePreprocess((16, 16)), Augment(), 0, cached=cached if memory else None)
     for batch in feed.batches(0, 20, 4):
         assert batch["labels"].dtype == torch.float32 and torch.equal(
             batch["labels"], torch.from_numpy(labels)[batch["samples"]]
@@ -125,7 +125,9 @@ def test_labels_of_several_classes_go_through_as_they_are(memory):
 @pytest.mark.parametrize("memory", [False, True])
 def test_every_view_of_a_picture_is_another(memory):
     split, cached = pictures(np.zeros(4, np.int64))
-    feed = TrainLoader(split, Preprocess((16, 16)), Augment(rotate=40), 0, cached=cached if memory else None, repeats=4)
+    feed = TrainLoader(
+        split, ImagePreprocess((16, 16)), Augment(rotate=40), 0, cached=cached if memory else None, repeats=4
+    )
     (batch,) = feed.batches(0, 4, 4)
     assert len(set(batch["samples"].tolist())) == 1
     assert all(not torch.equal(a, b) for a, b in itertools.combinations(batch["images"], 2))
@@ -138,9 +140,9 @@ def split(tmp_path_factory):
 
 def test_neither_workers_nor_ranks_change_a_picture(split):
     options = {"sampling": "balanced", "repeats": 2}
-    feed = TrainLoader(split, Preprocess((16, 16)), Augment(flip=0.5, rotate=20), 1, **options)
+    feed = TrainLoader(split, ImagePreprocess((16, 16)), Augment(flip=0.5, rotate=20), 1, **options)
     whole = torch.cat([batch["images"] for batch in feed.batches(0, 36, 6)])
-    many = TrainLoader(split, Preprocess((16, 16)), Augment(flip=0.5, rotate=20), 1, workers=2, **options)
+    many = TrainLoader(split, ImagePreprocess((16, 16)), Augment(flip=0.5, rotate=20), 1, workers=2, **options)
     ranks = [
         torch.cat([b["images"] for b in many.spans((low, low + 3) for low in range(3 * rank, 36, 6))])
         for rank in (0, 1)
@@ -160,7 +162,12 @@ def test_a_stream_without_end_is_read_as_batches_are_asked_for(split, workers):
 
     cached = torch.zeros(len(split), 3, 16, 16, dtype=torch.uint8) if workers == "memory" else None
     feed = TrainLoader(
-        split, Preprocess((16, 16)), Augment(), 1, workers=workers if isinstance(workers, int) else 0, cached=cached
+        split,
+        ImagePreprocess((16, 16)),
+        Augment(),
+        1,
+        workers=workers if isinstance(workers, int) else 0,
+        cached=cached,
     )
     batches = feed.spans(endless())
     assert not asked
@@ -174,7 +181,7 @@ def test_an_empty_span_is_an_empty_batch(split, workers):
     cached = torch.zeros(len(split), 3, 16, 16, dtype=torch.uint8) if workers == "memory" else None
     feed = TrainLoader(
         split,
-        Preprocess((16, 16)),
+        ImagePreprocess((16, 16)),
         Augment(flip=0.5),
         1,
         workers=workers if isinstance(workers, int) else 0,
@@ -218,6 +225,6 @@ def test_an_epoch_of_repeat_factors_is_the_list_of_the_loop():
 def test_a_loader_shows_images_of_rare_classes_more_often():
     labels = np.array([0] * 9 + [1])
     split = Arrays(np.zeros((10, 4, 4, 3), np.uint8), labels)
-    loader = TrainLoader(split, Preprocess((4, 4)), Augment(), 0, sampling="repeat-factor", repeat_threshold=0.9)
+    loader = TrainLoader(split, ImagePreprocess((4, 4)), Augment(), 0, sampling="repeat-factor", repeat_threshold=0.9)
     seen = np.concatenate([batch["samples"].numpy() for batch in loader.batches(0, 2000, 100)])
     assert np.mean(seen == 9) == pytest.approx(3 / 12, abs=0.04)

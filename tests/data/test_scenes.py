@@ -13,7 +13,7 @@ from vitreous.data.annotations.target import IGNORE, no_objects
 from vitreous.data.augmentation.photometric import DRAWS, distort_colours, largest_class_share
 from vitreous.data.augmentation.scenes import Scenes
 from vitreous.data.loader import TrainLoader
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.sources import open_data
 from vitreous.errors import UsageError
 
@@ -24,7 +24,7 @@ def view_of(scenes, image=(24, 32), key=5):
     """A view of a picture of (24, 32) pixels that grow by 4 a row and 2 a column, each of which is its own class."""
     ramp = 4 * np.arange(24)[:, None] + 2 * np.arange(32)[None]
     picture = Image.fromarray(np.stack([ramp.astype(np.uint8)] * 3, -1))
-    return scenes.scene(picture, no_objects((24, 32), ramp.astype(np.int32)), Preprocess(image), key), ramp
+    return scenes.scene(picture, no_objects((24, 32), ramp.astype(np.int32)), ImagePreprocess(image), key), ramp
 
 
 def test_a_view_of_the_images_own_size_is_the_image():
@@ -69,7 +69,7 @@ def test_a_view_is_a_function_of_its_key_alone():
 def test_workers_give_the_same_batches_and_empty_ones_have_their_shape(tmp_path):
     data = open_data(write_maps(tmp_path))
     loaders = [
-        TrainLoader(data.splits["train"], Preprocess((16, 16)), Scenes(), 3, workers=workers) for workers in (0, 2)
+        TrainLoader(data.splits["train"], ImagePreprocess((16, 16)), Scenes(), 3, workers=workers) for workers in (0, 2)
     ]
     first, second = (list(loader.spans([(0, 4), (4, 4), (4, 7)])) for loader in loaders)
     for one, other in zip(first, second, strict=True):
@@ -144,7 +144,7 @@ def test_crops_of_one_class_are_drawn_again():
     picture, target = Image.new("RGB", (256, 64)), no_objects((64, 256), classes)
 
     def shares(scenes):
-        views = (scenes.scene(picture, target, Preprocess((32, 32)), key)["classes"].numpy() for key in range(300))
+        views = (scenes.scene(picture, target, ImagePreprocess((32, 32)), key)["classes"].numpy() for key in range(300))
         return np.array([largest_class_share(view, IGNORE) for view in views])
 
     assert (shares(STILL) >= 0.75).mean() == pytest.approx(1 - 16 / 224, abs=0.05)

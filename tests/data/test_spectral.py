@@ -20,7 +20,9 @@ from vitreous.data.decoding.decode import decode
 from vitreous.data.decoding.spectral import channel_form, read_bands, read_channels
 from vitreous.data.keys import key
 from vitreous.data.layouts.folder import folder
-from vitreous.data.preprocess import Preprocess, to_tensor
+from vitreous.data.modalities.bands import BandPreprocess
+from vitreous.data.modalities.base import image_to_tensor
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.screen import screen
 from vitreous.data.split import Arrays
 from vitreous.data.statistics import statistics
@@ -265,14 +267,14 @@ def test_damaged_files_are_refused_and_nothing_else():
     assert 200 < refused < 1100
 
 
-SEEN = Preprocess((20, 24), 3, numbers="uint8")
+SEEN = BandPreprocess((20, 24), 3, numbers="uint8")
 
 
 @pytest.mark.parametrize("fit", [{"fit": "crop"}, {"fit": "squash"}, {"share": 0.8, "filter": "bilinear"}])
 def test_channels_are_fitted_as_colours_are(fit):
     image = picture(0, (70, 45))
-    apart = Preprocess((20, 24), 3, **fit).pixels(image.split())
-    assert torch.equal(apart, Preprocess((20, 24), 3, **fit).pixels(image))
+    apart = BandPreprocess((20, 24), 3, **fit).to_tensor(image.split())
+    assert torch.equal(apart, ImagePreprocess((20, 24), 3, **fit).to_tensor(image))
 
 
 MOVES = {
@@ -288,12 +290,12 @@ def test_channels_are_moved_as_colours_are(name):
     augment, image = Augment(**MOVES[name], flip=0.5), picture(0, (50, 40))
     wide = tuple(Image.fromarray(np.asarray(band).astype(np.float32) * 100) for band in image.split())
     for k in range(6):
-        whole = augment.picture(image, Preprocess((20, 24)), k)
+        whole = augment.picture(image, ImagePreprocess((20, 24)), k)
         assert torch.equal(augment.picture(image.split(), SEEN, k), whole)
         floats = augment.picture(wide, SEEN, k)
         assert floats.dtype == torch.float32 and floats.shape == whole.shape
         assert (floats / 100 - whole).abs().mean() < 1  # what is 8 bits is cut off at 0 and 255
-    small, keys = torch.stack([to_tensor(image.resize((24, 20)))] * 5), key(0, np.arange(5))
+    small, keys = torch.stack([image_to_tensor(image.resize((24, 20)))] * 5), key(0, np.arange(5))
     many = augment.batch(torch.cat([small.float() * 300, small.float()], 1), keys)
     assert many.shape == (5, 6, 20, 24) and many.dtype == torch.float32
     assert torch.allclose(many[:, :3] / 300, many[:, 3:], atol=0.01)
@@ -318,12 +320,12 @@ def test_what_is_made_for_colours_is_left_out():
 def test_statistics_are_those_of_all_pixels_at_once(dtype):
     pixels = numbers((30, 9, 8, 5), dtype)
     pixels[..., 4] = 7
-    seen = Preprocess((9, 8), 5, numbers=dtype)
+    seen = BandPreprocess((9, 8), 5, numbers=dtype)
     mean, std = statistics(Arrays(pixels, np.zeros(30, np.int64)), seen)
     whole = pixels.reshape(-1, 5).astype(np.float64) / seen.peak
     assert np.allclose(mean, whole.mean(0), rtol=1e-12) and np.allclose(std[:4], whole.std(0)[:4], rtol=1e-12)
     assert std[4] == 1
-    normal = Preprocess((9, 8), 5, mean, std, numbers=dtype).normalise(
+    normal = BandPreprocess((9, 8), 5, mean, std, numbers=dtype).normalise(
         torch.from_numpy(pixels.astype(np.float32).transpose(0, 3, 1, 2))
     )
     assert normal.mean((0, 2, 3)).abs().max() < 1e-4 and (normal.std((0, 2, 3))[:4] - 1).abs().max() < 1e-3
@@ -331,7 +333,7 @@ def test_statistics_are_those_of_all_pixels_at_once(dtype):
 
 def test_statistics_survive_a_large_mean_and_leave_out_what_cannot_be_read():
     pixels = (1e4 + numbers((20, 6, 6, 2), "float32")).astype(np.float32)
-    seen = Preprocess((6, 6), 2, numbers="float32")
+    seen = BandPreprocess((6, 6), 2, numbers="float32")
     _, std = statistics(Arrays(pixels, np.zeros(20, np.int64)), seen)
     assert np.allclose(std, pixels.reshape(-1, 2).astype(np.float64).std(0), rtol=1e-9)
     broken = pixels.copy()
@@ -363,7 +365,7 @@ def write(root: Path, kind: str, size: tuple[int, int] = (16, 16)) -> Path:
 @pytest.mark.parametrize("workers", [0, 1])
 def test_measuring_and_reading_do_not_depend_on_workers(tmp_path, workers):
     split = folder(write(tmp_path, "uint16", (40, 30))).split("train")
-    seen = Preprocess((16, 16), 4, numbers="uint16")
+    seen = BandPreprocess((16, 16), 4, numbers="uint16")
     assert statistics(split, seen, workers) == statistics(split, seen)
     cached, bad = screen(split, seen, workers, keep=True)
     assert cached is not None and cached.dtype == torch.float32 and cached.shape == (24, 4, 16, 16) and not bad

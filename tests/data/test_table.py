@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import picture
 from vitreous.data.holdout import hold_out
 from vitreous.data.loader import EvalLoader
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.sources import open_data
 from vitreous.data.split import require_labels
 from vitreous.errors import DataError
@@ -74,7 +74,7 @@ def test_pictures_are_found_beside_the_file_from_anywhere(table_folder, monkeypa
     relative = open_data(os.path.join(table_folder.name, "x.csv"))
     assert relative.fingerprint() == absolute.fingerprint()
     for data in (absolute, relative):
-        _, images = next(EvalLoader(data.splits["train"], Preprocess((16, 16))).batches(100))
+        _, images = next(EvalLoader(data.splits["train"], ImagePreprocess((16, 16))).batches(100))
         assert not any(isinstance(image, DataError) for image in images)
 
 

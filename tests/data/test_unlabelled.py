@@ -9,7 +9,7 @@ from tests.conftest import picture
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.holdout import hold_out
 from vitreous.data.loader import TrainLoader
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.sources import open_data, open_images
 from vitreous.data.split import Files, no_labels, require_labels
 from vitreous.errors import DataError
@@ -42,7 +42,7 @@ def test_a_flat_folder_and_a_folder_of_one_class_are_data_without_labels(tmp_pat
     assert any("one class, ant" in note for note in data.notes) == bool(inner)
     with pytest.raises(DataError, match=r"one class only \(ant\)" if inner else "flat folder: 40 images"):
         require_labels(data)
-    batch = next(TrainLoader(data.splits["train"], Preprocess((8, 8)), Augment(), 0).batches(0, 3, 3))
+    batch = next(TrainLoader(data.splits["train"], ImagePreprocess((8, 8)), Augment(), 0).batches(0, 3, 3))
     assert batch.keys() == {"images", "samples"} and batch["images"].shape == (3, 3, 8, 8)
 
 

@@ -18,11 +18,12 @@ from vitreous.data.decoding.decode import decode
 from vitreous.data.keys import key
 from vitreous.data.layouts.folder import folder
 from vitreous.data.loader import TrainLoader
-from vitreous.data.preprocess import Preprocess, to_tensor
+from vitreous.data.modalities.base import image_to_tensor
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import UsageError
 
 SIZE, SMALL = (20, 24), (8, 10)
-SEEN = Preprocess(SIZE)
+SEEN = ImagePreprocess(SIZE)
 PLAIN: dict[str, Any] = {
     "flip": 0.0,
     "jitter_probability": 0.0,
@@ -91,7 +92,7 @@ def test_each_view_has_its_own_chances(option, value, expected):
     )
     fine = np.full((20, 24, 3), (140, 90, 30), np.uint8)
     fine[::2, ::2] = (150, 60, 90)
-    alone = to_tensor(Image.fromarray(fine))
+    alone = image_to_tensor(Image.fromarray(fine))
     found = counted(crops, Image.fromarray(fine), lambda view: not torch.equal(view, alone))
     blur_of_nothing = 0.06 if option == "blur" else 0  # a radius near 0.1 changes no pixel
     assert (np.abs(found - expected) < 0.06 + blur_of_nothing).all()
@@ -101,7 +102,7 @@ def test_solarising_and_blurring_are_pillows():
     image = picture(0, (24, 20))
     whole = {"global_area": (1.0, 1.0), "ratio": (1.2, 1.2)}
     solar = MultiCrop(0, **{**PLAIN, "solarise": (1.0, 1.0, 1.0)}, **whole)
-    assert torch.equal(solar.views(image, SIZE, 0)[0], to_tensor(ImageOps.solarize(image, 128)))
+    assert torch.equal(solar.views(image, SIZE, 0)[0], image_to_tensor(ImageOps.solarize(image, 128)))
     assert blurred(image, 1.0, (1.5, 1.5)).tobytes() == image.filter(ImageFilter.GaussianBlur(1.5)).tobytes()
     assert blurred(image, 0.0, (1.5, 1.5)) is image
 
@@ -149,7 +150,7 @@ def test_a_feed_gives_batches_of_views(tmp_path, memory, workers):
     data = folder(make_folder(tmp_path, {"train": 4, "val": 1}, size=(24, 20)))
     split, crops = data.split("train"), MultiCrop(3, SMALL)
     pictures = [decode(split.raw(sample)) for sample in range(len(split))]
-    cached = torch.stack([to_tensor(image) for image in pictures]) if memory else None
+    cached = torch.stack([image_to_tensor(image) for image in pictures]) if memory else None
     feed = TrainLoader(split, SEEN, crops, 0, workers=workers, cached=cached)
     batches = list(feed.batches(10, 15, 3))
     assert [len(batch["samples"]) for batch in batches] == [3, 2]
@@ -169,7 +170,9 @@ def test_a_feed_gives_batches_of_views(tmp_path, memory, workers):
 @pytest.mark.parametrize("memory", [False, True])
 def test_batches_of_images_without_labels_have_no_labels(tmp_path, memory):
     split = folder(make_folder(tmp_path, {"train": 4, "val": 1}, size=(24, 20))).split("train")
-    cached = torch.stack([to_tensor(decode(split.raw(sample))) for sample in range(len(split))]) if memory else None
+    cached = (
+        torch.stack([image_to_tensor(decode(split.raw(sample))) for sample in range(len(split))]) if memory else None
+    )
     bare = split.take(np.arange(len(split)), np.zeros((len(split), 0), np.float32))
     for views, shape in ((MultiCrop(3, SMALL), (3, 2, 3, *SIZE)), (Augment(flip=0.5), (3, 3, *SIZE))):
         batch, labelled = (

@@ -15,7 +15,8 @@ from vitreous.data.augmentation.scenes import Scenes
 from vitreous.data.augmentation.views import MultiCrop
 from vitreous.data.augmentation.volumes import VolumeViews
 from vitreous.data.loader import TrainLoader
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
+from vitreous.data.modalities.volumes import VolumePreprocess
 from vitreous.data.sources import open_data
 from vitreous.errors import UsageError
 
@@ -25,7 +26,7 @@ SIDES = (12, 16, 14)
 
 def voxels(image):
     """How volumes become input at this size."""
-    return Preprocess(image, 1, (0.0,), (1.0,), numbers="voxels")
+    return VolumePreprocess(image, 1, (0.0,), (1.0,))
 
 
 def view_of(scenes, image=SIDES, key=5):
@@ -122,9 +123,9 @@ def test_views_that_do_not_fit_are_refused():
     volume, target = np.zeros((1, 4, 4, 4), np.float32), no_objects((4, 4), np.zeros((4, 4), np.int32))
     for views in (Augment(), MultiCrop(locals=0)):
         with pytest.raises(UsageError, match="volume"):
-            views.picture(volume, Preprocess((4, 4)), 0)
+            views.picture(volume, ImagePreprocess((4, 4)), 0)
     with pytest.raises(UsageError, match="volume"):
-        Scenes().scene(volume, target, Preprocess((4, 4)), 0)
+        Scenes().scene(volume, target, ImagePreprocess((4, 4)), 0)
     with pytest.raises(UsageError, match="for volumes"):
         VolumeViews().scene(Image.new("L", (4, 4)), target, voxels((4, 4, 4)), 0)
 
@@ -132,7 +133,7 @@ def test_views_that_do_not_fit_are_refused():
 @pytest.mark.parametrize("size", [(4, 20, 8), (9, 3, 8), (8, 8, 8)])
 def test_other_sizes_are_cut_or_filled_around_the_middle(size):
     volume = np.random.default_rng(0).normal(size=(2, *size)).astype(np.float32)
-    fitted = voxels((8, 8, 8)).array(volume)
+    fitted = voxels((8, 8, 8)).to_array(volume)
     both = [min(8, side) for side in size]
     of = tuple(slice((side - own) // 2, (side - own) // 2 + own) for side, own in zip(size, both, strict=True))
     to = tuple(slice((8 - own) // 2, (8 - own) // 2 + own) for own in both)

@@ -15,7 +15,7 @@ from vitreous.apps.curation.check import check
 from vitreous.data.annotations.target import IGNORE
 from vitreous.data.decoding import volumes
 from vitreous.data.decoding.volumes import nifti_header, read_labels, read_volume, standardised, volume_form
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.volumes import VolumePreprocess
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError
 
@@ -209,7 +209,7 @@ def test_masks_beside_volumes_are_read(tmp_path, ending):
     first = int(split.name(0).rpartition("/")[2].partition(".")[0])
     voxels, classes = solid(first)
     assert np.array_equal(split.target(0).class_map(), classes)
-    assert np.array_equal(Preprocess((8, 8, 8), 1, (0.0,), (1.0,), numbers="voxels").decoded(split.raw(0)),
+    assert np.array_equal(VolumePreprocess((8, 8, 8), 1, (0.0,), (1.0,)).decode(split.raw(0)),
                           standardised(voxels[None].copy()))  # fmt: skip
     assert split.axes == 3 and split.labels.tolist() == [[1, 1, 1]] * 11
 

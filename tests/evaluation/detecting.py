@@ -10,7 +10,7 @@ import torch
 
 from vitreous.data.annotations.shapes import runs_of_mask
 from vitreous.data.annotations.target import Target, stack_masks
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import DataError
 from vitreous.inference.detections import Detections
 from vitreous.inference.outputs import pack_outputs
@@ -136,7 +136,7 @@ class PaintedEngine:
     precision = "fp32"
 
     def __init__(self, model, image=(32, 48), masks=True):
-        self.preprocess, self.model, self.masks = Preprocess(image, 1, (0.25,), (0.5,)), model, masks
+        self.preprocess, self.model, self.masks = ImagePreprocess(image, 1, (0.25,), (0.5,)), model, masks
 
     def __call__(self, pixels):
         outputs = self.model(pixels.numpy())

@@ -5,7 +5,7 @@ from sklearn import metrics
 
 from tests.conftest import make_folder
 from vitreous.data.loader import EvalLoader
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.sources import open_data
 from vitreous.errors import NonFiniteError
 from vitreous.evaluation.classification import judge, rank_of
@@ -105,7 +105,7 @@ def test_logits_are_the_same_bits_for_any_batch_and_any_workers(tmp_path):
     model = create("ViT-mu/8", 16, 3).eval()
     torch.nn.init.normal_(model.head.weight)
     found = []
-    engine = TorchEngine(model, Preprocess((16, 16)))
+    engine = TorchEngine(model, ImagePreprocess((16, 16)))
     for batch_size, workers in ((64, 0), (7, 0), (150, 2), (1, 1)):
         logits, bad = logits_of(engine, EvalLoader(data.splits["val"], engine.preprocess, workers), batch_size)
         assert logits.shape == (150, 3) and not bad

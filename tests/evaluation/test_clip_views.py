@@ -13,7 +13,8 @@ from tests.data.films import write_clip, write_moves
 from vitreous.data.clip_views import ClipViews, clip_views_of
 from vitreous.data.decoding.clips import Stored, open_clip
 from vitreous.data.loader import EvalLoader
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.clips import ClipPreprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.sources import open_data
 from vitreous.errors import UsageError
 from vitreous.inference.engine import InferenceOptions, logits_of, make_engine
@@ -33,17 +34,17 @@ def numbered(count: int, height: int, width: int) -> Stored:
     (3, 3, [[0, 3, 6, 9], [5, 8, 11, 14], [10, 13, 16, 19]]), (30, 2, [[0, 19, 19, 19]] * 2),
 ])  # fmt: skip
 def test_sets_of_frames_lie_evenly_over_a_clip(stride, times, frames):
-    views = ClipViews(times, 1).pixels(numbered(20, 8, 8), Preprocess((4, 8, 8), stride=stride))
+    views = ClipViews(times, 1).pixels(numbered(20, 8, 8), ClipPreprocess((4, 8, 8), stride=stride))
     assert views.shape == (times, 3, 4, 8, 8) and views[:, 0, :, 0, 0].tolist() == frames
 
 
 @pytest.mark.parametrize(("size", "axis"), [((8, 20), 2), ((24, 8), 1)])
 def test_crops_lie_along_the_longer_side_and_the_middle_one_is_the_usual(size, axis):
-    clip, preprocess = numbered(6, *size), Preprocess((2, 8, 8))
+    clip, preprocess = numbered(6, *size), ClipPreprocess((2, 8, 8))
     views = ClipViews(1, 3).pixels(clip, preprocess)
     starts = views[:, axis, 0, 0, 0].tolist()
     assert starts == [0, (max(size) - 8) // 2, max(size) - 8]
-    usual = preprocess.pixels(preprocess.decoded(clip)).numpy()
+    usual = preprocess.to_tensor(preprocess.decode(clip)).numpy()
     assert np.array_equal(views[1], usual) and np.array_equal(ClipViews(1, 1).pixels(clip, preprocess)[0], usual)
     square = ClipViews(1, 3).pixels(numbered(6, 12, 12), preprocess)
     assert np.array_equal(square[0], square[2])  # nothing is left over
@@ -102,14 +103,14 @@ def test_predict_and_embed_average_over_views(run):
 ])  # fmt: skip
 def test_words_that_are_no_views_are_refused(words, problem):
     with pytest.raises(UsageError, match=problem):
-        clip_views_of(words, Preprocess((4, 8, 8)))
+        clip_views_of(words, ClipPreprocess((4, 8, 8)))
 
 
 def test_views_of_what_has_none_are_refused(run, tmp_path):
-    with pytest.raises(UsageError, match="takes pictures"):
-        clip_views_of("4x3", Preprocess((8, 8)))
+    with pytest.raises(UsageError, match="takes images"):
+        clip_views_of("4x3", ImagePreprocess((8, 8)))
     with pytest.raises(UsageError, match="whole frames, not crops\n  use 4x1"):
-        clip_views_of("4x3", Preprocess((4, 8, 8), fit="squash"))
+        clip_views_of("4x3", ClipPreprocess((4, 8, 8), fit="squash"))
     with pytest.raises(UsageError, match="clip_views='2x1' is for answers of models"):
         vitreous.evaluate(str(run[0]), protocol="knn", clip_views="2x1", **CPU)
     with pytest.raises(UsageError, match="suspects is about the features of one view"):

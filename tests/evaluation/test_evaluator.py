@@ -11,7 +11,7 @@ from sklearn.model_selection import LeaveOneOut, cross_val_score
 from sklearn.neighbors import KNeighborsClassifier
 
 from vitreous.data.loader import EvalLoader
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.split import Arrays
 from vitreous.errors import DataError
 from vitreous.evaluation.classification import ClassificationEvaluator, judge
@@ -22,7 +22,7 @@ from vitreous.inference.engine import TorchEngine
 from vitreous.models.zoo import create
 
 CLASSES = ("dark", "grey", "light")
-PREPROCESS = Preprocess((16, 16), 1, (0.5,), (0.5,))
+PREPROCESS = ImagePreprocess((16, 16), 1, (0.5,), (0.5,))
 
 
 def make_split(count, seed):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from vitreous.data.annotations.target import IGNORE
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.split import Arrays
 from vitreous.evaluation.evaluator import Outputs
 from vitreous.evaluation.pixels import SegmentationEvaluator, confusion_of, figures_of, logits_function
@@ -19,7 +19,7 @@ CLASSES = ("ground", "square", "disc")
 class PixelEngine:
     """Answers each pixel by its own value alone: logit k of value v is -(v - k)^2."""
 
-    preprocess, precision = Preprocess((16, 24), 1, (0.5,), (0.5,)), "fp32"
+    preprocess, precision = ImagePreprocess((16, 24), 1, (0.5,), (0.5,)), "fp32"
 
     def __call__(self, pixels):
         assert pixels.shape[1:] == (1, 16, 24) and len(pixels) <= 8

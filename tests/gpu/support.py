@@ -19,8 +19,8 @@ from torch import Tensor
 from tests.objectives import sessions
 from tests.objectives.test_distillation import CLASSES
 from vitreous.data.augmentation.augment import Augment
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.options import DataOptions
-from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Arrays
 from vitreous.training.batches import Inputs
 from vitreous.training.flat import Flat
@@ -112,7 +112,7 @@ def supervised_session(home: Path, images: Tensor | None = None, **changes: Any)
     run = Run(
         data=DataOptions("synthetic", CLASSES, len(pixels), "", cache=True),
         model=model,
-        preprocess=Preprocess(size),
+        preprocess=ImagePreprocess(size),
         views=Augment(flip=0.5),
         optimizer=Optimizer(name="sgd", lr=0.05),
         schedule=Schedule(2),

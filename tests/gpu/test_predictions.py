@@ -18,7 +18,8 @@ from tests.gpu.support import DEVICE, ON_GPU, check_close
 from tests.inference import detectors, generators
 from tests.inference.made import photograph, tiny
 from tests.models.test_segmenter import segmenter
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
+from vitreous.data.modalities.native import NativePreprocess
 from vitreous.generation.process import Flow
 from vitreous.inference.engine import TorchEngine
 from vitreous.models.config import SwinConfig, ViTConfig
@@ -49,7 +50,7 @@ def make_vit(classes: int, **changes: Any) -> Any:
 
 def save_model(home: Path, name: str) -> Path:
     """A bundle of a task in `home`."""
-    preprocess = Preprocess((32, 32))
+    preprocess = ImagePreprocess((32, 32))
     if name == "classification":
         tiny().save(home)
     elif name == "swin":
@@ -98,7 +99,7 @@ def test_features_match_cpu(name, precision, tmp_path):
 def test_class_maps_match_cpu(backbone, head, precision, tmp_path):
     model = segmenter(backbone, head).eval()
     size = model.config.backbone.image
-    Bundle(model, Segmentation(CLASSES), Preprocess(size)).save(tmp_path / "model")
+    Bundle(model, Segmentation(CLASSES), ImagePreprocess(size)).save(tmp_path / "model")
     expected = vitreous.load(tmp_path / "model", device="cpu", precision="fp32").segment(draw_photos(4))
     found = vitreous.load(tmp_path / "model", device=DEVICE, precision=precision).segment(draw_photos(4))
     for number, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
@@ -159,8 +160,8 @@ def test_engine_with_batches_of_any_size_matches_cpu(precision):
     """Batches of 1, odd sizes and more than a chunk, in several memory layouts."""
     model = make_vit(5)
     pixels = torch.randint(0, 256, (67, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    expected = TorchEngine(model, Preprocess((32, 32)), "cpu", "fp32")(pixels)
-    engine = TorchEngine(model, Preprocess((32, 32)), DEVICE, precision)
+    expected = TorchEngine(model, ImagePreprocess((32, 32)), "cpu", "fp32")(pixels)
+    engine = TorchEngine(model, ImagePreprocess((32, 32)), DEVICE, precision)
     limit = {"fp32": 1e-5, "bf16": 3e-2}[precision]
     for count in (1, 2, 3, 13, 31, 32, 33, 67):
         check_close(f"{count} images, {precision}", engine(pixels[:count]), expected[:count], limit)
@@ -176,7 +177,7 @@ def test_engine_with_batches_of_any_size_matches_cpu(precision):
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_logits_in_chunks_are_bit_identical_for_any_neighbours(precision):
     """`logits` promises the same bits regardless of batch composition."""
-    engine = TorchEngine(make_vit(5), Preprocess((32, 32)), DEVICE, precision)
+    engine = TorchEngine(make_vit(5), ImagePreprocess((32, 32)), DEVICE, precision)
     pixels = torch.randint(
         0, 256, (70, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
     ).numpy()
@@ -195,7 +196,7 @@ def test_images_at_native_aspect_match_cpu(precision):
     """Packed rows of images of several sizes, alone and together; `logits` is bit-identical."""
     model = make_vit(5)
     model.any_size = True
-    preprocess = Preprocess((32, 32), fit="native", patch=(8, 8), tokens=16)
+    preprocess = NativePreprocess((32, 32), patch=(8, 8), tokens=16)
     generator = torch.Generator().manual_seed(0)
     sizes = ((32, 32), (16, 64), (24, 40), (8, 8), (32, 32))
     pixels = [torch.randint(0, 256, (3, *size), dtype=torch.uint8, generator=generator) for size in sizes]
@@ -213,8 +214,8 @@ def test_merged_tokens_match_cpu():
     """Token merging picks the same pairs on the device."""
     model = make_vit(5, class_token=True)
     pixels = torch.randint(0, 256, (5, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    expected = TorchEngine(model, Preprocess((32, 32)), "cpu", "fp32", merge_tokens=2)(pixels)
-    found = TorchEngine(model, Preprocess((32, 32)), DEVICE, "fp32", merge_tokens=2)(pixels)
+    expected = TorchEngine(model, ImagePreprocess((32, 32)), "cpu", "fp32", merge_tokens=2)(pixels)
+    found = TorchEngine(model, ImagePreprocess((32, 32)), DEVICE, "fp32", merge_tokens=2)(pixels)
     check_close("logits with merged tokens", found, expected, 1e-4)
 
 
@@ -222,7 +223,7 @@ def test_clips_and_volumes_match_cpu():
     """Models of three axes, by an engine."""
     for channels, image, patch in ((3, (4, 16, 16), (2, 8, 8)), (1, (16, 16, 16), (8, 8, 8))):
         model = make_vit(5, image=image, patch=patch, channels=channels)
-        preprocess = Preprocess(image, channels=channels, mean=(0.5,) * channels, std=(0.5,) * channels)
+        preprocess = ImagePreprocess(image, channels=channels, mean=(0.5,) * channels, std=(0.5,) * channels)
         shape = (3, channels, *image)
         pixels = torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(0)).to(preprocess.dtype)
         expected = TorchEngine(model, preprocess, "cpu", "fp32")(pixels)

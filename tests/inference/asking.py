@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from PIL import Image
 
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.models.config import ViTConfig
 from vitreous.models.zoo import build_model
 from vitreous.weights.bundle import Bundle
@@ -32,7 +32,7 @@ def save_bundle(place: Path, seed: int = 0, classes: tuple[str, ...] = CLASSES) 
     ).eval()
     if classes:
         torch.nn.init.normal_(model.head.weight)
-    Bundle(model, Classification(classes) if classes else Features(), Preprocess((32, 32))).save(place)
+    Bundle(model, Classification(classes) if classes else Features(), ImagePreprocess((32, 32))).save(place)
     return place
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.inference.card import Card
 from vitreous.inference.predict import Predictor
 from vitreous.weights.tasks import Detection
@@ -46,7 +46,7 @@ class Blobs:
 
 
 def predictor(masks: bool = True) -> Predictor:
-    preprocess = Preprocess((SIZE, SIZE), filter="bilinear")
+    preprocess = ImagePreprocess((SIZE, SIZE), filter="bilinear")
     return Predictor(Card("Blobs", "1", preprocess, task=Detection(CLASSES, masks)), Blobs(masks))
 
 

@@ -9,7 +9,7 @@ from PIL import Image
 
 from tests.inference.made import photograph
 from tests.models.test_detector import BACKBONES, config_of, detector
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.models.config import DetectorConfig
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.tasks import Detection
@@ -26,7 +26,7 @@ def bundle_of(name: str = "vit", masks: bool = True, **changes: object) -> Bundl
     if model.regions.mask is not None:
         with torch.no_grad():
             model.regions.mask[-1].mask_fcn_logits.weight.mul_(20)
-    return Bundle(model, Detection(CLASSES, masks), Preprocess((48, 64)))
+    return Bundle(model, Detection(CLASSES, masks), ImagePreprocess((48, 64)))
 
 
 def save_detector(home: Path, name: str = "vit", masks: bool = True, **changes: object) -> Path:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.contracts import randomise
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.generation.process import Diffusion, Process
 from vitreous.inference.generators import generator_predictor
 from vitreous.inference.options import InferenceOptions
@@ -34,7 +34,7 @@ def save_generator(
         image=(8, 8), channels=channels, classes=len(classes), width=32, depth=1, heads=1, hidden=64,
         learned_variance=False,
     )  # fmt: skip
-    preprocess = Preprocess((8, 8), channels=channels, mean=(0.5,) * channels, std=(0.5,) * channels)
+    preprocess = ImagePreprocess((8, 8), channels=channels, mean=(0.5,) * channels, std=(0.5,) * channels)
     Bundle(randomise(DiT(config)).eval(), Generation(classes, process), preprocess).save(place)
     return place
 

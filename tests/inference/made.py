@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import DataError
 from vitreous.inference.predict import Predictor
 from vitreous.inference.reading import read
@@ -29,7 +29,7 @@ def tiny(seed: int = 0, classes: tuple[str, ...] = CLASSES) -> Bundle:
     model = ViT(ViTConfig(image=(16, 16), patch=(4, 4), width=24, depth=2, heads=2, hidden=48, classes=len(classes)))
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.2)
-    return Bundle(model, Classification(classes), Preprocess((16, 16)))
+    return Bundle(model, Classification(classes), ImagePreprocess((16, 16)))
 
 
 def pictures(home: Path, count: int) -> list[str]:

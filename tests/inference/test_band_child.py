@@ -10,11 +10,11 @@ from tests.data.test_bands import codecs
 SCRIPT = """
 import pickle, resource, sys
 contents = pickle.loads(sys.stdin.buffer.read())
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.bands import BandPreprocess
 from vitreous.apps.server import child
 child.import_decoders()
 resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
-preprocess = Preprocess((32, 32), 5, (0.3,) * 5, (0.1,) * 5, numbers="float32")
+preprocess = BandPreprocess((32, 32), 5, (0.3,) * 5, (0.1,) * 5, numbers="float32")
 settings = child.DecodeSettings(preprocess, False, 10_000)
 for content in contents:
     print(child.decode_image(content, settings, True).shape)

@@ -49,7 +49,7 @@ def test_a_recipe_of_generators_trains_on_clips_without_mirroring_them(run):
     out, notes = run
     assert any(note.startswith("the data are 28 clips") for note in notes)
     settings, bundle = Folder(out).run(), open_generator(out)
-    assert settings.views.flip == 0 and settings.preprocess.of_clips and settings.objective.name == "flow"
+    assert settings.views.flip == 0 and settings.preprocess.is_animated and settings.objective.name == "flow"
     assert bundle.model.config.name() == MODEL and bundle.model.config.image == (4, 16, 16)
     assert bundle.generated_classes == ("left", "right")
     assert json.loads((out / "summary.json").read_text())["val"]["denoising_error"] > 0
@@ -74,7 +74,7 @@ def test_a_generator_of_clips_goes_on_from_its_weights_and_not_on_pictures(home,
     vitreous.train(home, out=tmp_path / "more", recipe="sit", init=str(run[0]), steps=1, listener=notes, **ways)
     assert open_generator(tmp_path / "more").model.config == open_generator(run[0]).model.config
     assert any("new 0, unused 0" in note for note in notes.notes)
-    with pytest.raises(UsageError, match="are for clips, the data are pictures"):
+    with pytest.raises(UsageError, match="are for clips, the data are images"):
         vitreous.train("digits", out=tmp_path / "run", recipe="sit", init=str(run[0]), progress=False)
 
 

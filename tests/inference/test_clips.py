@@ -21,7 +21,7 @@ from vitreous.apps.server.attention import AttentionRequest, attention
 from vitreous.apps.server.server import running
 from vitreous.apps.server.settings import Limits, Settings
 from vitreous.cli.main import main
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.clips import ClipPreprocess
 from vitreous.errors import DataError, UsageError
 from vitreous.inference.predict import load
 from vitreous.inference.sources import source
@@ -41,7 +41,7 @@ def save_video_model(place: Path, name: str) -> Path:
     torch.nn.init.normal_(model.head.weight)
     for key, parameter in model.named_parameters():
         parameter.data *= 2 if "qkv.weight" in key else 1
-    Bundle(model, Classification(("left", "right")), Preprocess((4, 16, 16))).save(place)
+    Bundle(model, Classification(("left", "right")), ClipPreprocess((4, 16, 16))).save(place)
     return place
 
 
@@ -67,7 +67,7 @@ def site(home, predictor):
 
 
 def test_a_folder_stands_for_its_clips_and_each_is_answered_as_its_frames(home, predictor):
-    items = list(source([str(home / "clips")], kind="clips"))
+    items = list(source([str(home / "clips")], preprocess=ClipPreprocess))
     assert [Path(item.name).relative_to(home / "clips").as_posix() for item in items] == [
         f"{side}/{name}" for side in ("left", "right") for name in ("clip0.mp4", "clip1.gif", "clip2")
     ]
@@ -89,7 +89,7 @@ def test_a_folder_stands_for_its_clips_and_each_is_answered_as_its_frames(home, 
 def test_what_is_no_clip_is_named(home, predictor, tmp_path):
     Image.new("RGB", (16, 16)).save(tmp_path / "picture.png")
     with pytest.raises(DataError, match=r"no clips in .*\n.*folders of numbered frames"):
-        source([str(tmp_path)], kind="clips")
+        source([str(tmp_path)], preprocess=ClipPreprocess)
     with pytest.raises(DataError, match=r"picture\.png: not a clip of a known format"):
         predictor.predict(tmp_path / "picture.png")
     with pytest.raises(DataError, match=r"an array of 4 x 16 is not \(T, H, W\) or \(T, H, W, C\)"):
@@ -120,7 +120,7 @@ def test_http_answers_about_clips_as_python_does(home, predictor, site):
         answer = predictor.predict(path)
         own = {row["class"]: row["probability"] for row in document["predictions"][0]["classes"]}
         assert status == 200 and own == pytest.approx(dict(zip(answer.names, answer.probabilities, strict=True)))
-        pixels = predictor.card.preprocess.array(predictor.card.preprocess.decoded(path))
+        pixels = predictor.card.preprocess.to_array(predictor.card.preprocess.decode(path))
         for query in ("answer", "1,2,3"):
             status, document, _ = site.ask("POST", f"/v1/attention?layer=1&query={query}", body, headers)
             parsed = AttentionRequest.parse({"layer": "1", "query": query}, predictor.bundle.model)
@@ -186,7 +186,7 @@ def test_the_page_plays_what_was_attended(browser, home, predictor, site, size):
     expect(visit.find("#play")).to_have_text("Play")
     answer = predictor.predict(path)
     visit.see("#answers", answer.names[0])
-    pixels = predictor.card.preprocess.array(predictor.card.preprocess.decoded(path))
+    pixels = predictor.card.preprocess.to_array(predictor.card.preprocess.decode(path))
     shown = attention(predictor.bundle, pixels, AttentionRequest.parse({}, predictor.bundle.model))["weights"]
     drawings = []
     for frame in range(4):

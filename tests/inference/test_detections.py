@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from vitreous.data.annotations.shapes import mask_of_runs, runs_of_mask
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.inference.detections import (
     Detections,
     detect,
@@ -19,7 +19,7 @@ from vitreous.inference.detections import (
 )
 from vitreous.inference.tile_merging import merge_tiles
 
-MODEL = Preprocess((32, 48), 1, (0.25,), (0.5,), filter="bilinear")
+MODEL = ImagePreprocess((32, 48), 1, (0.25,), (0.5,), filter="bilinear")
 ROWS = 20  # answers that the painted model gives for an image
 
 
@@ -188,7 +188,7 @@ def test_answers_of_one_tile_are_never_joined_and_the_better_of_two_stays():
 
 
 def test_a_small_image_is_scaled_up_and_a_large_one_down():
-    small = detect(painted_model, paint((16, 24), (4, 4, 12, 10, 100)), Preprocess((16, 24), 1), tiles=True)
+    small = detect(painted_model, paint((16, 24), (4, 4, 12, 10, 100)), ImagePreprocess((16, 24), 1), tiles=True)
     assert listed(small) == [(4, 4, 12, 10, 0)]
     pixels = np.repeat(np.repeat(paint((32, 48), (10, 10, 20, 16, 100)), 3, 1), 3, 2)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.models.test_contracts import MODELS, build
 from tests.precision import LIMITS, relative_error
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import UsageError
 from vitreous.inference import engine as engines
 from vitreous.inference.engine import IDLE, InferenceOptions, TorchEngine, make_engine, split_batch
@@ -20,7 +20,7 @@ from vitreous.models.zoo import create
 from vitreous.nn.frozen import Packed, can_pack
 from vitreous.system.machine import has_vnni, thread_pool
 
-PREPROCESS = Preprocess((16, 16))
+PREPROCESS = ImagePreprocess((16, 16))
 
 
 def overflows() -> bool:
@@ -200,7 +200,7 @@ def test_openvino_int8_leaves_convolutions_and_first_and_last_products_as_they_a
     from vitreous.inference.openvino import convert, float_operations
 
     model = build(MODELS[name]).eval()
-    graph = convert(ov, model, Preprocess(model.config.image))
+    graph = convert(ov, model, ImagePreprocess(model.config.image))
     placed = [(op.get_type_name(), op.get_friendly_name()) for op in graph.get_ordered_ops()]
     products = [place for kind, place in placed if kind == "MatMul"]
     convolutions = [place for kind, place in placed if kind == "Convolution"]
@@ -213,7 +213,7 @@ def test_openvino_int8_leaves_the_first_convolution_and_the_head_of_what_is_made
     from vitreous.inference.openvino import convert, float_operations
 
     model = create("BiT-R50x1", blocks=(1, 1), width=8, image_size=32, num_classes=3).eval()
-    graph = convert(ov, model, Preprocess((32, 32)))
+    graph = convert(ov, model, ImagePreprocess((32, 32)))
     placed = [
         op.get_friendly_name() for op in graph.get_ordered_ops() if op.get_type_name() in ("Convolution", "MatMul")
     ]

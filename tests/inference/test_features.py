@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.conftest import picture
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.split import Arrays, Files
 from vitreous.errors import NonFiniteError, ResourceError, UsageError
 from vitreous.inference import features as module
@@ -20,7 +20,7 @@ from vitreous.inference.engine import InferenceOptions
 from vitreous.inference.features import features_of
 from vitreous.models.zoo import create
 
-PREPROCESS = Preprocess((16, 16))
+PREPROCESS = ImagePreprocess((16, 16))
 FP32 = InferenceOptions("cpu", "fp32")
 MODELS = {
     "class token": ("ViT-32x1/8", {}),

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from tests.models.test_contracts import build
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.inference import graph_cache as module
 from vitreous.inference.engine import InferenceOptions, make_engine
 from vitreous.inference.graph_cache import cache_key, get_or_build, graph_facts, load
 
 ov = pytest.importorskip("openvino")
-PREPROCESS = Preprocess((16, 16))
+PREPROCESS = ImagePreprocess((16, 16))
 OF = {"format": 1, "pictures": ["a", "b"]}
 
 

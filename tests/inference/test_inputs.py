@@ -14,7 +14,7 @@ from PIL import Image
 
 from tests.conftest import make_folder
 from tests.inference.made import photograph, pictures, tiny
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import DataError, UsageError
 from vitreous.inference.inputs import read_pixels
 from vitreous.inference.predict import Prediction, load
@@ -94,7 +94,7 @@ def test_a_picture_of_pillow_is_turned_and_laid_over_white_as_its_file_is(predic
 
 def test_greys_and_one_channel_are_pictures():
     plane = np.arange(12, dtype=np.uint8).reshape(3, 4)
-    preprocess = Preprocess((8, 8))
+    preprocess = ImagePreprocess((8, 8))
     for image in (plane, plane[..., None], torch.from_numpy(plane)[None]):
         assert np.array_equal(read_pixels(image, preprocess, "x"), plane)
     assert read_pixels(plane / 255.0, preprocess, "x").tolist() == plane.tolist()

@@ -23,7 +23,7 @@ from vitreous.apps.server.attention import (
     round_digits,
     visible_box,
 )
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import UsageError, WeightsError
 from vitreous.inference.index import FILE, Index, Texts, open_index, write_index
 from vitreous.inference.predict import load
@@ -39,7 +39,7 @@ SIZE = (16, 20)  # patches of 4: 4 rows of 5
 
 
 def bundle_of(kind: str = "plain") -> Bundle:
-    return Bundle(made(kind), Classification(tuple("abcde")), Preprocess(SIZE))
+    return Bundle(made(kind), Classification(tuple("abcde")), ImagePreprocess(SIZE))
 
 
 def pixels(seed: int = 0) -> np.ndarray:
@@ -149,7 +149,7 @@ def test_a_resnet_shows_its_filters_alone():
     bundle = Bundle(
         create("BiT-R50x1", image_size=32, num_classes=3, blocks=(1,), width=16).eval(),
         Classification(tuple("abc")),
-        Preprocess((32, 32)),
+        ImagePreprocess((32, 32)),
     )
     assert abilities(bundle) == {"attention": False, "positions": False, "filters": True} and positions(bundle) is None
     with pytest.raises(UsageError, match="ResNet"):
@@ -187,11 +187,11 @@ def test_positions_are_the_cosines_of_their_embeddings():
 @pytest.mark.parametrize(("fit", "share"), [("crop", 1.0), ("crop", 0.875), ("crop", 0.5), ("squash", 1.0)])
 def test_the_box_is_what_the_pixels_show(size, fit, share):
     width, height = size
-    preprocess = Preprocess(SIZE, 1, (0.5,), (0.5,), fit=fit, share=share, filter="bilinear")
+    preprocess = ImagePreprocess(SIZE, 1, (0.5,), (0.5,), fit=fit, share=share, filter="bilinear")
     left, top, right, bottom = visible_box(preprocess, width, height)
     x = np.broadcast_to((np.arange(width, dtype=np.float32) + 0.5) / width, (height, width))
     y = np.broadcast_to(((np.arange(height, dtype=np.float32) + 0.5) / height)[:, None], (height, width))
-    across, down = (np.asarray(preprocess.fitted(Image.fromarray(np.ascontiguousarray(ramp)))) for ramp in (x, y))
+    across, down = (np.asarray(preprocess.fit_image(Image.fromarray(np.ascontiguousarray(ramp)))) for ramp in (x, y))
     wanted_x = left + (np.arange(20) + 0.5) / 20 * (right - left)
     wanted_y = top + (np.arange(16) + 0.5) / 16 * (bottom - top)
     assert np.allclose(across[8, 4:-4], wanted_x[4:-4], atol=4e-3) and np.allclose(
@@ -272,7 +272,7 @@ def test_an_index_of_other_weights_or_another_preprocessing_or_a_broken_one_is_r
     with pytest.raises(WeightsError, match="another model"):
         open_index(other)
     same = load_bundle(bundle)
-    same.preprocess = Preprocess((32, 32), share=0.5)
+    same.preprocess = ImagePreprocess((32, 32), share=0.5)
     same.save(tmp_path / "same")
     (tmp_path / "same" / FILE).write_bytes(content)
     with pytest.raises(WeightsError, match="another model"):

@@ -15,7 +15,7 @@ from tests import contracts
 from tests.conftest import document, say
 from tests.inference.made import CLASSES, pictures, tiny
 from tests.precision import LIMITS, answers_in, relative_error, same_answers
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import DataError, UsageError
 from vitreous.inference import engine, pipeline
 from vitreous.inference.engine import TorchEngine, make_engine
@@ -160,7 +160,7 @@ def test_no_place_in_a_part_rounds_otherwise(precision, packed, width, heads, im
         image=(image, image), patch=(patch, patch), width=width, depth=2, heads=heads, hidden=2 * width + 8, classes=7
     )
     model = contracts.randomise(build_model(config).eval())
-    made = TorchEngine(model, Preprocess((image, image)), precision=precision)
+    made = TorchEngine(model, ImagePreprocess((image, image)), precision=precision)
     size = made.chunk_size
     pixels = torch.randint(0, 256, (size, 3, image, image), dtype=torch.uint8).numpy()
     alone = made.logits(pixels[:1])[0]
@@ -184,7 +184,7 @@ def test_the_default_precision_is_told_and_a_file_is_not_continued_in_another(ho
 
 def test_embeddings_are_what_the_head_reads(bundle, home, tmp_path):
     files = pictures(tmp_path, 7)
-    pixels = np.stack([bundle.preprocess.array(Image.open(file).convert("RGB")) for file in files])
+    pixels = np.stack([bundle.preprocess.to_array(Image.open(file).convert("RGB")) for file in files])
     for precision, limit in LIMITS.items():
         found = load(home, InferenceOptions(precision=precision)).embed(files)
         assert found.dtype == np.float32 and relative_error(found, plain(bundle, pixels)[1]) < limit
@@ -260,9 +260,9 @@ def test_a_flow_gives_all_answers_before_a_failure_and_leaves_no_thread():
 
 
 def test_chunks_of_large_pictures_are_smaller():
-    assert chunk_of(Preprocess((224, 224))) == 64
-    assert chunk_of(Preprocess((2048, 2048))) == 5
-    assert chunk_of(Preprocess((20000, 20000))) == 1
+    assert chunk_of(ImagePreprocess((224, 224))) == 64
+    assert chunk_of(ImagePreprocess((2048, 2048))) == 5
+    assert chunk_of(ImagePreprocess((20000, 20000))) == 1
 
 
 @pytest.mark.parametrize("words", [["-"], ["@-"], ["--list", "-"]])

@@ -20,7 +20,7 @@ from PIL import Image
 from tests.conftest import document, say
 from vitreous.cli.inference import choose_backend
 from vitreous.cli.predict import Options
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import DataError, UsageError
 from vitreous.inference.predict import load
 from vitreous.inference.ray_backend import CHUNK, chunks
@@ -39,7 +39,7 @@ def run(tmp_path_factory) -> Path:
     model = create("ViT-16x1/4", 8, num_classes=5)
     torch.nn.init.normal_(model.head.weight)
     out = tmp_path_factory.mktemp("run") / "model"
-    Bundle(model, Classification(tuple("abcde")), Preprocess((8, 8))).save(out)
+    Bundle(model, Classification(tuple("abcde")), ImagePreprocess((8, 8))).save(out)
     return out
 
 

@@ -12,7 +12,8 @@ from tests.data.hostile import corpus
 from tests.inference.made import jpeg, photograph
 from vitreous.data.decoding import regions
 from vitreous.data.decoding.regions import Jpeg
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.base import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import DataError
 from vitreous.inference import reading
 from vitreous.inference.reading import read, read_large
@@ -37,7 +38,7 @@ def test_pixels_are_within_the_stated_tolerance(photo, fit, orientation, monkeyp
     factors = []
     whole = Jpeg.read
     monkeypatch.setattr(Jpeg, "read", lambda self, rows, factor: factors.append(factor) or whole(self, rows, factor))
-    preprocess, content = Preprocess((64, 96), fit=fit, share=0.9), jpeg(photo, orientation)
+    preprocess, content = ImagePreprocess((64, 96), fit=fit, share=0.9), jpeg(photo, orientation)
     exact, small = (read(content, preprocess, exact=choice).astype(int) for choice in (True, False))
     assert factors == [4] and exact.shape == small.shape == (3, 64, 96)
     difference = np.abs(exact - small)
@@ -50,23 +51,24 @@ def test_grey_and_little_to_shrink(photo):
     content = jpeg(photo.convert("L"))
     for channels in (1, 3):
         found = [
-            read(content, Preprocess((48, 48), channels=channels), exact=choice).astype(int) for choice in (True, False)
+            read(content, ImagePreprocess((48, 48), channels=channels), exact=choice).astype(int)
+            for choice in (True, False)
         ]
         assert found[0].shape == (channels, 48, 48) and np.abs(found[0] - found[1]).mean() <= 1
-    near = Preprocess((240, 240))
+    near = ImagePreprocess((240, 240))
     assert np.array_equal(read(jpeg(photo), near), read(jpeg(photo), near, exact=True))
     pixels = np.asarray(photo)
     assert np.array_equal(read(pixels, near), read(pixels, near, exact=True))
 
 
 def test_every_hostile_file_has_the_verdict_of_the_exact_way():
-    preprocess = Preprocess((2, 2))  # so that nearly every file would be decoded small
+    preprocess = ImagePreprocess((2, 2))  # so that nearly every file would be decoded small
     for case in corpus():
         assert verdict(case.content, preprocess, False) == verdict(case.content, preprocess, True), case.name
 
 
 def test_damaged_photographs_have_the_verdict_of_the_exact_way(photo):
-    content, preprocess = jpeg(photo.resize((400, 300))), Preprocess((32, 32))
+    content, preprocess = jpeg(photo.resize((400, 300))), ImagePreprocess((32, 32))
     rng = np.random.default_rng(0)
     refused = 0
     for _ in range(60):
@@ -85,7 +87,7 @@ def test_a_jpeg_above_the_limit_is_decoded_reduced_and_above_an_eighth_refused(m
     """The image in front of a smooth gradient is nearly that of the whole file, shrunk."""
     ramp = np.add.outer(np.arange(96), np.arange(160)).astype(np.uint8)
     Image.fromarray(np.stack([ramp] * 3, -1)).save(file := io.BytesIO(), "JPEG", quality=95, progressive=progressive)
-    content, preprocess = file.getvalue(), Preprocess((32, 32))
+    content, preprocess = file.getvalue(), ImagePreprocess((32, 32))
     whole = read(content, preprocess, exact=True)
     small = read_large(content, preprocess, "a.jpg", True, 96 * 160 // 4)
     assert small.shape == whole.shape == (3, 32, 32) and np.abs(small.astype(int) - whole).mean() < 3

@@ -13,7 +13,7 @@ import vitreous
 from tests.conftest import say
 from tests.contracts import randomise
 from tests.inference.generators import save_autoencoder
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import UsageError, WeightsError
 from vitreous.generation.process import Flow
 from vitreous.inference.open_model import open_generator
@@ -35,7 +35,7 @@ def run(tmp_path_factory):
     model = randomise(DiT(DiTConfig(image=(8, 8), channels=3, classes=3, width=32, depth=1, heads=1, hidden=64)))
     for parameter in model.parameters():
         parameter.data.mul_(0.5)
-    Bundle(model, Generation(NAMES, Flow()), Preprocess((8, 8))).save(home)
+    Bundle(model, Generation(NAMES, Flow()), ImagePreprocess((8, 8))).save(home)
     return home
 
 
@@ -189,7 +189,7 @@ def test_a_run_trains_samples_and_is_judged(tmp_path):
 def test_latents_are_decoded_by_their_autoencoder(tmp_path):
     vae = save_autoencoder(tmp_path / "vae")
     model = randomise(DiT(DiTConfig(image=(8, 8), channels=4, classes=2, width=32, depth=1, heads=1, hidden=64)))
-    Bundle(model, Generation(("a", "b")), Preprocess((8, 8), 4, (0.5,) * 4, (0.5,) * 4)).save(tmp_path / "model")
+    Bundle(model, Generation(("a", "b")), ImagePreprocess((8, 8), 4, (0.5,) * 4, (0.5,) * 4)).save(tmp_path / "model")
     with pytest.raises(UsageError, match="latents of 4 channels"):
         vitreous.sample(tmp_path / "model", tmp_path / "x.png", progress=False)
     ways = {"steps": 3, "precision": "fp32", "vae": str(tmp_path / "vae")}

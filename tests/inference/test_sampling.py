@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.contracts import randomise
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.split import Arrays
 from vitreous.errors import UsageError
 from vitreous.evaluation.denoising import TIMES, DenoisingEvaluator, times_of
@@ -33,7 +33,7 @@ def sampler(process=DIFFUSION, precision="fp32", **changes):
     model = randomise(DiT(config)).eval()
     for parameter in model.parameters():
         parameter.data.mul_(0.5)
-    return ImageSampler(model, process, config.classes, Preprocess((8, 8)), device="cpu", precision=precision)
+    return ImageSampler(model, process, config.classes, ImagePreprocess((8, 8)), device="cpu", precision=precision)
 
 
 @pytest.mark.processor
@@ -86,7 +86,7 @@ def test_the_error_is_that_of_a_loop_for_any_split(process):
     """A fresh model answers 0: its error is the square of what it is asked for."""
     rng = np.random.default_rng(0)
     split = Arrays(rng.integers(0, 256, (6, 8, 8, 3), dtype=np.uint8), np.arange(6) % 4)
-    engine = TorchEngine(DiT(CONFIG).eval(), Preprocess((8, 8)), "cpu", "fp32")
+    engine = TorchEngine(DiT(CONFIG).eval(), ImagePreprocess((8, 8)), "cpu", "fp32")
     evaluator = DenoisingEvaluator(process, labelled=True)
     report = evaluator(engine, split, workers=0)
     rows = evaluator(engine, split.take(np.array([4, 1])), workers=0)
@@ -100,7 +100,7 @@ def test_the_error_is_that_of_a_loop_for_any_split(process):
 def test_of_many_images_each_is_judged_at_some_times(monkeypatch):
     rng = np.random.default_rng(0)
     split = Arrays(rng.integers(0, 256, (32, 8, 8, 3), dtype=np.uint8), np.arange(32) % 4)
-    engine = TorchEngine(DiT(CONFIG).eval(), Preprocess((8, 8)), "cpu", "fp32")
+    engine = TorchEngine(DiT(CONFIG).eval(), ImagePreprocess((8, 8)), "cpu", "fp32")
     evaluator = DenoisingEvaluator(Flow(), labelled=True)
     whole = evaluator(engine, split, workers=0).figures
     for answers, period in ((128, 2), (90, 3), (8, 8)):

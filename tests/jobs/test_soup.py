@@ -13,8 +13,8 @@ from torch import nn
 import vitreous
 from tests.conftest import document, make_folder, say
 from vitreous.cli.main import command
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.options import DataOptions
-from vitreous.data.preprocess import Preprocess
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError, UsageError
 from vitreous.inference.engine import InferenceOptions
@@ -65,7 +65,7 @@ def tinted(folder, size=1.0, seed=0, classes=CLASSES, config=CONFIG, preprocess=
             model.projection.weight[channel, channel * 64 : (channel + 1) * 64] = 1 / 64
         for row, name in enumerate(classes):
             model.head.weight[row, CLASSES.index(name)] = size
-    Bundle(model, Classification(classes), preprocess or Preprocess((16, 16))).save(folder)
+    Bundle(model, Classification(classes), preprocess or ImagePreprocess((16, 16))).save(folder)
     return folder
 
 
@@ -74,7 +74,7 @@ def run_of(home, source, seed=0, hold_out=None, **changes):
     opened = open_data(source, seed)
     fingerprint = opened.holding_out(hold_out, seed).fingerprint()
     data = DataOptions(str(source), CLASSES, 36, fingerprint, seed, hold_out)
-    Folder(home).create(Run(data, CONFIG, Preprocess((16, 16)), epochs=1.0), "vitreous train", {})
+    Folder(home).create(Run(data, CONFIG, ImagePreprocess((16, 16)), epochs=1.0), "vitreous train", {})
     tinted(home / "model", **changes)
     return home
 
@@ -190,7 +190,7 @@ def test_data_that_changed_since_a_run_are_told(tmp_path):
 def test_models_that_differ_are_refused_with_what_differs(tmp_path):
     one = tinted(tmp_path / "one")
     deeper = tinted(
-        tmp_path / "deeper", config=replace(CONFIG, image=(32, 32), depth=2), preprocess=Preprocess((32, 32))
+        tmp_path / "deeper", config=replace(CONFIG, image=(32, 32), depth=2), preprocess=ImagePreprocess((32, 32))
     )
     with pytest.raises(UsageError) as error:
         soup([one, deeper], tmp_path / "soup")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from vitreous.config import from_plain, to_plain
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import UsageError
 from vitreous.models.config import AdapterConfig, BiTConfig, DetectorConfig, ModelConfig, SwinConfig, ViTConfig
 from vitreous.models.configs.hybrid import ConvStemConfig, HybridConfig
@@ -99,7 +99,7 @@ def test_a_bundle_gives_the_same_answers(name, masks, tmp_path):
     assert from_plain(ModelConfig, to_plain(model.config)) == model.config
     assert model.config.name().endswith("with Mask R-CNN" if masks else "with Faster R-CNN")
     task = Detection(("a", "b", "c"), masks)
-    Bundle(model, task, Preprocess((48, 64))).save(tmp_path / "bundle")
+    Bundle(model, task, ImagePreprocess((48, 64))).save(tmp_path / "bundle")
     again = load_bundle(tmp_path / "bundle")
     assert again.task == task and again.object_classes == ("a", "b", "c") and not again.classes
     images = torch.randn(1, 3, 48, 64)

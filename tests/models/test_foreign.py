@@ -17,7 +17,7 @@ import vitreous
 from tests import contracts
 from tests.conftest import make_folder, say
 from vitreous.data.augmentation.augment import Augment
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import UsageError
 from vitreous.inference.predict import load, predictor_of
 from vitreous.models.families import config_type
@@ -124,7 +124,7 @@ def test_our_engine_embeds_and_predicts(name, precision):
 
     model, _ = wrap(name, 3)
     nn.init.normal_(model.head.weight)
-    read = Preprocess((16, 16))
+    read = ImagePreprocess((16, 16))
     pictures = [np.random.default_rng(n).integers(0, 256, (20, 16, 3), np.uint8) for n in range(3)]
     images = torch.stack([read.transform(one) for one in pictures])
     how = InferenceOptions(device="cpu", precision=precision)
@@ -347,7 +347,7 @@ def test_a_config_of_transformers_is_a_model(kind, tmp_path):
     expected = output.last_hidden_state[:, 0] if kind == "vit" else output.pooler_output.flatten(1)
     assert torch.allclose(model(images), expected, atol=1e-5) and config.name() == "hf:small"
     shutil.rmtree(tmp_path / "small")  # the config is in the model's own
-    Bundle(model, Features(), Preprocess(config.image)).save(tmp_path / "model")
+    Bundle(model, Features(), ImagePreprocess(config.image)).save(tmp_path / "model")
     assert torch.equal(load_bundle(tmp_path / "model").model(images), model(images))
     if kind == "vit":
         assert torch.equal(model.last_norm(model.features_after(images, [2])[0]), model.features(images))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from vitreous.config import from_plain, to_plain
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import UsageError
 from vitreous.models.config import (
     AdapterConfig,
@@ -74,7 +74,7 @@ def test_a_bundle_gives_the_same_answers(name, tmp_path):
     model, config = segmenter(name, "unet").eval(), BACKBONES[name]
     assert from_plain(ModelConfig, to_plain(model.config)) == model.config
     assert "unet head" in model.config.name()
-    Bundle(model, Segmentation(("a", "b", "c")), Preprocess((16, 24), config.channels, (0.5,) * config.channels,
+    Bundle(model, Segmentation(("a", "b", "c")), ImagePreprocess((16, 24), config.channels, (0.5,) * config.channels,
            (0.5,) * config.channels)).save(tmp_path / "bundle")  # fmt: skip
     again = load_bundle(tmp_path / "bundle")
     assert again.task == Segmentation(("a", "b", "c"))

@@ -10,7 +10,7 @@ from vitreous.errors import UsageError, WeightsError
 from vitreous.models.config import SAMConfig, ViTConfig, transformer_config
 from vitreous.models.names import configure
 from vitreous.models.zoo import build_model, skip_init
-from vitreous.nn.propagation import ConvPropagation
+from vitreous.nn.windows import ConvPropagation
 from vitreous.weights.adopt import adopt, repatched
 from vitreous.weights.tasks import Features
 
@@ -73,10 +73,10 @@ def test_without_relative_positions_and_windows_it_is_a_plain_vit():
 
 def weights_of(model):
     """A model as weights that `adopt` takes."""
-    from vitreous.data.preprocess import Preprocess
+    from vitreous.data.modalities.images import ImagePreprocess
     from vitreous.weights.adopt import Weights
 
-    preprocess = Preprocess(model.config.image, 3, (0.5,) * 3, (0.5,) * 3)
+    preprocess = ImagePreprocess(model.config.image, 3, (0.5,) * 3, (0.5,) * 3)
     return Weights("memory", "a model", model.config, preprocess, Features(), model.state_dict)
 
 

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from vitreous.nn.adapter import BatchNorm
-from vitreous.nn.single_values import accept_single_values
+from vitreous.nn.adapter import BatchNorm, accept_single_values
 
 
 def test_a_single_value_takes_the_running_statistics_and_leaves_them():

@@ -12,8 +12,8 @@ import torch
 from tests.objectives.test_distillation import CLASSES, bundle
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.augmentation.views import MultiCrop
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.options import DataOptions
-from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Arrays
 from vitreous.models.config import DiTConfig, ViTConfig
 from vitreous.objectives.diffusion import DiffusionConfig
@@ -92,7 +92,7 @@ def session_of(name: str, home: Path, **changes: Any) -> tuple[Session, Any]:
     run = Run(
         data=DataOptions("synthetic", CLASSES if labelled else (), COUNT, "", cache=True),
         model=MODELS.get(name, MODEL),
-        preprocess=Preprocess((16, 16)),
+        preprocess=ImagePreprocess((16, 16)),
         views=MultiCrop(locals=2, local_image=(8, 8), blur=(0.0, 0.0, 0.0)) if crops else Augment(flip=0.5),
         optimizer=Optimizer(lr=2e-3, clip=3.0, clip_by="tensor" if name == "dino" else "part" if crops else "all"),
         schedule=Schedule(2),

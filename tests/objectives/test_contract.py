@@ -16,8 +16,8 @@ import torch
 import vitreous
 from tests.conftest import picture, say
 from tests.objectives import toys
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.options import DataOptions
-from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Arrays
 from vitreous.errors import DataError, UsageError
 from vitreous.models.config import ViTConfig
@@ -81,7 +81,7 @@ def session_of(name, tmp_path, **changes):
     model = ViTConfig(image=(16, 16), patch=(4, 4), classes=0, width=32, depth=2, heads=2, hidden=64)
     run = TOYS[name](model, DatasetInfo(24, (16, 16), 3), None)
     data = DataOptions("synthetic", (), len(split), "", cache=True)
-    run = replace(run, data=data, preprocess=Preprocess((16, 16)), model=model, **changes)
+    run = replace(run, data=data, preprocess=ImagePreprocess((16, 16)), model=model, **changes)
     cached = torch.from_numpy(pixels.transpose(0, 3, 1, 2).copy())
     session = Session(run, Inputs(split, None, cached), Folder(tmp_path))
     return session, session.build()

@@ -16,7 +16,7 @@ from vitreous.data.annotations.painted import find_objects, has_masks, with_mask
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.augmentation.scenes import Scenes
 from vitreous.data.keys import key, uniform
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError, UsageError
 from vitreous.models.names import configure
@@ -130,7 +130,7 @@ def objective_and_batch(**changes):
 
 def test_a_detector_for_other_classes_is_started_from_a_pyramid_and_proposals(tmp_path):
     (first, _), (second, _) = objective_and_batch(), objective_and_batch()
-    Bundle(first.model.eval(), first.task(), Preprocess((32, 32), 3, (0.5,) * 3, (0.5,) * 3)).save(tmp_path / "x")
+    Bundle(first.model.eval(), first.task(), ImagePreprocess((32, 32), 3, (0.5,) * 3, (0.5,) * 3)).save(tmp_path / "x")
     parts = parts_of(tmp_path / "x")
     for tensor in second.model.parameters():
         tensor.data.zero_()

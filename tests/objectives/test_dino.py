@@ -20,7 +20,7 @@ from vitreous.objectives.base import Progress, Setting, alone, identity
 from vitreous.objectives.dino import DINO, DINOConfig, collapse, cross_views, describe_targets
 from vitreous.objectives.dinov2 import DINOv2, DINOv2Config, masked_cross_entropy, masked_positions, sinkhorn
 from vitreous.objectives.heads import BatchNorm, Head, HeadOptions, compare_views
-from vitreous.objectives.koleo import koleo
+from vitreous.objectives.unlabelled import koleo
 from vitreous.recipes.registry import example
 
 SMALL = ViTConfig(image=(32, 32), patch=(8, 8), classes=0, width=32, depth=2, heads=2, hidden=64)

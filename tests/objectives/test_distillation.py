@@ -12,7 +12,7 @@ import torch.nn.functional as F
 import vitreous
 from tests.conftest import picture, say
 from vitreous.data.augmentation.augment import Augment
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import UsageError, WeightsError
 from vitreous.models.config import ViTConfig
 from vitreous.models.zoo import build_model
@@ -34,7 +34,7 @@ def bundle(classes=CLASSES, task=None, **preprocess):
     torch.manual_seed(5)
     model = build_model(replace(PLAIN, channels=preprocess.get("channels", 3), classes=len(classes)))
     torch.nn.init.normal_(model.head.weight)
-    return Bundle(model.eval(), task or Classification(classes), Preprocess((16, 16), **preprocess), {})
+    return Bundle(model.eval(), task or Classification(classes), ImagePreprocess((16, 16), **preprocess), {})
 
 
 def student(config=TOKEN, teacher=None, setting=SETTING, **options):

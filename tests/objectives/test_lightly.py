@@ -13,7 +13,7 @@ from tests.objectives.test_dino import HEAD, PROGRESS, batch_for, objective
 from vitreous.objectives.base import alone, identity
 from vitreous.objectives.dino import DINO, cross_views
 from vitreous.objectives.dinov2 import DINOv2, masked_cross_entropy, sinkhorn
-from vitreous.objectives.koleo import koleo
+from vitreous.objectives.unlabelled import koleo
 from vitreous.training.run import Ramp
 from vitreous.training.schedule import ramp
 

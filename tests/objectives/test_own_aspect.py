@@ -19,7 +19,8 @@ from vitreous.config import from_yaml
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.batch import rows
 from vitreous.data.loader import TrainLoader
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.native import NativePreprocess
+from vitreous.data.modalities.volumes import VolumePreprocess
 from vitreous.data.sources import open_data
 from vitreous.errors import UsageError
 from vitreous.inference.engine import TorchEngine
@@ -107,7 +108,7 @@ def test_a_part_of_a_batch_leaves_out_the_same_patches():
 
 
 def test_views_keep_the_aspect_flip_crop_and_draw_resolutions_by_the_sample_alone(home):
-    preprocess = Preprocess((16, 16), 3, fit="native", tokens=16, patch=(4, 4))
+    preprocess = NativePreprocess((16, 16), 3, tokens=16, patch=(4, 4))
     views = Augment(crop=(0.3, 1.0), ratio=(0.9, 1.1), flip=0.5, fewest_tokens=6)
     split = open_data(str(home)).split("train")
     loader = TrainLoader(split, preprocess, views, seed=5)
@@ -116,7 +117,7 @@ def test_views_keep_the_aspect_flip_crop_and_draw_resolutions_by_the_sample_alon
     counts = [math.prod(image.shape[1:]) // 16 for image in batch["images"]]
     assert min(counts) >= 1 and max(counts) <= 16 and len(set(counts)) > 5
     for image, sample in zip(batch["images"], batch["samples"].tolist(), strict=True):
-        own = preprocess.decoded(split.raw(sample)).size
+        own = preprocess.decode(split.raw(sample)).size
         wide, flat = own[0] / own[1], image.shape[2] / image.shape[1]
         assert image.dtype == torch.uint8 and not any(side % 4 for side in image.shape[1:])
         assert (wide - 1) * (flat - 1) >= 0 or wide == pytest.approx(1, rel=0.6)
@@ -126,21 +127,19 @@ def test_views_keep_the_aspect_flip_crop_and_draw_resolutions_by_the_sample_alon
     assert all(torch.equal(a, b) for a, b in zip(batch["images"], with_workers["images"], strict=True))
     whole = TrainLoader(split, preprocess, Augment(), seed=5)
     for image, sample in zip(*(next(whole.batches(0, 9, 9))[name] for name in ("images", "samples")), strict=True):
-        assert torch.equal(image, preprocess.pixels(preprocess.decoded(split.raw(int(sample)))))
+        assert torch.equal(image, preprocess.to_tensor(preprocess.decode(split.raw(int(sample)))))
 
 
 def test_a_picture_is_scaled_to_whole_patches_of_its_aspect():
-    preprocess = Preprocess((32, 32), 3, fit="native", tokens=16, patch=(8, 8))
+    preprocess = NativePreprocess((32, 32), 3, tokens=16, patch=(8, 8))
     for size in ((100, 100), (400, 50), (30, 90)):
-        pixels = preprocess.pixels(preprocess.decoded(Image.new("RGB", size)))
+        pixels = preprocess.to_tensor(preprocess.decode(Image.new("RGB", size)))
         assert tuple(pixels.shape[1:]) == native_size(size[::-1], (8, 8), 16)
-    for wrong in (
-        {"fit": "native"},
-        {"tokens": 5},
-        {"fit": "native", "tokens": 5, "patch": (4, 4), "image": (8, 8, 8)},
-    ):
+    for wrong in ({"tokens": 0}, {"patch": (4, 4, 4)}, {"image": (8, 8, 8)}):
         with pytest.raises(UsageError):
-            Preprocess(**{"image": (8, 8), **wrong})
+            NativePreprocess(**{"image": (8, 8), "tokens": 5, "patch": (4, 4), **wrong})
+    with pytest.raises(UsageError, match="volumes of voxels have one size, not one by their own aspect"):
+        NativePreprocess.of(VolumePreprocess((8, 8, 8), 1), 5, (4, 4))
 
 
 def test_an_engine_answers_each_picture_as_alone(run):
@@ -160,7 +159,7 @@ def test_a_run_learns_and_every_verb_reads_as_it_was_trained(home, run, tmp_path
     summary = json.loads((run / "summary.json").read_text())
     assert summary["test"]["top1"] > 0.9, summary["test"]
     preprocess = load_bundle(run / "model").preprocess
-    assert (preprocess.fit, preprocess.tokens, preprocess.patch) == ("native", 16, (4, 4))
+    assert (preprocess.name, preprocess.tokens, preprocess.patch) == ("native", 16, (4, 4))
     stored = from_yaml(Run, (run / "config.yaml").read_text())
     assert stored.views.fewest_tokens == 8 and stored.model.image == (16, 16)
     assert "data:image/" in (run / "report.html").read_text()
@@ -187,7 +186,7 @@ def test_any_vit_whose_positions_are_resized_reads_pictures_at_their_own_aspect(
     vitreous.save(vitreous.create("Swin-32x2-2/2-window4", 32, 3), tmp_path / "swin")
     file = next((home / "test").glob("*/1.png"))
     vit = vitreous.load(tmp_path / "vit", device="cpu", precision="fp32", native_aspect=True)
-    size = vit.card.preprocess.pixels(vit.card.preprocess.decoded(file)).shape
+    size = vit.card.preprocess.to_tensor(vit.card.preprocess.decode(file)).shape
     assert math.prod(size[1:]) <= 16 * 64 and size[1] != size[2]
     result = say("predict", str(tmp_path / "vit"), str(file), "--native-aspect", "--tokens", "9", "--json")
     assert result.returncode == 0 and json.loads(result.stdout), result.stderr

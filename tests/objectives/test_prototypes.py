@@ -17,8 +17,8 @@ from vitreous.models.config import ViTConfig
 from vitreous.models.zoo import build_model
 from vitreous.objectives.base import Progress, Setting, identity
 from vitreous.objectives.dinov2 import DINOv2, DINOv2Config
-from vitreous.objectives.koleo import koleo
 from vitreous.objectives.prototypes import PrototypeTeacher
+from vitreous.objectives.unlabelled import koleo
 from vitreous.weights.adopt import open_weights
 
 SHORT = {"image_size": 16, "precision": "fp32", "batch_size": 8, "epochs": 1.0, "workers": 0, "device": "cpu"}

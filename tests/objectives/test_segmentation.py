@@ -12,7 +12,7 @@ from vitreous.config import to_plain
 from vitreous.data.annotations.target import IGNORE
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.augmentation.scenes import Scenes
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import DataError, UsageError
 from vitreous.inference.open_model import open_bundle
 from vitreous.models.names import configure
@@ -111,7 +111,7 @@ def test_a_head_for_the_same_classes_is_started_from_too(tmp_path):
         return SegmentationConfig(head=head, head_width=8).build(model, Setting(classes=("a", "b")))
 
     first = objective()
-    Bundle(first.model.eval(), first.task(), Preprocess((32, 32), 3, (0.5,) * 3, (0.5,) * 3)).save(tmp_path / "x")
+    Bundle(first.model.eval(), first.task(), ImagePreprocess((32, 32), 3, (0.5,) * 3, (0.5,) * 3)).save(tmp_path / "x")
     parts = parts_of(tmp_path / "x")
     for head, classes, taken in (
         ("unet", ["a", "b"], True),
@@ -162,7 +162,9 @@ def test_an_adapter_is_put_on_a_vit_and_left_out_where_its_weights_start_another
     images = torch.randn(2, 3, 32, 32)
     model(images).sum().backward()
     assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
-    Bundle(model.eval(), Segmentation(("a", "b")), Preprocess((32, 32), 3, (0.5,) * 3, (0.5,) * 3)).save(tmp_path / "x")
+    Bundle(model.eval(), Segmentation(("a", "b")), ImagePreprocess((32, 32), 3, (0.5,) * 3, (0.5,) * 3)).save(
+        tmp_path / "x"
+    )
     assert torch.equal(load_bundle(tmp_path / "x").model(images), model(images))
     start = starting_point(tmp_path / "x")
     assert start.config == backbone.config

@@ -14,7 +14,8 @@ from tests.data.arrays import ball, wave, write_balls, write_signal, write_waves
 from tests.objectives.test_clips import Notes
 from vitreous.apps.server.model import prepare
 from vitreous.apps.server.settings import Limits
-from vitreous.data.preprocess import scaled
+from vitreous.data.modalities.signals import SignalPreprocess
+from vitreous.data.modalities.volumes import VolumePreprocess, resize_linear
 from vitreous.errors import DataError, UsageError
 from vitreous.inference.predict import load
 from vitreous.recipes.architecture import architecture
@@ -63,7 +64,7 @@ def test_a_run_learns_and_all_verbs_answer_alike(home, request, kind):
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["test"]["images"] == 16 and summary["test"]["top1"] > 0.9, summary["test"]
     bundle = load_bundle(folder / "model")
-    assert bundle.model.config.name() == made and bundle.preprocess.kind == called
+    assert bundle.model.config.name() == made and bundle.preprocess.noun == called
     assert bundle.preprocess.image == ((12, 12, 16) if kind == "balls" else (48,))
     document = vitreous.evaluate(str(folder), str(home / kind / "test"), device="cpu", precision="fp32")
     assert document["test"]["nll"] == pytest.approx(summary["test"]["nll"], abs=1e-4)
@@ -104,7 +105,7 @@ def test_larger_volumes_are_scaled_and_values_can_stay(home, tmp_path):
     vitreous.train(str(home / "balls"), out=str(tmp_path / "a"), listener=listener, settings=settings, **options)
     assert any(note.startswith("volumes of 12 x 12 x 14 are scaled to 8 x 8 x 8") for note in listener.notes)
     preprocess = load_bundle(tmp_path / "a" / "model").preprocess
-    values = [scaled(ball(2 * n + p, not p)[None], (8, 8, 8)) for n in range(18) for p in (0, 1)]
+    values = [resize_linear(ball(2 * n + p, not p)[None], (8, 8, 8)) for n in range(18) for p in (0, 1)]
     assert preprocess.fit == "squash" and preprocess.standardise == "data"
     assert preprocess.mean == pytest.approx([np.mean(values)], rel=1e-3)
     assert preprocess.std == pytest.approx([np.std(values)], rel=1e-3)
@@ -117,7 +118,7 @@ def test_figures_show_the_middle_slices(home, balls, tmp_path):
     document = inspect(balls[0], place, tmp_path / "out", device="cpu", precision="fp32")
     assert [one["name"] for one in document["figures"]] == ["slices", "distance"]
     bundle = load_bundle(balls[0] / "model")
-    pixels = bundle.preprocess.pixels(bundle.preprocess.decoded(place))
+    pixels = bundle.preprocess.to_tensor(bundle.preprocess.decode(place))
     maps = np.load(tmp_path / "out/slices.npz")["maps"]
     assert maps.shape == (1, 3, 3, 4) and (maps >= 0).all() and maps.sum() == pytest.approx(1, abs=1e-3)
     for axis, cells in enumerate(((1, slice(None), slice(None)), (slice(None), 1), (slice(None), slice(None), 2))):
@@ -161,7 +162,7 @@ def test_a_file_that_cannot_be_read_is_named(home, tmp_path):
 
 @pytest.mark.parametrize(("change", "problem"), [
     ({"recipe": "mae"}, "takes pictures"), ({"recipe": "deit"}, "deit is for pictures, and the data are volumes"),
-    ({"model": "BiT-R50x1"}, "is for pictures, and the data are volumes"), ({"init": "FLAT"}, "are for pictures"),
+    ({"model": "BiT-R50x1"}, "is for pictures, and the data are volumes"), ({"init": "FLAT"}, "are for images"),
     ({"frames": 5}, "frames and stride are for clips"), ({"recipe": "segment"}, "does not say what is where"), ({"mixup": 0.2}, "mixup"),
 ])  # fmt: skip
 def test_what_is_not_for_volumes_is_refused(home, tmp_path, change, problem):
@@ -176,7 +177,7 @@ def test_what_is_not_for_volumes_is_refused(home, tmp_path, change, problem):
 
 def test_signals_and_volumes_are_no_input_of_other_models(home, tmp_path, waves):
     vitreous.save(vitreous.create("ViT-32x1/8", 16, 2), tmp_path / "flat")
-    with pytest.raises(UsageError, match=r"flat takes pictures, and .* has volumes"):
+    with pytest.raises(UsageError, match=r"flat takes images, and .* has volumes"):
         vitreous.evaluate(str(tmp_path / "flat"), str(home / "balls"), device="cpu")
     with pytest.raises(UsageError, match=r"waves takes signals, and .* has volumes"):
         vitreous.evaluate(str(waves[0]), str(home / "balls/test"), device="cpu")
@@ -184,7 +185,11 @@ def test_signals_and_volumes_are_no_input_of_other_models(home, tmp_path, waves)
 
 def test_models_follow_from_the_size_of_data():
     def model(size, **options):
-        made = architecture(TrainOptions("", **options), DatasetInfo(100, size, 2, "voxels"), 3)
+        made = architecture(
+            TrainOptions("", **options),
+            DatasetInfo(100, size, 2, (SignalPreprocess if len(size) == 1 else VolumePreprocess)(size)),
+            3,
+        )
         return made.name(), made.image, made.channels
 
     assert model((28, 28, 28)) == ("ViT-128x6/4x4x4", (28, 28, 28), 2)

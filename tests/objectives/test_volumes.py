@@ -83,11 +83,7 @@ def test_a_run_learns_and_its_page_shows_middle_planes(home, run):
     summary = json.loads((run / "summary.json").read_text())
     assert summary["test"]["images"] == 4 and summary["test"]["dice"] > 0.8, summary["test"]
     bundle = load_bundle(run / "model")
-    assert bundle.preprocess.numbers == "voxels" and bundle.preprocess.image == bundle.model.config.image == (
-        12,
-        16,
-        16,
-    )
+    assert bundle.preprocess.name == "volumes" and bundle.preprocess.image == bundle.model.config.image == (12, 16, 16)
     assert bundle.preprocess.mean == (0.0,) and bundle.preprocess.std == (1.0,)
     as_it_did = vitreous.evaluate(str(run), device="cpu")  # in the precision of use
     assert as_it_did["test"]["dice"] == pytest.approx(summary["test"]["dice"], abs=1e-6)
@@ -201,7 +197,7 @@ def test_weights_of_volumes_go_on_and_those_of_pictures_do_not(home, run, tmp_pa
     more = {name: value for name, value in OPTIONS.items() if name != "model"}
     assert vitreous.train(str(home), out=str(tmp_path / "more"), init=str(run), steps=1, **more)["steps"] == 1
     vitreous.save(vitreous.create("ViT-32x2/8", 32, 2), tmp_path / "flat")
-    with pytest.raises(UsageError, match="are for pictures, the data are volumes"):
+    with pytest.raises(UsageError, match="are for images, the data are volumes"):
         vitreous.train(str(home), out=str(tmp_path / "no"), init=str(tmp_path / "flat"), steps=1, **more)
 
 

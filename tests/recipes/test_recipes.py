@@ -19,8 +19,9 @@ from vitreous.cli.main import command
 from vitreous.data.annotations.target import Target, no_objects
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.layouts.video import ClipFiles
-from vitreous.data.preprocess import IMAGENET as NORM
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.base import IMAGENET as NORM
+from vitreous.data.modalities.clips import ClipPreprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.split import Arrays, Data
 from vitreous.errors import UsageError, WeightsError
 from vitreous.jobs.train import train
@@ -445,7 +446,8 @@ def reduced(name, steps):
             shape |= {"global_blocks": (1,), "window": 2, "position_grid": (4, 4)}
         frames = (2,) if recipe.of_clips else ()
         model = replace(kind, image=(*frames, 32, 32), patch=(*frames, 8, 8), **shape)
-    run = recipe.make(model, DatasetInfo(48, model.image, 3), TrainOptions("synthetic"))
+    template = (ClipPreprocess if recipe.of_clips else ImagePreprocess)(model.image)
+    run = recipe.make(model, DatasetInfo(48, model.image, 3, template), TrainOptions("synthetic"))
     data = replace(run.data, source="synthetic", classes=("a", "b", "c"))
     return replace(
         run,
@@ -465,7 +467,7 @@ def losses(run: Run, home: Path):
     if run.objective.annotated:
         kind = {"classes": Mapped, "objects": Boxed}[run.objective.annotated]
         split = kind(split.pixels, split.labels)
-    if run.preprocess.of_clips:
+    if run.preprocess.is_animated:
         paths = [write_clip(home / "clips" / f"{row}.gif", pixels) for row, pixels in enumerate(split.pixels)]
         split = ClipFiles(paths, split.labels)
 
@@ -491,7 +493,8 @@ def test_every_recipe_trains_two_steps(name, tmp_path, monkeypatch):
         run = replace(run, objective=replace(run.objective, teacher="runs/teacher"))
     curve, moved = losses(run, tmp_path)
     assert len(curve) == 2 and all(map(math.isfinite, curve)) and moved
-    usual = RECIPES[name].make(run.model, DatasetInfo(48, run.model.image, 3), TrainOptions("synthetic"))
+    facts = DatasetInfo(48, run.model.image, 3, run.preprocess)
+    usual = RECIPES[name].make(run.model, facts, TrainOptions("synthetic"))
     assert (run.optimizer, run.views, type(run.objective)) == (usual.optimizer, usual.views, type(usual.objective))
     assert name == "distil" or run.objective == with_small_head(usual.objective)
 
@@ -615,7 +618,8 @@ def test_the_average_has_a_constant_decay_as_published_but_in_short_runs(recipe)
 )
 def test_weight_decay_and_warm_up_follow_the_authors_code(recipe, model, rule, linspace):
     config = replace(configure(model or "VideoMAE-B/16x2"), classes=0)
-    run = RECIPES[recipe].make(config, DatasetInfo(IMAGENET, (300, 400), 3), TrainOptions("x"))
+    template = (ClipPreprocess if recipe == "videomae" else ImagePreprocess)(config.image)
+    run = RECIPES[recipe].make(config, DatasetInfo(IMAGENET, (300, 400), 3, template), TrainOptions("x"))
     assert (run.optimizer.decay_on, run.schedule.warmup_includes_base) == (rule, linspace)
 
 
@@ -706,7 +710,7 @@ def test_maes_fine_tuning_reads_the_mean_of_the_patches_behind_a_norm_of_its_own
 
 def test_fine_tuning_keeps_the_pixels_of_the_weights():
     data = Data("synthetic", ("a", "b"), {"train": Arrays(np.zeros((2, 4, 4, 3), np.uint8), np.array([0, 1]))})
-    start = Start(configure("ViT-B/16"), Preprocess((224, 224), mean=NORM[0], std=NORM[1], share=0.9))
+    start = Start(configure("ViT-B/16"), ImagePreprocess((224, 224), mean=NORM[0], std=NORM[1], share=0.9))
     options = TrainOptions("x", recipe="finetune-cifar", device="cpu", init="weights")
     seen = derive(options, data, DatasetInfo(50_000, (32, 32), 3), start).preprocess
     assert (seen.mean, seen.std, seen.fit, seen.image) == (*NORM, "squash", (384, 384))

@@ -49,14 +49,14 @@ QUICK: dict[str, Check] = {
     "kills": partial(kills.random_kills, kills=2),
     "storm": partial(kills.storm, kills=5),
     "crash points": partial(crashes.crash_points, every=40),
-    "SIGTERM": partial(stops.sigterms, count=3),
+    "SIGTERM": partial(stops.sigterms, count=2),
     "SIGINT": partial(stops.interrupts, count=1),
-    "SIGTERM to the group": partial(stops.group_signals, count=3, pairs=0),
-    "SIGINT to the group": partial(stops.group_signals, number=signal.SIGINT, count=2, pairs=0),
+    "SIGTERM to the group": partial(stops.group_signals, count=1, pairs=0),
+    "SIGINT to the group": partial(stops.group_signals, number=signal.SIGINT, count=1, pairs=0),
     "worker deaths": partial(stops.worker_deaths, count=1),
     "damage": partial(damage.damages, flips=3, resumes=1, plans=[damage.FROZEN]),
     "none valid": partial(damage.none_valid, count=1),
-    "full disk": partial(disk.full_disks, share=4),
+    "full disk": partial(disk.full_disks, share=5),
 }
 
 

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from tests.conftest import TINY, document, make_folder, say
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.jobs.train import train
 from vitreous.models.zoo import create
 from vitreous.reports.compare import compare
@@ -134,7 +134,7 @@ def several(home, name, seed, classes=("blue", "red")):
     torch.manual_seed(seed)
     model = create("ViT-16x1/8", 16, len(classes)).eval()
     torch.nn.init.normal_(model.head.weight)
-    Bundle(model, Classification(classes, True, "sigmoid"), Preprocess((16, 16))).save(home / name)
+    Bundle(model, Classification(classes, True, "sigmoid"), ImagePreprocess((16, 16))).save(home / name)
     return home / name
 
 

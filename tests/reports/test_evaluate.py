@@ -292,7 +292,7 @@ def test_int8_is_calibrated_on_training_images_whatever_is_asked(run, photos, tm
     how, p = InferenceOptions("cpu", "int8", "openvino"), load_bundle(run / "model").preprocess
 
     def seen(files):
-        return [bytes(p.array(p.decoded(file))) for file in files]
+        return [bytes(p.to_array(p.decode(file))) for file in files]
 
     others, files = make_folder(tmp_path / "others", {"": 4}), sorted((photos / "test").rglob("*.png"))
     evaluate(run, workers=0, how=how)

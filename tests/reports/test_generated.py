@@ -13,7 +13,7 @@ import vitreous
 from tests.conftest import say
 from tests.contracts import randomise
 from tests.inference.generators import save_autoencoder
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.sources import open_data
 from vitreous.errors import UsageError, WeightsError
 from vitreous.evaluation.frechet import frechet_distance, moments
@@ -61,7 +61,7 @@ def run(home):
 
 def test_latents_are_draws_from_the_posterior_of_each_image_and_its_mirror(home):
     data, coder = open_data(home / "packed"), Autoencoder(home / "vae")
-    train, fit = data.split("train"), Preprocess((16, 16))
+    train, fit = data.split("train"), ImagePreprocess((16, 16))
     assert {name: len(split) for name, split in data.splits.items()} == {"train": 24, "val": 6, "test": 12}
     assert data.latents == coder.latents and (data.latents.scale, data.latents.shift, data.latents.stride) == (
         0.5,
@@ -70,7 +70,7 @@ def test_latents_are_draws_from_the_posterior_of_each_image_and_its_mirror(home)
     )
     source = open_data(home / "photos").split("train")
     for sample in (0, 11):
-        picture = fit.fitted(fit.decoded(source.raw(sample)))
+        picture = fit.fit_image(fit.decode(source.raw(sample)))
         for twin, image in ((sample, picture), (sample + 12, picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT))):
             pixels = torch.from_numpy(np.array(image)).movedim(-1, 0)[None] / 127.5 - 1
             with torch.no_grad():
@@ -147,7 +147,7 @@ def test_figures_in_inceptions_space_are_those_of_fid_and_adm(inception, tmp_pat
     from torch_fidelity.metric_isc import isc_features_to_metric
 
     model = randomise(DiT(DiTConfig(image=(8, 8), channels=3, classes=0, width=32, depth=1, heads=1, hidden=64)))
-    Bundle(model, Generation((), Flow()), Preprocess((8, 8))).save(tmp_path / "model")
+    Bundle(model, Generation((), Flow()), ImagePreprocess((8, 8))).save(tmp_path / "model")
     real = np.random.default_rng(0).integers(0, 256, (8, 8, 8, 3), dtype=np.uint8)
     network = InceptionSpace(str(inception), "cpu")
     taken = network.features(real)

@@ -14,7 +14,7 @@ from PIL import Image
 
 from tests.conftest import make_folder, picture, say
 from tests.inspection.made import NARROW, POOLED, made
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.inference.engine import InferenceOptions
 from vitreous.inference.predict import load
 from vitreous.inspection.attention import attention, segments
@@ -38,9 +38,9 @@ def home(tmp_path_factory) -> Path:
     """Bundles of several kinds for images of 16 x 20, photographs, and a data set."""
     home = tmp_path_factory.mktemp("inspect")
     for kind in ("registers", *NARROW):
-        Bundle(made(kind), Classification(CLASSES), Preprocess((16, 20))).save(home / kind)
-    Bundle(made(num_classes=0), Features(), Preprocess((16, 20))).save(home / "headless")
-    Bundle(made(channels=1, **POOLED), Classification(CLASSES), Preprocess((16, 20), 1, (0.5,), (0.5,))).save(
+        Bundle(made(kind), Classification(CLASSES), ImagePreprocess((16, 20))).save(home / kind)
+    Bundle(made(num_classes=0), Features(), ImagePreprocess((16, 20))).save(home / "headless")
+    Bundle(made(channels=1, **POOLED), Classification(CLASSES), ImagePreprocess((16, 20), 1, (0.5,), (0.5,))).save(
         home / "grey"
     )
     make_folder(home / "data", {"train": 2, "val": 3})
@@ -61,8 +61,8 @@ def inspect(home, bundle, *words, to="out"):
 
 
 def given(home, names):
-    preprocess = Preprocess((16, 20))
-    return preprocess.normalise(torch.stack([preprocess.pixels(preprocess.decoded(home / name)) for name in names]))
+    preprocess = ImagePreprocess((16, 20))
+    return preprocess.normalise(torch.stack([preprocess.to_tensor(preprocess.decode(home / name)) for name in names]))
 
 
 def test_numbers_are_those_of_the_functions(home):
@@ -178,7 +178,7 @@ def test_what_is_drawn_counts_from_one(home):
         "registers",
         load_bundle(home / "registers"),
         InspectOptions(device="cpu", precision="fp32"),
-        Preprocess((16, 20)),
+        ImagePreprocess((16, 20)),
         device="cpu",
         pictures=(),
         listener=NullListener(),

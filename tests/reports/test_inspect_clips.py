@@ -7,7 +7,7 @@ from PIL import Image
 
 from tests.data.films import greys, write_clip, write_moves
 from tests.inference.test_clips import save_video_model
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.clips import ClipPreprocess
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError, UsageError
 from vitreous.inspection.rollout import rollout
@@ -32,7 +32,7 @@ def test_a_clip_is_shown_with_what_is_attended_in_every_frame(tmp_path, arrangem
         assert (sums > 0.5).all() and (sums < 1).all() and "within each slot" in figure["caption"]
     else:
         bundle = load_bundle(run)
-        pixels = [bundle.preprocess.pixels(bundle.preprocess.decoded(name)) for name in document["images"]]
+        pixels = [bundle.preprocess.to_tensor(bundle.preprocess.decode(name)) for name in document["images"]]
         seen = rollout(bundle.model, bundle.preprocess.normalise(torch.stack(pixels)))
         np.testing.assert_allclose(maps, seen.maps[:, -1], atol=1e-6)
     with Image.open(tmp_path / "out" / figure["gif"]) as animation:
@@ -53,7 +53,7 @@ def test_figures_of_pictures_are_refused_for_clips_and_the_other_way_round(tmp_p
     from vitreous import create, save
 
     save(create("ViT-32x1/8", 16, 2), tmp_path / "flat")
-    with pytest.raises(UsageError, match="answers for pictures: no figure clips"):
+    with pytest.raises(UsageError, match="answers for images: no figure clips"):
         inspect(tmp_path / "flat", figures=["clips"])
 
 
@@ -62,7 +62,7 @@ def test_a_larger_size_is_of_frames(tmp_path):
     clips = write_moves(tmp_path / "clips", 1, (".gif",))
     options = {"figures": ["clips"], "image_size": (24,), "device": "cpu"}
     assert inspect(run, clips, tmp_path / "out", **options)["image_size"] == [4, 24, 24]
-    assert load_bundle(run).preprocess == Preprocess((4, 16, 16))
+    assert load_bundle(run).preprocess == ClipPreprocess((4, 16, 16))
     assert np.load(tmp_path / "out/clips.npz")["maps"].shape == (2, 2, 6, 6)
 
 

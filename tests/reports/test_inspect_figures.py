@@ -12,7 +12,8 @@ from PIL import Image
 
 from tests.conftest import make_folder, picture, say
 from tests.contracts import randomise
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.bands import BandPreprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import UsageError
 from vitreous.models.zoo import create
 from vitreous.reports.figures.drawing import count_from_one
@@ -51,8 +52,8 @@ def place(tmp_path_factory):
         torch.manual_seed(0)
         made = create(model, **{"image_size": 32, "num_classes": 3, **changes})
         channels = made.config.channels
-        numbers = "uint8" if channels == 4 else "colours"
-        preprocess = Preprocess((32, 32), channels, (0.5,) * channels, (0.5,) * channels, numbers=numbers)
+        modality = BandPreprocess if channels == 4 else ImagePreprocess
+        preprocess = modality((32, 32), channels, (0.5,) * channels, (0.5,) * channels)
         classes = CLASSES if made.config.classes else ()
         Bundle(randomise(made).eval(), Classification(classes), preprocess).save(root / name)
     make_folder(root / "photos", {"train": 4, "val": 2}, size=(40, 32))

@@ -12,7 +12,7 @@ from tests.evaluation.detecting import NAMES, PaintedEngine, judged_by_pycocotoo
 from tests.inference.test_detections import paint, painted_model
 from tests.objectives.test_detection import OPTIONS as DETECTING
 from vitreous.cli.main import main
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.run_data import open_run_data
 from vitreous.errors import DataError, UsageError
 from vitreous.evaluation.coco import objects_function
@@ -71,7 +71,7 @@ def bundles(tmp_path_factory):
         config = DetectorConfig(
             backbone=backbone, classes=2, masks=masks, heads="light", width=16, hidden=16, proposals=20, detections=10
         )
-        preprocess = Preprocess((32, 48), 1, (0.25,), (0.5,))
+        preprocess = ImagePreprocess((32, 48), 1, (0.25,), (0.5,))
         Bundle(Detector(config), Detection(CLASSES, masks), preprocess).save(home / ("masks" if masks else "boxes"))
     return home
 

@@ -10,7 +10,7 @@ import torch
 
 from tests.browser import find_chromium, needs_chromium
 from tests.conftest import TINY, make_folder
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.split import Arrays, Data
 from vitreous.evaluation.classification import judge
 from vitreous.jobs.train import train
@@ -54,7 +54,7 @@ def pages(tmp_path_factory):
     logits = np.eye(60, dtype=np.float32)[np.roll(labels, 1)]
     model = create("ViT-16x2/8", image_size=16, num_classes=60, heads=2).eval()
     split = Arrays(np.zeros((60, 16, 16, 3), np.uint8), labels)
-    bundle = Bundle(model, Classification(names, False, "softmax"), Preprocess((16, 16)))
+    bundle = Bundle(model, Classification(names, False, "softmax"), ImagePreprocess((16, 16)))
     answers = Answered(
         "x", bundle, "sixty", Data("sixty", names, {"test": split}), "test", split, logits, frozenset(), 0.0
     )

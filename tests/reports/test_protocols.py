@@ -13,7 +13,7 @@ from sklearn.neighbors import KNeighborsClassifier
 
 import vitreous
 from tests.conftest import TINY, document, make_folder, picture, say
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.sources import open_data
 from vitreous.data.split import Arrays, Data
 from vitreous.errors import DataError, UsageError
@@ -67,7 +67,7 @@ def refused(code, run, *words):
 def pooled(run, split):
     """Features by the model itself, and labels."""
     bundle = open_bundle(run)
-    images = [bundle.preprocess.pixels(bundle.preprocess.decoded(split.raw(s))) for s in range(len(split))]
+    images = [bundle.preprocess.to_tensor(bundle.preprocess.decode(split.raw(s))) for s in range(len(split))]
     with torch.inference_mode():
         return bundle.model.pool(
             bundle.model.features(bundle.preprocess.normalise(torch.stack(images)))
@@ -177,7 +177,7 @@ def test_test_is_judged_with_all_training_images(run, tmp_path):
 def test_other_classes_and_models_without_a_head(run, tmp_path):
     source = make_folder(tmp_path / "other", {"train": 6, "test": 2}, ("x", "y"))
     torch.manual_seed(0)
-    Bundle(create("ViT-32x1/8", image_size=16, num_classes=0), Features(), Preprocess((16, 16))).save(
+    Bundle(create("ViT-32x1/8", image_size=16, num_classes=0), Features(), ImagePreprocess((16, 16))).save(
         tmp_path / "bundle"
     )
     for one in (run, tmp_path / "bundle"):
@@ -258,14 +258,14 @@ def thousand(tmp_path_factory):
     model = create("ViT-32x1/8", image_size=16, num_classes=1000).eval()
     torch.nn.init.normal_(model.head.weight)
     home = tmp_path_factory.mktemp("thousand") / "model"
-    Bundle(model, Classification(tuple(map(str, range(1000)))), Preprocess((16, 16))).save(home)
+    Bundle(model, Classification(tuple(map(str, range(1000)))), ImagePreprocess((16, 16))).save(home)
     return home
 
 
 def logits(home, files):
     """The model's own, of image files."""
     bundle = open_bundle(home)
-    images = [bundle.preprocess.pixels(bundle.preprocess.decoded(str(file))) for file in files]
+    images = [bundle.preprocess.to_tensor(bundle.preprocess.decode(str(file))) for file in files]
     with torch.inference_mode():
         return bundle.model(bundle.preprocess.normalise(torch.stack(images))).numpy()
 

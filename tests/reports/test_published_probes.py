@@ -14,15 +14,14 @@ import torch.nn.functional as F
 
 import vitreous
 from tests.conftest import document, make_folder, say
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.split import Arrays, Data
 from vitreous.errors import DataError, NonFiniteError, UsageError
-from vitreous.evaluation.tokens import Reading, TokenReader
 from vitreous.inference.open_model import open_bundle
 from vitreous.models.zoo import create
 from vitreous.reports.answers import Computing
 from vitreous.reports.pages.report import reading
-from vitreous.reports.protocols.heads import Head, HeadConfig, best_of, train_heads
+from vitreous.reports.protocols.heads import Head, HeadConfig, Reading, TokenReader, best_of, train_heads
 from vitreous.reports.protocols.published import GRID, head_configs, judge_by_published, plan_of
 from vitreous.reports.protocols.task import ProtocolOptions, ProtocolTask
 
@@ -45,7 +44,7 @@ def bundle(tmp_path_factory):
 
 def save(place, **options):
     model = create("ViT-16x2/8", image_size=16, num_classes=0, **options)
-    vitreous.save(model, place, preprocess=Preprocess((16, 16), 3))
+    vitreous.save(model, place, preprocess=ImagePreprocess((16, 16), 3))
     return place
 
 
@@ -232,7 +231,9 @@ def test_mistakes_are_answered(bundle, photos, tmp_path):
         assert "has none use --probe mae" in refused(plain, photos, *linear, probe)
     windows = tmp_path / "windows"
     torch.manual_seed(0)
-    vitreous.save(create("Swin-32x1-1/4", image_size=16, num_classes=0), windows, preprocess=Preprocess((16, 16), 3))
+    vitreous.save(
+        create("Swin-32x1-1/4", image_size=16, num_classes=0), windows, preprocess=ImagePreprocess((16, 16), 3)
+    )
     assert "has none use --probe mae" in refused(windows, photos, *linear, "dino")
     for model in (plain, windows):
         assert judged(model, photos, "--probe", "mae", "--steps", "2")["selection"]["chosen"]["blocks"] == 0

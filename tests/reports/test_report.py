@@ -17,7 +17,7 @@ from PIL import Image
 from tests.browser import find_chromium, needs_chromium
 from tests.conftest import TINY, make_folder, picture
 from vitreous.apps.server.watch import PANELS
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.split import Arrays, Data
 from vitreous.evaluation.classification import judge
 from vitreous.jobs.train import train
@@ -61,7 +61,9 @@ def judged(classes: int, images: int, several: bool = False, names=None, bad=fro
     logits = draw.normal(size=(images, classes)).astype(np.float32)
     split = Arrays(draw.integers(0, 255, (images, 16, 16, 3), dtype=np.uint8), labels)
     names = names or tuple(f"class {index}" for index in range(classes))
-    bundle = Bundle(model, Classification(names, several, "sigmoid" if several else "softmax"), Preprocess((16, 16)))
+    bundle = Bundle(
+        model, Classification(names, several, "sigmoid" if several else "softmax"), ImagePreprocess((16, 16))
+    )
     found = Answered(
         "x", bundle, "noise", Data("noise", names, {"test": split}), "test", split, logits, frozenset(bad), 0.0
     )
@@ -322,7 +324,7 @@ def test_the_worst_and_the_least_certain_against_a_loop():
 
 def test_a_model_without_attention_shows_its_images_alone():
     model = create("BiT-R50x1", image_size=32, num_classes=3, blocks=(1,), width=16).eval()
-    bundle = Bundle(model, Classification(("a", "b", "c")), Preprocess((32, 32)))
+    bundle = Bundle(model, Classification(("a", "b", "c")), ImagePreprocess((32, 32)))
     split = Arrays(np.stack([np.asarray(picture(seed, (32, 32))) for seed in range(3)]), np.arange(3))
     found = cards.cards(bundle, split, np.eye(3, dtype=np.float32)[[1, 1, 1]], frozenset())
     assert [card["attention"] for card in found["worst"]] == [None, None]

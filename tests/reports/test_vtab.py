@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.conftest import document, make_folder, picture, say
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.sources import open_data
 from vitreous.data.split import Arrays, Data
 from vitreous.errors import DataError
@@ -134,7 +134,7 @@ def task_folder(home, seed):
 def bundle(tmp_path):
     """Random weights, always the same."""
     torch.manual_seed(0)
-    Bundle(create("ViT-32x1/8", image_size=16, num_classes=0), Features(), Preprocess((16, 16))).save(
+    Bundle(create("ViT-32x1/8", image_size=16, num_classes=0), Features(), ImagePreprocess((16, 16))).save(
         tmp_path / "model"
     )
     return tmp_path / "model"

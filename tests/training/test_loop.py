@@ -13,8 +13,8 @@ import torch
 
 from tests.conftest import TINY, make_folder
 from vitreous.data.augmentation.augment import Augment
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.options import DataOptions
-from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Arrays
 from vitreous.errors import NonFiniteError, ResourceError, UsageError
 from vitreous.jobs.train import train
@@ -49,7 +49,7 @@ def make(tmp_path, **changes):
     run = Run(
         data=DataOptions("synthetic", ("a", "b", "c"), len(split), "", cache=True),
         model=model,
-        preprocess=Preprocess((16, 16)),
+        preprocess=ImagePreprocess((16, 16)),
         views=Augment(shift=0.125, flip=0.5),
         optimizer=Optimizer(lr=3e-3),
         schedule=Schedule(2),

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.options import DataOptions
-from vitreous.data.preprocess import Preprocess
 from vitreous.errors import UsageError
 from vitreous.jobs.train import train
 from vitreous.models.config import BiTConfig, StemConfig, SwinConfig, ViTConfig, transformer_config
@@ -76,7 +76,14 @@ def moving(made):
 def run_of(config, tune, **changes):
     data = DataOptions("synthetic", ("a", "b", "c"), 32, "")
     return Run(
-        data, config, Preprocess((16, 16)), tune=tune, batch_size=8, epochs=1.5, optimizer=Optimizer(lr=1e-2), **changes
+        data,
+        config,
+        ImagePreprocess((16, 16)),
+        tune=tune,
+        batch_size=8,
+        epochs=1.5,
+        optimizer=Optimizer(lr=1e-2),
+        **changes,
     )
 
 

@@ -8,7 +8,7 @@ import torch
 
 import vitreous
 from tests.killing import changes
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import UsageError, VitreousError, WeightsError
 from vitreous.models.zoo import create
 from vitreous.weights.adopt import adopt, open_weights
@@ -20,7 +20,9 @@ from vitreous.weights.tasks import Classification, Features
 def bundle(tmp_path):
     model = create("ViT-mu/8", 16, 3, registers=1)
     torch.nn.init.normal_(model.head.weight)
-    made = Bundle(model, Classification(("ant", "bee", "cat")), Preprocess((16, 16), fit="squash"), {"data": "photos"})
+    made = Bundle(
+        model, Classification(("ant", "bee", "cat")), ImagePreprocess((16, 16), fit="squash"), {"data": "photos"}
+    )
     made.save(tmp_path / "model")
     return made
 
@@ -160,7 +162,7 @@ def test_the_file_of_a_classification_is_what_readers_without_tasks_expect(bundl
 
 def test_a_model_of_features_is_saved_loaded_and_embeds_but_does_not_predict(tmp_path):
     model = create("ViT-mu/8", 16, 0).eval()
-    Bundle(model, Features(), Preprocess((16, 16))).save(tmp_path / "model")
+    Bundle(model, Features(), ImagePreprocess((16, 16))).save(tmp_path / "model")
     assert json.loads((tmp_path / "model" / "model.json").read_text())["task"] == {"name": "features"}
     again = load_bundle(tmp_path / "model")
     assert (
@@ -180,7 +182,7 @@ def test_a_model_of_features_is_saved_loaded_and_embeds_but_does_not_predict(tmp
 
 
 def test_a_bundle_of_features_from_before_tasks_is_one(tmp_path):
-    Bundle(create("ViT-mu/8", 16, 0), Features(), Preprocess((16, 16))).save(tmp_path / "model")
+    Bundle(create("ViT-mu/8", 16, 0), Features(), ImagePreprocess((16, 16))).save(tmp_path / "model")
     path = tmp_path / "model" / "model.json"
     description = json.loads(path.read_text())
     del description["task"]

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from tests import contracts
 from tests.conftest import document, say
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import UsageError, WeightsError
 from vitreous.models.config import BiTConfig, ViTConfig
 from vitreous.models.zoo import build_model
@@ -28,7 +28,7 @@ def bundle(place, config):
     model = contracts.randomise(build_model(config)).eval()
     names = tuple(f"class {i}" for i in range(config.classes))
     Bundle(
-        model, Classification(names), Preprocess((32, 32), mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6), share=0.8)
+        model, Classification(names), ImagePreprocess((32, 32), mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6), share=0.8)
     ).save(place)
     return model
 
@@ -45,7 +45,7 @@ def test_a_plain_vit_goes_anywhere_and_comes_back(to, tmp_path):
     assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
     if to == "huggingface":  # the one format that has a place for them
         assert again.classes == ("class 0", "class 1", "class 2")
-        assert again.preprocess == Preprocess((32, 32), mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6), share=0.8)
+        assert again.preprocess == ImagePreprocess((32, 32), mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6), share=0.8)
 
 
 def test_a_grid_that_is_not_square_is_noted_in_the_file(tmp_path):

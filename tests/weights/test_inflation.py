@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.weights import peers
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import WeightsError
 from vitreous.models.config import VideoConfig, ViTConfig
 from vitreous.models.configs.video import ARRANGEMENTS
@@ -20,7 +20,7 @@ MEAN = {"class_token": False, "pool": "mean"}
 def weights_of(config):
     """A model of this config, random, and its weights as a source."""
     model = peers.randomise(build_model(config))
-    preprocess = Preprocess((config.image[-2], config.image[-1]))
+    preprocess = ImagePreprocess((config.image[-2], config.image[-1]))
     return model, Weights("somewhere", "a bundle", config, preprocess, Features(), model.state_dict)
 
 

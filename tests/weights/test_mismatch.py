@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from tests.weights import peers, test_roundtrip
 from tests.weights.peers import images
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import WeightsError
 from vitreous.models.config import BiTConfig, ConvStemConfig, StemConfig, ViTConfig
 from vitreous.models.zoo import build_model
@@ -543,7 +543,7 @@ def test_a_resnets_first_layer_is_made_for_other_channels_too(config, tmp_path):
 def test_the_first_convolution_is_made_for_other_channels_too(channels, tmp_path):
     config = CONFIG.with_options(stem=ConvStemConfig(widths=(8, 16), blocks=(0, 0)))
     source, target = model(config).eval(), build_model(replace(config, channels=channels)).eval()
-    Bundle(source, Classification(tuple("abcde")), Preprocess((32, 32))).save(tmp_path / "model")
+    Bundle(source, Classification(tuple("abcde")), ImagePreprocess((32, 32))).save(tmp_path / "model")
     assert not adopt(target, tmp_path / "model").new
     grey = images((32, 32), channels=1)
     with torch.inference_mode():
@@ -553,7 +553,7 @@ def test_the_first_convolution_is_made_for_other_channels_too(channels, tmp_path
 def test_a_head_for_other_classes_is_left_out_however_many_they_are(tmp_path):
     config = replace(CONFIG, classes=3)
     source = model(config)
-    Bundle(source.eval(), Classification(("ant", "bee", "cat")), Preprocess((32, 32))).save(tmp_path / "bundle")
+    Bundle(source.eval(), Classification(("ant", "bee", "cat")), ImagePreprocess((32, 32))).save(tmp_path / "bundle")
     same, turned, other = (build_model(config) for _ in range(3))
     assert not adopt(same, tmp_path / "bundle", ("ant", "bee", "cat")).new
     assert torch.equal(same.head.weight, source.head.weight)
@@ -569,11 +569,11 @@ def test_a_head_for_other_classes_is_left_out_however_many_they_are(tmp_path):
 def test_windows_that_weights_were_not_trained_with_are_told(tmp_path):
     """With what they cost; nothing where the weights have them, or there are none."""
     windowed = replace(CONFIG, window=3, global_blocks=(1,))
-    Bundle(model(), Classification(tuple("abcde")), Preprocess((32, 32))).save(tmp_path / "plain")
+    Bundle(model(), Classification(tuple("abcde")), ImagePreprocess((32, 32))).save(tmp_path / "plain")
     text = adopt(model(windowed), tmp_path / "plain").text()
     assert "; windows of 3 x 3 tokens in 1 of 2 blocks, without which the weights were trained: " in text
     costs = " in place of ".join(f"{2 * config.macs() / 1e9:.3g}" for config in (windowed, CONFIG))
     assert f"trained: {costs} GFLOPs an image of 32 pixels" in text
-    Bundle(model(windowed), Classification(tuple("abcde")), Preprocess((32, 32))).save(tmp_path / "windowed")
+    Bundle(model(windowed), Classification(tuple("abcde")), ImagePreprocess((32, 32))).save(tmp_path / "windowed")
     assert "without which" not in adopt(model(windowed), tmp_path / "windowed").text()
     assert "without which" not in adopt(model(), tmp_path / "plain").text()

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 import vitreous
 from tests.weights.test_roundtrip import MODELS, fresh, same
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import UsageError, WeightsError
 from vitreous.models.config import ViTConfig
 from vitreous.models.zoo import build_model
@@ -125,7 +125,7 @@ def test_a_model_is_saved_with_what_belongs_to_it(tmp_path):
     assert (weights.config, weights.classes) == (model.config, ("cat", "dog"))
     assert (weights.preprocess.image, weights.preprocess.channels, weights.preprocess.mean) == ((32, 48), 4, (0.5,) * 4)
     assert same(weights.state(), model.state_dict())
-    mine = Preprocess((32, 48), channels=4, mean=(0.1,) * 4, std=(0.2,) * 4, fit="squash")
+    mine = ImagePreprocess((32, 48), channels=4, mean=(0.1,) * 4, std=(0.2,) * 4, fit="squash")
     vitreous.save(model, tmp_path / "b", preprocess=mine)
     weights = open_weights(tmp_path / "b")
     assert (weights.preprocess, weights.classes) == (mine, ("0", "1"))
@@ -138,7 +138,7 @@ def test_a_model_is_saved_with_what_belongs_to_it(tmp_path):
         ({"classes": ["cat", "cat"]}, "all different"),
         ({"classes": ["cat", ""]}, "names for a head"),
         (
-            {"preprocess": Preprocess((32, 32), channels=1, mean=(0.5,), std=(0.5,))},
+            {"preprocess": ImagePreprocess((32, 32), channels=1, mean=(0.5,), std=(0.5,))},
             "makes 1 channels, the model takes 3",
         ),
     ],

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from tests.weights.test_pretraining import ORIGINAL, TheirHead
 from vitreous.config import to_plain
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import UsageError
 from vitreous.models.config import ViTConfig
 from vitreous.models.vit import ViT
@@ -39,7 +39,7 @@ def learned(place, config, **fields):
     state = objective.state_dict(keep_vars=True)
     parts = {name: tensor.detach() for name, tensor in state.items() if id(tensor) not in kept}
     assert 0 < len(parts) < len(state)
-    Bundle(shipped, Features(), Preprocess((32, 32)), parts=ObjectiveParts(to_plain(config), parts)).save(place)
+    Bundle(shipped, Features(), ImagePreprocess((32, 32)), parts=ObjectiveParts(to_plain(config), parts)).save(place)
     return objective.eval()
 
 

@@ -367,11 +367,11 @@ def oblong(folder: Path, kind: str) -> Path:
 
 
 def made_bundle(config: Any) -> Bundle:
-    from vitreous.data.preprocess import Preprocess
+    from vitreous.data.modalities.images import ImagePreprocess
     from vitreous.models.zoo import build_model
 
     model = peers.randomise(build_model(config))
-    preprocess = Preprocess(image=config.image, mean=(0.5,) * 3, std=(0.5,) * 3, channels=3)
+    preprocess = ImagePreprocess(image=config.image, mean=(0.5,) * 3, std=(0.5,) * 3, channels=3)
     return Bundle(model, Classification(tuple(f"class {i}" for i in range(config.classes))), preprocess)
 
 

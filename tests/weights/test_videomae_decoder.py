@@ -10,7 +10,8 @@ import torch
 from tests.weights.peers import randomise
 from tests.weights.test_video import VIDEOMAE, authors, theirs
 from vitreous.config import to_plain
-from vitreous.data.preprocess import IMAGENET, Preprocess
+from vitreous.data.modalities.base import IMAGENET
+from vitreous.data.modalities.clips import ClipPreprocess
 from vitreous.errors import UsageError, WeightsError
 from vitreous.objectives.base import Progress
 from vitreous.reports.figures.reconstruction import load_objective
@@ -81,7 +82,7 @@ def test_what_is_written_is_read_by_others_and_by_us(videomae_files, tmp_path):
     randomise(objective, 7)
     state = {name: tensor for name, tensor in objective.state_dict().items() if name.startswith("decoder.")}
     parts = ObjectiveParts(to_plain(objective.config), state)
-    seen = Preprocess((4, 16, 24), 3, *IMAGENET)
+    seen = ClipPreprocess((4, 16, 24), 3, *IMAGENET)
     Bundle(objective.model, Features(), seen, parts=parts).save(tmp_path / "bundle")
     convert(tmp_path / "bundle", tmp_path / "hf", "huggingface-videomae")
     model, info = transformers.VideoMAEForPreTraining.from_pretrained(tmp_path / "hf", output_loading_info=True)

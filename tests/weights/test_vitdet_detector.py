@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
-from vitreous.data.preprocess import IMAGENET, Preprocess
+from vitreous.data.modalities.base import IMAGENET
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import WeightsError
 from vitreous.models.configs.detector import DetectorConfig
 from vitreous.models.names import configure
@@ -230,7 +231,7 @@ def test_a_detector_trained_here_is_written_and_read_as_it_was(tmp_path):
 
 def bundle_of(model, folder):
     """A bundle of a detector."""
-    preprocess = Preprocess((96, 96), channels=3, mean=IMAGENET[0], std=IMAGENET[1])
+    preprocess = ImagePreprocess((96, 96), channels=3, mean=IMAGENET[0], std=IMAGENET[1])
     Bundle(model, Detection(tuple("abcdefgh"[: model.config.classes]), model.config.masks), preprocess).save(folder)
     return folder
 

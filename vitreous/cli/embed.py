@@ -49,7 +49,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         raise UsageError("features are not computed in int8", "use --precision bf16 or fp32")
     require_images(options)
     predictor = load(options.source(options.run), options.how(), (), options.exact, headless=True)
-    source = open_images_of(options, predictor.card.preprocess.kind)
+    source = open_images_of(options, predictor.card.preprocess)
     choose_engine(options, predictor, source.count, features=True)
     print_notes(predictor, console)
 

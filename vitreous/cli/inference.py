@@ -14,6 +14,7 @@ from vitreous.inference.options import InferenceOptions
 from vitreous.weights.options import ReadingOptions
 
 if TYPE_CHECKING:
+    from vitreous.data.modalities.base import Preprocess
     from vitreous.inference.predict import Predictor
     from vitreous.inference.ray_backend import Remote
     from vitreous.inference.rows import Kind
@@ -104,11 +105,12 @@ def require_images(options: ImageArguments) -> None:
     require_words(options.images)
 
 
-def open_images_of(options: ImageArguments, kind: str = "pictures") -> Source:
-    """The images that the options name, of the `kind` that a model takes. Raises DataError for what is not there."""
+def open_images_of(options: ImageArguments, preprocess: Preprocess | None = None) -> Source:
+    """The images that the options name, as the `preprocess` of a model reads them. Raises DataError for what is not
+    there."""
     from vitreous.inference.sources import source
 
-    return source(options.images, options.column, options.list, kind)
+    return source(options.images, options.column, options.list, *([preprocess] if preprocess else []))
 
 
 def choose_backend(options: ImageArguments, predictor: Predictor) -> Predictor | Remote:

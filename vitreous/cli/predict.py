@@ -61,7 +61,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         raise UsageError("--resume continues the file of --out", "name it")
     warn_of_emulation(options, console)
     predictor = load(options.source(options.run), options.how(), calibration_images(options), options.exact)
-    source = open_images_of(options, predictor.card.preprocess.kind)
+    source = open_images_of(options, predictor.card.preprocess)
     choose_engine(options, predictor, source.count)
     print_notes(predictor, console)
     if predictor.card.object_classes:

@@ -78,7 +78,7 @@ def next_command(run: str, headless: bool) -> str:
 
     name = task_name(run)
     if name == "generation":
-        clips = Folder(Path(run)).run().preprocess.of_clips
+        clips = Folder(Path(run)).run().preprocess.is_animated
         return f"vitreous sample {run} --count 8 --out samples.{'gif' if clips else 'png'}"
     verb = "embed" if headless else "predict"
     return f"vitreous {verb} {run} IMAGE …" + " --out FOLDER" * (name == "segmentation")
@@ -90,14 +90,14 @@ def print_header(run: Run, data: Data, console: Console) -> None:
 
     counts = {name: len(split) for name, split in data.splits.items()} | {"train": run.data.images}
     names = list(run.data.classes[:SHOWN]) + ["…"] * (len(run.data.classes) > SHOWN)
-    solid, kind = len(run.model.image) != 2, run.preprocess.kind
+    solid, seen = len(run.model.image) != 2, run.preprocess
     sides = format_size(run.model.image)
     sides = "x".join(map(str, run.model.image)) if solid else "x".join([sides] * (1 + ("x" not in sides)))
-    pixels = f"{sides} {({'volumes': 'voxels', 'signals': 'numbers'}).get(kind, 'pixels')}"
-    noun = "images" if kind in ("pictures", "clips") else kind
-    if run.preprocess.native:
+    pixels = f"{sides} {seen.unit}"
+    noun = "images" if seen.is_browsable else seen.noun
+    if not seen.stacks:
         least = getattr(run.views, "fewest_tokens", 0)
-        pixels = f"pictures' own aspect ratio, {f'{least} to ' if least else 'up to '}{run.preprocess.tokens} patches"
+        pixels = f"pictures' own aspect ratio, {f'{least} to ' if least else 'up to '}{run.most_tokens} patches"
     batch = f"{run.batch_size}" + (f" x {run.accumulate}" if run.accumulate > 1 else "")
     rows = {
         "data": f"{run.data.source}: " + ", ".join(f"{count:,} {name}" for name, count in counts.items()) + f" {noun}",

@@ -17,6 +17,7 @@ from vitreous.data.decoding.clip import Clip
 from vitreous.data.decoding.decode import decode, upright_size
 from vitreous.data.layouts.video import open_sample
 from vitreous.data.loader import in_workers
+from vitreous.data.modalities.base import Preprocess
 from vitreous.data.split import Split
 from vitreous.errors import DataError, UsageError
 from vitreous.nn.sizes import nearby
@@ -48,6 +49,19 @@ def assign(forms: np.ndarray, buckets: tuple[tuple[int, ...], ...], stride: int 
     aspect = np.where(sizes[:, 0] == length[:, None], aspect.round(9), np.inf)
     nearest = aspect == aspect.min(1, keepdims=True)
     return np.where(nearest, area, np.inf).argmin(1)
+
+
+def assign_buckets(forms: np.ndarray, preprocess: Preprocess) -> np.ndarray:
+    """Forms (n, 3) int64 -> which of `preprocess.buckets` each sample is read at, (n,) int64."""
+    return assign(forms, preprocess.buckets, preprocess.stride)
+
+
+def rows_at_own_size(split: Split, preprocess: Preprocess, workers: int = 0) -> np.ndarray:
+    """The positions (m,) int64 of the samples that are read at `preprocess.image`: all, where there are no buckets."""
+    if not preprocess.has_buckets:
+        return np.arange(len(split))
+    own = preprocess.buckets.index(preprocess.image)
+    return np.flatnonzero(assign_buckets(measure_forms(split, workers), preprocess) == own)
 
 
 def choose_buckets(

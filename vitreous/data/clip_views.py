@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from vitreous.data.decoding.clip import Clip
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.base import Preprocess
+from vitreous.data.modalities.clips import ClipPreprocess
 from vitreous.errors import UsageError
 
 ONE = "1x1"  # view: the middle one, of which nothing is the mean
@@ -32,7 +33,7 @@ class ClipViews:
         """Views of a clip."""
         return self.times * self.crops
 
-    def pixels(self, clip: Clip, preprocess: Preprocess) -> np.ndarray:
+    def pixels(self, clip: Clip, preprocess: ClipPreprocess) -> np.ndarray:
         """A clip -> its views (V, C, *image) uint8, the crops of one set of frames after the other. Raises DataError.
 
         Without a stride set v of V has, of each of T equal parts of the clip, the frame at (v + 1/2) / V of it; with a
@@ -45,8 +46,8 @@ class ClipViews:
         across = places / (self.crops - 1) if self.crops > 1 else np.array([0.5])
         views = []
         for draw in draws:
-            frames = clip.read(preprocess.moments(len(clip), np.full(preprocess.image[0], draw)))
-            views += [preprocess.frames(frames, float(place)) for place in across]
+            frames = clip.read(preprocess.frame_numbers(len(clip), np.full(preprocess.image[0], draw)))
+            views += [preprocess.fit_frames(frames, float(place)) for place in across]
         return np.stack(views)
 
     def mean(self, compute: Callable[[np.ndarray], np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
@@ -71,8 +72,5 @@ def clip_views_of(words: str, preprocess: Preprocess) -> ClipViews | None:
         raise UsageError(problem, "use 4x3, or 4x1 for whole frames")
     if (views := ClipViews(int(match[1]), int(match[2]))) == ClipViews(1, 1):
         return None
-    if not preprocess.of_clips:
-        raise UsageError(f"--clip-views {words} is for models of clips, and this one takes pictures", "leave it out")
-    if views.crops > 1 and preprocess.fit == "squash":
-        raise UsageError(f"--clip-views {words}: the model sees whole frames, not crops", f"use {views.times}x1")
+    preprocess.check_views(words, views.crops)
     return views

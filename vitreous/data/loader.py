@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from itertools import chain
 from types import TracebackType
@@ -17,17 +17,16 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from vitreous.data.annotations.target import AnnotatedSplit, Target
-from vitreous.data.augmentation.augment import Augment, Views
+from vitreous.data.augmentation.augment import Views
 from vitreous.data.augmentation.scenes import Scenes
 from vitreous.data.augmentation.volumes import VolumeViews
 from vitreous.data.batch import Batch
 from vitreous.data.clip_views import ClipViews
-from vitreous.data.decoding.clip import Clip
-from vitreous.data.decoding.regions import open_picture
 from vitreous.data.decoding.spectral import Picture
 from vitreous.data.keys import key, one_key
 from vitreous.data.layouts.video import open_sample
-from vitreous.data.preprocess import Preprocess, opened_clip
+from vitreous.data.modalities.base import Preprocess
+from vitreous.data.modalities.clips import open_as_clip
 from vitreous.data.sampling import Order, repeat_factors, stream
 from vitreous.data.shared_memory import usable_workers
 from vitreous.data.split import Split, is_labelled
@@ -95,7 +94,7 @@ class TrainLoader:
     @cached_property
     def sizes(self) -> list[Preprocess]:
         """How an image of each bucket is read."""
-        return [replace(self.preprocess, image=size) for size in self.preprocess.buckets]
+        return list(self.preprocess.at_buckets())
 
     @cached_property
     def annotated(self) -> bool:
@@ -141,10 +140,10 @@ class TrainLoader:
                 if isinstance(self.views, Scenes | VolumeViews) and self.annotated:
                     yield {**self.views.collate(images, self.preprocess), "samples": samples}
                     continue
-                if not self.preprocess.native:
-                    none = torch.empty(0, self.preprocess.channels, *self.preprocess.image, dtype=self.preprocess.dtype)
-                    images = torch.stack(images) if images else none
-            yield self.batch(list(images) if self.preprocess.native else images, samples)
+                images = self.preprocess.collate(images)
+            elif not self.preprocess.stacks:
+                images = list(images)
+            yield self.batch(images, samples)
 
     def batch(self, images: Tensor | list[Tensor], samples: Tensor) -> Batch:
         """What the views made of B samples, a row each, or a list of pictures of different sizes, and their numbers
@@ -162,12 +161,9 @@ class TrainLoader:
         if isinstance(self.views, Scenes | VolumeViews) and self.annotated:
             return self.views.scene(*self.scenes.read(sample), preprocess, own)
         raw, name = open_sample(self.split, sample), self.split.name(sample)
-        if isinstance(raw, Clip):
-            assert isinstance(self.views, Augment), "objectives of other views refuse clips"
-            return self.views.picture(raw, preprocess, own)
-        if preprocess.numbers == "colours" and self.views.takes_regions:
-            return self.views.picture(open_picture(raw, preprocess.channels, name, self.exact), preprocess, own)
-        return self.views.picture(preprocess.decoded(raw, name), preprocess, own)
+        return self.views.picture(
+            preprocess.open_view(raw, name, self.exact, self.views.takes_regions), preprocess, own
+        )
 
 
 @dataclass(frozen=True)
@@ -190,9 +186,9 @@ class EvalLoader:
         """One decoded image, or the frames that are read of a clip, (C, *image) uint8; or its views (V, C, *image)."""
         split = self.split
         if self.views is not None:
-            clip = opened_clip(open_sample(split, sample), split.name(sample))
-            return torch.from_numpy(self.views.pixels(clip, self.preprocess))
-        return self.preprocess.pixels(self.preprocess.decoded(open_sample(split, sample), split.name(sample)))
+            clip = open_as_clip(open_sample(split, sample), split.name(sample))
+            return torch.from_numpy(self.views.pixels(clip, self.preprocess))  # type: ignore[arg-type]  # of clips
+        return self.preprocess.to_tensor(self.preprocess.decode(open_sample(split, sample), split.name(sample)))
 
 
 class Decoding(Dataset):
@@ -263,7 +259,7 @@ def load(
         first = next(places, [])
         places = chain([first], places) if first else places
         views = reader.views.count if isinstance(reader, EvalLoader) and reader.views else 1
-        size = len(first) * views * reader.preprocess.channels * reader.preprocess.area
+        size = len(first) * views * reader.preprocess.nbytes
         workers = usable_workers(workers, size)
         prefetch = ahead(size, workers) if workers else None
     for samples, images in in_workers(
@@ -322,7 +318,7 @@ class SceneReader:
         if sample in self.scenes:
             return self.scenes[sample]
         name = self.split.name(sample)
-        picture, target = self.preprocess.decoded(self.split.raw(sample), name), self.split.target(sample)
+        picture, target = self.preprocess.decode(self.split.raw(sample), name), self.split.target(sample)
         if target.classes is not None:
             target = target.without_masks().take(np.zeros(0, np.int64))
         size = picture_bytes(picture) + target.nbytes

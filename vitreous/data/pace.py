@@ -11,7 +11,7 @@ import torch
 
 from vitreous.data.augmentation.augment import Views
 from vitreous.data.loader import TrainLoader
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.base import Preprocess
 from vitreous.data.split import Split
 from vitreous.errors import DataError
 from vitreous.system.cores import cores

@@ -12,8 +12,9 @@ from vitreous.config import from_plain, read_yaml
 from vitreous.data.annotations.target import kind_of
 from vitreous.data.keys import permutation
 from vitreous.data.layouts.video import open_sample
+from vitreous.data.modalities.base import Preprocess
+from vitreous.data.modalities.table import AnyPreprocess
 from vitreous.data.options import DataOptions
-from vitreous.data.preprocess import Preprocess
 from vitreous.data.sources import open_data, open_data_of_run
 from vitreous.data.split import Data, require_labels
 from vitreous.errors import DataError, ResourceError, UsageError
@@ -50,9 +51,7 @@ def open_run_data(
             run, source, split_seed=split_seed, group_by=group_by, stills=stills, axes=axes, ignore_index=ignore_index
         )
         if data is None
-        else open_for_model(
-            source, split_seed, preprocess.kind if preprocess is not None else "pictures", stills, ignore_index
-        )
+        else open_for_model(source, split_seed, preprocess, stills, ignore_index)
     )
     if labelled:
         require_labels(opened)
@@ -66,18 +65,18 @@ def read_run_data(config: Path, preprocess: Preprocess | None = None) -> tuple[D
     document = read_yaml(config.read_text("utf-8"))
     if not isinstance(document, dict) or not {"data", "preprocess"} <= set(document):
         raise UsageError(f"{config} has no data and preprocess sections", "restore the file")
-    return from_plain(DataOptions, document["data"]), preprocess or from_plain(Preprocess, document["preprocess"])
+    return from_plain(DataOptions, document["data"]), preprocess or from_plain(AnyPreprocess, document["preprocess"])
 
 
 def open_for_model(
-    source: str, split_seed: int, kind: str, stills: bool = False, ignore_index: int | None = None
+    source: str, split_seed: int, preprocess: Preprocess | None, stills: bool = False, ignore_index: int | None = None
 ) -> Data:
-    """Open data for a model of pictures, clips, volumes or signals: what could be pictures too is taken for volumes and
-    signals by models of these; `stills` and `ignore_index` as `open_data` has them. Raises as `open_data`."""
-    axes, opened = {"signals": 1, "volumes": 3}.get(kind), None
+    """Open data for a model, whose `preprocess` says how files are opened that could be images too; `stills` and
+    `ignore_index` as `open_data` has them. Raises as `open_data`."""
+    axes, opened = preprocess.array_axes if preprocess is not None else None, None
     try:
         opened = open_data(source, split_seed, stills=stills, ignore_index=ignore_index)
-        if axes is None or kind_of(next(iter(opened.splits.values()))) != "pictures":
+        if axes is None or kind_of(next(iter(opened.splits.values()))) != "images":
             return opened
         return open_data(source, split_seed, axes=axes, ignore_index=ignore_index)
     except DataError:
@@ -106,7 +105,7 @@ def sample_images(data: Data, preprocess: Preprocess) -> Iterator[Tensor]:
     split = data.splits.get("train") or next(iter(data.splits.values()))
     for sample in permutation(len(split), 0, 0):
         try:
-            yield preprocess.pixels(preprocess.decoded(open_sample(split, int(sample)), split.name(int(sample))))
+            yield preprocess.to_tensor(preprocess.decode(open_sample(split, int(sample)), split.name(int(sample))))
         except DataError:
             continue
 

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitreous.data.decoding.spectral import NO_DATA, bands_of
+from vitreous.data.decoding.spectral import NO_DATA
 from vitreous.data.loader import EvalLoader
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.base import Preprocess
 from vitreous.data.split import Split
 from vitreous.errors import DataError, EmptyImageError, first_lines
 
@@ -22,17 +22,14 @@ PROBED = 64  # images whose size stands for all
 def fits_in_memory(split: Split, preprocess: Preprocess) -> bool:
     """Whether a split is kept in memory: it is small, and no image of a sample of it is larger than the model's
     input."""
-    size = preprocess.channels * preprocess.area * preprocess.dtype.itemsize
-    if len(split) * size > CACHE_BYTES or len(preprocess.image) != 2 or preprocess.native:
+    if not preprocess.is_cacheable or len(split) * preprocess.nbytes > CACHE_BYTES:
         return False
-    height, width = preprocess.image
     for sample in np.linspace(0, len(split) - 1, min(PROBED, len(split))).astype(int):
         try:
-            picture = bands_of(preprocess.decoded(split.raw(int(sample))))[0]
+            decoded = preprocess.decode(split.raw(int(sample)))
         except DataError:
             continue
-        across, down = picture.size
-        if down > height or across > width:
+        if not preprocess.is_within(decoded):
             return False
     return True
 

@@ -29,7 +29,7 @@ from vitreous.data.layouts.split_names import find_split_folders
 from vitreous.data.layouts.table import table
 from vitreous.data.layouts.tars import COMPRESSED, are_tars, tars
 from vitreous.data.layouts.video import are_clips, frames_note, hold_clips, videos
-from vitreous.data.layouts.volumes import array_folder_axes, arrays, no_arrays
+from vitreous.data.modalities.table import MODALITIES
 from vitreous.data.split import Data, Files, no_labels
 from vitreous.errors import DataError, UsageError, nearest, printable
 
@@ -230,11 +230,11 @@ def detect_layout(
     path = Path(name)
     if axes not in (None, 1, 2, 3):
         raise UsageError(f"--axes cannot be {axes}", "1 are signals, 2 pictures, 3 volumes")
-    if axes in (1, 3) and path.suffix.lower() != ".csv":
-        if path.is_dir() and not array_folder_axes(path, axes):
-            raise no_arrays(name, axes)
-        if path.is_dir() and not (axes == 3 and are_volumes(path)):
-            return arrays(path, split_seed, axes)
+    asked = next((one for one in MODALITIES.values() if one.array_axes == axes), None) if axes is not None else None
+    if asked is not None and path.is_dir() and not (axes == 3 and are_volumes(path)):
+        opened = asked.open_folder(path, split_seed, is_asked=True)
+        if opened is not None:
+            return opened
     if path.is_dir() and is_pack(path):
         return packed(path, split_seed)
     if is_parquet(name):
@@ -249,9 +249,8 @@ def detect_layout(
         kinds = ((are_tars, tars), *listed, (is_imagenet, imagenet), *COCO, *maps, *OBJECTS, *siblings, moving)
         if reader := next((read for fits, read in kinds if fits(path)), None):
             return reader(path, split_seed)
-        if axes is None and (own := array_folder_axes(path)):
-            return arrays(path, split_seed, own)
-        return open_folder(path, split_seed)
+        opened = (modality.open_folder(path, split_seed) for modality in MODALITIES.values() if axes is None)
+        return next((data for data in opened if data is not None), None) or open_folder(path, split_seed)
     if path.name.lower().endswith((".tar", *COMPRESSED)) and (os.path.lexists(path) or "{" in name):
         return tars(path, split_seed)
     if path.suffix.lower() == ".json" and path.is_file():

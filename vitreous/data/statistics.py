@@ -9,7 +9,7 @@ from torch.utils.data import Dataset
 from vitreous.data.decoding.spectral import void_of
 from vitreous.data.layouts.video import open_sample
 from vitreous.data.loader import in_workers
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.base import Preprocess
 from vitreous.data.split import Split
 from vitreous.errors import DataError
 
@@ -67,11 +67,11 @@ class Measured(Dataset):
 def measure_moments(split: Split, preprocess: Preprocess, sample: int) -> Moments:
     """Measure the channels of an image at the model's size, without the pixels that have no data and those that
     resampling mixes with them. Raises DataError."""
-    picture = preprocess.decoded(open_sample(split, sample), split.name(sample))
-    image, void = preprocess.array(picture), void_of(picture)
+    picture = preprocess.decode(open_sample(split, sample), split.name(sample))
+    image, void = preprocess.to_array(picture), void_of(picture)
     pixels = image.reshape(len(image), -1) / np.float64(preprocess.peak)
     if void is not None:
-        shown = preprocess.array((Image.fromarray(void.astype(np.float32)),))
+        shown = preprocess.to_array((Image.fromarray(void.astype(np.float32)),))
         pixels = pixels[:, shown.ravel() == 0]
     size = pixels.shape[1]
     own = pixels.mean(1) if size else np.zeros(len(pixels))

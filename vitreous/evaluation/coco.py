@@ -137,7 +137,7 @@ def read_ahead(reader: EvalLoader) -> Iterator[Loaded]:
 
     def load(sample: int) -> Loaded:
         try:
-            picture = native_pixels(preprocess.decoded(split.raw(sample), split.name(sample)))
+            picture = native_pixels(preprocess.decode(split.raw(sample), split.name(sample)))
         except DataError as error:
             picture = error
         try:

@@ -49,7 +49,7 @@ class SegmentationEvaluator(Evaluator):
         rows, bad = np.zeros((len(split), width)), {}
         for sample in range(len(split)):
             try:
-                picture = preprocess.decoded(split.raw(sample), split.name(sample))
+                picture = preprocess.decode(split.raw(sample), split.name(sample))
             except DataError as error:
                 bad[sample] = error
                 continue

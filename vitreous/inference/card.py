@@ -6,7 +6,7 @@ from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from vitreous.config import from_plain, to_plain
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.table import AnyPreprocess
 from vitreous.errors import UsageError, WeightsError
 from vitreous.weights.tasks import Classification, Features, Task, WithTask, task_from_json, task_to_json
 
@@ -24,7 +24,7 @@ class Card(WithTask):
 
     name: str
     version: str
-    preprocess: Preprocess
+    preprocess: AnyPreprocess
     provenance: dict[str, Any] = field(default_factory=dict)
     _: KW_ONLY
     task: Task = field(default_factory=Features)

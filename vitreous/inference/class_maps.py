@@ -22,7 +22,7 @@ from vitreous.data.annotations.target import IGNORE
 from vitreous.data.decoding.spectral import Picture, void_of
 from vitreous.data.decoding.tiff import geotiff_of, read_georeference
 from vitreous.data.decoding.volumes import nifti_header, stem_of
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.base import Preprocess
 from vitreous.errors import DataError, UsageError, printable
 from vitreous.inference.card import Card
 from vitreous.inference.pipeline import flow
@@ -133,7 +133,7 @@ def decode_item(preprocess: Preprocess, item: Item) -> Picture:
     """Decode an item at its own size. Raises DataError, with its name."""
     content = item.content() if item.pixels is None else item.pixels()
     name = None if isinstance(content, str) else printable(item.name)
-    return preprocess.decoded(content, name)
+    return preprocess.decode(content, name)
 
 
 def picture_of(pixels: np.ndarray) -> Image.Image:

@@ -12,7 +12,7 @@ from dataclasses import KW_ONLY, dataclass
 import numpy as np
 from PIL import Image
 
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.base import Preprocess
 from vitreous.inference.tile_merging import Window, merge_tiles
 from vitreous.inference.tiles import TOGETHER, starts
 
@@ -68,8 +68,7 @@ def fit_image(pixels: np.ndarray, preprocess: Preprocess) -> tuple[np.ndarray, t
     unit = min(side / own for side, own in zip(preprocess.image, (height, width), strict=True))
     inner = [max(1, min(side, round(own * unit))) for side, own in zip(preprocess.image, (height, width), strict=True)]
     if inner != [height, width]:
-        filters = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
-        bands = [Image.fromarray(band).resize(inner[::-1], filters[preprocess.filter]) for band in pixels]
+        bands = [Image.fromarray(band).resize(inner[::-1], preprocess.resampling) for band in pixels]
         pixels = np.stack([np.asarray(band) for band in bands])
     return filled(pixels, preprocess), (inner[0] / height, inner[1] / width)
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from vitreous.data.clip_views import ONE, ClipViews
 from vitreous.data.loader import EvalLoader
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.base import Preprocess
 from vitreous.errors import DataError, UsageError
 from vitreous.inference.options import InferenceOptions, Pictures
 from vitreous.inference.outputs import Outputs, compute_in_chunks, pack_outputs, unpack_outputs
@@ -155,7 +155,7 @@ class TorchEngine(ModelEngine):
         super().__init__(model, preprocess, pick_precision(precision, device), options)
         self.device, self.dtype = device, DTYPES[self.precision]
         self.model = frozen(model.to(device), self.dtype, packs(device))
-        self.packed = Packed(self.model) if preprocess.native else None  # type: ignore[arg-type]
+        self.packed = None if preprocess.stacks else Packed(self.model)  # type: ignore[arg-type]
         if merge_tokens:
             if self.packed is not None:
                 problem = "tokens merge only in pictures of one size, not at their own aspect"
@@ -171,7 +171,7 @@ class TorchEngine(ModelEngine):
         self.same_bits: dict[tuple[int, int], bool] = {}
         fixed = self.packed is None and not model.config.finds_objects and not merge_tokens
         self.captured = CapturedPasses(device) if fixed and uses_graphs(device) else None
-        self.tokens = (preprocess.tokens or math.prod(model.config.grid)) + model.config.prefix
+        self.tokens = preprocess.count_tokens(model.config.grid) + model.config.prefix
 
     def __call__(self, pixels: Tensor | list[Tensor]) -> Tensor:
         """(B, C, *image) uint8, or a list of B images at their own aspect ratio -> (B, K) float32 logits, on the
@@ -201,7 +201,7 @@ class TorchEngine(ModelEngine):
         """
         threads, size = torch.get_num_threads(), self.chunk_size
         is_shared = threads == 1 or self.device != "cpu"
-        if self.preprocess.native:
+        if not self.preprocess.stacks:
             chunks: Any = [[torch.from_numpy(np.ascontiguousarray(image))] for image in pixels]
         else:
             batch = torch.from_numpy(np.ascontiguousarray(pixels))
@@ -318,7 +318,7 @@ def make_engine(
     if how.engine == "compiled" and not device.startswith("cuda"):
         raise UsageError(f"--engine compiled is for GPUs, not for {device}", "use --engine torch")
     if how.engine == "openvino":
-        if preprocess.native:
+        if not preprocess.stacks:
             problem = "--engine openvino computes images of one size, not pictures at their own aspect"
             raise UsageError(problem, "leave it out")
         if model.config.finds_objects:
@@ -364,13 +364,13 @@ def compute_chunk(engine: ModelEngine, images: list[Tensor | DataError], views: 
     """Return (n, K) float32 logits of images (C, *image) uint8, or of clips with `views` (V, C, *image) their means; an
     unreadable one is taken to be black."""
     p = engine.preprocess
-    blank = torch.zeros(p.channels, *(p.patch or p.image), dtype=p.dtype)
+    blank = p.blank()
     if views is not None:
         blank = blank.expand(views.count, *blank.shape)
     pixels = [blank if isinstance(image, DataError) else image for image in images]
     if views is not None:
         return views.mean(lambda parts: engine(torch.from_numpy(parts)).numpy())(torch.stack(pixels).numpy())
-    return engine(pixels if p.native else torch.stack(pixels)).numpy()
+    return engine(p.collate(pixels)).numpy()
 
 
 def chunks(batches: Iterable[tuple[Tensor, list]], size: int) -> Iterator[tuple[list[int], list]]:

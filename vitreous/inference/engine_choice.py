@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from vitreous.config import to_plain
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.base import Preprocess
 from vitreous.errors import ResourceError, VitreousError
 from vitreous.inference.engine import CHUNK, InferenceOptions, ModelEngine, make_engine
 from vitreous.inference.graph_cache import cache_key, installed_version
@@ -157,7 +157,7 @@ def evaluation_engine(
 def alternative_engine(model: Model, preprocess: Preprocess, options: InferenceOptions) -> str | None:
     """Return the name of the engine that PyTorch is compared with, or None if there is no choice: another engine or
     int8 was requested, the model or its input is PyTorch's alone, or `VITREOUS_ENGINE_CHOICE` is 0."""
-    plain = not preprocess.native and not options.merge_tokens and not model.config.finds_objects
+    plain = preprocess.stacks and not options.merge_tokens and not model.config.finds_objects
     if options.engine != "auto" or options.precision == "int8" or not plain:
         return None
     if os.environ.get("VITREOUS_ENGINE_CHOICE") == "0":

@@ -13,9 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from vitreous.data.preprocess import Preprocess
 from vitreous.errors import WeightsError
 from vitreous.inference.card import Card, read_card
 from vitreous.inference.libraries import needed
@@ -139,16 +136,3 @@ def digest(xml: bytes, weights: bytes) -> bytes:
     hasher.update(xml)
     hasher.update(weights)
     return hasher.hexdigest().encode()
-
-
-def normalised(pixels: np.ndarray, preprocess: Preprocess) -> np.ndarray:
-    """(B, C, *image) in 0..peak -> float32 of the same shape, bit for bit as `Preprocess.normalise`, without torch."""
-    shape = (1, -1) + (1,) * (pixels.ndim - 2)
-    mean, std = (
-        np.array(values, np.float32).reshape(shape) * np.float32(preprocess.peak)
-        for values in (preprocess.mean, preprocess.std)
-    )
-    floats = pixels.astype(np.float32)
-    floats -= mean
-    floats /= std
-    return floats

@@ -10,16 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vitreous.errors import UsageError, WeightsError
-from vitreous.inference.export_file import (
-    AGAIN,
-    CARD,
-    card_in,
-    check_onnx,
-    check_xml,
-    content,
-    normalised,
-    precision_in,
-)
+from vitreous.inference.export_file import AGAIN, CARD, card_in, check_onnx, check_xml, content, precision_in
 from vitreous.inference.libraries import needed, openvino_core, unobserved
 from vitreous.inference.outputs import NAMES, Outputs, compute_in_chunks, pack_arrays, unpack_outputs
 from vitreous.system.cores import cores
@@ -67,14 +58,14 @@ class ExportedEngine:
             raise UsageError("the file finds no objects on images", "export a detector")
 
         def answer(part: np.ndarray) -> np.ndarray:
-            return pack_arrays(self.answers(names, normalised(part, self.card.preprocess)))
+            return pack_arrays(self.answers(names, self.card.preprocess.normalise_array(part)))
 
         return unpack_outputs(compute_in_chunks(answer, pixels, self.size))
 
     def compute(self, output: str, pixels: np.ndarray) -> np.ndarray:
         """One output for (B, C, *image) pixels, in parts of `size` images: (B, ...) float32."""
         return compute_in_chunks(
-            lambda part: self.answers([output], normalised(part, self.card.preprocess))[0], pixels, self.size
+            lambda part: self.answers([output], self.card.preprocess.normalise_array(part))[0], pixels, self.size
         )
 
     def answers(self, outputs: Sequence[str], images: np.ndarray) -> list[np.ndarray]:

@@ -21,7 +21,7 @@ import numpy as np
 from vitreous.config import to_plain
 from vitreous.data.decoding.decode import reason
 from vitreous.data.loader import EvalLoader
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.base import Preprocess
 from vitreous.data.split import Split, hash_file_times
 from vitreous.errors import DataError, NonFiniteError, ResourceError, UsageError
 from vitreous.inference.engine import (

@@ -46,7 +46,7 @@ def generator_predictor(bundle: Bundle, how: InferenceOptions | None = None, vae
     card, channels = card_of(bundle), bundle.model.config.channels
     if how and how.engine == "openvino":
         raise UsageError("--engine openvino makes no images", "leave it out")
-    if bundle.preprocess.of_clips:
+    if bundle.preprocess.is_animated:
         raise UsageError(f"{card.name} makes clips, and a server answers with pictures", "use `vitreous sample`")
     decoded = bool(vae or getattr(bundle.task, "autoencoder", ""))
     if (channels not in (1, 3) and not decoded) or len(bundle.preprocess.image) != 2:

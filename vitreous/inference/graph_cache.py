@@ -17,7 +17,7 @@ import numpy as np
 from torch import nn
 
 from vitreous.config import to_plain
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.base import Preprocess
 from vitreous.errors import ResourceError
 from vitreous.inference.libraries import openvino_core
 from vitreous.models.zoo import Model

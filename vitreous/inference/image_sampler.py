@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from vitreous.data.keys import key, normal
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.base import Preprocess
 from vitreous.errors import UsageError
 from vitreous.generation.process import Process
 from vitreous.generation.samplers import SAMPLERS, State, guide_prediction, leave

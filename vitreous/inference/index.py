@@ -23,7 +23,7 @@ from vitreous.system.cores import default_workers
 from vitreous.system.disk import atomic
 
 if TYPE_CHECKING:
-    from vitreous.data.preprocess import Preprocess
+    from vitreous.data.modalities.base import Preprocess
     from vitreous.data.split import Data, Split
     from vitreous.inference.engine import InferenceOptions
 
@@ -208,7 +208,7 @@ def thumbnails(split: Split, rows: np.ndarray, preprocess: Preprocess) -> Iterat
     from vitreous.data.rgb_images import rgb_image
 
     def small(row: int) -> bytes:
-        array = preprocess.array(preprocess.decoded(open_sample(split, row), split.name(row)))
+        array = preprocess.to_array(preprocess.decode(open_sample(split, row), split.name(row)))
         picture = rgb_image(torch.from_numpy(array))
         picture.thumbnail((THUMBNAIL, THUMBNAIL))
         buffer = io.BytesIO()

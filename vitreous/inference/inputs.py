@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 import numpy as np
 from PIL import Image
 
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.base import Preprocess
 from vitreous.errors import DataError, UsageError
 from vitreous.inference.sources import Item
 
@@ -96,12 +96,12 @@ def as_item(image: Any, preprocess: Preprocess, name: str) -> Item:
 
 def read_pixels(image: Any, preprocess: Preprocess, name: str) -> np.ndarray:
     """An array (H, W[, C]) or a tensor (C, H, W), with D or T before H of volumes and clips -> the array that
-    `Preprocess.decoded` takes. Raises DataError."""
+    `Preprocess.decode` takes. Raises DataError."""
     tensor, count = is_tensor(image), len(preprocess.image)
-    sides = "H, W" if count == 2 else "T, H, W" if preprocess.of_clips else "D, H, W"
+    sides = preprocess.axis_names
     axes, channels = (f"(C, {sides})", 0) if tensor else (f"({sides}) or ({sides}, C)", -1)
     shape = tuple(image.shape)
-    wanted = (1, 3, 4) if preprocess.numbers == "colours" else (preprocess.channels,)
+    wanted = preprocess.pixel_channels
     if (
         len(shape) not in ((count + 1,) if tensor else (count, count + 1))
         or 0 in shape
@@ -113,14 +113,4 @@ def read_pixels(image: Any, preprocess: Preprocess, name: str) -> np.ndarray:
         image = image.detach().cpu()
         image = (image.float() if image.dtype.is_floating_point else image).numpy()
         image = np.moveaxis(image, 0, -1)
-    if image.ndim == count and preprocess.of_clips:
-        image = image[..., None]
-    elif image.ndim == count + 1 and image.shape[-1] == 1 and not preprocess.of_clips:
-        image = image[..., 0]
-    if preprocess.numbers != "colours" or image.dtype.kind != "f":
-        return np.ascontiguousarray(image)
-    low, high = float(image.min()), float(image.max())
-    if not (low >= 0 and high <= 1):
-        message = f"{name}: pixels from {low:.3g} to {high:.3g}"
-        raise DataError(message, "floats are in 0 to 1, before normalisation; uint8 is in 0 to 255")
-    return np.rint(image * 255).astype(np.uint8)
+    return preprocess.from_pixels(image, name)

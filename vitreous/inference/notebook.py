@@ -61,7 +61,7 @@ def card_text(card: Card, origin: str, precision: str) -> str:
         f"task: {card.task.name}, in {precision}",
         f"classes: {len(names):,} ({', '.join(names[:NAMED])}{more})" if names else "classes: none",
         f"input: {format_size(read.image)} pixels, {read.channels} channels",
-        f"preprocessing: {read.fit}, mean {read.mean}, std {read.std}",
+        f"preprocessing: {read.summary}, mean {read.mean}, std {read.std}",
     ]
     return "\n  ".join(lines)
 
@@ -72,7 +72,7 @@ def card_html(card: Card, origin: str, parameters: int | None, precision: str) -
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     rows: list[tuple[str, Any]] = [
         ("task", card.task.name),
-        ("input", f"{format_size(read.image)} pixels, {read.channels} channels, {read.fit}, {read.kind}"),
+        ("input", f"{format_size(read.image)} pixels, {read.channels} channels, {read.summary}, {read.noun}"),
         ("classes", f"{len(names)}: {', '.join(names[:NAMED])}{more}" if names else "none"),
         ("computed in", precision),
     ]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.base import Preprocess
+from vitreous.data.modalities.native import NativePreprocess
 from vitreous.errors import UsageError, check_path
 from vitreous.models.dense import Dense
 from vitreous.models.packed import check_packs
@@ -67,7 +67,7 @@ def find_bundle(run: str | os.PathLike[str], note: Callable[[str], None]) -> Bun
     for text in bundle.notes:
         note(text)
     bundle = replace(bundle, preprocess=preprocess_for(run, bundle))
-    if bundle.preprocess.native:
+    if not bundle.preprocess.stacks:
         bundle.model.any_size = True  # type: ignore[union-attr]
     return bundle
 
@@ -78,12 +78,12 @@ def preprocess_for(run: str | os.PathLike[str], bundle: Bundle) -> Preprocess:
     own, config = bundle.preprocess, bundle.model.config
     if not isinstance(run, WeightsSource) or not (run.native_aspect or run.tokens is not None):
         return own
-    if not (run.native_aspect or own.native):
+    if not run.native_aspect and own.stacks:
         problem = f"--tokens is about pictures at their own aspect ratio, and {run} reads squares"
         raise UsageError(problem, "add --native-aspect, or leave it out")
     check_packs(config)
-    tokens = run.tokens or own.tokens or math.prod(grid_of(own.image, config.patch))
-    return replace(own, fit="native", tokens=tokens, patch=config.patch)
+    tokens = run.tokens or own.count_tokens(grid_of(own.image, config.patch))
+    return NativePreprocess.of(own, tokens, config.patch)
 
 
 def check_task(

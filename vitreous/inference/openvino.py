@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.base import Preprocess
 from vitreous.errors import UsageError
 from vitreous.inference.graph_cache import get_or_build, graph_facts
 from vitreous.inference.libraries import needed, openvino_core, unobserved

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.base import Preprocess
 from vitreous.errors import DataError
 from vitreous.inference.sources import Item
 from vitreous.system.cores import default_workers
@@ -31,8 +31,7 @@ Answer = tuple[Item, np.ndarray | DataError]
 
 def chunk_of(preprocess: Preprocess) -> int:
     """Images of a chunk, so that its pixels fit in `MOST` bytes."""
-    item = 1 if preprocess.numbers in ("colours", "uint8") else 4
-    return max(1, min(CHUNK, MOST // (item * preprocess.channels * preprocess.area)))
+    return max(1, min(CHUNK, MOST // preprocess.nbytes))
 
 
 def flow(

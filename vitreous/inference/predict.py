@@ -299,7 +299,7 @@ class Predictor:
         """An item as (C, *image) pixels, or its views (V, C, *image), or why it cannot be read."""
         try:
             if self.clip_views:
-                return read_views(item, self.card.preprocess, self.clip_views)
+                return read_views(item, self.card.preprocess, self.clip_views)  # type: ignore[arg-type]  # of clips
             return read_item(item, self.card.preprocess, self.exact)
         except DataError as error:
             return error
@@ -404,7 +404,7 @@ def predictor_of(
     def given() -> Iterator[Tensor]:
         for example in examples:
             with suppress(DataError):
-                yield bundle.preprocess.pixels(bundle.preprocess.decoded(example))
+                yield bundle.preprocess.to_tensor(bundle.preprocess.decode(example))
 
     how = how or InferenceOptions()
     views, alone = clip_views_of(how.clip_views, bundle.preprocess), replace(how, clip_views=ONE)

@@ -14,10 +14,11 @@ import os
 import numpy as np
 from PIL import Image
 
-from vitreous.data.decoding.decode import MODES, decode_reduced, read_regular, upright_size
+from vitreous.data.decoding.decode import decode_reduced, read_regular, upright_size
 from vitreous.data.decoding.gate import MAX_JPEG_PIXELS, MAX_PIXELS, refuse_costly
 from vitreous.data.decoding.regions import FLIPPED, MIRRORED, Jpeg, parse_plain, reduction_factor
-from vitreous.data.preprocess import Preprocess, to_array
+from vitreous.data.modalities.base import Preprocess, image_to_array
+from vitreous.data.modalities.planar import PlanarPreprocess
 from vitreous.errors import printable
 
 
@@ -34,38 +35,33 @@ def read(
     decoded small: on 100 photographs pixels were then off by 0.4 of 255 on average (1.9 in the worst of them), and none
     by more than 14.
     """
-    if (
-        exact
-        or preprocess.numbers != "colours"
-        or preprocess.of_clips
-        or preprocess.channels not in MODES
-        or isinstance(raw, (np.ndarray, Image.Image))
-    ):
-        return preprocess.array(preprocess.decoded(raw, name))
+    planar = preprocess.for_reduced_reading()
+    if exact or planar is None or isinstance(raw, (np.ndarray, Image.Image)):
+        return preprocess.to_array(preprocess.decode(raw, name))
     name = name or ("image" if isinstance(raw, bytes) else printable(raw))
     content = raw if isinstance(raw, bytes) else read_regular(raw)
     refuse_costly(content, name)
     if content.startswith(b"\xff\xd8"):
-        if header := parse_plain(content, preprocess.channels, name, exact=False):
-            if (small := read_reduced(header, preprocess)) is not None:
+        if header := parse_plain(content, planar.channels, name, exact=False):
+            if (small := read_reduced(header, planar)) is not None:
                 return small
         elif math.prod(upright_size(content, name, MAX_JPEG_PIXELS)) > MAX_PIXELS:
-            return read_large(content, preprocess, name, exact, MAX_PIXELS)
-    return preprocess.array(preprocess.decoded(content, name))
+            return read_large(content, planar, name, exact, MAX_PIXELS)
+    return preprocess.to_array(preprocess.decode(content, name))
 
 
-def read_large(content: bytes, preprocess: Preprocess, name: str, exact: bool, most: int) -> np.ndarray:
+def read_large(content: bytes, preprocess: PlanarPreprocess, name: str, exact: bool, most: int) -> np.ndarray:
     """A JPEG of more than `most` pixels -> (C, *image): decoded at 1/2, 1/4 or 1/8, so that no more are in memory.
     Raises DataError for what cannot be read."""
     header = None if exact else parse_plain(content, preprocess.channels, name, exact=False)
     if header is not None and (small := read_reduced(header, preprocess)) is not None:
         return small
-    return preprocess.array(preprocess.decoded(decode_reduced(content, preprocess.channels, name, most), name))
+    return preprocess.to_array(preprocess.decode(decode_reduced(content, preprocess.channels, name, most), name))
 
 
-def read_reduced(jpeg: Jpeg, preprocess: Preprocess) -> np.ndarray | None:
+def read_reduced(jpeg: Jpeg, preprocess: PlanarPreprocess) -> np.ndarray | None:
     """(C, *image) pixels from a smaller decoding; None where it would save nothing, or the decoder objects."""
-    left, top, right, bottom = preprocess.box(jpeg.size)
+    left, top, right, bottom = preprocess.crop_box(jpeg.size)
     plane = preprocess.plane_of(jpeg.size)
     factor = reduction_factor((int(bottom - top), int(right - left)), plane)
     pixels = jpeg.read(jpeg.layout.size[1], factor) if factor > 1 else None
@@ -77,4 +73,4 @@ def read_reduced(jpeg: Jpeg, preprocess: Preprocess) -> np.ndarray | None:
     over_y = pixels.shape[0] - jpeg.size[1] / factor if jpeg.orientation in FLIPPED else 0.0
     box = (left / factor + over_x, top / factor + over_y, right / factor + over_x, bottom / factor + over_y)
     small = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
-    return to_array(preprocess.resampled(small, box, plane))
+    return image_to_array(preprocess.resample(small, box, plane))

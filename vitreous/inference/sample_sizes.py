@@ -52,7 +52,7 @@ def size_to_make(
 def check_frames(bundle: Bundle, frames: int) -> None:
     """Raise UsageError for a model that makes no clips, and for frames that its patch does not divide."""
     config: Any = bundle.model.config
-    if not bundle.preprocess.of_clips:
+    if not bundle.preprocess.is_animated:
         raise UsageError("--frames is for models of clips, and this one makes pictures", "leave it out")
     if frames % config.patch[0]:
         problem = f"--frames {frames} is not a multiple of the {config.patch[0]} frames of a patch"

@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitreous.config import OptionalPath, apply_options
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import DataError, UsageError, nearest
 from vitreous.generation.samplers import State
 from vitreous.generation.settings import SamplingOptions
@@ -118,7 +118,7 @@ class Generator:
         note: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.bundle, self.classes = bundle, bundle.generated_classes
-        self.clips = bundle.preprocess.of_clips
+        self.clips = bundle.preprocess.is_animated
         self.sampler = sampler_of(bundle, device, precision, vae)
         self.process = self.sampler.process
         self.sampler.image = size_to_make(bundle, size, frames, self.sampler.stride, note)
@@ -187,13 +187,13 @@ class Generator:
             raise UsageError("--inpaint is for models of pictures, not of clips", "leave it out")
         if self.sampler.decode is not None:
             raise UsageError("--inpaint is for models of pixels, not of latents", "leave it out")
-        picture, mask = preprocess.decoded(options.inpaint), Preprocess(preprocess.image, 1).decoded(options.mask)
+        picture, mask = preprocess.decode(options.inpaint), ImagePreprocess(preprocess.image, 1).decode(options.mask)
         if not isinstance(picture, Image.Image) or not isinstance(mask, Image.Image):
             raise DataError(f"{options.inpaint} is no picture")
         if picture.size != mask.size:
             sizes = [" x ".join(map(str, one.size)) for one in (picture, mask)]
             raise UsageError(f"the image has {sizes[0]} pixels, and its mask {sizes[1]}", "make them equal")
-        return self.canvas_of(preprocess.array(picture), preprocess.array(mask), count)
+        return self.canvas_of(preprocess.to_array(picture), preprocess.to_array(mask), count)
 
     def canvas_of(self, picture: np.ndarray, mask: np.ndarray, count: int) -> Canvas:
         """(C, H, W) and (1, H, W) uint8 at the size that is made -> the same for so many images: what is black in the
@@ -234,7 +234,7 @@ def sample(
     began, place = time.monotonic(), Path(out)
     bundle = open_generator(run, display.note)
     suffix = place.suffix.lower()
-    check_place(place, bundle.preprocess.of_clips)
+    check_place(place, bundle.preprocess.is_animated)
     generator = Generator(
         bundle, asked.device, asked.precision, asked.vae, frames=asked.frames, size=asked.size, note=display.note
     )

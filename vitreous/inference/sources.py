@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -31,15 +31,14 @@ import numpy as np
 from PIL import Image
 
 from vitreous.data.clip_views import ClipViews
-from vitreous.data.decoding.clips import GIF, VIDEOS
 from vitreous.data.decoding.decode import MAX_BYTES, SUFFIXES, open_regular, reason
-from vitreous.data.decoding.volumes import OWN, SIGNALS, TEXT
-from vitreous.data.decoding.volumes import SUFFIXES as VOLUMES
 from vitreous.data.layouts.folder import natural, walk
 from vitreous.data.layouts.tars import COMPRESSED
 from vitreous.data.layouts.tars import expand as braced
-from vitreous.data.layouts.video import clips_below
-from vitreous.data.preprocess import Preprocess, opened_clip
+from vitreous.data.modalities.base import Preprocess
+from vitreous.data.modalities.clips import ClipPreprocess, open_as_clip
+from vitreous.data.modalities.images import ImagePreprocess
+from vitreous.data.modalities.table import MODALITIES
 from vitreous.data.stores.rows import open_parquet
 from vitreous.data.stores.tar import Archive, read_at, stamp
 from vitreous.errors import DataError, UsageError, printable
@@ -49,10 +48,8 @@ TABLES, TARS, ROWS = (".csv", ".tsv"), (".tar", *COMPRESSED), (".parquet",)
 # columns that are taken for the path, best first
 PATHS = ("path", "image", "file", "filename", "file_name", "image_path", "filepath")
 IMAGES = (*PATHS, "img", "jpg", "png", "bytes")  # and those of Parquet that may hold the image itself
-ARRAYS = {"volumes": frozenset(VOLUMES), "signals": frozenset(SIGNALS)}
 BLOCK = 2**16  # bytes of a list that are read at a time
 BATCH = 16  # rows of Parquet
-CLIPS = "a folder of clips holds video files, GIFs or folders of numbered frames, and no other pictures"
 ADVICE = "name image files, folders, 'patterns/**/*.jpg', @list.txt, .csv, .tar or .parquet"
 
 
@@ -75,10 +72,10 @@ def read_item(item: Item, preprocess: Preprocess, exact: bool = False) -> np.nda
     return read(content, preprocess, None if isinstance(content, str) else printable(item.name), exact)
 
 
-def read_views(item: Item, preprocess: Preprocess, views: ClipViews) -> np.ndarray:
+def read_views(item: Item, preprocess: ClipPreprocess, views: ClipViews) -> np.ndarray:
     """A clip as its views (V, C, *image). Raises DataError, with its name."""
     content = item.content() if item.pixels is None else item.pixels()
-    clip = opened_clip(content, None if isinstance(content, str) else printable(item.name))
+    clip = open_as_clip(content, None if isinstance(content, str) else printable(item.name))
     return views.pixels(clip, preprocess)
 
 
@@ -95,18 +92,21 @@ class Source:
 
 
 def source(
-    words: Sequence[str], column: str | None = None, lists: Sequence[str] = (), kind: str = "pictures"
+    words: Sequence[str],
+    column: str | None = None,
+    lists: Sequence[str] = (),
+    preprocess: Preprocess | type[Preprocess] = ImagePreprocess,
 ) -> Source:
     """The images of words and, after them, of `lists`; `column` names the column of tables and Parquet that has them.
-    `kind`: what the model takes, clips, volumes or signals; folders stand for those in them ("": for anything). A .csv
-    file is a signal to a model of signals, and else a table.
+    `preprocess` is the model's: folders stand for the files in them that it reads, and a table that is such a file, as
+    .csv is to a model of signals, is one.
 
     Raises DataError for what is not there or has no images.
     """
     parts: list[Callable[[], Iterator[Item]]] = []
     count: int | None = 0
     for word in [*words, *(f"@{name}" for name in lists)]:
-        for part, number in resolve_word(word, column, kind):
+        for part, number in resolve_word(word, column, preprocess):
             parts.append(part)
             count = None if count is None or number is None else count + number
     return Source(tuple(parts), count)
@@ -119,60 +119,49 @@ def require_words(words: Sequence[str]) -> None:
             raise DataError(f"no such file: {printable(word)}", ADVICE)
 
 
+Modality = Preprocess | type[Preprocess]
 Part = tuple[Callable[[], Iterator[Item]], int | None]  # what yields images, and how many where it can be known
 
 
-def resolve_word(word: str, column: str | None, kind: str) -> Iterator[Part]:
+def resolve_word(word: str, column: str | None, preprocess: Modality) -> Iterator[Part]:
     """The images that a word stands for. Raises DataError for nothing."""
     if word == "-" or (word.startswith("@") and not os.path.lexists(word)):
         if word not in ("-", "@-") and not os.path.lexists(word[1:]):
             raise DataError(f"no such file: {printable(word[1:])}")
         yield partial(read_list, word.removeprefix("@")), None
     elif os.path.isdir(word):
-        files = files_below(word, kind)
+        files = preprocess.find_files(word) or walk(word, frozenset((*TARS[:1], *ROWS)))
         if not files:
-            called = "images" if kind == "pictures" else kind
-            raise DataError(f"no {called} in {printable(word)}", CLIPS if kind == "clips" else "")
-        yield from resolve_files(files, column, kind)
+            raise DataError(f"no {preprocess.noun} in {printable(word)}", preprocess.folder_hint)
+        yield from resolve_files(files, column, preprocess)
     elif os.path.lexists(word):
-        yield from resolve_files([word], column, kind)
+        yield from resolve_files([word], column, preprocess)
     elif word.endswith(".tar") and "{" in word:
         files = [os.fspath(path) for path in braced(word)]
         if missing := [path for path in files if not os.path.lexists(path)]:
             first = printable(missing[0])
             raise DataError(f"{len(missing)} of {len(files)} archives are not there; the first is {first}")
-        yield from resolve_files(files, column, kind)
+        yield from resolve_files(files, column, preprocess)
     elif glob.has_magic(word):
-        known = (*SUFFIXES, *VIDEOS, *OWN, *SIGNALS, *TABLES, *TARS, *ROWS)
+        known = (*chain.from_iterable(one.suffixes for one in MODALITIES.values()), *TABLES, *TARS, *ROWS)
         names = glob.iglob(word, recursive=True)
         files = [name for name in names if name.lower().endswith(known) and not os.path.isdir(name)]
         if not files:
             raise DataError(f"nothing matches {printable(word)}", ADVICE)
-        yield from resolve_files(sorted(files, key=natural), column, kind)
+        yield from resolve_files(sorted(files, key=natural), column, preprocess)
     else:
         raise DataError(f"no such file: {printable(word)}", ADVICE)
 
 
-def files_below(folder: str, kind: str) -> list[str]:
-    """What a folder stands for: the images of that kind below it; else clips, or else archives and rows."""
-    if kind in ARRAYS:
-        return walk(folder, ARRAYS[kind])
-    files = [] if kind == "clips" else walk(folder) or walk(folder, OWN)
-    files = files or clips_below(folder, 0) or walk(folder, frozenset((*TARS[:1], *ROWS)))
-    return files or ([] if kind else walk(folder, frozenset(SIGNALS)))
-
-
-def resolve_files(files: list[str], column: str | None, kind: str) -> Iterator[Part]:
-    """Files of any kind, neighbours that are images together; of archives the images, or the clips where the `kind` is
-    that, in them."""
-    clips = kind == "clips"
-    for suffix, group in groupby(files, partial(suffix_of, kind=kind)):
+def resolve_files(files: list[str], column: str | None, preprocess: Modality) -> Iterator[Part]:
+    """Files of any kind, neighbours that are images together; of archives the members that a model reads."""
+    for suffix, group in groupby(files, partial(suffix_of, preprocess=preprocess)):
         paths = list(group)
         if not suffix:
             yield partial(as_files, paths), len(paths)
             continue
         reader = (
-            partial(read_archive, clips=clips)
+            partial(read_archive, endings=preprocess.archive_suffixes())
             if suffix in TARS
             else partial(read_table if suffix in TABLES else read_rows, column=column)
         )
@@ -180,9 +169,9 @@ def resolve_files(files: list[str], column: str | None, kind: str) -> Iterator[P
             yield partial(reader, path), None
 
 
-def suffix_of(file: str, kind: str = "pictures") -> str:
-    """The suffix of a table, an archive or rows; an empty string for an image."""
-    if kind == "signals" and file.lower().endswith(TEXT):
+def suffix_of(file: str, preprocess: Modality) -> str:
+    """The suffix of a table, an archive or rows; an empty string for what a model reads."""
+    if file.lower().endswith(tuple(preprocess.suffixes)):
         return ""
     known = (suffix for suffix in (*TABLES, *TARS, *ROWS) if file.lower().endswith(suffix))
     return "" if os.path.isdir(file) else next(known, "")
@@ -256,10 +245,9 @@ def choose_column(name: str, columns: Sequence[str], column: str | None, known: 
     return best
 
 
-def read_archive(path: str, clips: bool = False) -> Iterator[Item]:
-    """The images, or the `clips`, in a tar archive, called ARCHIVE/NAME. Raises DataError for what is none, or not
-    whole."""
-    endings = VIDEOS | {GIF} if clips else SUFFIXES
+def read_archive(path: str, endings: frozenset[str] = SUFFIXES) -> Iterator[Item]:
+    """The images in a tar archive whose names end in one of `endings`, called ARCHIVE/NAME. Raises DataError for what
+    is none, or not whole."""
     known = stamp(Path(path))
     if not known.size:
         raise DataError(f"{printable(path)}: empty file", "copy it anew, or leave it out")
@@ -267,7 +255,7 @@ def read_archive(path: str, clips: bool = False) -> Iterator[Item]:
         for member in archive.members():
             name = os.fsdecode(member.name)
             base = os.path.basename(name)
-            if os.path.splitext(base)[1].lower() in endings and not base.startswith("."):
+            if base.lower().endswith(tuple(endings)) and not base.startswith("."):
                 called = f"{path}/{name}"
                 yield Item(called, partial(member_bytes, path, known, member.start, member.size, called))
 

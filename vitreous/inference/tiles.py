@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from vitreous.data.decoding.spectral import Picture
-from vitreous.data.preprocess import to_array
+from vitreous.data.modalities.base import image_to_array
 
 OVERLAP = 0.5  # share of a tile's side that its neighbour covers too
 TOGETHER = 8  # tiles that are computed at a time
@@ -28,7 +28,7 @@ def native_pixels(picture: Picture) -> np.ndarray:
     if isinstance(picture, np.ndarray):
         return picture
     bands = picture if isinstance(picture, tuple) else (picture,)
-    return np.concatenate([to_array(band) for band in bands])
+    return np.concatenate([image_to_array(band) for band in bands])
 
 
 def segment(compute: Compute, pixels: np.ndarray, tile: tuple[int, ...]) -> np.ndarray:

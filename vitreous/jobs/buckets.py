@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from vitreous.data.buckets import assign, choose_buckets, measure_forms, parse_buckets
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.buckets import assign, choose_buckets, parse_buckets, rows_at_own_size
+from vitreous.data.modalities.base import Preprocess
 from vitreous.data.split import Data, Split
 from vitreous.errors import UsageError
 from vitreous.inference.sample_sizes import written
@@ -35,7 +35,7 @@ def with_buckets(run: Run, options: TrainOptions, forms: np.ndarray, note: Note)
     image, patch, stride = run.model.image, run.model.patch, run.preprocess.stride
     seen = forms[forms[:, 0] > 0]
     buckets = parse_buckets(options.buckets or (), len(image)) or choose_buckets(seen, image, patch, stride)
-    run = replace(run, preprocess=replace(run.preprocess, buckets=buckets))  # refuses what does not go with them
+    run = replace(run, preprocess=run.preprocess.with_buckets(buckets))  # refuses what does not go with them
     counts = np.bincount(assign(seen, buckets, stride), minlength=len(buckets))
     own = buckets[int((counts * [size[0] if len(size) == 3 else 1 for size in buckets]).argmax())]
     listed = ", ".join(f"{written(size)} {count:,}" for size, count in zip(buckets, counts.tolist(), strict=True))
@@ -43,7 +43,7 @@ def with_buckets(run: Run, options: TrainOptions, forms: np.ndarray, note: Note)
     if len(image) == 3 and patch[0] > 1 and (seen[:, 0] == 1).any():
         note(f"a picture is shown as {patch[0]} equal frames: --model {replaced_patch(run)} has patches of one")
     model = run.model.with_options(image=own)
-    return replace(run, model=model, preprocess=replace(run.preprocess, image=own))
+    return replace(run, model=model, preprocess=run.preprocess.with_image(own))
 
 
 def replaced_patch(run: Run) -> str:
@@ -53,6 +53,5 @@ def replaced_patch(run: Run) -> str:
 
 def judged_at(split: Split, preprocess: Preprocess, workers: int) -> Split | None:
     """The samples of a split that are read at the size which is judged; None where there are none."""
-    buckets = assign(measure_forms(split, workers), preprocess.buckets, preprocess.stride)
-    rows = np.flatnonzero(buckets == preprocess.buckets.index(preprocess.image))
+    rows = rows_at_own_size(split, preprocess, workers)
     return split.take(rows) if len(rows) else None

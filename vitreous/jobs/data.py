@@ -11,7 +11,7 @@ from vitreous.config import set_paths
 from vitreous.data.annotations.learnable import require_learnable
 from vitreous.data.annotations.painted import find_objects, paint_classes, with_masks
 from vitreous.data.annotations.target import kind_of
-from vitreous.data.buckets import assign, measure_forms
+from vitreous.data.buckets import assign_buckets, measure_forms
 from vitreous.data.exclusions import kept_samples
 from vitreous.data.exclusions import read_excluded as names_in
 from vitreous.data.options import DataOptions
@@ -49,7 +49,7 @@ def prepare_data(
     exclude = options.exclude or (base.data.exclude if base else None)
     axes = options.axes or (base.data.axes if base else None)
     ignore_index = options.ignore_index if options.ignore_index is not None or not base else base.data.ignore_index
-    in_buckets = options.buckets is not None or bool(base and base.preprocess.buckets)
+    in_buckets = options.buckets is not None or bool(base and base.preprocess.has_buckets)
     if isinstance(source, Data):
         opened = source
     else:
@@ -97,7 +97,7 @@ def offer_objectives(opened: Data) -> None:
         if opened.labelled or opened.unlearnable:
             raise
         kind = kind_of(opened.splits["train"])
-        names = {"pictures": WITHOUT_LABELS, "clips": ("videomae",)}.get(kind, WITHOUT_LABELS[:1])
+        names = {"images": WITHOUT_LABELS, "clips": ("videomae",)}.get(kind, WITHOUT_LABELS[:1])
         commands = "".join(f"\n    vitreous train {printable(opened.name)} --recipe {name}" for name in names)
         raise DataError(error.message, f"{error.hint}; or learn from images without labels:{commands}") from None
 
@@ -110,9 +110,8 @@ def screen_inputs(
     judged one are left out."""
     split = opened.split("train")
     cached, bad, rows, val = None, {}, None, opened.splits.get("val")
-    of_bands = run.preprocess.numbers not in ("colours", "voxels")  # any of them may be without data
     few = len(split) <= SCREENED and not isinstance(split, Arrays)
-    if run.data.cache or run.data.bad_images == "skip" or few or of_bands:
+    if run.data.cache or run.data.bad_images == "skip" or few or run.preprocess.may_be_void:
         cached, bad = screen(split, run.preprocess, workers, keep=run.data.cache)
     if bad:
         stop_at_unreadable(bad, len(split), run.data.bad_images)
@@ -125,7 +124,7 @@ def screen_inputs(
         run = replace(run, data=replace(run.data, images=len(split)))
     if forms is None:
         return run, Inputs(split, val, cached, rows)
-    buckets = assign(forms if rows is None else forms[rows], run.preprocess.buckets, run.preprocess.stride)
+    buckets = assign_buckets(forms if rows is None else forms[rows], run.preprocess)
     return run, Inputs(split, val and judged_at(val, run.preprocess, workers), cached, rows, buckets=buckets)
 
 

@@ -50,7 +50,7 @@ def takes_weights(options: TrainOptions, opened: Data) -> bool:
     """Whether a run is one on few photographs that published weights fit: it learns from labels, masks or boxes, by no
     published recipe, which may need other weights, and neither its size nor its patches are changed."""
     split, objective = opened.split("train"), objective_of(options)
-    if len(split) >= FEW_PHOTOGRAPHS or kind_of(split) != "pictures" or options.buckets is not None:
+    if len(split) >= FEW_PHOTOGRAPHS or kind_of(split) != "images" or options.buckets is not None:
         return False
     if options.recipe not in OWN_RECIPES or not (objective.annotated or objective.labelled):
         return False
@@ -59,7 +59,7 @@ def takes_weights(options: TrainOptions, opened: Data) -> bool:
     if (options.image_size or SMALL + 1) <= SMALL:
         return False
     facts = detect_info(opened, options)
-    return facts.numbers == "colours" and facts.channels == 3 and facts.latents is None and max(facts.size) > SMALL
+    return facts.template.has_colours and facts.channels == 3 and facts.latents is None and max(facts.size) > SMALL
 
 
 def candidate_weights(options: TrainOptions) -> list[PublishedWeights]:

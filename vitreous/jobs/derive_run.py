@@ -26,8 +26,8 @@ from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.registry import find
 from vitreous.system.cores import default_workers
 from vitreous.system.machine import pick_device
-from vitreous.training.peak import quick_peak
 from vitreous.training.run import Run
+from vitreous.training.throughput import quick_peak
 from vitreous.weights.adopt import starting_point
 
 PARALLEL = 2_000  # pictures from which it pays to start processes for a first look at them
@@ -98,7 +98,7 @@ def describe_choices(run: Run, maps: MapStatistics, options: TrainOptions) -> li
 
 def can_cache(split: Split, run: Run) -> bool:
     """Whether the training images stay in memory: small ones, whose views need nothing but their pixels."""
-    return not (run.objective.annotated or run.preprocess.buckets) and fits_in_memory(split, run.preprocess)
+    return not (run.objective.annotated or run.preprocess.has_buckets) and fits_in_memory(split, run.preprocess)
 
 
 def count_workers(run: Run, split: Split) -> int:

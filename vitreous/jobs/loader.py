@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from vitreous.config import apply_options
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.batch import Batch
 from vitreous.data.loader import EvalLoader, TrainLoader
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.base import Preprocess
 from vitreous.data.sources import open_data
 from vitreous.data.split import Data, is_labelled
 from vitreous.errors import DataError, UsageError, check_path, first_names
@@ -93,7 +93,7 @@ class BatchLoader:
                 return
             if errors := [image for image in images if isinstance(image, DataError)]:
                 raise errors[0]
-            views: Any = list(images) if self.preprocess.native else torch.stack(images)  # type: ignore[arg-type]
+            views = self.preprocess.collate(images)  # type: ignore[arg-type]
             batch: Batch = {"images": normalise_views(self.preprocess, views), "samples": samples}
             if is_labelled(reader.split):
                 batch["labels"] = torch.from_numpy(np.ascontiguousarray(reader.split.labels[samples.numpy()]))

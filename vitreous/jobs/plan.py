@@ -170,14 +170,12 @@ def contradictions(run: Run, options: TrainOptions) -> list[str]:
         "model": run.model.name(),
         "image_size": run.model.image[-1],
         "patch_size": run.model.patch[-1],
-        "frames": run.model.image[0] if run.preprocess.of_clips else 1,
+        "frames": run.preprocess.frames,
         "stride": run.preprocess.stride,
         "recipe": run.recipe,
         "buckets": tuple("x".join(map(str, size)) for size in run.preprocess.buckets),
-        "native_aspect": run.preprocess.native,
-        "tokens": (run.views.fewest_tokens or run.preprocess.tokens, run.preprocess.tokens)  # type: ignore[union-attr]
-        if run.preprocess.native
-        else None,
+        "native_aspect": not run.preprocess.stacks,
+        "tokens": (getattr(run.views, "fewest_tokens", 0) or run.most_tokens, run.most_tokens),
     }
     named = {
         "model": options.model and configure(options.model).name(),

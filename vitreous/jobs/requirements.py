@@ -11,7 +11,7 @@ from typing import Any
 from vitreous.errors import install_hint
 
 PACKAGE = "vitreous"
-#: extra -> what it is for; "test", "dev" and "all" are made of these
+#: extra -> what it is for; "test", "dev" and "all" are made of these; "lint" is for developers
 PURPOSES = {
     "": "the package itself",
     "data": "faster JPEGs, TIFF stacks and spectral images",

@@ -1,4 +1,5 @@
-"""Boxes: which overlap, which are learned from, and the features inside of them.
+"""Boxes: non-maximum suppression, sampling for training, and RoIAlign (arXiv:1703.06870, section 3): features of their
+content.
 
 Boxes (n, 4) float32 are left, top, right, bottom in pixels. Everything has a fixed shape but what training chooses.
 """
@@ -10,8 +11,6 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-from vitreous.nn.align import align
 
 CANONICAL = 14  # places along the side of a region on the level that it is read from: 224 pixels at stride 16
 CROWD = 0.7  # of a box lies in a crowd: it is neither an object nor background (Detectron's threshold)
@@ -117,3 +116,38 @@ def in_crowd(boxes: Tensor, crowds: Tensor) -> Tensor:
     sides = (torch.minimum(boxes[:, None, 2:], crowds[None, :, 2:]) - corner).clamp(min=0)
     area = ((boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])).clamp(min=1e-6)
     return (sides.prod(-1) / area[:, None] >= CROWD).any(1)
+
+
+def align(maps: Tensor, regions: Tensor, bins: int, sampling: int) -> Tensor:
+    """Maps (B, W, h, w), regions (n, 5), an image's number and a box in places of the map -> (n, W, b, b).
+
+    What torchvision's `roi_align` gives with `aligned=True`: each bin the mean of s x s points, each read bilinearly.
+
+        for bin in bins of the region:
+            for y, x in the centres of s x s cells of the bin, less half a place:
+                sum over the four places around: (1 - |y - row|) (1 - |x - column|) map[row, column] / s^2
+    """
+    (images, width, height, length), count = maps.shape, len(regions)
+    rows, down = weights(regions[:, 2], regions[:, 4], height, bins, sampling)
+    columns, across = weights(regions[:, 1], regions[:, 3], length, bins, sampling)
+    first = regions[:, 0].long().view(-1, 1, 1, 1, 1) * height
+    places = (first + rows[:, :, None, :, None]) * length + columns[:, None, :, None]  # (n, b, b, 2 s, 2 s)
+    shares = down[:, :, None, :, None] * across[:, None, :, None]
+    table = maps.movedim(1, -1).reshape(images * height * length, width)
+    bags, own = places.flatten(0, 2).flatten(1), shares.flatten(0, 2).flatten(1)
+    sums = F.embedding_bag(bags, table, per_sample_weights=own, mode="sum")
+    return sums.view(count, bins, bins, width).movedim(-1, 1)
+
+
+def weights(low: Tensor, high: Tensor, length: int, bins: int, sampling: int) -> tuple[Tensor, Tensor]:
+    """Where regions (n,) begin and end along an axis of so many places -> (n, b, 2 s) int64 places that each bin reads,
+    and their weights."""
+    steps = (torch.arange(bins * sampling, device=low.device) + 0.5) / (bins * sampling)
+    points = (low - 0.5)[:, None] + (high - low)[:, None] * steps
+    seen = (points >= -1) & (points <= length)
+    points = points.clamp(0, length - 1)
+    before = points.floor()
+    places = torch.stack([before, (before + 1).clamp(max=length - 1)], -1).long()
+    share = points - before
+    shares = torch.stack([1 - share, share], -1) * seen[..., None] / sampling
+    return places.view(-1, bins, 2 * sampling), shares.view(-1, bins, 2 * sampling)

@@ -19,7 +19,7 @@ from vitreous.errors import UsageError
 from vitreous.models.base import VisionModel, linear_head
 from vitreous.models.configs.foreign import BLOCK, ForeignConfig
 from vitreous.models.libraries import LibraryEncoder, build_encoder, build_without_weights, flatten
-from vitreous.nn.single_values import accept_single_values
+from vitreous.nn.adapter import accept_single_values
 from vitreous.nn.sizes import format_size
 
 WAY = "wrap_backbone(module, image_size=224, patch_size=16), of a module (B, C, H, W) -> (B, N, D)"

@@ -16,9 +16,9 @@ from vitreous.nn.convstem import ConvStem
 from vitreous.nn.grid import patchify
 from vitreous.nn.layout import Axial, Windows
 from vitreous.nn.pool import Neck
-from vitreous.nn.propagation import ConvPropagation
 from vitreous.nn.relative import GridAttention
 from vitreous.nn.resnet import Stem
+from vitreous.nn.windows import ConvPropagation
 
 
 class AxialViT(ViT):

@@ -1,7 +1,7 @@
 """ViT-Adapter (arXiv:2205.08534): convolutions of the image beside a plain ViT, and attention from one to the other.
 
 B images, D width of the ViT, N its tokens; levels of the prior have strides of 8, 16 and 32 pixels, M places in all,
-side by side, and one of 4 pixels goes by itself.
+side by side, and one of 4 pixels goes by itself. Also batch norms that accept a single value per channel.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from vitreous.nn.deformable import DeformableAttention, centres_of
-from vitreous.nn.single_values import has_single_values
 
 STRIDES = (8, 16, 32)  # of the levels that exchange features with the ViT, in pixels
 COARSEST = STRIDES[-1]
@@ -191,3 +191,30 @@ class Interaction(nn.Module):
         for extractor in self.extractors:
             levels = extractor(levels, places.of_levels, tokens, places.grid, places.grids)
         return levels
+
+
+def accept_single_values(module: nn.Module) -> None:
+    """Let every batch norm of a module take inputs of one value per channel in training: such an input has no variance,
+    so it is normalised by the running statistics, which stay as they are. PyTorch raises ValueError for it."""
+    for part in module.modules():
+        if isinstance(part, _BatchNorm) and part.track_running_stats:
+            part.register_forward_pre_hook(use_running_statistics)
+            part.register_forward_hook(use_batch_statistics, always_call=True)
+
+
+def has_single_values(x: Tensor) -> bool:
+    """Whether a (B, C, ...) tensor has one value per channel."""
+    return x.numel() == x.shape[1]
+
+
+def use_running_statistics(norm: nn.Module, inputs: tuple[Any, ...]) -> None:
+    """Before the forward pass of a batch norm: evaluation mode for a single value per channel."""
+    norm.is_single = norm.training and has_single_values(inputs[0])  # type: ignore[assignment]
+    if norm.is_single:
+        norm.training = False
+
+
+def use_batch_statistics(norm: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+    """After the forward pass of a batch norm: training mode again, where it was on."""
+    if norm.is_single:
+        norm.training = True

@@ -1,5 +1,5 @@
-"""Attention within a window, with a learned bias for how far two of its tokens are from each other; and the merging of
-tokens between stages (Swin, arXiv:2103.14030).
+"""Window attention with a learned relative position bias, and patch merging between stages (Swin, arXiv:2103.14030);
+convolutional propagation between windows (ViTDet, arXiv:2203.16527).
 
 B batch, D width, h heads, T tokens of a window; (m, n) are its height and width, T = m n.
 """
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from vitreous.nn.attention import ALL, Attention, attend, masked, probabilities
 from vitreous.nn.grid import fill
+from vitreous.nn.pyramid import LayerNorm2d
 
 EXPONENT = 30.0  # e to the power of it, and of minus it, are far from what float32 and bfloat16 end at
 
@@ -196,3 +197,31 @@ def merge(x: Tensor) -> Tensor:
     x = fill(x, (2, 2))
     x = x.unflatten(2, (-1, 2)).unflatten(1, (-1, 2))  # (B, h / 2, 2, w / 2, 2, D)
     return x.permute(0, 1, 3, 4, 2, 5).flatten(3)
+
+
+class ConvPropagation(nn.Module):
+    """ViTDet's convolutional propagation (arXiv:2203.16527, section 3): a residual bottleneck on the grid of tokens.
+
+        x + norm3(conv3(gelu(norm2(conv2(gelu(norm1(conv1(x))))))))
+
+    1 x 1 from D to D / 2 channels, 3 x 3, 1 x 1 back to D, without bias, LayerNorms over channels. The scale of the
+    last norm starts at zero, so that a fresh one passes tokens on; convolutions are drawn from N(0, 2 / fan_out).
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        half = width // 2
+        self.conv1, self.norm1 = nn.Conv2d(width, half, 1, bias=False), LayerNorm2d(half)
+        self.conv2, self.norm2 = nn.Conv2d(half, half, 3, padding=1, bias=False), LayerNorm2d(half)
+        self.conv3, self.norm3 = nn.Conv2d(half, width, 1, bias=False), LayerNorm2d(width)
+        self.gelu = nn.GELU()
+        for conv in (self.conv1, self.conv2, self.conv3):
+            nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
+        nn.init.zeros_(self.norm3.norm.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, h, w, D) -> (B, h, w, D)."""
+        y = x.movedim(-1, 1).to(self.conv1.weight.dtype)
+        y = self.gelu(self.norm1(self.conv1(y)))
+        y = self.gelu(self.norm2(self.conv2(y)))
+        return x + self.norm3(self.conv3(y)).movedim(1, -1)

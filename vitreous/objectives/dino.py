@@ -23,8 +23,7 @@ from vitreous.models.config import ModelConfig
 from vitreous.models.zoo import Model
 from vitreous.objectives.base import FrozenUpdate, ObjectiveConfig, Progress, Setting
 from vitreous.objectives.heads import Head, HeadOptions, check_head, compare_views
-from vitreous.objectives.koleo import koleo_of_views
-from vitreous.objectives.unlabelled import STARTED, Unlabelled, check_local_views, check_views
+from vitreous.objectives.unlabelled import STARTED, Unlabelled, check_local_views, check_views, koleo_of_views
 
 UNIFORM = 0.999  # of ln K: an entropy from which a teacher says nothing
 ONE = 0.05  # nats: an entropy of the mean target up to which one prototype has all images

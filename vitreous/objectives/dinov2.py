@@ -26,10 +26,16 @@ from vitreous.models.zoo import Model
 from vitreous.objectives.base import FrozenUpdate, ObjectiveConfig, Progress, Setting
 from vitreous.objectives.dino import add_outputs, collapse, cross_views, describe_targets, follow, prototype_names
 from vitreous.objectives.heads import Head, HeadOptions, check_head, compare_views
-from vitreous.objectives.koleo import koleo_of_views
 from vitreous.objectives.prototypes import PrototypeTeacher, check_fits
 from vitreous.objectives.teacher import check_same, located
-from vitreous.objectives.unlabelled import Unlabelled, check_local_views, check_takes_patches, check_views, hide_patches
+from vitreous.objectives.unlabelled import (
+    Unlabelled,
+    check_local_views,
+    check_takes_patches,
+    check_views,
+    hide_patches,
+    koleo_of_views,
+)
 from vitreous.system.machine import copy_to_device
 
 ITERATIONS = 3  # of Sinkhorn and Knopp

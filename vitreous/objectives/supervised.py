@@ -61,8 +61,6 @@ class SupervisedConfig(Thinning, ObjectiveConfig):
         """Raise UsageError for another number of classes, several views, and what the model cannot leave out."""
         if not isinstance(views, Augment | VolumeViews):
             raise UsageError("learning from labels takes one view of an image", "leave out multi-crop views")
-        if isinstance(views, VolumeViews) and len(model.image) == 2:
-            raise UsageError("views of volumes are for volumes and signals", "leave --views.name out")
         if model.classes != len(classes):
             raise UsageError(f"the model has {model.classes} classes, the data {len(classes)}")
         if self.class_weights and len(self.class_weights) != len(classes):

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitreous.config import from_plain
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.table import AnyPreprocess
 from vitreous.errors import UsageError, WeightsError
 from vitreous.inference.graph_cache import weights_digest
 from vitreous.inference.libraries import needed
@@ -155,7 +155,7 @@ def card_in(metadata: dict[str, str], source: str) -> tuple[tuple[str, ...], Nor
         return None
     try:
         card: Any = json.loads(metadata[CARD])["card"]
-        seen = from_plain(Preprocess, card["preprocess"])
+        seen = from_plain(AnyPreprocess, card["preprocess"])
         return getattr(task_from_json(card, source), "classes", ()), (seen.mean, seen.std)
     except (KeyError, ValueError, TypeError) as error:
         raise WeightsError(f"{source} has a card that cannot be read ({error})", "export the teacher again") from None

@@ -1,12 +1,15 @@
-"""What objectives that need no labels have in common: they ship features, and neighbours judge these."""
+"""The base class of objectives that need no labels, which ship features that k-NN evaluates; checks of their options;
+and KoLeo (arXiv:1806.03198), the regulariser of DINOv2 (arXiv:2304.07193)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vitreous.data.augmentation.views import MultiCrop
@@ -121,3 +124,35 @@ def check_views(views: Any, kind: type, name: str) -> None:
     """Raise UsageError for views of another kind than the objective compares."""
     if not isinstance(views, kind):
         raise UsageError(f"{name} takes views of the kind {kind.name}, not {views.name}", "leave --views.name out")
+
+
+EPS = 1e-8
+Gather = Callable[[Tensor], tuple[Tensor, int]]
+
+
+def koleo_of_views(views: Tensor, gather: Gather, idle: bool = False) -> Tensor:
+    """(B, V, D) features -> a scalar: the sum over the V views of `koleo` among the B images."""
+    losses = [koleo(view, gather, idle) for view in views.unbind(1)]
+    return torch.stack(losses).sum()
+
+
+def koleo(features: Tensor, gather: Callable[[Tensor], tuple[Tensor, int]], idle: bool = False) -> Tensor:
+    """(n, D) features -> a scalar, -mean_i ln(|x_i - x_j + eps| + eps), x of length one in float32, x_j the nearest
+    other, eps 1e-8 (arXiv:1806.03198, as DINOv2's code has it); 0 of one feature alone.
+
+        for i in range(n): j = argmax over j != i of x_i x_j; loss -= log((x_i - x_j + eps).norm() + eps) / n
+
+    Neighbours are looked for among the features of all processes, and a feature is moved by those that it is the
+    neighbour of, too. Features of an `idle` process are no neighbours.
+    """
+    own = F.normalize(features.float(), dim=-1, eps=EPS)[: 0 if idle else len(features)]
+    everything, start = gather(own)
+    count = len(everything)
+    if count < 2 or idle:
+        return 0.0 * features.float().sum()
+    with torch.no_grad():
+        nearest = (everything @ everything.T).fill_diagonal_(-2).argmax(1)
+    rows = torch.cat([everything[:start], own, everything[start + len(own) :]])
+    loss = -((rows - rows[nearest] + EPS).norm(dim=-1) + EPS).log().mean()
+    # a process's loss weighs as its share of the samples: its part of the gradient of the whole must weigh one
+    return loss.detach() + (loss - loss.detach()) * (count / len(own))

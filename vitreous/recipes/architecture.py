@@ -38,17 +38,10 @@ def architecture(
     Raises UsageError for a --model that is not that of the weights or not of the recipe's kind, and a --patch-size for
     what has none of its own.
     """
-    if len(facts.size) == 3 and facts.numbers == "colours":
-        model = for_clips(options, facts, classes, start, recipe)
-    elif recipe is not None and recipe.of_clips:
-        kind = {1: "signals", 2: "pictures"}.get(len(facts.size), "volumes")
-        raise UsageError(f"{recipe.name} is for clips, and the data are {kind}", "use --recipe mae, or name clips")
-    elif facts.numbers == "voxels":
-        model = for_volumes(options, facts, classes, start, recipe)
-    else:
-        model = (
-            started(options, classes, start, recipe) if start is not None else fresh(options, facts, classes, recipe)
-        )
+    if recipe is not None and recipe.of_clips and not facts.template.is_animated:
+        problem = f"{recipe.name} is for clips, and the data are {facts.template.noun}"
+        raise UsageError(problem, "use --recipe mae, or name clips")
+    model = BUILDERS.get(facts.template.form, for_images)(options, facts, classes, start, recipe)
     if recipe is not None and recipe.for_models not in ("any", model.recipe_family):
         kind = {"bit": "ResNets", "vit": "Vision Transformers", "swin": "Swin Transformers"}[recipe.for_models]
         raise UsageError(
@@ -63,6 +56,13 @@ def architecture(
     if start is not None:  # whatever else is set is set in the run, once the weights are known to fit
         of_model = {path: words for path, words in of_model.items() if path == "image"}
     return set_paths(model, of_model, "model.")
+
+
+def for_images(
+    options: TrainOptions, facts: DatasetInfo, classes: int, start: ModelConfig | None, recipe: Recipe | None
+) -> ModelConfig:
+    """The model to train on samples of two axes: that of the weights, or a fresh one. Raises UsageError as these."""
+    return started(options, classes, start, recipe) if start is not None else fresh(options, facts, classes, recipe)
 
 
 def started(options: TrainOptions, classes: int, start: ModelConfig, recipe: Recipe | None = None) -> ModelConfig:
@@ -87,13 +87,13 @@ def on_windows(model: ModelConfig, start: ModelConfig) -> bool:
     return all(getattr(model, name) == getattr(start, name) for name in ("width", "depth", "heads", "hidden"))
 
 
-def for_volumes(
+def for_arrays(
     options: TrainOptions, facts: DatasetInfo, classes: int, start: ModelConfig | None, recipe: Recipe | None
 ) -> ModelConfig:
     """The model to train on volumes or signals: a ViT whose patches have three axes or one, on images of the size of
     the first of them, of at most `LARGE_VOLUME` voxels a side, or `LARGE_SIGNAL` numbers. Raises UsageError for a
     recipe and for a model that are for pictures."""
-    axes, kind = len(facts.size), "volumes" if len(facts.size) == 3 else "signals"
+    axes, kind = len(facts.size), facts.template.noun
     if recipe is not None and recipe.solid is None and recipe.name not in OWN:
         hint = "use --recipe segment" if recipe.objective.annotated else "leave --recipe out"
         raise UsageError(f"{recipe.name} is for pictures, and the data are {kind}", hint)
@@ -184,3 +184,7 @@ def fresh(options: TrainOptions, facts: DatasetInfo, classes: int, recipe: Recip
     if native is not None and model.pool == "class":
         changes |= {"pool": "mean", "class_token": False}
     return replace_fields(model, changes)
+
+
+#: what samples are decoded to (`Preprocess.form`) -> their model, where it is not that of `for_images`
+BUILDERS = {"clips": for_clips, "arrays": for_arrays}

@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from vitreous.data.augmentation.augment import Augment
-from vitreous.data.preprocess import IMAGENET
+from vitreous.data.modalities.base import IMAGENET
 from vitreous.models.config import ModelConfig, replace_fields
 from vitreous.models.names import SMALL
 from vitreous.objectives.distillation import DistillationConfig

@@ -7,7 +7,7 @@ from dataclasses import replace
 from vitreous.data.annotations.map_statistics import MapSymmetry
 from vitreous.data.augmentation.scenes import Scenes
 from vitreous.data.augmentation.volumes import VolumeViews
-from vitreous.data.preprocess import HALF, IMAGENET
+from vitreous.data.modalities.base import HALF, IMAGENET
 from vitreous.models.config import ModelConfig, replace_fields
 from vitreous.models.names import ANNOTATED_IMAGE
 from vitreous.objectives.segmentation import SegmentationConfig
@@ -39,14 +39,13 @@ def segment(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Ru
     parts = common(replace_fields(model, {"dropout": 0.0, "drop_path": 0.0}), facts)
     symmetry = facts.maps.symmetry if facts.maps else MapSymmetry()
     flips = {"flip": 0.5 * symmetry.flip, "flip_vertical": 0.5 * symmetry.flip_vertical, "turn": symmetry.turn}
-    preprocess, views = parts["preprocess"], Scenes(**flips, jitter=(0.2, 0.2, 0.2))
+    views = Scenes(**flips, jitter=(0.2, 0.2, 0.2))
     if len(model.image) == 3:
-        zeros, ones = (0.0,) * model.channels, (1.0,) * model.channels
-        preprocess, views = replace(preprocess, numbers="voxels", mean=zeros, std=ones), VolumeViews()
+        views = VolumeViews()
         batch, epochs = min(batch, VOLUMES), VOLUMES_SHOWN.epochs(facts.images)
     steps = max(1, round(epochs * facts.images / batch))
     return Run(
-        **parts | {"preprocess": replace(preprocess, filter="bilinear")},
+        **parts | {"preprocess": parts["preprocess"].adjust(filter="bilinear")},
         views=views,
         optimizer=dense_optimizer(options, lr=4e-3),
         schedule=Schedule(round(0.05 * steps)),

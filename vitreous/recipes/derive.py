@@ -8,7 +8,7 @@ from typing import Any
 
 from vitreous.config import set_paths
 from vitreous.data.augmentation.volumes import VolumeViews
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.base import Preprocess
 from vitreous.data.split import Data
 from vitreous.errors import UsageError
 from vitreous.models.config import ModelConfig
@@ -67,16 +67,14 @@ def derive(
     )
     if start is not None and start.preprocess is not None:
         run = replace(run, preprocess=merge_preprocess(run.preprocess, start.preprocess, recipe))
-    if facts.numbers == "voxels" and not kind.annotated:
-        run = for_volumes(run, options, facts, start, note)
-    if run.preprocess.of_clips:
-        run = for_clips(run, options, start, note)
+    if fit_run := ADAPTERS.get(facts.template.form):
+        run = fit_run(run, options, facts, start, note)
     run = at_own_aspect(run, options, note)
     run = apply(scale_batch(run, recipe, options, note), options)
     run = limit_warmup(run, recipe, own_length(recipe, base), options, note)
     run = warm_up_average(run, recipe, own_length(recipe, base), options, note)
     run = replace(run, objective=fit_to_labels(run.objective, data, options, facts))
-    if options.compile is None and device.startswith("cuda") and not (run.reproducible or run.preprocess.native):
+    if options.compile is None and device.startswith("cuda") and not run.reproducible and run.preprocess.stacks:
         run = replace(run, compile=6 * run.model.macs() * run.total > COMPILE_GAIN)
     if options.shards is None and run.reproducible:
         run = replace(run, shards=CANONICAL)
@@ -87,32 +85,33 @@ def derive(
     return choose_periods(run, options)
 
 
-def for_clips(run: Run, options: TrainOptions, start: Start | None, note: Note) -> Run:
-    """The run with the stride that was asked for, or that of the weights or the recipe, and without mirrored clips:
-    left and right may be what tells classes apart."""
-    known = start.preprocess if start is not None else None
-    own = known.stride if known is not None and known.of_clips else run.preprocess.stride
-    stride = own if options.stride is None else options.stride
+def for_clips(run: Run, options: TrainOptions, facts: DatasetInfo, start: Start | None, note: Note) -> Run:
+    """The run with the stride that was asked for, and without mirrored clips: left and right may be what tells classes
+    apart."""
+    stride = run.preprocess.stride if options.stride is None else options.stride
     if getattr(run.views, "flip", 0.0) and "views.flip" not in options.settings:
         run = replace(run, views=replace(run.views, flip=0.0))  # type: ignore[type-var]
         note("clips are not mirrored, for directions may matter; --views.flip 0.5 mirrors half of them")
-    return replace(run, preprocess=replace(run.preprocess, stride=stride))
+    return replace(run, preprocess=run.preprocess.adjust(stride=stride))
 
 
-def for_volumes(run: Run, options: TrainOptions, facts: DatasetInfo, start: Start | None, note: Note) -> Run:
+def for_arrays(run: Run, options: TrainOptions, facts: DatasetInfo, start: Start | None, note: Note) -> Run:
     """The run with preprocessing and views of volumes or signals. Volumes that are larger than what the model sees are
-    scaled to it, where neither weights nor `--preprocess.fit` say what is done; of signals a part is cut out."""
-    count, known = run.model.channels, start.preprocess if start is not None else None
-    plain = {"numbers": "voxels", "mean": (0.0,) * count, "std": (1.0,) * count}
-    preprocess = known or replace(run.preprocess, **plain, fit="crop", share=1.0)
+    scaled to it, where neither weights nor `--preprocess.fit` say what is done; of signals a part is cut out. A run
+    that learns a class for each voxel has views of its own."""
+    if run.objective.annotated:
+        return run
+    known = start.preprocess if start is not None else None
+    fresh = facts.template.for_model(run.model.image, facts.channels)
+    preprocess: Any = fresh.continue_from(known) if known is not None else fresh
     large = any(own > LARGER * side for own, side in zip(facts.size, run.model.image, strict=True))
     if known is None and large and len(facts.size) == 3 and "preprocess.fit" not in options.settings:
-        preprocess = replace(preprocess, fit="squash")
+        preprocess = preprocess.adjust(fit="squash")
         sides, seen = (" x ".join(map(str, size)) for size in (facts.size, run.model.image))
         note(f"volumes of {sides} are scaled to {seen}; --preprocess.fit crop cuts out their middle")
-    rule = {"standardise": options.settings.get("preprocess.standardise", [preprocess.standardise])}
-    preprocess = set_paths(replace(preprocess, image=run.model.image), rule, "preprocess.")
-    strength = 0.1 if preprocess.standardise == "each" else 0.0  # of deviations, which others do not have
+    if rule := options.settings.get("preprocess.standardise"):
+        preprocess = set_paths(preprocess, {"standardise": rule}, "preprocess.")
+    strength = 0.1 if preprocess.is_standardised else 0.0  # of deviations, which others do not have
     views = VolumeViews(
         scale=(1.0, 1.0),
         rotate=0.0,
@@ -126,6 +125,10 @@ def for_volumes(run: Run, options: TrainOptions, facts: DatasetInfo, start: Star
     return replace(run, preprocess=preprocess, views=views)
 
 
+#: what samples are decoded to (`Preprocess.form`) -> how a run is fitted to them
+ADAPTERS = {"clips": for_clips, "arrays": for_arrays}
+
+
 def objective_of(options: TrainOptions) -> type[ObjectiveConfig]:
     """The config of what the options' recipe minimises: learning from labels, where none is named."""
     return find(options.recipe).objective if options.recipe else SupervisedConfig
@@ -133,10 +136,10 @@ def objective_of(options: TrainOptions) -> type[ObjectiveConfig]:
 
 def advise_weights(run: Run) -> str:
     """What to say of a run that begins from scratch on few photographs; an empty string for any other."""
-    if run.init or run.preprocess.numbers == "voxels" or max(run.model.image[-2:]) <= SMALL or run.data.images >= FEW:
+    if run.init or not run.preprocess.is_browsable or max(run.model.image[-2:]) <= SMALL or run.data.images >= FEW:
         return ""
     source = published_for(run.model.name()) or published_for("ViT-S/16")
-    kind = "clips" if run.preprocess.of_clips else "photographs"
+    kind = run.preprocess.noun if run.preprocess.is_animated else "photographs"
     return (
         f"{run.data.images:,} {kind} are few for training a Vision Transformer from scratch: start from published "
         f"weights, for example --init {source} (`vitreous models --weights` lists them), or from a file of weights"
@@ -147,7 +150,7 @@ def default_recipe(data: Data, model: ModelConfig, start: Start | None, facts: D
     """The recipe where none is named."""
     if start is not None:
         return RECIPES["finetune" if start.classifies else "finetune-encoder"]
-    small = facts.numbers == "voxels" or max(model.image[-2:]) <= SMALL
+    small = not facts.template.is_browsable or max(model.image[-2:]) <= SMALL
     return RECIPES["digits" if data.name == "digits" else "small" if small else "photos"]
 
 
@@ -155,8 +158,8 @@ def merge_preprocess(own: Preprocess, weights: Preprocess, recipe: Recipe) -> Pr
     """How pictures become input: as the weights had it, but a recipe with a protocol of its own takes only their mean
     and deviation."""
     if recipe.name in OWN:
-        return replace(weights, image=own.image)
-    return replace(own, mean=weights.mean, std=weights.std, standardise=weights.standardise)
+        return own.continue_from(weights)
+    return own.with_moments(weights)
 
 
 def scale_batch(run: Run, recipe: Recipe, options: TrainOptions, note: Note) -> Run:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from vitreous.data.augmentation.scenes import Scenes
-from vitreous.data.preprocess import HALF, IMAGENET
+from vitreous.data.modalities.base import HALF, IMAGENET
 from vitreous.models.config import ModelConfig, replace_fields
 from vitreous.models.names import ANNOTATED_IMAGE
 from vitreous.objectives.detection import DetectionConfig

@@ -75,7 +75,7 @@ def published(model: ModelConfig, facts: DatasetInfo, objective: GeneratorConfig
 def small(model: ModelConfig, facts: DatasetInfo, objective: GeneratorConfig) -> Run:
     """A run of a small model, on a processor: grey images are not flipped, for letters and digits are grey, nor are
     clips, of which fewer are shown, a step and in all, for they cost more; their numbers are not tuned."""
-    clips = len(facts.size) == 3
+    clips = facts.template.is_animated
     batch = max(1, min(CLIPS_BATCH if clips else BATCH, facts.images // 4))
     epochs = (CLIPS_SHOWN if clips else SHOWN).epochs(facts.images)
     steps = max(1, round(epochs * facts.images / batch))

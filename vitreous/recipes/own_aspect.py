@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from vitreous.data.augmentation.augment import Augment
+from vitreous.data.modalities.native import NativePreprocess
 from vitreous.errors import UsageError
 from vitreous.models.config import ModelConfig
 from vitreous.models.packed import check_packs
@@ -52,13 +53,13 @@ def at_own_aspect(run: Run, options: TrainOptions, note: Callable[[str], None]) 
     Raises UsageError as `Run` does, and for views that make pictures of one size.
     """
     if not options.native_aspect:
-        if not run.preprocess.native:
+        if run.preprocess.stacks:
             return run
         note("pictures are cut to squares, other than for the weights: --native-aspect keeps their aspect ratio")
-        return replace(run, preprocess=replace(run.preprocess, fit="crop", tokens=0, patch=()))
+        return replace(run, preprocess=run.preprocess.with_one_size("crop"))
     own = math.prod(run.model.grid)  # type: ignore[union-attr]
     low, high = parse_tokens(options.tokens) if options.tokens is not None else (own, own)
     if not isinstance(run.views, Augment):
         raise UsageError(f"{run.objective.name} takes pictures of one size", "leave --native-aspect out")
-    preprocess = replace(run.preprocess, fit="native", tokens=high, patch=run.model.patch)
+    preprocess = NativePreprocess.of(run.preprocess, high, run.model.patch)
     return replace(run, preprocess=preprocess, views=replace(run.views, fewest_tokens=low if low < high else 0))

@@ -11,8 +11,10 @@ from typing import Any, Literal
 from vitreous.data.annotations.map_statistics import MapStatistics
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.latents import Latents
+from vitreous.data.modalities.base import Preprocess
+from vitreous.data.modalities.clips import ClipPreprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.options import DataOptions
-from vitreous.data.preprocess import HALF, Preprocess
 from vitreous.models.config import ModelConfig, replace_fields
 from vitreous.models.names import configure
 from vitreous.objectives.base import ObjectiveConfig
@@ -33,17 +35,20 @@ FEW = 10_000  # photographs: fewer are few for a Vision Transformer from scratch
 JUDGED = 224 / 256  # of the short side: the centre that a pre-trained model is judged on
 
 
+PHOTOGRAPHS, CLIPS = ImagePreprocess((1, 1)), ClipPreprocess((1, 1, 1))  # of any size
+
+
 @dataclass(frozen=True)
 class DatasetInfo:
-    """What the data say: how many training images, their size (height, width), of volumes (depth, height, width), of
-    clips (frames, height, width), channels and numbers (`Preprocess`), whether they have masks of objects, of what
-    they are latents, if any, whether some of the clips are pictures, of one frame, and for recipes that choose by them
-    the statistics of the class maps."""
+    """What the data say: how many training images, their size, as `Preprocess.image` has it, their channels, a
+    `template` of the preprocessing with the settings that follow from the files, whether they have masks of objects,
+    of what they are latents, if any, whether some of the clips are pictures, of one frame, and for recipes that choose
+    by them the statistics of the class maps."""
 
     images: int
     size: tuple[int, ...]
     channels: int
-    numbers: Literal["colours", "uint8", "uint16", "int16", "float32", "voxels"] = "colours"
+    template: Preprocess = PHOTOGRAPHS
     _: KW_ONLY
     masks: bool = False
     latents: Latents | None = None
@@ -64,7 +69,7 @@ SETS = {
     "ADE20K": (DatasetInfo(20_210, (512, 683), 3), 150),
     "COCO": (DatasetInfo(118_287, (480, 640), 3, masks=True), 80),
     "LVIS": (DatasetInfo(100_170, (480, 640), 3, masks=True), 1203),
-    "Kinetics-400": (DatasetInfo(240_436, (300, 256, 340), 3), 400),
+    "Kinetics-400": (DatasetInfo(240_436, (300, 256, 340), 3, CLIPS), 400),
     "photographs": (DatasetInfo(10_000, (375, 500), 3), 10),
 }
 
@@ -172,16 +177,11 @@ def pretraining(
 
 
 def common(model: ModelConfig, facts: DatasetInfo) -> dict[str, Any]:
-    """What every run starts from: data, model, and preprocessing to pixels in [-1, 1]."""
+    """What every run starts from: data, model, and preprocessing, of pixels to [-1, 1]."""
     return {
         "data": DataOptions("", tuple(map(str, range(model.classes))), facts.images, ""),
         "model": model,
-        "preprocess": Preprocess(
-            image=model.image,
-            channels=model.channels,
-            mean=HALF[0][:1] * model.channels,
-            std=HALF[1][:1] * model.channels,
-        ),
+        "preprocess": facts.template.for_model(model.image, model.channels),
     }
 
 

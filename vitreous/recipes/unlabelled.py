@@ -7,7 +7,7 @@ from typing import Any
 
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.augmentation.views import DINO, DINOV2, MultiCrop
-from vitreous.data.preprocess import IMAGENET
+from vitreous.data.modalities.base import IMAGENET
 from vitreous.models.config import ModelConfig, replace_fields
 from vitreous.models.names import SMALL
 from vitreous.objectives.dino import DINOConfig

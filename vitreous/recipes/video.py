@@ -53,7 +53,7 @@ def videomae(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> R
             ),
             **length(facts, max(1, min(64, facts.images // 4))),
         )
-    parts["preprocess"] = replace(parts["preprocess"], stride=STRIDE)
+    parts["preprocess"] = parts["preprocess"].adjust(stride=STRIDE)
     batch, epochs, decoder_depth = SIZES.get(model.width, SIZES[768])
     return Run(
         **parts,

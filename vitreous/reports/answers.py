@@ -63,7 +63,7 @@ class Answered:
     @property
     def views(self) -> dict[str, str]:
         """`clip_views` as documents have it; nothing of pictures."""
-        return {"clip_views": self.clip_views} if self.bundle.preprocess.of_clips else {}
+        return {"clip_views": self.clip_views} if self.bundle.preprocess.is_animated else {}
 
     @cached_property
     def logits(self) -> np.ndarray:
@@ -115,7 +115,7 @@ def answers_to(
     DataError as `compute_answers` does.
     """
     kind = kind_of(opened.split(split))
-    if kind != (own := bundle.preprocess.kind):
+    if kind != (own := bundle.preprocess.noun):
         raise UsageError(f"{run} takes {own}, and {source} has {kind}", f"name data of {own}")
     chosen = align_labels(opened.split(split), opened, bundle.classes, bundle.multilabel)
     if opened.multilabel and bundle.loss == "softmax":

@@ -13,9 +13,10 @@ import numpy as np
 import torch
 
 from vitreous.config import OptionalPath
-from vitreous.data.buckets import assign, measure_forms
+from vitreous.data.buckets import rows_at_own_size
 from vitreous.data.loader import EvalLoader
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.base import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.run_data import choose_split, open_run_data
 from vitreous.data.split import Data, Split
 from vitreous.errors import DataError, UsageError, VitreousError
@@ -113,7 +114,7 @@ def judge_generator(
     bundle = open_generator(run, listener.note)
     if options.reference is not None and (data is not None or split is not None):
         raise UsageError("--reference takes the place of data", "leave DATA and --split out")
-    stills = bool(bundle.preprocess.buckets)
+    stills = bundle.preprocess.has_buckets
     opened = None if options.reference is not None else open_run_data(run, data, split, labelled=False, stills=stills)
     sampler, shown, features = open_sampler(bundle, opened[1] if opened else None, options, computing)
     space = open_space(features, bundle.generated_classes, computing, sampler.device)
@@ -158,13 +159,11 @@ def figures(real: Real, ours: Features) -> dict[str, float | None]:
 def of_size(data: Data, name: str, preprocess: Preprocess, computing: Computing) -> Data:
     """The data with those images alone, in the split of that name and in `train`, that a model which learned at several
     sizes is shown at the one that is judged. Raises DataError for a size at which it is shown none."""
-    if not preprocess.buckets:
+    if not preprocess.has_buckets:
         return data
     workers, splits = default_workers() if computing.workers is None else computing.workers, dict(data.splits)
-    own = preprocess.buckets.index(preprocess.image)
     for one in {name, "train"} & data.splits.keys():
-        buckets = assign(measure_forms(data.splits[one], workers), preprocess.buckets, preprocess.stride)
-        splits[one] = data.splits[one].take(np.flatnonzero(buckets == own))
+        splits[one] = data.splits[one].take(rows_at_own_size(data.splits[one], preprocess, workers))
     count = f"{len(splits[name]):,} of {len(data.splits[name]):,} {name} images"
     computing.listener.note(f"judged at {written(preprocess.image)}, beside {count}, which are nearest to that size")
     return replace(data, splits=splits)
@@ -205,9 +204,10 @@ def open_sampler(
         sampler = sampler_of(bundle, device, precision, options.vae)
         sampler.image = size_to_make(bundle, options.size, options.frames, sampler.stride, note)
         if sampler.decode is not None:
-            return sampler, Preprocess(tuple(side * sampler.stride for side in sampler.image)), options.features
-        buckets = bundle.preprocess.buckets if sampler.image in bundle.preprocess.buckets else ()
-        return sampler, replace(bundle.preprocess, image=sampler.image, buckets=buckets), options.features
+            return sampler, ImagePreprocess(tuple(side * sampler.stride for side in sampler.image)), options.features
+        own = bundle.preprocess
+        own = own if sampler.image in own.buckets else own.adjust(buckets=())
+        return sampler, own.with_image(sampler.image), options.features
     if options.features != PIXELS:
         problem = f"{opened.name} has latents, and --features reads pictures"
         raise UsageError(problem, f"name the pictures: vitreous evaluate RUN PICTURES --features {options.features}")
@@ -274,8 +274,8 @@ def write_samples(folder: Folder, listener: Listener) -> None:
         bundle = open_generator(folder.path)
         last = max(0, len(bundle.generated_classes) - 1)
         classes = np.unique(np.linspace(0, last, SHOWN).astype(np.int64))
-        clips = bundle.preprocess.of_clips
-        count, columns = (SHOWN // len(classes), bundle.preprocess.image[0]) if clips else (SHOWN, SHOWN)
+        moving, frames = bundle.preprocess.is_animated, bundle.preprocess.frames
+        count, columns = (SHOWN // len(classes), frames) if moving else (SHOWN, SHOWN)
         labels, numbers = torch.from_numpy(classes).repeat_interleave(count), torch.arange(count).repeat(len(classes))
         images = sampler_of(bundle).sample(labels, numbers, SamplingOptions(guidance=GUIDANCE)).movedim(1, -1).numpy()
         grid = grid_of(enlarge([frame for image in images for frame in frames_of(image)]), columns)

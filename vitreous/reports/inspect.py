@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 from vitreous.config import apply_options
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.base import Preprocess
 from vitreous.errors import UsageError, nearest
 from vitreous.inference.open_model import open_bundle
 from vitreous.inference.outputs import probabilities
@@ -43,7 +43,7 @@ class Kind(NamedTuple):
     default: bool = False
     of_pictures: bool = False
     styled: bool = False
-    of: str = "pictures"
+    of: str = "images"
 
 
 FIGURES = {
@@ -90,13 +90,13 @@ def inspect(
     images, listener = [images] if isinstance(images, (str, os.PathLike)) else images, listener or NullListener()
     check_names(chosen.figures)
     bundle = without_adapter(open_bundle(run, headless=True, note=listener.note), listener)
-    names = choose_figures(chosen, bool(images), bundle.preprocess.kind)
+    names = choose_figures(chosen, bool(images), bundle.preprocess.noun)
     device = pick_device(chosen.device)
     if slow := warning(chosen.precision, device):
         listener.note(slow)
-    if bundle.preprocess.native:
+    if not bundle.preprocess.stacks:
         listener.note("figures are of one grid: pictures are squashed to the model's own size, or to --image-size")
-        bundle = replace(bundle, preprocess=bundle.preprocess.squared())
+        bundle = replace(bundle, preprocess=bundle.preprocess.with_one_size())
     preprocess = resize_preprocess(bundle, chosen)
     bundle.model.any_size = True  # --image-size asks for it
     scene = Scene(
@@ -180,7 +180,7 @@ def check_names(names: Sequence[str]) -> None:
             raise UsageError(f"no figure {name}", nearest(name, FIGURES) or f"there are {', '.join(FIGURES)}")
 
 
-def choose_figures(settings: InspectOptions, pictures: bool = False, of: str = "pictures") -> list[str]:
+def choose_figures(settings: InspectOptions, pictures: bool = False, of: str = "images") -> list[str]:
     """Return the figures asked for, or the default ones of models `of` a kind of images, those of images first where
     `pictures` are named.
 
@@ -221,7 +221,7 @@ def resize_preprocess(bundle: Bundle, settings: InspectOptions) -> Preprocess:
     """
     if not settings.image_size:
         return bundle.preprocess
-    axes = len(bundle.preprocess.image) if bundle.preprocess.numbers == "voxels" else 2  # of clips, of frames
+    axes = bundle.preprocess.resized_axes
     size = settings.image_size * axes if len(settings.image_size) == 1 else settings.image_size
     patch = bundle.model.config.patch[-axes:]
     if len(size) != axes or any(length < 1 or length % p for length, p in zip(size, patch, strict=False)):

@@ -84,7 +84,7 @@ class ModelSpace:
         """Images -> rows (n, d), and where classes are given and known, recognised (n,) bool. Raises UsageError for
         clips where the model reads pictures, and for pictures where it reads clips."""
         split, bundle = as_split(images), self.bundle
-        if (clips := images.ndim == 5) != bundle.preprocess.of_clips:
+        if (clips := images.ndim == 5) != bundle.preprocess.is_animated:
             own, other = ("pictures", "clips") if clips else ("clips", "pictures")
             raise UsageError(
                 f"{self.name} reads {own}, not {other}", f"name a model of {other}, or leave --features out"

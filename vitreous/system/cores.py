@@ -61,6 +61,14 @@ def default_workers() -> int:
     return min(cores(), 8)
 
 
+def synchronise(device: str) -> None:
+    """Wait until a GPU has finished the work it was given; return at once on a CPU."""
+    if device.startswith("cuda"):
+        import torch
+
+        torch.cuda.synchronize(device)
+
+
 def peak_memory(device: str) -> int:
     """The most memory this process held so far, in bytes: on the device for CUDA, else resident."""
     if device.startswith("cuda"):

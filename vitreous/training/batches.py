@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vitreous.data.batch import Batch
 from vitreous.data.loader import TrainLoader
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.base import Preprocess
 from vitreous.data.split import Split
 from vitreous.objectives.base import Objective
 from vitreous.system.machine import DTYPES, copy_to_device

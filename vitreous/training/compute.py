@@ -32,7 +32,9 @@ class Compute:
 
     def __init__(self, objective: Objective, flat: Flat, run: Run, ranks: Ranks) -> None:
         self.objective, self.flat, self.run, self.ranks = objective, flat, run, ranks
-        one_pass = run.accumulate == 1 and run.micro_batch is None and not (run.reproducible or run.preprocess.buckets)
+        one_pass = (
+            run.accumulate == 1 and run.micro_batch is None and not (run.reproducible or run.preprocess.has_buckets)
+        )
         self.sharded = ranks.joined and run.parallel == "fsdp"
         self.overlapped = ranks.joined and not self.sharded and one_pass
         self.mean = ranks.world if self.overlapped or self.sharded else 1  # they take the mean over processes
@@ -44,7 +46,7 @@ class Compute:
 
             forward = DistributedDataParallel(objective, [ranks.local] if flat.master.is_cuda else None)
         self.shards = Shards(objective, flat, forward)
-        fixed = run.precision != "fp16" and not (run.reproducible or run.recompute or run.preprocess.native)
+        fixed = run.precision != "fp16" and not (run.reproducible or run.recompute or not run.preprocess.stacks)
         if fixed and not ranks.joined and objective.capturable and uses_graphs(flat.master.device):
             self.shards.captured = CapturedPasses(flat.master.device)
 
@@ -91,7 +93,7 @@ class Compute:
                 step_slice.start - step_slice.start % self.run.batch_size
             )  # of the whole batch, which all processes share
             most = -(-min(self.run.batch_size, self.run.total - first) // self.ranks.world)
-            most = 0 if self.run.preprocess.buckets else most
+            most = 0 if self.run.preprocess.has_buckets else most
             passes = -(-max(most, size) // self.run.micro_batch)
         scalars = []
         for number, (a, b) in enumerate(pairwise(even_bounds(0, size, passes))):

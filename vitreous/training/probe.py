@@ -31,7 +31,7 @@ def fitted(run: Run, inputs: Inputs, folder: Folder, ranks: Ranks, tell: Callabl
     not say that it has too little memory, is asked for no more than an estimate of the activations allows. Raises
     ResourceError where a single image does not fit, UsageError for images of several sizes.
     """
-    if run.preprocess.buckets:
+    if run.preprocess.has_buckets:
         problem = "--micro-batch auto tries images of one size, and buckets have several"
         raise UsageError(problem, "give a number of images")
     whole = -(-run.batch_size // ranks.world)

@@ -8,8 +8,9 @@ from typing import Annotated, Literal
 from vitreous.config import Tagged, to_plain
 from vitreous.data.augmentation.augment import Augment, Views
 from vitreous.data.augmentation.views import VIEWS
+from vitreous.data.augmentation.volumes import VolumeViews
+from vitreous.data.modalities.table import AnyPreprocess
 from vitreous.data.options import DataOptions
-from vitreous.data.preprocess import Preprocess
 from vitreous.errors import UsageError
 from vitreous.models.config import ModelConfig
 from vitreous.models.packed import check_packs
@@ -122,7 +123,7 @@ class Run:
 
     data: DataOptions
     model: ModelConfig
-    preprocess: Preprocess
+    preprocess: AnyPreprocess
     objective: Annotated[ObjectiveConfig, Tagged(OBJECTIVES)] = field(default_factory=SupervisedConfig)
     views: Annotated[Views, Tagged(VIEWS)] = field(default_factory=Augment)
     optimizer: Optimizer = field(default_factory=Optimizer)
@@ -210,9 +211,11 @@ class Run:
                 "use --recipe dit or sit, or another --model or --init",
             )
         self.objective.check(self.model, self.data.classes, self.views)
-        if self.preprocess.buckets:
+        if isinstance(self.views, VolumeViews) and self.preprocess.form != "arrays":
+            raise UsageError("views of volumes are for volumes and signals", "leave --views.name out")
+        if self.preprocess.has_buckets:
             self.check_buckets()
-        if self.preprocess.native or getattr(self.views, "fewest_tokens", 0):
+        if not self.preprocess.stacks or getattr(self.views, "fewest_tokens", 0):
             self.check_own_aspect()
         batches = -(-self.data.images // self.batch_size)
         if self.accumulate > batches:
@@ -244,13 +247,12 @@ class Run:
 
     def check_own_aspect(self) -> None:
         """Raise UsageError for what does not go with pictures at their own aspect, which have different sizes."""
-        views, tokens = self.views, self.preprocess.tokens
+        views, tokens = self.views, self.most_tokens
         if not (self.objective.takes_own_aspect and isinstance(views, Augment)):
             hint = "leave --native-aspect out, or learn from labels"
             raise UsageError(f"{self.objective.name} takes pictures of one size", hint)
         check_packs(self.model)
-        if self.preprocess.native and self.preprocess.patch != self.model.patch:
-            raise UsageError(f"preprocess.patch {self.preprocess.patch} is not the model's, {self.model.patch}")
+        self.preprocess.check_patch(self.model.patch)
         if views.fewest_tokens > tokens:
             problem = f"pictures have {tokens} tokens at most, and views.fewest_tokens is {views.fewest_tokens}"
             raise UsageError(problem, "use --native-aspect --tokens LOW-HIGH")
@@ -293,9 +295,14 @@ class Run:
         return bool(model.dropout or model.drop_path or tune.lora_dropout or self.objective.draws_in_forward)
 
     @property
+    def most_tokens(self) -> int:
+        """Patches of an image at its own aspect, at most; 0: all have the model's size."""
+        return 0 if self.preprocess.stacks else self.preprocess.count_tokens(self.model.grid)  # type: ignore[union-attr]
+
+    @property
     def mean_tokens(self) -> int:
         """Patches of a training picture at its own aspect, on average and at most; 0: all have the model's size."""
-        most = self.preprocess.tokens
+        most = self.most_tokens
         return (getattr(self.views, "fewest_tokens", 0) or most) + most >> 1
 
     @property

@@ -108,7 +108,7 @@ def check_processes(run: Run, ranks: Ranks) -> None:
         )
     if run.parallel == "fsdp" and (run.reproducible or run.optimizer.name == "muon" or run.tune.lora_rank):
         raise UsageError("--parallel fsdp goes with neither --reproducible, Muon nor LoRA", "use --parallel ddp")
-    if run.parallel == "fsdp" and run.preprocess.buckets:
+    if run.parallel == "fsdp" and run.preprocess.has_buckets:
         raise UsageError(
             "--parallel fsdp makes equal passes in all processes, and buckets differ", "use --parallel ddp"
         )

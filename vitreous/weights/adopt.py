@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from vitreous.config import from_plain, read_yaml
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.base import Preprocess
+from vitreous.data.modalities.table import AnyPreprocess
 from vitreous.errors import UsageError, WeightsError
 from vitreous.generation.process import process_of
 from vitreous.models.config import ModelConfig
@@ -170,7 +171,7 @@ def checkpoint(place: Path) -> Weights:
         os.fspath(place),
         CHECKPOINT,
         config=model,
-        preprocess=from_plain(Preprocess, run["preprocess"]),
+        preprocess=from_plain(AnyPreprocess, run["preprocess"]),
         task=task,
         state=state,
     )

@@ -19,7 +19,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from vitreous.config import from_plain, to_plain
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.base import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
+from vitreous.data.modalities.table import AnyPreprocess
 from vitreous.errors import UsageError, WeightsError
 from vitreous.models.base import VisionModel
 from vitreous.models.config import ModelConfig
@@ -120,7 +122,7 @@ def save(
     if preprocess is None:
         height, width = config.image[-2:]
         middle = (0.5,) * config.channels
-        preprocess = Preprocess((height, width), channels=config.channels, mean=middle, std=middle)
+        preprocess = ImagePreprocess((height, width), channels=config.channels, mean=middle, std=middle)
     if preprocess.channels != config.channels:
         raise UsageError(
             f"the preprocessing makes {preprocess.channels} channels, the model takes {config.channels}",
@@ -151,7 +153,7 @@ def load_bundle(folder: Path) -> Bundle:
         raise WeightsError(f"{weights} is missing or was altered after it was saved", "restore it from a copy")
     try:
         config = from_plain(ModelConfig, description["architecture"])
-        preprocess = from_plain(Preprocess, description["preprocess"])
+        preprocess = from_plain(AnyPreprocess, description["preprocess"])
     except (KeyError, ValueError) as error:
         raise WeightsError(f"{folder / DESCRIPTION}: {error}") from None
     task = task_from_json(description, os.fspath(folder / DESCRIPTION))

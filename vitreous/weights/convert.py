@@ -8,13 +8,14 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from vitreous.data.modalities.planar import SizedPreprocess
 from vitreous.errors import ResourceError, UsageError, WeightsError
 from vitreous.models.config import ModelConfig, replace_fields
 from vitreous.models.zoo import build_model
@@ -222,7 +223,7 @@ def changed(weights: Weights, config: ModelConfig) -> tuple[Bundle, Adoption | N
     preprocess = weights.preprocess
     mean, std = (tuple((values * config.channels)[: config.channels]) for values in (preprocess.mean, preprocess.std))
     preprocess = replace(
-        preprocess, image=(config.image[-2], config.image[-1]), channels=config.channels, mean=mean, std=std
+        preprocess, image=config.image[-preprocess.axes :], channels=config.channels, mean=mean, std=std
     )
     task = weights.task
     if config.classes != weights.config.classes:
@@ -261,7 +262,7 @@ def write(bundle: Bundle, form: Format | None, place: Path, state: Tensors) -> i
 
 def preprocessor(bundle: Bundle) -> dict[str, Any]:
     """transformers' words for a bundle's preprocessing."""
-    p = bundle.preprocess
+    p = cast(SizedPreprocess, bundle.preprocess.with_one_size())
     height, width = p.image
     size: dict[str, Any] = {"height": height, "width": width}
     cropped: dict[str, Any] = {"do_center_crop": False}

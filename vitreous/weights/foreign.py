@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -334,6 +335,7 @@ def weights_in(folder: Path) -> tuple[list[Path], dict[str, Any]]:
     )
 
 
+@lru_cache(maxsize=256)
 def writers(config: ModelConfig) -> dict[str, Format]:
     """The formats that can hold a model, by the name that `--to` takes; none for a stem that nobody else has."""
     formats: dict[str, Format] = {}

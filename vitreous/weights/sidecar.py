@@ -9,7 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from vitreous.data.preprocess import HALF, IMAGENET, Preprocess
+from vitreous.data.modalities.base import HALF, IMAGENET, Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import VitreousError, WeightsError
 from vitreous.models.config import ModelConfig
 from vitreous.models.configs.base import Pixels
@@ -270,7 +271,7 @@ def preprocessed(form: Format, config: ModelConfig, processor: dict[str, Any], s
     channels = config.channels
     if not all(map(math.isfinite, (*mean, *std, share))) or min(std) <= 0 or not 0 < share <= 1:
         raise ValueError(f"mean {mean}, deviation {std}, crop {share}")
-    return Preprocess(
+    return ImagePreprocess(
         image=(config.image[-2], config.image[-1]),
         channels=channels,
         mean=tuple((mean * channels)[:channels]),

@@ -12,7 +12,7 @@ from tests.apps.bench.field import broken, dying, late, leaning, parent, steady,
 from tests.conftest import document, say
 from tests.precision import LIMITS
 from vitreous.apps.bench import race as race_module
-from vitreous.apps.bench import report
+from vitreous.apps.bench import report, run
 from vitreous.apps.bench.contenders import TASKS, contenders, limits
 from vitreous.apps.bench.race import Lane, race
 from vitreous.apps.bench.run import bench
@@ -140,9 +140,7 @@ def bound_of(contender):
     return LIMITS["fp32" if "fp32" in contender.settings else pick_precision("auto", "cpu")]
 
 
-@pytest.mark.parametrize(
-    "task", [pytest.param(task, marks=[pytest.mark.processor] * (task == "inference")) for task in TASKS]
-)
+@pytest.mark.parametrize("task", TASKS)
 def test_every_contender_that_is_installed_does_its_work(task, photographs):
     """But for the compiled ones and OpenVINO's, which take minutes to build and are tried by the benchmark itself."""
     work = Work(
@@ -182,7 +180,8 @@ def test_what_cannot_be_measured(options, error, words):
     assert words in f"{caught.value.message} {caught.value.hint}"
 
 
-def test_the_verb_prints_a_document_and_writes_a_page(tmp_path):
+def test_the_verb_prints_a_document_and_writes_a_page(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "limits", lambda task, device: limits(task, device)[:1])  # a process less
     words = [
         "--models",
         "ViT-32x1/8",

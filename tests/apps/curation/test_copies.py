@@ -24,7 +24,7 @@ from vitreous.apps.curation.dedup import dedup, look
 from vitreous.cli.console import Console
 from vitreous.cli.data_dedup import Options, run
 from vitreous.data.exclusions import kept_samples, read_excluded
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.sources import open_data
 from vitreous.data.split import Arrays, Files
 from vitreous.errors import DataError, UsageError
@@ -373,7 +373,7 @@ def test_a_run_s_features_look_too_and_a_folder_without_classes_will_do(tmp_path
         save(scene(seed), tmp_path / "photos" / f"{seed}.png")
         save(part(scene(seed), 0.7, 0.5, 0.5), tmp_path / "tests" / f"{seed}.png")
     model = vitreous.create("ViT-32x2/8", image_size=32, num_classes=2)
-    Bundle(model, Classification(("a", "b")), Preprocess((32, 32))).save(tmp_path / "bundle")
+    Bundle(model, Classification(("a", "b")), ImagePreprocess((32, 32))).save(tmp_path / "bundle")
     seen = []
     kept = finder.like_features
     monkeypatch.setattr(

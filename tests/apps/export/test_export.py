@@ -27,7 +27,8 @@ from vitreous.apps.export import export as verb
 from vitreous.apps.export import graph, proof
 from vitreous.apps.export.export import export
 from vitreous.apps.export.formats import FORMS, ExportTarget, Form
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.bands import BandPreprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import DataError, UsageError, VitreousError, WeightsError
 from vitreous.inference import export_file
 from vitreous.inference.card import card_of
@@ -56,7 +57,7 @@ def made(place: Path, config, seed: int = 0, **told) -> Bundle:
     contracts.randomise(model)
     mean, std = ((values * config.channels)[: config.channels] for values in ((0.4, 0.5, 0.6), (0.2, 0.25, 0.3)))
     names = ("ant", "bée", "cat")
-    preprocess = Preprocess((config.image[0], config.image[1]), config.channels, mean, std, share=0.9)
+    preprocess = ImagePreprocess((config.image[0], config.image[1]), config.channels, mean, std, share=0.9)
     bundle = Bundle(model, Classification(names, **{"temperature": 1.5, **told}), preprocess)
     bundle.save(place)
     return bundle
@@ -113,7 +114,7 @@ def test_an_encoder_without_a_head_gives_features(home, to, tmp_path):
         pytest.importorskip("openvino")
     torch.manual_seed(0)
     model = contracts.randomise(build_model(ViTConfig(**{**SMALL, "classes": 0})).eval())
-    bundle = Bundle(model, Features(), Preprocess((16, 24)))
+    bundle = Bundle(model, Features(), ImagePreprocess((16, 24)))
     bundle.save(tmp_path / "encoder")
     (row,) = export(tmp_path / "encoder", to, images=[str(home / "photos")])["exports"]
     assert row["outputs"] == "features" and row["max_abs_logit_difference"] < 1e-4 and row["top1"] is None
@@ -389,15 +390,13 @@ def test_without_the_extra_the_command_is_named(home, file, tmp_path, monkeypatc
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    "numbers,kind", [("colours", np.uint8), ("uint16", np.float32), ("int16", np.float32), ("float32", np.float32)]
-)
-def test_pixels_are_normalised_to_the_same_bits_as_by_torch(numbers, kind):
-    preprocess = Preprocess((9, 7), 3, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), numbers=numbers)
-    pixels = (np.random.default_rng(0).random((2, 3, 9, 7)) * preprocess.peak).astype(kind)
-    assert np.array_equal(
-        export_file.normalised(pixels, preprocess), preprocess.normalise(torch.from_numpy(pixels)).numpy()
-    )
+@pytest.mark.parametrize("numbers", ["", "uint16", "int16", "float32"])
+def test_pixels_are_normalised_to_the_same_bits_as_by_torch(numbers):
+    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    preprocess = ImagePreprocess((9, 7), 3, mean, std)
+    preprocess = BandPreprocess((9, 7), 3, mean, std, numbers=numbers) if numbers else preprocess
+    pixels = (np.random.default_rng(0).random((2, 3, 9, 7)) * preprocess.peak).astype(preprocess.array_dtype)
+    assert np.array_equal(preprocess.normalise_array(pixels), preprocess.normalise(torch.from_numpy(pixels)).numpy())
 
 
 @pytest.mark.parametrize("how", grid.RESIZE)

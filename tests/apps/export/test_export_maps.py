@@ -7,7 +7,7 @@ import vitreous
 from tests.reports.test_scenes import run  # noqa: F401
 from vitreous.apps.export.export import export
 from vitreous.apps.export.proof import Pictures, compare_outputs, lost
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import UsageError
 from vitreous.inference.card import Card
 from vitreous.weights.tasks import Segmentation
@@ -43,7 +43,7 @@ class Answering:
 
 
 def test_pixels_of_another_class_are_counted():
-    card = Card("m", "1", Preprocess((10, 10)), task=Segmentation(("a", "b")))
+    card = Card("m", "1", ImagePreprocess((10, 10)), task=Segmentation(("a", "b")))
     logits = np.zeros((8, 2, 10, 10), np.float32)
     logits[:, 1] = 1
     other = logits.copy()

@@ -21,7 +21,7 @@ from tests.inference.made import read_for
 from vitreous.apps.server.attention import AttentionRequest, attention, positions
 from vitreous.apps.server.server import running
 from vitreous.apps.server.settings import Access, Limits, Settings
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.inference.engine import remove_head
 from vitreous.inference.index import open_index, write_index
 from vitreous.inference.predict import load
@@ -57,7 +57,7 @@ def home(tmp_path_factory):
     for name, parameter in model.named_parameters():
         if "qkv.weight" in name:
             parameter.data *= 1.5
-    Bundle(model, Classification(CLASSES), Preprocess((40, 40), share=0.8)).save(root / "model")
+    Bundle(model, Classification(CLASSES), ImagePreprocess((40, 40), share=0.8)).save(root / "model")
     data = make_folder(root / "photos", {"train": 3, "val": 1}, size=(60, 90))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(root / "cache"))

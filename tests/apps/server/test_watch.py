@@ -18,8 +18,8 @@ import pytest
 from tests.browser import find_chromium, needs_chromium
 from tests.conftest import say
 from vitreous.apps.server.watch import watching
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.options import DataOptions
-from vitreous.data.preprocess import Preprocess
 from vitreous.models.config import ViTConfig
 from vitreous.training.folder import Folder, MetricsFollower, read_lines
 from vitreous.training.run import Run
@@ -32,7 +32,7 @@ def config_of(path, epochs=1.0) -> Folder:
     run = Run(
         DataOptions("photos", ("ant", "bee"), 16, ""),
         ViTConfig(classes=2),
-        Preprocess((224, 224)),
+        ImagePreprocess((224, 224)),
         batch_size=8,
         epochs=epochs,
     )

@@ -153,11 +153,11 @@ def test_a_plan_writes_nothing_and_a_budget_shortens_every_run(toy, tmp_path):
     planned = document(say(*words, "--steps", "100"))
     assert planned["runs"] == 6 and planned["steps_in_all"] == 600 and planned["hours"] >= 0
     assert planned["peak_memory_bytes"] > 0 and not (tmp_path / "plan").exists()
-    make = {**QUICK, "steps": 100_000, "budget": "4s"}
+    make = {**QUICK, "steps": 100_000, "budget": "2s"}
     result = make_study("toy", out=str(tmp_path / "short"), **make)
     share = result["settings"]["share"]
     assert 0 < share < 1 and result["steps"] == [max(10, int(100_000 * share))]
-    assert "For the budget of 4s" in Path(result["page"]).read_text()
+    assert "For the budget of 2s" in Path(result["page"]).read_text()
 
 
 def test_a_loss_that_is_not_finite_is_a_result(toy, tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ from vitreous.data.annotations.painted import paint_classes
 from vitreous.data.annotations.target import IGNORE
 from vitreous.data.decoding.decode import upright_size
 from vitreous.data.decoding.tiff import read_georeference, read_nodata, read_tags
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.bands import BandPreprocess
 from vitreous.data.sources import open_data
 from vitreous.data.split import Arrays
 from vitreous.data.statistics import statistics
@@ -142,7 +142,7 @@ def test_statistics_leave_pixels_without_data_out():
     pixels = np.random.default_rng(0).normal(3, 2, (6, 16, 16, 5)).astype(np.float32)
     broken = pixels.copy()
     broken[:, :, 11:] = np.nan
-    seen = Preprocess((16, 16), 5, numbers="float32")
+    seen = BandPreprocess((16, 16), 5, numbers="float32")
     mean, std = statistics(Arrays(broken, np.zeros(6, np.int64)), seen)
     known = pixels[:, :, :11].reshape(-1, 5).astype(np.float64)
     assert np.allclose(mean, known.mean(0), rtol=1e-12) and np.allclose(std, known.std(0), rtol=1e-12)
@@ -172,7 +172,7 @@ class Brightest:
 
 
 def predictor(classes=("land", "fire")):
-    preprocess = Preprocess((SIDE, SIDE), 5, (0.25,) * 5, (0.1,) * 5, numbers="float32")
+    preprocess = BandPreprocess((SIDE, SIDE), 5, (0.25,) * 5, (0.1,) * 5, numbers="float32")
     return Predictor(Card("Brightest", "1", preprocess, task=Segmentation(classes)), Brightest())
 
 

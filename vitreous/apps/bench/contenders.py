@@ -13,7 +13,7 @@ from vitreous.apps.bench.peers import generating, loaders, models, pictures, pre
 from vitreous.apps.bench.pretraining import pretrain
 from vitreous.apps.bench.work import DECODING, Contender, Turn, Work
 from vitreous.system.machine import has_bf16
-from vitreous.training.peak import fastest
+from vitreous.training.throughput import fastest
 
 TASKS = ("inference", "train", "mae", "dino", "dit", "sample", "loader", "memory", "predict")
 SIDE = {"cpu": 2048, "cuda": 8192}  # of the matrices whose product is the peak

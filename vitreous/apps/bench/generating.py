@@ -8,7 +8,7 @@ import torch
 
 from vitreous.apps.bench.pretraining import steps
 from vitreous.apps.bench.work import Turn, Work
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.generation.process import Diffusion
 from vitreous.generation.settings import SamplingOptions
 from vitreous.inference.image_sampler import ImageSampler
@@ -53,7 +53,7 @@ def sample(work: Work, precision: str = "auto") -> Turn:
     """Images by DDIM in `STEPS` steps with guidance, from noise to pixels."""
     config = config_of(work)
     middle = (0.5,) * config.channels
-    preprocess = Preprocess(config.image, config.channels, middle, middle)
+    preprocess = ImagePreprocess(config.image, config.channels, middle, middle)
     sampler = ImageSampler(
         model_of(work).eval(),
         Diffusion(),

@@ -22,7 +22,8 @@ from vitreous.data.decoding.decode import decode, read_regular
 from vitreous.data.decoding.regions import decoder, layout
 from vitreous.data.layouts.folder import list_images
 from vitreous.data.loader import TrainLoader
-from vitreous.data.preprocess import IMAGENET, Preprocess
+from vitreous.data.modalities.base import IMAGENET, Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.split import Arrays, Files, Split
 from vitreous.inference.engine import InferenceOptions, ModelEngine, OpenVinoEngine, make_engine
 from vitreous.inference.predict import load
@@ -47,7 +48,7 @@ def answering(work: Work) -> tuple[Model, Preprocess]:
     torch.manual_seed(0)
     model = create(work.model, work.image_size, CLASSES)
     nn.init.normal_(model.head.weight, std=0.02)  # type: ignore[arg-type]
-    return model, Preprocess((work.image_size, work.image_size), share=0.9)
+    return model, ImagePreprocess((work.image_size, work.image_size), share=0.9)
 
 
 def noise(work: Work, count: int, seed: int) -> Tensor:
@@ -146,7 +147,7 @@ def loader(work: Work, exact: bool = False, form: Literal["tar", "uint8"] | None
     """
     settle_process()
     split, keep = photographs(work, form)
-    preprocess = Preprocess((work.image_size, work.image_size), mean=IMAGENET[0], std=IMAGENET[1])
+    preprocess = ImagePreprocess((work.image_size, work.image_size), mean=IMAGENET[0], std=IMAGENET[1])
     feed = TrainLoader(
         split, preprocess, Augment(crop=(0.08, 1.0), flip=0.5), 0, workers=default_workers(), exact=exact
     )
@@ -206,7 +207,7 @@ def memory(work: Work) -> Turn:
     side = work.image_size
     pixels = torch.randint(0, 256, (CIFAR, 3, side, side), dtype=torch.uint8)
     split = Arrays(pixels.numpy(), np.zeros(CIFAR, dtype=np.int64))
-    preprocess = Preprocess((side, side), mean=IMAGENET[0], std=IMAGENET[1])
+    preprocess = ImagePreprocess((side, side), mean=IMAGENET[0], std=IMAGENET[1])
     feed = TrainLoader(split, preprocess, Augment(shift=0.125, border="zeros", flip=0.5), 0, cached=pixels)
     batches = feed.batches(0, 10**9, work.batch_size)
 

@@ -14,8 +14,7 @@ from typing import Any
 
 from vitreous.apps.bench.profile import Profile, profile_turn
 from vitreous.apps.bench.work import LIMITS, Answering, Contender, Timing, Turn, Work
-from vitreous.system.cores import default_spinning, peak_memory
-from vitreous.training.peak import synchronise
+from vitreous.system.cores import default_spinning, peak_memory, synchronise
 
 PATIENCE = 900.0  # seconds that a contender may take to get ready or to do its turn
 EXACTLY = -1.0  # the order to say how exact answers are

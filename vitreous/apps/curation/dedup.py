@@ -24,7 +24,7 @@ from vitreous.apps.curation.copies.verification import PROMISING, THRESHOLD, fit
 from vitreous.apps.curation.copies.windows import SIDE, comparable, describe, describe_whole, view
 from vitreous.data.annotations.target import kind_of, require_pictures
 from vitreous.data.decoding.decode import decode
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.base import Preprocess
 from vitreous.data.split import Split
 from vitreous.errors import DataError, UsageError
 from vitreous.system.cores import default_workers
@@ -118,15 +118,14 @@ def fingerprint(pool: Joined, samples: Sequence[int], preprocess: Preprocess | N
     """
     fields = PRINT.descr
     if preprocess is not None:
-        dtype = "u1" if preprocess.numbers in ("colours", "uint8") else "<f4"
-        fields = [*fields, ("fed", dtype, (preprocess.channels, *preprocess.image))]
+        fields = [*fields, ("fed", preprocess.array_dtype.str, (preprocess.channels, *preprocess.image))]
     records = np.zeros(len(samples), fields)
 
     def read(pool: Joined, sample: int, record: Any) -> None:
         raw, name = pool.raw(sample), pool.name(sample)
         picture = decode(raw, 3, name)
         if preprocess is not None:
-            record["fed"] = preprocess.array(picture if preprocess.channels == 3 else preprocess.decoded(raw, name))
+            record["fed"] = preprocess.to_array(picture if preprocess.channels == 3 else preprocess.decode(raw, name))
         record["content"], record["pixels"] = digest(raw), digest(np.asarray(picture))
         record["view"] = view(picture, SIDE)
 

@@ -17,7 +17,7 @@ from vitreous.data.decoding.decode import FORMATS, decode, orientation, silence
 from vitreous.data.decoding.heif import open_formats
 from vitreous.data.latents import Latents
 from vitreous.data.layouts.packed import ROW
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.split import Split
 from vitreous.errors import DataError, UsageError
 from vitreous.system.disk import atomic, sha256
@@ -115,7 +115,7 @@ class Encoder:
         raw, plan = self.split.raw(sample), self.plan
         picture = decode(raw, 3, self.split.name(sample))
         if plan.form == "latents":
-            middle = Preprocess((plan.short_side, plan.short_side)).fitted(picture)
+            middle = ImagePreprocess((plan.short_side, plan.short_side)).fit_image(picture)
             if self.mirrored is not None and sample >= self.mirrored:
                 middle = middle.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
             return Stored("raw", middle.tobytes(), plan.short_side, plan.short_side, 3)

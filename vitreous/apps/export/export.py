@@ -69,7 +69,7 @@ def export(
     listener = listener or NullListener()
     place = choose_place(run, out, "model" + (f"-{quantize}" if quantize else ""), FORMS[to].suffix, overwrite)
     bundle = open_bundle(run, note=listener.note, headless=True, dense=True)
-    if bundle.preprocess.native:
+    if not bundle.preprocess.stacks:
         problem = f"{run} reads pictures at their own aspect ratio, and a graph takes images of one size"
         raise UsageError(problem, "use `vitreous predict` or `serve`, or export its weights: --to timm")
     if dynamic_size:

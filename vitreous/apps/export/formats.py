@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from vitreous.apps.export.graph import INPUT, output_names, trace
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.base import Preprocess
 from vitreous.errors import UsageError
 from vitreous.inference.card import Card
 from vitreous.inference.engine import Engine
-from vitreous.inference.export_file import CARD, MOST, content, describe_export, normalised, seal_onnx, seal_xml
+from vitreous.inference.export_file import CARD, MOST, content, describe_export, seal_onnx, seal_xml
 from vitreous.inference.exported import open_exported
 from vitreous.inference.libraries import needed, unobserved
 from vitreous.inference.openvino import quantize
@@ -148,7 +148,7 @@ def card_metadata(card: Card) -> dict[str, str]:
         "mean": json.dumps([value * p.peak for value in p.mean]),
         "std": json.dumps([value * p.peak for value in p.std]),
         "image_size": json.dumps(p.image),
-        "resize": json.dumps({"fit": "whole" if card.object_classes else p.fit, "share": p.share, "filter": p.filter}),
+        "resize": json.dumps(p.resize_settings() | ({"fit": "whole"} if card.object_classes else {})),
         "answer": json.dumps({"loss": card.loss, "temperature": card.temperature}),
     }
 
@@ -224,7 +224,7 @@ class ProgramEngine:
     @torch.inference_mode()
     def answers(self, pixels: np.ndarray) -> tuple[Tensor, ...]:
         """(B, C, *image) pixels -> (B, K) logits, where there is a head, and (B, D) features, float32."""
-        outputs = self.module(torch.from_numpy(normalised(pixels, self.preprocess)))
+        outputs = self.module(torch.from_numpy(self.preprocess.normalise_array(pixels)))
         return outputs if isinstance(outputs, tuple) else (outputs,)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from vitreous.data.class_order import align_labels
 from vitreous.data.keys import permutation
 from vitreous.data.layouts.video import open_sample
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.base import Preprocess
 from vitreous.data.run_data import open_run_data, open_training_data, sample_images
 from vitreous.data.split import Data
 from vitreous.errors import DataError, UsageError
@@ -24,7 +24,6 @@ from vitreous.inference.card import Card
 from vitreous.inference.class_maps import native
 from vitreous.inference.detections import fit_image
 from vitreous.inference.engine import Engine
-from vitreous.inference.export_file import normalised
 from vitreous.inference.outputs import THRESHOLD, probabilities
 from vitreous.inference.sources import Item, read_item, source
 from vitreous.inference.tiles import native_pixels
@@ -177,7 +176,7 @@ def gather(
             raise DataError(f"{judged.name} has {len(judged)} pictures: {needed}", MORE)
         else:
             pixels, judged = iter(judged.part(slice(0, None, 2)).pixels), judged.part(slice(1, None, 2))
-        calibration = [normalised(picture[None], bundle.preprocess) for picture in islice(pixels, CALIBRATION)]
+        calibration = [bundle.preprocess.normalise_array(picture[None]) for picture in islice(pixels, CALIBRATION)]
         if len(calibration) < FEWEST:
             raise DataError(f"int8 is calibrated on at least {FEWEST} pictures; there are {len(calibration)}", MORE)
     if len(judged) < FEWEST:
@@ -193,7 +192,7 @@ def fitted_item(preprocess: Preprocess, item: Item) -> np.ndarray:
 def of_files(images: Sequence[str], preprocess: Preprocess, whole: bool = False) -> Pictures:
     """Files, and those in folders; of more than are needed, a choice that is always the same. `whole`: as detectors
     take them. Raises DataError."""
-    items = list(source(images))
+    items = list(source(images, preprocess=preprocess))
     chosen = sorted(permutation(len(items), 0, 0)[: 2 * MOST].tolist())
     with ThreadPoolExecutor(default_workers()) as pool:
         read = partial(fitted_item, preprocess) if whole else partial(read_item, preprocess=preprocess, exact=True)
@@ -220,8 +219,8 @@ def of_data(run: str | os.PathLike[str], bundle: Bundle, data: str | os.PathLike
     p, pixels, rows = bundle.preprocess, [], []
     for row in permutation(len(split), 0, 0)[: 4 * MOST].tolist():
         try:
-            picture = p.decoded(open_sample(split, row), split.name(row))
-            pixels.append(fit_image(native_pixels(picture), p)[0] if bundle.object_classes else p.array(picture))
+            picture = p.decode(open_sample(split, row), split.name(row))
+            pixels.append(fit_image(native_pixels(picture), p)[0] if bundle.object_classes else p.to_array(picture))
             rows.append(row)
         except DataError:
             continue

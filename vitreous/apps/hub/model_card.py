@@ -58,7 +58,7 @@ def metadata(repository: str, bundle: Bundle, summary: dict[str, Any], licence: 
     from huggingface_hub import EvalResult, ModelCardData
 
     name, data = repository.partition("/")[2], public_name(str(summary.get("data") or ""))
-    task = "video-classification" if bundle.preprocess.of_clips else TASKS[bundle.task.name]
+    task = bundle.preprocess.hub_task or TASKS[bundle.task.name]
     results = [
         EvalResult(
             task_type=task,
@@ -170,4 +170,4 @@ def as_text(value: Any) -> str:
 def seen(bundle: Bundle) -> dict[str, Any]:
     """The parts of the preprocessing that a reader asks for."""
     plain = to_plain(bundle.preprocess)
-    return {name: plain[name] for name in ("fit", "share", "filter", "mean", "std")}
+    return {name: plain[name] for name in ("fit", "share", "filter", "mean", "std") if name in plain}

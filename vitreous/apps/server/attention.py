@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 
 from vitreous.data.annotations.drawing import png_of
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.base import Preprocess
 from vitreous.errors import UsageError
 from vitreous.models.config import ModelConfig, ViTConfig
 
@@ -47,9 +47,9 @@ class AttentionRequest:
     query: tuple[int, ...] | None = None
 
     @staticmethod
-    def parse(parameters: Mapping[str, str], model: Model, tokens: int = 0) -> AttentionRequest:
-        """The words `kind`, `layer`, `head` and `query` of a request; others are not looked at. `tokens`: the most
-        patches of pictures at their own aspect, along a side too; 0: all have the model's grid.
+    def parse(parameters: Mapping[str, str], model: Model, preprocess: Preprocess | None = None) -> AttentionRequest:
+        """The words `kind`, `layer`, `head` and `query` of a request; others are not looked at. `preprocess`: that of
+        the model, by which images may have more patches along an axis than its own grid; None: they do not.
 
         Raises UsageError with the word, its value and what is allowed, and for a model whose attention cannot be shown.
         """
@@ -66,7 +66,7 @@ class AttentionRequest:
         layer = parse_number("layer", layer, c.depth, f"a block from 0 to {c.depth - 1}, or all", ("all",))
         query, place = parameters.get("query", "answer"), None
         if query != "answer":
-            most = (tokens,) * 2 if tokens else c.grid
+            most = preprocess.longest_grid(c.grid) if preprocess else c.grid
             axes = ("SLOT", "ROW", "COLUMN")[-len(c.grid) :]
             first, last = (",".join(map(str, ends)) for ends in ([0] * len(axes), [end - 1 for end in most]))
             allowed = f"answer, or {','.join(axes)} of a patch, from {first} to {last}"
@@ -244,9 +244,4 @@ def filters(bundle: Bundle) -> bytes | None:
 
 def visible_box(preprocess: Preprocess, width: int, height: int) -> list[float]:
     """The part of an upright image that the model sees: left, top, right, bottom as shares of width and height."""
-    if preprocess.of_clips or preprocess.fit != "crop" or (width, height) == preprocess.image[::-1]:
-        return [0.0, 0.0, 1.0, 1.0]
-    tall, wide = preprocess.image
-    scale = max(tall / height, wide / width) / preprocess.share
-    half = min(wide / scale / width, 1.0) / 2, min(tall / scale / height, 1.0) / 2
-    return [round(edge, 6) for edge in (0.5 - half[0], 0.5 - half[1], 0.5 + half[0], 0.5 + half[1])]
+    return [round(edge, 6) for edge in preprocess.visible_box(width, height)]

@@ -24,12 +24,13 @@ from pkgutil import iter_modules
 import numpy as np
 
 from vitreous.config import from_plain, to_plain
-from vitreous.data.decoding.clips import open_clip
-from vitreous.data.decoding.decode import FORMATS, MODES, upright_size
+from vitreous.data.decoding.decode import FORMATS, upright_size
 from vitreous.data.decoding.gate import MAX_JPEG_PIXELS
 from vitreous.data.decoding.heif import readable_formats, register
 from vitreous.data.decoding.tiff import load_codecs
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.base import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
+from vitreous.data.modalities.table import AnyPreprocess
 from vitreous.errors import DataError
 from vitreous.inference.reading import read, read_large
 from vitreous.inference.tiles import native_pixels
@@ -59,7 +60,7 @@ class DecodeSettings:
 def parse_settings(encoded: bytes) -> DecodeSettings:
     """The settings that `DecodeSettings.encoded` has as JSON."""
     preprocess, exact, max_pixels = json.loads(encoded)
-    return DecodeSettings(from_plain(Preprocess, preprocess), exact, max_pixels)
+    return DecodeSettings(from_plain(AnyPreprocess, preprocess), exact, max_pixels)
 
 
 #: content, settings, whether pixels are at the image's own size -> pixels
@@ -69,19 +70,13 @@ Decode = Callable[[bytes, DecodeSettings, bool], np.ndarray]
 def decode_image(content: bytes, settings: DecodeSettings, full_size: bool) -> np.ndarray:
     """One image as (C, *image) pixels, or as (C, H, W) at its own size; or one clip. Raises DataError."""
     preprocess, most = settings.preprocess, settings.max_pixels
-    if preprocess.of_clips:
-        clip = open_clip(content, "image")
-        if math.prod(clip.size) > most:
-            high, wide = clip.size
-            raise DataError(f"image: frames of {wide} x {high} pixels", f"at most {most:,}: scale it down")
-        return preprocess.array(preprocess.decoded(clip))
-    reducible = content.startswith(b"\xff\xd8") and preprocess.numbers == "colours" and preprocess.channels in MODES
-    if full_size or not reducible:
-        upright_size(content, "image", most)
-    elif math.prod(upright_size(content, "image", min(MAX_JPEG_PIXELS, 64 * most))) > most:
-        return read_large(content, preprocess, "image", settings.exact, most)
     if full_size:
-        return native_pixels(preprocess.decoded(content, "image"))
+        return native_pixels(preprocess.decode_within(content, "image", most))
+    planar = preprocess.for_reduced_reading() if content.startswith(b"\xff\xd8") else None
+    if planar is None:
+        return preprocess.to_array(preprocess.decode_within(content, "image", most))
+    if math.prod(upright_size(content, "image", min(MAX_JPEG_PIXELS, 64 * most))) > most:
+        return read_large(content, planar, "image", settings.exact, most)
     return read(content, preprocess, "image", exact=settings.exact)
 
 
@@ -99,8 +94,8 @@ def serve_jobs(decode: Decode = decode_image) -> None:
         limit_time(seconds)
         try:
             pixels = np.ascontiguousarray(decode(content, settings, bool(flags & FULL_SIZE)))
-            has_size = flags & WITH_SIZE and not settings.preprocess.of_clips
-            image_size = upright_size(content, "image", MAX_JPEG_PIXELS) if has_size else (0, 0)
+            size_of = settings.preprocess.stored_size
+            image_size = size_of(content, "image", MAX_JPEG_PIXELS) if flags & WITH_SIZE else (0, 0)
             answer = {"dtype": str(pixels.dtype), "shape": pixels.shape, "size": image_size}
             data = pixels.data.cast("B")
             status = PIXELS
@@ -168,9 +163,9 @@ def import_decoders() -> None:
     for kind in FORMATS:
         Image.new("RGB", (64, 64)).save(file := io.BytesIO(), kind)
         upright_size(file.getvalue(), kind)
-        read(file.getvalue(), Preprocess((8, 8)), kind)
+        read(file.getvalue(), ImagePreprocess((8, 8)), kind)
     Image.new("RGB", (64, 64)).save(file := io.BytesIO(), "JPEG")
-    read_large(file.getvalue(), Preprocess((8, 8)), "JPEG", True, 1024)
+    read_large(file.getvalue(), ImagePreprocess((8, 8)), "JPEG", True, 1024)
 
 
 if __name__ == "__main__":

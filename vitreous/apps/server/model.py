@@ -68,7 +68,7 @@ class Served:
             "segment": bool(card.pixel_classes),
             "detect": bool(card.object_classes),
             "embed": self.has_features,
-            "frames": card.preprocess.of_clips,
+            "frames": card.preprocess.is_animated,
             "sample": self.generator is not None,
             **parts,
             "neighbours": self.index is not None,
@@ -121,9 +121,9 @@ def prepare(predictor: Predictor, limits: Limits, run: str | os.PathLike[str] | 
     """
     if (generator := generator_of(predictor)) is not None:
         return prepare_generator(predictor, generator, limits)
-    if predictor.card.preprocess.numbers == "voxels":
+    if not predictor.card.preprocess.is_browsable:
         problem = (
-            f"{predictor.card.name} answers for {predictor.card.preprocess.kind}, the server takes pictures and clips"
+            f"{predictor.card.name} answers for {predictor.card.preprocess.noun}, the server takes pictures and clips"
         )
         raise UsageError(problem, "`vitreous predict RUN FILE …` answers for these")
     size = min(batch_size(predictor), limits.queue or MOST)

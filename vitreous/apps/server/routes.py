@@ -199,9 +199,9 @@ async def attention(request: Request) -> Response:
     service, info = context(request)
     served, bundle = service.served, require_bundle(service.served, "attention")
     parameters = read_parameters(request)
-    picture = "gif" if bundle.preprocess.of_clips else "png"
+    picture = "gif" if bundle.preprocess.is_animated else "png"
     form = parse_word("format", parameters, ("json", picture))
-    options = attention_api.AttentionRequest.parse(parameters, bundle.model, bundle.preprocess.tokens)
+    options = attention_api.AttentionRequest.parse(parameters, bundle.model, bundle.preprocess)
     if form != "json" and "all" in (options.layer, options.head):
         problem = f"a {form.upper()} of several maps"
         raise Refusal(422, "bad_parameter", problem, "ask for one layer and one head, or format=json")

@@ -16,7 +16,7 @@ from vitreous.apps.server.requests import Upload, address_of, context, model_nam
 from vitreous.apps.server.responses import Refusal, json_response, shorten_text
 from vitreous.apps.server.sample_request import SampleLimits, SampleRequest, parse_sample_request
 from vitreous.apps.server.service import RequestInfo, Service
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.images import ImagePreprocess
 
 if TYPE_CHECKING:
     from vitreous.apps.server.sample_job import SampleJob
@@ -80,7 +80,7 @@ async def read_given(service: Service, info: RequestInfo, uploads: dict[str, Upl
     """An image and its mask at the model's size, (C, H, W) and (1, H, W) uint8. Raises Refusal, 422, for images that
     cannot be decoded, and for a mask of another size."""
     preprocess = service.served.predictor.card.preprocess
-    grey = DecodeSettings(Preprocess(preprocess.image, 1), False, service.limits.pixels)
+    grey = DecodeSettings(ImagePreprocess(preprocess.image, 1), False, service.limits.pixels)
     with service.admit_images(info, len(uploads)):
         decode, settings = service.decoders.decode, service.served.decode_settings
         image, size = await decode(uploads["image"].content, settings, with_size=True)

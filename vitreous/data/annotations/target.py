@@ -184,13 +184,13 @@ def axes_of(split: Split) -> int:
 
 
 def kind_of(split: Split) -> str:
-    """What the images of a split are called: pictures, volumes or clips."""
-    return getattr(split, "kind", "volumes" if axes_of(split) == 3 else "pictures")
+    """What the samples of a split are called, as `Preprocess.noun` has it: images, volumes, signals or clips."""
+    return getattr(split, "kind", "volumes" if axes_of(split) == 3 else "images")
 
 
 def require_pictures(splits: Iterable[Split], rule: str) -> None:
     """Raise UsageError for volumes and clips, with the `rule` that they break: that something takes pictures."""
-    for kind in {kind_of(split) for split in splits} - {"pictures"}:
+    for kind in {kind_of(split) for split in splits} - {"images"}:
         raise UsageError(f"the data are {kind}, and {rule}", f"leave them as they are: `train` reads {kind}")
 
 

@@ -29,7 +29,8 @@ from vitreous.data.decoding.decode import MODES
 from vitreous.data.decoding.regions import Regions
 from vitreous.data.decoding.spectral import Picture, bands_of
 from vitreous.data.keys import one_key, seeded, uniform
-from vitreous.data.preprocess import Preprocess, to_tensor
+from vitreous.data.modalities.base import image_to_tensor
+from vitreous.data.modalities.planar import PlanarPreprocess
 from vitreous.errors import UsageError
 
 WHOLE = (1.0, 1.0)  # the area of a crop that takes the whole image
@@ -41,7 +42,7 @@ class Views(Protocol):
 
     takes_regions: ClassVar[bool]  # whether `picture` takes `Regions`, to decode only the part that it needs
 
-    def picture(self, picture: Picture | Regions, preprocess: Preprocess, sample_key: int) -> Tensor:
+    def picture(self, picture: Picture | Regions, preprocess: Any, sample_key: int) -> Tensor:
         """Augment an image of any size to its row of a batch, a tensor of the same shape for every sample."""
         ...
 
@@ -49,7 +50,7 @@ class Views(Protocol):
         """Augment (B, C, *image) images in memory by (B,) uint64 keys to B rows."""
         ...
 
-    def unpack(self, rows: Tensor, preprocess: Preprocess) -> dict[str, Tensor]:
+    def unpack(self, rows: Tensor, preprocess: Any) -> dict[str, Tensor]:
         """Convert B rows, (B, ...), to the entries of a batch, samples first."""
         ...
 
@@ -78,9 +79,9 @@ class Augment:
     `mixup` and `cutmix` are the alphas of their Beta distributions, 0 switches off; if both are on, each batch draws
     one. `mix_probability`: the share of the batches that are mixed.
 
-    Of pictures at their own aspect (`Preprocess.native`) `ratio` is the factor by which a crop's aspect differs from
+    Of images at their own aspect (`NativePreprocess`) `ratio` is the factor by which a crop's aspect differs from
     the picture's own, and each is scaled to a number of tokens drawn from `fewest_tokens` (0: always the most) to
-    `Preprocess.tokens` (NaViT, arXiv:2307.06304). Raises UsageError for values out of range and options that do not go
+    its `tokens` (NaViT, arXiv:2307.06304). Raises UsageError for values out of range and options that do not go
     together.
     """
 
@@ -137,7 +138,7 @@ class Augment:
             self, rand_layers=0, three=False, trivial=False, jitter=(0.0, 0.0, 0.0), erase=0.0, erase_noise=False
         )
 
-    def picture(self, picture: Picture | Regions | Clip, preprocess: Preprocess, sample_key: int) -> Tensor:
+    def picture(self, picture: Picture | Regions | Clip, preprocess: PlanarPreprocess, sample_key: int) -> Tensor:
         """Augment the image of a file to (C, *image) uint8, in the process that decodes it. Raises DataError.
 
         Images of several Pillow channels get the same transform in each; of mode F they become float32. So do the
@@ -145,7 +146,8 @@ class Augment:
         """
         if isinstance(picture, Clip):
             draws = uniform(np.array([one_key(sample_key, MOMENTS)], np.uint64), preprocess.image[0])[0]
-            frames, mode = picture.read(preprocess.moments(len(picture), draws)), MODES[preprocess.channels]
+            numbers = preprocess.frame_numbers(len(picture), draws)  # type: ignore[attr-defined]  # of clips
+            frames, mode = picture.read(numbers), MODES[preprocess.channels]
             pictures = [Image.fromarray(frame).convert(mode) for frame in frames]
             return torch.stack([self.picture(frame, preprocess, sample_key) for frame in pictures], 1)
         if isinstance(picture, (tuple, np.ndarray)):
@@ -181,7 +183,7 @@ class Augment:
                     batch[row] = operations(image)
         return pierce(batch, keys, self.erase, self.erase_noise) if self.erase else batch
 
-    def unpack(self, rows: Tensor, preprocess: Preprocess) -> dict[str, Tensor]:
+    def unpack(self, rows: Tensor, preprocess: PlanarPreprocess) -> dict[str, Tensor]:
         """Return (B, C, *image) as `images`."""
         return {"images": rows}
 
@@ -285,10 +287,10 @@ def v2():
 
 
 @cache
-def pipeline(augment: Augment, preprocess: Preprocess) -> Callable[[Image.Image | Regions], Tensor]:
+def pipeline(augment: Augment, preprocess: PlanarPreprocess) -> Callable[[Image.Image | Regions], Tensor]:
     """Compose the transform of a file's image to (C, *image) uint8. Crops become Pillow images only if needed."""
     crop: Callable[[Any], Any] | None = cropper(augment, preprocess.plane)
-    if preprocess.native:
+    if not preprocess.stacks:
         crop = OwnAspectCrop(crop, preprocess, augment.fewest_tokens)  # type: ignore[arg-type]  # no simple one: Run
     operations: list[Callable[[Any], Any]] = [crop or partial(fitted, preprocess)]
     between, late = affine(augment), paint(augment)
@@ -319,7 +321,11 @@ def pictured(image: Image.Image | Tensor) -> Image.Image:
 
 def packed(image: Image.Image | Tensor) -> Tensor:
     """Convert an image to (C, H, W) uint8, contiguous: in numpy, in half the time of torch."""
-    return to_tensor(image) if isinstance(image, Image.Image) else torch.from_numpy(np.ascontiguousarray(image.numpy()))
+    return (
+        image_to_tensor(image)
+        if isinstance(image, Image.Image)
+        else torch.from_numpy(np.ascontiguousarray(image.numpy()))
+    )
 
 
 def mirrored(image: Image.Image | Tensor, probability: float) -> Image.Image | Tensor:
@@ -390,4 +396,4 @@ def either(operation: Callable[[Image.Image], Image.Image], image: Image.Image |
     """Apply an operation on Pillow images to a (C, H, W) uint8 as well: 1 channel is grey, 3 are RGB."""
     if isinstance(image, Image.Image):
         return operation(image)
-    return to_tensor(operation(pictured(image)))
+    return image_to_tensor(operation(pictured(image)))

@@ -17,7 +17,8 @@ from PIL import Image
 from torch import Tensor
 
 from vitreous.data.decoding.regions import Box, Regions
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.native import NativePreprocess
+from vitreous.data.modalities.planar import PlanarPreprocess
 
 ATTEMPTS = {"torchvision": 10, "inception": 100}  # of drawing a box that fits
 BORDER = 4  # pixels that a simple crop reflects at every side
@@ -117,7 +118,7 @@ class OwnAspectCrop:
     """
 
     crop: AreaCrop | None
-    preprocess: Preprocess
+    preprocess: NativePreprocess
     fewest: int = 0
 
     def __call__(self, picture: Image.Image | Regions) -> Image.Image | Tensor:
@@ -143,9 +144,9 @@ def squeezed(box: Box, size: tuple[int, int]) -> Box:
     return starts[0], starts[1], max(starts[0] + 1, ends[0]), max(starts[1] + 1, ends[1])
 
 
-def fitted(preprocess: Preprocess, picture: Image.Image | Regions) -> Image.Image:
+def fitted(preprocess: PlanarPreprocess, picture: Image.Image | Regions) -> Image.Image:
     """Scale an image to the model's size."""
-    return preprocess.fitted(picture if isinstance(picture, Image.Image) else picture.whole())
+    return preprocess.fit_image(picture if isinstance(picture, Image.Image) else picture.whole())
 
 
 def shown(picture: Image.Image | Regions, box: Box, size: tuple[int, int], filter: str) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vitreous.data.augmentation.crops import BORDER
 from vitreous.data.keys import uniform
-from vitreous.data.preprocess import IMAGENET
+from vitreous.data.modalities.base import IMAGENET
 
 WINDOWS, HOLES = 9, 11  # the first draws of a key for simple crops and for erasing; `Augment.maps` uses those before
 TRIES = 10  # of drawing a hole that fits

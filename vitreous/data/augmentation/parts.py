@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitreous.data.annotations.target import IGNORE, Target, box_of
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.base import Preprocess
 
 ROUNDING = 1e-6  # pixels
 LEAST = 1.0  # pixels along the sides of an object
@@ -52,8 +52,7 @@ def cut(band: Image.Image, part: Part, preprocess: Preprocess, colour: tuple[flo
         x, y = part.width / part.size[1], part.height / part.size[0]
         box = (part.left + left * x, part.top + top * y, part.left + right * x, part.top + bottom * y)
         box = (max(0.0, box[0]), max(0.0, box[1]), min(band.width, box[2]), min(band.height, box[3]))
-        filters = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
-        whole.paste(band.resize((right - left, bottom - top), filters[preprocess.filter], box), (left, top))
+        whole.paste(band.resize((right - left, bottom - top), preprocess.resampling, box), (left, top))
     return whole
 
 

@@ -19,7 +19,8 @@ from vitreous.data.batch import Batch
 from vitreous.data.decoding.regions import Regions
 from vitreous.data.decoding.spectral import Picture, bands_of
 from vitreous.data.keys import seeded, uniform
-from vitreous.data.preprocess import Preprocess, to_array
+from vitreous.data.modalities.base import Preprocess, image_to_array
+from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import UsageError
 
 STACKED = ("images", "classes")  # entries of a view that are of one size for all images
@@ -86,9 +87,10 @@ class Scenes:
         classes = None if target.classes is None else target.class_map()
         part = self.choose_part(size, preprocess.plane, classes, draws[:-DRAWS])
         turns = self.turn and draws[3] < 0.5, draws[4] < self.flip, draws[5] < self.flip_vertical
-        cuts = [cut(band, part, preprocess, self.colour(preprocess, number)) for number, band in enumerate(bands)]
-        pixels = torch.cat([torch.from_numpy(to_array(band)) for band in cuts])
-        if preprocess.numbers == "colours" and (any(self.jitter) or self.hue):
+        colours = self.colours(preprocess, len(bands))
+        cuts = [cut(band, part, preprocess, colour) for band, colour in zip(bands, colours, strict=True)]
+        pixels = torch.cat([torch.from_numpy(image_to_array(band)) for band in cuts])
+        if preprocess.has_colours and (any(self.jitter) or self.hue):
             pixels = self.jitter_colours(pixels, part.inside(size), draws, sample_key)
         view = {"images": moved(pixels, turns)}
         if classes is not None:
@@ -98,13 +100,13 @@ class Scenes:
             objects["masks"] = moved(objects["masks"], turns)
         return view | objects | {"boxes": moved_boxes(objects["boxes"], part.size, turns)}
 
-    def colour(self, preprocess: Preprocess, band: int) -> tuple[float, ...]:
-        """What lies outside the image, for a decoded image or for one of its channels, in its own numbers; empty for
-        black."""
+    def colours(self, preprocess: Preprocess, bands: int) -> list[tuple[float, ...]]:
+        """What lies outside the image, of each of the Pillow images that it is decoded to: values of its channels;
+        empty for black."""
         if self.fill == "black":
-            return ()
+            return [()] * bands
         mean = tuple(value * preprocess.peak for value in preprocess.mean)
-        return mean if preprocess.numbers == "colours" else mean[band : band + 1]
+        return [mean] if bands == 1 else [(value,) for value in mean]
 
     def jitter_colours(
         self, pixels: Tensor, inside: tuple[int, int, int, int], draws: np.ndarray, sample_key: int
@@ -167,7 +169,7 @@ class Scenes:
 
     def batch(self, pixels: Tensor, keys: np.ndarray) -> Tensor:
         """Raise UsageError for (B, C, *image) images by (B,) keys, as `picture` does."""
-        return self.picture(Image.new("L", (1, 1)), Preprocess((1, 1)), 0)
+        return self.picture(Image.new("L", (1, 1)), ImagePreprocess((1, 1)), 0)
 
     def unpack(self, rows: Tensor, preprocess: Preprocess) -> dict[str, Tensor]:
         """Return (B, C, *image) as `images`."""

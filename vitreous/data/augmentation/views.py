@@ -24,7 +24,8 @@ from vitreous.data.augmentation.volumes import VolumeViews
 from vitreous.data.decoding.regions import Regions
 from vitreous.data.decoding.spectral import Picture, bands_of
 from vitreous.data.keys import key, seeded, uniform
-from vitreous.data.preprocess import Preprocess, to_tensor
+from vitreous.data.modalities.base import image_to_tensor
+from vitreous.data.modalities.planar import PlanarPreprocess
 from vitreous.errors import UsageError
 
 GLOBAL = 2  # global views, which a teacher sees too
@@ -39,7 +40,7 @@ class MultiCrop:
     with bicubic filter. `flip` and `grey` are probabilities; `jitter` changes brightness, contrast, saturation and hue,
     with `jitter_probability`. `blur` and `solarise`: the probabilities of the first global view, the second, and each
     local one; `radius` in pixels of the Gaussian blur, uniform. Images that are read channel by channel
-    (`Preprocess.numbers`) get no colour augmentation. Raises UsageError for values out of range.
+    (`BandPreprocess`) get no colour augmentation. Raises UsageError for values out of range.
     """
 
     takes_regions: ClassVar[bool] = False
@@ -77,11 +78,11 @@ class MultiCrop:
 
         def drawn(band: Image.Image, view: int) -> Tensor:
             with seeded(sample_key, view):
-                return to_tensor(pipeline(self, min(view, GLOBAL), image, colours)(band))
+                return image_to_tensor(pipeline(self, min(view, GLOBAL), image, colours)(band))
 
         return [torch.cat([drawn(band, view) for band in bands]) for view in range(GLOBAL + self.locals)]
 
-    def picture(self, picture: Picture | Regions, preprocess: Preprocess, sample_key: int) -> Tensor:
+    def picture(self, picture: Picture | Regions, preprocess: PlanarPreprocess, sample_key: int) -> Tensor:
         """Flatten all views of an image, (n,)."""
         return torch.cat([view.flatten() for view in self.views(picture, preprocess.plane, sample_key)])
 
@@ -118,7 +119,7 @@ class MultiCrop:
             drawn[span] = rows.permute(0, 2, 1, 3)
         return drawn.unflatten(0, (len(keys), len(views)))
 
-    def unpack(self, rows: Tensor, preprocess: Preprocess) -> dict[str, Tensor]:
+    def unpack(self, rows: Tensor, preprocess: PlanarPreprocess) -> dict[str, Tensor]:
         """Unpack (B, n) rows to `images` (B, 2, C, *image) and `local` (B, locals, C, *local_image)."""
         batch, whole = len(rows), (preprocess.channels, *preprocess.image)
         cut = GLOBAL * math.prod(whole)

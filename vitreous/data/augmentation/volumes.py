@@ -15,7 +15,7 @@ from vitreous.data.annotations.target import IGNORE, Target
 from vitreous.data.decoding.regions import Regions
 from vitreous.data.decoding.spectral import Picture
 from vitreous.data.keys import seeded, uniform
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.base import Preprocess
 from vitreous.errors import UsageError
 
 DRAWS = 19  # numbers that a view is drawn by
@@ -125,24 +125,26 @@ class VolumeViews:
         scale and turns it is cut out at whole voxels. Raises UsageError for an image that is neither."""
         if not isinstance(picture, np.ndarray):
             raise UsageError("views of volumes are for volumes and signals", "leave --views.name out")
-        if preprocess.fit == "squash":
-            picture = preprocess.array(picture)
-        lift = (1,) * (3 - len(preprocess.image))  # a signal is a volume of one row
-        volume, image = picture.reshape(len(picture), *lift, *picture.shape[1:]), lift + preprocess.image
+        return self.draw(picture, preprocess.image, sample_key)
+
+    def draw(self, values: np.ndarray, size: tuple[int, ...], sample_key: int) -> Tensor:
+        """Draw a view of a volume (C, D, H, W) or a signal (C, L): (C, *size) float32."""
+        lift = (1,) * (3 - len(size))  # a signal is a volume of one row
+        volume, image = values.reshape(len(values), *lift, *values.shape[1:]), lift + size
         draws = uniform(np.array([sample_key], np.uint64), DRAWS)[0]
         if self.scale == (1.0, 1.0) and not self.rotate:
             sides = np.array(image)
             start = np.floor(self.centre(volume.shape[1:], sides, draws) - sides / 2 + 0.5)
-            values = cut(volume, start.astype(np.int64), image, self.border)
+            view = cut(volume, start.astype(np.int64), image, self.border)
         else:
-            values = sampled(volume, self.places(volume.shape[1:], image, draws), self.border)
-        values = self.recoloured(values.flip(self.flips(draws)), draws[12:16], sample_key)
-        return values.reshape(len(values), *preprocess.image).contiguous()
+            view = sampled(volume, self.places(volume.shape[1:], image, draws), self.border)
+        view = self.recoloured(view.flip(self.flips(draws)), draws[12:16], sample_key)
+        return view.reshape(len(view), *size).contiguous()
 
     def batch(self, pixels: Tensor, keys: np.ndarray) -> Tensor:
         """Draw a view of each of (B, C, *image) images by (B,) keys."""
-        own = Preprocess(tuple(pixels.shape[2:]), pixels.shape[1], numbers="voxels")
-        views = [self.picture(one.numpy(), own, key) for one, key in zip(pixels, keys.tolist(), strict=True)]
+        size = tuple(pixels.shape[2:])
+        views = [self.draw(one.numpy(), size, key) for one, key in zip(pixels, keys.tolist(), strict=True)]
         return torch.stack(views) if views else pixels
 
     def unpack(self, rows: Tensor, preprocess: Preprocess) -> dict[str, Tensor]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -62,6 +63,35 @@ def folder(root: Path, split_seed: int = 0) -> Data:
     lister = partial(walk, skipped=skipped)
     data = classified(root, homes, {name: list_classes(home, lister) for name, home in homes.items()}, split_seed)
     return replace(data, notes=[*skipped_notes(skipped), *siblings_note(root, homes), *data.notes])
+
+
+@dataclass(frozen=True)
+class SampleFiles(Files):
+    """Files that are called `kind` (`Preprocess.noun`), whose samples have so many `axes`, with labels (n,) int64 or
+    (n, K) float32."""
+
+    kind: str = "images"
+    axes: int = 2
+
+    def take(self, rows: np.ndarray, labels: np.ndarray | None = None) -> SampleFiles:
+        return replace(super().take(rows, labels), kind=self.kind, axes=self.axes)
+
+    def update(self, digest: Any) -> None:
+        super().update(digest)
+        digest.update(self.kind.encode())
+
+
+def open_class_folders(
+    root: Path, split_seed: int, suffixes: frozenset[str], convert: Callable[[Files], Split]
+) -> Data:
+    """Open a folder of classes of files with these `suffixes`, with or without folders of splits around them, as
+    `folder` opens images; a tenth is `val` where there is none. `convert` makes the files the split that they are.
+    Raises DataError as `folder`."""
+    homes, list_files = split_folders(root), partial(walk, suffixes=suffixes)
+    listed = {name: list_classes(home, list_files) for name, home in homes.items()}
+    data = classified(root, homes, listed, split_seed, list_files)
+    splits = {name: convert(split) for name, split in data.splits.items()}  # type: ignore[arg-type]
+    return replace(data, splits=splits, whole=data.whole and convert(data.whole))  # type: ignore[arg-type]
 
 
 def split_folders(root: Path) -> dict[str, Path]:

@@ -22,9 +22,9 @@ import numpy as np
 from vitreous.data.decoding.decode import SUFFIXES as PICTURES
 from vitreous.data.decoding.volumes import OWN, SIGNALS, SUFFIXES, TEXT, array_axes
 from vitreous.data.layouts.classes import natural
-from vitreous.data.layouts.folder import classified, entries, files_below, is_folder, list_classes, split_folders, walk
+from vitreous.data.layouts.folder import entries, files_below, is_folder, open_class_folders, split_folders, walk
 from vitreous.data.layouts.split_names import find_split_folders
-from vitreous.data.split import Data, Files, Split
+from vitreous.data.split import Data, Files
 from vitreous.errors import DataError, printable
 
 PROBED = 16  # files that are looked into: the first that can be read says how many axes all have
@@ -104,12 +104,8 @@ def arrays_below(home: str) -> list[str] | None:
 def arrays(root: Path, split_seed: int = 0, axes: int = 3) -> Data:
     """Open a folder of classes of volumes or, with one of `axes`, of signals, with or without folders of splits around
     them, as `folder` opens pictures; a tenth is `val` where there is none. Raises DataError as `folder` does."""
-    homes, list_files = split_folders(root), partial(walk, suffixes=ENDINGS[axes])
-    listed = {name: list_classes(home, list_files) for name, home in homes.items()}
-    data = classified(root, homes, listed, split_seed, list_files)
-    splits: dict[str, Split] = {name: arrays_of(split, axes) for name, split in data.splits.items()}
-    notes = [arrays_note(sum(map(len, splits.values())), axes), *data.notes]
-    return replace(data, splits=splits, notes=notes, whole=data.whole and arrays_of(data.whole, axes))
+    data = open_class_folders(root, split_seed, ENDINGS[axes], partial(arrays_of, axes=axes))
+    return replace(data, notes=[arrays_note(sum(map(len, data.splits.values())), axes), *data.notes])
 
 
 def arrays_note(count: int, axes: int) -> str:
@@ -117,9 +113,8 @@ def arrays_note(count: int, axes: int) -> str:
     return f"the data are {count:,} {'signals' if axes == 1 else 'volumes'}"
 
 
-def arrays_of(split: Split, axes: int) -> ArrayFiles:
+def arrays_of(split: Files, axes: int) -> ArrayFiles:
     """Files as volumes or signals."""
-    assert isinstance(split, Files)
     return ArrayFiles(split.paths, split.labels, axes)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vitreous.config import from_plain
 from vitreous.data.keys import key
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.modalities.base import Preprocess
 from vitreous.data.rgb_images import rgb_image
 from vitreous.errors import UsageError, WeightsError
 from vitreous.objectives.base import Objective, Setting

@@ -16,12 +16,9 @@ from PIL import Image
 from torch import Tensor
 
 from vitreous.data.decoding.clip import Clip
-from vitreous.data.decoding.decode import is_image
 from vitreous.data.keys import permutation
-from vitreous.data.layouts.folder import list_images, walk
-from vitreous.data.layouts.video import clips_below, open_sample
-from vitreous.data.layouts.volumes import ENDINGS
-from vitreous.data.preprocess import Preprocess
+from vitreous.data.layouts.video import open_sample
+from vitreous.data.modalities.base import Preprocess
 from vitreous.data.rgb_images import rgb_image
 from vitreous.data.run_data import open_run_data
 from vitreous.data.split import Data, Split
@@ -145,26 +142,16 @@ def open_pictures(images: Sequence[str | os.PathLike[str]], preprocess: Preproce
     """Open the images named, and all below folders. Raises DataError for unreadable ones and empty folders."""
     for name in images:
         path = Path(name)
-        if path.is_dir() and preprocess.of_clips:
-            clips = clips_below(os.fspath(path), 0)
-            if not clips:
-                raise DataError(
-                    f"no clips in {printable(path)}", "name video files, GIFs or folders of numbered frames"
-                )
-            yield from (see_picture(Path(clip), printable(clip), preprocess) for clip in clips)
-        elif path.is_dir():
-            solid = preprocess.numbers == "voxels"
-            paths = [p for p in list_images(path) if is_image(p)]
-            if solid:
-                paths = [Path(place) for place in walk(os.fspath(path), ENDINGS[len(preprocess.image)])]
-            if not paths:
-                raise DataError(f"no {preprocess.kind if solid else 'images'} in {printable(path)}")
-            yield from (see_picture(p, printable(p), preprocess) for p in paths)
+        if path.is_dir():
+            places = preprocess.find_files(os.fspath(path))
+            if not places:
+                raise DataError(f"no {preprocess.noun} in {printable(path)}", preprocess.folder_hint)
+            yield from (see_picture(Path(place), printable(place), preprocess) for place in places)
         else:
             yield see_picture(path, printable(path), preprocess)
 
 
 def see_picture(raw: bytes | np.ndarray | Path | Clip, name: str, preprocess: Preprocess) -> Picture:
     """Decode stored bytes, (H, W, C) pixels, a file or a clip as the model sees it. Raises DataError if it cannot."""
-    pixels = preprocess.pixels(preprocess.decoded(raw, name))
+    pixels = preprocess.to_tensor(preprocess.decode(raw, name))
     return Picture(name, rgb_image(pixels), pixels, raw)

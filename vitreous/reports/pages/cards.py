@@ -63,14 +63,14 @@ def pictures(bundle: Bundle, split: Split, samples: list[int]) -> dict[int, dict
     pixels: dict[int, Tensor] = {}
     for sample in samples:
         try:
-            picture = bundle.preprocess.decoded(open_sample(split, sample), split.name(sample))
-            pixels[sample] = bundle.preprocess.pixels(picture)
+            picture = bundle.preprocess.decode(open_sample(split, sample), split.name(sample))
+            pixels[sample] = bundle.preprocess.to_tensor(picture)
         except DataError:  # gone since it was judged
             continue
     if not pixels:
         return {}
-    own_sizes = [one[None] for one in pixels.values()]
-    parts = own_sizes if bundle.preprocess.native else [torch.cat(own_sizes)]
+    batch = bundle.preprocess.collate(list(pixels.values()))
+    parts = [one[None] for one in batch] if isinstance(batch, list) else [batch]
     rollouts = [attention(bundle, part) for part in parts]
     maps = [one for part in rollouts if part is not None for one in part]
     uris = {}

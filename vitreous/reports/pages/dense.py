@@ -109,7 +109,7 @@ def worst_images(answers: Answered, threshold: float, tiles: bool, masks: bool) 
     engine, colours, rows = make_engine(answers.bundle.model, answers.bundle.preprocess), class_colours(classes), []
     for sample in order[:SHOWN]:
         try:
-            pixels = native_pixels(answers.bundle.preprocess.decoded(split.raw(sample), split.name(sample)))
+            pixels = native_pixels(answers.bundle.preprocess.decode(split.raw(sample), split.name(sample)))
             truth = split.target(sample)
         except DataError:  # gone since it was judged
             continue
@@ -244,7 +244,7 @@ def worst_scenes(answers: Answered) -> dict[str, Any]:
     engine, colours, rows = make_engine(answers.bundle.model, answers.bundle.preprocess), class_colours(classes), []
     for sample in order[:SHOWN_MAPS]:
         try:
-            pixels = native_pixels(answers.bundle.preprocess.decoded(split.raw(sample), split.name(sample)))
+            pixels = native_pixels(answers.bundle.preprocess.decode(split.raw(sample), split.name(sample)))
             truth = split.target(sample).class_map()
         except DataError:  # gone since it was judged
             continue

@@ -96,7 +96,7 @@ def samples_of(folder: Folder, run: Run) -> dict[str, Any]:
     return {
         "picture": picture,
         "classes": len(classes),
-        "frames": run.preprocess.image[0] if run.preprocess.of_clips else 0,
+        "frames": run.preprocess.frames if run.preprocess.is_animated else 0,
         "error": val.get("denoising_error"),
         "images": val.get("images"),
     }
@@ -258,7 +258,7 @@ def commands(folder: Folder, run: Run, table: dict[str, Any]) -> list[str]:
     if run.objective.generates:
         return [
             *lines,
-            f"vitreous sample {shlex.quote(place)} --out samples.{'gif' if run.preprocess.of_clips else 'png'}",
+            f"vitreous sample {shlex.quote(place)} --out samples.{'gif' if run.preprocess.is_animated else 'png'}",
             f"vitreous evaluate {shlex.quote(place)}",
         ]
     if run.objective.labelled or run.objective.annotated:

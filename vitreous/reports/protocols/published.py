@@ -25,11 +25,10 @@ from vitreous.data.screen import fits_in_memory, readable, screen, stop_at_unrea
 from vitreous.data.split import Split
 from vitreous.errors import DataError, NonFiniteError, UsageError
 from vitreous.evaluation.classification import judge
-from vitreous.evaluation.tokens import Reading, TokenReader
 from vitreous.inference.engine import ModelEngine, logits_of, make_engine, readable_mask
 from vitreous.models.config import ModelConfig
 from vitreous.reports.answers import progress_counter
-from vitreous.reports.protocols.heads import UNIT, Head, HeadConfig, best_of, train_heads
+from vitreous.reports.protocols.heads import UNIT, Head, HeadConfig, Reading, TokenReader, best_of, train_heads
 from vitreous.reports.protocols.task import ProtocolOptions, ProtocolResult, ProtocolTask
 from vitreous.system.cores import default_workers
 from vitreous.training.run import Schedule
@@ -130,7 +129,7 @@ def judge_by_published(task: ProtocolTask) -> ProtocolResult:
     if inference.engine == "openvino" or inference.precision == "int8" or inference.merge_tokens:
         problem = f"--probe {options.probe} reads the tokens of the model itself"
         raise UsageError(problem, "leave --engine openvino, --precision int8 and --merge-tokens out")
-    if task.bundle.preprocess.native:
+    if not task.bundle.preprocess.stacks:
         problem = f"--probe {options.probe} crops images of one size, not pictures at their own aspect"
         raise UsageError(problem, "leave --probe out")
     task.check_classes()

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitreous.data.preprocess import IMAGENET
+from vitreous.data.modalities.base import IMAGENET
 from vitreous.models.config import DetectorConfig, ModelConfig
 from vitreous.models.configs.detector import HEADS
 from vitreous.weights.formats.vitdet import ROWS, VITDET, configure_vitdet, vitdet_like

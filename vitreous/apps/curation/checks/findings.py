@@ -32,14 +32,14 @@ def findings(facts: dict[str, Any]) -> list[Finding]:
     return [dict(zip(("level", "what", "text", "way"), row, strict=True)) for row in rows]
 
 
-def images(count: int, kind: str = "pictures") -> str:
+def images(count: int, kind: str = "images") -> str:
     """Write a number of images, or of clips: `1 image`, `1,234 clips`."""
     return f"{count:,} {noun(kind)}" + ("" if count == 1 else "s")
 
 
 def noun(kind: str) -> str:
     """What one of the data is called: `clip`, `volume`, `signal` or `image`."""
-    return "image" if kind == "pictures" else kind.removesuffix("s")
+    return kind.removesuffix("s")
 
 
 def dedup_command(source: str, split: str) -> str:

@@ -97,7 +97,7 @@ def open_subject(
         if data.unlabelled is not None and find_inner_source(Path(source)) is not None:
             refused = data.unlabelled  # which names it
         kind = kind_of(splits["train"])
-        splits = {LOOSE if kind == "pictures" else kind: splits["train"]}
+        splits = {LOOSE if kind == "images" else kind: splits["train"]}
     return Subject(
         data.name,
         source,

@@ -1,0 +1,167 @@
+"""The contract of modalities: every row of the table keeps it, and a new one needs no other file (`grids.py`)."""
+
+import pickle
+import subprocess
+import sys
+from dataclasses import fields
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitreous
+from tests.data.films import write_clip
+from tests.data.grids import GRIDS, GridPreprocess, write_grids
+from vitreous.cli.main import main
+from vitreous.config import from_plain, to_plain
+from vitreous.data.annotations.target import kind_of
+from vitreous.data.loader import EvalLoader
+from vitreous.data.modalities.bands import BandPreprocess
+from vitreous.data.modalities.clips import ClipPreprocess
+from vitreous.data.modalities.images import ImagePreprocess
+from vitreous.data.modalities.native import NativePreprocess
+from vitreous.data.modalities.signals import SignalPreprocess
+from vitreous.data.modalities.table import MODALITIES, AnyPreprocess
+from vitreous.data.modalities.volumes import VolumePreprocess
+from vitreous.data.sources import open_data
+from vitreous.errors import DataError, UsageError
+from vitreous.weights.bundle import load_bundle
+
+NUMBERS = np.random.default_rng(0)
+COLOURS = NUMBERS.integers(0, 256, (20, 30, 3), dtype=np.uint8)
+#: a preprocessing of each modality, and pixels that it takes
+EXAMPLES = {
+    "images": (ImagePreprocess((16, 24), share=0.9), COLOURS),
+    "bands": (BandPreprocess((16, 24), 5, (0.4,) * 5, (0.2,) * 5, numbers="float32"), NUMBERS.random((20, 30, 5), np.float32)),
+    "native": (NativePreprocess((16, 16), tokens=12, patch=(4, 4)), COLOURS),
+    "clips": (ClipPreprocess((3, 16, 16), stride=2), np.stack([COLOURS] * 9)),
+    "volumes": (VolumePreprocess((6, 7, 8), 1, (0.0,), (1.0,), fit="squash"), NUMBERS.random((9, 7, 8))),
+    "signals": (SignalPreprocess((40,), 2, (0.0,) * 2, (1.0,) * 2, standardise="data"), NUMBERS.random((50, 2))),
+    "grids": (GridPreprocess((8, 8), 1, (0.1,), (2.0,), unit_height=3.0), NUMBERS.random((10, 12))),
+}  # fmt: skip
+
+
+@pytest.fixture
+def _grids(monkeypatch):
+    for name, modality in GRIDS.items():
+        monkeypatch.setitem(MODALITIES, name, modality)
+
+
+@pytest.mark.usefixtures("_grids")
+def test_every_modality_has_an_example():
+    assert EXAMPLES.keys() == MODALITIES.keys()
+    assert all(type(preprocess) is MODALITIES[name] for name, (preprocess, _) in EXAMPLES.items())
+
+
+@pytest.mark.usefixtures("_grids")
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_modality_keeps_the_contract(name):
+    preprocess, pixels = EXAMPLES[name]
+    assert preprocess.name == name and len(preprocess.image) == preprocess.axes
+    # what is stored and sent is the same again
+    plain = to_plain(preprocess)
+    assert from_plain(AnyPreprocess, plain) == preprocess and pickle.loads(pickle.dumps(preprocess)) == preprocess
+    assert plain["name"] == name and plain.keys() == {field.name for field in fields(preprocess)}
+    with pytest.raises(UsageError, match="unknown setting noun"):
+        from_plain(AnyPreprocess, plain | {"noun": "toys"})
+    with pytest.raises(UsageError, match=f"the size of {preprocess.noun} has {preprocess.axes} axes"):
+        from_plain(AnyPreprocess, plain | {"image": [8, 8, 8, 8]})
+    # shapes, types and ranges are as they say
+    array = preprocess.to_array(preprocess.decode(preprocess.from_pixels(pixels, "x")))
+    assert array.dtype == preprocess.array_dtype and array.nbytes <= preprocess.nbytes
+    assert array.shape[0] == preprocess.channels and array.ndim == preprocess.axes + 1
+    assert not preprocess.stacks or array.shape[1:] == preprocess.image
+    tensor = torch.from_numpy(array)
+    assert tensor.dtype == preprocess.dtype == preprocess.blank().dtype
+    batch = preprocess.collate([tensor, tensor])
+    assert (batch.shape == (2, *array.shape)) if preprocess.stacks else len(batch) == 2
+    # normalised with and without PyTorch to the same bits, and back
+    normal = preprocess.normalise(tensor[None])
+    assert normal.dtype == torch.float32 and torch.equal(
+        normal, torch.from_numpy(preprocess.normalise_array(array[None]))
+    )
+    assert torch.allclose(preprocess.denormalise(normal), tensor[None].float(), rtol=1e-4, atol=1e-3)
+    assert preprocess.noise(2).shape == (2, preprocess.channels, *preprocess.image)
+    # settings of others are left out, sizes are changed
+    assert preprocess.adjust(tubes=3, mean=preprocess.mean) == preprocess
+    larger = preprocess.with_image(tuple(2 * side for side in preprocess.image))
+    assert larger.with_image(preprocess.image) == preprocess
+    assert preprocess.with_one_size().stacks
+
+
+def test_decoding_needs_no_pytorch(tmp_path):
+    Image.fromarray(COLOURS).save(tmp_path / "a.png")
+    write_clip(tmp_path / "a.gif", np.stack([COLOURS] * 3))
+    np.save(tmp_path / "a.npy", NUMBERS.random((6, 7, 8)))
+    script = """
+import sys
+from vitreous.data.modalities.table import MODALITIES
+images, clips, volumes = (MODALITIES[name] for name in ("images", "clips", "volumes"))
+for preprocess, file in ((images((8, 8)), "a.png"), (clips((2, 8, 8)), "a.gif"), (volumes((8, 8, 8), 1, (0.0,), (1.0,)), "a.npy")):
+    array = preprocess.to_array(preprocess.decode(file))
+    preprocess.normalise_array(array[None])
+    print(array.shape)
+assert "torch" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout.split("\n")[:3] == ["(3, 8, 8)", "(3, 2, 8, 8)", "(1, 8, 8, 8)"], done.stderr
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    return write_grids(tmp_path_factory.mktemp("grids"), 20)
+
+
+@pytest.mark.usefixtures("_grids")
+def test_a_folder_of_a_new_modality_is_data_and_is_searched(home, tmp_path):
+    data = open_data(home)
+    assert data.classes == ("hill", "slope") and {kind_of(split) for split in data.splits.values()} == {"grids"}
+    assert len(data.splits["test"]) == 20 and len(GridPreprocess.find_files(str(home))) == 60
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "0.grid").write_text("1 2\n3\n")
+    with pytest.raises(DataError, match=r"0\.grid: no grid of numbers"):
+        GridPreprocess((4, 4), 1).decode(tmp_path / "a" / "0.grid")
+
+
+@pytest.mark.usefixtures("_grids")
+def test_a_new_modality_is_trained_evaluated_and_predicted(home, tmp_path, capsys):
+    """A run learns what hills and slopes are, workers read as one process, its bundle comes back, and commands take
+    files, folders and arrays."""
+    ways = {"device": "cpu", "precision": "fp32"}
+    settings = {"preprocess.unit_height": ["0.5"]}
+    options = {"model": "ViT-32x1/4", "epochs": 8, "batch_size": 8, "workers": 1, "settings": settings}
+    summary = vitreous.train(home, out=tmp_path / "run", progress=False, **options, **ways)
+    assert summary["test"]["top1"] == 1.0, summary["test"]
+    bundle = load_bundle(tmp_path / "run" / "model")
+    preprocess = bundle.preprocess
+    assert isinstance(preprocess, GridPreprocess) and preprocess.unit_height == 0.5 and preprocess.image == (8, 12)
+    document = vitreous.evaluate(tmp_path / "run", **ways)
+    assert document["test"]["nll"] == pytest.approx(summary["test"]["nll"], abs=1e-3)
+    split = open_data(home).splits["test"]
+    one, two = (next(EvalLoader(split, preprocess, workers).batches(20))[1] for workers in (0, 2))
+    assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
+    file = home / "test" / "hill" / "0.grid"
+    predictor = vitreous.load(tmp_path / "run", **ways)
+    by_path, by_array = predictor.predict([file, np.loadtxt(file, dtype=np.float32)])
+    assert by_path.names[0] == by_array.names[0] == "hill"
+    assert by_path.probabilities == pytest.approx(by_array.probabilities, abs=1e-5)  # the file has five decimals
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as done:
+        main(["predict", str(tmp_path / "run"), str(home / "test"), "--json", "--device", "cpu"])
+    assert not done.value.code and capsys.readouterr().out.count(".grid") == 20
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SystemExit):
+        main(["predict", str(tmp_path / "run"), str(tmp_path / "empty"), "--device", "cpu"])
+    assert "no grids in" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("_grids")
+def test_a_new_modality_is_refused_by_models_of_others(home, tmp_path):
+    vitreous.save(vitreous.create("ViT-32x1/4", 16, 2), tmp_path / "flat")
+    with pytest.raises(UsageError, match=r"flat takes images, and .* has grids"):
+        vitreous.evaluate(tmp_path / "flat", home, device="cpu")
+    with pytest.raises(UsageError, match=r"the weights of .* are for images, the data are grids"):
+        vitreous.train(home, out=tmp_path / "run", init=str(tmp_path / "flat"), progress=False, device="cpu")
+    with pytest.raises(UsageError, match=r"has grids, and mae takes pictures"):
+        vitreous.train(home, out=tmp_path / "run", recipe="mae", progress=False, device="cpu")

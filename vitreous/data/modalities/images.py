@@ -1,0 +1,39 @@
+"""Images in colours or grey at 8 bits, of one size: photographs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
+from typing import Literal
+
+import numpy as np
+
+from vitreous.data.decoding.decode import decode
+from vitreous.data.modalities.bands import find_bands
+from vitreous.data.modalities.base import Preprocess, Raw, SampleForm
+from vitreous.data.modalities.planar import ColourStill, StillPreprocess
+
+
+@dataclass(frozen=True)
+class ImagePreprocess(ColourStill, StillPreprocess):
+    """RGB or grey images, (C, height, width) uint8; whatever else Pillow reads at 8 bits is converted to these."""
+
+    _: KW_ONLY
+    name: Literal["images"] = "images"
+
+    @classmethod
+    def read_form(cls, raw: Raw, name: str, channels: int | None, asked: Mapping[str, str]) -> SampleForm:
+        """The form of an image, which is one of bands where it has to be read band by band, or is `asked` to be. Raises
+        DataError."""
+        assert isinstance(raw, (bytes, np.ndarray)), "a split gives bytes or pixels"
+        if asked.get("name") != "images" and (form := find_bands(raw, name, asked.get("numbers"))) is not None:
+            return form
+        picture = decode(raw, 3, name)
+        size, count = (picture.height, picture.width), channels or 3
+        return SampleForm(size, count, cls(size, count, *cls.usual_moments(count)))
+
+    def continue_from(self, weights: Preprocess) -> Preprocess:
+        """The preprocessing of weights, also that of images at their own aspect, for images of this size."""
+        if weights.noun == self.noun and weights.has_colours:
+            return weights.with_image(self.image)
+        return super().continue_from(weights)

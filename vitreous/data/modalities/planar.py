@@ -1,0 +1,204 @@
+"""What modalities have in common whose samples, or frames, are fitted to a plane: resampling of one box."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import KW_ONLY, dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+from PIL import Image
+
+from vitreous.data.decoding.decode import MODES, SUFFIXES, decode, upright_size
+from vitreous.data.decoding.regions import Regions, open_picture
+from vitreous.data.decoding.spectral import bands_of
+from vitreous.data.decoding.volumes import OWN
+from vitreous.data.layouts.folder import walk
+from vitreous.data.layouts.video import clips_below
+from vitreous.data.modalities.base import Preprocess, image_to_array, quantise_floats
+from vitreous.data.split import Data
+from vitreous.errors import UsageError
+from vitreous.nn.sizes import format_size
+
+Box = tuple[float, float, float, float]  # left, top, right and bottom, in pixels
+RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
+
+
+@dataclass(frozen=True)
+class PlanarPreprocess(Preprocess):
+    """Images, or frames of clips, of which one box is resampled with `filter`."""
+
+    form: ClassVar[Literal["images", "clips", "arrays"]] = "images"
+    is_browsable: ClassVar[bool] = True
+    suffixes: ClassVar[frozenset[str]] = SUFFIXES
+
+    _: KW_ONLY
+    filter: Literal["bilinear", "bicubic"] = "bicubic"
+
+    @property
+    def resampling(self) -> Image.Resampling:
+        """`filter`, as Pillow has it."""
+        return RESAMPLING[self.filter]
+
+    def plane_of(self, size: tuple[float, float]) -> tuple[int, int]:
+        """(height, width) that an image of (width, height) pixels is brought to."""
+        return self.plane
+
+    @abstractmethod
+    def crop_box(self, size: tuple[int, int], along: float = 0.5) -> Box:
+        """The part of an image of (width, height) that is used. `along` is where it lies on the side of which more is
+        left over: 0 at the left or the top, 1 at the other end."""
+
+    def fit_image(self, picture: Image.Image, along: float = 0.5) -> Image.Image:
+        """A decoded image at the target size: one resampling of the box that the crop would cut from the scaled
+        image."""
+        plane = self.plane_of(picture.size)
+        if picture.size == plane[::-1]:
+            return picture
+        return self.resample(picture, self.crop_box(picture.size, along), plane)
+
+    def resample(self, picture: Image.Image, box: Box, plane: tuple[int, int]) -> Image.Image:
+        """A box of an image at the size (height, width) `plane`."""
+        return picture.resize((plane[1], plane[0]), self.resampling, box=box)
+
+    def to_array(self, decoded: Any) -> np.ndarray:
+        """A Pillow image, or one for each channel -> (C, height, width)."""
+        if isinstance(decoded, tuple):
+            return np.concatenate([image_to_array(self.fit_image(band)) for band in decoded])
+        return image_to_array(self.fit_image(decoded))
+
+    @classmethod
+    def open_folder(cls, folder: Path, split_seed: int, is_asked: bool = False) -> Data | None:
+        """None: `data.sources` has the layouts of images and clips."""
+        return None
+
+    @classmethod
+    def find_files(cls, folder: str) -> list[str]:
+        """The images below a folder; volumes where there are none; else clips, of which the first frame is taken."""
+        return walk(folder) or walk(folder, OWN) or clips_below(folder, 0) or []
+
+    def decode_within(self, content: bytes, name: str, max_pixels: int) -> Any:
+        """`decode` for the bytes of an upload. Raises DataError for more than `max_pixels`."""
+        upright_size(content, name, max_pixels)
+        return self.decode(content, name)
+
+    def stored_size(self, content: bytes, name: str, max_pixels: int) -> tuple[int, int]:
+        """(width, height) of an image file, upright. Raises DataError for more than `max_pixels`."""
+        return upright_size(content, name, max_pixels)
+
+
+@dataclass(frozen=True)
+class SizedPreprocess(PlanarPreprocess):
+    """Images, or frames of clips, that are all brought to one size, `image`.
+
+    `fit` = `crop`: the short side is scaled to the target / `share` and the centre cut out; `squash`: the whole image
+    is scaled to the target, as the paper's code does at test time. `buckets`: sizes, of which each image is trained at
+    the nearest (`data.buckets`); `image` is one of them, at which images are judged; () where all are trained at
+    `image`.
+    """
+
+    _: KW_ONLY
+    fit: Literal["crop", "squash"] = "crop"
+    share: float = 1.0
+    buckets: tuple[tuple[int, ...], ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if any(len(size) != len(self.image) for size in self.buckets):
+            raise UsageError(f"buckets are sizes of {len(self.image)} axes, as {format_size(self.image)} is")
+
+    def with_buckets(self, buckets: tuple[tuple[int, ...], ...]) -> SizedPreprocess:
+        """The same with these `buckets`. Raises UsageError for sizes of other axes."""
+        return replace(self, buckets=buckets)
+
+    @property
+    def summary(self) -> str:
+        """`crop` or `squash`."""
+        return self.fit
+
+    def resize_settings(self) -> dict[str, Any]:
+        """The fields `fit`, `share` and `filter`."""
+        return {"fit": self.fit, "share": self.share, "filter": self.filter}
+
+    def crop_box(self, size: tuple[int, int], along: float = 0.5) -> Box:
+        """The part of an image of (width, height) that is used, as in `PlanarPreprocess`."""
+        if self.fit != "crop":
+            return (0.0, 0.0, *size)
+        height, width = self.plane
+        scale = max(height / size[1], width / size[0]) / self.share
+        across, down = min(width / scale, size[0]) / 2, min(height / scale, size[1]) / 2
+        x, y = size[0] / 2, size[1] / 2
+        if x - across >= y - down:
+            x += (along - 0.5) * 2 * (x - across)
+        else:
+            y += (along - 0.5) * 2 * (y - down)
+        return x - across, y - down, x + across, y + down
+
+
+@dataclass(frozen=True)
+class StillPreprocess(SizedPreprocess):
+    """Images of one size; small ones may stay in memory for training."""
+
+    is_cacheable: ClassVar[bool] = True
+
+    def is_within(self, decoded: Any) -> bool:
+        """Whether a Pillow image, or one for each channel, is no larger than the model's input."""
+        (width, height), (rows, columns) = bands_of(decoded)[0].size, self.plane
+        return height <= rows and width <= columns
+
+    def visible_box(self, width: int, height: int) -> Box:
+        """The part of an upright image that the model sees: left, top, right, bottom as shares of width and height."""
+        if self.fit != "crop" or (width, height) == self.plane[::-1]:
+            return 0.0, 0.0, 1.0, 1.0
+        tall, wide = self.plane
+        scale = max(tall / height, wide / width) / self.share
+        across, down = min(wide / scale / width, 1.0) / 2, min(tall / scale / height, 1.0) / 2
+        return 0.5 - across, 0.5 - down, 0.5 + across, 0.5 + down
+
+
+class ColourPixels:
+    """RGB or grey at 8 bits, however they are stored: what images, clips and images at their own aspect share."""
+
+    has_colours: ClassVar[bool] = True
+    channels: int
+
+    @property
+    def peak(self) -> float:
+        """255."""
+        return 255.0
+
+    @property
+    def array_dtype(self) -> np.dtype:
+        """uint8."""
+        return np.dtype(np.uint8)
+
+    @property
+    def pixel_channels(self) -> tuple[int, ...]:
+        """Grey, RGB and RGBA."""
+        return 1, 3, 4
+
+    def quantise(self, pixels: np.ndarray, name: str) -> np.ndarray:
+        """Pixels (H, W[, C]) that a user gives, of a clip (T, H, W, C), uint8 or floats in 0 to 1 -> the same, uint8.
+        Raises DataError for other floats."""
+        return quantise_floats(pixels, name) if pixels.dtype.kind == "f" else np.ascontiguousarray(pixels)
+
+
+class ColourStill(ColourPixels):
+    """Colours of images: what images of one size and at their own aspect share."""
+
+    def decode(self, raw: Any, name: str | None = None) -> Image.Image:
+        """A file, its bytes, or pixels (H, W[, C]) -> a Pillow image, RGB or L. Raises DataError."""
+        return decode(raw, self.channels, name)
+
+    def open_view(self, raw: Any, name: str, exact: bool, as_region: bool) -> Image.Image | Regions:
+        """What augmentation draws a view from: a picture whose pixels are decoded later, if `as_region`."""
+        return open_picture(raw, self.channels, name, exact) if as_region else self.decode(raw, name)
+
+    def from_pixels(self, pixels: np.ndarray, name: str) -> np.ndarray:
+        """An array (H, W) or (H, W, 1, 3 or 4), uint8 or floats in 0 to 1 -> the same, uint8. Raises DataError."""
+        return self.quantise(pixels[..., 0] if pixels.ndim == 3 and pixels.shape[-1] == 1 else pixels, name)
+
+    def for_reduced_reading(self) -> Self | None:
+        """The same, as files are decoded as grey or RGB."""
+        return self if self.channels in MODES else None

@@ -1,0 +1,24 @@
+"""Signals: arrays of one axis, such as an electrocardiogram."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar, Literal
+
+from vitreous.data.layouts.volumes import ENDINGS
+from vitreous.data.modalities.volumes import VolumePreprocess
+
+
+@dataclass(frozen=True)
+class SignalPreprocess(VolumePreprocess):
+    """Signals (C, L) float32, read, standardised and fitted as volumes are."""
+
+    noun: ClassVar[str] = "signals"
+    axes: ClassVar[int] = 1
+    axis_names: ClassVar[str] = "L"
+    unit: ClassVar[str] = "numbers"
+    suffixes: ClassVar[frozenset[str]] = ENDINGS[1]
+    array_axes: ClassVar[int | None] = 1
+
+    _: KW_ONLY
+    name: Literal["signals"] = "signals"  # type: ignore[assignment]
