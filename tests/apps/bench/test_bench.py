@@ -96,7 +96,6 @@ def test_a_ratio_is_withheld_where_rounds_differ_more(ours, peer, ratio, reason)
 
 
 def test_ratios_are_to_the_first_peer_and_fractions_of_the_peak_in_the_same_race(lanes):
-    from vitreous.models.cost import computed, macs
     from vitreous.models.names import configure
 
     limit = [Lane(Contender("peak", "fp32", steady), [1e9, 1e9])]
@@ -104,8 +103,11 @@ def test_ratios_are_to_the_first_peer_and_fractions_of_the_peak_in_the_same_race
     rows = found["rows"]
     assert rows[0]["ratio"] == pytest.approx(3.0, rel=0.2) and rows[1]["ratio"] == 1.0
     assert rows[0]["ratio_to"] == "peer, default"
-    for row, cost in zip(rows, (computed, macs), strict=False):  # ours leaves out what nobody reads
-        operations = 2 * cost(configure("ViT-32x1/8", 16))
+    config = configure("ViT-32x1/8", 16)
+    for row, cost in zip(
+        rows, (config.computed_macs(), config.macs()), strict=False
+    ):  # ours leaves out what nobody reads
+        operations = 2 * cost
         assert row["fraction_of_peak"] == pytest.approx(row["images_per_second"] * operations / found["peak"]["fp32"])
     page = report.markdown([report.Race(WORK, lanes, limit)], "vitreous bench", 2)
     assert "| vitreous, default |" in page and "failed: ValueError: nothing here" in page and "`vitreous bench`" in page
