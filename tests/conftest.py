@@ -211,10 +211,10 @@ def published_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from vitreous.data.preprocess import Preprocess
     from vitreous.models.config import ViTConfig
     from vitreous.models.vit import ViT
+    from vitreous.tasks.classification import Classification
     from vitreous.weights.bundle import Bundle
     from vitreous.weights.convert import convert
     from vitreous.weights.published import PUBLISHED
-    from vitreous.weights.tasks import Classification
 
     mirror = tmp_path_factory.mktemp("mirror")
     file = mirror / PUBLISHED["vit-s16-augreg"].source.partition("://")[2]

@@ -9,9 +9,9 @@ from vitreous.data.preprocess import Preprocess
 from vitreous.data.sources import open_data
 from vitreous.errors import NonFiniteError
 from vitreous.evaluation.classification import judge, rank_of
-from vitreous.evaluation.intervals import wilson
 from vitreous.inference.engine import TorchEngine, logits_of
 from vitreous.models.zoo import create
+from vitreous.tasks.intervals import wilson
 
 NAMES = tuple("abcdefghij")
 

@@ -17,9 +17,9 @@ from vitreous.errors import DataError
 from vitreous.evaluation.classification import ClassificationEvaluator, judge
 from vitreous.evaluation.evaluator import Outputs, compute_outputs
 from vitreous.evaluation.knn import KNNEvaluator
-from vitreous.evaluation.report import Report, leading_of, score_of
 from vitreous.inference.engine import TorchEngine
 from vitreous.models.zoo import create
+from vitreous.tasks.report import Report, leading_of, score_of
 
 CLASSES = ("dark", "grey", "light")
 PREPROCESS = Preprocess((16, 16), 1, (0.5,), (0.5,))

@@ -28,8 +28,8 @@ from vitreous.reports.compare import compare
 from vitreous.reports.dense import dense_task
 from vitreous.reports.evaluate import evaluate
 from vitreous.reports.pages import dense as page
+from vitreous.tasks.detection import Detection
 from vitreous.weights.bundle import Bundle
-from vitreous.weights.tasks import Detection
 
 pytestmark = pytest.mark.drawn
 

@@ -18,8 +18,8 @@ from vitreous.models.zoo import create
 from vitreous.reports.answers import Answered
 from vitreous.reports.inspect import InspectOptions, inspect
 from vitreous.reports.pages.report import write_report
+from vitreous.tasks.classification import Classification
 from vitreous.weights.bundle import Bundle
-from vitreous.weights.tasks import Classification
 
 pytestmark = [pytest.mark.drawn, needs_chromium]
 

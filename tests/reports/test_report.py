@@ -34,9 +34,9 @@ from vitreous.reports.pages.plots import CELL_FONTS, COLOURS, DIGIT_WIDTH, FINE_
 from vitreous.reports.pages.report import CELLS, NAMES, ROWS, write_report
 from vitreous.reports.pages.thumbnails import heat_map, scale_map
 from vitreous.reports.pages.unlabelled import CURVES, measured_curves, rank_scale
+from vitreous.tasks.classification import Classification
 from vitreous.training.folder import Folder
 from vitreous.weights.bundle import Bundle
-from vitreous.weights.tasks import Classification
 
 pytestmark = pytest.mark.drawn
 

@@ -12,8 +12,8 @@ from vitreous.cli.console import Console
 from vitreous.cli.figures import figures, interval, percent
 from vitreous.cli.inference import InferenceArguments, select_options
 from vitreous.errors import UsageError
-from vitreous.evaluation.metric_names import ERRORS as OBJECT_ERRORS
 from vitreous.reports.options import EvaluateOptions, ProtocolOptions
+from vitreous.tasks.metric_names import ERRORS as OBJECT_ERRORS
 
 #: options of --protocol top1 for one run
 OF_THE_HEAD = ("calibrate", "abstain", "outliers", "against", "suspects", "boundary", "tiles")

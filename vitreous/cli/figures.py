@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vitreous.evaluation.metric_names import MAPS, OBJECTS
+from vitreous.tasks.metric_names import MAPS, OBJECTS
 
 #: a figure's name for people and the format of its value; others are plain numbers
 FORMATS = {
@@ -37,7 +37,7 @@ FURTHER = {
 
 def figures(name: str, summary: Mapping[str, Any] | None) -> str:
     """One line with the figures of a split, from a `Report.summary`: the evaluator's leading one first."""
-    from vitreous.evaluation.report import leading_of
+    from vitreous.tasks.report import leading_of
 
     if summary is None:
         return f"{name}: not evaluated"

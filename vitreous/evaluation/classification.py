@@ -13,10 +13,10 @@ import numpy as np
 from vitreous.errors import NonFiniteError
 from vitreous.evaluation.calibration import Gaps, calibration_error, image_gaps
 from vitreous.evaluation.evaluator import Evaluator, Outputs
-from vitreous.evaluation.intervals import DRAWS, Interval, bootstrap, percentile_interval, wilson
 from vitreous.evaluation.multilabel import judge_multilabel
-from vitreous.evaluation.report import Report
 from vitreous.inference.outputs import log_softmax
+from vitreous.tasks.intervals import DRAWS, Interval, bootstrap, percentile_interval, wilson
+from vitreous.tasks.report import Report
 
 TOP5_CLASSES = 10  # classes from which top-5 is measured: of fewer it says little
 CONFUSED = 10  # pairs of classes in a list of the most confused ones

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from vitreous.evaluation.calibration import BINS, Gaps, difference_errors, image_gaps, losses
-from vitreous.evaluation.intervals import DRAWS, Figures, Interval, bootstrap, mcnemar, paired_interval
-from vitreous.evaluation.intervals import percentile_interval as percentiles
 from vitreous.evaluation.multilabel import MeanAveragePrecision, draw_count
-from vitreous.evaluation.report import LABELS
 from vitreous.inference.outputs import log_softmax
+from vitreous.tasks.intervals import DRAWS, Figures, Interval, bootstrap, mcnemar, paired_interval
+from vitreous.tasks.intervals import percentile_interval as percentiles
+from vitreous.tasks.report import LABELS
 
 LEVEL = 0.05  # p-values below it are significant
 

@@ -15,9 +15,9 @@ import numpy as np
 from vitreous.data.loader import EvalLoader
 from vitreous.data.split import Split
 from vitreous.errors import DataError
-from vitreous.evaluation.report import Better, Report
 from vitreous.inference.engine import ModelEngine, logits_of, readable_mask
 from vitreous.system.cores import default_workers
+from vitreous.tasks.report import Better, Report
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,7 @@ from vitreous.data.split import Split
 from vitreous.errors import DataError
 from vitreous.evaluation.classification import judge
 from vitreous.evaluation.evaluator import Evaluator, Outputs
-from vitreous.evaluation.report import Report
+from vitreous.tasks.report import Report
 
 MEMORY, QUERIES = 16_384, 1_024  # images whose similarities are in memory at a time
 TEMPERATURE = 0.07

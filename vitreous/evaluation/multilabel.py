@@ -11,9 +11,9 @@ import numpy as np
 import scipy
 
 from vitreous.evaluation.calibration import losses
-from vitreous.evaluation.intervals import DRAWS, FEWEST, Interval, bootstrap, percentile_interval
-from vitreous.evaluation.report import Report
 from vitreous.inference.outputs import THRESHOLD
+from vitreous.tasks.intervals import DRAWS, FEWEST, Interval, bootstrap, percentile_interval
+from vitreous.tasks.report import Report
 
 BUDGET = 1e8  # numbers that the bootstrap may look at
 

@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Any
 from vitreous.config import from_plain, to_plain
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import UsageError, WeightsError
-from vitreous.weights.tasks import Classification, Features, Task, WithTask, task_from_json, task_to_json
+from vitreous.tasks.base import Task
+from vitreous.tasks.classification import Classification
+from vitreous.tasks.features import Features
+from vitreous.tasks.table import WithTask, task_from_json, task_to_json
 
 if TYPE_CHECKING:
     from vitreous.weights.bundle import Bundle

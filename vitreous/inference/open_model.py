@@ -13,12 +13,12 @@ from vitreous.errors import UsageError, check_path
 from vitreous.models.dense import Dense
 from vitreous.models.packed import check_packs
 from vitreous.nn.sizes import grid_of
+from vitreous.tasks.features import Features
 from vitreous.weights.adopt import bundle_in, open_weights
 from vitreous.weights.bundle import Bundle, load_bundle
 from vitreous.weights.model_paths import find_newest_run, holds_images, is_run
 from vitreous.weights.options import WeightsSource, known_of
 from vitreous.weights.published import nearest_name, published_row
-from vitreous.weights.tasks import Features
 
 
 def open_bundle(

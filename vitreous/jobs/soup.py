@@ -27,7 +27,6 @@ from vitreous.data.sources import open_data, open_data_of_run
 from vitreous.data.split import Data, require_labels
 from vitreous.errors import UsageError, VitreousError
 from vitreous.evaluation.classification import judge
-from vitreous.evaluation.report import Report
 from vitreous.inference.engine import InferenceOptions, logits_of, make_engine
 from vitreous.inference.open_model import open_bundle
 from vitreous.models.config import ModelConfig, replace_fields
@@ -35,10 +34,11 @@ from vitreous.models.names import name_of
 from vitreous.models.zoo import skip_init
 from vitreous.progress import Listener, NullListener
 from vitreous.system.cores import default_workers
+from vitreous.tasks.classification import Classification
+from vitreous.tasks.report import Report
 from vitreous.training.folder import Folder
 from vitreous.weights.adopt import bundle_in
 from vitreous.weights.bundle import DESCRIPTION, WEIGHTS, Bundle, fill, load_bundle
-from vitreous.weights.tasks import Classification
 
 
 @dataclass(frozen=True)

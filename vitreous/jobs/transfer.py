@@ -21,7 +21,6 @@ from vitreous.config import from_plain, to_yaml
 from vitreous.data.holdout import hold_out
 from vitreous.data.split import Data
 from vitreous.errors import DataError, Interrupted, NonFiniteError, UsageError
-from vitreous.evaluation.report import leading_of, score_of
 from vitreous.jobs.cluster import run_trials_on_ray
 from vitreous.jobs.trial import raise_if_stopped, run_trial
 from vitreous.progress import Listener, NullListener
@@ -31,6 +30,7 @@ from vitreous.recipes.recipe import SHARES
 from vitreous.recipes.registry import grid_of, hold_out_of
 from vitreous.reports.pages import report
 from vitreous.system.disk import write_text
+from vitreous.tasks.report import leading_of, score_of
 from vitreous.training.batches import Inputs
 from vitreous.training.folder import Folder
 from vitreous.training.ranks import SINGLE_PROCESS, Ranks

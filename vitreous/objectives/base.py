@@ -20,7 +20,7 @@ from vitreous.data.split import Split
 from vitreous.evaluation.evaluator import Evaluator
 from vitreous.models.config import ModelConfig
 from vitreous.models.zoo import Model
-from vitreous.weights.tasks import Task
+from vitreous.tasks.base import Task
 
 
 class Progress(NamedTuple):

@@ -24,7 +24,8 @@ from vitreous.models.packed import Packed
 from vitreous.models.zoo import Model
 from vitreous.objectives.base import Objective, ObjectiveConfig, Progress, Setting
 from vitreous.objectives.progressive import Thinning, draw_patches, forward_macs, resize_images, sides_at
-from vitreous.weights.tasks import Classification, Loss, Task
+from vitreous.tasks.base import Task
+from vitreous.tasks.classification import Classification, Loss
 
 
 @dataclass(frozen=True)

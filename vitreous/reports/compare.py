@@ -17,13 +17,13 @@ from vitreous.evaluation.coco import object_figures, paired_object_differences, 
 from vitreous.evaluation.comparison import Answers, Comparison
 from vitreous.evaluation.comparison import compare as compared
 from vitreous.evaluation.pixels import paired_differences
-from vitreous.evaluation.report import Report
 from vitreous.inference.open_model import open_bundle
 from vitreous.models.names import name_of
 from vitreous.reports.answers import Answered, Computing, answers_to
 from vitreous.reports.dense import dense_task, judge_opened
 from vitreous.reports.readings import record
 from vitreous.reports.training_overlap import exposure_notes, seen
+from vitreous.tasks.report import Report
 from vitreous.training.folder import Folder
 from vitreous.weights.adopt import bundle_in
 from vitreous.weights.bundle import Bundle

@@ -16,7 +16,6 @@ from vitreous.data.clip_views import ONE
 from vitreous.errors import UsageError
 from vitreous.evaluation.calibration import judge_abstention
 from vitreous.evaluation.classification import judge, most_confused
-from vitreous.evaluation.report import Report
 from vitreous.inference.engine import CHUNK, InferenceOptions
 from vitreous.inference.outputs import check_abstain
 from vitreous.progress import Listener, NullListener
@@ -28,9 +27,10 @@ from vitreous.reports.generated import GenerationOptions, judge_generator
 from vitreous.reports.options import EvaluateOptions, ProtocolOptions
 from vitreous.reports.readings import describe, page_path, record, write_page
 from vitreous.reports.training_overlap import exposure_notes, seen
+from vitreous.tasks.generation import Generation
+from vitreous.tasks.report import Report
 from vitreous.training.folder import Folder
 from vitreous.weights.options import words_of
-from vitreous.weights.tasks import Generation
 
 if TYPE_CHECKING:
     from vitreous.keywords import EvaluateKeywords

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from vitreous.errors import VitreousError
-from vitreous.evaluation.report import Report, leading_of
 from vitreous.models.names import name_of
 from vitreous.progress import Listener
 from vitreous.reports.answers import Answered
 from vitreous.reports.pages import report as pages
+from vitreous.tasks.report import Report, leading_of
 from vitreous.training.folder import Folder, append_line
 from vitreous.weights.bundle import Bundle
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vitreous.evaluation.report import LABELS
 from vitreous.progress import Display
+from vitreous.tasks.report import LABELS
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult

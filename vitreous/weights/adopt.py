@@ -23,6 +23,12 @@ from vitreous.models.zoo import Model, skip_init
 from vitreous.nn.grid import axis_weights, resize
 from vitreous.nn.position import SinCosPosition
 from vitreous.nn.sizes import format_size
+from vitreous.tasks.base import Task
+from vitreous.tasks.detection import Detection
+from vitreous.tasks.features import Features
+from vitreous.tasks.generation import Generation
+from vitreous.tasks.segmentation import Segmentation
+from vitreous.tasks.table import WithTask, task_of
 from vitreous.weights.bundle import DESCRIPTION, Bundle, fill, load_bundle
 from vitreous.weights.fetch import fetch, nothing_at
 from vitreous.weights.foreign import DetectedCheckpoint, find, weights_in
@@ -33,7 +39,6 @@ from vitreous.weights.pretraining import parts_beside
 from vitreous.weights.published import published_row
 from vitreous.weights.sharded import tensors_in
 from vitreous.weights.sidecar import check_family, class_names, fields, json_in, preprocessing
-from vitreous.weights.tasks import Detection, Features, Generation, Segmentation, Task, WithTask, task_of
 from vitreous.weights.variants import heads_mismatch
 
 NORMS = ("encoder.norm.", "pooled_norm.")  # the last one, on every token or on what is pooled of them

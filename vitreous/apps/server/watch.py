@@ -22,11 +22,11 @@ from vitreous.apps.server.responses import Refusal
 from vitreous.apps.server.server import bind_socket, configure_uvicorn
 from vitreous.apps.server.settings import Access
 from vitreous.errors import UsageError
-from vitreous.evaluation.report import LABELS
 from vitreous.models.names import name_of
 from vitreous.reports.pages.formats import SHARES, render
 from vitreous.reports.pages.metric_terms import EXPLANATIONS
 from vitreous.reports.pages.plots import COLOURS
+from vitreous.tasks.report import LABELS
 from vitreous.training.folder import Folder, MetricsFollower
 from vitreous.weights.model_paths import find_newest_run
 

@@ -12,8 +12,8 @@ from functools import cache
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from vitreous.evaluation.metric_names import MAPS, OBJECTS
 from vitreous.reports.pages.metric_terms import MetricTerms, explain_metric
+from vitreous.tasks.metric_names import MAPS, OBJECTS
 
 if TYPE_CHECKING:
     from jinja2 import Environment

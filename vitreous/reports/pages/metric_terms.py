@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from vitreous.evaluation.metric_names import BOXES, ERRORS, SIZES
+from vitreous.tasks.metric_names import BOXES, ERRORS, SIZES
 
 #: metric, by its key without `train/`, `val/`, `training_images/` or `box_` -> one or two sentences on it
 EXPLANATIONS = {

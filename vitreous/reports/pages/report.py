@@ -16,8 +16,6 @@ import numpy as np
 
 from vitreous.data.clip_views import ONE
 from vitreous.evaluation.calibration import BINS, confidence_bins
-from vitreous.evaluation.metric_names import BOXES, MAPS, OBJECTS
-from vitreous.evaluation.report import LABELS, Report, leading_of
 from vitreous.inference.image_grid import SAMPLES_FILE
 from vitreous.models.names import name_of
 from vitreous.reports.answers import Answered
@@ -29,6 +27,8 @@ from vitreous.reports.pages.loss_curves import loss_panel
 from vitreous.reports.pages.plots import COLOURS, INK, Curve, confusion, draw_curves, reliability
 from vitreous.reports.pages.unlabelled import alarms, headline, measured_curves
 from vitreous.system.disk import write_text
+from vitreous.tasks.metric_names import BOXES, MAPS, OBJECTS
+from vitreous.tasks.report import LABELS, Report, leading_of
 from vitreous.training.folder import Folder, read_lines
 from vitreous.training.run import Run
 

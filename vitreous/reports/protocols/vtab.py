@@ -27,8 +27,8 @@ from vitreous.reports.protocols.probes import sweep_penalties
 from vitreous.reports.protocols.task import ProtocolOptions, ProtocolTask, mean_report
 from vitreous.reports.readings import describe, record, slug
 from vitreous.system.disk import write_text
+from vitreous.tasks.features import Features
 from vitreous.weights.bundle import Bundle
-from vitreous.weights.tasks import Features
 
 FORMAT = 1  # goes up when the same data give other numbers
 PREFIX = re.compile(r"^(wds_)?(vtab_)?(1k_)?")
