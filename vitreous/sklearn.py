@@ -216,7 +216,7 @@ class VitreousClassifier(ClassifierMixin, ImageEstimator):
         """The probability of each class, (n, classes) float64, columns as `classes_`. Raises NotFittedError, and
         DataError for a file that cannot be read."""
         check_is_fitted(self, "bundle_")
-        chunks = self.predictor_.rows(self.items(X), self.predictor_.probabilities, "stop")
+        chunks = self.predictor_.rows(self.items(X), self.predictor_.activations, "stop")
         return np.stack([row for chunk in chunks for _, row in chunk if not isinstance(row, DataError)])
 
 

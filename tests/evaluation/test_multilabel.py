@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from sklearn import metrics
 
-from vitreous.evaluation.classification import judge
-from vitreous.evaluation.multilabel import average_precision, rank_images
+from vitreous.tasks.classification_metrics import judge
+from vitreous.tasks.multilabel_metrics import average_precision, rank_images
 
 NAMES = tuple("abcdef")
 

@@ -17,7 +17,6 @@ from vitreous.data.preprocess import Preprocess
 from vitreous.data.sources import open_data
 from vitreous.data.split import Arrays, Data
 from vitreous.errors import DataError, UsageError
-from vitreous.evaluation.classification import judge_answer_sets
 from vitreous.inference import features
 from vitreous.inference.open_model import open_bundle
 from vitreous.models.zoo import create
@@ -26,6 +25,7 @@ from vitreous.reports.protocols.answer_sets import imagenet_order, normalise_nam
 from vitreous.reports.protocols.probes import PROBES
 from vitreous.reports.protocols.task import ProtocolOptions, ProtocolTask
 from vitreous.tasks.classification import Classification
+from vitreous.tasks.classification_metrics import judge_answer_sets
 from vitreous.tasks.features import Features
 from vitreous.tasks.intervals import wilson
 from vitreous.weights.bundle import Bundle

@@ -19,7 +19,6 @@ from tests.conftest import TINY, make_folder, picture
 from vitreous.apps.server.watch import PANELS
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.split import Arrays, Data
-from vitreous.evaluation.classification import judge
 from vitreous.jobs.train import train
 from vitreous.models.zoo import create
 from vitreous.progress import NullListener
@@ -31,10 +30,12 @@ from vitreous.reports.pages.formats import break_name, format_figure, format_flo
 from vitreous.reports.pages.loss_curves import describe_overfitting, loss_panel
 from vitreous.reports.pages.metric_terms import MetricTerms, explain_metric
 from vitreous.reports.pages.plots import CELL_FONTS, COLOURS, DIGIT_WIDTH, FINE_CELL, compact_count, confusion
-from vitreous.reports.pages.report import CELLS, NAMES, ROWS, write_report
+from vitreous.reports.pages.report import CELLS, ROWS, write_report
 from vitreous.reports.pages.thumbnails import heat_map, scale_map
 from vitreous.reports.pages.unlabelled import CURVES, measured_curves, rank_scale
 from vitreous.tasks.classification import Classification
+from vitreous.tasks.classification_metrics import judge
+from vitreous.tasks.metrics import METRICS
 from vitreous.training.folder import Folder
 from vitreous.weights.bundle import Bundle
 
@@ -161,7 +162,7 @@ def test_operations_have_the_unit_that_suits_them():
     assert {value: format_flops(value) for value in written} == written
 
 
-@pytest.mark.parametrize("key", sorted({*NAMES, *CURVES, *(key for panel in PANELS for key in panel["series"])}))
+@pytest.mark.parametrize("key", sorted({*METRICS, *CURVES, *(key for panel in PANELS for key in panel["series"])}))
 def test_every_metric_of_a_page_is_explained(key):
     text = explain_metric(key)
     assert text.endswith(".") and len(text) < 220

@@ -61,7 +61,7 @@ def card_of(bundle: Bundle) -> Card:
 
     names = bundle.classes or bundle.pixel_classes or bundle.object_classes
     answers = (names, to_plain(bundle.preprocess), bundle.loss, bundle.multilabel, bundle.temperature)
-    answers += (bundle.task.settings(),) if bundle.makes_images else ()
+    answers += (bundle.task.settings(),) if bundle.makes_images or bundle.task.label_columns else ()
     digest = hashlib.sha256(json.dumps([*answers, to_plain(bundle.model.config)]).encode())
     for name, tensor in sorted(bundle.model.state_dict().items()):
         digest.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())

@@ -99,7 +99,7 @@ def check_task(
             raise UsageError(f"{run} {answer}, not to an image", hint)
         note(f"of a model that {answer}, its backbone alone is used")
         bundle = replace(bundle, model=bundle.model.backbone.eval(), task=Features())
-    if not bundle.classes and not headless:
+    if not bundle.task.outputs and not headless:
         hint = f"use `vitreous embed`, or train one: vitreous train DATA --init {run}"
         raise UsageError(f"{run} has no head: it gives features, not classes", hint)
     return bundle

@@ -30,6 +30,7 @@ FIXED = (
     "model.",
     "data.source",
     "data.classes",
+    "data.targets",
     "data.split_seed",
     "data.group_by",
     "data.axes",

@@ -28,11 +28,12 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class PredictionOptions:
     """Options of `predict` that tasks may take: at most `top` classes, of a probability above `threshold`; unsure where
-    the highest is below `abstain`. None: unset."""
+    the highest is below `abstain`. None: unset; then a prediction of one class has the `usual` number of classes."""
 
     top: int | None = None
     threshold: float | None = None
     abstain: float | None = None
+    usual: int = 5
 
     @property
     def given(self) -> list[str]:
@@ -50,6 +51,11 @@ class PredictionFormat(ABC):
     part = 4096  # predictions in memory at a time where a format writes many at once
     column: str  # the heading of `describe` in a terminal
     head: list[str]  # the columns of CSV
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings that a file of predictions depends on."""
+        return {}
 
     @abstractmethod
     def predict(self, row: np.ndarray, path: str) -> Any:
@@ -100,11 +106,13 @@ class Scatter:
 
 @dataclass(frozen=True)
 class Example:
-    """An image that a page shows: its position in the split, its label and its prediction as text."""
+    """An image that a page shows: its position in the split, its label and its prediction as text, and the probability
+    of the prediction, if it has one."""
 
     sample: int
     label: str
     prediction: str
+    probability: float | None = None
 
 
 class Task(ABC):
@@ -116,6 +124,9 @@ class Task(ABC):
     name: ClassVar[str]
     does: ClassVar[str]  # what a model does, for messages: "names classes of images"
     hub_task: ClassVar[str]  # the Hugging Face Hub's name of the task
+    leading: str = "top1"  # the key of the metric that evaluations are compared by
+    evaluate_options: ClassVar[frozenset[str]] = frozenset()  # of `evaluate`, that are for this task and not for all
+    example_notes: ClassVar[dict[str, str]] = {}  # how a page describes each kind of `choose_examples`
     protocol: ClassVar[str] = "top1"  # what a reading of this task is called in evaluations.jsonl
 
     @abstractmethod
@@ -134,9 +145,19 @@ class Task(ABC):
         return ()
 
     @property
+    def label_columns(self) -> tuple[str, ...]:
+        """The columns of a table whose values are the labels; none where labels are classes."""
+        return ()
+
+    @property
     def summary(self) -> str:
         """What a model does, with its counts: "names one of 37 classes"."""
         return self.does
+
+    @property
+    def export_metadata(self) -> dict[str, Any]:
+        """What programs that run an exported file need to interpret its outputs, beside the classes."""
+        return {}
 
     def activate(self, outputs: np.ndarray) -> np.ndarray:
         """(n, K) outputs of the head -> (n, K) float64 of what they mean: probabilities, or values in their units."""
@@ -156,10 +177,12 @@ class Task(ABC):
         model does not know, or of another kind."""
         raise NotImplementedError(f"{self.name} has no outputs for whole images")
 
-    def hardest_examples(self, outputs: np.ndarray, split: Split, readable: np.ndarray, count: int) -> list[Example]:
-        """The `count` images that the model is most wrong about, worst first. Tasks whose pages choose otherwise return
-        none."""
-        return []
+    def choose_examples(
+        self, outputs: np.ndarray, split: Split, readable: np.ndarray, count: int
+    ) -> dict[str, list[Example]]:
+        """Images for an evaluation's page, `count` of a kind at most: `worst`, those that the model is most wrong
+        about, and `unsure`, those that it is least certain about. `example_notes` describes each kind."""
+        raise NotImplementedError(f"{self.name} has no outputs for whole images")
 
     def draw_charts(self, outputs: np.ndarray, labels: np.ndarray, readable: np.ndarray) -> list[Scatter]:
         """The charts of an evaluation's page."""

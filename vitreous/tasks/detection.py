@@ -16,6 +16,7 @@ class Detection(Task):
     name: ClassVar[str] = "detection"
     does: ClassVar[str] = "finds objects"
     hub_task: ClassVar[str] = "object-detection"
+    evaluate_options: ClassVar[frozenset[str]] = frozenset(("tiles",))
     protocol: ClassVar[str] = "coco"
 
     classes: tuple[str, ...]

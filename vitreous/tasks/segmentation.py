@@ -15,6 +15,7 @@ class Segmentation(Task):
     name: ClassVar[str] = "segmentation"
     does: ClassVar[str] = "gives a class to every pixel"
     hub_task: ClassVar[str] = "image-segmentation"
+    evaluate_options: ClassVar[frozenset[str]] = frozenset(("boundary",))
     protocol: ClassVar[str] = "miou"
 
     classes: tuple[str, ...]

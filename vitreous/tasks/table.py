@@ -10,11 +10,12 @@ from vitreous.tasks.classification import Classification, Loss
 from vitreous.tasks.detection import Detection
 from vitreous.tasks.features import Features
 from vitreous.tasks.generation import Generation
+from vitreous.tasks.regression import Regression
 from vitreous.tasks.segmentation import Segmentation
 
 #: names of tasks that files may have; a file of another one needs a newer vitreous
 TASKS: dict[str, type[Task]] = {
-    kind.name: kind for kind in (Classification, Features, Segmentation, Detection, Generation)
+    kind.name: kind for kind in (Classification, Features, Segmentation, Detection, Generation, Regression)
 }
 
 

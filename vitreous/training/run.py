@@ -210,7 +210,7 @@ class Run:
                 f"the model makes images, and {self.objective.name} trains models that read them",
                 "use --recipe dit or sit, or another --model or --init",
             )
-        self.objective.check(self.model, self.data.classes, self.views)
+        self.objective.check(self.model, self.data.outputs, self.views)
         if self.preprocess.buckets:
             self.check_buckets()
         if self.preprocess.native or getattr(self.views, "fewest_tokens", 0):
@@ -274,6 +274,7 @@ class Run:
         return Setting(
             self.seed,
             self.data.classes,
+            self.data.targets,
             multilabel=multilabel,
             views=self.views,
             repeats=repeats,
