@@ -174,7 +174,7 @@ def without_drawings(request):
     `drawn`."""
     with pytest.MonkeyPatch.context() as patch:
         if not request.node.get_closest_marker("drawn"):
-            for name in ("draw_curves", "loss_panel", "confusion", "reliability"):
+            for name in ("draw_curves", "loss_panel", "draw_scatter", "confusion", "reliability"):
                 patch.setattr(report, name, lambda *parts, **named: "")
         yield
 

@@ -25,7 +25,7 @@ from vitreous.progress import NullListener
 from vitreous.reports.answers import Answered
 from vitreous.reports.evaluate import EvaluateOptions, evaluate
 from vitreous.reports.pages import cards
-from vitreous.reports.pages.cards import SHOWN, marks
+from vitreous.reports.pages.cards import SHOWN
 from vitreous.reports.pages.formats import break_name, format_figure, format_flops, format_interval, format_share
 from vitreous.reports.pages.loss_curves import describe_overfitting, loss_panel
 from vitreous.reports.pages.metric_terms import MetricTerms, explain_metric
@@ -34,7 +34,7 @@ from vitreous.reports.pages.report import CELLS, ROWS, write_report
 from vitreous.reports.pages.thumbnails import heat_map, scale_map
 from vitreous.reports.pages.unlabelled import CURVES, measured_curves, rank_scale
 from vitreous.tasks.classification import Classification
-from vitreous.tasks.classification_metrics import judge
+from vitreous.tasks.classification_metrics import judge, rate_images
 from vitreous.tasks.metrics import METRICS
 from vitreous.training.folder import Folder
 from vitreous.weights.bundle import Bundle
@@ -313,7 +313,7 @@ def test_unreadable_images_are_counted_and_never_shown(tmp_path):
 def test_the_worst_and_the_least_certain_against_a_loop():
     draw = np.random.default_rng(3)
     logits, labels = draw.normal(size=(50, 5)).astype(np.float32) * 3, draw.integers(0, 5, 50)
-    loss, margin, wrong = marks(logits, labels)
+    loss, margin, wrong = rate_images(logits, labels)
     for row in range(50):
         p = torch.tensor(logits[row]).double().softmax(0)
         best = p.sort(descending=True).values

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass, field, fields, replace
+from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from vitreous.config import from_plain, to_plain
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Card(WithTask):
-    """What a bundle says of its answers and its preprocessing.
+class CardFields:
+    """The fields of a card beside its task.
 
     `name` is the model's, `ViT-S/16`; `version` tells two trainings of it apart: the first 12 hexadecimal digits of a
     SHA-256.
@@ -29,6 +29,12 @@ class Card(WithTask):
     version: str
     preprocess: Preprocess
     provenance: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Card(CardFields, WithTask):
+    """What a bundle says of its task and its preprocessing."""
+
     _: KW_ONLY
     task: Task = field(default_factory=Features)
 
@@ -47,7 +53,7 @@ def read_card(plain: Any, origin: str) -> Card:
         task = task_from_json(plain, origin)
         settings = task_to_json(task) | task_to_json(Classification(()))
         rest = {key: value for key, value in plain.items() if key not in settings}
-        return replace(from_plain(Card, rest), task=task)
+        return Card(**vars(from_plain(CardFields, rest)), task=task)
     except (UsageError, KeyError, ValueError, TypeError, AttributeError) as error:
         raise WeightsError(f"{origin}: {error}", "export the model again") from None
 
