@@ -31,8 +31,8 @@ from vitreous.data.layouts.tars import COMPRESSED, are_tars, tars
 from vitreous.data.layouts.video import are_clips, frames_note, hold_clips, videos
 from vitreous.data.layouts.volumes import array_folder_axes, arrays, no_arrays
 from vitreous.data.split import Data, Files, no_labels
-from vitreous.data.values import classes_as_values
-from vitreous.errors import DataError, UsageError, first_names, nearest, printable
+from vitreous.data.values import with_targets
+from vitreous.errors import DataError, UsageError, nearest, printable
 
 SEARCHED_FOLDERS = 20  # folders of a folder in which a data set is looked for
 MAX_HEADER = 10_000  # characters of the first line of a table
@@ -79,11 +79,7 @@ def open_data(
         ignore_index=ignore_index,
         targets=targets,
     )
-    if targets and not data.targets:
-        if len(targets) > 1:
-            problem = f"{data.name} has no columns {first_names(targets, 5)}"
-            raise DataError(problem, "several targets are columns of a CSV or Parquet file")
-        data = classes_as_values(data, targets[0], split_seed)
+    data = with_targets(data, targets, split_seed)
     return data if group_by is None else grouped(data, group_by, source, split_seed)
 
 

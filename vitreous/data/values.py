@@ -14,6 +14,8 @@ from vitreous.data.split import Data, Split, has_values, held_out, no_labels
 from vitreous.errors import DataError, first_names, printable
 
 MISSING = ("", "nan", "na", "n/a", "null", "none")  # cells without a value
+#: how notes on a split that was drawn within classes begin
+DRAWN_NOTES = ("held out ", "multi-label: ", "too few images to hold any out")
 MANY_NUMBERS = 20  # different numbers as labels from which they may be counts
 FEW_IMAGES = 5  # of a number, below which it is hardly a class
 
@@ -85,8 +87,19 @@ def classes_as_values(data: Data, target: str, split_seed: int) -> Data:
     if whole is not None:
         drawn, news = held_out(whole, split_seed, data.groups)
         splits = drawn | {name: split for name, split in splits.items() if name == "test"}
-        notes = [*(note for note in notes if not note.startswith(("held out ", "multi-label: "))), news]
+        notes = [*(note for note in notes if not note.startswith(DRAWN_NOTES)), news]
     return replace(data, classes=(), targets=(target,), splits=splits, whole=whole, notes=notes, titles={})
+
+
+def with_targets(data: Data, targets: tuple[str, ...], split_seed: int) -> Data:
+    """The data with values of these targets; where a layout has no columns, as `classes_as_values`. Raises DataError as
+    that, and for several targets."""
+    if not targets or data.targets:
+        return data
+    if len(targets) > 1:
+        problem = f"{data.name} has no columns {first_names(targets, 5)}"
+        raise DataError(problem, "several targets are columns of a CSV or Parquet file")
+    return classes_as_values(data, targets[0], split_seed)
 
 
 def values_or_none(values: np.ndarray) -> np.ndarray:

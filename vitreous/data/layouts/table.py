@@ -187,15 +187,17 @@ def table(
 def columns_of_numbers(header: Header, rows: list[tuple[int, list[str]]], where: str) -> tuple[str, ...]:
     """The columns that are not read otherwise, of a file without labels, which are values. Raises DataError for a
     column of anything else."""
-    found = []
+    found, others = [], []
     for column in header.unread:
         place = header.columns.index(column)
         cells = [cells[place] for _, cells in rows if len(cells) == len(header.columns)]
-        if not column or not all(map(is_value, cells)) or not any(map(is_number, cells)):
-            separated = ";" in column or "\t" in column
-            hint = "separate cells with commas" if separated else nearest(column, COLUMNS) or EXPECTED
-            raise DataError(f"{where}: unknown column {printable(column) or 'without a name'}", hint)
-        found.append(column)
+        is_numeric = column and all(map(is_value, cells)) and any(map(is_number, cells))
+        (found if is_numeric else others).append(column)
+    if others:
+        separated = ";" in others[0] or "\t" in others[0]
+        hint = "separate cells with commas" if separated else nearest(others[0], COLUMNS) or EXPECTED
+        hint = f"to learn values, name their columns: --targets {' '.join(found)}" if found else hint
+        raise DataError(f"{where}: unknown column {printable(others[0]) or 'without a name'}", hint)
     return tuple(found)
 
 
