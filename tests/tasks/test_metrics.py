@@ -14,7 +14,7 @@ from vitreous.tasks.report import Report
 @pytest.mark.parametrize("metric", METRICS.values(), ids=lambda metric: metric.key)
 def test_a_row_is_complete(metric):
     assert METRICS[metric.key] is metric and explain_metric(metric.key)
-    assert all(key in METRICS for key in metric.further or ())
+    assert all(key in METRICS for key in metric.secondary or ())
     assert (metric.key in SHARES) == metric.is_share
     assert format(0.5, metric.form) and format_figure(metric.key, 0.5)
 
@@ -26,7 +26,7 @@ def test_labels_are_distinct():
 
 @pytest.mark.parametrize("metric", [m for m in METRICS.values() if m.leads], ids=lambda metric: metric.key)
 def test_a_leading_metric_is_printed_before_its_further_ones(metric):
-    values = dict.fromkeys((metric.key, *metric.further), 0.25)
+    values = dict.fromkeys((metric.key, *metric.secondary), 0.25)
     report = Report(3, 0, values, dict.fromkeys(values), [], None, metric.key)
     text = figures("val", report.summary())
     places = [text.index(f"{METRICS[key].label} {0.25:{METRICS[key].form}}") for key in values]

@@ -16,8 +16,8 @@ def figures(name: str, summary: Mapping[str, Any] | None) -> str:
         return f"{name}: not evaluated"
     leading = leading_of(summary)
     texts = [figure(summary, leading, "95 % interval ")]
-    further = METRICS[leading].further if leading in METRICS else None
-    texts += [figure(summary, key) for key in further or () if summary.get(key) is not None]
+    secondary = METRICS[leading].secondary if leading in METRICS else None
+    texts += [figure(summary, key) for key in secondary or () if summary.get(key) is not None]
     return f"{name}: {', '.join(texts)}, {summary['images']} images"
 
 

@@ -180,12 +180,12 @@ class Task(ABC):
     def choose_examples(
         self, outputs: np.ndarray, split: Split, readable: np.ndarray, count: int
     ) -> dict[str, list[Example]]:
-        """Images for an evaluation's page, `count` of a kind at most: `worst`, those that the model is most wrong
-        about, and `unsure`, those that it is least certain about. `example_notes` describes each kind."""
+        """(n, K) outputs -> images for an evaluation's page, `count` of a kind at most: `worst`, those that the model
+        is most wrong about, and `unsure`, those that it is least certain about. `example_notes` describes each kind."""
         raise NotImplementedError(f"{self.name} has no outputs for whole images")
 
     def draw_charts(self, outputs: np.ndarray, labels: np.ndarray, readable: np.ndarray) -> list[Scatter]:
-        """The charts of an evaluation's page."""
+        """(n, K) outputs, and the labels of n images -> the charts of an evaluation's page."""
         return []
 
     def measure_agreement(self, ours: np.ndarray, theirs: np.ndarray) -> float:
@@ -193,7 +193,8 @@ class Task(ABC):
         raise NotImplementedError(f"{self.name} has no outputs for whole images")
 
     def count_hits(self, outputs: np.ndarray, labels: np.ndarray) -> int | None:
-        """The number of the n images whose prediction is the label; None where labels are not matched exactly."""
+        """(n, K) outputs -> the number of the images whose prediction is the label; None where labels are not matched
+        exactly."""
         return None
 
 

@@ -183,7 +183,8 @@ class Classification(Task):
         return probabilities(outputs.astype(np.float64) / self.temperature, self.loss)
 
     def prediction_format(self, options: PredictionOptions) -> ClassFormat:
-        """Unset options: the best classes, or, where an image may have several, all above `THRESHOLD`."""
+        """Unset options: the best classes, or, where an image may have several, all above `THRESHOLD`. Raises
+        UsageError for an `abstain` that cannot be."""
         top, threshold = options.top, options.threshold
         check_abstain(options.abstain)
         if options.abstain is not None and self.multilabel:
@@ -195,7 +196,7 @@ class Classification(Task):
         return ClassFormat(self.classes, top, threshold, options.abstain or 0.0)
 
     def evaluate(self, outputs: np.ndarray, labels: np.ndarray, readable: np.ndarray) -> Report:
-        """The metrics of `judge`, of logits divided by the temperature."""
+        """The metrics of `judge`, of (n, K) logits divided by the temperature."""
         scaled = outputs if self.temperature == 1 else outputs.astype(np.float64) / self.temperature
         return judge(scaled, labels, self.classes, readable)
 
@@ -211,8 +212,8 @@ class Classification(Task):
     def choose_examples(
         self, outputs: np.ndarray, split: Split, readable: np.ndarray, count: int
     ) -> dict[str, list[Example]]:
-        """Worst: of the wrong ones, where the label's probability is lowest; with several labels an image, the highest
-        loss. Least certain: where the two best classes are nearest, or a class to 0.5."""
+        """(n, K) logits -> worst: of the wrong ones, where the label's probability is lowest; with several labels an
+        image, the highest loss. Least certain: where the two best classes are nearest, or a class to 0.5."""
         logits = outputs if self.temperature == 1 else outputs.astype(np.float64) / self.temperature
         loss, margin, wrong = rate_images(logits, split.labels)
         worst = [int(s) for s in np.argsort(-loss, kind="stable") if readable[s] and wrong[s]][:count]
@@ -236,12 +237,13 @@ class Classification(Task):
         }
 
     def measure_agreement(self, ours: np.ndarray, theirs: np.ndarray) -> float:
-        """The share of images with the same class first, or of equal decisions where there may be several."""
+        """(n, K) logits of both -> the share of images with the same class first, or of equal decisions where there may
+        be several."""
         if not self.multilabel:
             return float((ours.argmax(1) == theirs.argmax(1)).mean())
         decided = [self.activate(side) > THRESHOLD for side in (ours, theirs)]
         return float((decided[0] == decided[1]).mean())
 
     def count_hits(self, outputs: np.ndarray, labels: np.ndarray) -> int | None:
-        """The number of images whose label has the highest logit; None for several labels an image."""
+        """(n, K) logits -> the number of images whose label has the highest logit; None for several labels an image."""
         return int((outputs.argmax(1) == labels).sum()) if labels.ndim == 1 else None

@@ -11,18 +11,18 @@ from vitreous.tasks.metric_names import MAPS, OBJECTS
 @dataclass(frozen=True)
 class Metric:
     """A metric: its key in files, its label for people, the format of its value (`.2%` for shares), one or two
-    sentences that pages show, and, of a metric that leads evaluations, the `further` ones that are printed after it."""
+    sentences that pages show, and, of a metric that leads evaluations, the `secondary` ones, printed after it."""
 
     key: str
     label: str
     form: str = ".2%"
     explanation: str = ""
-    further: tuple[str, ...] | None = None
+    secondary: tuple[str, ...] | None = None
 
     @property
     def leads(self) -> bool:
         """Whether evaluations are compared by it."""
-        return self.further is not None
+        return self.secondary is not None
 
     @property
     def is_share(self) -> bool:
@@ -40,14 +40,14 @@ CLASSIFICATION = (
         "top1",
         "top-1",
         explanation="Share of images whose label is the most probable class. Higher is better.",
-        further=("top5", "nll", "ece"),
+        secondary=("top5", "nll", "ece"),
     ),
     Metric(
         "map",
         "mAP",
         explanation="Mean over classes of average precision, the area under the precision-recall curve. Higher is "
         "better.",
-        further=("macro_f1", "micro_f1", "nll"),
+        secondary=("macro_f1", "micro_f1", "nll"),
     ),
     Metric(
         "top5",
@@ -83,14 +83,14 @@ FEATURES = (
         "k-NN top-1",
         explanation="Top-1 of a k-nearest-neighbour classifier on the features. Labels are used for this metric only, "
         "never for training.",
-        further=("rankme",),
+        secondary=("rankme",),
     ),
     Metric(
         "knn_map",
         "k-NN mAP",
         explanation="mAP of a k-nearest-neighbour classifier on the features. Labels are used for this metric only, "
         "never for training.",
-        further=("rankme",),
+        secondary=("rankme",),
     ),
     Metric(
         "rankme",
@@ -98,7 +98,7 @@ FEATURES = (
         ".1f",
         "Effective rank of the features (arXiv:2210.02885): 1 is a complete collapse; the maximum is the feature "
         "width, or the number of images if that is smaller.",
-        further=(),
+        secondary=(),
     ),
 )
 SEGMENTATION = (
@@ -107,7 +107,7 @@ SEGMENTATION = (
         "mIoU",
         explanation="Intersection over union of predicted and true pixels of a class, mean over classes. Higher is "
         "better.",
-        further=("dice", "pixel_accuracy", "boundary_f", "pq"),
+        secondary=("dice", "pixel_accuracy", "boundary_f", "pq"),
     ),
     Metric(
         "dice",
@@ -122,7 +122,7 @@ SEGMENTATION = (
     *(Metric(key, label) for key, label in MAPS.items()),
 )
 DETECTION = (
-    Metric("ap", "AP", further=("ap50", "ap75", "ar100", "box_ap", "box_ap50")),
+    Metric("ap", "AP", secondary=("ap50", "ap75", "ar100", "box_ap", "box_ap50")),
     *(Metric(key, label) for key, label in OBJECTS.items() if key != "ap"),
 )
 GENERATION = (
@@ -131,14 +131,14 @@ GENERATION = (
         "denoising error",
         ".4f",
         "Mean squared error of the predicted noise or velocity at fixed noise levels. Lower is better.",
-        further=(),
+        secondary=(),
     ),
     Metric(
         "frechet_distance",
         "Fréchet distance",
         ".4g",
         "Distance between the feature distributions of generated and real images. Lower is better.",
-        further=(),
+        secondary=(),
     ),
 )
 REGRESSION = (
@@ -148,7 +148,7 @@ REGRESSION = (
         ".3f",
         "Coefficient of determination: 1 minus the squared errors divided by the variance of the labels. 1 is perfect; "
         "0 is no better than always predicting their mean. Of several targets the mean. Higher is better.",
-        further=("mae", "rmse", "spearman"),
+        secondary=("mae", "rmse", "spearman"),
     ),
     Metric("mae", "MAE", ".4g", "Mean absolute error, in the unit of the target. Lower is better."),
     Metric(

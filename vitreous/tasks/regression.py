@@ -188,7 +188,7 @@ class Regression(Task):
     def choose_examples(
         self, outputs: np.ndarray, split: Split, readable: np.ndarray, count: int
     ) -> dict[str, list[Example]]:
-        """Worst: where the mean over the targets of the error in standard deviations is largest."""
+        """(n, T) outputs -> worst: where the mean over the targets of the error in standard deviations is largest."""
         values = self.activate(outputs)
         errors = np.abs(values - split.labels) / np.array(self.std)
         present = ~np.isnan(errors)

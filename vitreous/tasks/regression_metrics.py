@@ -43,7 +43,14 @@ def measure_errors(predicted: np.ndarray, labels: np.ndarray, targets: tuple[str
     means = {key: mean_of([row[key] for row in rows]) for key in METRICS}
     intervals = {key: interval_of(np.mean(draws[key], 0) if key in draws else None, means[key]) for key in METRICS}
     return Report(
-        len(labels), int((~readable).sum()), means, intervals, [], cells=None, figure="r2", details={"targets": rows}
+        len(labels),
+        int((~readable).sum()),
+        figures=means,
+        intervals=intervals,
+        per_class=[],
+        cells=None,
+        figure="r2",
+        details={"targets": rows},
     )
 
 

@@ -120,13 +120,7 @@ def table(
     and for missing files.
     """
     name = printable(source)
-    lines = read(source, name)
-    line, cells = next(lines)
-    header = header_of(line, cells, group_by, name, targets)
-    table_rows = list(lines)
-    if not header.targets and "label" not in header.columns and "path" in header.columns:
-        header = header._replace(targets=columns_of_numbers(header, table_rows, f"{name}, line {line}"))
-    rows = [row_of(cells, header, name, line) for line, cells in table_rows]
+    header, rows = read_rows(source, group_by, targets, name)
     home = source.parent.absolute() if any(os.path.isabs(row.path) for row in rows) else source.parent
     rows, notes = distinct([row.located(home) for row in rows], name)
     if missing := [row for row in rows if not os.path.lexists(os.path.join(home, row.path))]:
@@ -139,32 +133,14 @@ def table(
     if not parts.get("train"):
         problem = f"{', '.join(parts)} but no row of the split train" if rows else "no rows"
         raise DataError(f"{name} has {problem}", EXPECTED)
-    classes = class_order(list({label for row in parts["train"] for label in row.labels or ()}))
-    labelled = [row for split, part in parts.items() if split == "train" or has_labels(part) for row in part]
-    multiple = sum(len(row.labels or ()) > 1 for row in labelled)
-    none = sum(not row.labels for row in labelled)
-    multilabel = multiple + none > 0
-    unlabelled = None if header.targets else why_unlabelled(name, rows, classes, multilabel)
     if header.targets:
+        classes, unlabelled = (), None
+        labels = {split: values_of(part, header.targets) for split, part in parts.items()}
         notes += values_notes(rows)
-        classes, multilabel = [], False
-    elif unlabelled is not None:
-        notes += one_class_note(classes)
-        classes = []
-    elif multilabel:
-        notes.append(f"multi-label: {multiple} of {len(labelled)} images have several labels, {none} have none")
+    else:
+        classes, labels, unlabelled = read_classes(parts, rows, name, notes)
     kind = kind_of_files(rows, home, name, axes)
-    splits: dict[str, Split] = {
-        split: files_of(
-            part,
-            home,
-            values_of(part, header.targets)
-            if header.targets
-            else labels_of(part, split, () if unlabelled else classes, multilabel, name),
-            kind,
-        )
-        for split, part in parts.items()
-    }
+    splits: dict[str, Split] = {split: files_of(part, home, labels[split], kind) for split, part in parts.items()}
     notes[:0] = [clips_note(len(rows)) if kind == CLIPS else arrays_note(len(rows), kind)] if kind else []
     notes += [f"columns that are not read: {first_names(header.unread, SHOWN)}"] if header.unread else []
     groups = read_groups(parts, notes)
@@ -172,7 +148,7 @@ def table(
     column = header.group if header.group in header.columns else None
     return Data(
         name,
-        tuple(classes),
+        classes,
         splits=splits,
         notes=notes,
         unsplit=unsplit,
@@ -184,21 +160,51 @@ def table(
     )
 
 
+def read_rows(source: Path, group_by: str | None, targets: tuple[str, ...], name: str) -> tuple[Header, list[Row]]:
+    """The header of a file, with the columns of its values, and its rows, checked. Raises DataError with the line."""
+    lines = read(source, name)
+    line, cells = next(lines)
+    header, rows = header_of(line, cells, group_by, name, targets), list(lines)
+    if not header.targets and "label" not in header.columns:
+        header = header._replace(targets=columns_of_numbers(header, rows, f"{name}, line {line}"))
+    return header, [row_of(cells, header, name, line) for line, cells in rows]
+
+
+def read_classes(
+    parts: dict[str, list[Row]], rows: list[Row], name: str, notes: list[str]
+) -> tuple[tuple[str, ...], dict[str, np.ndarray], DataError | None]:
+    """The classes of the training rows, the labels of each split, (n,) int64 or (n, K) float32, and why there are none,
+    if so; adds to the notes."""
+    classes = class_order(list({label for row in parts["train"] for label in row.labels or ()}))
+    labelled = [row for split, part in parts.items() if split == "train" or has_labels(part) for row in part]
+    multiple = sum(len(row.labels or ()) > 1 for row in labelled)
+    none = sum(not row.labels for row in labelled)
+    multilabel = multiple + none > 0
+    unlabelled = why_unlabelled(name, rows, classes, multilabel)
+    if unlabelled is not None:
+        notes += one_class_note(classes)
+        classes = []
+    elif multilabel:
+        notes.append(f"multi-label: {multiple} of {len(labelled)} images have several labels, {none} have none")
+    labels = {split: labels_of(part, split, classes, multilabel, name) for split, part in parts.items()}
+    return tuple(classes), labels, unlabelled
+
+
 def columns_of_numbers(header: Header, rows: list[tuple[int, list[str]]], where: str) -> tuple[str, ...]:
     """The columns that are not read otherwise, of a file without labels, which are values. Raises DataError for a
     column of anything else."""
-    found, others = [], []
+    numeric, others = [], []
     for column in header.unread:
         place = header.columns.index(column)
         cells = [cells[place] for _, cells in rows if len(cells) == len(header.columns)]
         is_numeric = column and all(map(is_value, cells)) and any(map(is_number, cells))
-        (found if is_numeric else others).append(column)
+        (numeric if is_numeric else others).append(column)
     if others:
         separated = ";" in others[0] or "\t" in others[0]
         hint = "separate cells with commas" if separated else nearest(others[0], COLUMNS) or EXPECTED
-        hint = f"to learn values, name their columns: --targets {' '.join(found)}" if found else hint
+        hint = f"to learn values, name their columns: --targets {' '.join(numeric)}" if numeric else hint
         raise DataError(f"{where}: unknown column {printable(others[0]) or 'without a name'}", hint)
-    return tuple(found)
+    return tuple(numeric)
 
 
 def values_of(rows: list[Row], targets: tuple[str, ...]) -> np.ndarray:
