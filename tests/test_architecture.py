@@ -25,6 +25,7 @@ ROWS = [
     {"nn"},
     {"models", "data", "generation"},
     {"keywords"},
+    {"tasks"},
     {"weights"},
     {"inference"},
     {"evaluation", "inspection"},

@@ -14,8 +14,8 @@ from vitreous.models.cost import macs
 from vitreous.models.names import name_of
 from vitreous.models.zoo import build
 from vitreous.nn.frozen import frozen
+from vitreous.tasks.detection import Detection
 from vitreous.weights.bundle import Bundle, load_bundle
-from vitreous.weights.tasks import Detection
 
 SMALL = {"classes": 0, "width": 16, "depth": 2, "heads": 2, "hidden": 32}
 BACKBONES = {

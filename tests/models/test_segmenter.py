@@ -22,8 +22,8 @@ from vitreous.models.cost import macs
 from vitreous.models.names import name_of
 from vitreous.models.zoo import build
 from vitreous.nn.frozen import frozen
+from vitreous.tasks.segmentation import Segmentation
 from vitreous.weights.bundle import Bundle, load_bundle
-from vitreous.weights.tasks import Segmentation
 
 SMALL = {"classes": 0, "width": 16, "depth": 3, "heads": 2, "hidden": 32}
 BACKBONES = {

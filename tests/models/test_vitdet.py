@@ -13,8 +13,8 @@ from vitreous.models.families import family_of
 from vitreous.models.names import configure, name_of
 from vitreous.models.zoo import build, skip_init
 from vitreous.nn.windows import ConvPropagation
+from vitreous.tasks.features import Features
 from vitreous.weights.adopt import adopt, repatched
-from vitreous.weights.tasks import Features
 
 SMALL = SAMConfig(
     image=(32, 32),

@@ -12,11 +12,11 @@ from vitreous.errors import WeightsError
 from vitreous.models.configs.detector import DetectorConfig
 from vitreous.models.names import configure
 from vitreous.models.zoo import build, skip_init
+from vitreous.tasks.detection import Detection
 from vitreous.weights.adopt import open_weights, parts_of
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.convert import convert
 from vitreous.weights.foreign import essence
-from vitreous.weights.tasks import Detection
 from vitreous.weights.vitdet_detector import DETECTOR
 
 RPN, ROI = "proposal_generator.rpn_head", "roi_heads"

@@ -28,7 +28,8 @@ from vitreous.models.cost import macs
 from vitreous.models.segmenter import Segmenter
 from vitreous.models.zoo import Model
 from vitreous.objectives.base import Objective, ObjectiveConfig, Progress, Setting
-from vitreous.weights.tasks import Segmentation, Task
+from vitreous.tasks.base import Task
+from vitreous.tasks.segmentation import Segmentation
 
 
 @dataclass(frozen=True)
