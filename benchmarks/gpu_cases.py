@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,6 @@ from vitreous.apps.bench.peers import generating as generating_peers
 from vitreous.apps.bench.peers import models, pretraining
 from vitreous.apps.bench.work import Turn, Work
 from vitreous.inference.engine import TorchEngine
-from vitreous.models.cost import computed, macs
 from vitreous.models.names import configure
 from vitreous.nn.encoder import compile_blocks
 from vitreous.objectives.base import Progress, Setting
@@ -46,7 +45,7 @@ class Case:
         config = configure(self.work.model, self.work.image_size)
         if self.work.task in ("inference", "train"):
             passes = 1 if self.work.task == "inference" else 3
-            return 2 * passes * (computed if executed and self.name == "vitreous" else macs)(config)
+            return 2 * passes * (config.computed_macs() if executed and self.name == "vitreous" else config.macs())
         if self.work.task in pretraining_steps.PRETRAINING:
             return pretraining_steps.operations(self.work)
         if self.work.task == "dit":
@@ -204,7 +203,7 @@ def shrink_heads() -> None:
     smaller = {"mae": {"decoder_width": 32, "decoder_depth": 1, "decoder_heads": 2}, "dino": small, "dinov2": small}
     for name, changes in smaller.items():
         config, *others = table[name]
-        table[name] = (replace(config, **changes), *others)  # type: ignore[assignment]
+        table[name] = (config.with_options(**changes), *others)  # type: ignore[assignment]
 
 
 def own(work: Work, build: Callable[..., Turn]) -> list[Case]:

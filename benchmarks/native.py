@@ -24,7 +24,7 @@ from torch import Tensor
 from vitreous.data.decoding.decode import decode, is_image
 from vitreous.models.names import configure
 from vitreous.models.packed import Packed
-from vitreous.models.zoo import build
+from vitreous.models.zoo import build_model
 from vitreous.nn.frozen import frozen
 from vitreous.nn.sizes import native_size
 from vitreous.system.machine import DTYPES, packs, pick_precision, processor, settle_process
@@ -43,7 +43,7 @@ def contenders(given: argparse.Namespace) -> tuple[dict[str, Callable[[], object
     torch.manual_seed(0)
     precision = pick_precision("auto", "cpu")
     dtype = DTYPES[precision]
-    model = frozen(build(config).eval(), dtype, packs("cpu"))
+    model = frozen(build_model(config).eval(), dtype, packs("cpu"))
     model.any_size = True
     paths = sorted(path for path in given.folder.rglob("*") if is_image(path))
     pictures = [decode(path, 3) for path in paths]

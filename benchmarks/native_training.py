@@ -41,7 +41,7 @@ from vitreous.data.split import Split
 from vitreous.models.config import replace_fields
 from vitreous.models.names import configure
 from vitreous.models.packed import Packed
-from vitreous.models.zoo import build
+from vitreous.models.zoo import build_model
 from vitreous.reports.evaluate import evaluate
 from vitreous.system.machine import DTYPES, pick_precision, processor, settle_process
 from vitreous.weights.bundle import load_bundle
@@ -106,7 +106,7 @@ def step_ways(
     )  # so that every way computes all of the last block
     torch.manual_seed(0)
     precision = pick_precision("auto", "cpu")
-    model = build(config).train().to(DTYPES[precision])
+    model = build_model(config).train().to(DTYPES[precision])
     model.any_size = True
     squash = ImagePreprocess(config.image, 3, fit="squash")
     native = NativePreprocess(config.image, 3, tokens=given.tokens, patch=config.patch)

@@ -34,7 +34,6 @@ from vitreous.inference.libraries import setting
 from vitreous.inference.open_model import open_bundle
 from vitreous.inference.options import InferenceOptions
 from vitreous.inference.predict import load
-from vitreous.models.names import name_of
 from vitreous.system.machine import has_bf16
 
 Logits = Callable[[np.ndarray], np.ndarray]
@@ -157,7 +156,7 @@ def page(run: str, folder: str, most: int) -> list[str]:
         "",
         f"{hardware()}; {packages()}. `python benchmarks/precision.py RUN FOLDER --most {most}`.",
         (
-            f"{name_of(bundle.model.config)} at {bundle.preprocess.image[0]} x {bundle.preprocess.image[1]}, "
+            f"{bundle.model.config.name()} at {bundle.preprocess.image[0]} x {bundle.preprocess.image[1]}, "
             f"{len(bundle.classes)} classes,"
         ),
         f"{len(split):,} pictures.",

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.models.names import configure_vit
-from vitreous.models.zoo import build
+from vitreous.models.zoo import build_model
 from vitreous.weights.bundle import save
 
 HALF = [0.5, 0.5, 0.5]
@@ -36,7 +36,7 @@ class Backbone(nn.Module):
     def __init__(self, name: str) -> None:
         super().__init__()
         config = replace(configure_vit(name, 32), classes=0, class_token=False, pool="mean", representation=None)
-        self.model = build(config)
+        self.model = build_model(config)
         self.model.any_size = True  # local views are smaller
 
     def feature_dim(self) -> int:

@@ -27,9 +27,9 @@ from vitreous.apps.bench.race import Lane, race
 from vitreous.apps.bench.work import Contender, Timing, Turn, Work
 from vitreous.models.config import SAMConfig
 from vitreous.models.names import configure
-from vitreous.models.zoo import build
+from vitreous.models.zoo import build_model
 from vitreous.system.machine import has_bf16, processor
-from vitreous.weights.vitdet import VITDET
+from vitreous.weights.formats.vitdet import VITDET
 
 TASKS = ("whole", "windowed block", "global block")
 PASSES = ("forward", "forward and backward")
@@ -130,7 +130,7 @@ class PlainViTDet(nn.Module):
 def weighted(config: SAMConfig) -> nn.Module:
     """Our backbone with random weights, those of relative positions included."""
     torch.manual_seed(0)
-    model = build(config)
+    model = build_model(config)
     for name, parameter in model.named_parameters():
         if name.endswith((".rows", ".columns")):
             nn.init.normal_(parameter, std=0.02)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import ast
 import json
-import re
 import subprocess
 import sys
 import textwrap
@@ -170,15 +169,41 @@ def lines() -> int:
 
 
 def family_tests() -> int:
-    """Tests of a model's family outside models/ and weights/: `kind == "..."` and `isinstance(..., SomeConfig)`."""
-    pattern = re.compile(r"\bkind (?:==|!=|in|not in) |isinstance\([^()]+, \(?\w*Config\b")
-    return count_matches(pattern, skipped=("models", "weights"))
+    """Tests of a model's family outside models/ and weights/formats/: comparisons of a config's `family`, and
+    `isinstance` of a config of models/configs/."""
+    trees = (tree for path, tree in parse_package().items() if not is_family_room(path.relative_to(PACKAGE)))
+    return sum(is_family_test(node) for tree in trees for node in ast.walk(tree))
 
 
-def count_matches(pattern: re.Pattern[str], skipped: tuple[str, ...]) -> int:
-    """Matches of a pattern in the package, without the rooms `skipped`."""
-    paths = (path for path in parse_package() if path.relative_to(PACKAGE).parts[0] not in skipped)
-    return sum(len(pattern.findall(path.read_text("utf-8"))) for path in paths)
+def is_family_room(path: Path) -> bool:
+    """Whether a file of the package may know the families."""
+    return path.parts[0] == "models" or path.parts[:2] == ("weights", "formats")
+
+
+def is_family_test(node: ast.AST) -> bool:
+    """Whether a node compares a config's `family`, or asks whether something is a config of one."""
+    if isinstance(node, ast.Compare):
+        return any(is_family(side) for side in (node.left, *node.comparators))
+    if not isinstance(node, ast.Call) or called_name(node) != "isinstance":
+        return False
+    names = {inner.id for inner in ast.walk(node.args[1]) if isinstance(inner, ast.Name)}
+    return not names.isdisjoint(config_names())
+
+
+def is_family(node: ast.expr) -> bool:
+    """Whether an expression is the family of a config: `config.family`, `getattr(config, "family", "")`."""
+    if isinstance(node, ast.Call) and called_name(node) == "getattr" and len(node.args) > 1:
+        return ast.unparse(node.args[1]) == "'family'"
+    return isinstance(node, ast.Attribute) and node.attr == "family"
+
+
+@cache
+def config_names() -> frozenset[str]:
+    """Names of the configs of models."""
+    folder = PACKAGE / "models" / "configs"
+    trees = (tree for path, tree in parse_package().items() if path.parent == folder)
+    classes = (node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    return frozenset(name for name in classes if name.endswith("Config"))
 
 
 def task_tests() -> int:

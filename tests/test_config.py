@@ -5,6 +5,7 @@ import pytest
 from tests.training.test_loop import make
 from vitreous.config import differences, from_plain, from_yaml, set_paths, to_plain, to_yaml
 from vitreous.errors import UsageError
+from vitreous.models.config import ModelConfig, SwinConfig, ViTConfig
 from vitreous.training.run import Ramp, Run
 
 
@@ -85,3 +86,24 @@ def test_unknown_settings_of_a_run_name_their_path():
         from_plain(Run, to_plain(run) | {"objective": {"name": "supervized"}})
     with pytest.raises(UsageError, match=r"objective\.smothing"):
         from_plain(Run, to_plain(run) | {"objective": {"smothing": 0.1}})
+
+
+def test_a_config_is_that_of_the_family_in_it():
+    swin = from_plain(ModelConfig, {"family": "swin", "width": 48})
+    assert type(swin) is SwinConfig and swin.width == 48 and from_plain(ModelConfig, to_plain(swin)) == swin
+    assert type(from_plain(ModelConfig, {"width": 48, "heads": 4})) is ViTConfig  # the default
+    with pytest.raises(UsageError, match="there is no 'swim'\n  did you mean swin"):
+        from_plain(ModelConfig, {"family": "swim"})
+    for family in (["swin"], 3):
+        with pytest.raises(UsageError, match="there is no"):
+            from_plain(ModelConfig, {"family": family})
+    head = {"family": "segmenter", "backbone": to_plain(replace(swin, classes=0))}
+    assert type(from_plain(ModelConfig, head).backbone) is SwinConfig
+
+
+def test_what_is_no_field_cannot_be_set():
+    for name in ("module", "has_attention", "tagged"):
+        with pytest.raises(UsageError, match=f"unknown setting model.{name}"):
+            set_paths(SwinConfig(), {name: ["1"]}, "model.")
+        with pytest.raises(UsageError, match=f"unknown setting {name}"):
+            from_plain(ModelConfig, {"family": "swin", name: 1})

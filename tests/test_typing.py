@@ -20,7 +20,7 @@ from vitreous.models.configs.detector import DetectorConfig
 from vitreous.models.configs.hybrid import HybridConfig
 from vitreous.models.configs.segmenter import SegmenterConfig
 from vitreous.models.configs.video import VideoConfig
-from vitreous.models.configs.vit import SAMConfig
+from vitreous.models.configs.vit_variants import SAMConfig
 from vitreous.weights.create import SYNONYMS
 
 ROOT = Path(__file__).parents[1]

@@ -7,6 +7,7 @@ import os
 import typing
 from collections.abc import Iterable, Mapping
 from functools import cache
+from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 
 from vitreous.errors import UsageError, closest, nearest
@@ -35,26 +36,38 @@ class Synonyms:
 
 
 class Tagged:
-    """Marks a field, by `Annotated[base, Tagged(table)]`, as one of a table of dataclasses, by the `name` in it; the
-    first of the table where none is said."""
+    """Marks a field, by `Annotated[base, Tagged(table)]`, or a base class, by its attribute `tagged`, as one of a table
+    of dataclasses, by the `key` in it; the `default`, or the first of the table, where none is said. Rows are classes,
+    or their names as `import_object` has them."""
 
-    def __init__(self, table: Mapping[str, Any]) -> None:
-        self.table = table
+    def __init__(self, table: Mapping[str, Any], key: str = "name", default: str = "") -> None:
+        self.table, self.key, self.default = table, key, default
 
     def pick(self, value: Any) -> Any:
         """The dataclass that a dict is of. Raises UsageError for a name that the table has not."""
-        name = value.get("name") if isinstance(value, dict) else None
-        if name is not None and name not in self.table:
+        name = value.get(self.key) if isinstance(value, dict) else None
+        if name is not None and (not isinstance(name, str) or name not in self.table):
             raise UsageError(
                 f"there is no {name!r}", nearest(str(name), self.table) or f"there are {', '.join(self.table)}"
             )
-        return self.table[name or next(iter(self.table))]
+        return self.row(name or self.default or next(iter(self.table)))
+
+    def row(self, name: str) -> Any:
+        """What the table has under a name, imported where it is the name of a class."""
+        row = self.table[name]
+        return import_object(row) if isinstance(row, str) else row
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
         """Any value: `from_plain` has made it one of the table before."""
         from pydantic_core import core_schema
 
         return core_schema.any_schema()
+
+
+def import_object(name: str) -> Any:
+    """What "package.module:Class" names."""
+    module, _, attribute = name.partition(":")
+    return getattr(import_module(module), attribute)
 
 
 def to_plain(value: Any) -> Any:
@@ -122,9 +135,10 @@ def from_plain(kind: type[T] | Any, value: Any) -> T:
 
 
 def member(kind: Any, value: Any) -> Any:
-    """The dataclass that a value is of, where `kind` is a union: the one whose `family` it names, else the first."""
+    """The dataclass that a value is of, where `kind` is one of a table, or a union: of the latter the one whose
+    `family` it names, else the first."""
     if table := tagged(kind):
-        return table.pick(value)
+        return type(value) if dataclasses.is_dataclass(value) else table.pick(value)
     kinds = [one for one in typing.get_args(kind) if dataclasses.is_dataclass(one)]
     if not kinds or typing.get_origin(kind) is dict:
         return kind
@@ -134,8 +148,9 @@ def member(kind: Any, value: Any) -> Any:
 
 
 def tagged(kind: Any) -> Tagged | None:
-    """The mark of a field that is one of a table."""
-    return next((mark for mark in getattr(kind, "__metadata__", ()) if isinstance(mark, Tagged)), None)
+    """The mark of a field, or of a base class, that is one of a table."""
+    own = kind.__dict__.get("tagged") if isinstance(kind, type) else None
+    return own or next((mark for mark in getattr(kind, "__metadata__", ()) if isinstance(mark, Tagged)), None)
 
 
 def unknown_keys(kind: Any, value: Any, path: str = "") -> list[tuple[str, str]]:
@@ -244,7 +259,10 @@ def set_paths(value: T, settings: dict[str, list[str]], before: str = "") -> T:
         changes[name] = set_paths(owned, inner, f"{before}{name}.")
     if isinstance(value, dict):
         return {**value, **changes}  # type: ignore[return-value]
-    return dataclasses.replace(value, **changes) if changes else value  # type: ignore[type-var]
+    if not changes:
+        return value
+    with_options = getattr(value, "with_options", None)  # of a dataclass whose type follows from its fields
+    return with_options(**changes) if with_options else dataclasses.replace(value, **changes)  # type: ignore[type-var]
 
 
 def items(value: Any) -> dict[str, Any]:

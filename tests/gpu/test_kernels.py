@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from tests.contracts import randomise
 from tests.gpu.support import DEVICE, ON_GPU, check_close, check_tensors_close
 from vitreous.models.config import SwinConfig, ViTConfig
 from vitreous.models.packed import Packed
-from vitreous.models.zoo import build
+from vitreous.models.zoo import build_model
 from vitreous.nn.attention import Attention, NormedAttention, attend, attend_segments, attend_unscaled
 from vitreous.nn.position import TokenPositions
 from vitreous.nn.relative import GridAttention, RelativeAttention, RotaryAttention
@@ -204,7 +203,7 @@ def test_packed_rows_match_single_images(name):
     """Rows of images of several sizes: outputs and gradients are those of the images one by one, masked or not."""
     torch.manual_seed(0)
     config = ViTConfig(image=(32, 32), patch=(8, 8), width=32, depth=2, heads=4, hidden=64, classes=5)
-    model = randomise(build(replace(config, **PACKED[name]))).eval()
+    model = randomise(build_model(config.with_options(**PACKED[name]))).eval()
     model.any_size = True
     generator = torch.Generator().manual_seed(1)
     images = [torch.randn(3, *size, generator=generator) for size in SIZES]
@@ -241,7 +240,7 @@ MODELS: dict[str, Any] = {
 def test_model_with_other_sizes_and_layouts_matches_cpu(name):
     """Oblong, larger and single images, contiguous, channels last and strided, give the logits of the CPU."""
     torch.manual_seed(0)
-    model = randomise(build(MODELS[name])).eval()
+    model = randomise(build_model(MODELS[name])).eval()
     model.any_size = True
     batches = {"square": (3, 3, 32, 32), "oblong": (2, 3, 32, 64), "larger": (1, 3, 64, 64)}
     with torch.inference_mode():

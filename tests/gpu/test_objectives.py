@@ -32,7 +32,7 @@ from tests.objectives import sessions
 from vitreous.data.augmentation.augment import Augment
 from vitreous.models.config import ViTConfig
 from vitreous.models.configs.swin import SwinConfig
-from vitreous.models.zoo import build, create
+from vitreous.models.zoo import build_model, create
 from vitreous.objectives.base import Progress, Setting
 from vitreous.objectives.detection import DetectionConfig
 from vitreous.objectives.mae import MAEConfig
@@ -58,8 +58,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "average and frozen blocks": {"ema": 0.9, "tune": FineTune(last_blocks=1)},
     "adapters": {"tune": FineTune(lora_rank=2)},
     "shards in order": {"shards": 2, "reproducible": True},
-    "rotary positions": {"model": lambda model: replace(model, attention="rotary")},
-    "relative positions": {"model": lambda model: replace(model, attention="relative")},
+    "rotary positions": {"model": lambda model: model.with_options(attention="rotary")},
+    "relative positions": {"model": lambda model: model.with_options(attention="relative")},
     "windows": {"model": lambda model: replace(model, window=2, class_token=False, pool="mean")},
     "attention pooling, registers": {
         "model": lambda model: replace(model, class_token=False, pool="attention", registers=2)
@@ -148,7 +148,7 @@ def make_segmentation(adapter: str = "none", head: str = "unet") -> tuple[Any, d
 def make_supervised(config: Any, images: Any) -> tuple[Any, dict[str, Any]]:
     """An objective of labels for a model, and a batch of these images."""
     torch.manual_seed(0)
-    objective = SupervisedConfig().build(build(config), Setting(classes=("a", "b", "c")))
+    objective = SupervisedConfig().build(build_model(config), Setting(classes=("a", "b", "c")))
     return objective, {"images": images, "labels": torch.arange(len(images)) % 3}
 
 
@@ -156,7 +156,7 @@ def make_video_mae() -> tuple[Any, dict[str, Any]]:
     """VideoMAE with tubes, and a prepared batch of clips."""
     torch.manual_seed(0)
     config = MAEConfig(tubes=True, decoder_width=16, decoder_depth=1, decoder_heads=2, normalise_channels=True)
-    objective = config.build(build(replace(CLIPS, classes=0)), Setting())
+    objective = config.build(build_model(replace(CLIPS, classes=0)), Setting())
     batch = {"images": draw(4, 3, 4, 16, 16), "positions": torch.arange(4), "samples": torch.arange(4)}
     prepared = objective.prepare(batch, Progress())
     return objective, {name: entry for name, entry in prepared.items() if name != "positions"}

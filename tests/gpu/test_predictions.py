@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,7 +23,7 @@ from vitreous.data.modalities.native import NativePreprocess
 from vitreous.generation.process import Flow
 from vitreous.inference.engine import TorchEngine
 from vitreous.models.config import SwinConfig, ViTConfig
-from vitreous.models.zoo import build
+from vitreous.models.zoo import build_model
 from vitreous.tasks.classification import Classification
 from vitreous.tasks.features import Features
 from vitreous.tasks.segmentation import Segmentation
@@ -48,7 +47,7 @@ def make_vit(classes: int, **changes: Any) -> Any:
     """A small ViT with random weights."""
     torch.manual_seed(0)
     config = ViTConfig(image=(32, 32), patch=(8, 8), width=32, depth=2, heads=4, hidden=64, classes=classes)
-    return randomise(build(replace(config, **changes))).eval()
+    return randomise(build_model(config.with_options(**changes))).eval()
 
 
 def save_model(home: Path, name: str) -> Path:
@@ -61,7 +60,7 @@ def save_model(home: Path, name: str) -> Path:
         config = SwinConfig(
             image=(32, 32), patch_size=(2, 2), classes=3, width=8, blocks=(1, 1), heads=(2, 2), window=4
         )
-        Bundle(build(config).eval(), Classification(CLASSES), preprocess).save(home)
+        Bundle(build_model(config).eval(), Classification(CLASSES), preprocess).save(home)
     elif name == "multilabel":
         task = Classification(CLASSES, multilabel=True, loss="sigmoid")
         Bundle(make_vit(3), task, preprocess).save(home)

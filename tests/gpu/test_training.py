@@ -158,9 +158,8 @@ PROMISED: dict[str, dict[str, Any]] = {
 
 def replace_model(model: Any, **changes: Any) -> Any:
     """A changed model config."""
-    from dataclasses import replace
 
-    return replace(model, **changes)
+    return model.with_options(**changes)
 
 
 @pytest.mark.parametrize("name", PROMISED)

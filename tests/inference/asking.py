@@ -17,7 +17,7 @@ from PIL import Image
 
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.models.config import ViTConfig
-from vitreous.models.zoo import build
+from vitreous.models.zoo import build_model
 from vitreous.tasks.classification import Classification
 from vitreous.tasks.features import Features
 from vitreous.weights.bundle import Bundle
@@ -28,7 +28,7 @@ CLASSES = ("ant", "<b>bee</b>", "cat", "dog", "eel")
 def save_bundle(place: Path, seed: int = 0, classes: tuple[str, ...] = CLASSES) -> Path:
     """A ViT of 4 x 4 patches with a head that tells pictures apart, or, without classes, none."""
     torch.manual_seed(seed)
-    model = build(
+    model = build_model(
         ViTConfig(image=(32, 32), patch=(8, 8), classes=len(classes), width=32, depth=2, heads=2, hidden=64)
     ).eval()
     if classes:

@@ -20,7 +20,6 @@ from vitreous.inference import image_grid as clip_files
 from vitreous.inference.generators import generator_predictor
 from vitreous.inference.open_model import open_generator
 from vitreous.inference.samples import Generator, SampleOptions
-from vitreous.models.names import name_of
 from vitreous.training.folder import Folder
 from vitreous.weights.bundle import load_bundle
 
@@ -51,7 +50,7 @@ def test_a_recipe_of_generators_trains_on_clips_without_mirroring_them(run):
     assert any(note.startswith("the data are 28 clips") for note in notes)
     settings, bundle = Folder(out).run(), open_generator(out)
     assert settings.views.flip == 0 and settings.preprocess.is_animated and settings.objective.name == "flow"
-    assert name_of(bundle.model.config) == MODEL and bundle.model.config.image == (4, 16, 16)
+    assert bundle.model.config.name() == MODEL and bundle.model.config.image == (4, 16, 16)
     assert bundle.generated_classes == ("left", "right")
     assert json.loads((out / "summary.json").read_text())["val"]["denoising_error"] > 0
     # four clips of each class, the four frames of each in a row

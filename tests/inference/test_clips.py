@@ -26,7 +26,7 @@ from vitreous.errors import DataError, UsageError
 from vitreous.inference.predict import load
 from vitreous.inference.sources import source
 from vitreous.models.names import configure
-from vitreous.models.zoo import build
+from vitreous.models.zoo import build_model
 from vitreous.tasks.classification import Classification
 from vitreous.weights.bundle import Bundle
 
@@ -37,7 +37,7 @@ def save_video_model(place: Path, name: str) -> Path:
     """A bundle of a video model that tells clips of four frames apart."""
     torch.manual_seed(0)
     config = replace(configure(name), image=(4, 16, 16), classes=2)
-    model = build(config).eval()
+    model = build_model(config).eval()
     torch.nn.init.normal_(model.head.weight)
     for key, parameter in model.named_parameters():
         parameter.data *= 2 if "qkv.weight" in key else 1

@@ -24,7 +24,7 @@ from vitreous.inference.pipeline import chunk_of, flow
 from vitreous.inference.predict import Predictor, load
 from vitreous.inference.sources import Item
 from vitreous.models.config import ViTConfig
-from vitreous.models.zoo import build
+from vitreous.models.zoo import build_model
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +159,7 @@ def test_no_place_in_a_part_rounds_otherwise(precision, packed, width, heads, im
     config = ViTConfig(
         image=(image, image), patch=(patch, patch), width=width, depth=2, heads=heads, hidden=2 * width + 8, classes=7
     )
-    model = contracts.randomise(build(config).eval())
+    model = contracts.randomise(build_model(config).eval())
     made = TorchEngine(model, ImagePreprocess((image, image)), precision=precision)
     size = made.chunk_size
     pixels = torch.randint(0, 256, (size, 3, image, image), dtype=torch.uint8).numpy()

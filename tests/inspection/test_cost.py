@@ -8,7 +8,6 @@ from torch import nn
 
 from vitreous.inspection import cost as costing
 from vitreous.inspection.cost import Alive, costs, expected_seconds, held_by_operation, largest_within, powers, sizes
-from vitreous.models.cost import macs
 from vitreous.models.zoo import create
 
 
@@ -53,7 +52,7 @@ def test_costs_of_each_size():
     found = list(costs(model, sizes(model, (16, 32)), (1, 3)))
     assert [(c.image, c.tokens) for c in found] == [((16, 16), 5), ((32, 32), 17)]
     for cost in found:
-        assert cost.macs == macs(model.config, cost.image)
+        assert cost.macs == model.config.macs(cost.image)
         assert list(cost.rate) == [1, 3] and min(cost.rate.values()) > 0
         assert cost.best[1] == max(cost.rate.values())
         assert cost.largest <= costing.MOST and not cost.tried

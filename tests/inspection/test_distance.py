@@ -14,7 +14,7 @@ from vitreous.inspection import distance as room
 from vitreous.inspection.distance import distance, distances, uniform
 from vitreous.inspection.hooks import watch
 from vitreous.models.config import ViTConfig
-from vitreous.models.zoo import build, create
+from vitreous.models.zoo import build_model, create
 
 
 def loop(weights, places, prefix, patch):
@@ -126,7 +126,7 @@ def test_hybrids_count_pixels_and_video_counts_them_within_the_frame():
     assert distances(hybrid, [images(1, (32, 16))]).mean.flatten().tolist() == pytest.approx(
         [uniform((4, 2), (8, 8)) * 8 / tokens] * 4
     )
-    video = build(
+    video = build_model(
         ViTConfig(
             image=(4, 8, 12),
             patch=(2, 4, 4),

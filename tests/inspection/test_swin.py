@@ -14,7 +14,7 @@ from vitreous.inspection.positions import biases, has_positions
 from vitreous.inspection.rollout import rollout
 from vitreous.inspection.similarity import layers
 from vitreous.models.config import SwinConfig
-from vitreous.models.zoo import build
+from vitreous.models.zoo import build_model
 
 IMAGE = (20, 28)
 
@@ -22,7 +22,7 @@ IMAGE = (20, 28)
 @pytest.fixture(scope="module")
 def model():
     torch.manual_seed(0)
-    swin = build(
+    swin = build_model(
         SwinConfig(image=(32, 32), patch_size=(2, 2), width=8, blocks=(2, 2), heads=(1, 2), window=4, classes=3)
     ).eval()
     for name, parameter in swin.named_parameters():
@@ -54,7 +54,9 @@ def test_every_attention_is_that_of_the_forward_pass(model, images):
 
 def test_heads_that_look_everywhere_alike_have_the_distance_of_uniform_attention(images):
     torch.manual_seed(0)
-    flat = build(SwinConfig(image=(32, 32), patch_size=(2, 2), width=8, blocks=(2, 2), heads=(1, 2), window=4)).eval()
+    flat = build_model(
+        SwinConfig(image=(32, 32), patch_size=(2, 2), width=8, blocks=(2, 2), heads=(1, 2), window=4)
+    ).eval()
     for name, parameter in flat.named_parameters():
         if name.endswith(("table", "qkv.weight")):
             torch.nn.init.zeros_(parameter)

@@ -18,7 +18,6 @@ from vitreous.data.decoding.clips import open_clip
 from vitreous.errors import UsageError
 from vitreous.inference.open_model import open_generator
 from vitreous.jobs.plan import plan
-from vitreous.models.cost import macs
 from vitreous.progress import NullListener
 from vitreous.recipes.options import TrainOptions
 from vitreous.training.batches import mean_work
@@ -168,7 +167,7 @@ def test_processes_share_batches_that_are_cut_by_size(home, tmp_path):
             assert sorted(seen) == list(range(start, min(start + run.step_size, run.total)))
             assert all(len({*buckets[np.arange(p.start, p.stop) % len(buckets)]}) == 1 for p in computed)
     costs = {
-        size: macs(run.model.__class__(**{**run.model.__dict__, "image": size})) for size in run.preprocess.buckets
+        size: run.model.__class__(**{**run.model.__dict__, "image": size}).macs() for size in run.preprocess.buckets
     }
     mean = np.mean([costs[run.preprocess.buckets[bucket]] for bucket in buckets])
     assert mean_work(run, inputs) == pytest.approx(mean / costs[run.model.image])

@@ -20,7 +20,7 @@ from vitreous.errors import DataError, UsageError
 from vitreous.inference.engine import InferenceOptions
 from vitreous.jobs.soup import soup
 from vitreous.models.config import ViTConfig
-from vitreous.models.zoo import build
+from vitreous.models.zoo import build_model
 from vitreous.system.disk import sha256
 from vitreous.tasks.classification import Classification
 from vitreous.training.folder import Folder
@@ -55,7 +55,7 @@ def without_workers(monkeypatch):
 def tinted(folder, size=1.0, seed=0, classes=CLASSES, config=CONFIG, preprocess=None):
     """A bundle of a model that is always right, with logits of a size of its own; a negative one is always wrong."""
     torch.manual_seed(seed)
-    model = build(config)
+    model = build_model(config)
     with torch.no_grad():
         for part in (model.encoder.blocks[0].attention.part.out, model.encoder.blocks[0].mlp.part.fc2):
             nn.init.zeros_(part.weight)

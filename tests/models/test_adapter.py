@@ -9,12 +9,10 @@ from tests import contracts
 from vitreous.config import from_plain, to_plain
 from vitreous.errors import UsageError
 from vitreous.models.config import AdapterConfig, HybridConfig, ModelConfig, SAMConfig, ViTConfig
-from vitreous.models.configs.adapter import adapted
+from vitreous.models.configs.adapter import add_adapter
 from vitreous.models.configs.hybrid import ConvStemConfig
-from vitreous.models.cost import macs
-from vitreous.models.families import family_of
-from vitreous.models.names import configure, name_of
-from vitreous.models.zoo import build, skip_init
+from vitreous.models.names import configure
+from vitreous.models.zoo import build_model, skip_init
 from vitreous.nn.adapter import Geometry
 from vitreous.nn.frozen import frozen
 
@@ -33,7 +31,7 @@ BACKBONES = {
 
 def make(name, norm="group", gates=True):
     torch.manual_seed(0)
-    model = build(AdapterConfig(backbone=BACKBONES[name], norm=norm, **OPTIONS))
+    model = build_model(AdapterConfig(backbone=BACKBONES[name], norm=norm, **OPTIONS))
     if gates:
         contracts.randomise(model)
     return model.eval()
@@ -49,13 +47,13 @@ PUBLISHED = {
 @pytest.mark.parametrize("size", PUBLISHED)
 def test_parameters_are_those_published_without_the_position_of_a_class_token(size):
     plain = {"classes": 0, "class_token": False, "pool": "mean", "norm": "none", "layer_scale": 1.0}
-    config = adapted(replace(configure(f"ViT-{size}/16"), **plain))
+    config = add_adapter(replace(configure(f"ViT-{size}/16"), **plain))
     model = skip_init(config)
     whole, prior, interactions = (
         sum(p.numel() for p in part.parameters()) for part in (model, model.prior, model.interactions)
     )
     assert (whole + config.backbone.width, prior, interactions) == PUBLISHED[size]
-    assert name_of(config) == f"ViT-{size}/16 with an adapter"
+    assert config.name() == f"ViT-{size}/16 with an adapter"
     assert config.groups == (3, 3, 3, 3) and config.strides == (4, 8, 16, 32)
 
 
@@ -128,7 +126,7 @@ def test_tokens_are_added_as_in_the_authors_detection_and_segmentation_backbones
     backbone = ViTConfig(image=(64, 96), patch=(16, 16), **GRID | {"depth": 8})
     torch.manual_seed(0)
     config = AdapterConfig(backbone=backbone, norm=norm, token_source=token_source, **OPTIONS)
-    model, images = contracts.randomise(build(config)).eval(), torch.randn(2, 3, 64, 96)
+    model, images = contracts.randomise(build_model(config)).eval(), torch.randn(2, 3, 64, 96)
     maps = [x.movedim(-1, 1) for x in model.features_at(images, config.strides)]
     expected = add_tokens_as_authors(model, images, token_source == "interaction")
     assert max(map(difference, maps, expected)) <= 1e-5
@@ -152,7 +150,7 @@ def test_interactions_are_spread_over_the_maps(interactions, expected):
 
 def test_an_adapter_is_exported():
     backbone = ViTConfig(image=(32, 32), patch=(16, 16), **SMALL | {"depth": 1})
-    model = contracts.randomise(build(AdapterConfig(backbone=backbone, interactions=1, **OPTIONS)))
+    model = contracts.randomise(build_model(AdapterConfig(backbone=backbone, interactions=1, **OPTIONS)))
     contracts.export_agrees(model, torch.randn(2, 3, 32, 32))
 
 
@@ -187,16 +185,16 @@ def test_batch_norm_is_that_of_the_paper_and_its_statistics_are_state():
     assert all(torch.equal(model.state_dict()[name], x) for name, x in before.items())
     model.train()(images)
     assert not any(torch.equal(model.state_dict()[name], x) for name, x in before.items())
-    half = build(model.config).to(torch.bfloat16).eval()
+    half = build_model(model.config).to(torch.bfloat16).eval()
     assert half.features_at(images.to(torch.bfloat16), [32])[0].dtype == torch.bfloat16
-    group = build(replace(model.config, norm="group"))
+    group = build_model(replace(model.config, norm="group"))
     assert sum(p.numel() for p in group.parameters()) == sum(p.numel() for p in model.parameters())
 
 
 def test_layer_decay_is_that_of_the_vit_and_none_beside_it():
     config = AdapterConfig(backbone=BACKBONES["plain"], **OPTIONS)
-    family, names = family_of(config), [name for name, _ in skip_init(config).named_parameters()]
-    layers = {name: family.layer_of(name, config) for name in names}
+    names = [name for name, _ in skip_init(config).named_parameters()]
+    layers = {name: config.layer_of(name) for name in names}
     assert layers["backbone.projection.weight"] == layers["backbone.position.table"] == 0
     assert layers["backbone.encoder.blocks.4.mlp.norm.weight"] == 5
     assert {layers[name] for name in names if not name.startswith("backbone.")} == {6}
@@ -205,8 +203,8 @@ def test_layer_decay_is_that_of_the_vit_and_none_beside_it():
 def test_cost_grows_with_the_image_and_counts_the_vit():
     config = AdapterConfig(backbone=BACKBONES["plain"], **OPTIONS)
     first = 9 * 3 * 8 * 32 * 48  # of the first convolution
-    assert macs(config) - macs(config.backbone) > first
-    assert macs(config, (128, 192)) > 3.5 * macs(config)
+    assert config.macs() - config.backbone.macs() > first
+    assert config.macs((128, 192)) > 3.5 * config.macs()
 
 
 def test_frozen_copies_agree():

@@ -7,8 +7,8 @@ import torch
 from tests import contracts
 from vitreous.config import from_plain, to_plain
 from vitreous.errors import UsageError
-from vitreous.models.bit import BiT, bit_macs, stem_macs
-from vitreous.models.config import BiTConfig, Numerics
+from vitreous.models.bit import BiT
+from vitreous.models.config import BiTConfig, Numerics, StemConfig
 from vitreous.nn.resnet import NUMERICS, AxialAttention, StandardizedConv, Stem
 
 BLOCKS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 24, 36, 3)}
@@ -80,7 +80,7 @@ def test_parameter_counts_with_a_head_are_exact(depth, factor, classes):
 def test_cost_is_the_published_one(depth, factor):
     printed = GMACS[depth, factor]
     decimals = len(printed.split(".")[1])
-    assert f"{bit_macs(BiTConfig(classes=0, blocks=BLOCKS[depth], factor=factor)) / 1e9:.{decimals}f}" == printed
+    assert f"{BiTConfig(classes=0, blocks=BLOCKS[depth], factor=factor).macs() / 1e9:.{decimals}f}" == printed
 
 
 def counted(model, images):
@@ -112,9 +112,9 @@ def counted(model, images):
 def test_cost_is_what_the_layers_do(axial, size):
     config = BiTConfig(**{**SMALL, "axial": axial, "blocks": (1, 2, 1)})
     head = config.width_out * config.classes
-    assert bit_macs(config, size) == counted(BiT(config), torch.randn(1, 3, *size)) + head
+    assert config.macs(size) == counted(BiT(config), torch.randn(1, 3, *size)) + head
     if not axial:
-        assert stem_macs((1, 2, 1), size, 16) == counted(Stem((1, 2, 1), 16), torch.randn(1, 3, *size))
+        assert StemConfig((1, 2, 1), 16).macs(size, 3) == counted(Stem((1, 2, 1), 16), torch.randn(1, 3, *size))
 
 
 def test_axial_resnet_50_has_attention_for_every_3x3():

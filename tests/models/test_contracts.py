@@ -2,8 +2,9 @@ import pytest
 import torch
 
 from tests import contracts
-from vitreous.models.config import ConvStemConfig, StemConfig, ViTConfig
+from vitreous.models.config import ConvStemConfig, StemConfig, ViTConfig, transformer_config
 from vitreous.models.vit import ViT
+from vitreous.models.zoo import build_model
 
 SMALL = {"image": (16, 16), "patch": (4, 4), "classes": 5, "width": 24, "depth": 2, "heads": 3, "hidden": 48}
 MODELS = {
@@ -62,7 +63,7 @@ MODELS = {
 
 def build(changes):
     torch.manual_seed(0)
-    return contracts.randomise(ViT(ViTConfig(**{**SMALL, **changes})))
+    return contracts.randomise(build_model(transformer_config(**{**SMALL, **changes})))
 
 
 def images_for(model, scale=(1, 1)):

@@ -10,9 +10,7 @@ from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import UsageError
 from vitreous.models.config import AdapterConfig, BiTConfig, DetectorConfig, ModelConfig, SwinConfig, ViTConfig
 from vitreous.models.configs.hybrid import ConvStemConfig, HybridConfig
-from vitreous.models.cost import macs
-from vitreous.models.names import name_of
-from vitreous.models.zoo import build
+from vitreous.models.zoo import build_model
 from vitreous.nn.frozen import frozen
 from vitreous.tasks.detection import Detection
 from vitreous.weights.bundle import Bundle, load_bundle
@@ -38,7 +36,7 @@ def config_of(name: str, **changes) -> DetectorConfig:
 
 def detector(config: DetectorConfig):
     torch.manual_seed(0)
-    model = build(config)
+    model = build_model(config)
     for layer, deviation in (
         (model.regions.box.predictor.cls_score, 2.0),
         (model.regions.box.predictor.bbox_pred, 0.5),
@@ -99,7 +97,7 @@ def test_everything_that_can_move_gets_a_gradient(name, change):
 def test_a_bundle_gives_the_same_answers(name, masks, tmp_path):
     model = detector(config_of(name, masks=masks)).eval()
     assert from_plain(ModelConfig, to_plain(model.config)) == model.config
-    assert name_of(model.config).endswith("with Mask R-CNN" if masks else "with Faster R-CNN")
+    assert model.config.name().endswith("with Mask R-CNN" if masks else "with Faster R-CNN")
     task = Detection(("a", "b", "c"), masks)
     Bundle(model, task, ImagePreprocess((48, 64))).save(tmp_path / "bundle")
     again = load_bundle(tmp_path / "bundle")
@@ -110,7 +108,7 @@ def test_a_bundle_gives_the_same_answers(name, masks, tmp_path):
         assert all(torch.equal(one, other) for one, other in zip(again.model(images), answers, strict=True))
         packed = frozen(model, packed=True)(images)
     assert torch.allclose(packed[1], answers[1], atol=1e-4)
-    assert macs(model.config) > macs(model.config.backbone)
+    assert model.config.macs() > model.config.backbone.macs()
 
 
 def test_levels_follow_the_backbone_and_the_finest_stride():

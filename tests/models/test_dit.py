@@ -13,10 +13,8 @@ from tests.contracts import randomise
 from vitreous.config import from_plain, to_plain
 from vitreous.errors import UsageError
 from vitreous.models.configs.dit import DiTConfig
-from vitreous.models.cost import macs
 from vitreous.models.dit import DiT
-from vitreous.models.families import family_of
-from vitreous.models.names import configure, name_of
+from vitreous.models.names import configure
 from vitreous.models.zoo import skip_init
 from vitreous.nn.condition import AdaBlock, waves
 from vitreous.nn.frozen import frozen
@@ -55,16 +53,16 @@ def test_counts_and_costs_are_those_of_the_paper(size):
     config = configure(f"DiT-{size}")
     parameters, cost = PUBLISHED[size]
     assert sum(p.numel() for p in skip_init(config).parameters()) == parameters
-    assert macs(config) / 1e9 == pytest.approx(cost, abs=0.006)
-    assert name_of(config) == f"DiT-{size}" and config.learned_variance and config.channels == 4
+    assert config.macs() / 1e9 == pytest.approx(cost, abs=0.006)
+    assert config.name() == f"DiT-{size}" and config.learned_variance and config.channels == 4
 
 
 def test_larger_latents_cost_what_the_paper_says():
-    assert macs(configure("DiT-XL/2", 64)) / 1e9 == pytest.approx(524.54, abs=0.1)
+    assert configure("DiT-XL/2", 64).macs() / 1e9 == pytest.approx(524.54, abs=0.1)
 
 
 def test_names_are_read_and_written():
-    assert name_of(configure("dit-64x3/2")) == "DiT-64x3/2" and configure("DiT-64x3/4").patch == (4, 4)
+    assert configure("dit-64x3/2").name() == "DiT-64x3/2" and configure("DiT-64x3/4").patch == (4, 4)
     assert from_plain(DiTConfig, to_plain(TINY)) == TINY
     for wrong in ("DiT-XXL/2", "DiT-64x3/0"):
         with pytest.raises(UsageError):
@@ -169,19 +167,18 @@ def test_blocks_of_clips_alternate_between_space_and_time():
 
 def test_alternating_blocks_have_names_costs_and_mistakes():
     config = configure("DiT-96x4/2x4x4-alternating", (8, 16, 16))
-    assert name_of(config) == "DiT-96x4/2x4x4-alternating" and config.grid == (4, 4, 4)
+    assert config.name() == "DiT-96x4/2x4x4-alternating" and config.grid == (4, 4, 4)
     joint = replace(config, arrangement="joint")
     less = 2 * (64 * 2 * (64 - 16) * 96) + 2 * (64 * 2 * (64 - 4) * 96)  # keys that a query does not see
-    assert macs(joint) - macs(config) == less
+    assert joint.macs() - config.macs() == less
     for changes in ({"image": (8, 8), "patch": (2, 2)}, {**CLIP, "depth": 1}):
         with pytest.raises(UsageError, match="alternate"):
             replace(TINY, **{**changes, "arrangement": "alternating"})
 
 
 def test_layers_are_counted_for_layer_decay():
-    family = family_of(TINY)
     names = ("projection.weight", "time.fc1.weight", "encoder.blocks.1.modulation.weight", "last.linear.weight")
-    assert [family.layer_of(name, TINY) for name in names] == [0, 0, 2, 3]
+    assert [TINY.layer_of(name) for name in names] == [0, 0, 2, 3]
 
 
 @pytest.mark.parametrize("qk_norm", [False, True])
@@ -239,7 +236,7 @@ def vitreous_bundle(place):
 
 def test_pixels_of_a_patch_lie_in_the_order_of_the_authors():
     """(h, w, p, q, c) there, (h, w, c, p, q) here: what is read back makes the same image."""
-    from vitreous.weights.dit import CHANNELS_LAST
+    from vitreous.weights.formats.dit import CHANNELS_LAST
 
     config = replace(TINY, learned_variance=False)
     rows = torch.randn(12, 7)

@@ -10,11 +10,18 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitreous.errors import UsageError
-from vitreous.models.config import BiTConfig, ConvStemConfig, DiTConfig, StemConfig, SwinConfig, ViTConfig
-from vitreous.models.cost import activations, computed, macs
-from vitreous.models.names import NAMES, configure, configure_vit, name_of
+from vitreous.models.config import (
+    BiTConfig,
+    ConvStemConfig,
+    DiTConfig,
+    StemConfig,
+    SwinConfig,
+    ViTConfig,
+    transformer_config,
+)
+from vitreous.models.names import NAMES, configure, configure_vit
 from vitreous.models.vit import ViT
-from vitreous.models.zoo import create, skip_init
+from vitreous.models.zoo import build_model, create, skip_init
 
 #: parameters as published (official modules, or the formula of each paper's code); with 1000 classes but where the name
 #: has none
@@ -111,7 +118,7 @@ SPELLINGS = {
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_other_peoples_names(spelling):
-    assert name_of(configure(spelling)) == SPELLINGS[spelling]
+    assert configure(spelling).name() == SPELLINGS[spelling]
 
 
 @pytest.mark.parametrize("wrong", ["R50+ViT-Q/16", "BiT-R51x1", "DINOv2-X/14", "SAM-B/17", "vit_base_patch16_siglip"])
@@ -146,7 +153,29 @@ def test_names_need_no_pytorch():
 )
 def test_configs_that_cannot_be_are_refused(changes, message):
     with pytest.raises(UsageError, match=message):
-        ViTConfig(**changes)
+        transformer_config(**changes)
+
+
+def test_a_class_makes_what_it_names():
+    with pytest.raises(UsageError, match="attention=decomposed is not for ViTConfig"):
+        ViTConfig(attention="decomposed")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'stem'"):
+        ViTConfig(stem=StemConfig())  # type: ignore[call-arg]
+    clip = transformer_config(width=32, depth=1, heads=2, hidden=64, first_norm=True)
+    with pytest.raises(TypeError, match=r"CLIPConfig is the config of CLIP, not of ViT: use build_model\(config\)"):
+        ViT(clip)
+    assert type(build_model(clip)).__name__ == "CLIP" and type(ViT(clip.with_options(first_norm=False))) is ViT
+
+
+def test_options_choose_the_family_and_keep_it():
+    plain = ViTConfig(class_token=False, pool="mean")
+    hybrid = plain.with_options(stem=ConvStemConfig())
+    assert hybrid.family == hybrid.with_options(depth=3).family == "hybrid" and hybrid.with_options(stem=None) == plain
+    assert plain.with_options(attention="decomposed", window=7).with_options(attention="plain", window=0) == plain
+    with pytest.raises(UsageError, match="no model has stem and axial"):
+        hybrid.with_options(axial=True)
+    with pytest.raises(UsageError, match="there is no family vitt\n  did you mean vit"):
+        transformer_config(family="vitt")
 
 
 @pytest.mark.parametrize("widths,blocks", [((), ()), ((8, 16), (1,)), ((8, 0), (0, 0)), ((8, 16), (0, -1))])
@@ -205,7 +234,7 @@ SIZED = [
 @pytest.mark.parametrize("name", SIZED)
 def test_cost_is_what_passes_through_the_layers(name):
     config = configure(name, 224)
-    assert macs(config) == by_hooks(config)
+    assert config.macs() == by_hooks(config)
 
 
 @pytest.mark.parametrize(
@@ -220,13 +249,13 @@ def test_what_is_not_read_is_the_difference_of_two_passes(name):
         else configure_vit(name)
     )
     with torch.device("meta"):
-        model, images = ViT(config), torch.empty(1, 3, *config.image)
+        model, images = build_model(config), torch.empty(1, 3, *config.image)
     flops = []
     for work in (model, lambda images: model.classify(model.pool(model.features(images)))):
         with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
             work(images)
         flops.append(counter.get_total_flops())
-    assert flops[1] - flops[0] == 2 * (macs(config) - computed(config)) > 0
+    assert flops[1] - flops[0] == 2 * (config.macs() - config.computed_macs()) > 0
 
 
 def test_name_of_convolutions_says_their_units():
@@ -238,8 +267,10 @@ def test_name_of_convolutions_says_their_units():
 
 def test_cost_of_convolutions_counts_units_and_cells():
     stem = ConvStemConfig(widths=(8, 16, 12), blocks=(2, 0, 1))
-    config = ViTConfig(image=(32, 48), patch=(8, 4), channels=2, width=24, depth=2, heads=3, hidden=48, stem=stem)
-    assert macs(config) == by_hooks(config)
+    config = transformer_config(
+        image=(32, 48), patch=(8, 4), channels=2, width=24, depth=2, heads=3, hidden=48, stem=stem
+    )
+    assert config.macs() == by_hooks(config)
 
 
 def test_cost_of_windows_counts_their_filling_and_the_tables():
@@ -250,7 +281,7 @@ def test_cost_of_windows_counts_their_filling_and_the_tables():
         tokens, side = (64 * 64, 64) if index in config.global_blocks else (70 * 70, 14)
         tables += tokens * 2 * side * 768
         longer += 2 * tokens * side**2 * 2 * side * 12
-    assert macs(config) == by_hooks(config) + tables - longer
+    assert config.macs() == by_hooks(config) + tables - longer
 
 
 @pytest.mark.parametrize("changes", [{}, {"pool": "mean"}, {"hidden": 96}, {"mlp": "swiglu"}, {"registers": 3}])
@@ -259,7 +290,7 @@ def test_activations_are_what_autograd_keeps(changes):
     config = ViTConfig(
         **{"image": (64, 64), "patch": (4, 4), "width": 64, "depth": 3, "heads": 4, "hidden": 256, **changes}
     )
-    model = ViT(config)
+    model = build_model(config)
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
     tokens = model.place(model.project(torch.randn(2, 3, 64, 64)))
     kept: dict[int, int] = {}
@@ -272,7 +303,7 @@ def test_activations_are_what_autograd_keeps(changes):
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         answer = model.encode(tokens, whole=False)
-    assert sum(kept.values()) / 2 == pytest.approx(activations(config, device="cpu"), rel=0.1)
+    assert sum(kept.values()) / 2 == pytest.approx(config.count_activations(device="cpu"), rel=0.1)
     assert answer.requires_grad
 
 

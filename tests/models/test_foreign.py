@@ -20,11 +20,10 @@ from vitreous.data.augmentation.augment import Augment
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import UsageError
 from vitreous.inference.predict import load, predictor_of
-from vitreous.models.cost import macs
-from vitreous.models.families import family_of
+from vitreous.models.families import config_type
 from vitreous.models.foreign import ForeignModel, wrap_backbone
 from vitreous.models.libraries import described
-from vitreous.models.names import configure, name_of
+from vitreous.models.names import configure
 from vitreous.models.zoo import create
 from vitreous.objectives.base import Progress, Setting
 from vitreous.objectives.dino import DINOConfig
@@ -188,10 +187,10 @@ def test_a_model_by_name_gives_the_logits_of_its_library(name):
     )
     assert torch.allclose(model(images), theirs(images), atol=1e-5)
     config = model.config
-    assert name_of(config) == name and family_of(config).config is type(config)
-    layers = {family_of(config).layer_of(n, config) for n, _ in model.named_parameters()}
+    assert config.name() == name and config_type(config.family) is type(config)
+    layers = {config.layer_of(n) for n, _ in model.named_parameters()}
     assert layers == set(range(config.depth + 2)) and len(model.blocks()) == config.depth
-    assert macs(config) > 2 * sum(p.numel() for p in model.parameters() if p.ndim > 1)
+    assert config.macs() > 2 * sum(p.numel() for p in model.parameters() if p.ndim > 1)
 
 
 @pytest.mark.parametrize("promise", contracts.ALL)
@@ -347,7 +346,7 @@ def test_a_config_of_transformers_is_a_model(kind, tmp_path):
     images = torch.randn(2, 3, *config.image)
     output = theirs.eval()(images)
     expected = output.last_hidden_state[:, 0] if kind == "vit" else output.pooler_output.flatten(1)
-    assert torch.allclose(model(images), expected, atol=1e-5) and name_of(config) == "hf:small"
+    assert torch.allclose(model(images), expected, atol=1e-5) and config.name() == "hf:small"
     shutil.rmtree(tmp_path / "small")  # the config is in the model's own
     Bundle(model, Features(), ImagePreprocess(config.image)).save(tmp_path / "model")
     assert torch.equal(load_bundle(tmp_path / "model").model(images), model(images))

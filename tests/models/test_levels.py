@@ -18,7 +18,7 @@ from vitreous.models.config import (
     ViTConfig,
 )
 from vitreous.models.configs.hybrid import ConvStemConfig
-from vitreous.models.zoo import build
+from vitreous.models.zoo import build_model
 
 SMALL = {"classes": 0, "width": 16, "depth": 2, "heads": 2, "hidden": 32}
 GRID = SMALL | {"class_token": False, "pool": "mean"}
@@ -56,7 +56,7 @@ STRIDES = {
 
 def make(name):
     torch.manual_seed(0)
-    return contracts.randomise(build(BACKBONES[name])).eval()
+    return contracts.randomise(build_model(BACKBONES[name])).eval()
 
 
 @pytest.mark.parametrize("name", BACKBONES)
@@ -103,6 +103,6 @@ def test_maps_follow_the_size_of_the_image():
 
 
 def test_an_uneven_image_keeps_its_last_rows():
-    model = build(replace(BACKBONES["bit"], image=(33, 50))).eval()
+    model = build_model(replace(BACKBONES["bit"], image=(33, 50))).eval()
     maps = model.features_at(torch.randn(1, 3, 33, 50), [4, 8, 16])
     assert [tuple(x.shape[1:3]) for x in maps] == [(9, 13), (5, 7), (3, 4)]

@@ -12,7 +12,7 @@ from vitreous.errors import UsageError
 from vitreous.models.config import ViTConfig
 from vitreous.models.names import configure
 from vitreous.models.packed import Packed, rows
-from vitreous.models.zoo import build
+from vitreous.models.zoo import build_model
 from vitreous.nn.frozen import frozen
 from vitreous.nn.sizes import native_size
 
@@ -31,7 +31,7 @@ SIZES = ((32, 32), (16, 64), (40, 8), (8, 8), (24, 56))
 
 def model_of(**changes):
     torch.manual_seed(0)
-    return randomise(build(ViTConfig(**{**SMALL, **changes}))).eval()
+    return randomise(build_model(ViTConfig(**{**SMALL, **changes}))).eval()
 
 
 def images_of(model):

@@ -18,9 +18,7 @@ from vitreous.models.config import (
     ViTConfig,
 )
 from vitreous.models.configs.hybrid import ConvStemConfig, HybridConfig
-from vitreous.models.cost import macs
-from vitreous.models.names import name_of
-from vitreous.models.zoo import build
+from vitreous.models.zoo import build_model
 from vitreous.nn.frozen import frozen
 from vitreous.tasks.segmentation import Segmentation
 from vitreous.weights.bundle import Bundle, load_bundle
@@ -48,7 +46,7 @@ HEADS = ("linear", "multiscale", "unet", "upernet")
 
 def segmenter(backbone: str, head: str):
     torch.manual_seed(0)
-    model = build(SegmenterConfig(backbone=BACKBONES[backbone], head=head, classes=3, head_width=4))
+    model = build_model(SegmenterConfig(backbone=BACKBONES[backbone], head=head, classes=3, head_width=4))
     return model
 
 
@@ -65,7 +63,7 @@ def test_every_pixel_is_answered_by_its_own_image(name, head):
         assert parameter.grad is not None or not parameter.requires_grad, parameter_name
     larger = tuple(2 * side for side in config.image)
     assert model(torch.randn(1, config.channels, *larger)).shape == (1, 3, *larger)
-    assert macs(model.config) > macs(config)
+    assert model.config.macs() > config.macs()
     with torch.inference_mode():
         assert torch.allclose(frozen(model, packed=True)(images), logits, atol=1e-4)
         assert torch.allclose(frozen(model, torch.bfloat16)(images), logits, atol=0.1)
@@ -75,7 +73,7 @@ def test_every_pixel_is_answered_by_its_own_image(name, head):
 def test_a_bundle_gives_the_same_answers(name, tmp_path):
     model, config = segmenter(name, "unet").eval(), BACKBONES[name]
     assert from_plain(ModelConfig, to_plain(model.config)) == model.config
-    assert "unet head" in name_of(model.config)
+    assert "unet head" in model.config.name()
     Bundle(model, Segmentation(("a", "b", "c")), ImagePreprocess((16, 24), config.channels, (0.5,) * config.channels,
            (0.5,) * config.channels)).save(tmp_path / "bundle")  # fmt: skip
     again = load_bundle(tmp_path / "bundle")

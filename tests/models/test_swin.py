@@ -9,10 +9,8 @@ from tests import contracts
 from tests.models.test_family import by_hooks
 from vitreous.errors import UsageError
 from vitreous.models.config import SwinConfig
-from vitreous.models.cost import activations, computed, macs
-from vitreous.models.families import family_of
-from vitreous.models.names import configure, name_of
-from vitreous.models.zoo import build, create, skip_init
+from vitreous.models.names import configure
+from vitreous.models.zoo import build_model, create, skip_init
 from vitreous.nn.frozen import frozen
 
 #: parameters of Microsoft's code with 1000 classes, and its own count of multiply-adds in billions (arXiv:2103.14030)
@@ -68,12 +66,12 @@ MODELS = {
 
 def make(name):
     torch.manual_seed(0)
-    return contracts.randomise(build(SwinConfig(**SMALL | MODELS[name])))
+    return contracts.randomise(build_model(SwinConfig(**SMALL | MODELS[name])))
 
 
 def with_norms(config):
     """Multiply-adds as Microsoft's `flops` counts them: a multiplication for each number that is normalised too."""
-    grids, total = config.grids(config.image), macs(config)
+    grids, total = config.grids(config.image), config.macs()
     total += math.prod(grids[0]) * config.width
     for stage, (grid, width) in enumerate(zip(grids, config.widths, strict=True)):
         merged = 4 * math.prod(grid) * width // 2 if stage else 0
@@ -86,8 +84,8 @@ def test_parameters_and_cost_are_the_published(name):
     config, (parameters, gmacs) = configure(name), PUBLISHED[name]
     assert sum(p.numel() for p in skip_init(config).parameters()) == parameters
     assert with_norms(config) / 1e9 == pytest.approx(gmacs, abs=0.0006 if gmacs < 40 else 0.05)
-    assert computed(config) == macs(config)
-    assert activations(config) is None
+    assert config.computed_macs() == config.macs()
+    assert config.count_activations() is None
 
 
 @pytest.mark.parametrize("name", SECOND)
@@ -104,7 +102,7 @@ def test_parameters_of_the_second_version_are_the_published(name):
 )
 def test_cost_is_what_passes_through_the_layers(changes):
     config = SwinConfig(**SMALL | changes)
-    assert macs(config) == by_hooks(config)
+    assert config.macs() == by_hooks(config)
 
 
 NAMES = {
@@ -126,8 +124,8 @@ NAMES = {
 @pytest.mark.parametrize("spelling", NAMES)
 def test_names(spelling):
     config = configure(spelling)
-    assert name_of(config) == NAMES[spelling]
-    assert configure(name_of(config)) == config
+    assert config.name() == NAMES[spelling]
+    assert configure(config.name()) == config
 
 
 def test_names_say_size_and_window():
@@ -231,8 +229,8 @@ def test_maps_at_strides_are_those_of_the_forward_pass():
 
 def test_layers_are_blocks_with_the_merging_before_them():
     config = SwinConfig(**SMALL)
-    family, model = family_of(config), skip_init(config)
-    layers = {name: family.layer_of(name, config) for name, _ in model.named_parameters()}
+    model = skip_init(config)
+    layers = {name: config.layer_of(name) for name, _ in model.named_parameters()}
     assert {layers["projection.weight"], layers["first_norm.bias"]} == {0}
     assert [layers[f"stages.{s}.blocks.{b}.mlp.norm.weight"] for s in (0, 1) for b in (0, 1)] == [1, 2, 3, 4]
     assert layers["stages.1.merge.reduction.weight"] == 3
@@ -241,7 +239,7 @@ def test_layers_are_blocks_with_the_merging_before_them():
 
 
 def test_stochastic_depth_rises_over_all_stages():
-    model = build(SwinConfig(**SMALL, drop_path=0.3))
+    model = build_model(SwinConfig(**SMALL, drop_path=0.3))
     assert [block.attention.drop_path for block in model.blocks()] == pytest.approx([0, 0.1, 0.2, 0.3])
 
 
@@ -256,7 +254,7 @@ def test_recomputation_changes_no_gradient():
 
 
 def test_start_of_training_is_microsofts():
-    model = build(SwinConfig(**SMALL | {"width": 64}))
+    model = build_model(SwinConfig(**SMALL | {"width": 64}))
     assert model.head.weight.abs().sum() == 0
     assert model.stages[0].blocks[0].mlp.part.fc1.weight.std().item() == pytest.approx(0.02, rel=0.05)
     assert model.stages[1].merge.reduction.weight.std().item() == pytest.approx(0.02, rel=0.05)
@@ -266,7 +264,7 @@ def test_start_of_training_is_microsofts():
 
 def test_a_fresh_block_of_the_second_version_adds_nothing():
     """The norms that its branches end in start at 0 (arXiv:2111.09883, appendix)."""
-    model = build(SwinConfig(**SMALL | {"version": 2})).eval()
+    model = build_model(SwinConfig(**SMALL | {"version": 2})).eval()
     x = torch.randn(2, 8, 8, 8)
     assert torch.equal(model.blocks()[0](x), x)
 
@@ -276,7 +274,7 @@ def test_a_fresh_block_of_the_second_version_adds_nothing():
 @torch.inference_mode()
 def test_frozen_models_answer_alike(version, packed):
     torch.manual_seed(0)
-    model = build(SwinConfig(**SMALL | {"version": version, "window": 3})).eval()
+    model = build_model(SwinConfig(**SMALL | {"version": version, "window": 3})).eval()
     for name, parameter in model.named_parameters():
         if name.startswith("head") or name.endswith("norm.weight"):
             torch.nn.init.normal_(parameter)

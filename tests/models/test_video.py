@@ -13,10 +13,8 @@ from tests.nn.test_frozen import agrees
 from vitreous.errors import UsageError
 from vitreous.models.config import VideoConfig, ViTConfig
 from vitreous.models.configs.video import ARRANGEMENTS
-from vitreous.models.cost import computed, macs
-from vitreous.models.families import family_of
-from vitreous.models.names import configure, name_of
-from vitreous.models.zoo import build, create, skip_init
+from vitreous.models.names import configure
+from vitreous.models.zoo import build_model, create, skip_init
 from vitreous.nn.position import SinusoidPosition, SpaceTimePosition
 
 SMALL = {"classes": 5, "width": 24, "depth": 2, "heads": 2, "hidden": 48}
@@ -40,7 +38,7 @@ FACTORISED = [name for name in ARRANGEMENTS if name != "joint"]
 
 def make(changes, seed=0):
     torch.manual_seed(seed)
-    return contracts.randomise(build(VideoConfig(**(CLIP | changes)))).eval()
+    return contracts.randomise(build_model(VideoConfig(**(CLIP | changes)))).eval()
 
 
 def clips(model, count=2, scale=(1, 1, 1)):
@@ -68,13 +66,13 @@ def test_frozen_models_answer_the_same(name):
 def image_model(changes):
     torch.manual_seed(3)
     settings = SMALL | {"image": (8, 12), "patch": (4, 4)} | changes
-    return contracts.randomise(build(ViTConfig(**settings))).eval()
+    return contracts.randomise(build_model(ViTConfig(**settings))).eval()
 
 
 def of_frames(image, arrangement, frames, **changes):
     """The video model that has the weights of a picture's, and fresh ones for time; patches of one frame."""
     own = {name: getattr(image.config, name) for name in ("class_token", "pool", "norm", "registers")}
-    model = build(
+    model = build_model(
         VideoConfig(**SMALL, image=(frames, 8, 12), patch=(1, 4, 4), arrangement=arrangement, **own, **changes)
     )
     state = model.state_dict()
@@ -127,7 +125,7 @@ def test_without_positions_nothing_tells_slots_apart(name):
 def passes(config, work):
     """Multiply-adds of a pass of a model of this config, by PyTorch's own count of operations."""
     with torch.device("meta"):
-        model, x = build(config), torch.empty(1, 3, *config.image)
+        model, x = build_model(config), torch.empty(1, 3, *config.image)
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
         work(model, x)
     return counter.get_total_flops() // 2
@@ -138,8 +136,8 @@ def passes(config, work):
 def test_cost_is_what_passes_through(name, frames):
     config = VideoConfig(**(CLIP | {"image": (frames, 8, 12)} | MODELS[name]))
     whole = passes(config, lambda model, x: model.classify(model.pool(model.features(x))))
-    assert whole == macs(config)
-    assert passes(config, lambda model, x: model(x)) == computed(config)
+    assert whole == config.macs()
+    assert passes(config, lambda model, x: model(x)) == config.computed_macs()
 
 
 def test_parameters_are_those_of_the_papers():
@@ -163,7 +161,7 @@ def test_parameters_are_those_of_the_papers():
 )
 def test_names_are_read_as_they_are_written(name):
     config = configure(name.lower())
-    assert isinstance(config, VideoConfig) and name_of(config) == name
+    assert isinstance(config, VideoConfig) and config.name() == name
     assert configure(name, 64).image == (config.image[0], 64, 64)
     assert configure(name, (8, 64, 48)).image == (8, 64, 48)
 
@@ -195,7 +193,7 @@ def test_layers_of_time_count_with_their_blocks_or_above_all():
     }
     layers |= {"encoder.blocks.3.time.norm.weight": 4, "head.bias": 13}
     for name, layer in layers.items():
-        assert family_of(config).layer_of(name, config) == layer
+        assert config.layer_of(name) == layer
 
 
 def test_positions_of_space_and_time_are_added_and_the_sinusoid_counts_tokens():

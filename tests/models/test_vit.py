@@ -5,9 +5,8 @@ import torch
 
 from vitreous.errors import UsageError
 from vitreous.models.config import ViTConfig
-from vitreous.models.cost import macs
 from vitreous.models.initial import mimetic
-from vitreous.models.names import NAMES, configure, name_of
+from vitreous.models.names import NAMES, configure
 from vitreous.models.zoo import create
 
 #: arXiv:2010.11929 and its code: without a head, with 1000 classes, with 1000 classes and the tanh layer
@@ -79,7 +78,7 @@ def test_parameter_counts_at_other_sizes_and_poolings():
 
 @pytest.mark.parametrize("name,size", GMACS)
 def test_cost_is_the_published_formula(name, size):
-    assert macs(configure(name, size)) / 1e9 == pytest.approx(GMACS[name, size], abs=6e-4)
+    assert configure(name, size).macs() / 1e9 == pytest.approx(GMACS[name, size], abs=6e-4)
 
 
 @pytest.mark.parametrize(
@@ -87,15 +86,15 @@ def test_cost_is_the_published_formula(name, size):
 )
 def test_spellings(spelling):
     config = configure(spelling)
-    assert name_of(config) == "ViT-B/16"
+    assert config.name() == "ViT-B/16"
     assert config.image == (224, 224)
 
 
 def test_names_of_any_size():
     config = configure("ViT-96x3/4", 32)
     assert (config.width, config.depth, config.heads, config.grid) == (96, 3, 3, (8, 8))
-    assert name_of(config) == "ViT-96x3/4"
-    same = {name: name_of(configure(name)) for name in NAMES}
+    assert config.name() == "ViT-96x3/4"
+    same = {name: configure(name).name() for name in NAMES}
     alike = {name for name in NAMES if name.startswith(("DINO-", "MAE-"))}  # plain ViTs, trained otherwise
     assert {name for name, found in same.items() if found != name} == alike
 
@@ -185,11 +184,10 @@ def test_hollow_models_have_shapes_and_load_no_compiler():
     script = """
 import sys
 from dataclasses import replace
-from vitreous.models.zoo import skip_init
-from vitreous.models.vit import ViT
 from vitreous.models.names import configure
+from vitreous.models.zoo import build_model, skip_init
 config = replace(configure("ViT-mu/16"), pool="attention", registers=2, representation=5, layer_scale=0.1)
-model, real = skip_init(config), ViT(config)
+model, real = skip_init(config), build_model(config)
 assert all(p.is_meta for p in model.parameters())
 assert {n: p.shape for n, p in model.named_parameters()} == {n: p.shape for n, p in real.named_parameters()}
 model.load_state_dict(real.state_dict(), assign=True)

@@ -7,11 +7,9 @@ import torch
 
 from tests import contracts
 from vitreous.errors import UsageError, WeightsError
-from vitreous.models.config import SAMConfig, ViTConfig
-from vitreous.models.cost import macs
-from vitreous.models.families import family_of
-from vitreous.models.names import configure, name_of
-from vitreous.models.zoo import build, skip_init
+from vitreous.models.config import SAMConfig, ViTConfig, transformer_config
+from vitreous.models.names import configure
+from vitreous.models.zoo import build_model, skip_init
 from vitreous.nn.windows import ConvPropagation
 from vitreous.tasks.features import Features
 from vitreous.weights.adopt import adopt, repatched
@@ -41,9 +39,9 @@ def test_parameters_are_those_published_without_the_position_of_a_class_token(na
     config = configure(f"ViTDet-{name}")
     assert (config.image, config.grid, config.table_grid) == ((1024, 1024), (64, 64), (14, 14))
     assert sum(p.numel() for p in skip_init(config).parameters()) + config.width == published
-    assert name_of(config) == f"ViTDet-{name}"
-    convolutional = replace(config, global_blocks=(), conv_blocks=config.global_blocks)
-    assert name_of(convolutional) == f"ViTDet-{name}"
+    assert config.name() == f"ViTDet-{name}"
+    convolutional = config.with_options(global_blocks=(), conv_blocks=config.global_blocks)
+    assert convolutional.name() == f"ViTDet-{name}"
 
 
 def test_propagation_has_the_published_number_of_parameters():
@@ -65,9 +63,9 @@ def test_fresh_propagation_passes_tokens_on():
 def test_without_relative_positions_and_windows_it_is_a_plain_vit():
     """A window of the whole grid, tables of zeros: the stream of tokens is that of the same ViT without a class token."""
     torch.manual_seed(0)
-    plain = contracts.randomise(build(replace(PLAIN, class_token=False, pool="mean", norm="none"))).eval()
+    plain = contracts.randomise(build_model(replace(PLAIN, class_token=False, pool="mean", norm="none"))).eval()
     config = replace(SMALL, image=(16, 16), window=4, global_blocks=())
-    model = build(config).eval()
+    model = build_model(config).eval()
     adopt(model, weights_of(plain))
     images = torch.randn(2, 3, 16, 16)
     torch.testing.assert_close(model.features(images), plain.features(images), atol=2e-4, rtol=1e-5)
@@ -84,24 +82,24 @@ def weights_of(model):
 
 def test_weights_of_a_vit_lose_class_token_and_last_norm_and_keep_the_rest():
     torch.manual_seed(0)
-    plain, model = contracts.randomise(build(PLAIN)), build(replace(SMALL, conv_blocks=(2,)))
+    plain, model = contracts.randomise(build_model(PLAIN)), build_model(SMALL.with_options(conv_blocks=(2,)))
     adoption = adopt(model, weights_of(plain))
     assert sorted(adoption.unused) == ["encoder.norm.bias", "encoder.norm.weight", "prefix"]
     assert all(name.endswith(("rows", "columns")) or ".after." in name for name in adoption.new)
     assert torch.equal(model.position.table, plain.position.table) and not adoption.resized
     windowed = model.encoder.blocks[0].attention.part.part.qkv.weight
     assert torch.equal(windowed, plain.encoder.blocks[0].attention.part.qkv.weight)
-    larger = build(replace(SMALL, position_grid=()))
+    larger = build_model(SMALL.with_options(position_grid=()))
     assert adopt(larger, weights_of(plain)).resized == "4 -> 8"
     torch.testing.assert_close(larger.position.table, model.position.read((8, 8)))
     with pytest.raises(WeightsError, match=r"unknown encoder\.blocks\.2\.after\.conv1\.weight"):
-        adopt(build(SMALL), weights_of(model))
+        adopt(build_model(SMALL), weights_of(model))
 
 
 def test_weights_of_sam_lose_their_neck():
     torch.manual_seed(0)
-    sam = contracts.randomise(build(replace(SMALL, neck=8, position_grid=())))
-    model = build(replace(SMALL, position_grid=(), window=5, global_blocks=(3,)))
+    sam = contracts.randomise(build_model(SMALL.with_options(neck=8, position_grid=())))
+    model = build_model(SMALL.with_options(position_grid=(), window=5, global_blocks=(3,)))
     adoption = adopt(model, weights_of(sam))
     assert adoption.unused and all(name.startswith("neck.") for name in adoption.unused) and not adoption.new
     tables = (sam.encoder.blocks[1].attention.part.rows, model.encoder.blocks[1].attention.part.part.rows)
@@ -109,8 +107,8 @@ def test_weights_of_sam_lose_their_neck():
 
 
 def test_fixed_positions_become_a_table():
-    plain = build(replace(PLAIN, position="sincos"))
-    model = build(SMALL)
+    plain = build_model(replace(PLAIN, position="sincos"))
+    model = build_model(SMALL)
     adopt(model, weights_of(plain))
     assert torch.equal(model.position.table, plain.position.read((4, 4)))
 
@@ -122,17 +120,16 @@ def test_an_enlarged_patch_gives_the_token_of_the_smaller_one():
     patch = torch.randn(5, 3, 14, 14)
     enlarged = torch.nn.functional.interpolate(patch, size=(16, 16), mode="bilinear", align_corners=False)
     torch.testing.assert_close(enlarged.flatten(1) @ larger.T, patch.flatten(1) @ weight.T, atol=1e-4, rtol=1e-4)
-    plain = build(replace(PLAIN, patch=(2, 2), image=(8, 8)))
-    adoption = adopt(build(SMALL), weights_of(plain))
+    plain = build_model(replace(PLAIN, patch=(2, 2), image=(8, 8)))
+    adoption = adopt(build_model(SMALL), weights_of(plain))
     assert adoption.patches == "2 -> 4" and "patches 2 -> 4" in adoption.text()
 
 
 def test_layer_decay_of_published_depth():
     """arXiv:2203.16527, appendix A: 0.7 to the power of how far a layer is from the head; detectron2 leaves out
     convolutional propagation."""
-    config = replace(configure("ViTDet-B/16"), conv_blocks=(2,))
-    family = family_of(config)
-    layers = {name: family.layer_of(name, config) for name, _ in skip_init(config).named_parameters()}
+    config = configure("ViTDet-B/16").with_options(conv_blocks=(2,))
+    layers = {name: config.layer_of(name) for name, _ in skip_init(config).named_parameters()}
     rates = {name: 0.7 ** (config.depth + 1 - layer) for name, layer in layers.items()}
     assert rates["position.table"] == rates["projection.weight"] == pytest.approx(0.009689, abs=1e-6)
     assert rates["encoder.blocks.0.attention.norm.weight"] == pytest.approx(0.013841, abs=1e-6)
@@ -142,8 +139,8 @@ def test_layer_decay_of_published_depth():
 
 
 def test_the_cost_of_propagation_is_that_of_its_convolutions():
-    config = replace(SMALL, conv_blocks=(0, 2))
-    assert macs(config) - macs(SMALL) == 2 * 64 * (2 * 16 * 8 + 9 * 8 * 8)
+    config = SMALL.with_options(conv_blocks=(0, 2))
+    assert config.macs() - SMALL.macs() == 2 * 64 * (2 * 16 * 8 + 9 * 8 * 8)
 
 
 @pytest.mark.parametrize(
@@ -151,11 +148,11 @@ def test_the_cost_of_propagation_is_that_of_its_convolutions():
 )
 def test_what_cannot_be_is_refused(changes):
     with pytest.raises(UsageError):
-        replace(SMALL, **changes)
+        SMALL.with_options(**changes)
 
 
 def test_options_of_a_detector_make_a_vit_one():
     grid = {"class_token": False, "pool": "mean", "attention": "decomposed"}
-    assert ViTConfig(conv_blocks=(1,), **grid).family == "sam"
+    assert transformer_config(conv_blocks=(1,), **grid).family == "sam"
     with pytest.raises(UsageError, match="decomposed"):
-        ViTConfig(position_grid=(14, 14), class_token=False, pool="mean")
+        transformer_config(position_grid=(14, 14), class_token=False, pool="mean")

@@ -63,9 +63,9 @@ def few(name):
     config = configure(name)
     image = (2 * config.patch[0], 2 * config.patch[1])
     if isinstance(config, BiTConfig):
-        return replace(config, image=image, classes=1000, blocks=(1, 1, 1, 1), factor=1)
+        return config.with_options(image=image, classes=1000, blocks=(1, 1, 1, 1), factor=1)
     if not isinstance(config, ViTConfig):
-        return replace(config, image=image, classes=1000, blocks=tuple(min(2, count) for count in config.blocks))
+        return config.with_options(image=image, classes=1000, blocks=tuple(min(2, count) for count in config.blocks))
     stem = (
         replace(config.stem, blocks=(1,) * len(config.stem.blocks))
         if isinstance(config.stem, StemConfig)
@@ -73,7 +73,7 @@ def few(name):
     )
     depth = 2 if config.width < 1000 else 1
     blocks = tuple(block for block in config.global_blocks if block < depth)
-    return replace(config, image=image, classes=1000, depth=depth, stem=stem, global_blocks=blocks)
+    return config.with_options(image=image, classes=1000, depth=depth, stem=stem, global_blocks=blocks)
 
 
 def unlike():
@@ -103,7 +103,7 @@ def unlike():
 def test_every_model_of_the_zoo(name):
     """On a square image and on one that is not."""
     torch.manual_seed(0)
-    model = zoo.build(few(name))
+    model = zoo.build_model(few(name))
     for parameter in model.head.parameters():
         torch.nn.init.normal_(parameter, std=0.02)
     height, width = model.config.patch

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from vitreous.models.config import ViTConfig
-from vitreous.models.cost import computed, macs
-from vitreous.models.zoo import build
+from vitreous.models.zoo import build_model
 from vitreous.nn.attention import Attention
 from vitreous.nn.local import LocalAttention
 from vitreous.nn.position import TokenPositions
@@ -88,7 +87,7 @@ def test_a_patch_moves_its_window_until_a_global_block():
     """And by way of prefix tokens, from the second block on; not before."""
     torch.manual_seed(0)
     for depth, blocks, everything in ((1, (), False), (1, (0,), True)):
-        model = build(ViTConfig(**{**vars(WIDE), "depth": depth, "window": 2, "global_blocks": blocks}))
+        model = build_model(ViTConfig(**{**vars(WIDE), "depth": depth, "window": 2, "global_blocks": blocks}))
         images = torch.randn(1, 3, 32, 48)
         other = images.clone()
         other[..., :8, :8] += 1
@@ -99,11 +98,11 @@ def test_a_patch_moves_its_window_until_a_global_block():
 
 
 def test_weights_of_a_plain_vit_fit_and_cost_less():
-    plain, windowed = build(WIDE), build(ViTConfig(**{**vars(WIDE), "window": 2, "global_blocks": (2,)}))
+    plain, windowed = build_model(WIDE), build_model(ViTConfig(**{**vars(WIDE), "window": 2, "global_blocks": (2,)}))
     windowed.load_state_dict(plain.state_dict())
     tokens, width = 2 + 24, 16
     pairs = 24 * 4 + 2 * 2 * 24 + 2 * 2  # patches and patches, patches and prefix tokens, prefix tokens
-    assert macs(plain.config) - macs(windowed.config) == 2 * 2 * width * (tokens**2 - pairs)
+    assert plain.config.macs() - windowed.config.macs() == 2 * 2 * width * (tokens**2 - pairs)
     # the last block, of which the class token alone is read, is the same in both
-    assert computed(plain.config) - computed(windowed.config) == 2 * 2 * width * (tokens**2 - pairs)
+    assert plain.config.computed_macs() - windowed.config.computed_macs() == 2 * 2 * width * (tokens**2 - pairs)
     assert not windowed.config.drops_patches and windowed.config.sees_whole_image

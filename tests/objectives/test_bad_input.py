@@ -14,7 +14,7 @@ from tests.conftest import picture, say
 from tests.objectives.test_unlabelled import SETTINGS
 from vitreous.errors import DataError, UsageError, VitreousError, WeightsError
 from vitreous.models.config import ViTConfig
-from vitreous.models.zoo import build
+from vitreous.models.zoo import build_model
 
 TINY = {"model": "ViT-16x1/4", "image_size": 16, "device": "cpu", "workers": 0, "precision": "fp32", "batch_size": 8}
 
@@ -30,8 +30,8 @@ def home(tmp_path_factory):
     for suffix in ("pt", "onnx"):
         (home / f"junk.{suffix}").write_text("junk")
     shape = {"image": (16, 16), "patch": (4, 4), "classes": 2, "width": 16, "depth": 1, "heads": 1, "hidden": 16}
-    vitreous.save(build(ViTConfig(**shape)), home / "cd", ("c", "d"))
-    vitreous.save(build(ViTConfig(**shape, channels=1)), home / "grey", ("a", "b"))
+    vitreous.save(build_model(ViTConfig(**shape)), home / "cd", ("c", "d"))
+    vitreous.save(build_model(ViTConfig(**shape, channels=1)), home / "grey", ("a", "b"))
     train(home / "flat", "mae", home / "mae", epochs=1.0)
     return home
 

@@ -11,7 +11,7 @@ import vitreous
 from tests.data.films import write_moves
 from vitreous.errors import UsageError
 from vitreous.models.config import replace_fields
-from vitreous.models.names import configure, name_of
+from vitreous.models.names import configure
 from vitreous.models.vit import ViT
 from vitreous.progress import NullListener
 from vitreous.weights.bundle import load_bundle
@@ -57,7 +57,7 @@ def test_a_run_learns_directions_and_is_judged_on_the_same_frames(home, run):
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["test"]["images"] == 12 and summary["test"]["top1"] > 0.9, summary["test"]
     bundle = load_bundle(folder / "model")
-    assert name_of(bundle.model.config) == "ViViT-64x6/4x2" and bundle.preprocess.image == (4, 16, 16)
+    assert bundle.model.config.name() == "ViViT-64x6/4x2" and bundle.preprocess.image == (4, 16, 16)
     document = vitreous.evaluate(str(folder), device="cpu", precision="fp32")
     assert document["test"]["nll"] == pytest.approx(summary["test"]["nll"], abs=1e-4)
     assert "data:image/" in (folder / "report.html").read_text()
@@ -82,7 +82,7 @@ def test_weights_of_pictures_and_of_clips_start_a_run(home, run, tmp_path):
     vitreous.save(vitreous.create("ViT-64x2/8", 24, 3), tmp_path / "flat")
     document = vitreous.train(str(home), out=str(tmp_path / "a"), init=str(tmp_path / "flat"), steps=1, **OPTIONS)
     config = load_bundle(tmp_path / "a" / "model").model.config
-    assert document["steps"] == 1 and name_of(config) == "ViViT-64x2/8x2" and config.image == (8, 24, 24)
+    assert document["steps"] == 1 and config.name() == "ViViT-64x2/8x2" and config.image == (8, 24, 24)
     named = {**OPTIONS, "model": "ViViT-64x2/8x4-factorised-encoder", "steps": 1, "image_size": 16}
     vitreous.train(str(home), out=str(tmp_path / "b"), init=str(tmp_path / "flat"), **named)
     assert load_bundle(tmp_path / "b" / "model").model.config.image == (8, 16, 16)

@@ -10,7 +10,7 @@ import pytest
 
 from vitreous.evaluation.rankme import feature_deviation, rankme
 from vitreous.models.names import configure
-from vitreous.models.zoo import build
+from vitreous.models.zoo import build_model
 from vitreous.objectives.base import Progress
 from vitreous.objectives.dino import DINO, DINOConfig
 from vitreous.objectives.dinov2 import DINOv2, DINOv2Config
@@ -27,10 +27,10 @@ def objectives():
     """One of each, of a tiny model."""
     config = replace(configure(f"ViT-{WIDTH}x1/8", 16), classes=0)
     return {
-        "mae": MAE(build(config), MAEConfig(decoder_width=16, decoder_depth=1, decoder_heads=2)),
-        "masked": MaskedPatches(build(config)),
-        "dino": DINO(build(config), DINOConfig(**HEAD)),
-        "dinov2": DINOv2(build(config), DINOv2Config(**HEAD)),
+        "mae": MAE(build_model(config), MAEConfig(decoder_width=16, decoder_depth=1, decoder_heads=2)),
+        "masked": MaskedPatches(build_model(config)),
+        "dino": DINO(build_model(config), DINOConfig(**HEAD)),
+        "dinov2": DINOv2(build_model(config), DINOv2Config(**HEAD)),
     }
 
 
@@ -80,7 +80,7 @@ def test_where_pixels_are_restored_features_that_share_much_are_none(objectives,
 def test_the_first_evaluation_of_a_run_that_collapsed_is_an_alarm(objectives):
     """DINO without KoLeo on 9,000 images of CIFAR-10, width 128: at the start, after 66 steps and after 100."""
     start = {"highest_rankme": 22.3, "first_deviation": 0.0227}
-    dino = DINO(build(replace(configure("ViT-128x1/8", 16), classes=0)), DINOConfig(**HEAD, batch_norm=True))
+    dino = DINO(build_model(replace(configure("ViT-128x1/8", 16), classes=0)), DINOConfig(**HEAD, batch_norm=True))
     ((name, text),) = dino.warnings({"rankme": 8.83, "feature_deviation": 0.033} | start, FIRST)
     assert name == "fallen rank" and text.startswith("features have lost most directions (RankMe 22.3, now 8.8 of 128)")
     ((name, _),) = dino.warnings({"rankme": 5.09, "feature_deviation": 0.0234} | start, FIRST)

@@ -15,7 +15,7 @@ from vitreous.data.augmentation.views import MultiCrop
 from vitreous.errors import UsageError
 from vitreous.models.config import ViTConfig
 from vitreous.models.names import configure
-from vitreous.models.zoo import build
+from vitreous.models.zoo import build_model
 from vitreous.objectives.base import Progress, Setting, alone, identity
 from vitreous.objectives.dino import DINO, DINOConfig, collapse, cross_views, describe_targets
 from vitreous.objectives.dinov2 import DINOv2, DINOv2Config, masked_cross_entropy, masked_positions, sinkhorn
@@ -33,7 +33,7 @@ def objective(kind=DINO, config=None, model=SMALL, **settings):
     """An objective on a small model, in training."""
     torch.manual_seed(0)
     config = config or {DINO: DINOConfig, DINOv2: DINOv2Config}[kind](**HEAD, **settings)
-    return kind(build(model), config, Setting(views=VIEWS)).train()
+    return kind(build_model(model), config, Setting(views=VIEWS)).train()
 
 
 def batch_for(own, images=4):
@@ -335,7 +335,7 @@ def test_what_cannot_be_is_refused(config, views, text):
 
 def test_a_stem_of_convolutions_carries_no_masked_pixel_into_the_student():
     config = replace(configure("Conv+ViT-128x4/8", 32), classes=0, width=32, heads=4, hidden=64)
-    objective = DINOv2Config(prototypes=16, head_width=16, bottleneck=8).build(build(config), Setting())
+    objective = DINOv2Config(prototypes=16, head_width=16, bottleneck=8).build(build_model(config), Setting())
     images = torch.randn(2, 3, 32, 32, requires_grad=True)
     masks = torch.zeros(2, 16, dtype=torch.bool)
     masks[0, 5:7] = True

@@ -15,7 +15,7 @@ from vitreous.data.augmentation.augment import Augment
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import UsageError, WeightsError
 from vitreous.models.config import ViTConfig
-from vitreous.models.zoo import build
+from vitreous.models.zoo import build_model
 from vitreous.objectives.base import Progress, Setting
 from vitreous.objectives.distillation import Distillation, DistillationConfig
 from vitreous.objectives.supervised import cross_entropy
@@ -33,7 +33,7 @@ SETTING = Setting(classes=CLASSES, views=Augment(), normalisation=((0.5,) * 3, (
 def bundle(classes=CLASSES, task=None, **preprocess):
     """A teacher with random weights."""
     torch.manual_seed(5)
-    model = build(replace(PLAIN, channels=preprocess.get("channels", 3), classes=len(classes)))
+    model = build_model(replace(PLAIN, channels=preprocess.get("channels", 3), classes=len(classes)))
     torch.nn.init.normal_(model.head.weight)
     return Bundle(model.eval(), task or Classification(classes), ImagePreprocess((16, 16), **preprocess), {})
 
@@ -41,7 +41,7 @@ def bundle(classes=CLASSES, task=None, **preprocess):
 def student(config=TOKEN, teacher=None, setting=SETTING, **options):
     """A student with random heads, and a prepared batch."""
     torch.manual_seed(0)
-    model = build(config)
+    model = build_model(config)
     for layer in (p for name, p in model.named_parameters() if name.startswith("head.") and p.ndim == 2):
         torch.nn.init.normal_(layer)
     own = Distillation(
@@ -139,9 +139,9 @@ def test_teachers_that_do_not_fit_are_refused(teacher, text):
 
 def test_a_teacher_is_named_and_read(tmp_path):
     with pytest.raises(UsageError, match=r"objective\.teacher"):
-        DistillationConfig().build(build(TOKEN), SETTING)
+        DistillationConfig().build(build_model(TOKEN), SETTING)
     with pytest.raises((UsageError, WeightsError)):
-        DistillationConfig(teacher=str(tmp_path / "none")).build(build(TOKEN), SETTING)
+        DistillationConfig(teacher=str(tmp_path / "none")).build(build_model(TOKEN), SETTING)
 
 
 def test_a_teacher_of_another_size_sees_the_images_resized():
@@ -193,7 +193,7 @@ def test_what_a_foreign_file_does_not_tell_is_asked_for(tmp_path):
     assert "--objective.teacher-mean" in error.value.hint and "--objective.teacher-std" in error.value.hint
     config = DistillationConfig(teacher=source, teacher_mean=(0.5, 0.25, 0.0), teacher_std=(1.0, 2.0, 4.0))
     assert config.located(PLAIN, CLASSES).teacher == source
-    own = config.build(build(PLAIN), SETTING)
+    own = config.build(build_model(PLAIN), SETTING)
     images = torch.randn(4, 3, 16, 16)
     expected = (images * 0.5 + 0.5).mean((2, 3)) - torch.tensor([0.5, 0.25, 0.0])
     assert torch.allclose(own.ask(images), expected / torch.tensor([1.0, 2.0, 4.0]), atol=1e-5)
@@ -204,10 +204,10 @@ def test_what_a_foreign_file_does_not_tell_is_asked_for(tmp_path):
 def test_a_teacher_is_found_again_and_told_from_another(tmp_path):
     bundle().save(tmp_path / "teacher")
     config = DistillationConfig(teacher=str(tmp_path / "teacher"))
-    own = config.build(build(PLAIN), SETTING)
+    own = config.build(build_model(PLAIN), SETTING)
     held = own.state_dict()
     assert held["digest"].shape == (32,) and not any(name.startswith("teacher") for name in held)
-    again = config.build(build(PLAIN), SETTING)
+    again = config.build(build_model(PLAIN), SETTING)
     again.load_state_dict(held)
     images = torch.randn(2, 3, 16, 16)
     assert again.ask(images).equal(own.ask(images))
@@ -215,7 +215,7 @@ def test_a_teacher_is_found_again_and_told_from_another(tmp_path):
     torch.nn.init.ones_(other.model.head.bias)
     (tmp_path / "teacher").rename(tmp_path / "old")
     other.save(tmp_path / "teacher")
-    changed = config.build(build(PLAIN), SETTING)
+    changed = config.build(build_model(PLAIN), SETTING)
     changed.load_state_dict(held)
     with pytest.raises(WeightsError, match="not what it was when the run began"):
         changed.ask(images)

@@ -14,7 +14,7 @@ from tests.objectives.test_dino import batch_for, objective
 from tests.objectives.test_distillation import SETTING, student
 from tests.objectives.test_mae import DECODER, SMALL, batch_of
 from vitreous.data.augmentation.augment import Augment
-from vitreous.models.zoo import build
+from vitreous.models.zoo import build_model
 from vitreous.objectives.base import Progress
 from vitreous.objectives.dino import DINO, cross_views
 from vitreous.objectives.dinov2 import DINOv2
@@ -32,11 +32,11 @@ def inputs_of(module):
 @pytest.fixture
 def mae():
     torch.manual_seed(0)
-    return MAE(build(SMALL), DECODER)
+    return MAE(build_model(SMALL), DECODER)
 
 
 def test_zero_predictions_cost_767_of_768_at_patches_of_16():
-    own = MAE(build(replace(SMALL, patch=(16, 16), image=(64, 64))), DECODER)
+    own = MAE(build_model(replace(SMALL, patch=(16, 16), image=(64, 64))), DECODER)
     torch.nn.init.zeros_(own.decoder.head.weight)
     loss = own(own.prepare(batch_of(torch.randn(2, 3, 64, 64)), Progress()))["loss"]
     assert loss.item() == pytest.approx(767 / 768, rel=1e-5)

@@ -13,7 +13,7 @@ from vitreous.data.split import Arrays
 from vitreous.errors import UsageError
 from vitreous.models.config import ViTConfig
 from vitreous.models.names import configure
-from vitreous.models.zoo import build
+from vitreous.models.zoo import build_model
 from vitreous.nn.grid import patchify, unpatchify
 from vitreous.objectives.base import Progress, Setting
 from vitreous.objectives.mae import MAE, MAEConfig
@@ -30,7 +30,7 @@ def batch_of(images):
 @pytest.fixture
 def mae():
     torch.manual_seed(0)
-    return MAE(build(SMALL), DECODER)
+    return MAE(build_model(SMALL), DECODER)
 
 
 def renamed(theirs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -98,7 +98,7 @@ def test_loss_and_gradients_are_those_of_transformers(mae, normalise):
 
 
 def test_a_quarter_of_the_patches_is_seen_each_image_its_own():
-    mae = MAE(build(replace(configure("ViT-Ti/16"), classes=0, depth=1)), DECODER)
+    mae = MAE(build_model(replace(configure("ViT-Ti/16"), classes=0, depth=1)), DECODER)
     batch = mae.prepare(batch_of(torch.randn(2, 3, 224, 224)), Progress())
     assert batch["visible"].shape == (2, 49) and batch["masked"].shape == (2, 147)
     both = torch.cat([batch["visible"], batch["masked"]], 1)
@@ -143,7 +143,7 @@ def test_any_number_of_axes():
     config = ViTConfig(
         image=(4, 16, 16), patch=(2, 8, 8), classes=0, width=36, depth=1, heads=2, hidden=32, position="sincos"
     )
-    mae = MAE(build(config), replace(DECODER, decoder_width=24))
+    mae = MAE(build_model(config), replace(DECODER, decoder_width=24))
     batch = mae.prepare(batch_of(torch.randn(2, 3, 4, 16, 16)), Progress())
     assert batch["visible"].shape == (2, 2) and batch["targets"].shape == (2, 6, 3 * 2 * 64)
     assert torch.isfinite(mae(batch)["loss"])
@@ -155,7 +155,7 @@ def test_any_number_of_axes():
 def test_parameters_are_counted_as_published(name, count, trainable):
     config = replace(configure(name), classes=0, position="sincos")
     with torch.device("meta"):
-        model = build(config)
+        model = build_model(config)
     own = sum(p.numel() for p in model.parameters())
     width, tokens = 512, 197
     decoder = config.width * width + width + width + 8 * (12 * width**2 + 13 * width) + 2 * width + width * 768 + 768
@@ -178,7 +178,7 @@ def test_models_that_need_every_patch_are_refused():
 def test_a_stem_of_convolutions_carries_no_hidden_pixel_into_what_is_seen():
     """Neighbouring tokens of a hybrid read each other's pixels: hidden ones are 0 before the stem."""
     config = replace(configure("Conv+ViT-128x4/8", 32), classes=0, width=32, heads=4, hidden=64)
-    objective = MAEConfig(decoder_width=16, decoder_depth=1, decoder_heads=4).build(build(config), Setting())
+    objective = MAEConfig(decoder_width=16, decoder_depth=1, decoder_heads=4).build(build_model(config), Setting())
     images = torch.randn(2, 3, 32, 32, requires_grad=True)
     batch = objective.prepare(batch_of(images.detach()), Progress())
     objective.predict(images, batch["visible"], batch["masked"]).square().sum().backward()
@@ -194,7 +194,7 @@ def test_decoders_that_cannot_be_are_refused():
 
 
 def test_setting_is_kept():
-    assert MAE(build(SMALL), DECODER, Setting(seed=3)).setting.seed == 3
+    assert MAE(build_model(SMALL), DECODER, Setting(seed=3)).setting.seed == 3
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_setting_is_kept():
 def test_parameters_of_the_published_models_without_fixed_positions(name, decoder, count):
     config = replace(configure(name, 224), classes=0, position="sincos")  # type: ignore[arg-type, call-arg]
     with torch.device("meta"):
-        own = MAEConfig().build(build(config), Setting())
+        own = MAEConfig().build(build_model(config), Setting())
     assert sum(p.numel() for p in own.parameters() if p.requires_grad) == count
     if decoder:
         assert sum(p.numel() for p in own.decoder.parameters()) == decoder
@@ -216,6 +216,6 @@ def test_parameters_of_the_published_models_without_fixed_positions(name, decode
 
 @pytest.mark.parametrize(("classes", "name"), [((), "rankme"), (("cell",), "rankme"), (("cat", "dog"), "knn_top1")])
 def test_neighbours_judge_where_there_are_classes_to_tell_apart(classes, name):
-    objective = MAE(build(SMALL), DECODER, Setting(classes=classes))
+    objective = MAE(build_model(SMALL), DECODER, Setting(classes=classes))
     train = Arrays(np.zeros((4, 8, 8), np.uint8), np.zeros(4, np.int64))
     assert [one.name for one in objective.evaluators(train)] == [name]

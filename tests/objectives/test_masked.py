@@ -13,7 +13,7 @@ from vitreous.data.augmentation.views import MultiCrop
 from vitreous.errors import UsageError
 from vitreous.models.config import ViTConfig
 from vitreous.models.names import configure
-from vitreous.models.zoo import build
+from vitreous.models.zoo import build_model
 from vitreous.nn.grid import patchify
 from vitreous.objectives.base import Progress, Setting
 from vitreous.objectives.masked import MaskedPatches, MaskedPatchesConfig, shrink
@@ -36,11 +36,11 @@ def batch_of(pixels, setting=RGB):
 def masked(target="mean-colour", config=SMALL, **settings):
     """An objective on a small model."""
     torch.manual_seed(0)
-    return MaskedPatches(build(config), MaskedPatchesConfig(target=target, **settings), RGB)
+    return MaskedPatches(build_model(config), MaskedPatchesConfig(target=target, **settings), RGB)
 
 
 def test_half_of_the_patches_are_predicted_four_fifths_of_them_masked():
-    objective = MaskedPatches(build(replace(configure("ViT-Ti/16"), classes=0, depth=1)), setting=RGB)
+    objective = MaskedPatches(build_model(replace(configure("ViT-Ti/16"), classes=0, depth=1)), setting=RGB)
     batch = objective.prepare(batch_of(torch.rand(64, 3, 224, 224)), Progress())
     source, places = batch["source"], batch["places"]
     assert source.shape == (64, 196) and places.shape == (64, 98)

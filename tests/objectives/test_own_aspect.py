@@ -25,7 +25,7 @@ from vitreous.data.sources import open_data
 from vitreous.errors import UsageError
 from vitreous.inference.engine import TorchEngine
 from vitreous.models.config import ViTConfig
-from vitreous.models.zoo import build
+from vitreous.models.zoo import build_model
 from vitreous.nn.sizes import native_size
 from vitreous.objectives.base import Progress, Setting
 from vitreous.objectives.supervised import Supervised, SupervisedConfig
@@ -61,7 +61,9 @@ def run(home, tmp_path_factory):
 
 def objective_of(**config):
     torch.manual_seed(0)
-    model = build(ViTConfig(image=(16, 16), patch=(4, 4), width=32, depth=2, heads=2, hidden=64, classes=3)).train()
+    model = build_model(
+        ViTConfig(image=(16, 16), patch=(4, 4), width=32, depth=2, heads=2, hidden=64, classes=3)
+    ).train()
     torch.nn.init.normal_(model.head.weight, std=0.3)
     model.any_size = True
     return Supervised(model, SupervisedConfig(**config), Setting(seed=3, views=Augment()))

@@ -14,7 +14,7 @@ from tests.reports.test_report import Heard
 from vitreous.data.augmentation.views import MultiCrop
 from vitreous.errors import UsageError, WeightsError
 from vitreous.models.config import ViTConfig
-from vitreous.models.zoo import build
+from vitreous.models.zoo import build_model
 from vitreous.objectives.base import Progress, Setting, identity
 from vitreous.objectives.dinov2 import DINOv2, DINOv2Config
 from vitreous.objectives.prototypes import PrototypeTeacher
@@ -60,7 +60,7 @@ def objective(home, **settings):
     config = DINOv2Config(teacher=str(home / "teacher"), head_width=16, bottleneck=8, **settings)
     config = config.located(STUDENT, ())
     setting = Setting(views=MultiCrop(locals=2, local_image=(8, 8)), normalisation=((0.4,) * 3, (0.2,) * 3))
-    return config.build(build(STUDENT), setting).train()
+    return config.build(build_model(STUDENT), setting).train()
 
 
 def batch_for(own):
@@ -172,4 +172,4 @@ def test_teachers_that_cannot_be_are_refused(home, teacher, model, text):
 def test_without_a_teacher_nothing_changes():
     own = DINOv2Config()
     assert own.located(STUDENT, ()) is own
-    assert DINOv2(build(STUDENT), DINOv2Config(prototypes=8, head_width=8, bottleneck=4)).frozen is None
+    assert DINOv2(build_model(STUDENT), DINOv2Config(prototypes=8, head_width=8, bottleneck=4)).frozen is None

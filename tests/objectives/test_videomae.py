@@ -17,8 +17,8 @@ from vitreous.data.augmentation.masks import tube_masks
 from vitreous.data.keys import key
 from vitreous.errors import UsageError
 from vitreous.models.config import ViTConfig
-from vitreous.models.names import configure, name_of
-from vitreous.models.zoo import build
+from vitreous.models.names import configure
+from vitreous.models.zoo import build_model
 from vitreous.objectives.base import Progress, Setting
 from vitreous.objectives.mae import MAE, MAEConfig
 from vitreous.recipes.registry import example
@@ -56,7 +56,7 @@ def test_a_tube_hides_the_same_places_at_all_times():
 
 
 def test_targets_are_normalised_in_each_channel_of_a_tubelet():
-    objective = MAE(build(tiny()), TINY)
+    objective = MAE(build_model(tiny()), TINY)
     clips = torch.randn(2, 3, 4, 16, 16) * torch.tensor([1.0, 3.0, 0.1])[:, None, None, None] + 2
     batch = objective.prepare(batch_of(clips), Progress())
     assert batch["masked"].shape == (2, 24) and batch["visible"].shape == (2, 8)
@@ -73,7 +73,7 @@ def test_targets_are_normalised_in_each_channel_of_a_tubelet():
 def test_the_parameters_are_those_of_the_published_pre_training():
     run = example("videomae")
     with torch.device("meta"):
-        objective = run.objective.build(build(run.model), Setting())
+        objective = run.objective.build(build_model(run.model), Setting())
     counts = [sum(p.numel() for p in part.parameters()) for part in (objective, objective.model, objective.decoder)]
     between = 768 * 384 + 384  # the decoder's first layer, and the mask token
     assert counts == [94_210_944, 86_227_200, 7_688_448 + between]
@@ -84,7 +84,7 @@ def test_the_parameters_are_those_of_the_published_pre_training():
 
 def test_few_clips_are_learned_by_heart():
     torch.manual_seed(0)
-    objective = MAE(build(tiny()), TINY)
+    objective = MAE(build_model(tiny()), TINY)
     objective.config.initialise(objective.model)
     clips = torch.stack([torch.from_numpy(moving(seed, seed % 2 == 0, 4)) for seed in range(2)])
     batch = objective.prepare(batch_of(clips.permute(0, 4, 1, 2, 3).float() / 127.5 - 1), Progress())
@@ -100,7 +100,7 @@ def test_few_clips_are_learned_by_heart():
 
 
 def test_the_encoder_sees_no_hidden_pixel_and_a_reconstruction_keeps_the_rest():
-    objective = MAE(build(tiny()), TINY).eval()
+    objective = MAE(build_model(tiny()), TINY).eval()
     clips, keys = torch.randn(2, 3, 4, 16, 16), key(np.arange(2))
     seen, restored, hidden, _ = objective.reconstruct(clips, keys)
     assert (hidden == hidden[:, :1]).all() and hidden.shape == (2, 2, 4, 4)
@@ -142,7 +142,7 @@ def run(home, tmp_path_factory):
 def test_a_run_ships_an_encoder_of_clips_that_starts_a_classifier(home, run, tmp_path):
     out, _ = run
     bundle = load_bundle(out / "model")
-    assert name_of(bundle.model.config) == "VideoMAE-32x2/4x2" and bundle.model.config.norm == "tokens"
+    assert bundle.model.config.name() == "VideoMAE-32x2/4x2" and bundle.model.config.norm == "tokens"
     lines = [json.loads(line) for line in (out / "metrics.jsonl").open()]
     losses = [line["train/loss"] for line in lines if "train/loss" in line]
     assert len(losses) == 6 and np.isfinite(losses).all() and any("val/knn_top1" in line for line in lines)
@@ -172,7 +172,7 @@ def test_clips_without_labels_directly_in_a_folder_are_learned_from(tmp_path):
     for recipe, name in (("videomae", "VideoMAE-64x6/4x2"), ("mae", "ViViT-64x6/4x2")):
         document = vitreous.train(str(tmp_path / "clips"), out=str(tmp_path / recipe), recipe=recipe, **options)
         stored = Folder(tmp_path / recipe).run()
-        assert document["steps"] == 2 and "knn_top1" not in document["val"] and name_of(stored.model) == name
+        assert document["steps"] == 2 and "knn_top1" not in document["val"] and stored.model.name() == name
         assert stored.objective.tubes is (recipe == "videomae")
 
 

@@ -18,7 +18,6 @@ from vitreous.data.modalities.signals import SignalPreprocess
 from vitreous.data.modalities.volumes import VolumePreprocess, resize_linear
 from vitreous.errors import DataError, UsageError
 from vitreous.inference.predict import load
-from vitreous.models.names import name_of
 from vitreous.recipes.architecture import architecture
 from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.recipe import DatasetInfo
@@ -65,7 +64,7 @@ def test_a_run_learns_and_all_verbs_answer_alike(home, request, kind):
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["test"]["images"] == 16 and summary["test"]["top1"] > 0.9, summary["test"]
     bundle = load_bundle(folder / "model")
-    assert name_of(bundle.model.config) == made and bundle.preprocess.noun == called
+    assert bundle.model.config.name() == made and bundle.preprocess.noun == called
     assert bundle.preprocess.image == ((12, 12, 16) if kind == "balls" else (48,))
     document = vitreous.evaluate(str(folder), str(home / kind / "test"), device="cpu", precision="fp32")
     assert document["test"]["nll"] == pytest.approx(summary["test"]["nll"], abs=1e-4)
@@ -191,7 +190,7 @@ def test_models_follow_from_the_size_of_data():
             DatasetInfo(100, size, 2, (SignalPreprocess if len(size) == 1 else VolumePreprocess)(size)),
             3,
         )
-        return name_of(made), made.image, made.channels
+        return made.name(), made.image, made.channels
 
     assert model((28, 28, 28)) == ("ViT-128x6/4x4x4", (28, 28, 28), 2)
     assert model((155, 240, 240)) == ("ViT-192x6/8x8x8", (64, 64, 64), 2)

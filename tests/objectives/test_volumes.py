@@ -20,7 +20,7 @@ from vitreous.data.decoding.volumes import read_volume
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError, UsageError
 from vitreous.inference.tiles import class_map, segment
-from vitreous.models.names import configure, name_of
+from vitreous.models.names import configure
 from vitreous.objectives.segmentation import SegmentationConfig
 from vitreous.weights.bundle import load_bundle
 
@@ -30,8 +30,8 @@ OPTIONS = {
 
 
 def test_names_have_a_number_for_each_axis():
-    assert configure("ViT-32x2/4x4x4").patch == (4, 4, 4) and name_of(configure("vit-32x2/4X4x4")) == "ViT-32x2/4x4x4"
-    assert name_of(configure("ViT-S/8x16x16", (16, 32, 32))) == "ViT-S/8x16x16"
+    assert configure("ViT-32x2/4x4x4").patch == (4, 4, 4) and configure("vit-32x2/4X4x4").name() == "ViT-32x2/4x4x4"
+    assert configure("ViT-S/8x16x16", (16, 32, 32)).name() == "ViT-S/8x16x16"
     assert configure("ViT-S/8x16").patch == (8, 16) and configure("ViT-S/8").patch == (8, 8)
     with pytest.raises(UsageError, match="unknown model"):
         configure("ViT-S/8x8x8x8")

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.augmentation.views import MultiCrop
 from vitreous.evaluation.knn import KNNEvaluator
-from vitreous.models.cost import computed
 from vitreous.objectives.base import Objective, ObjectiveConfig, Progress, Setting
 from vitreous.objectives.table import OBJECTIVES
 from vitreous.recipes import names, registry
@@ -79,7 +78,7 @@ class TinyDINO(Objective):
         return [KNNEvaluator(self.setting.classes, train)] if self.setting.classes else []
 
     def flops(self, progress: Progress) -> float:
-        return (2 * 8 + 2 * 6 * 2) * computed(self.model.config)
+        return (2 * 8 + 2 * 6 * 2) * self.model.config.computed_macs()
 
 
 def tiny_dino(model, facts, options) -> Run:
@@ -132,7 +131,7 @@ class TinyPixels(Objective):
         return Features()
 
     def flops(self, progress: Progress) -> float:
-        return 6 * computed(self.model.config)
+        return 6 * self.model.config.computed_macs()
 
 
 def tiny_pixels(model, facts, options) -> Run:

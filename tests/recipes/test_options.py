@@ -9,9 +9,8 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 from tests.recipes.test_recipes import example
-from vitreous.config import tagged
+from vitreous.config import hints_of, tagged
 from vitreous.errors import UsageError
-from vitreous.models.config import ModelConfig
 from vitreous.recipes.derive import apply
 from vitreous.recipes.options import TrainOptions, run_field_marks
 from vitreous.training.run import Run
@@ -30,9 +29,9 @@ def types_at(path: str) -> list[set[Any]]:
     if not name:
         return [value_types(hints[head])]
     table = tagged(hints[head])
-    kinds = table.table.values() if table else get_args(ModelConfig) if head == "model" else (hints[head],)
+    kinds = [table.row(row) for row in table.table] if table else [hints[head]]
     kinds = [getattr(kind, "objective", kind) if not dataclasses.is_dataclass(kind) else kind for kind in kinds]
-    found = [get_type_hints(kind) for kind in kinds]
+    found = [hints_of(kind) for kind in kinds]
     return [value_types(one[name]) for one in found if name in one]
 
 

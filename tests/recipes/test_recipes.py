@@ -26,8 +26,8 @@ from vitreous.data.split import Arrays, Data
 from vitreous.errors import UsageError, WeightsError
 from vitreous.jobs.train import train
 from vitreous.models.config import BiTConfig, SwinConfig, ViTConfig
-from vitreous.models.names import configure, name_of
-from vitreous.models.zoo import build
+from vitreous.models.names import configure
+from vitreous.models.zoo import build_model
 from vitreous.objectives import teacher as teachers
 from vitreous.objectives.detection import DetectionConfig
 from vitreous.recipes.derive import apply, derive
@@ -94,7 +94,7 @@ def test_table_3(recipe, model, row):
     assert tuple(value(run, path) for path in PRETRAINING) == row
     assert (run.schedule.warmup_steps, run.optimizer.betas, run.optimizer.decay_on) == (10_000, (0.9, 0.999), "all")
     assert run.objective.loss == ("softmax" if recipe == "vit-imagenet" else "sigmoid")
-    assert name_of(run.model) == model and run.model.image == (224, 224)
+    assert run.model.name() == model and run.model.image == (224, 224)
     if isinstance(run.model, ViTConfig):
         assert run.model.representation == run.model.width
     assert (run.views.crop, run.views.crop_style, run.views.flip, run.views.rand_layers) == (
@@ -250,7 +250,7 @@ def test_augregs_augmentation_by_model():
 
 def test_plain_vit():
     run, longer = example("plain-vit"), example("plain-vit-300")
-    assert (name_of(run.model), run.batch_size, run.epochs, longer.epochs, run.steps) == (
+    assert (run.model.name(), run.batch_size, run.epochs, longer.epochs, run.steps) == (
         "ViT-S/16",
         1024,
         90,
@@ -337,7 +337,7 @@ def test_swin_beyond_imagenet():
     assert (tuned.epochs, tuned.optimizer.lr, tuned.optimizer.weight_decay) == (30, 4e-5, 1e-8)
     wide = example("swin-384", "Swin-B/4-window12")
     assert (wide.model.image, wide.model.window, wide.model.windows) == ((384, 384), 12, ((12, 12),) * 4)
-    assert (name_of(wide.model), wide.model.drop_path) == ("Swin-B/4-window12", 0.5)
+    assert (wide.model.name(), wide.model.drop_path) == ("Swin-B/4-window12", 0.5)
     assert (wide.preprocess.fit, wide.preprocess.image) == ("squash", (384, 384))
     with pytest.raises(UsageError, match="for Swin Transformers, not ViT-S/16"):
         example("swin", "ViT-S/16")
@@ -390,7 +390,7 @@ def test_every_recipe_says_where_it_is_from_and_its_command(name):
     assert name in recipe.text or name in ("digits", "finetune")
     assert ("--init" in recipe.text) >= recipe.from_weights
     for model in recipe.models:
-        assert name_of(example(name, model).model) == model
+        assert example(name, model).model.name() == model
 
 
 def synthetic(images=48, size=32, frames=()):
@@ -431,7 +431,7 @@ def reduced(name, steps):
     recipe = RECIPES[name]
     if recipe.models and recipe.models[0].startswith("BiT"):
         model = BiTConfig(image=(32, 32), classes=3, blocks=(1, 1), width=32)
-    elif recipe.family == "swin":
+    elif recipe.for_models == "swin":
         classes = 3 if recipe.objective.labelled else 0
         model = SwinConfig(
             image=(32, 32), patch_size=(4, 4), classes=classes, width=16, blocks=(1, 1), heads=(1, 2), window=4
@@ -486,7 +486,9 @@ def losses(run: Run, home: Path):
 def test_every_recipe_trains_two_steps(name, tmp_path, monkeypatch):
     run = reduced(name, 2)
     if name == "distil":
-        teacher = Bundle(build(replace(run.model, pool="class")), Classification(run.data.classes), run.preprocess, {})
+        teacher = Bundle(
+            build_model(replace(run.model, pool="class")), Classification(run.data.classes), run.preprocess, {}
+        )
         monkeypatch.setattr(teachers, "open_weights", lambda source: SimpleNamespace(bundle=lambda: teacher))
         run = replace(run, objective=replace(run.objective, teacher="runs/teacher"))
     curve, moved = losses(run, tmp_path)
@@ -695,15 +697,15 @@ def test_an_encoder_without_a_head_is_moved_by_layer_decay():
 
 
 def test_maes_fine_tuning_reads_the_mean_of_the_patches_behind_a_norm_of_its_own(tmp_path):
-    save(build(replace(PLAIN_ENCODER, pool="class", class_token=True)), tmp_path / "encoder")
+    save(build_model(replace(PLAIN_ENCODER, pool="class", class_token=True)), tmp_path / "encoder")
     run = derived("mae-finetune", images=100, start=replace(PLAIN_ENCODER, pool="class", class_token=True))
     assert (run.model.pool, run.model.norm, run.model.drop_path) == ("mean", "pooled", 0.1)
     assert run.optimizer.layer_decay == 0.65 and run.objective.smoothing == 0.1
-    told = adopt(build(run.model), tmp_path / "encoder", ("a", "b"))
+    told = adopt(build_model(run.model), tmp_path / "encoder", ("a", "b"))
     assert {"pooled_norm.weight", "head.weight"} <= set(told.new) and "encoder.norm.weight" in told.unused
-    assert adopt(build(replace(run.model, patch=(8, 8), image=(32, 32))), tmp_path / "encoder").patches
+    assert adopt(build_model(replace(run.model, patch=(8, 8), image=(32, 32))), tmp_path / "encoder").patches
     with pytest.raises(WeightsError, match=r"norm\.bias is"):
-        adopt(build(replace(run.model, width=2 * run.model.width)), tmp_path / "encoder")
+        adopt(build_model(replace(run.model, width=2 * run.model.width)), tmp_path / "encoder")
 
 
 def test_fine_tuning_keeps_the_pixels_of_the_weights():

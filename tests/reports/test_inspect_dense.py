@@ -14,7 +14,7 @@ from tests.models.test_detector import BACKBONES, FEW
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.inspection import cost
 from vitreous.models.config import AdapterConfig, BiTConfig, DetectorConfig, SegmenterConfig
-from vitreous.models.zoo import build
+from vitreous.models.zoo import build_model
 from vitreous.progress import NullListener
 from vitreous.reports.inspect import FIGURES, inspect
 from vitreous.tasks.detection import Detection
@@ -53,8 +53,8 @@ class Notes(NullListener):
 def saved(home: Path, name: str) -> Path:
     config = MODELS[name][0]
     torch.manual_seed(0)
-    task = Detection(NAMES) if config.kind == "detector" else Segmentation(NAMES)
-    Bundle(build(config).eval(), task, ImagePreprocess(config.image)).save(home / "model")
+    task = Detection(NAMES) if config.finds_objects else Segmentation(NAMES)
+    Bundle(build_model(config).eval(), task, ImagePreprocess(config.image)).save(home / "model")
     (home / "photos").mkdir()
     for number in range(4):
         picture(number, (120, 70), number).save(home / "photos" / f"{number}.png")

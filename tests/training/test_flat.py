@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from vitreous.models.config import SwinConfig
-from vitreous.models.zoo import build, create
+from vitreous.models.zoo import build_model, create
 from vitreous.objectives.supervised import Supervised
 from vitreous.training.flat import Flat
 from vitreous.training.optimizer import Optimizers
@@ -81,7 +81,7 @@ def test_only_matrices_decay():
 @pytest.mark.parametrize("version", [1, 2])
 def test_positions_of_a_swin_do_not_decay(version):
     """As `no_weight_decay_keywords` of Microsoft's code: tables, networks of positions, factors of the cosine."""
-    swin = build(
+    swin = build_model(
         SwinConfig(
             version=version,
             image=(16, 16),

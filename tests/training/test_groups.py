@@ -10,7 +10,7 @@ from torch import nn
 
 from tests.objectives.sessions import MODEL, OBJECTIVES
 from vitreous.models.config import SAMConfig, SwinConfig
-from vitreous.models.zoo import build
+from vitreous.models.zoo import build_model
 from vitreous.nn.pyramid import LayerNorm2d
 from vitreous.nn.windows import RelativePositionBias
 from vitreous.objectives.base import Setting
@@ -31,7 +31,7 @@ CLASSES = Setting(classes=("a", "b"))
 
 def detector():
     """ViTDet with convolutional propagation and Mask R-CNN's heads."""
-    return DetectionConfig(masks=True, heads="vitdet", width=32, hidden=32).build(build(VITDET), CLASSES)
+    return DetectionConfig(masks=True, heads="vitdet", width=32, hidden=32).build(build_model(VITDET), CLASSES)
 
 
 def decays(module, rule):
@@ -75,7 +75,7 @@ def test_layer_decay_of_vitdet_does_not_reach_convolutional_propagation():
 
 def test_swins_dense_code_decays_biases_but_no_norms_of_the_backbone():
     """`custom_keys` of norm, absolute_pos_embed and relative_position_bias_table. Norms of the head are named `bn`."""
-    module = SegmentationConfig(head="upernet", head_width=1).build(build(SWIN), CLASSES)
+    module = SegmentationConfig(head="upernet", head_width=1).build(build_model(SWIN), CLASSES)
     expected = {
         name: not isinstance(part, (nn.LayerNorm, RelativePositionBias)) for name, (part, _) in owners(module).items()
     }
@@ -88,7 +88,7 @@ def test_tokens_positions_and_prototype_lengths_decay_where_they_do_in_the_autho
     """Tensors of several axes there: `mask_token` is (1, D)."""
     config = OBJECTIVES[name]
     config = replace(config, unit_prototypes=False) if "dino" in name else config
-    module = config.build(build(replace(MODEL, position="learned", registers=1, layer_scale=0.1)), Setting())
+    module = config.build(build_model(replace(MODEL, position="learned", registers=1, layer_scale=0.1)), Setting())
     found = {key: value for key, value in decays(module, "multi-axis").items() if "teacher" not in key}
     for key, value in found.items():
         exempt = key.endswith((".bias", ".scale")) or ".norm." in key
@@ -100,7 +100,7 @@ def test_tokens_positions_and_prototype_lengths_decay_where_they_do_in_the_autho
 
 @pytest.mark.parametrize("name", ["dino", "dinov2-sinkhorn"])
 def test_prototypes_have_groups_of_their_own(name):
-    module = OBJECTIVES[name].build(build(MODEL), Setting())
+    module = OBJECTIVES[name].build(build_model(MODEL), Setting())
     options = Optimizer(layer_decay=0.9, rates=(("projection", 0.2),))
     groups = {key: group_of(options, MODEL, module, key, p) for key, p in module.named_parameters() if p.requires_grad}
     frozen = {key for key, group in groups.items() if group.starts_frozen}
@@ -114,7 +114,7 @@ def test_prototypes_have_groups_of_their_own(name):
 def test_a_mask_token_is_clipped_with_the_backbone():
     from vitreous.training.flat import Flat
 
-    module = OBJECTIVES["dinov2"].build(build(MODEL), Setting())
+    module = OBJECTIVES["dinov2"].build(build_model(MODEL), Setting())
     flat = Flat(module, torch.float32, torch.device("cpu"))
     flat.zero()
     gradients = flat.views(flat.master_grad)

@@ -10,7 +10,7 @@ import torch
 
 from tests.training.test_loop import make
 from vitreous.errors import Interrupted, UsageError
-from vitreous.models.config import BiTConfig, ConvStemConfig, StemConfig, SwinConfig, ViTConfig
+from vitreous.models.config import BiTConfig, ConvStemConfig, StemConfig, SwinConfig, transformer_config
 from vitreous.training import throughput
 from vitreous.training.folder import Folder
 from vitreous.training.session import Session
@@ -35,7 +35,7 @@ FURTHER = {
     "distilled": {"pool": "distilled", "slots": 2},
     "gated": {"mlp": "swiglu", "layer_scale": 1e-2},
 }
-MODELS = {name: ViTConfig(**{**SMALL, **changes}) for name, changes in (TABLE_8 | FURTHER).items()} | {
+MODELS = {name: transformer_config(**{**SMALL, **changes}) for name, changes in (TABLE_8 | FURTHER).items()} | {
     "BiT": BiTConfig(image=(16, 16), classes=3, blocks=(1, 1), width=8),
     "AxialResNet": BiTConfig(image=(16, 16), classes=3, blocks=(1, 1), width=16, axial=True),
     "Swin V2": SwinConfig(

@@ -13,8 +13,8 @@ from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.options import DataOptions
 from vitreous.errors import UsageError
 from vitreous.jobs.train import train
-from vitreous.models.config import BiTConfig, StemConfig, SwinConfig, ViTConfig
-from vitreous.models.zoo import build
+from vitreous.models.config import BiTConfig, StemConfig, SwinConfig, ViTConfig, transformer_config
+from vitreous.models.zoo import build_model
 from vitreous.objectives.supervised import Supervised
 from vitreous.training.flat import Flat
 from vitreous.training.loop import State, fit
@@ -34,11 +34,11 @@ MODELS = {
         ["encoder.blocks.{}."],
         ["pooling.", "pooled_norm."],
     ),
-    "hybrid": (ViTConfig(**SMALL, stem=StemConfig((1, 1), 8)), ["encoder.blocks.{}."], ["encoder.norm."]),
+    "hybrid": (transformer_config(**SMALL, stem=StemConfig((1, 1), 8)), ["encoder.blocks.{}."], ["encoder.norm."]),
     "each": (ViTConfig(**SMALL, position_at="each"), ["encoder.blocks.{}."], ["encoder.norm."]),
     "shared": (ViTConfig(**SMALL, position_at="shared"), ["encoder.blocks.{}."], ["encoder.norm."]),
     "windows": (
-        ViTConfig(**SMALL, attention="decomposed", window=1, class_token=False, pool="mean", neck=8),
+        transformer_config(**SMALL, attention="decomposed", window=1, class_token=False, pool="mean", neck=8),
         ["encoder.blocks.{}."],
         ["encoder.norm.", "neck."],
     ),
@@ -59,7 +59,7 @@ UNITS = {
 def model(config, seed=0):
     """A model whose head is not zero, so that gradients and answers are not."""
     torch.manual_seed(seed)
-    made = build(config)
+    made = build_model(config)
     for parameter in made.head.parameters():
         nn.init.normal_(parameter, std=0.1)
     return made
@@ -256,7 +256,7 @@ def test_a_trained_twin_with_adapters_becomes_the_model_that_the_run_was_for():
     state = begun(MODELS["plain"][0], FineTune(lora_rank=2), ema=0.9)
     trained(state)
     twin = state.flat.eval_module
-    again = build(MODELS["plain"][0]).eval()
+    again = build_model(MODELS["plain"][0]).eval()
     again.load_state_dict(merged(twin).state_dict())
     assert torch.allclose(again(images()), twin(images()), atol=1e-5)
     assert not torch.equal(again(images()), model(MODELS["plain"][0]).eval()(images()))

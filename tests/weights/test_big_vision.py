@@ -25,7 +25,7 @@ from tests.weights.test_google import (
 )
 from vitreous.errors import WeightsError
 from vitreous.models.config import BiTConfig
-from vitreous.models.zoo import build
+from vitreous.models.zoo import build_model
 from vitreous.nn.resnet import NUMERICS
 from vitreous.weights.adopt import open_weights
 from vitreous.weights.convert import convert
@@ -245,7 +245,10 @@ def test_another_reader_of_its_bit_is_told_of(tmp_path):
 def test_the_border_alone_is_what_its_numerics_change():
     assert NUMERICS["big-vision"]._replace(border=0.0) == NUMERICS["bit"]
     config = BiTConfig(image=(32, 32), classes=0, blocks=(1,), width=32, numerics="big-vision")
-    model, other = build(config).eval(), build(BiTConfig(image=(32, 32), classes=0, blocks=(1,), width=32)).eval()
+    model, other = (
+        build_model(config).eval(),
+        build_model(BiTConfig(image=(32, 32), classes=0, blocks=(1,), width=32)).eval(),
+    )
     other.load_state_dict(model.state_dict())
     dark = -torch.ones(1, 32, 12, 12)  # a map without a positive value: its maximum at the edge is not 0
     for root in (model.body.root, other.body.root):

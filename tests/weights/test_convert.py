@@ -12,9 +12,8 @@ from tests import contracts
 from tests.conftest import document, say
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import UsageError, WeightsError
-from vitreous.models.bit import BiT
 from vitreous.models.config import BiTConfig, ViTConfig
-from vitreous.models.vit import ViT
+from vitreous.models.zoo import build_model
 from vitreous.tasks.classification import Classification
 from vitreous.weights import files
 from vitreous.weights.adopt import open_weights
@@ -26,7 +25,7 @@ SMALL = {"image": (32, 32), "patch": (8, 8), "classes": 3, "width": 64, "depth":
 
 def bundle(place, config):
     torch.manual_seed(0)
-    model = contracts.randomise(BiT(config) if isinstance(config, BiTConfig) else ViT(config)).eval()
+    model = contracts.randomise(build_model(config)).eval()
     names = tuple(f"class {i}" for i in range(config.classes))
     Bundle(
         model, Classification(names), ImagePreprocess((32, 32), mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6), share=0.8)

@@ -16,7 +16,7 @@ import torch
 from tests.weights.peers import difference, images, randomise, timm_bit, timm_hybrid, timm_vit
 from vitreous.models.config import StemConfig
 from vitreous.weights.adopt import open_weights
-from vitreous.weights.google import unscanned
+from vitreous.weights.formats.google import unscanned
 
 WIDTH, HEADS, HIDDEN, DEPTH, CLASSES, PATCH = 24, 3, 40, 3, 5, 4
 BLOCK = "Transformer/encoderblock_{}/"
@@ -340,7 +340,7 @@ def test_a_deviation_close_to_zero_shows_what_is_added_to_it(tmp_path):
     p = {name: array * 1e-4 if "conv" in name else array for name, array in p.items()}
     found = open_weights(written(tmp_path / "hybrid.npz", p))
     compare(found, p, 16)
-    other = replace(found, config=replace(found.config, stem=replace(found.config.stem, numerics="timm")))
+    other = replace(found, config=found.config.with_options(stem=replace(found.config.stem, numerics="timm")))
     with torch.inference_mode():
         batch = images((16, 16))
         assert difference(other.bundle().model(batch), found.bundle().model(batch)) > 1e-3

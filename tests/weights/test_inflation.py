@@ -8,7 +8,7 @@ from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import WeightsError
 from vitreous.models.config import VideoConfig, ViTConfig
 from vitreous.models.configs.video import ARRANGEMENTS
-from vitreous.models.zoo import build
+from vitreous.models.zoo import build_model
 from vitreous.tasks.features import Features
 from vitreous.weights.adopt import Weights, adopt
 from vitreous.weights.inflation import inflate_kernel
@@ -19,7 +19,7 @@ MEAN = {"class_token": False, "pool": "mean"}
 
 def weights_of(config):
     """A model of this config, random, and its weights as a source."""
-    model = peers.randomise(build(config))
+    model = peers.randomise(build_model(config))
     preprocess = ImagePreprocess((config.image[-2], config.image[-1]))
     return model, Weights("somewhere", "a bundle", config, preprocess, Features(), model.state_dict)
 
@@ -34,7 +34,7 @@ def clip_config(frames, **changes):
 def test_a_clip_of_one_slot_is_answered_as_its_picture(arrangement, position, inflate):
     """Central inflation on any clip, average inflation on a clip that stands still."""
     image, source = weights_of(ViTConfig(**SMALL, image=(16, 24), patch=(8, 8), registers=1))
-    model = build(clip_config(3, arrangement=arrangement, position=position, inflate=inflate, registers=1))
+    model = build_model(clip_config(3, arrangement=arrangement, position=position, inflate=inflate, registers=1))
     report = adopt(model, source)
     assert f"patches 8 -> 3x8x8 ({inflate} inflation)" in report.text()
     assert all(name.startswith(("position.time", "temporal.")) or ".time." in name for name in report.new)
@@ -48,7 +48,7 @@ def test_a_clip_of_one_slot_is_answered_as_its_picture(arrangement, position, in
 @pytest.mark.parametrize("arrangement", ["factorised-encoder", "factorised-attention"])
 def test_longer_clips_are_the_mean_of_their_frames_until_something_is_learned_of_time(arrangement):
     image, source = weights_of(ViTConfig(**SMALL, image=(16, 24), patch=(8, 8), position="sincos"))
-    model = build(clip_config(12, arrangement=arrangement))
+    model = build_model(clip_config(12, arrangement=arrangement))
     adopt(model, source)
     x = torch.randn(2, 3, 12, 16, 24)
     with torch.inference_mode():
@@ -60,7 +60,7 @@ def test_longer_clips_are_the_mean_of_their_frames_until_something_is_learned_of
 def test_the_tokens_of_a_clip_are_those_of_its_frames(inflate):
     """The projection and the positions alone, at every slot, and at another size of picture."""
     image, source = weights_of(ViTConfig(**SMALL, **MEAN, image=(24, 24), patch=(8, 8)))
-    model = build(clip_config(6, **MEAN, inflate=inflate))
+    model = build_model(clip_config(6, **MEAN, inflate=inflate))
     assert "positions resized 3 -> 2x2x3" in adopt(model, source).text()
     x = torch.randn(2, 3, 6, 16, 24)
     x = x if inflate == "central" else x[:, :, 1::3].repeat_interleave(3, 2)
@@ -73,20 +73,20 @@ def test_the_tokens_of_a_clip_are_those_of_its_frames(inflate):
 
 def test_volumes_start_from_pictures_too():
     image, source = weights_of(ViTConfig(**SMALL, image=(16, 24), patch=(8, 8)))
-    model = build(ViTConfig(**SMALL, image=(4, 16, 24), patch=(4, 8, 8)))
+    model = build_model(ViTConfig(**SMALL, image=(4, 16, 24), patch=(4, 8, 8)))
     assert not adopt(model, source).new
     x = torch.randn(2, 3, 4, 16, 24)
     with torch.inference_mode():
         assert peers.difference(model.eval()(x), image(x[:, :, 2])) <= 1e-5
     with pytest.raises(WeightsError):
-        adopt(build(source.config), weights_of(model.config)[1])
+        adopt(build_model(source.config), weights_of(model.config)[1])
 
 
 def test_a_bias_of_keys_comes_and_goes_without_a_change_of_answers():
     config = clip_config(3, **MEAN)
     for before, after in ((False, True), (True, False)):
         first, source = weights_of(VideoConfig(**(vars(config) | {"no_key_bias": before})))
-        second = build(VideoConfig(**(vars(config) | {"no_key_bias": after})))
+        second = build_model(VideoConfig(**(vars(config) | {"no_key_bias": after})))
         adopt(second, source)
         x = torch.randn(2, 3, 3, 16, 24)
         with torch.inference_mode():

@@ -18,8 +18,7 @@ from tests.weights.peers import images
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import WeightsError
 from vitreous.models.config import BiTConfig, ConvStemConfig, StemConfig, ViTConfig
-from vitreous.models.cost import macs
-from vitreous.models.zoo import build
+from vitreous.models.zoo import build_model
 from vitreous.tasks.classification import Classification
 from vitreous.weights.adopt import adopt, open_weights
 from vitreous.weights.bundle import Bundle
@@ -29,7 +28,7 @@ CONFIG = ViTConfig(image=(32, 32), patch=(8, 8), classes=5, width=64, depth=2, h
 
 
 def model(config=CONFIG, seed=0):
-    return peers.randomise(build(config), seed)
+    return peers.randomise(build_model(config), seed)
 
 
 def tensors(name="timm", config=CONFIG):
@@ -466,7 +465,7 @@ def test_adopting_lists_what_differs(tmp_path):
 
 def test_adopting_another_head_leaves_it_at_zero_and_says_so(tmp_path):
     path = saved(tmp_path, tensors())
-    target = build(replace(CONFIG, classes=3))
+    target = build_model(replace(CONFIG, classes=3))
     report = adopt(target, path)
     assert not target.head.weight.any() and not target.head.bias.any()
     assert report.new == ["head.weight", "head.bias"] and sorted(report.unused) == ["head.bias", "head.weight"]
@@ -474,16 +473,16 @@ def test_adopting_another_head_leaves_it_at_zero_and_says_so(tmp_path):
     batch = images((32, 32))
     with torch.inference_mode():
         assert torch.equal(target.eval().features(batch), model().features(batch))
-    bare = build(replace(CONFIG, classes=0))
+    bare = build_model(replace(CONFIG, classes=0))
     assert sorted(adopt(bare, path).unused) == ["head.bias", "head.weight"]
 
 
 def test_adopting_at_another_size_resizes_by_the_rule_of_the_config(tmp_path):
     path = saved(tmp_path, tensors())
     for how in ("bicubic", "zoom"):
-        target = build(replace(CONFIG, image=(48, 40), resize=how))
+        target = build_model(replace(CONFIG, image=(48, 40), resize=how))
         assert "; positions resized 4 -> 6x5" in adopt(target, path).text()
-        source = build(replace(CONFIG, resize=how)).eval()
+        source = build_model(replace(CONFIG, resize=how)).eval()
         source.load_state_dict(model().state_dict())
         batch = images((48, 40))
         with torch.inference_mode():
@@ -495,7 +494,7 @@ def channelled(config, channels, tmp_path):
     source = model(config)
     form = writers(config)["timm"]
     path = saved(tmp_path, form.write(config, source.state_dict()))
-    target = build(replace(config, channels=channels)).eval()
+    target = build_model(replace(config, channels=channels)).eval()
     settings = {} if isinstance(config, BiTConfig) else {"heads": config.heads}
     report = adopt(target, open_weights(path, settings))
     assert f"; channels 3 -> {channels}" in report.text() and not report.new
@@ -522,7 +521,8 @@ def test_other_channels_take_the_old_in_turn(channels, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "config", [replace(CONFIG, stem=StemConfig((1,), 32)), BiTConfig(image=(64, 64), classes=5, blocks=(1,), width=32)]
+    "config",
+    [CONFIG.with_options(stem=StemConfig((1,), 32)), BiTConfig(image=(64, 64), classes=5, blocks=(1,), width=32)],
 )
 def test_a_resnets_first_layer_is_made_for_other_channels_too(config, tmp_path):
     source, target = channelled(config, 12, tmp_path)
@@ -541,8 +541,8 @@ def test_a_resnets_first_layer_is_made_for_other_channels_too(config, tmp_path):
 
 @pytest.mark.parametrize("channels", [1, 12])
 def test_the_first_convolution_is_made_for_other_channels_too(channels, tmp_path):
-    config = replace(CONFIG, stem=ConvStemConfig(widths=(8, 16), blocks=(0, 0)))
-    source, target = model(config).eval(), build(replace(config, channels=channels)).eval()
+    config = CONFIG.with_options(stem=ConvStemConfig(widths=(8, 16), blocks=(0, 0)))
+    source, target = model(config).eval(), build_model(replace(config, channels=channels)).eval()
     Bundle(source, Classification(tuple("abcde")), ImagePreprocess((32, 32))).save(tmp_path / "model")
     assert not adopt(target, tmp_path / "model").new
     grey = images((32, 32), channels=1)
@@ -554,7 +554,7 @@ def test_a_head_for_other_classes_is_left_out_however_many_they_are(tmp_path):
     config = replace(CONFIG, classes=3)
     source = model(config)
     Bundle(source.eval(), Classification(("ant", "bee", "cat")), ImagePreprocess((32, 32))).save(tmp_path / "bundle")
-    same, turned, other = (build(config) for _ in range(3))
+    same, turned, other = (build_model(config) for _ in range(3))
     assert not adopt(same, tmp_path / "bundle", ("ant", "bee", "cat")).new
     assert torch.equal(same.head.weight, source.head.weight)
     assert not adopt(turned, tmp_path / "bundle", ("cat", "ant", "bee")).new
@@ -572,7 +572,7 @@ def test_windows_that_weights_were_not_trained_with_are_told(tmp_path):
     Bundle(model(), Classification(tuple("abcde")), ImagePreprocess((32, 32))).save(tmp_path / "plain")
     text = adopt(model(windowed), tmp_path / "plain").text()
     assert "; windows of 3 x 3 tokens in 1 of 2 blocks, without which the weights were trained: " in text
-    costs = " in place of ".join(f"{2 * macs(config) / 1e9:.3g}" for config in (windowed, CONFIG))
+    costs = " in place of ".join(f"{2 * config.macs() / 1e9:.3g}" for config in (windowed, CONFIG))
     assert f"trained: {costs} GFLOPs an image of 32 pixels" in text
     Bundle(model(windowed), Classification(tuple("abcde")), ImagePreprocess((32, 32))).save(tmp_path / "windowed")
     assert "without which" not in adopt(model(windowed), tmp_path / "windowed").text()

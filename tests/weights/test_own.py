@@ -16,9 +16,8 @@ from tests.weights.test_roundtrip import MODELS, fresh, same
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import UsageError, WeightsError
 from vitreous.models.config import ViTConfig
-from vitreous.models.zoo import build
+from vitreous.models.zoo import build_model
 from vitreous.weights.adopt import adopt, open_weights
-from vitreous.weights.foreign import essence
 
 #: models whose options a state dict does not describe
 REFUSED = (
@@ -70,7 +69,7 @@ def test_a_state_dict_is_the_model_that_it_was(name, tmp_path):
         {"heads": config.heads} if isinstance(config, ViTConfig) else {"image": config.image}
     )
     weights = open_weights(path, settings)
-    assert essence(weights.config) == essence(config)
+    assert weights.config.structure() == config.structure()
     assert same(weights.state(), state)
     assert len(weights.notes) == 1 and "vitreous.save keeps" in weights.notes[0]
 
@@ -113,7 +112,7 @@ def test_predict_evaluate_and_init_read_a_state_dict(suffix, tmp_path, monkeypat
     assert answers[0].names == answers[1].names and answers[0].probabilities == answers[1].probabilities
     document = vitreous.evaluate(str(path), "digits")
     assert document["test"]["images"] > 0
-    other = build(replace(model.config, classes=3))
+    other = build_model(replace(model.config, classes=3))
     adoption = adopt(other, path)
     assert adoption.title == "a state dict of vitreous" and sorted(adoption.new) == ["head.bias", "head.weight"]
     assert torch.equal(other.projection.weight, model.projection.weight)

@@ -19,8 +19,8 @@ from torch import nn
 from tests.weights import peers
 from tests.weights.peers import agree, difference, images, opened, timm_vit
 from vitreous.nn.grid import resize
-from vitreous.weights import others
 from vitreous.weights.adopt import open_weights
+from vitreous.weights.formats import others
 
 pytest.importorskip("timm")
 transformers = pytest.importorskip("transformers")

@@ -31,10 +31,10 @@ from vitreous.inference.predict import load
 from vitreous.models.config import BiTConfig, ViTConfig
 from vitreous.nn.grid import RESIZE
 from vitreous.tasks.classification import Classification
-from vitreous.weights import google
 from vitreous.weights.adopt import open_weights
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.foreign import writers
+from vitreous.weights.formats import google
 from vitreous.weights.options import WeightsSource
 
 PAGE = (Path(__file__).parents[2] / "docs" / "weights.md").read_text("utf-8")
@@ -368,9 +368,9 @@ def oblong(folder: Path, kind: str) -> Path:
 
 def made_bundle(config: Any) -> Bundle:
     from vitreous.data.modalities.images import ImagePreprocess
-    from vitreous.models.zoo import build
+    from vitreous.models.zoo import build_model
 
-    model = peers.randomise(build(config))
+    model = peers.randomise(build_model(config))
     preprocess = ImagePreprocess(image=config.image, mean=(0.5,) * 3, std=(0.5,) * 3, channels=3)
     return Bundle(model, Classification(tuple(f"class {i}" for i in range(config.classes))), preprocess)
 

@@ -18,7 +18,7 @@ from tests.weights import peers
 from tests.weights.peers import LIMIT, agree, difference, images, opened
 from vitreous.errors import UsageError
 from vitreous.models.config import BiTConfig, ConvStemConfig, StemConfig, VideoConfig, ViTConfig
-from vitreous.models.zoo import build
+from vitreous.models.zoo import build_model
 from vitreous.weights.adopt import open_weights
 from vitreous.weights.foreign import FORMATS, find, writers
 from vitreous.weights.sidecar import note
@@ -28,12 +28,14 @@ SMALL = ViTConfig(image=(32, 32), patch=(8, 8), classes=5, width=64, depth=2, he
 BARE = replace(SMALL, class_token=False, pool="mean", slots=0)
 DINO = replace(SMALL, classes=0, layer_scale=1e-5)
 SWIGLU = replace(DINO, mlp="swiglu", hidden=176)
-CLIP = replace(SMALL, first_norm=True, norm="pooled", gelu="quick", eps=1e-5, projection_bias=False, head_bias=False)
-SAM = replace(
-    BARE, image=(64, 64), attention="decomposed", window=3, global_blocks=(1,), neck=24, norm="none", classes=0
+CLIP = SMALL.with_options(
+    first_norm=True, norm="pooled", gelu="quick", eps=1e-5, projection_bias=False, head_bias=False
 )
-VITDET = replace(SAM, neck=0, position_grid=(4, 4))
-HYBRID = replace(SMALL, stem=StemConfig((1, 2), 32), patch=(8, 8), gelu="tanh")
+SAM = BARE.with_options(
+    image=(64, 64), attention="decomposed", window=3, global_blocks=(1,), neck=24, norm="none", classes=0
+)
+VITDET = SAM.with_options(neck=0, position_grid=(4, 4))
+HYBRID = SMALL.with_options(stem=StemConfig((1, 2), 32), patch=(8, 8), gelu="tanh")
 VIDEO = VideoConfig(
     image=(4, 16, 32), patch=(2, 8, 8), classes=5, width=64, depth=2, heads=4, hidden=128, gelu="tanh", resize="bicubic"
 )
@@ -80,20 +82,20 @@ MODELS = {
     "SAM, everything global": (replace(SAM, window=0, global_blocks=()), {"sam", "timm", "huggingface"}),
     "ViTDet": (VITDET, {"vitdet"}),
     "ViTDet, everything global": (replace(VITDET, window=0, global_blocks=()), {"vitdet"}),
-    "ViTDet, convolutions": (replace(VITDET, global_blocks=(), conv_blocks=(1,)), {"vitdet"}),
+    "ViTDet, convolutions": (VITDET.with_options(global_blocks=(), conv_blocks=(1,)), {"vitdet"}),
     "hybrid": (HYBRID, {"timm"} | GOOGLE),
-    "hybrid, root alone": (replace(HYBRID, stem=StemConfig((), 32)), {"timm"} | GOOGLE),
+    "hybrid, root alone": (HYBRID.with_options(stem=StemConfig((), 32)), {"timm"} | GOOGLE),
     "convolutions": (
-        replace(SMALL, stem=ConvStemConfig(widths=(8, 16), blocks=(0, 1)), class_token=False, pool="mean"),
+        SMALL.with_options(stem=ConvStemConfig(widths=(8, 16), blocks=(0, 1)), class_token=False, pool="mean"),
         set(),
     ),
     "BiT": (BIT, {"timm", "huggingface", "bit-npz", "big-vision-npz"}),
     "BiT, wide": (replace(BIT, width=64, factor=2, blocks=(1,)), {"timm", "huggingface", "bit-npz", "big-vision-npz"}),
     "BiT, no head": (replace(BIT, classes=0), {"timm", "huggingface", "bit-npz", "big-vision-npz"}),
-    "axial ResNet": (replace(BIT, axial=True), set()),
-    "axial": (replace(BARE, axial=True), set()),
-    "relative": (replace(SMALL, attention="relative"), set()),
-    "rotary": (replace(SMALL, attention="rotary"), set()),
+    "axial ResNet": (BIT.with_options(axial=True), set()),
+    "axial": (BARE.with_options(axial=True), set()),
+    "relative": (SMALL.with_options(attention="relative"), set()),
+    "rotary": (SMALL.with_options(attention="rotary"), set()),
     "sines": (replace(SMALL, position="sincos", slots=0), set()),
     "sines as big_vision has them": (replace(BARE, position="sincos-big-vision"), {"big-vision-npz"}),
     "positions by axis": (replace(SMALL, position="axes"), set()),
@@ -117,7 +119,7 @@ POOLING = ("ViTModel", "DeiTModel", "IJepaModel", "VivitModel")
 
 def fresh(config, seed=0):
     """A model of which every number is random."""
-    return peers.randomise(build(config), seed)
+    return peers.randomise(build_model(config), seed)
 
 
 def write(form, config, state):

@@ -14,7 +14,7 @@ from tests.weights import peers
 from tests.weights.peers import LIMIT, Peer, agree, difference, images, opened, randomise
 from vitreous.errors import UsageError, WeightsError
 from vitreous.models.config import SwinConfig
-from vitreous.models.zoo import build
+from vitreous.models.zoo import build_model
 from vitreous.weights.adopt import adopt, open_weights
 from vitreous.weights.bundle import load_bundle
 from vitreous.weights.convert import convert, select_classes
@@ -193,7 +193,7 @@ def test_from_each_format_into_each_other_and_back(name, tmp_path):
     config, formats = MODELS[name]
     able = writers(config)
     assert set(able) == formats
-    ours = randomise(build(config)).state_dict()
+    ours = randomise(build_model(config)).state_dict()
     for a in formats:
         first = able[a].file(config, ours)
         told = {"image": config.image} | ({} if config.version == 1 else {"window": config.window})
@@ -211,7 +211,7 @@ def test_from_each_format_into_each_other_and_back(name, tmp_path):
 
 @pytest.mark.parametrize("config", [SMALL, V2], ids=["V1", "V2"])
 def test_others_load_what_is_written(config, tmp_path):
-    model = randomise(build(config))
+    model = randomise(build_model(config))
     batch = images((32, 32))
     wanted = model(batch)
     for name, peer in (("timm", timm_swin(config.version)), ("torchvision", torchvision_swin(config.version))):
@@ -234,7 +234,7 @@ def test_others_load_what_is_written(config, tmp_path):
 
 @pytest.mark.parametrize("config", [SMALL, V2], ids=["V1", "V2"])
 def test_a_bare_state_dict_of_ours_is_read(config, tmp_path):
-    model = randomise(build(replace(config, pad="mask")))
+    model = randomise(build_model(replace(config, pad="mask")))
     save_file(model.state_dict(), tmp_path / "ours.safetensors")
     weights = open_weights(tmp_path / "ours.safetensors", {"image": (32, 32), "window": 4})
     assert weights.title == "a state dict of vitreous' Swin" + " V2" * (config.version == 2)
@@ -244,7 +244,7 @@ def test_a_bare_state_dict_of_ours_is_read(config, tmp_path):
 def test_another_window_is_read_by_the_rule_of_microsofts_code(tmp_path):
     """Bicubic on the table of offsets, as `load_pretrained` of its utils.py."""
     peer = timm_swin()
-    wide = build(replace(SMALL, window=8))
+    wide = build_model(replace(SMALL, window=8))
     found = adopt(wide, open_weights(peer.file(tmp_path), {"image": (32, 32)}))
     assert found.resized == "4 -> 8"
     theirs = peer.model.layers[1].blocks[1].attn.relative_position_bias_table
@@ -288,7 +288,7 @@ def test_a_head_for_some_classes_by_a_map(microsoft, tmp_path):
         (tmp_path / "wrong.txt").write_text(text)
         with pytest.raises(UsageError, match=message):
             select_classes(open_weights(path, told), tmp_path / "wrong.txt")
-    save_file(build(replace(SMALL, classes=0)).state_dict(), tmp_path / "bare.safetensors")
+    save_file(build_model(replace(SMALL, classes=0)).state_dict(), tmp_path / "bare.safetensors")
     with pytest.raises(UsageError, match="no head"):
         select_classes(open_weights(tmp_path / "bare.safetensors", told), tmp_path / "map.txt")
 
@@ -311,7 +311,7 @@ def test_what_files_of_the_second_version_do_not_tell(tmp_path):
     assert open_weights(place).config.window == 4
     written = tmp_path / "written.safetensors"
     config = replace(V2, pretrained_window=(3, 2))
-    convert_to = writer("timm", config).file(config, build(config).state_dict())
+    convert_to = writer("timm", config).file(config, build_model(config).state_dict())
     save_file(convert_to, written, metadata=note(config))
     assert replace(open_weights(written).config, pad="zeros") == config
 

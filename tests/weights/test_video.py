@@ -11,7 +11,7 @@ from tests.weights import peers
 from tests.weights.peers import agree, difference, opened
 from vitreous.errors import WeightsError
 from vitreous.models.config import VideoConfig
-from vitreous.models.zoo import build
+from vitreous.models.zoo import build_model
 from vitreous.weights.adopt import open_weights
 from vitreous.weights.options import WeightsSource
 from vitreous.weights.writable import writer
@@ -55,7 +55,7 @@ def test_the_same_features_and_logits_as_transformers_and_back(name, tmp_path):
     model = opened(one.file(tmp_path))
     agree(model, one)
     assert isinstance(model.config, VideoConfig) and model.config.image == CLIP
-    form, other = writer("huggingface", model.config), peers.randomise(build(model.config), 1)
+    form, other = writer("huggingface", model.config), peers.randomise(build_model(model.config), 1)
     (tmp_path / "written").mkdir()
     save_file(form.file(model.config, other.state_dict()), tmp_path / "written" / "model.safetensors")
     (tmp_path / "written" / "config.json").write_text(json.dumps(form.describe(model.config)))

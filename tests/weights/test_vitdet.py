@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from tests.weights import peers
 from vitreous.errors import WeightsError
 from vitreous.weights.adopt import open_weights
-from vitreous.weights.vitdet import VITDET
+from vitreous.weights.formats.vitdet import VITDET
 
 RENAMED = (
     (r"^embeddings\.position_embeddings", "pos_embed"),

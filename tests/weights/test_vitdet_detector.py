@@ -11,13 +11,12 @@ from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import WeightsError
 from vitreous.models.configs.detector import DetectorConfig
 from vitreous.models.names import configure
-from vitreous.models.zoo import build, skip_init
+from vitreous.models.zoo import build_model, skip_init
 from vitreous.tasks.detection import Detection
 from vitreous.weights.adopt import open_weights, parts_of
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.convert import convert
-from vitreous.weights.foreign import essence
-from vitreous.weights.vitdet_detector import DETECTOR
+from vitreous.weights.formats.vitdet_detector import DETECTOR
 
 RPN, ROI = "proposal_generator.rpn_head", "roi_heads"
 
@@ -111,7 +110,7 @@ def test_vitdet_b_has_the_names_and_shapes_of_detectron2_and_comes_back_to_the_b
     assert len(shapes) == (3 + 12 * 14) + (12 + 8 + 6 + 6) + 8 + (12 + 2 + 4) + (12 + 2 + 2)
     config = DETECTOR.configure(shapes, {})
     expected = DetectorConfig(backbone=configure("ViTDet-B/16", 1024), classes=80, masks=True, round_anchors=False)
-    assert essence(config) == essence(expected) and not config.round_anchors
+    assert config.structure() == expected.structure() and not config.round_anchors
     written = DETECTOR.file(config, skip_init(config).state_dict())
     assert {name: tuple(tensor.shape) for name, tensor in written.items()} == shapes
     theirs = {name: torch.empty(shape).normal_() for name, shape in shapes.items()}
@@ -219,7 +218,7 @@ def test_a_detector_trained_here_is_written_and_read_as_it_was(tmp_path):
             **{field: getattr(config, field) for field in ("classes", "masks", "width", "hidden")}
             | changes | {"agnostic": agnostic}
         )  # fmt: skip
-        model, folder = build(own), tmp_path / str(agnostic)
+        model, folder = build_model(own), tmp_path / str(agnostic)
         bundle = bundle_of(model, folder / "bundle")
         document = convert(bundle, folder / "theirs", "vitdet")
         assert document["read_there_with"] == ["round_anchors True -> False"]
@@ -284,13 +283,13 @@ def test_a_cascade_is_read_as_a_backbone(tmp_path):
         name.replace("predictor.", "predictor.0.").replace("box_head.", "box_head.0."): t for name, t in state.items()
     }
     weights = open_weights(saved(cascade, tmp_path))
-    assert weights.config.kind == "vit" and len(weights.unused) == len(state) - len(backbone(**SMALL))
+    assert weights.config.recipe_family == "vit" and len(weights.unused) == len(state) - len(backbone(**SMALL))
 
 
 def test_other_detectors_are_written_without_their_heads(tmp_path):
     config = DETECTOR.configure({name: tuple(t.shape) for name, t in small().items()}, {})
     light = DetectorConfig(backbone=config.backbone, classes=2, heads="light", width=16, hidden=24)
-    folder = bundle_of(build(light), tmp_path / "light")
+    folder = bundle_of(build_model(light), tmp_path / "light")
     notes = []
     convert(folder, tmp_path / "out", "vitdet", tell=notes.append)
     assert any("the backbone alone is written" in text for text in notes)

@@ -34,11 +34,9 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         return list_weights(options, console)
     import math
     from contextlib import suppress
-    from dataclasses import replace
     from fnmatch import fnmatchcase
 
     from vitreous.errors import UsageError, nearest
-    from vitreous.models.cost import activations, macs
     from vitreous.models.names import NAMES, configure
     from vitreous.models.zoo import skip_init
     from vitreous.nn.sizes import format_size
@@ -56,16 +54,16 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         try:
             config = configure(name, options.image_size)
             if options.num_classes is not None:
-                config = replace(config, classes=options.num_classes)
+                config = config.with_options(classes=options.num_classes)
             count = sum(p.numel() for p in skip_init(config).parameters())
         except UsageError as error:
             if len(names) == 1:
                 raise
             console.note(f"{name} left out: {error.message}")
             continue
-        scalars = activations(config)
+        scalars = config.count_activations()
         row = {"name": name, "image": format_size(config.image), "parameters": count}
-        row |= {"tokens": config.prefix + math.prod(config.grid), "gflops": round(2 * macs(config) / 1e9, 3)}
+        row |= {"tokens": config.prefix + math.prod(config.grid), "gflops": round(2 * config.macs() / 1e9, 3)}
         rows.append(row | {"activation_bytes_bf16": None if scalars is None else 2 * scalars})
     cells = []
     for name, image, count, tokens, gflops, size in (row.values() for row in rows):

@@ -90,13 +90,12 @@ def length(row: dict[str, Any]) -> str:
 def print_recipe(name: str, console: Console) -> dict[str, Any]:
     """Print one recipe, and return its document."""
     from vitreous.config import to_plain
-    from vitreous.models.names import name_of
     from vitreous.nn.sizes import format_size
     from vitreous.recipes.registry import RECIPES, example
 
     recipe, run = RECIPES[name], example(name)
     row = describe_recipe(recipe, run) | {"grid": list(recipe.grid), "hold_out": recipe.hold_out}
-    models = [(model or name_of(run.model), example(name, model)) for model in recipe.models or (None,)]
+    models = [(model or run.model.name(), example(name, model)) for model in recipe.models or (None,)]
     console.say(f"{name}: {recipe.about} ({recipe.source})\n\n{recipe.text}\n")
     cells = []
     for model, r in models:

@@ -87,8 +87,6 @@ def next_command(run: str, headless: bool) -> str:
 
 def print_header(run: Run, data: Data, console: Console) -> None:
     """Print data, model, recipe and device before training, a line each, on stderr."""
-    from vitreous.models.cost import macs
-    from vitreous.models.names import name_of
     from vitreous.nn.sizes import format_size
 
     counts = {name: len(split) for name, split in data.splits.items()} | {"train": run.data.images}
@@ -105,7 +103,7 @@ def print_header(run: Run, data: Data, console: Console) -> None:
     rows = {
         "data": f"{run.data.source}: " + ", ".join(f"{count:,} {name}" for name, count in counts.items()) + f" {noun}",
         "targets" if run.data.targets else "classes": f"{len(run.data.outputs):,} ({', '.join(map(printable, names))})",
-        "model": f"{name_of(run.model)} at {pixels}, {2 * macs(run.model) / 1e9:.3g} GFLOPs "
+        "model": f"{run.model.name()} at {pixels}, {2 * run.model.macs() / 1e9:.3g} GFLOPs "
         + ("each" if solid else "an image")
         + (f", from {run.init}" if run.init else ", from scratch"),
         "recipe": f"{run.recipe or 'none'}, {run.optimizer.name} with learning rate {run.optimizer.lr:.3g}",

@@ -63,13 +63,11 @@ def card_of(bundle: Bundle) -> Card:
     import hashlib
     import json
 
-    from vitreous.models.names import name_of
-
     names = bundle.classes or bundle.pixel_classes or bundle.object_classes
     answers = (names, to_plain(bundle.preprocess), bundle.loss, bundle.multilabel, bundle.temperature)
     answers += (bundle.task.settings(),) if bundle.makes_images or bundle.task.label_columns else ()
     digest = hashlib.sha256(json.dumps([*answers, to_plain(bundle.model.config)]).encode())
     for name, tensor in sorted(bundle.model.state_dict().items()):
         digest.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
-    name = name_of(bundle.model.config)
+    name = bundle.model.config.name()
     return Card(name, digest.hexdigest()[:12], bundle.preprocess, bundle.provenance, task=bundle.task)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from copy import copy
-from dataclasses import replace
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -122,7 +121,7 @@ class ModelEngine:
     @cached_property
     def feature_engine(self) -> ModelEngine:
         """The engine of the model without its head; of dense models, whose heads need feature maps, of the backbone."""
-        body = getattr(self.original, "backbone", None) or remove_head(self.original)
+        body = self.original.backbone if self.original.config.backbone else remove_head(self.original)
         engine = make_engine(body, self.preprocess, self.options)
         engine.low_latency = self.low_latency
         return engine
@@ -170,7 +169,7 @@ class TorchEngine(ModelEngine):
         tiled = self.dtype == torch.bfloat16 and capabilities().get("amx_bf16", False)
         self.chunk_tokens = TILED_TOKENS if tiled else TOKENS
         self.same_bits: dict[tuple[int, int], bool] = {}
-        fixed = self.packed is None and model.config.kind != "detector" and not merge_tokens
+        fixed = self.packed is None and not model.config.finds_objects and not merge_tokens
         self.captured = CapturedPasses(device) if fixed and uses_graphs(device) else None
         self.tokens = preprocess.count_tokens(model.config.grid) + model.config.prefix
 
@@ -298,7 +297,7 @@ def remove_head(model: Model) -> Model:
     """Return the model without a head, its weights shared: it outputs the head's input."""
     twin = copy(model)
     twin._modules = {**model._modules, "head": nn.Identity()}
-    twin.config = replace(model.config, classes=0)  # type: ignore[assignment]
+    twin.config = model.config.with_options(classes=0)
     return twin
 
 
@@ -322,7 +321,7 @@ def make_engine(
         if not preprocess.stacks:
             problem = "--engine openvino computes images of one size, not pictures at their own aspect"
             raise UsageError(problem, "leave it out")
-        if model.config.kind == "detector":
+        if model.config.finds_objects:
             hint = "export it, `vitreous export RUN --to openvino`, and name the file in the place of the run"
             raise UsageError("--engine openvino does not compute the detectors of runs", hint)
         if device != "cpu" or how.merge_tokens:

@@ -31,7 +31,6 @@ from vitreous.errors import ResourceError, VitreousError
 from vitreous.inference.engine import CHUNK, InferenceOptions, ModelEngine, make_engine
 from vitreous.inference.graph_cache import cache_key, installed_version
 from vitreous.inference.options import Pictures
-from vitreous.models.names import name_of
 from vitreous.models.zoo import Model
 from vitreous.nn.cuda_graphs import WARM_UP_PASSES
 from vitreous.system.disk import atomic, cache
@@ -158,7 +157,7 @@ def evaluation_engine(
 def alternative_engine(model: Model, preprocess: Preprocess, options: InferenceOptions) -> str | None:
     """Return the name of the engine that PyTorch is compared with, or None if there is no choice: another engine or
     int8 was requested, the model or its input is PyTorch's alone, or `VITREOUS_ENGINE_CHOICE` is 0."""
-    plain = preprocess.stacks and not options.merge_tokens and model.config.kind != "detector"
+    plain = preprocess.stacks and not options.merge_tokens and not model.config.finds_objects
     if options.engine != "auto" or options.precision == "int8" or not plain:
         return None
     if os.environ.get("VITREOUS_ENGINE_CHOICE") == "0":
@@ -200,7 +199,7 @@ def race_facts(model: Model, preprocess: Preprocess, precision: str, device: str
     """Return what the speed of engines depends on: architecture, image size, precision, machine, versions."""
     picked = pick_device(device)
     return {
-        "model": name_of(model.config),
+        "model": model.config.name(),
         "architecture": to_plain(model.config),
         "image": list(preprocess.image),
         "precision": precision,

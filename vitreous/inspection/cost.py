@@ -16,7 +16,6 @@ from torch.utils._pytree import tree_leaves
 
 from vitreous.inspection.hooks import eval_mode
 from vitreous.models.base import VisionModel
-from vitreous.models.cost import macs
 from vitreous.system.machine import free_memory
 
 SIZES = (64, 128, 224, 384, 512)  # as in the paper
@@ -66,7 +65,7 @@ def costs(
     """
     left, pace = seconds, 0.0
     for number, image in enumerate(wanted):
-        work = macs(model.config, image)
+        work = model.config.macs(image)
         if not batches and 3 * work * pace > left:  # memory, warming up and timing: three passes
             return
         began = time.perf_counter()
@@ -84,7 +83,7 @@ def measured(model: VisionModel[Any], image: tuple[int, ...], batches: Sequence[
     began = time.perf_counter()
     with eval_mode(model):
         one = held_by_operation(model, black)
-        cost = Cost(image, tokens, macs(c, image), max(one))
+        cost = Cost(image, tokens, c.macs(image), max(one))
         gpu, free = own.is_cuda, free_memory(str(own.device))
         if not gpu:
             two = held_by_operation(model, black.expand(2, *black.shape[1:]).contiguous())

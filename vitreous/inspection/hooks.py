@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from vitreous.errors import UsageError
 from vitreous.models.base import VisionModel
 from vitreous.models.config import ModelConfig
-from vitreous.models.families import family_of
 from vitreous.nn.block import Branch, PostNormBranch
 from vitreous.nn.frozen import FrozenBranch, Plain
 from vitreous.nn.layout import Windows
@@ -115,7 +114,7 @@ def has_attention(model: VisionModel[Any]) -> None:
     """Raise UsageError for a model without attention over tokens, naming figures that work for it."""
     if not model.config.has_attention:
         hint = "filters, features and similarity work for it"
-        raise UsageError("a BiT ResNet has no attention over tokens to look at", hint)
+        raise UsageError(f"{model.config.name()} has no attention over tokens to look at", hint)
 
 
 def grid_of(model: VisionModel[Any], images: Tensor) -> tuple[int, ...]:
@@ -163,7 +162,7 @@ def states(model: VisionModel[Any], images: Tensor, visit: Callable[[State], Non
     with eval_mode(model) as stack:
         first = next(iter(name_of))
         stack.enter_context(removing(first.register_forward_pre_hook(make_hook(-1, "embedding"))))
-        twice = getattr(c, "arrangement", "") == "factorised-attention"  # the attention over time is the later one
+        twice = c.arrangement == "factorised-attention"  # the attention over time is the later one
         for branch, name in name_of.items():
             if ".row." not in name and not name.startswith("temporal.") and not (twice and name.endswith(".attention")):
                 after = "attention" if hasattr(core(branch), "weights") else "mlp"
@@ -176,7 +175,7 @@ def in_raster_order(name: str, tokens: Tensor, config: ModelConfig) -> Tensor:
     (B, *grid, D) of blocks on a grid."""
     if ".column." in name or name.endswith(".time"):
         tokens = tokens.transpose(1, 2)
-    return join_slots(tokens, config.prefix) if getattr(config, "factorised", False) else tokens  # type: ignore[union-attr]
+    return join_slots(tokens, config.prefix) if config.factorised else tokens
 
 
 def run(model: VisionModel[Any], images: Tensor) -> Tensor:
@@ -232,13 +231,13 @@ def looker(
         x = (given[0] if isinstance(module, PostNormBranch) else module.norm(given[0])).float()
         span: Span = "row" if ".row." in name else "column" if ".column." in name else "window" if windows else "all"
         own = {"row": (1, grid[-1]), "column": (grid[0], 1), "window": windows.size if windows else ()}.get(span, grid)
-        if getattr(config, "factorised", False):
+        if config.factorised:
             for view in space_time_views(name, part, x, grid, config.prefix):
-                visit(AttentionCall(layer_of(name, config), *view[:5], patch=config.patch, whole=view[5]))  # type: ignore[union-attr]
+                visit(AttentionCall(layer_of(name, config), *view[:5], patch=config.patch, whole=view[5]))
             return
         layer, whole = layer_of(name, config), tuple(x.shape[1:-1]) if windows else ()
         x, *context = windows.split(x) if windows else (x, *given[1:])
-        patch = config.patch_at(layer)  # type: ignore[union-attr]
+        patch = config.patch_at(layer)
         visit(
             AttentionCall(
                 layer,
@@ -281,8 +280,8 @@ def layer_of(name: str, config: ModelConfig) -> int:
     """`encoder.blocks.3.attention` -> 3; the blocks of a Swin are counted over all stages, and those over the time
     slots of a factorised encoder after the others."""
     if name.startswith("temporal."):
-        return config.depth + int(name.split(".")[2])  # type: ignore[union-attr]
-    return family_of(config).layer_of(f"{name}.", config) - 1
+        return config.depth + int(name.split(".")[2])
+    return config.layer_of(f"{name}.") - 1
 
 
 def exact(part: nn.Module) -> nn.Module:

@@ -6,12 +6,11 @@ N places of a grid, D width, h heads, d channels of a head.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitreous.errors import UsageError
 from vitreous.models.base import VisionModel
@@ -57,14 +56,8 @@ def embeddings(model: VisionModel[Any], grid: tuple[int, ...] | None = None) -> 
     Without slots of prefix tokens; another `grid` than the model's own is read as the model would. Empty for a model
     that adds none.
     """
-    if model.config.position == "none":
-        return {}
     grid = grid or model.config.grid
-    part: Any = model
-    if model.config.kind == "vit" and model.config.position_at == "each":
-        positions = {f"block {index}": block.position for index, block in enumerate(part.encoder.blocks)}
-    else:
-        positions = {"input": part.position}
+    positions: dict[str, Any] = dict(model.position_tables())
     with torch.no_grad():
         return {name: position.read(grid).detach().float().cpu() for name, position in positions.items()}
 
@@ -111,7 +104,7 @@ def structure(similar: Tensor) -> Structure:
 def tables(model: VisionModel[Any]) -> list[Table]:
     """Return the tables of relative positions from the first block on: by head, or by axis and shared by the heads."""
     relative: list[Table] = []
-    for layer, part in attentions(model):
+    for layer, part in model.attention_modules():
         if isinstance(part, RelativeAttention):
             relative.append(Table(layer, "tokens", part.table.detach().float().cpu().transpose(0, 1)))
         elif isinstance(part, GridAttention):
@@ -124,7 +117,7 @@ def biases(model: VisionModel[Any]) -> dict[int, Tensor]:
     """Return by block, from 0, (h, 2 m - 1, 2 n - 1) float32: what each head adds to a logit, by the offset of the key
     from the query in rows and columns. Empty for models without windows of relative positions."""
     by_layer: dict[int, Tensor] = {}
-    for layer, part in attentions(model):
+    for layer, part in model.attention_modules():
         if isinstance(part, WindowAttention):
             by_layer[layer] = part.position.offsets().detach().float().cpu().flip(0, 1).permute(2, 0, 1)
     return by_layer
@@ -137,7 +130,7 @@ def kernel(model: VisionModel[Any], grid: tuple[int, ...] | None = None) -> Tens
     would be equal at one place, all pairs of one length, as a share of that at offset 0. The same in every block and
     head.
     """
-    turned = next((part for _, part in attentions(model) if isinstance(part, RotaryAttention)), None)
+    turned = next((part for _, part in model.attention_modules() if isinstance(part, RotaryAttention)), None)
     grid = grid or model.config.grid
     if turned is None or grid is None:
         return None
@@ -146,19 +139,14 @@ def kernel(model: VisionModel[Any], grid: tuple[int, ...] | None = None) -> Tens
     return ahead[torch.meshgrid(*(torch.arange(1 - length, length).abs() for length in grid), indexing="ij")].float()
 
 
-def attentions(model: VisionModel[Any]) -> Iterator[tuple[int, nn.Module]]:
-    """Yield block index and module of every attention."""
-    for layer, block in enumerate(model.blocks()):
-        yield from ((layer, part) for part in block.modules() if hasattr(part, "weights"))
-
-
 def has_positions(model: VisionModel[Any]) -> None:
     """Raise UsageError for a model that knows nothing of places but what the image's own tokens tell."""
     c = model.config
     if not c.has_attention:
-        raise UsageError("a BiT ResNet has no positions", "filters, features, nearest, similarity and cost work for it")
+        hint = "filters, features, nearest, similarity and cost work for it"
+        raise UsageError(f"{c.name()} has no positions", hint)
     if c.position == "none" and c.attention == "plain":
-        if c.kind == "vit" and c.axial:
+        if c.on_grid:
             problem = "the model has no positions but the rows and columns that its blocks look along"
             raise UsageError(problem, "distance works for it")
         hint = "filters, distance, features and the others work for it"

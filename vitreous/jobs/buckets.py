@@ -12,7 +12,6 @@ from vitreous.data.modalities.base import Preprocess
 from vitreous.data.split import Data, Split
 from vitreous.errors import UsageError
 from vitreous.inference.sample_sizes import written
-from vitreous.models.names import name_of
 from vitreous.recipes.derive import objective_of
 from vitreous.recipes.options import TrainOptions
 from vitreous.training.run import Run
@@ -43,13 +42,13 @@ def with_buckets(run: Run, options: TrainOptions, forms: np.ndarray, note: Note)
     note(f"buckets, and training images in each: {listed}; {written(own)} is what is judged")
     if len(image) == 3 and patch[0] > 1 and (seen[:, 0] == 1).any():
         note(f"a picture is shown as {patch[0]} equal frames: --model {replaced_patch(run)} has patches of one")
-    model = replace(run.model, image=own)  # type: ignore[arg-type]
+    model = run.model.with_options(image=own)
     return replace(run, model=model, preprocess=run.preprocess.with_image(own))
 
 
 def replaced_patch(run: Run) -> str:
     """The name of the run's model with patches of one frame."""
-    return name_of(replace(run.model, patch=(1, *run.model.patch[1:])))  # type: ignore[arg-type]
+    return run.model.with_options(patch=(1, *run.model.patch[1:])).name()
 
 
 def judged_at(split: Split, preprocess: Preprocess, workers: int) -> Split | None:

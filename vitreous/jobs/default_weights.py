@@ -14,7 +14,7 @@ from threading import Thread
 from vitreous.data.annotations.target import kind_of
 from vitreous.data.split import Data
 from vitreous.errors import VitreousError
-from vitreous.models.names import SMALL, configure, name_of
+from vitreous.models.names import SMALL, configure
 from vitreous.progress import Listener, is_launched
 from vitreous.recipes.channels import detect_info
 from vitreous.recipes.derive import objective_of
@@ -68,7 +68,7 @@ def candidate_weights(options: TrainOptions) -> list[PublishedWeights]:
     rows = {row.name: row for row in ROWS if not row.source.startswith("hf:")}
     if not options.model:
         return [rows[name] for name in PREFERRED]
-    model = name_of(configure(options.model))
+    model = configure(options.model).name()
     return [row for row in rows.values() if row.model == model]
 
 

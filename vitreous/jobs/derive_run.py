@@ -18,7 +18,6 @@ from vitreous.data.split import Data, Split
 from vitreous.errors import printable
 from vitreous.jobs.buckets import with_buckets
 from vitreous.jobs.default_weights import with_default_weights
-from vitreous.models.cost import macs
 from vitreous.progress import Listener
 from vitreous.recipes.channels import detect_info, measure_channels
 from vitreous.recipes.derive import advise_weights, derive
@@ -106,5 +105,5 @@ def count_workers(run: Run, split: Split) -> int:
     """Processes that decode for a run: by what its pictures cost, and what the model takes at a usual share of the
     machine's peak."""
     device = pick_device(run.device)
-    rate = UTILISED * quick_peak(device, run.precision) / (3 * 2 * macs(run.model))
+    rate = UTILISED * quick_peak(device, run.precision) / (3 * 2 * run.model.macs())
     return workers_for(split, run.preprocess, run.views, rate, shares_cores=device == "cpu", exact=run.data.exact)

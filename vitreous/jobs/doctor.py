@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from vitreous.inference.engine_choice import list_choices
-from vitreous.models.cost import computed
 from vitreous.models.names import configure_vit
 from vitreous.models.vit import ViT
 from vitreous.nn.frozen import can_pack
@@ -68,7 +67,7 @@ def examine(device: str = "auto") -> dict[str, Any]:
         "engine_choices": list_choices()[:SHOWN_CHOICES],
         "shards": default_shards(device, BATCH),
         "train_images_per_second": round(rate, 1),
-        "train_gflops": round(rate * 6 * computed(config) / 1e9, 1),
+        "train_gflops": round(rate * 6 * config.computed_macs() / 1e9, 1),
         "other_work": None if others is None else round(others, 2),
         "ok": True,
     }

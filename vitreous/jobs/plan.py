@@ -13,7 +13,7 @@ from vitreous.data.sources import resolve_source
 from vitreous.data.split import Data
 from vitreous.errors import DataError, UsageError
 from vitreous.jobs.data import prepare_data
-from vitreous.models.names import configure, name_of
+from vitreous.models.names import configure
 from vitreous.progress import Listener
 from vitreous.recipes.derive import apply
 from vitreous.recipes.options import TrainOptions
@@ -168,7 +168,7 @@ def is_moved(source: str, stored: str) -> bool:
 def contradictions(run: Run, options: TrainOptions) -> list[str]:
     """Options for model, sizes or recipe that differ from those of `run`, one line each."""
     own = {
-        "model": name_of(run.model),
+        "model": run.model.name(),
         "image_size": run.model.image[-1],
         "patch_size": run.model.patch[-1],
         "frames": run.preprocess.frames,
@@ -180,7 +180,7 @@ def contradictions(run: Run, options: TrainOptions) -> list[str]:
         "tokens": (getattr(run.views, "fewest_tokens", 0) or run.most_tokens, run.most_tokens),
     }
     named = {
-        "model": options.model and name_of(configure(options.model)),
+        "model": options.model and configure(options.model).name(),
         "image_size": options.image_size,
         "patch_size": options.patch_size,
         "frames": options.frames,
@@ -196,7 +196,7 @@ def contradictions(run: Run, options: TrainOptions) -> list[str]:
 
 def run_name(run: Run, opened: Data) -> str:
     """The name of a run, of model and data, usable as a file name: at most MAX_NAME bytes."""
-    words = f"{name_of(run.model)}-{Path(opened.name).name}"
+    words = f"{run.model.name()}-{Path(opened.name).name}"
     name = "".join(c if c.isalnum() or c in "-+._" else "-" for c in words)
     return os.fsencode(name)[:MAX_NAME].decode("utf-8", "ignore")
 

@@ -11,8 +11,6 @@ from typing import Any
 
 from vitreous.jobs.plan import plan, with_data
 from vitreous.jobs.transfer import check_options, forecast, plan_protocol
-from vitreous.models.cost import macs
-from vitreous.models.names import name_of
 from vitreous.nn.sizes import format_size
 from vitreous.progress import Listener
 from vitreous.recipes.options import TrainOptions
@@ -34,12 +32,12 @@ def preview(options: TrainOptions, listener: Listener) -> tuple[Run, dict[str, A
     folder, run, inputs, opened = plan(options, listener)
     seconds, parameters = time_steps(run, inputs, listener)
     document = {
-        "model": name_of(run.model),
+        "model": run.model.name(),
         "recipe": run.recipe,
         "resolution": format_size(run.model.image),
         "tokens": run.model.prefix + math.prod(run.model.grid),
         "parameters": parameters,
-        "gflops_per_image": round(2 * macs(run.model) / 1e9, 4),
+        "gflops_per_image": round(2 * run.model.macs() / 1e9, 4),
         "device": run.device,
         "precision": run.precision,
         "images": run.data.images,

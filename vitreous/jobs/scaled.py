@@ -14,9 +14,7 @@ from vitreous.data.pace import TRIED, decode_seconds
 from vitreous.data.split import Split
 from vitreous.errors import DataError, UsageError
 from vitreous.jobs.plan import plan, with_data
-from vitreous.models.cost import macs
-from vitreous.models.names import name_of
-from vitreous.models.zoo import build
+from vitreous.models.zoo import build_model
 from vitreous.nn.no_init import NoInitMode
 from vitreous.objectives.base import Objective
 from vitreous.progress import Listener
@@ -54,10 +52,10 @@ def preview_scaled(options: TrainOptions, listener: Listener) -> tuple[Run, dict
     forecast = forecast_run(run, on_no_device(run), world, name, length)
     cores = float(str(forecast["images_per_second_a_machine"])) * seconds
     document = {
-        "model": name_of(run.model),
+        "model": run.model.name(),
         "recipe": run.recipe,
         "parameters": forecast.pop("parameters"),
-        "gflops_per_image": round(2 * macs(run.model) / 1e9, 4),
+        "gflops_per_image": round(2 * run.model.macs() / 1e9, 4),
         "precision": run.precision,
         "images": run.data.images,
         "batch_size": run.batch_size,
@@ -72,7 +70,7 @@ def preview_scaled(options: TrainOptions, listener: Listener) -> tuple[Run, dict
 def on_no_device(run: Run) -> Objective:
     """The objective of a run, whose tensors have shapes and no memory."""
     with torch.device("meta"), NoInitMode():
-        model = build(run.model)
+        model = build_model(run.model)
         prepare(model, run.tune)
         return run.objective.build(model, run.objective_setting(multilabel=False))
 

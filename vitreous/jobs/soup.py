@@ -29,7 +29,6 @@ from vitreous.errors import UsageError, VitreousError
 from vitreous.inference.engine import InferenceOptions, logits_of, make_engine
 from vitreous.inference.open_model import open_bundle
 from vitreous.models.config import ModelConfig, replace_fields
-from vitreous.models.names import name_of
 from vitreous.models.zoo import skip_init
 from vitreous.progress import Listener, NullListener
 from vitreous.system.cores import default_workers
@@ -147,7 +146,7 @@ def soup(
     bundle.provenance = dict(document)
     bundle.save(target)
     count = sum(parameter.numel() for parameter in bundle.model.parameters())
-    return {"model": name_of(bundle.model.config), "parameters": count, **document, "bundle": str(target)}
+    return {"model": bundle.model.config.name(), "parameters": count, **document, "bundle": str(target)}
 
 
 def open_ingredients(runs: Sequence[str | os.PathLike[str]]) -> list[Ingredient]:

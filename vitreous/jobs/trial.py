@@ -9,7 +9,6 @@ from contextlib import nullcontext
 
 from vitreous.config import to_yaml
 from vitreous.errors import Interrupted, NonFiniteError
-from vitreous.models.names import name_of
 from vitreous.progress import Listener
 from vitreous.system.disk import write_text
 from vitreous.training.batches import Inputs
@@ -50,13 +49,7 @@ def run_trial(
             summary = session.train()
         except NonFiniteError as error:
             session.note(error.message)
-            summary = {
-                "model": name_of(run.model),
-                "data": run.data.source,
-                "seed": run.seed,
-                "val": None,
-                "test": None,
-            }
+            summary = {"model": run.model.name(), "data": run.data.source, "seed": run.seed, "val": None, "test": None}
             summary |= {"run": str(folder.path), "failure": error.message}
         if ranks.is_main:
             write_text(folder.summary, json.dumps(summary, indent=2) + "\n")

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from vitreous.models.base import VisionModel
 from vitreous.models.configs.adapter import AdapterConfig
-from vitreous.models.families import family_of
 from vitreous.nn.adapter import COARSEST, STRIDES, Geometry, Interaction, SpatialPrior, norm_of
 from vitreous.nn.grid import fill
 
@@ -36,7 +35,7 @@ class ViTAdapter(VisionModel[AdapterConfig]):
         super().__init__()
         self.config = c = config
         self.any_size = True
-        self.backbone: Any = backbone or family_of(c.backbone).build(c.backbone)
+        self.backbone: Any = backbone or c.backbone.model_class()(c.backbone)
         self.backbone.any_size = True
         width, last = c.backbone.width, c.interactions - 1
         self.prior = SpatialPrior(c.channels, width, c.prior, c.norm)
@@ -54,9 +53,14 @@ class ViTAdapter(VisionModel[AdapterConfig]):
             if name in ("encoder.norm", "neck", "pooling", "pooled_norm", "representation"):
                 part.requires_grad_(False)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, D): the mean of the coarsest map."""
-        return self.classify(self.pool(self.features(images)))
+    @classmethod
+    def count_macs(cls, config: AdapterConfig, image: tuple[int, ...]) -> int:
+        """Multiply-adds of the ViT and of the adapter, for one image of these sides."""
+        return config.backbone.macs(image) + adapter_macs(config, image)
+
+    def inspected_part(self) -> VisionModel[Any]:
+        """The ViT, whose tokens have nothing of the adapter."""
+        return self.backbone
 
     def features(self, images: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, h w, D): the coarsest map, row by row."""
@@ -125,17 +129,9 @@ class ViTAdapter(VisionModel[AdapterConfig]):
         """(B, h, w, D) -> (B, h, w, D): as it is; every map has its own norm."""
         return x
 
-    def pool(self, tokens: Tensor) -> Tensor:
-        """(B, N, D) -> (B, D): the mean."""
-        return tokens.mean(1)
-
     def classify(self, pooled: Tensor) -> Tensor:
         """(B, D) -> (B, D): there is no head."""
         return pooled
-
-    def forward_patches(self, images: Tensor, index: Tensor) -> Tensor:
-        """(B, C, *image): an adapter reads whole images. Raises NotImplementedError."""
-        raise NotImplementedError("an adapter computes whole images")
 
     def blocks(self) -> list[nn.Module]:
         """The residual blocks of the ViT, in order."""

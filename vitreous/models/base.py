@@ -6,7 +6,7 @@ B images, C channels, P prefix tokens, N patch tokens, D width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Self, TypeVar
 
 import torch
@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from vitreous.errors import UsageError
 from vitreous.models.config import ModelConfig, replace_fields
-from vitreous.models.names import name_of
 from vitreous.nn.encoder import Encoder
+from vitreous.nn.no_init import NoInitMode
 from vitreous.nn.sizes import format_size
 
 Config = TypeVar("Config", bound=ModelConfig, covariant=True)
@@ -49,6 +49,10 @@ class VisionModel(nn.Module, Generic[Config]):
     if TYPE_CHECKING:
         any_size: bool
 
+        def __getattr__(self, name: str) -> Any:
+            """A submodule, parameter or buffer of the family."""
+            ...
+
         def __call__(self, images: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
             """(B, C, *image) -> (B, classes): logits."""
             ...
@@ -59,14 +63,6 @@ class VisionModel(nn.Module, Generic[Config]):
 
         def features_at(self, images: Tensor, strides: Sequence[int]) -> list[Tensor]:
             """(B, C, *image) -> for each stride, in pixels, (B, *grid, D)."""
-            ...
-
-        def pool(self, tokens: Tensor) -> Tensor:
-            """(B, P + N, D) -> (B, F): the input of the head."""
-            ...
-
-        def classify(self, pooled: Tensor) -> Tensor:
-            """(B, F) -> (B, classes)."""
             ...
 
         def blocks(self) -> list[nn.Module]:
@@ -95,6 +91,37 @@ class VisionModel(nn.Module, Generic[Config]):
                 raise AttributeError(f"{type(self).__name__} has no {name}: {ELSEWHERE[name]}")
             return super().__getattr__(name)
 
+    def forward(self, images: Tensor) -> Any:
+        """(B, C, *image) -> (B, classes): logits; (B, F) without a head."""
+        return self.classify(self.pool(self.features(images)))
+
+    def pool(self, tokens: Tensor) -> Tensor:
+        """(B, P + N, D) -> (B, F): the input of the head; the mean of all tokens."""
+        return tokens.mean(1)
+
+    def classify(self, pooled: Tensor) -> Tensor:
+        """(B, F) -> (B, classes)."""
+        return self.head(pooled)
+
+    def forward_patches(self, images: Tensor, index: Tensor) -> Tensor:
+        """(B, C, *image), (B, K) int64 -> (B, classes): logits from the patches of these numbers alone, where
+        `config.drops_patches`. Raises NotImplementedError for models that compute whole images."""
+        raise NotImplementedError(f"{self.config.name()} computes whole images: no patch can be left out")
+
+    @classmethod
+    def count_macs(cls, config: Any, image: tuple[int, ...]) -> int:
+        """Multiply-adds of one forward pass for one image of these sides, as PyTorch counts them on a model without
+        values: products and convolutions."""
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+        from torch.utils.flop_counter import FlopCounterMode
+
+        with torch.device("meta"), NoInitMode():
+            model = cls(config).eval()
+        model.any_size = True
+        with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
+            model(torch.empty(1, config.channels, *image, device="meta"))
+        return counter.get_total_flops() // 2
+
     @classmethod
     def from_pretrained(cls, *arguments: object, **keywords: object) -> Self:
         """Call the next class that has it, such as `PyTorchModelHubMixin`. Raises AttributeError where there is none,
@@ -110,7 +137,7 @@ class VisionModel(nn.Module, Generic[Config]):
         count = sum(parameter.numel() for parameter in self.parameters())
         mode = "training" if self.training else "evaluation"
         lines = [
-            f"{name_of(config)} ({type(self).__name__})",
+            f"{config.name()} ({type(self).__name__})",
             f"parameters: {count:,} ({str(parameter.dtype).removeprefix('torch.')}, {parameter.device}, {mode} mode)",
             f"input: images {describe_shape(config)}, floats, normalised",
             f"blocks: {config.depth}, patches of {format_size(config.patch)} pixels",
@@ -136,6 +163,19 @@ class VisionModel(nn.Module, Generic[Config]):
     def first_parameter(self) -> Tensor:
         """A parameter, of any shape, for the type and device of the model; an empty tensor where there is none."""
         return next(self.parameters(), torch.empty(0))
+
+    def inspected_part(self) -> VisionModel[Any]:
+        """The model whose attention and features are inspected."""
+        return self
+
+    def attention_modules(self) -> Iterator[tuple[int, nn.Module]]:
+        """Yield block index, from 0, and module of every attention that tells its `weights`."""
+        for layer, block in enumerate(self.blocks()):
+            yield from ((layer, part) for part in block.modules() if hasattr(part, "weights"))
+
+    def position_tables(self) -> dict[str, nn.Module]:
+        """The modules whose `read(grid)` gives the positions that are added to patch tokens, by where; {} without."""
+        return {} if self.config.position == "none" else {"input": self.position}  # type: ignore[dict-item]
 
     @property
     def num_classes(self) -> int:
@@ -196,8 +236,8 @@ class VisionModel(nn.Module, Generic[Config]):
         patches = [x.movedim(-1, 1) if reshape else x.flatten(1, -2) for x, _ in layers]
         if not return_class_token:
             return tuple(patches)
-        if not getattr(self.config, "class_token", False):
-            raise ValueError(f"{name_of(self.config)} has no class token: leave return_class_token out")
+        if not self.config.class_token:
+            raise ValueError(f"{self.config.name()} has no class token: leave return_class_token out")
         return tuple((x, prefix[:, 0]) for x, (_, prefix) in zip(patches, layers, strict=True))
 
     def tokens_after(
@@ -210,10 +250,10 @@ class VisionModel(nn.Module, Generic[Config]):
         features_after: Any = getattr(self, "features_after", None)
         if not hasattr(self, "features_at"):
             raise NotImplementedError(f"{type(self).__name__} gives no features of blocks by itself: ask its backbone")
-        if features_after is None or getattr(config, "stages", ()):
-            strides = [config.strides[i] for i in choose_indices(len(config.strides), indices)]  # type: ignore[union-attr]
+        if features_after is None or config.has_stages:
+            strides = [config.strides[i] for i in choose_indices(len(config.strides), indices)]
             maps = self.features_at(images, strides)
-            last = config.strides[-1]  # type: ignore[union-attr]
+            last = config.strides[-1]
             maps = [
                 self.last_norm(x) if norm and stride == last else x for x, stride in zip(maps, strides, strict=True)
             ]
@@ -222,7 +262,7 @@ class VisionModel(nn.Module, Generic[Config]):
         outputs = [self.last_norm(x) for x in outputs] if norm else outputs
         grid = tuple(side // patch for side, patch in zip(images.shape[2:], config.patch, strict=True))
         count = outputs[0].shape[1] if outputs else 0
-        patches = count - config.prefix  # type: ignore[union-attr]
+        patches = count - config.prefix
         prefix = count - patches
         return [(x[:, prefix:].unflatten(1, grid), x[:, :prefix]) for x in outputs]
 
@@ -234,7 +274,7 @@ class VisionModel(nn.Module, Generic[Config]):
         build = getattr(self, "build_head", None)
         if build is None:
             hint = "create another: vitreous.create(NAME, num_classes=N)"
-            raise UsageError(f"the head of {name_of(self.config)} is not for classes of images", hint)
+            raise UsageError(f"the head of {self.config.name()} is not for classes of images", hint)
         parameter = self.first_parameter()
         self.config = replace_fields(self.config, {"classes": num_classes})
         self.head = build().to(parameter.device, parameter.dtype).train(self.training)
@@ -246,7 +286,7 @@ class VisionModel(nn.Module, Generic[Config]):
         """
         encoders = [part for part in self.modules() if isinstance(part, Encoder)]
         if not encoders and enable:
-            raise UsageError(f"{name_of(self.config)} has no blocks that are computed again", "use smaller batches")
+            raise UsageError(f"{self.config.name()} has no blocks that are computed again", "use smaller batches")
         for encoder in encoders:
             encoder.recompute = enable
 

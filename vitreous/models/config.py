@@ -6,6 +6,7 @@ from dataclasses import fields, replace
 from typing import Any, TypeVar
 
 from vitreous.models.configs.adapter import AdapterConfig as AdapterConfig
+from vitreous.models.configs.base import ModelConfig as ModelConfig
 from vitreous.models.configs.bit import BiTConfig as BiTConfig
 from vitreous.models.configs.bit import Numerics as Numerics
 from vitreous.models.configs.detector import DetectorConfig as DetectorConfig
@@ -17,29 +18,20 @@ from vitreous.models.configs.hybrid import StemConfig as StemConfig
 from vitreous.models.configs.segmenter import SegmenterConfig as SegmenterConfig
 from vitreous.models.configs.swin import SwinConfig as SwinConfig
 from vitreous.models.configs.video import VideoConfig as VideoConfig
-from vitreous.models.configs.vit import FAMILY_OF
-from vitreous.models.configs.vit import AxialConfig as AxialConfig
-from vitreous.models.configs.vit import CLIPConfig as CLIPConfig
 from vitreous.models.configs.vit import Resize as Resize
-from vitreous.models.configs.vit import SAMConfig as SAMConfig
 from vitreous.models.configs.vit import ViTConfig as ViTConfig
+from vitreous.models.configs.vit import transformer_config as transformer_config
+from vitreous.models.configs.vit_variants import AxialConfig as AxialConfig
+from vitreous.models.configs.vit_variants import CLIPConfig as CLIPConfig
+from vitreous.models.configs.vit_variants import SAMConfig as SAMConfig
 
-Encoders = ViTConfig | HybridConfig | AxialConfig | SAMConfig | CLIPConfig | VideoConfig | BiTConfig | SwinConfig
-ModelConfig = Encoders | AdapterConfig | SegmenterConfig | DetectorConfig | DiTConfig | ForeignConfig
 C = TypeVar("C", bound=ModelConfig)
 
 #: every option of every transformer
-TRANSFORMER_FIELDS = (*(field.name for field in fields(ViTConfig)), *FAMILY_OF)
-
-
-def projected_cell(config: ModelConfig) -> tuple[int, ...]:
-    """Pixels per axis of the patches that one projection reads; () for models that read images otherwise."""
-    if isinstance(config, ViTConfig | SwinConfig | DiTConfig) and config.front == "patches":
-        return config.cell
-    return ()
+TRANSFORMER_FIELDS = ViTConfig.option_names()
 
 
 def replace_fields(config: C, changes: dict[str, Any]) -> C:
     """A copy with those of the changes that the config has fields for: dropout is not for a ResNet, which stays."""
-    known = {field.name for field in fields(config)}
-    return replace(config, **{name: value for name, value in changes.items() if name in known})
+    known = {field.name for field in fields(config)}  # type: ignore[arg-type]
+    return replace(config, **{name: value for name, value in changes.items() if name in known})  # type: ignore[type-var]

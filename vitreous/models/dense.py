@@ -7,7 +7,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from vitreous.models.base import VisionModel
-from vitreous.models.families import family_of
 
 #: parts of a backbone that read what no dense head needs
 UNREAD = ("neck", "pooling", "pooled_norm", "representation", "head")
@@ -27,9 +26,9 @@ class Dense(VisionModel[Any]):
         self.any_size = True  # of images: a dense head answers for as many pixels as there are
         own = config.backbone
         if backbone is None:
-            backbone = family_of(own).build(own)
-        elif getattr(own, "backbone", None) == backbone.config:
-            backbone = family_of(own).model_class()(own, backbone)
+            backbone = own.model_class()(own)
+        elif own.backbone == backbone.config:
+            backbone = own.model_class()(own, backbone)
         self.backbone: Any = backbone
         self.backbone.any_size = True
         for name, part in self.backbone.named_modules():
@@ -47,10 +46,6 @@ class Dense(VisionModel[Any]):
     def classify(self, pooled: Tensor) -> Tensor:
         """(B, D): a dense head has no answer for a whole image. Raises NotImplementedError."""
         raise NotImplementedError("a dense head answers for pixels or objects, not for images")
-
-    def forward_patches(self, images: Tensor, index: Tensor) -> Tensor:
-        """(B, C, *image): every pixel is to be answered, no patch can be left out. Raises NotImplementedError."""
-        raise NotImplementedError("a dense head computes whole images")
 
     def blocks(self) -> list[nn.Module]:
         """The residual blocks of the backbone, in order."""

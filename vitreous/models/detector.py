@@ -10,7 +10,7 @@ are left, top, right, bottom in pixels of the images.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -33,6 +33,11 @@ class Detector(Dense):
         super().__init__(config, backbone, (*NORMS, *config.backbone.unread(config.taps)))
         self.pyramid = pyramid_for(config)
         self.proposals, self.regions = RegionProposals(config), RegionHeads(config)
+
+    @classmethod
+    def count_macs(cls, config: DetectorConfig, image: tuple[int, ...]) -> int:
+        """Multiply-adds of one forward pass for one image of these sides."""
+        return config.backbone.macs(image) + head_macs(config, image)
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         """(B, C, H, W) -> boxes (B, N, 4) float32, scores (B, N) float32, labels (B, N) int64, and where there are
@@ -71,10 +76,9 @@ def pyramid_for(config: DetectorConfig) -> nn.Module:
 
 
 @lru_cache
-def detector_macs(config: DetectorConfig, image: tuple[int, ...], backbone: Callable[..., int]) -> int:
-    """Multiply-adds of one forward pass for one image of these sides, counted by the layers of pyramid and heads on
-    tensors without storage; `backbone` counts those of a config for an image. Norms, RoIAlign and the choice of boxes
-    are left out. FLOPs are twice this."""
+def head_macs(config: DetectorConfig, image: tuple[int, ...]) -> int:
+    """Multiply-adds of pyramid and heads for one image of these sides, counted by their layers on tensors without
+    storage. Norms, RoIAlign and the choice of boxes are left out."""
     from torch.utils.flop_counter import FlopCounterMode
 
     levels = [config.backbone.level_at(stride) for stride in config.taps]
@@ -86,4 +90,4 @@ def detector_macs(config: DetectorConfig, image: tuple[int, ...], backbone: Call
             regions.box(torch.empty(config.proposals, config.width, 7, 7))
             if regions.mask is not None:
                 regions.mask(torch.empty(config.detections, config.width, 14, 14))
-    return backbone(config.backbone, image) + counter.get_total_flops() // 2
+    return counter.get_total_flops() // 2

@@ -37,7 +37,8 @@ class ForeignModel(VisionModel[ForeignConfig]):
         super().__init__()
         if encoder is None and not config.library:
             raise UsageError(
-                f"{config.name} is a model of another library", "build it there, and give wrap_backbone() the module"
+                f"{config.full_name} is a model of another library",
+                "build it there, and give wrap_backbone() the module",
             )
         self.config = config
         self.any_size = True  # what the library refuses is refused
@@ -49,6 +50,11 @@ class ForeignModel(VisionModel[ForeignConfig]):
         accept_single_values(encoder)
         self.encoder = LibraryEncoder(encoder)
         self.head = self.build_head()
+
+    @classmethod
+    def count_macs(cls, config: ForeignConfig, image: tuple[int, ...]) -> int:
+        """Multiply-adds of one forward pass for one image of these sides; 0 of a module that nothing here can build."""
+        return foreign_macs(config, image)
 
     def build_head(self) -> nn.Module:
         """(B, F) -> (B, classes): a head whose weights are 0."""
@@ -63,10 +69,6 @@ class ForeignModel(VisionModel[ForeignConfig]):
                 part.eval()
         return self
 
-    def forward(self, images: Tensor) -> Tensor:
-        """(B, C, *image) -> (B, classes): logits; (B, F) without a head."""
-        return self.classify(self.pool(self.features(images)))
-
     def features(self, images: Tensor) -> Tensor:
         """(B, C, *image) -> (B, P + N, D): every token after the last norm, or every place of the last map, row by row.
         Raises ValueError for other channels."""
@@ -80,10 +82,6 @@ class ForeignModel(VisionModel[ForeignConfig]):
     def pool(self, tokens: Tensor) -> Tensor:
         """(B, P + N, D) -> (B, F): what the head reads."""
         return self.encoder(tokens, "pool", self.config.layout, self.config.prefix)
-
-    def classify(self, pooled: Tensor) -> Tensor:
-        """(B, F) -> (B, classes)."""
-        return self.head(pooled)
 
     def features_at(self, images: Tensor, strides: Sequence[int]) -> list[Tensor]:
         """(B, C, H, W) -> for each stride, in pixels, (B, h, w, D): the map in which a place covers so many rows;
@@ -111,10 +109,6 @@ class ForeignModel(VisionModel[ForeignConfig]):
     def first_layer(self) -> nn.Module:
         """The layer that reads the image: the first convolution, or the first linear layer."""
         return next(part for part in self.encoder.modules() if isinstance(part, nn.Conv2d | nn.Linear))
-
-    def forward_patches(self, images: Tensor, index: Tensor) -> Tensor:
-        """(B, C, *image), (B, K): no patch is left out of a module of another library. Raises NotImplementedError."""
-        raise NotImplementedError("models of other libraries compute whole images")
 
 
 @lru_cache(256)

@@ -98,7 +98,7 @@ def start_of_transformers(start: ForeignConfig, place: str) -> ForeignConfig:
         raise UsageError(f"hf:{place} is no config of a transformers model ({reason})", WAYS["hf"]) from None
     path = Path(place)
     if path.exists():  # its place is nobody's business, and says nothing elsewhere
-        start = replace(start, name=f"hf:{(path.parent if path.suffix == '.json' else path).resolve().name}")
+        start = replace(start, full_name=f"hf:{(path.parent if path.suffix == '.json' else path).resolve().name}")
     own = known.get("image_size")
     sides = (own, own) if isinstance(own, int) else tuple(own or DEFAULT)
     settings = {name: value for name, value in known.items() if name not in UNUSED}
@@ -150,7 +150,7 @@ def build_encoder(config: ForeignConfig) -> nn.Module:
         module = library.AutoModel.from_config(settings)
     except (TypeError, ValueError, AssertionError, RuntimeError, KeyError) as error:
         reason = str(error).strip().partition("\n")[0]
-        raise UsageError(f"{config.library} cannot build {config.name} ({reason})", "change its options") from None
+        raise UsageError(f"{config.library} cannot build {config.full_name} ({reason})", "change its options") from None
     pooler = getattr(module, "pooler", None)
     if pooler is not None and next(pooler.parameters(), None) is not None:
         module.pooler = None  # a layer that no classifier of theirs reads
@@ -177,12 +177,12 @@ def with_facts(config: ForeignConfig, module: nn.Module) -> ForeignConfig:
             pooled = reader.pool(tokens, layout, prefix := prefix_of(module, config, layout)).shape[-1]
     except (RuntimeError, ValueError, TypeError, AttributeError, AssertionError) as error:
         reason = str(error).strip().partition("\n")[0]
-        problem = f"{config.name} gives no features for images of {format_size(config.image)} pixels ({reason})"
+        problem = f"{config.full_name} gives no features for images of {format_size(config.image)} pixels ({reason})"
         raise UsageError(problem, "use another --image-size, or another model") from None
     patch = patch_of(module, config, output, layout)
     places = math.prod(-(-side // length) for side, length in zip(config.image, patch, strict=True))
     if layout == "tokens" and tokens.shape[1] - prefix != places:
-        problem = f"{config.name} gives {tokens.shape[1]} tokens, which are not patches of {format_size(patch)}"
+        problem = f"{config.full_name} gives {tokens.shape[1]} tokens, which are not patches of {format_size(patch)}"
         raise UsageError(problem, "use a plain Vision Transformer or a convolutional network of the library")
     names = [match for name, _ in module.named_parameters() if (match := re.match(BLOCK, f"encoder.module.{name}"))]
     numbers = {int(match[1]) for match in names}
@@ -240,7 +240,7 @@ def patch_of(module: nn.Module, config: ForeignConfig, output: Tensor, layout: L
     own = own or getattr(getattr(module, "config", None), "patch_size", None)
     if own is None:
         raise UsageError(
-            f"{config.name} does not tell its patch size", "use wrap_backbone() in Python, or another model"
+            f"{config.full_name} does not tell its patch size", "use wrap_backbone() in Python, or another model"
         )
     return (own, own) if isinstance(own, int) else tuple(own)
 

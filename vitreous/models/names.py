@@ -1,17 +1,20 @@
-"""Models by name: read and written by the rows of `families`. Needs no PyTorch, so a wrong name is refused at once."""
+"""Models by name, which the configs of `families` read. Needs no PyTorch, so a wrong name is refused at once."""
 
 from __future__ import annotations
 
 import re
 
-from vitreous.errors import UsageError
+from vitreous.errors import UsageError, nearest
 from vitreous.models.config import ModelConfig, ViTConfig
-from vitreous.models.families import FAMILIES, family_of
-from vitreous.models.presets import NAMES as NAMES
+from vitreous.models.families import FAMILIES, config_type
 from vitreous.models.presets import NO_TOKENS as NO_TOKENS
 from vitreous.models.presets import SIZES as SIZES
 from vitreous.models.presets import WORDS
 from vitreous.nn.sizes import nearby
+
+#: what `vitreous models` lists; other patches, `ViT-WIDTHxDEPTH/PATCH` and `Swin-WIDTHxBLOCKS-BLOCKS/PATCH` are built
+#: on request
+NAMES = [name for family in FAMILIES for name in config_type(family).preset_names]
 
 #: other people's spellings -> ours, tried in turn
 _SPELLINGS = [
@@ -69,8 +72,11 @@ def configure(name: str, image_size: int | tuple[int, ...] | None = None) -> Mod
             break
     name = name if name in NAMES else known.get(name.lower(), name)
     image = (image_size, image_size) if isinstance(image_size, int) else image_size and tuple(image_size)
-    configs = (family.parse(name, image) for family in FAMILIES.values())
-    return next(config for config in configs if config is not None)
+    configs = (config_type(family).parse_name(name, image) for family in FAMILIES)
+    config = next((config for config in configs if config is not None), None)
+    if config is None:
+        raise UsageError(f"unknown model {name}", nearest(name, NAMES) or "`vitreous models` lists them")
+    return config
 
 
 def configure_vit(name: str, image_size: int | tuple[int, ...] | None = None) -> ViTConfig:
@@ -79,11 +85,6 @@ def configure_vit(name: str, image_size: int | tuple[int, ...] | None = None) ->
     if isinstance(config, ViTConfig):
         return config
     raise UsageError(f"{name} is no ViT", "name one: `vitreous models 'ViT-*'` lists them")
-
-
-def name_of(config: ModelConfig) -> str:
-    """The canonical name of a config, `ViT-B/16`, or `ViT-128x6/4` where no row of the table fits."""
-    return family_of(config).name(config)
 
 
 def model_for_small_images(size: tuple[int, ...]) -> str:

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from vitreous.errors import UsageError
 from vitreous.models.config import ModelConfig
-from vitreous.models.names import name_of
 from vitreous.models.vit import ViT
 from vitreous.nn.grid import take
 from vitreous.nn.segments import Segments
@@ -97,7 +96,7 @@ def check_packs(config: ModelConfig) -> None:
     if not config.packs_sizes:
         raise UsageError(
             "images of many sizes are packed for plain ViTs whose positions are added at the input, and "
-            f"{name_of(config)} is none",
+            f"{config.name()} is none",
             "use a model without windows, rotary or relative positions",
         )
 

@@ -6,7 +6,6 @@ images (B, C, *image) -> maps (B, *grid, D) of several depths or stages -> logit
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import lru_cache
 
 from torch import Tensor, nn
@@ -27,6 +26,16 @@ class Segmenter(Dense):
         widths, patches = shapes(config)
         super().__init__(config, backbone, config.backbone.unread([patch[0] for patch in patches]))
         self.head = decoder_of(config, widths, patches)
+
+    @classmethod
+    def count_macs(cls, config: SegmenterConfig, image: tuple[int, ...]) -> int:
+        """Multiply-adds of one forward pass for one image of these sides; norms and interpolation are left out."""
+        total = config.backbone.macs(image)
+        if config.head in CONVOLUTIONAL:
+            return total + decoder_macs(config, image)
+        widths, patches = shapes(config)
+        places = math.prod(math.ceil(side / p) for side, p in zip(image, patches[-1], strict=True))
+        return total + places * sum(widths) * config.classes
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, C, *image) -> (B, K, *image): logits."""
@@ -52,17 +61,6 @@ def shapes(config: SegmenterConfig) -> tuple[list[int], list[tuple[int, ...]]]:
         levels = backbone.levels[::-1][: 1 if config.head == "linear" else None]
         return [level.width for level in levels], [level.patch for level in levels]
     return [backbone.width] * len(config.taps), [backbone.patch] * len(config.taps)
-
-
-def segmenter_macs(config: SegmenterConfig, image: tuple[int, ...], backbone: Callable[..., int]) -> int:
-    """Multiply-adds of one forward pass for one image of these sides; `backbone` counts those of a config for an
-    image. Norms and interpolation are left out. FLOPs are twice this."""
-    widths, patches = shapes(config)
-    total = backbone(config.backbone, image)
-    if config.head not in CONVOLUTIONAL:
-        places = math.prod(math.ceil(side / p) for side, p in zip(image, patches[-1], strict=True))
-        return total + places * sum(widths) * config.classes
-    return total + decoder_macs(config, tuple(image))
 
 
 def decoder_of(config: SegmenterConfig, widths: list[int], patches: list[tuple[int, ...]]) -> nn.Module:

@@ -53,17 +53,9 @@ class Swin(VisionModel[SwinConfig]):
         """(B, D) -> (B, classes): a head whose weights are 0."""
         return linear_head(self.config.width_out, self.config.classes)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, classes): logits."""
-        return self.classify(self.pool(self.features(images)))
-
     def first_layer(self) -> nn.Module:
         """The layer that reads the image: the projection of its patches."""
         return self.projection
-
-    def forward_patches(self, images: Tensor, index: Tensor) -> Tensor:
-        """Windows take whole grids: no patch can be left out. Raises NotImplementedError."""
-        raise NotImplementedError("a Swin computes whole grids")
 
     def blocks(self) -> list[nn.Module]:
         """The residual blocks of all stages, in order."""
@@ -102,14 +94,6 @@ class Swin(VisionModel[SwinConfig]):
     def last_norm(self, x: Tensor) -> Tensor:
         """(B, h, w, D) -> (B, h, w, D): the norm after the last stage."""
         return self.norm(x)
-
-    def pool(self, tokens: Tensor) -> Tensor:
-        """(B, N, D) -> (B, D): the mean."""
-        return tokens.mean(1)
-
-    def classify(self, pooled: Tensor) -> Tensor:
-        """(B, D) -> (B, classes)."""
-        return self.head(pooled)
 
 
 class Stage(Encoder):
@@ -155,22 +139,3 @@ def build_block(config: SwinConfig, stage: int, index: int, drop_path: float) ->
         nn.init.zeros_(linear.bias)
     attention = Windows(attention, size, shift, c.pad)
     return Block(width, attention, mlp, c.dropout, drop_path=drop_path, eps=c.eps, post_norm=c.version == 2)
-
-
-def swin_macs(config: SwinConfig, image: tuple[int, int] | None = None) -> int:
-    """Multiply-adds of one forward pass for one image: every product, those of padded windows included.
-
-    Norms, GELU, softmax and pooling are left out. FLOPs are twice this; a training step costs three forward passes.
-    """
-    grids = config.grids(image or config.image)
-    embed = math.prod(grids[0]) * config.channels * math.prod(config.patch_size) * config.width
-    total = embed + config.width_out * config.classes
-    for stage, (grid, width, size) in enumerate(zip(grids, config.widths, config.windows, strict=True)):
-        tokens = math.prod(grid)
-        seen = math.prod(math.ceil(length / w) * w for length, w in zip(grid, size, strict=True))
-        attention = seen * (4 * width**2 + 2 * math.prod(size) * width)
-        merging = tokens * 2 * width**2 if stage else 0  # from four of half the width
-        if config.version == 2:  # the network of the bias, once for all windows
-            attention += (2 * size[0] - 1) * (2 * size[1] - 1) * 512 * (2 + config.heads[stage])
-        total += merging + config.blocks[stage] * (attention + tokens * 2 * width * int(width * config.mlp_ratio))
-    return total

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from vitreous.models.base import VisionModel, zero_parameters
 from vitreous.models.configs.vit import ViTConfig
-from vitreous.models.families import family_of
 from vitreous.nn.attention import Attention
 from vitreous.nn.block import Block, Mlp, SwiGLU
 from vitreous.nn.encoder import Encoder, stack
@@ -67,11 +66,10 @@ class ViT(VisionModel[ViTConfig]):
     pooling: AttentionPool | None
     head: nn.Module
 
-    def __new__(cls, config: ViTConfig | None = None) -> ViT:
-        """`ViT(config)` is of the family that the config is of."""
-        return super().__new__(family_of(config).model_class() if cls is ViT and config is not None else cls)  # type: ignore[arg-type]
-
     def __init__(self, config: ViTConfig) -> None:
+        if not isinstance(self, config.model_class()):
+            problem = f"{type(config).__name__} is the config of {config.module.rpartition(':')[2]}"
+            raise TypeError(f"{problem}, not of {type(self).__name__}: use build_model(config)")
         super().__init__()
         self.config = c = config
         self.any_size = False
@@ -98,6 +96,14 @@ class ViT(VisionModel[ViTConfig]):
             nn.init.trunc_normal_(linear.weight, std=deviation, a=-2 * deviation, b=2 * deviation)
             if linear.bias is not None:
                 nn.init.zeros_(linear.bias)
+
+    def position_tables(self) -> dict[str, nn.Module]:
+        """What is added to patch tokens, by where: `input`, or `block 0`, `block 1`, ..."""
+        if self.config.position == "none":
+            return {}
+        if self.config.position_at != "each":
+            return super().position_tables()
+        return {f"block {index}": block.position for index, block in enumerate(self.blocks())}  # type: ignore[misc]
 
     def build_head(self) -> nn.Module:
         """(B, features) -> (B, classes): a head whose weights are 0."""

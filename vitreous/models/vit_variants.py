@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from vitreous.models.configs.hybrid import ConvStemConfig, HybridConfig
-from vitreous.models.configs.vit import SAMConfig
+from vitreous.models.configs.vit_variants import SAMConfig
 from vitreous.models.vit import ViT
 from vitreous.nn.block import Block
 from vitreous.nn.convstem import ConvStem

@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
 from typing import Any
 
 import torch
 
 from vitreous.errors import UsageError, nearest
-from vitreous.models.adapter import ViTAdapter
-from vitreous.models.bit import BiT
-from vitreous.models.config import TRANSFORMER_FIELDS, ModelConfig
-from vitreous.models.detector import Detector
-from vitreous.models.dit import DiT
-from vitreous.models.families import family_of
-from vitreous.models.foreign import ForeignModel
+from vitreous.models.base import VisionModel
+from vitreous.models.config import ModelConfig
 from vitreous.models.names import configure
-from vitreous.models.segmenter import Segmenter
-from vitreous.models.swin import Swin
-from vitreous.models.vit import ViT
 from vitreous.nn.no_init import NoInitMode
 
-Model = ViT | BiT | Swin | ViTAdapter | Segmenter | Detector | ForeignModel  # what reads images
-AnyModel = Model | DiT
+Model = VisionModel[Any]
 
 
-def build(config: ModelConfig) -> Any:
-    """The model of a config, freshly initialised."""
-    return family_of(config).build(config)
+def build_model(config: ModelConfig) -> Any:
+    """The model of a config, freshly initialised, of the class that its family has."""
+    return config.model_class()(config)
 
 
 def create(
@@ -51,8 +41,7 @@ def create(
     config = configure(name, None if "patch" in changes else image_size)
     if "patch" in changes and image_size is not None:
         changes["image"] = (image_size,) * axes if isinstance(image_size, int) else tuple(image_size)
-    shared = TRANSFORMER_FIELDS if config.kind == "vit" else ()
-    known = {"num_classes", *(field.name for field in fields(config)), *shared} - {"classes"}
+    known = {"num_classes", *config.option_names()} - {"classes"}
     unknown = set(changes) - set(known)
     if unknown:
         word = min(unknown)
@@ -60,10 +49,10 @@ def create(
             f"a {type(config).__name__.removesuffix('Config')} has no {word}", nearest(word, sorted(known))
         )
     classes = config.classes if num_classes is None else num_classes
-    return build(replace(config, classes=classes, channels=channels or config.channels, **changes))
+    return build_model(config.with_options(classes=classes, channels=channels or config.channels, **changes))
 
 
 def skip_init(config: ModelConfig) -> Model:
     """A model whose parameters have shapes and nothing else; `load_state_dict(…, assign=True)` gives it weights."""
     with torch.device("meta"), NoInitMode():
-        return build(config)
+        return build_model(config)

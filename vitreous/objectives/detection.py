@@ -20,9 +20,8 @@ from vitreous.errors import UsageError
 from vitreous.evaluation.coco import CocoEvaluator
 from vitreous.evaluation.evaluator import Evaluator
 from vitreous.models.config import DetectorConfig, ModelConfig
-from vitreous.models.configs.adapter import Adapter, adapted
+from vitreous.models.configs.adapter import Adapter, add_adapter
 from vitreous.models.configs.detector import DetectionHeads, Scores
-from vitreous.models.cost import macs
 from vitreous.models.detector import Detector
 from vitreous.models.zoo import Model
 from vitreous.objectives.base import Objective, ObjectiveConfig, Progress, Setting
@@ -87,7 +86,7 @@ class DetectionConfig(ObjectiveConfig):
     def detector(self, backbone: ModelConfig, classes: int) -> DetectorConfig:
         """Return the config of the whole model. Raises UsageError for a backbone that no heads fit."""
         own = {field.name: getattr(self, field.name) for field in fields(DetectorConfig) if hasattr(self, field.name)}
-        return DetectorConfig(**own | {"backbone": adapted(backbone, self.adapter), "classes": classes})
+        return DetectorConfig(**own | {"backbone": add_adapter(backbone, self.adapter), "classes": classes})
 
     @property
     def splittable(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -146,7 +145,7 @@ class DetectionObjective(Objective):
 
     def flops(self, progress: Progress) -> float:
         """Three forward passes."""
-        return 6 * macs(self.model.config)
+        return 6 * self.model.config.macs()
 
 
 def federated_classes(present: np.ndarray, frequencies: np.ndarray, count: int, keys: np.ndarray) -> np.ndarray:

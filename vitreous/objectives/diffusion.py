@@ -20,8 +20,7 @@ from vitreous.evaluation.denoising import DenoisingEvaluator
 from vitreous.evaluation.evaluator import Evaluator
 from vitreous.generation.noising import Gaussian, Noised
 from vitreous.generation.process import Betas, Diffusion, Predicts, Process
-from vitreous.models.config import DiTConfig, ModelConfig
-from vitreous.models.cost import macs
+from vitreous.models.config import ModelConfig
 from vitreous.models.dit import DiT
 from vitreous.models.zoo import Model
 from vitreous.objectives.base import Objective, ObjectiveConfig, Progress, Setting
@@ -50,7 +49,7 @@ class GeneratorConfig(ObjectiveConfig):
     def check(self, model: ModelConfig, classes: tuple[str, ...], views: Any) -> None:
         """Raise UsageError for a model that makes no images, other classes, and views of another kind."""
         check_views(views, Augment, self.name)
-        if not isinstance(model, DiTConfig):
+        if not model.generates_images:
             raise UsageError(f"{self.name} trains models that make images", "name one, as --model DiT-128x6/2")
         if model.classes not in (0, len(classes)):
             raise UsageError(
@@ -143,7 +142,7 @@ class GeneratorObjective(Objective):
 
     def flops(self, progress: Progress) -> float:
         """Three forward passes."""
-        return 6 * macs(self.model.config)
+        return 6 * self.model.config.macs()
 
 
 class DiffusionObjective(GeneratorObjective):

@@ -20,7 +20,6 @@ from vitreous.data.augmentation.views import GLOBAL, MultiCrop
 from vitreous.data.batch import Batch
 from vitreous.errors import UsageError
 from vitreous.models.config import ModelConfig
-from vitreous.models.cost import computed
 from vitreous.models.zoo import Model
 from vitreous.objectives.base import FrozenUpdate, ObjectiveConfig, Progress, Setting
 from vitreous.objectives.heads import Head, HeadOptions, check_head, compare_views
@@ -167,7 +166,10 @@ class DINO(Unlabelled):
         """Three passes of the student over every view, one of the teacher over the global ones; heads included."""
         views, shape = self.setting.views, self.teacher.config
         head = sum(weight.numel() for weight in self.head.parameters() if weight.ndim == 2)
-        large, small = computed(shape) + head, computed(shape, views.local_image) + head if views.locals else 0
+        large, small = (
+            shape.computed_macs() + head,
+            shape.computed_macs(views.local_image) + head if views.locals else 0,
+        )
         return 2 * (4 * GLOBAL * large + 3 * views.locals * small)
 
 

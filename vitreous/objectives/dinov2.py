@@ -21,7 +21,6 @@ from vitreous.data.batch import Batch
 from vitreous.data.keys import key
 from vitreous.errors import UsageError
 from vitreous.models.config import ModelConfig
-from vitreous.models.cost import computed, macs
 from vitreous.models.vit import ViT
 from vitreous.models.zoo import Model
 from vitreous.objectives.base import FrozenUpdate, ObjectiveConfig, Progress, Setting
@@ -289,8 +288,8 @@ class DINOv2(Unlabelled):
         masked = config.mask_probability * sum(config.mask_shares) / 2 * math.prod(shape.grid)
         if self.frozen is not None:
             masked = math.prod(shape.grid)
-        large = macs(shape) + heads[0] + masked * heads[-1]
-        small = computed(shape, views.local_image) + heads[0] if views.locals else 0
+        large = shape.macs() + heads[0] + masked * heads[-1]
+        small = shape.computed_macs(views.local_image) + heads[0] if views.locals else 0
         own = 2 * (3 * GLOBAL * large + 3 * views.locals * small)
         return own + GLOBAL * (2 * large if self.frozen is None else self.frozen.flops(math.prod(shape.grid)))
 

@@ -4,7 +4,6 @@ outputs are compared with the labels."""
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import replace
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -90,5 +89,5 @@ class Labelled(Objective):
         """Three forward passes, without the patches and pixels that are left out."""
         config, tokens = self.model.config, self.setting.tokens
         if tokens:  # a strip has as many
-            config = replace(config, image=(tokens * config.patch[0], config.patch[1]))  # type: ignore[arg-type]
+            config = config.with_options(image=(tokens * config.patch[0], config.patch[1]))
         return 6 * forward_macs(self.config, config, progress.samples, progress.total)  # type: ignore[arg-type]

@@ -21,7 +21,7 @@ from vitreous.data.batch import Batch
 from vitreous.data.keys import key
 from vitreous.errors import UsageError
 from vitreous.models.config import ModelConfig
-from vitreous.models.cost import block_macs, computed
+from vitreous.models.cost import block_macs
 from vitreous.models.initial import xavier
 from vitreous.models.vit import ViT
 from vitreous.models.zoo import Model
@@ -241,4 +241,4 @@ class MAE(Unlabelled):
         embed = (visible + shape.prefix) * shape.width * width
         head = (patches - visible) * width * shape.channels * math.prod(shape.patch)
         decoder = config.decoder_depth * block_macs(tokens, width, 4 * width)
-        return 6 * (computed(shape, patches=visible) + embed + decoder + head)
+        return 6 * (shape.computed_macs(patches=visible) + embed + decoder + head)

@@ -20,7 +20,6 @@ from vitreous.data.batch import Batch
 from vitreous.data.keys import key
 from vitreous.errors import UsageError
 from vitreous.models.config import ModelConfig
-from vitreous.models.cost import computed
 from vitreous.models.vit import ViT
 from vitreous.models.zoo import Model
 from vitreous.nn.grid import patchify, take, unpatchify
@@ -204,7 +203,7 @@ class MaskedPatches(Unlabelled):
         """Three passes over all patches."""
         shape = self.model.config
         head = int(self.config.share * math.prod(shape.grid)) * shape.width * self.head.out_features
-        return 6 * (computed(shape) + head)
+        return 6 * (shape.computed_macs() + head)
 
 
 def shrink(patches: Tensor, side: int, axes: int) -> Tensor:

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from vitreous.data.keys import key
 from vitreous.models.config import ModelConfig
-from vitreous.models.cost import computed
 from vitreous.nn.sizes import grid_of
 from vitreous.system.machine import copy_to_device
 
@@ -77,4 +76,6 @@ def forward_macs(thinning: Thinning, model: ModelConfig, samples: int, total: in
 
 @lru_cache(maxsize=16)
 def _forward_macs(model: ModelConfig, image: tuple[int, ...], dropout: float) -> float:
-    return computed(model, image, patches_left(dropout, math.prod(grid_of(image, model.patch))) if dropout else None)
+    return model.computed_macs(
+        image, patches_left(dropout, math.prod(grid_of(image, model.patch))) if dropout else None
+    )

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from vitreous.errors import UsageError, WeightsError
 from vitreous.models.config import ModelConfig
-from vitreous.models.cost import macs
 from vitreous.objectives.heads import Head, HeadOptions, Reduce
 from vitreous.objectives.teacher import WeightsTeacher
 from vitreous.weights.adopt import open_weights, parts_of
@@ -79,7 +78,7 @@ class PrototypeTeacher(WeightsTeacher):
         config: Any = self.model.config
         count = sum(p.numel() for p in self.heads[0].parameters() if p.ndim == 2)
         count += patches * sum(p.numel() for p in self.heads[-1].parameters() if p.ndim == 2)
-        return 2 * (macs(config) + count)
+        return 2 * (config.macs() + count)
 
 
 def head_options(config: dict[str, Any]) -> HeadOptions:

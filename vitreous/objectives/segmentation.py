@@ -22,9 +22,8 @@ from vitreous.errors import UsageError
 from vitreous.evaluation.evaluator import Evaluator
 from vitreous.evaluation.pixels import SegmentationEvaluator
 from vitreous.models.config import ModelConfig, SegmenterConfig
-from vitreous.models.configs.adapter import Adapter, TokenSource, adapted
+from vitreous.models.configs.adapter import Adapter, TokenSource, add_adapter
 from vitreous.models.configs.segmenter import DenseHead
-from vitreous.models.cost import macs
 from vitreous.models.segmenter import Segmenter
 from vitreous.models.zoo import Model
 from vitreous.objectives.base import Objective, ObjectiveConfig, Progress, Setting
@@ -72,7 +71,7 @@ class SegmentationConfig(ObjectiveConfig):
     def segmenter(self, backbone: ModelConfig, classes: int) -> SegmenterConfig:
         """Return the config of the whole model. Raises UsageError for a backbone that no dense head fits."""
         return SegmenterConfig(
-            backbone=adapted(backbone, self.adapter, self.adapter_tokens),
+            backbone=add_adapter(backbone, self.adapter, self.adapter_tokens),
             head=self.head,
             classes=classes,
             head_width=self.head_width,
@@ -133,7 +132,7 @@ class SegmentationObjective(Objective):
 
     def flops(self, progress: Progress) -> float:
         """Three forward passes."""
-        return 6 * macs(self.model.config)
+        return 6 * self.model.config.macs()
 
 
 def pixel_cross_entropy(logits: Tensor, classes: Tensor, weights: Tensor | None = None) -> Tensor:

@@ -21,7 +21,6 @@ from vitreous.data.modalities.table import AnyPreprocess
 from vitreous.errors import UsageError, WeightsError
 from vitreous.inference.graph_cache import weights_digest
 from vitreous.inference.libraries import needed
-from vitreous.models.cost import macs
 from vitreous.models.zoo import Model
 from vitreous.system.cores import cores
 from vitreous.system.machine import copy_to_device
@@ -102,7 +101,7 @@ class WeightsTeacher(Teacher):
 
     def flops(self) -> float:
         """Floating-point operations of an image."""
-        return 2 * macs(self.model.config)
+        return 2 * self.model.config.macs()
 
 
 class OnnxTeacher(Teacher):

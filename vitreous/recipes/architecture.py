@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields, replace
 from typing import Any
 
 from vitreous.config import set_paths
 from vitreous.data.decoding.clip import FRAMES
 from vitreous.errors import UsageError
-from vitreous.models.config import ModelConfig, VideoConfig, replace_fields
-from vitreous.models.names import LARGE_IMAGE, SMALL, configure, model_for_small_images, name_of
+from vitreous.models.config import ModelConfig, replace_fields
+from vitreous.models.names import LARGE_IMAGE, SMALL, configure, model_for_small_images
 from vitreous.nn.sizes import nearby
 from vitreous.recipes.names import OWN
 from vitreous.recipes.options import TrainOptions
@@ -43,14 +42,14 @@ def architecture(
         problem = f"{recipe.name} is for clips, and the data are {facts.template.noun}"
         raise UsageError(problem, "use --recipe mae, or name clips")
     model = BUILDERS.get(facts.template.form, for_images)(options, facts, classes, start, recipe)
-    if recipe is not None and recipe.family not in ("any", model.kind):
-        kind = {"bit": "ResNets", "vit": "Vision Transformers", "swin": "Swin Transformers"}[recipe.family]
+    if recipe is not None and recipe.for_models not in ("any", model.recipe_family):
+        kind = {"bit": "ResNets", "vit": "Vision Transformers", "swin": "Swin Transformers"}[recipe.for_models]
         raise UsageError(
-            f"{recipe.name} is for {kind}, not {name_of(model)}", f"use --model {recipe.models[0]}, or another recipe"
+            f"{recipe.name} is for {kind}, not {model.name()}", f"use --model {recipe.models[0]}, or another recipe"
         )
     if recipe is not None and recipe.image is not None and options.image_size is None and len(facts.size) == 2:
-        side = recipe.image(name_of(model), facts)
-        model = replace(model, image=nearby((side, side), model.patch))  # type: ignore[arg-type]
+        side = recipe.image(model.name(), facts)
+        model = model.with_options(image=nearby((side, side), model.patch))
     if options.native_aspect and len(facts.size) == 2:
         model = with_square(model, options) if start is None else model
     of_model = {path.partition(".")[2]: words for path, words in options.settings.items() if path.startswith("model.")}
@@ -71,9 +70,9 @@ def started(options: TrainOptions, classes: int, start: ModelConfig, recipe: Rec
     names one. Raises UsageError for another --model."""
     for name in (options.model,) if options.model else recipe.models if recipe else ():
         if on_windows(named := configure(name), start):
-            start = replace(named, channels=start.channels)
+            start = named.with_options(channels=start.channels)
             break
-    if options.model and name_of(configure(options.model)) != name_of(start):
+    if options.model and configure(options.model).name() != start.name():
         raise UsageError(
             f"--model {options.model} does not fit the weights of --init {options.init}", "leave --model out"
         )
@@ -83,7 +82,7 @@ def started(options: TrainOptions, classes: int, start: ModelConfig, recipe: Rec
 
 def on_windows(model: ModelConfig, start: ModelConfig) -> bool:
     """Whether a model is a ViTDet that takes the weights of a plain ViT."""
-    if not getattr(model, "position_grid", ()) or start.kind != "vit" or getattr(start, "position_grid", ()):
+    if not model.position_grid or start.recipe_family != model.recipe_family or start.position_grid:
         return False
     return all(getattr(model, name) == getattr(start, name) for name in ("width", "depth", "heads", "hidden"))
 
@@ -104,8 +103,8 @@ def for_arrays(
     sides = (options.image_size,) * axes if options.image_size else tuple(min(largest, side) for side in facts.size)
     usual = recipe.solid if recipe and recipe.solid else usual_for(sides)
     model = configure(options.model or usual)
-    if model.front != "patches" or model.kind != "vit" or model.on_grid:
-        raise UsageError(f"{name_of(model)} is for pictures, and the data are {kind}", f"use --model {usual}")
+    if not model.any_axes:
+        raise UsageError(f"{model.name()} is for pictures, and the data are {kind}", f"use --model {usual}")
     own = model.patch if len(model.patch) == axes else model.patch[:1] * axes
     if not (options.model or options.patch_size or (recipe and recipe.solid)):
         own = tuple(min(pair) for pair in zip(own, sides, strict=True))  # thin volumes
@@ -143,17 +142,15 @@ def for_clips(
         native, changes = start.image, {"representation": None} | read_from(start)
     if start is None or options.model:
         model = configure(options.model or usual)
-    elif getattr(start, "family", "") == "vit":
-        picture = {field.name: getattr(start, field.name) for field in fields(start)}
-        clip = {"family": "video", "image": (2, *start.image), "patch": (2, *start.patch)}
-        model = VideoConfig(**picture | clip)
     else:
-        raise UsageError(f"{name_of(start)} has no model of clips", "name one with --model, or other weights")
+        model = start.of_clips(frames=2)
+        if model is None:
+            raise UsageError(f"{start.name()} has no model of clips", "name one with --model, or other weights")
     if len(model.image) != 3:
-        raise UsageError(f"{name_of(model)} is for pictures, and the data are clips", f"use --model {usual}")
-    if getattr(configure(usual), "family", "") != getattr(model, "family", ""):
+        raise UsageError(f"{model.name()} is for pictures, and the data are clips", f"use --model {usual}")
+    if type(configure(usual)) is not type(model):
         purpose = f"the recipe {recipe.name}" if recipe else "learning classes of clips"
-        raise UsageError(f"{name_of(model)} is no model for {purpose}", f"use --model {usual}")
+        raise UsageError(f"{model.name()} is no model for {purpose}", f"use --model {usual}")
     patch = (model.patch[0], *(options.patch_size,) * 2) if options.patch_size else model.patch
     sides = (options.image_size,) * 2 if options.image_size else nearby(native, patch[1:])
     published = own and start is None and native is LARGE_IMAGE
@@ -164,7 +161,7 @@ def for_clips(
 
 def read_from(start: ModelConfig) -> dict[str, Any]:
     """What weights of pictures answer from, which a model of clips that starts from them answers from, too."""
-    return {name: getattr(start, name) for name in ("class_token", "pool", "registers") if hasattr(start, name)}
+    return {name: getattr(start, name) for name in ("class_token", "pool", "registers") if name in start.option_names()}
 
 
 def fresh(options: TrainOptions, facts: DatasetInfo, classes: int, recipe: Recipe | None) -> ModelConfig:
@@ -184,7 +181,7 @@ def fresh(options: TrainOptions, facts: DatasetInfo, classes: int, recipe: Recip
     size = {"patch_size": patch} if options.patch_size else {}  # a Swin's: its `patch` is a token of the last stage
     changes = size | {"image": image, "patch": patch, "classes": classes, "channels": facts.channels, "head_bias": True}
     # small data: mean pooling learns faster than a class token
-    if native is not None and model.kind == "vit" and model.pool == "class":
+    if native is not None and model.pool == "class":
         changes |= {"pool": "mean", "class_token": False}
     return replace_fields(model, changes)
 

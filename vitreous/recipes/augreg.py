@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from vitreous.data.augmentation.augment import Augment
 from vitreous.models.config import ModelConfig, replace_fields
-from vitreous.models.names import name_of
 from vitreous.objectives.supervised import SupervisedConfig
 from vitreous.recipes.names import LEVELS
 from vitreous.recipes.options import TrainOptions
@@ -56,7 +55,7 @@ def augreg(data: str, level: str | None = None) -> Make:
         """
         return Run(
             **google(as_paper(model, options, representation=data == "imagenet"), facts),
-            views=augmentation(level or levels.get(name_of(model), levels[""])),
+            views=augmentation(level or levels.get(model.name(), levels[""])),
             optimizer=Optimizer("adamw", lr=1e-3, betas=(0.9, 0.999), weight_decay=0.1, clip=1.0),
             schedule=Schedule(10_000, "cosine"),
             objective=SupervisedConfig(loss="sigmoid", head_bias=sigmoid_bias(model.classes)),

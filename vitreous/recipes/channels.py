@@ -88,7 +88,7 @@ def noun_of(start: Start) -> str:
     config, seen = start.config, start.preprocess
     if seen is not None and len(seen.image) == len(config.image):
         return seen.noun
-    solid = "clips" if getattr(config, "family", "") in ("video", "dit") else "volumes"
+    solid = "clips" if config.has_time_axis else "volumes"
     return {1: "signals", 2: "images"}.get(len(config.image), solid)
 
 

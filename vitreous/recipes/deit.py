@@ -8,7 +8,7 @@ from typing import Any
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.modalities.base import IMAGENET
 from vitreous.models.config import ModelConfig, replace_fields
-from vitreous.models.names import SMALL, name_of
+from vitreous.models.names import SMALL
 from vitreous.objectives.distillation import DistillationConfig
 from vitreous.objectives.supervised import SupervisedConfig
 from vitreous.recipes.options import TrainOptions
@@ -116,7 +116,7 @@ def deit3(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     not divide 160 pixels: 154. Weights start as Google's code draws them; the rate follows a changed batch by its root,
     as is usual for LAMB, where theirs stays.
     """
-    lr, drop_path, _, _ = SIZES.get(name_of(model), SIZES["DeiT-III-S/16"])
+    lr, drop_path, _, _ = SIZES.get(model.name(), SIZES["DeiT-III-S/16"])
     return Run(
         **judged(dropped(model, drop_path), facts, 1.0),
         views=replace(CROP, three=True, jitter=(0.3, 0.3, 0.3)),
@@ -139,7 +139,7 @@ def finish(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run
     the binary loss; no repeated augmentation.
     """
     return Run(
-        **judged(dropped(model, SIZES.get(name_of(model), SIZES["DeiT-III-B/16"])[2]), facts, 1.0, repeats=1),
+        **judged(dropped(model, SIZES.get(model.name(), SIZES["DeiT-III-B/16"])[2]), facts, 1.0, repeats=1),
         views=RANDOM,
         optimizer=Optimizer("adamw", lr=1e-5, betas=(0.9, 0.999), weight_decay=0.1, clip=None),
         schedule=warmed(facts, 512, 1e-5),

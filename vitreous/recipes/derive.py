@@ -12,8 +12,7 @@ from vitreous.data.modalities.base import Preprocess
 from vitreous.data.split import Data
 from vitreous.errors import UsageError
 from vitreous.models.config import ModelConfig
-from vitreous.models.cost import macs
-from vitreous.models.names import SMALL, name_of
+from vitreous.models.names import SMALL
 from vitreous.objectives.base import ObjectiveConfig
 from vitreous.objectives.supervised import SupervisedConfig
 from vitreous.recipes.architecture import architecture
@@ -78,7 +77,7 @@ def derive(
     run = warm_up_average(run, recipe, own_length(recipe, base), options, note)
     run = replace(run, objective=fit_to_labels(run.objective, data, options, facts))
     if options.compile is None and device.startswith("cuda") and not run.reproducible and run.preprocess.stacks:
-        run = replace(run, compile=6 * macs(run.model) * run.total > COMPILE_GAIN)
+        run = replace(run, compile=6 * run.model.macs() * run.total > COMPILE_GAIN)
     if options.shards is None and run.reproducible:
         run = replace(run, shards=CANONICAL)
     elif options.shards is None and run.splittable and not (run.compile or run.draws_in_forward):
@@ -141,7 +140,7 @@ def advise_weights(run: Run) -> str:
     """What to say of a run that begins from scratch on few photographs; an empty string for any other."""
     if run.init or not run.preprocess.is_browsable or max(run.model.image[-2:]) <= SMALL or run.data.images >= FEW:
         return ""
-    source = published_for(name_of(run.model)) or published_for("ViT-S/16")
+    source = published_for(run.model.name()) or published_for("ViT-S/16")
     kind = run.preprocess.noun if run.preprocess.is_animated else "photographs"
     return (
         f"{run.data.images:,} {kind} are few for training a Vision Transformer from scratch: start from published "
@@ -268,7 +267,7 @@ def set_fields(run: Run, values: dict[str, Any]) -> Run:
     for head, changes in parts.items():
         part = getattr(run, head)
         if unknown := changes.keys() - {field.name for field in fields(part)}:
-            kind = getattr(part, "name", None) or type(part).__name__
+            kind = vars(part).get("name") or type(part).__name__
             raise UsageError(f"{head}.{min(unknown)} is no setting of {kind}", "leave that option out")
         own[head] = replace(part, **changes)
     return replace(run, **own)

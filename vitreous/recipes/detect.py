@@ -190,7 +190,7 @@ DETECT = (
             "ViTDet-", VITDETS, "COCO, AP of boxes / masks", ("51.6 / 45.9", "55.5 / 49.2", "56.7 / 50.2")
         ),
         models=tuple(f"ViTDet-{size}" for size in VITDETS),
-        family="vit",
+        for_models="vit",
         by_steps=True,
     ),
     published(
@@ -200,7 +200,7 @@ DETECT = (
         "arXiv:2203.16527",
         published=figures("ViTDet-", VITDETS, "LVIS, AP of boxes", ("40.2", "46.1", "49.1")),
         models=tuple(f"ViTDet-{size}" for size in VITDETS),
-        family="vit",
+        for_models="vit",
         by_steps=True,
         data="LVIS",
     ),
@@ -211,7 +211,7 @@ DETECT = (
         "arXiv:2103.14030",
         published=figures("Swin-", SWINS, "COCO, AP of boxes / masks", ("46.0 / 41.6", "48.5 / 43.3")),
         models=tuple(f"Swin-{size}" for size in SWINS),
-        family="swin",
+        for_models="swin",
     ),
     published(
         "adapter-mask-rcnn",
@@ -222,7 +222,7 @@ DETECT = (
             "ViT-", ADAPTED, "COCO, AP of boxes / masks", ("46.0 / 41.0", "48.2 / 42.8", "49.6 / 43.6", "52.1 / 46.0")
         ),
         models=tuple(f"ViT-{size}" for size in ADAPTED),
-        family="vit",
+        for_models="vit",
     ),
     Recipe(
         "detect",

@@ -34,7 +34,7 @@ SIZES = {12: Size(100, 5e-4, 0.65, 0.1), 24: Size(50, 1e-3, 0.75, 0.2), 32: Size
 
 def mean_of_patches(model: ModelConfig, drop_path: float) -> ModelConfig:
     """A ViT that answers from the mean of its patch tokens, which is normalised after it is taken, not before."""
-    pooled = {"pool": "mean", "norm": "pooled"} if model.kind == "vit" and model.pool == "class" else {}
+    pooled = {"pool": "mean", "norm": "pooled"} if model.pool == "class" else {}
     return replace_fields(model, pooled | {"dropout": 0.0, "drop_path": drop_path, "drop_path_rises": True})
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, replace
 
 from vitreous.models.config import ModelConfig, replace_fields
-from vitreous.models.names import name_of
 from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.recipe import INCEPTION, DatasetInfo, Make, Published, Recipe, fixed_side, google
 from vitreous.training.run import Optimizer, Run, Schedule
@@ -196,7 +195,7 @@ def paper(row: Row, ema: float | None = None) -> Make:
         bfloat16, here in float32. Where a VTAB task asks how things lie, the paper leaves out the flip (--augment.flip
         0) and, where it asks for places, the crop (--augment.crop 1 1).
         """
-        return tuned(row, dropped(model, DROPOUT.get(name_of(model), 0.0)), facts, ema)
+        return tuned(row, dropped(model, DROPOUT.get(model.name(), 0.0)), facts, ema)
 
     return make
 
@@ -228,7 +227,7 @@ def hyperrule(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> 
     """
     steps, warmup = (500, 100) if facts.images < 20_000 else (10_000, 500) if facts.images < 500_000 else (20_000, 500)
     drops = (0.4, 0.6, 0.8) if steps == 500 else (0.3, 0.6, 0.9)
-    whole, cut = sides(name_of(model), facts)
+    whole, cut = sides(model.name(), facts)
     return Run(
         **google(model, facts, squash=True),
         views=replace(INCEPTION, crop=((cut / whole) ** 2, 1.0), mixup=0.0 if facts.images < 20_000 else 0.1),

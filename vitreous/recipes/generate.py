@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from vitreous.data.augmentation.augment import Augment
-from vitreous.models.config import DiTConfig, ModelConfig, replace_fields
+from vitreous.models.config import ModelConfig, replace_fields
 from vitreous.models.configs.dit import DITS
 from vitreous.models.names import SMALL
 from vitreous.objectives.diffusion import DiffusionConfig, GeneratorConfig
@@ -48,7 +48,7 @@ def sit(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
 
 def of_the_paper(model: ModelConfig) -> bool:
     """Whether a model has one of the paper's sizes, S to XL, whose numbers it then takes."""
-    return isinstance(model, DiTConfig) and (model.width, model.depth, model.heads) in DITS.values()
+    return model.generates_images and model.name().removeprefix("DiT-").partition("/")[0] in DITS
 
 
 def shared(model: ModelConfig, facts: DatasetInfo, objective: GeneratorConfig, flip: bool) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def with_square(model: ModelConfig, options: TrainOptions) -> ModelConfig:
     if options.tokens is None:
         return model
     side = math.isqrt(parse_tokens(options.tokens)[1])
-    return replace(model, image=tuple(side * pixels for pixels in model.patch))  # type: ignore[arg-type]
+    return model.with_options(image=tuple(side * pixels for pixels in model.patch))
 
 
 def at_own_aspect(run: Run, options: TrainOptions, note: Callable[[str], None]) -> Run:

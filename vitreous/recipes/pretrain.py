@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from vitreous.models.config import ModelConfig
-from vitreous.models.names import name_of
 from vitreous.objectives.supervised import SupervisedConfig
 from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.recipe import INCEPTION, DatasetInfo, Make, Published, as_paper, google, pretraining, sigmoid_bias
@@ -86,7 +85,7 @@ def jft(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     Epochs and learning rate are those of the model's row; a model without a row takes ViT-B's. For ViT-L/16 and
     R50+ViT-L/16 the table has 7 epochs too: --epochs 7.
     """
-    return by_row(JFT.get(name_of(model), JFT["ViT-B/16"]), as_paper(model, options), facts)
+    return by_row(JFT.get(model.name(), JFT["ViT-B/16"]), as_paper(model, options), facts)
 
 
 def jft_resnet(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
@@ -96,7 +95,7 @@ def jft_resnet(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) ->
 
     A ResNet without a row takes that of R50x1.
     """
-    return by_row(JFT_RESNETS.get(name_of(model), JFT_RESNETS["BiT-R50x1"]), model, facts)
+    return by_row(JFT_RESNETS.get(model.name(), JFT_RESNETS["BiT-R50x1"]), model, facts)
 
 
 def by_row(row: tuple[int, float], model: ModelConfig, facts: DatasetInfo) -> Run:

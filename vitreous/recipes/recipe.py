@@ -131,7 +131,7 @@ class Recipe:
     mixed: str | None = None
     image: Callable[[str, DatasetInfo], int] | None = None
     objective: type[ObjectiveConfig] = SupervisedConfig
-    family: Literal["vit", "bit", "swin", "any"] = "any"
+    for_models: Literal["vit", "bit", "swin", "any"] = "any"
     from_weights: bool = False
     by_steps: bool = False
     warmup_in_epochs: bool = False
@@ -171,8 +171,8 @@ def pretraining(
     `others` are further fields of `Recipe`.
     """
     image = side if callable(side) else fixed_side(side)
-    family = "bit" if name.startswith("bit-") else "vit"
-    settings: dict[str, Any] = {"image": image, "family": family, "hold_out": 0.01} | others
+    for_models = "bit" if name.startswith("bit-") else "vit"
+    settings: dict[str, Any] = {"image": image, "for_models": for_models, "hold_out": 0.01} | others
     return Recipe(name, make, about, source, published=published, **settings)
 
 

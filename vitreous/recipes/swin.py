@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vitreous.models.config import ModelConfig, replace_fields
-from vitreous.models.names import name_of
 from vitreous.objectives.supervised import SupervisedConfig
 from vitreous.recipes.deit import RANDOM, judged
 from vitreous.recipes.options import TrainOptions
@@ -92,7 +91,7 @@ def window_for(model: ModelConfig) -> int:
 
 def size_of(model: ModelConfig) -> str:
     """Return the letter of a Swin's size, T to L, or what its name has in its place."""
-    return name_of(model).partition("-")[2].partition("/")[0]
+    return model.name().partition("-")[2].partition("/")[0]
 
 
 def with_drop_path(model: ModelConfig, rate: float) -> ModelConfig:
@@ -115,7 +114,7 @@ SWINS: tuple[Recipe, ...] = (
         SOURCE,
         tuple((name, "ImageNet", figure) for name, figure in zip(SIZES, ("81.2 %", "83.2 %", "83.5 %"), strict=True)),
         models=SIZES,
-        family="swin",
+        for_models="swin",
         warmup_in_epochs=True,
     ),
     pretraining(
@@ -128,7 +127,7 @@ SWINS: tuple[Recipe, ...] = (
             ("Swin-L/4", "ImageNet-22k, fine-tuned on ImageNet", "86.3 %"),
         ),
         models=("Swin-B/4", "Swin-L/4"),
-        family="swin",
+        for_models="swin",
         data="ImageNet-21k",
         warmup_in_epochs=True,
     ),
@@ -139,7 +138,7 @@ SWINS: tuple[Recipe, ...] = (
         SOURCE,
         (("Swin-B/4", "ImageNet, from ImageNet-22k", "85.2 %"), ("Swin-L/4", "ImageNet, from ImageNet-22k", "86.3 %")),
         models=("Swin-B/4", "Swin-L/4"),
-        family="swin",
+        for_models="swin",
         from_weights=True,
         warmup_in_epochs=True,
     ),
@@ -154,7 +153,7 @@ SWINS: tuple[Recipe, ...] = (
         ),
         side=384,
         models=("Swin-B/4-window12", "Swin-L/4-window12"),
-        family="swin",
+        for_models="swin",
         from_weights=True,
         warmup_in_epochs=True,
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from vitreous.models.config import ModelConfig, VideoConfig
+from vitreous.models.config import ModelConfig
 from vitreous.objectives.mae import MAEConfig
 from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.recipe import FEW, DatasetInfo, Recipe
@@ -34,7 +34,7 @@ def videomae(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> R
     | L | 512 | 1600 | 12 |
     | H | 1024 | 1600 | 12 |
     """
-    assert isinstance(model, VideoConfig), "a recipe of clips is given a model of clips"
+    assert model.has_time_axis, "a recipe of clips is given a model of clips"
     fixed: dict[str, Any] = {} if options.init else {"norm": "tokens"}  # weights keep their own
     parts = normalised(plain(model, **fixed), facts)
     if small(model) or facts.images < FEW:
@@ -65,7 +65,7 @@ def videomae(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> R
             tubes=True,
             decoder_width=model.width // 2,
             decoder_depth=decoder_depth,
-            decoder_heads=max(1, model.heads // 2),
+            decoder_heads=max(1, model.head_count()["heads"] // 2),
             normalise_channels=True,
         ),
         batch_size=batch,

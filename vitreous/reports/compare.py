@@ -17,7 +17,6 @@ from vitreous.evaluation.comparison import Answers, Comparison
 from vitreous.evaluation.comparison import compare as compared
 from vitreous.evaluation.pixels import paired_differences
 from vitreous.inference.open_model import open_bundle
-from vitreous.models.names import name_of
 from vitreous.reports.answers import Answered, Computing, answers_to
 from vitreous.reports.dense import dense_task, judge_opened
 from vitreous.reports.readings import record
@@ -158,7 +157,7 @@ def describe_comparison(
     a, b = both
     sides = []
     for one, report, seen_by in zip(both, reports, facts, strict=True):
-        head = {"run": one.run, "model": name_of(one.bundle.model.config), "temperature": one.bundle.temperature}
+        head = {"run": one.run, "model": one.bundle.model.config.name(), "temperature": one.bundle.temperature}
         sides.append(head | seen_by | report.summary())
     names = [os.path.basename(one.run.rstrip("/")) for one in both]
     names = names if names[0] != names[1] and all(names) else [a.run, b.run]

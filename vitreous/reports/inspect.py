@@ -20,7 +20,6 @@ from vitreous.config import apply_options
 from vitreous.data.modalities.base import Preprocess
 from vitreous.errors import UsageError, nearest
 from vitreous.inference.open_model import open_bundle
-from vitreous.models.names import name_of
 from vitreous.progress import Listener, NullListener
 from vitreous.reports.figures.subject import SEEN, FigureResult, InspectOptions, Scene, open_pictures
 from vitreous.reports.pages.formats import render
@@ -114,7 +113,7 @@ def inspect(
     figures, refused, drawings = make_figures(scene, names, folder)
     document = {
         "run": os.fspath(run),
-        "model": name_of(bundle.model.config),
+        "model": bundle.model.config.name(),
         "image_size": list(preprocess.image),
         "images": [one.name for one in scene.pictures],
         "answers": answers,
@@ -132,10 +131,11 @@ def inspect(
 def without_adapter(bundle: Bundle, listener: Listener) -> Bundle:
     """Return the bundle of the ViT alone where there is an adapter beside it, which a note tells; others as they
     are."""
-    if bundle.model.config.kind != "adapter":
+    part = bundle.model.inspected_part()
+    if part is bundle.model:
         return bundle
     listener.note("of a ViT with an adapter the ViT alone is shown, whose tokens have nothing of the adapter")
-    return replace(bundle, model=bundle.model.backbone.eval())
+    return replace(bundle, model=part.eval())
 
 
 def make_figures(

@@ -95,7 +95,7 @@ def restored_images(scene: Scene, pictures: Sequence[Picture]) -> dict[str, Any]
 
 def attention_maps(scene: Scene, pictures: Sequence[Picture]) -> dict[str, Any]:
     """Return images with the attention of each head of the last block. Raises UsageError for a model without."""
-    depth = getattr(scene.model.config, "depth", 0)
+    depth = scene.model.config.depth
     rows, prefix = [], scene.model.config.prefix
     for one in pictures:
         weights = attention(scene.model, scene.input(one.pixels[None]), [depth - 1])[depth - 1][0, :HEADS, prefix:]

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from vitreous.errors import VitreousError
-from vitreous.models.names import name_of
 from vitreous.progress import Listener
 from vitreous.reports.answers import Answered
 from vitreous.reports.pages import report as pages
@@ -49,7 +48,7 @@ def describe(
     protocol = protocol or PROTOCOLS.get(report.figure, "top1")
     keys = ["steps", "epochs", "seed", "exaflops", "flops_utilisation", "peak_memory_bytes", "train", "val", "test"]
     return {
-        "model": name_of(bundle.model.config),
+        "model": bundle.model.config.name(),
         "parameters": sum(p.numel() for p in bundle.model.parameters()),
         "data": source,
         **dict.fromkeys(keys),

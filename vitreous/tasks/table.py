@@ -21,9 +21,9 @@ TASKS: dict[str, type[Task]] = {
 
 def task_of(config: Any, classes: tuple[str, ...]) -> Task:
     """The task of weights that no description belongs to, whose model has this config and these classes."""
-    if config.kind == "detector":
+    if config.finds_objects:
         return Detection(classes, config.masks)
-    if config.kind == "dit":
+    if config.generates_images:
         return Generation(classes)
     return Classification(classes) if classes else Features()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,6 @@ from vitreous.data.batch import Batch
 from vitreous.data.loader import TrainLoader
 from vitreous.data.modalities.base import Preprocess
 from vitreous.data.split import Split
-from vitreous.models.cost import macs
 from vitreous.objectives.base import Objective
 from vitreous.system.machine import DTYPES, copy_to_device
 from vitreous.training.loop import SliceBatch, progress_at
@@ -65,8 +64,8 @@ def mean_work(run: Run, inputs: Inputs) -> float:
     """What a sample costs on average, in samples of the model's own size: 1 but where there are buckets."""
     if inputs.buckets is None:
         return 1.0
-    costs = [macs(replace(run.model, image=size)) for size in run.preprocess.buckets]  # type: ignore[arg-type]
-    return float(np.array(costs, np.float64)[inputs.buckets].mean()) / macs(run.model)
+    costs = [run.model.with_options(image=size).macs() for size in run.preprocess.buckets]
+    return float(np.array(costs, np.float64)[inputs.buckets].mean()) / run.model.macs()
 
 
 def prepared_batches(

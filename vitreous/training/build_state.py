@@ -9,7 +9,8 @@ import torch
 
 from vitreous.config import to_plain
 from vitreous.data.keys import key
-from vitreous.models.zoo import Model, build
+from vitreous.models import zoo
+from vitreous.models.zoo import Model
 from vitreous.objectives.base import Objective
 from vitreous.system.machine import DTYPES
 from vitreous.training.batches import Inputs, mean_work
@@ -51,7 +52,7 @@ def build_state(run: Run, inputs: Inputs, ranks: Ranks, note: Callable[[str], No
 
 def build_model(run: Run, note: Callable[[str], None]) -> Model:
     """Build the model of a run with its initial weights, and freeze or adapt it as `run.tune` sets."""
-    model = build(run.model)
+    model = zoo.build_model(run.model)
     run.objective.initialise(model)
     if run.init:
         names = run.objective.output_names(run.data.classes, run.data.targets)

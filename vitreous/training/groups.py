@@ -10,7 +10,6 @@ from typing import NamedTuple
 from torch import Tensor
 
 from vitreous.models.config import ModelConfig
-from vitreous.models.families import family_of
 from vitreous.objectives.base import Objective
 from vitreous.training.run import DecayRule, Optimizer
 
@@ -92,7 +91,7 @@ def factor_of(options: Optimizer, model: ModelConfig, objective: Objective, name
     inner = name.removeprefix("model.")
     while inner.startswith("backbone."):  # of a dense model, and of its adapter
         inner = inner.removeprefix("backbone.")
-    layer = 0 if name in objective.input_tokens else family_of(model).layer_of(inner, model)
+    layer = 0 if name in objective.input_tokens else model.layer_of(inner)
     return factor * options.layer_decay ** (model.depth + 1 - layer)
 
 

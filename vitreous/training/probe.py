@@ -10,7 +10,6 @@ import torch
 
 from vitreous.data.batch import Batch
 from vitreous.errors import ResourceError, UsageError, out_of_memory
-from vitreous.models.cost import activations
 from vitreous.system.machine import DTYPES, free_memory
 from vitreous.training.batches import Inputs, prepared_batches
 from vitreous.training.folder import Folder
@@ -80,8 +79,8 @@ def first_batch(session: Session, state: State, size: int) -> Batch:
 def estimate(run: Run) -> float:
     """Images whose activations take what may be taken of a CPU's free memory; infinite elsewhere, and for models
     without an estimate."""
-    numbers, free = activations(run.model, device=run.device), free_memory(run.device)
+    numbers, free = run.model.count_activations(device=run.device), free_memory(run.device)
     if run.device != "cpu" or not numbers or not free:
         return float("inf")
-    share = 1 / max(1, run.model.depth) if run.recompute and hasattr(run.model, "depth") else 1.0  # type: ignore[union-attr]
+    share = 1 / max(1, run.model.depth) if run.recompute else 1.0
     return max(1.0, SPARE * free / (numbers * DTYPES[run.precision].itemsize * share))

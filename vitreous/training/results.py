@@ -6,7 +6,6 @@ from typing import Any
 
 from vitreous.config import to_plain
 from vitreous.data.sources import public_name
-from vitreous.models.names import name_of
 from vitreous.models.zoo import Model
 from vitreous.training.folder import Folder
 from vitreous.training.loop import State
@@ -54,7 +53,7 @@ def summarize_run(
     """
     run = state.run
     return {
-        "model": name_of(run.model),
+        "model": run.model.name(),
         "parameters": sum(p.numel() for p in model.parameters()),
         "data": run.data.source,
         "steps": state.step,

@@ -13,7 +13,6 @@ from vitreous.data.modalities.table import AnyPreprocess
 from vitreous.data.options import DataOptions
 from vitreous.errors import UsageError
 from vitreous.models.config import ModelConfig
-from vitreous.models.names import name_of
 from vitreous.models.packed import check_packs
 from vitreous.nn.sizes import format_size, nearby
 from vitreous.objectives.base import ObjectiveConfig, Setting
@@ -196,7 +195,7 @@ class Run:
             raise UsageError(f"{self.shards} shards go with neither compile, dropout nor drop_path", "use --shards 1")
         if not self.splittable and (self.shards > 1 or self.micro_batch or self.reproducible):
             where = f"the objective {self.objective.name}"
-            where = where if not self.objective.splittable else f"the batch norms of {name_of(self.model)}"
+            where = where if not self.objective.splittable else f"the batch norms of {self.model.name()}"
             raise UsageError(
                 f"the samples of a batch see each other in {where}",
                 "leave out --shards, --micro-batch and --reproducible",
@@ -206,7 +205,7 @@ class Run:
                 f"{self.objective.name} compares images of a batch, and one of {self.batch_size} has too few",
                 f"use --batch-size {self.objective.least_batch} or more",
             )
-        if self.model.kind == "dit" and not self.objective.generates:
+        if self.model.generates_images and not self.objective.generates:
             raise UsageError(
                 f"the model makes images, and {self.objective.name} trains models that read them",
                 "use --recipe dit or sit, or another --model or --init",
@@ -226,7 +225,7 @@ class Run:
             )
 
     def _repr_html_(self) -> str:
-        title = f"{name_of(self.model)} on {self.data.source}, {self.steps:,} steps"
+        title = f"{self.model.name()} on {self.data.source}, {self.steps:,} steps"
         return html_table(config_rows(to_plain(self)), ("setting", "value"), title)
 
     def check_buckets(self) -> None:
@@ -288,7 +287,7 @@ class Run:
     @property
     def splittable(self) -> bool:
         """Whether parts of a batch may be computed apart: its samples do not see each other."""
-        return self.objective.splittable and not getattr(self.model, "batch_norm", False)
+        return self.objective.splittable and not self.model.batch_norm
 
     @property
     def draws_in_forward(self) -> bool:

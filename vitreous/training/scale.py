@@ -14,7 +14,6 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from vitreous.models.cost import activations
 from vitreous.objectives.base import Objective, Progress
 from vitreous.system.machine import DTYPES
 from vitreous.training.groups import kind_of
@@ -130,7 +129,7 @@ PASSING = ("activations_bytes", "gradient_sum_bytes", "gathered_bytes")
 def count_activations(run: Run, images: int, device: str) -> int | None:
     """Bytes that so many images leave for the backward pass; None where no formula is known, as of objectives that show
     the model parts or crops of images."""
-    numbers = activations(run.model, device=device) if run.objective.labelled else None
+    numbers = run.model.count_activations(device=device) if run.objective.labelled else None
     if numbers is None:
         return None
     if run.recompute:  # the blocks' inputs, and what one block keeps

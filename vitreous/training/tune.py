@@ -17,7 +17,6 @@ from torch import nn
 
 from vitreous.errors import UsageError, install_hint
 from vitreous.models.config import ModelConfig
-from vitreous.models.families import family_of
 from vitreous.models.zoo import Model
 from vitreous.nn.encoder import Encoder
 from vitreous.training.run import FineTune
@@ -73,7 +72,7 @@ def freeze(model: Model, last: int) -> str:
     for part in [parts[name] for name in HEAD + AFTER * (last > 0) if name in parts] + stack[len(frozen) :]:
         part.requires_grad_(True)
     for name, parameter in model.named_parameters():  # what merges tokens moves with the block that follows it
-        layer = family_of(model.config).layer_of(name, model.config)
+        layer = model.config.layer_of(name)
         if len(frozen) < layer <= len(stack):
             parameter.requires_grad_(True)
     for part in [model, *(part for block in frozen for part in block.modules())]:

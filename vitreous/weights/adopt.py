@@ -17,9 +17,7 @@ from vitreous.data.modalities.base import Preprocess
 from vitreous.data.modalities.table import AnyPreprocess
 from vitreous.errors import UsageError, WeightsError
 from vitreous.generation.process import process_of
-from vitreous.models.config import AdapterConfig, DetectorConfig, ModelConfig, SegmenterConfig, projected_cell
-from vitreous.models.cost import windows_text
-from vitreous.models.names import name_of
+from vitreous.models.config import ModelConfig
 from vitreous.models.zoo import Model, skip_init
 from vitreous.nn.grid import axis_weights, resize
 from vitreous.nn.position import SinCosPosition
@@ -33,6 +31,7 @@ from vitreous.tasks.table import WithTask, task_of
 from vitreous.weights.bundle import DESCRIPTION, Bundle, fill, load_bundle
 from vitreous.weights.fetch import fetch, nothing_at
 from vitreous.weights.foreign import DetectedCheckpoint, find, weights_in
+from vitreous.weights.formats.variants import heads_mismatch
 from vitreous.weights.inflation import fit_key_bias, inflate_kernel, inflate_positions
 from vitreous.weights.objective_parts import HEAD, Adoption, ObjectiveParts, load_parts
 from vitreous.weights.options import known_of
@@ -40,7 +39,6 @@ from vitreous.weights.pretraining import parts_beside
 from vitreous.weights.published import published_row
 from vitreous.weights.sharded import tensors_in
 from vitreous.weights.sidecar import check_family, class_names, fields, json_in, preprocessing
-from vitreous.weights.variants import heads_mismatch
 
 NORMS = ("encoder.norm.", "pooled_norm.")  # the last one, on every token or on what is pooled of them
 #: what changes no answer until it is trained, so that weights need not have it: relative positions, convolutions, time
@@ -49,8 +47,6 @@ IDENTITIES = re.compile(
 )
 BUNDLE, CHECKPOINT = "a bundle", "a checkpoint"  # titles of what this project writes, which tells everything
 TABLES = re.compile(r"(^|\.)(table|tables\.\d+|rows|columns|relative)$")  # names of what is read at another grid
-#: the rules of positions by which these are tables
-LEARNED = ("learned", "axes", "factorised")
 #: the first of these names that is there reads the image
 ENTRY = ("stem.root.conv.weight", "stem.stages.0.conv.weight", "body.root.conv.weight", "projection.weight")
 
@@ -85,7 +81,7 @@ class Weights(WithTask):
         if sides is not None and sides != self.config.image:
             own = f"{self.title} for images of {format_size(self.config.image)} pixels"
             raise UsageError(f"--source-size {format_size(sides)}: {self.source} is {own}", "leave it out")
-        return replace(self, config=replace(self.config, resize=rule)) if rule else self
+        return replace(self, config=self.config.with_options(resize=rule)) if rule else self
 
 
 def open_weights(source: str | os.PathLike[str], settings: dict[str, Any] | None = None) -> Weights:
@@ -97,10 +93,10 @@ def open_weights(source: str | os.PathLike[str], settings: dict[str, Any] | None
     row = published_row(source)
     settings = (row.facts() if row else {}) | known_of(source) | (settings or {})
     weights = read_weights(source, settings)
-    tables = weights.config.kind == "swin" or getattr(weights.config, "position", "") in LEARNED
+    tables = weights.config.has_position_tables
     if "resize" in settings and not tables:
         raise UsageError(
-            f"--resize {settings['resize']}: {source} is {name_of(weights.config)}, which has no learned positions",
+            f"--resize {settings['resize']}: {source} is {weights.config.name()}, which has no learned positions",
             "leave it out",
         )
     if row and row.share:
@@ -166,7 +162,7 @@ def checkpoint(place: Path) -> Weights:
     model: ModelConfig = from_plain(ModelConfig, run["model"])
     names = tuple(run["data"]["classes"])
     task = task_of(model, names if model.classes else ())
-    if model.kind == "dit":
+    if model.generates_images:
         objective = run["objective"]
         process, autoencoder = process_of(objective, os.fspath(config)), objective.get("autoencoder", "")
         task = Generation(names if model.classes else (), process, autoencoder)
@@ -204,7 +200,7 @@ def adopt(model: Model, source: str | os.PathLike[str] | Weights, classes: tuple
     inflate_positions(state, own, weights.config, model.config)
     omitted = gridded(state, own, weights.config, model.config)
     resized = (
-        f"{format_size(reach(weights.config))} -> {format_size(reach(model.config))}"
+        f"{format_size(weights.config.table_grid)} -> {format_size(model.config.table_grid)}"
         if spread(state, own, model.config)
         else ""
     )
@@ -232,7 +228,7 @@ def adopt(model: Model, source: str | os.PathLike[str] | Weights, classes: tuple
     unused = [name for name in state if name.startswith(HEAD + NORMS) and (name in dropped or name not in own)]
     loaded = [name for name in state if name not in unused]
     fill(model, {name: state[name] for name in loaded} | {name: own[name] for name in dropped}, weights.source)
-    windows = windows_text(weights.config, model.config)
+    windows = model.config.windows_text(weights.config)
     unused = [*omitted, *unused, *weights.unused]
     return Adoption(
         weights.source,
@@ -252,11 +248,6 @@ def named(classes: tuple[str, ...]) -> bool:
     return bool(classes) and classes != tuple(map(str, range(len(classes))))
 
 
-def reach(config: ModelConfig) -> tuple[int, ...]:
-    """The places per axis that a model's table of positions is for: its grid, or the largest window of a Swin."""
-    return config.windows[0] if config.kind == "swin" else getattr(config, "table_grid", config.grid)
-
-
 def spread(state: dict[str, Tensor], own: dict[str, Tensor], config: ModelConfig) -> bool:
     """Resize tables of positions in `state`, in place, to the model's shapes; returns whether any changed."""
     resized = False
@@ -267,9 +258,9 @@ def spread(state: dict[str, Tensor], own: dict[str, Tensor], config: ModelConfig
         if table.ndim == tensor.ndim and table.shape[-1] == tensor.shape[-1]:
             axes = len(tensor.shape) - 1 if absolute else 1
             flat = table.flatten(axes) if not absolute else table
-            state[name] = resize(
-                flat, tuple(tensor.shape[:axes]), getattr(config, "resize", "bilinear") if absolute else "bilinear"
-            ).reshape(tensor.shape)
+            state[name] = resize(flat, tuple(tensor.shape[:axes]), config.resize if absolute else "bilinear").reshape(
+                tensor.shape
+            )
             resized = True
     return resized
 
@@ -297,9 +288,9 @@ def relocated(state: dict[str, Tensor], own: dict[str, Tensor]) -> None:
 def gridded(state: dict[str, Tensor], own: dict[str, Tensor], before: ModelConfig, after: ModelConfig) -> list[str]:
     """Take what a model on a grid has no place for out of `state`, in place: tokens in front of the patches (P, D), and
     SAM's neck (as ViTDet starts from MAE, arXiv:2203.16527). Returns their names. Fixed positions become a table."""
-    if getattr(after, "attention", "") != "decomposed":
+    if after.attention != "decomposed":
         return []
-    table = getattr(before, "position", "").startswith("sincos") and "position.table" in own
+    table = before.position.startswith("sincos") and "position.table" in own
     if table and "position.table" not in state:
         form = before.position.removeprefix("sincos-")
         state["position.table"] = SinCosPosition(before.width, form).read(before.grid)
@@ -318,13 +309,13 @@ def fit_first_layer(
     patches = channels = ""
     if not name:
         return patches, channels
-    old, new, more = projected_cell(before), projected_cell(after), len(after.image) - len(before.image)
+    old, new, more = before.projected_cell, after.projected_cell, len(after.image) - len(before.image)
     if old and new and old != new and more in (0, 1):
         patches, space = f"{format_size(old)} -> {format_size(new)}", new[more:]
         if old != space:
             state[name] = repatched(state[name], before.channels, old, space)
         if more:
-            inflate = getattr(after, "inflate", "central")
+            inflate = after.inflate
             state[name] = inflate_kernel(state[name], before.channels, space, new[0], inflate)
             patches += f" ({inflate} inflation)"
     if before.channels != after.channels:
@@ -382,7 +373,7 @@ def without_dense_head(weights: Weights) -> Weights:
     """Return the backbone of weights that answer for pixels or with objects, without its adapter; others as they
     are."""
     config, prefix = weights.config, ""
-    while isinstance(config, SegmenterConfig | DetectorConfig | AdapterConfig):
+    while config.backbone is not None:
         config, prefix = config.backbone, f"{prefix}backbone."
     if not prefix:
         return weights

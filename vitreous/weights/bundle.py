@@ -25,7 +25,6 @@ from vitreous.data.modalities.table import AnyPreprocess
 from vitreous.errors import UsageError, WeightsError
 from vitreous.models.base import VisionModel
 from vitreous.models.config import ModelConfig
-from vitreous.models.names import name_of
 from vitreous.models.zoo import Model, skip_init
 from vitreous.system.disk import atomic_path, sha256, sync, write_text
 from vitreous.tasks.base import Task
@@ -78,7 +77,7 @@ class Bundle(WithTask):
             save_file(on_cpu(self.parts.state), places[PARTS])
         document = {
             "format": FORMAT,
-            "name": name_of(self.model.config),
+            "name": self.model.config.name(),
             "architecture": to_plain(self.model.config),
             **task_to_json(self.task),
             "preprocess": to_plain(self.preprocess),
@@ -109,7 +108,7 @@ def save(
     channels, and for a path that is taken.
     """
     folder, config = Path(path), getattr(model, "config", None)
-    if not isinstance(model, VisionModel) or config is None or not getattr(config, "library", "yes"):
+    if not isinstance(model, VisionModel) or config is None or not config.can_be_stored:
         raise UsageError(
             f"{type(model).__name__} is no model of vitreous.create",
             "for others, save their state dict: it is read where known",

@@ -17,19 +17,18 @@ from torch import Tensor
 
 from vitreous.data.modalities.planar import SizedPreprocess
 from vitreous.errors import ResourceError, UsageError, WeightsError
-from vitreous.models.config import ModelConfig, StemConfig, replace_fields
-from vitreous.models.names import name_of
-from vitreous.models.zoo import build
+from vitreous.models.config import ModelConfig, replace_fields
+from vitreous.models.zoo import build_model
 from vitreous.nn.position import sincos
 from vitreous.nn.sizes import format_size
 from vitreous.system.disk import publish, write_text
 from vitreous.tasks.classification import Classification
 from vitreous.tasks.features import Features
 from vitreous.tasks.generation import Generation
-from vitreous.weights import vitdet_detector
 from vitreous.weights.adopt import HEAD, Adoption, Weights, adopt, open_weights, parts_of, without_dense_head
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.foreign import find
+from vitreous.weights.formats import vitdet_detector
 from vitreous.weights.objective_parts import ObjectiveParts
 from vitreous.weights.pretraining_files import (
     PRETRAINING,
@@ -79,7 +78,7 @@ def convert(
     stored = config if to == BUNDLE else with_table(config)
     whole = pretraining_format(to, stored, parts, weights.source) if to in PRETRAINING else None
     form = None if whole or to == BUNDLE else writer(to, stored)
-    tell(f"found {weights.title}: {name_of(weights.config)} at {format_size(weights.config.image)}")
+    tell(f"found {weights.title}: {weights.config.name()} at {format_size(weights.config.image)}")
     bundle, adoption = changed(weights, config)
     notes = [*weights.notes, *([adoption.text()] if adoption else ())]
     if stored != config:
@@ -113,8 +112,8 @@ def held_by(to: str, weights: Weights) -> Weights:
         return weights
     if to == vitdet_detector.NAME and vitdet_detector.detector_like(weights.config):
         return replace(weights, state=lambda: vitdet_detector.without_background(weights.state()))
-    title = name_of(weights.config)
-    text = f"of {title} the backbone alone is written, {name_of(backbone.config)}: {to} has no place for the rest"
+    title = weights.config.name()
+    text = f"of {title} the backbone alone is written, {backbone.config.name()}: {to} has no place for the rest"
     return replace(backbone, notes=(*weights.notes, text))
 
 
@@ -123,7 +122,7 @@ def document(weights: Weights, config: ModelConfig, state: Tensors, adoption: Ad
     return {
         "source": weights.source,
         "format": weights.title,
-        "model": name_of(config),
+        "model": config.name(),
         "parameters": sum(tensor.numel() for tensor in state.values()),
         "image_size": list(config.image),
         "kept": len(adoption.loaded) if adoption else len(state),
@@ -137,7 +136,7 @@ def document(weights: Weights, config: ModelConfig, state: Tensors, adoption: Ad
 
 def tabulated(bundle: Bundle, stored: ModelConfig) -> Bundle:
     """The bundle with its fixed positions as learned ones."""
-    model, config = build(stored), bundle.model.config
+    model, config = build_model(stored), bundle.model.config
     fixed = {"position.table": sincos(config.grid, config.width)}  # type: ignore[union-attr]
     state = {name: torch.zeros_like(tensor) for name, tensor in model.state_dict().items() if name == "slots"}
     model.load_state_dict(bundle.model.state_dict() | fixed | state)
@@ -205,7 +204,7 @@ def wanted(
     """The config with what was asked for. Raises UsageError for a size that the patch does not divide."""
     changes: dict[str, Any] = {}
     if image_size is not None:
-        frames = config.image[:1] if config.family == "video" else ()  # clips stay as long as they are
+        frames = config.image[:1] if config.has_time_axis else ()  # clips stay as long as they are
         axes = len(config.image) - len(frames)
         sides = (image_size,) * axes if isinstance(image_size, int) else tuple(image_size)
         changes["image"] = (*frames, *sides) if len(sides) == axes else sides
@@ -221,7 +220,7 @@ def changed(weights: Weights, config: ModelConfig) -> tuple[Bundle, Adoption | N
     """The bundle of the weights, as they are or adopted by a model of another config."""
     if config == weights.config:
         return weights.bundle(), None
-    model = build(config)
+    model = build_model(config)
     adoption = adopt(model, weights)
     preprocess = weights.preprocess
     mean, std = (tuple((values * config.channels)[: config.channels]) for values in (preprocess.mean, preprocess.std))
@@ -258,7 +257,7 @@ def write(bundle: Bundle, form: Format | None, place: Path, state: Tensors) -> i
                 "label2id": {name: i for i, name in enumerate(bundle.classes)},
             }
         write_text(place / "config.json", json.dumps(described, indent=2) + "\n")
-        if config.kind != "dit":
+        if not config.generates_images:
             write_text(place / "preprocessor_config.json", json.dumps(preprocessor(bundle), indent=2) + "\n")
     return len(tensors)
 
@@ -291,19 +290,9 @@ def assumed(form: Format, config: ModelConfig, state: Tensors) -> list[str]:
     conversions."""
     shapes = {name: tuple(tensor.shape) for name, tensor in form.write(config, state).items()}
     settings = fields(form.describe(config)) if form.describe else {}
-    theirs = form.configure(shapes, {"image": config.image} | heads_of(config) | settings)
-    differences = [
-        f"{name} {getattr(config, name)} -> {getattr(theirs, name)}"
-        for name in ("gelu", "eps", "numerics", "round_anchors")
-        if hasattr(config, name) and getattr(config, name) != getattr(theirs, name)
-    ]
-    stems = [c.stem.numerics for c in (config, theirs) if c.kind == "vit" and isinstance(c.stem, StemConfig)]
-    return differences + ([f"stem {stems[0]} -> {stems[1]}"] if len(set(stems)) == 2 else [])
-
-
-def heads_of(config: ModelConfig) -> dict[str, Any]:
-    """The number of heads, which no tensor of a ViT tells."""
-    return {"heads": config.heads} if config.kind == "vit" or config.kind == "dit" else {}
+    theirs = form.configure(shapes, {"image": config.image} | config.head_count() | settings)
+    ours, read = config.numerical_choices(), theirs.numerical_choices()
+    return [f"{name} {ours[name]} -> {read[name]}" for name in ours if ours[name] != read[name]]
 
 
 def remedy(differences: list[str]) -> str:
@@ -315,7 +304,7 @@ def remedy(differences: list[str]) -> str:
 def verify(form: Format | None, place: Path, state: Tensors, config: ModelConfig) -> None:
     """Read what was written, and compare every bit. Raises WeightsError for a difference."""
     described = form is None or form.describe
-    again = open_weights(place).state() if described else find([place], heads_of(config)).state()
+    again = open_weights(place).state() if described else find([place], config.head_count()).state()
     wrong = [name for name in state if name not in again or not torch.equal(again[name], state[name])]
     if wrong or len(again) != len(state):
         raise WeightsError(
@@ -358,7 +347,7 @@ def select_classes(weights: Weights, path: str | os.PathLike[str]) -> Weights:
     task = Classification(tuple(names[row] for row in rows) if len(set(rows)) == len(rows) else number_names(len(rows)))
     if names == number_names(classes):
         task = Classification(number_names(len(rows)))
-    return replace(weights, config=replace(weights.config, classes=len(rows)), task=task, state=state)
+    return replace(weights, config=weights.config.with_options(classes=len(rows)), task=task, state=state)
 
 
 def number_names(count: int) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from vitreous.errors import UsageError, nearest
 from vitreous.models import zoo
 from vitreous.models.base import VisionModel
 from vitreous.models.config import ModelConfig, replace_fields
-from vitreous.models.names import configure, name_of
+from vitreous.models.names import configure
 from vitreous.weights.adopt import adopt, open_weights
 
 if TYPE_CHECKING:
@@ -147,12 +147,12 @@ def create(
         return zoo.create(name, **given, **fields)
     opened = open_weights(source)
     config = opened.config
-    if name is not None and name_of(configure(name)) != name_of(config):
-        raise UsageError(f"{os.fspath(source)} is {name_of(config)}, not {name}", "leave the name out")
+    if name is not None and configure(name).name() != config.name():
+        raise UsageError(f"{os.fspath(source)} is {config.name()}, not {name}", "leave the name out")
     if wrong := sorted(set(fields) - set(TRAINING)):
         hint = nearest(wrong[0], TRAINING) or f"with weights there are {', '.join(TRAINING)}"
         raise UsageError(f"{wrong[0]} is as the weights have it: it cannot be given beside them", hint)
-    model = zoo.build(fitted(config, given, fields))
+    model = zoo.build_model(fitted(config, given, fields))
     logger.info(adopt(model, opened).text())
     return model
 
@@ -190,5 +190,5 @@ def fitted(config: ModelConfig, given: dict[str, Any], changes: dict[str, Any]) 
     if "channels" in given:
         fields["channels"] = given["channels"]
     if missing := sorted(set(fields) - set(to_plain(config))):
-        raise UsageError(f"{name_of(config)} has no {missing[0]}", "leave it out")
+        raise UsageError(f"{config.name()} has no {missing[0]}", "leave it out")
     return replace_fields(config, fields)

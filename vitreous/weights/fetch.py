@@ -13,7 +13,7 @@ import urllib.parse
 from pathlib import Path
 
 from vitreous.errors import UsageError, VitreousError, WeightsError, install_hint, printable
-from vitreous.models.names import configure, name_of
+from vitreous.models.names import configure
 from vitreous.progress import Display, Listener, NullListener, speaks
 from vitreous.system.disk import cache, sha256, write_text
 from vitreous.weights.download import download, matches, refuse_address
@@ -53,7 +53,7 @@ def nothing_at(source: str) -> WeightsError:
     """The error for a source that is neither a local path nor of a known form; says so of a model's name."""
     forms = "a name of `vitreous models --weights`, timm:NAME.TAG or hf:ORG/NAME (both need the extra hub)"
     try:
-        name = name_of(configure(source))
+        name = configure(source).name()
     except VitreousError:
         near = nearest_name(source)
         hint = f"name a run folder, a bundle, a file, {forms}"

@@ -19,16 +19,27 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import VitreousError, WeightsError
-from vitreous.models.config import TRANSFORMER_FIELDS, ModelConfig, StemConfig
-from vitreous.models.names import name_of
+from vitreous.models.config import ModelConfig
 from vitreous.models.zoo import skip_init
-from vitreous.weights import dit, google, others, own, swin, swin_v2, timm, transformers, video, vitdet, vitdet_detector
 from vitreous.weights.entry import FLOATING, shown
 from vitreous.weights.files import Source, open_weights
-from vitreous.weights.measure import is_ambiguous
+from vitreous.weights.formats import (
+    dit,
+    google,
+    others,
+    own,
+    swin,
+    swin_v2,
+    timm,
+    transformers,
+    video,
+    vitdet,
+    vitdet_detector,
+)
+from vitreous.weights.formats.measure import is_ambiguous
+from vitreous.weights.formats.variants import VARIANTS, conclusions
 from vitreous.weights.sidecar import json_in, note, noted, said_by, windows_of_name
 from vitreous.weights.table import Format, Shapes
-from vitreous.weights.variants import VARIANTS, conclusions
 
 #: in the order in which they are tried: the first whose sign is there
 FORMATS = [
@@ -75,8 +86,6 @@ UNREAD = {
 PARAMETERS = 20_000_000_000  # of a model that is believed
 FACTS = 4096  # numbers of a tensor whose values tell what a model is
 INDEX = "model.safetensors.index.json"
-#: fields of `ViTConfig` that names and shapes do not depend on
-UNTOLD = ("dropout", "drop_path", "drop_path_rises", "resize", "gelu", "eps")
 
 
 @dataclass(frozen=True)
@@ -230,7 +239,7 @@ def fitting(
             f"\n    and {len(wrong) - 20} more" if len(wrong) > 20 else ""
         )
         raise WeightsError(
-            f"{origin} looks like {form.title}, {name_of(config)}, but does not fit it:{listing}", hint(wrong)
+            f"{origin} looks like {form.title}, {config.name()}, but does not fit it:{listing}", hint(wrong)
         )
     known = {*beside, *(("heads",) if form.suffix == ".npz" else ())}
     notes = (*conclusions(config, known, VARIANTS.get(form.name, ())), *assumptions(origin, form, config, beside))
@@ -260,38 +269,35 @@ def hint(wrong: list[str]) -> str:
 
 def assumptions(origin: Path, form: Format, config: ModelConfig, beside: dict[str, Any]) -> Iterator[str]:
     """What was assumed of a model's positions, a sentence each: their grid, and the rule by which they are resized."""
-    config = getattr(config, "backbone", config)
-    if config.kind == "swin" and "image" not in beside:
-        size = f"{config.image[0]} x {config.image[1]}"
-        yield f"{origin.name} does not tell the image size: assumed {size} pixels (--source-size HEIGHT WIDTH)"
-    if config.kind == "swin" and config.version == 2 and not {"window", "pretrained_window"} & set(beside):
-        taken = f"windows of {config.window}" + ", where its positions were learned" * (config.window > 8)
-        yield f"{origin.name} does not tell its windows in full: assumed {taken} (`vitreous convert --window N`)"
-    clips = getattr(config, "family", "") == "video"
+    encoder: Any = config.encoder
+    for text in form.assumes(encoder, beside):
+        yield f"{origin.name} does not tell {text}"
+    clips = encoder.has_time_axis
     if clips and "image" not in beside:
-        size = f"{config.image[0]} frames of {' x '.join(map(str, config.image[1:]))} pixels"
+        size = f"{encoder.image[0]} frames of {' x '.join(map(str, encoder.image[1:]))} pixels"
         yield f"{origin.name} does not tell the size of its clips: assumed {size} (--source-size FRAMES HEIGHT WIDTH)"
-    if config.kind != "vit" or config.position != "learned":
+    if encoder.position != "learned":
         return
-    doubt = form.doubt(config)
+    doubt = form.doubt(encoder)
     # who else has such positions always has them so
-    unplaced = config.class_token and not config.positioned and bool(doubt)
-    if "image" not in beside and not clips and (is_ambiguous(config.grid) or unplaced):
+    unplaced = encoder.class_token and not encoder.positioned and bool(doubt)
+    if "image" not in beside and not clips and (is_ambiguous(encoder.grid) or unplaced):
         own = ", and that the class token has none" * unplaced
-        size = f"{config.grid[0]} x {config.grid[1]} patches, images of {config.image[0]} x {config.image[1]} pixels"
+        size = (
+            f"{encoder.grid[0]} x {encoder.grid[1]} patches, images of {encoder.image[0]} x {encoder.image[1]} pixels"
+        )
         yield f"{origin.name} does not tell the grid of its positions: assumed {size}{own} (--source-size HEIGHT WIDTH)"
     if "resize" not in beside and doubt:
         yield (
-            f"{origin.name} does not tell how its positions are resized to other image sizes: {config.resize} was "
+            f"{origin.name} does not tell how its positions are resized to other image sizes: {encoder.resize} was "
             f"taken, {doubt}"
         )
 
 
 def believable(config: ModelConfig) -> torch.nn.Module:
     """The model of a config, without weights. Raises WeightsError for an absurdly large one, before it is built."""
-    encoder: Any = getattr(config, "backbone", config)
-    stem = getattr(encoder, "stem", None)
-    depth = encoder.depth + sum(stem.blocks if stem else ())
+    encoder: Any = config.encoder
+    depth = encoder.depth + encoder.stem_depth
     if encoder.width_out > 100_000 or depth > google.DEPTH or math.prod(encoder.image) > 1 << 28:
         raise WeightsError(f"a model of width {config.width:,} and depth {depth:,} is not believed")
     model = skip_init(config)
@@ -333,7 +339,7 @@ def weights_in(folder: Path) -> tuple[list[Path], dict[str, Any]]:
 def writers(config: ModelConfig) -> dict[str, Format]:
     """The formats that can hold a model, by the name that `--to` takes; none for a stem that nobody else has."""
     formats: dict[str, Format] = {}
-    if config.front == "conv" and config.kind != "detector":
+    if not config.foreign_formats:
         return formats
     # all elements of every tensor: operations on meta tensors would import a compiler, two seconds
     element = torch.zeros(())
@@ -346,39 +352,14 @@ def writers(config: ModelConfig) -> dict[str, Format]:
 
 def again(form: Format, config: ModelConfig, state: dict[str, Tensor]) -> bool:
     """Whether a model with a state of these shapes, written in a format, is detected as the same model."""
-    settings: dict[str, Any] = {"image": config.image, "heads": getattr(config, "heads", 0)}
+    settings: dict[str, Any] = {"image": config.image, "heads": 0} | config.head_count()
     if form.describe:
         settings = said_by(form.describe(config))
     elif form.suffix == ".safetensors":
         settings = noted(Path(), note(config))
     try:
         written = form.write(config, state)
-        return essence(
-            form.configure({name: tuple(tensor.shape) for name, tensor in written.items()}, settings)
-        ) == essence(config)
+        read = form.configure({name: tuple(tensor.shape) for name, tensor in written.items()}, settings)
+        return read.structure() == config.structure()
     except (LookupError, ValueError, VitreousError):
         return False
-
-
-def essence(config: ModelConfig) -> dict[str, Any]:
-    """The fields of a config that its model's structure depends on, synonyms unified, without those of training."""
-    if config.kind == "detector":
-        names = ("classes", "masks", "heads", "width", "hidden", "strides", "anchor", "agnostic", "scores")
-        return {name: getattr(config, name) for name in names} | {"backbone": essence(config.backbone)}
-    if config.family == "bit":
-        return {"root": config.width * config.factor} | {
-            name: getattr(config, name) for name in ("channels", "classes", "blocks", "axial")
-        }
-    if config.kind == "dit":
-        return {name: value for name, value in vars(config).items() if name not in ("family", "eps")}
-    if config.kind == "swin":
-        names = ("channels", "classes", "width", "blocks", "heads", "windows", "patch_size", "mlp_ratio", "qkv_bias")
-        trained = config.pretrained_window if any(config.pretrained_window) else ()
-        return {name: getattr(config, name) for name in (*names, "version")} | {"pretrained_window": trained}
-    assert config.kind == "vit"
-    structure: dict[str, Any] = {
-        name: getattr(config, name) for name in TRANSFORMER_FIELDS if name not in (*UNTOLD, "family")
-    }
-    stem = (config.stem.blocks, config.stem.width) if isinstance(config.stem, StemConfig) else config.stem
-    structure |= {"position_grid": config.table_grid}
-    return structure | {"slots": config.positioned, "stem": stem, "layer_scale": config.layer_scale is None}

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from vitreous.errors import WeightsError
-from vitreous.weights.decoders import LAYOUTS, SETTINGS, DecoderLayout
 from vitreous.weights.entry import shown
 from vitreous.weights.files import Source, open_weights
 from vitreous.weights.foreign import DetectedCheckpoint, unwrapped
-from vitreous.weights.heads import DIRECTION, NEWER, flaws, head_fields, is_unit, read_head
+from vitreous.weights.formats.decoders import LAYOUTS, SETTINGS, DecoderLayout
+from vitreous.weights.formats.heads import DIRECTION, NEWER, flaws, head_fields, is_unit, read_head
 from vitreous.weights.objective_parts import ObjectiveParts
 from vitreous.weights.pickled import EVERY
 from vitreous.weights.table import Shapes, Tensors

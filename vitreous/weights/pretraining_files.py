@@ -15,10 +15,10 @@ from torch import Tensor
 from vitreous.errors import UsageError, WeightsError
 from vitreous.models.config import ViTConfig
 from vitreous.system.disk import write_text
-from vitreous.weights import decoders
 from vitreous.weights.adopt import open_weights, parts_of
 from vitreous.weights.bundle import Bundle
-from vitreous.weights.heads import write_head
+from vitreous.weights.formats import decoders
+from vitreous.weights.formats.heads import write_head
 from vitreous.weights.objective_parts import ObjectiveParts
 from vitreous.weights.pretraining import HEADS, LOSS, STUDENT, within
 from vitreous.weights.table import Format, Tensors
@@ -104,7 +104,7 @@ PRETRAINING = {
 
 def able_to_hold(objective: str, config: Any) -> list[str]:
     """The names of formats that hold the parts of this objective beside an encoder of pictures, or of clips."""
-    video = getattr(config, "family", "") == "video"
+    video = config.has_time_axis
     return [name for name, form in PRETRAINING.items() if form.objective == objective and form.video == video]
 
 
@@ -117,7 +117,7 @@ def pretraining_format(to: str, config: Any, parts: ObjectiveParts | None, sourc
         able = able_to_hold(own, config)
         hint = f"use {' or '.join(able)}" if able else f"use {form.encoder}, which holds the encoder alone"
         raise UsageError(f"--to {to} needs the parts of {form.objective}, and {source} has {has}", hint)
-    if form.video != (getattr(config, "family", "") == "video"):
+    if form.video != (config.has_time_axis):
         kind = "clips" if form.video else "pictures"
         raise UsageError(
             f"{to} is for encoders of {kind}", f"use {' or '.join([*able_to_hold(own, config), 'bundle'])}"

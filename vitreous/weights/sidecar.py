@@ -13,6 +13,7 @@ from vitreous.data.modalities.base import HALF, IMAGENET, Preprocess
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import VitreousError, WeightsError
 from vitreous.models.config import ModelConfig
+from vitreous.models.configs.base import Pixels
 from vitreous.nn.grid import RESIZE
 from vitreous.weights.entry import shown
 from vitreous.weights.table import Format
@@ -214,16 +215,21 @@ def json_in(path: Path) -> dict[str, Any]:
         ) from None
 
 
-CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
-#: format -> mean and deviation of the pixels its authors trained on, where nothing says otherwise
-PIXELS = {
-    "timm": IMAGENET,
-    "dinov2": IMAGENET,
-    "torchvision": IMAGENET,
-    "sam": IMAGENET,
-    "vitdet": IMAGENET,
-    "videomae": IMAGENET,
-    "clip": CLIP,
+#: mean and standard deviation of each channel
+PIXELS: dict[Pixels, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    "half": HALF,
+    "imagenet": IMAGENET,
+    "clip": ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
+}
+#: format -> whose pixels its authors trained on, where nothing says otherwise
+FORMAT_PIXELS: dict[str, Pixels] = {
+    "timm": "imagenet",
+    "dinov2": "imagenet",
+    "torchvision": "imagenet",
+    "sam": "imagenet",
+    "vitdet": "imagenet",
+    "videomae": "imagenet",
+    "clip": "clip",
 }
 # PIL's numbers, in transformers' files
 FILTERS = {"bilinear": "bilinear", "bicubic": "bicubic", 2: "bilinear", 3: "bicubic"}
@@ -245,13 +251,8 @@ def preprocessing(form: Format, config: ModelConfig, folder: Path | None, settin
 
 def preprocessed(form: Format, config: ModelConfig, processor: dict[str, Any], settings: dict[str, Any]) -> Preprocess:
     """The preprocessing by `processor` (preprocessor_config.json) and `settings` (config.json). Raises ValueError."""
-    mean, std = PIXELS.get(form.name, HALF)
-    if form.name == "huggingface":
-        # DINOv2 and VideoMAE
-        usual = config.kind == "vit" and (config.layer_scale is not None or config.position == "sinusoid")
-        mean, std = CLIP if config.kind == "vit" and config.first_norm else IMAGENET if usual else HALF
-    if config.kind == "swin":
-        mean, std = IMAGENET
+    usual = config.default_preprocess()
+    mean, std = PIXELS[form.pixels(config) or FORMAT_PIXELS.get(form.name, usual.pixels)]
     trained = dict_in(settings, "pretrained_cfg")
     mean, std = (
         tuple(map(float, processor.get(f"image_{word}") or trained.get(word) or own))
@@ -265,8 +266,7 @@ def preprocessed(form: Format, config: ModelConfig, processor: dict[str, Any], s
         isinstance(size, dict) and "height" in size and not processor.get("do_center_crop")
     )
     filtered = FILTERS.get(
-        processor.get("resample") or trained.get("interpolation"),
-        "bilinear" if form.suffix == ".npz" or config.kind == "detector" else "bicubic",
+        processor.get("resample") or trained.get("interpolation"), "bilinear" if form.suffix == ".npz" else usual.filter
     )
     channels = config.channels
     if not all(map(math.isfinite, (*mean, *std, share))) or min(std) <= 0 or not 0 < share <= 1:
@@ -326,14 +326,7 @@ SWIN_FIELDS: dict[str, Callable[[Any], bool]] = {
 
 def note(config: ModelConfig) -> dict[str, str]:
     """The metadata to write beside a model's tensors."""
-    if config.kind == "detector":
-        own = {name: getattr(config, name) for name in DETECTOR_FIELDS}
-        return {KEY: json.dumps(json.loads(note(config.backbone)[KEY]) | own)}
-    names = FIELDS
-    if config.kind == "swin":  # heads are of each stage, which its tensors tell
-        names = {*FIELDS, *(SWIN_FIELDS if config.version == 2 else ())} - {"heads"}
-    values = {name: getattr(config, name) for name in sorted(names) if hasattr(config, name)}
-    return {KEY: json.dumps(values)}
+    return {KEY: json.dumps(config.noted_fields())}
 
 
 def noted(path: Path, metadata: dict[str, str]) -> dict[str, Any]:

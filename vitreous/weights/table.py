@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from vitreous.models.config import ModelConfig, SwinConfig, ViTConfig
+from vitreous.models.configs.base import Pixels
 
 Tensors = dict[str, Tensor]
 Shapes = dict[str, tuple[int, ...]]
@@ -89,6 +90,10 @@ class Format:
     without: tuple[str, ...] = ()
     doubt: Callable[[Any], str] = lambda config: ""
     facts: tuple[str, ...] = ()
+    # whose images weights were trained on, where no file beside them tells; None: what the config says
+    pixels: Callable[[Any], Pixels | None] = lambda config: None
+    # what files do not tell and was assumed of the config, by the names of the fields that are said somewhere
+    assumes: Callable[[Any, Container[str]], Iterable[str]] = lambda config, known: ()
 
     def placed(self, config: ModelConfig, own: Iterable[str]) -> Iterator[tuple[list[str], list[str], TensorTransform]]:
         """Our names, theirs and the fold of every group of tensors that a model has. Raises LookupError for one without

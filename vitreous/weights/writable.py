@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, cast
 
 from vitreous.errors import UsageError
 from vitreous.models.config import TRANSFORMER_FIELDS, ConvStemConfig, ModelConfig, StemConfig, ViTConfig
-from vitreous.models.names import name_of
 from vitreous.weights.foreign import FORMATS, writers
 from vitreous.weights.table import Format
 
@@ -34,10 +32,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
 def with_table(config: ModelConfig) -> ModelConfig:
     """The config with learned positions where it has MAE's fixed ones, which others' files store: the class token has a
     row of zeros."""
-    if config.kind != "vit" or config.position != "sincos":
-        return config
-    config = cast(ViTConfig, config)
-    return replace(config, position="learned", slots=int(config.class_token))
+    return config.with_position_table()
 
 
 def writable_formats(config: ModelConfig) -> list[str]:
@@ -55,7 +50,7 @@ def writer(name: str, config: ModelConfig) -> Format:
     if name not in {form.name for form in FORMATS}:
         raise UsageError(f"{name} is no format", hint)
     raise UsageError(
-        f"{name} cannot hold {name_of(config)}: {reason(name, config)}", f"{hint}; or `vitreous export --to onnx`"
+        f"{name} cannot hold {config.name()}: {reason(name, config)}", f"{hint}; or `vitreous export --to onnx`"
     )
 
 
@@ -75,7 +70,7 @@ def blocking_options(name: str, config: ModelConfig) -> list[str]:
     Options are set back to those of a plain ViT one by one, and those that the format can hold all the same are
     restored.
     """
-    if config.kind != "vit":
+    if not set(PLAIN) <= set(config.option_names()):
         return []
     config = cast(ViTConfig, config)
     changes: dict[str, Callable[[ViTConfig], dict[str, Any]]] = {
@@ -92,9 +87,8 @@ def blocking_options(name: str, config: ModelConfig) -> list[str]:
     def holds(groups: list[str]) -> bool:
         changed = config
         try:
-            changed = replace(
-                config, **{key: value for group in groups for key, value in changes[group](config).items()}
-            )
+            options = {key: value for group in groups for key, value in changes[group](config).items()}
+            changed = config.with_options(**options)
         except (UsageError, ValueError):
             return False
         return name in writers(changed)

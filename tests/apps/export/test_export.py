@@ -35,8 +35,8 @@ from vitreous.inference.card import card_of
 from vitreous.inference.exported import OnnxFileEngine
 from vitreous.inference.options import InferenceOptions
 from vitreous.inference.predict import load
-from vitreous.models.config import BiTConfig, ConvStemConfig, StemConfig, SwinConfig, ViTConfig
-from vitreous.models.zoo import build
+from vitreous.models.config import BiTConfig, ConvStemConfig, StemConfig, SwinConfig, ViTConfig, transformer_config
+from vitreous.models.zoo import build_model
 from vitreous.nn import grid
 from vitreous.tasks.classification import Classification
 from vitreous.tasks.features import Features
@@ -54,7 +54,7 @@ SMALL = {"image": (16, 24), "patch": (8, 8), "classes": 3, "width": 16, "depth":
 def made(place: Path, config, seed: int = 0, **told) -> Bundle:
     """A bundle with random weights, none of them zero."""
     torch.manual_seed(seed)
-    model = build(config).eval()
+    model = build_model(config).eval()
     contracts.randomise(model)
     mean, std = ((values * config.channels)[: config.channels] for values in ((0.4, 0.5, 0.6), (0.2, 0.25, 0.3)))
     names = ("ant", "bée", "cat")
@@ -114,7 +114,7 @@ def test_an_encoder_without_a_head_gives_features(home, to, tmp_path):
     if to == "openvino":
         pytest.importorskip("openvino")
     torch.manual_seed(0)
-    model = contracts.randomise(build(ViTConfig(**{**SMALL, "classes": 0})).eval())
+    model = contracts.randomise(build_model(ViTConfig(**{**SMALL, "classes": 0})).eval())
     bundle = Bundle(model, Features(), ImagePreprocess((16, 24)))
     bundle.save(tmp_path / "encoder")
     (row,) = export(tmp_path / "encoder", to, images=[str(home / "photos")])["exports"]
@@ -422,7 +422,9 @@ FAMILIES = {
     "factorised": ViTConfig(**SMALL, position="factorised"),
     "waves, shared": ViTConfig(**SMALL, position="sincos", position_at="shared", gelu="tanh"),
     "rotary": ViTConfig(**SMALL, attention="rotary", position="none", gelu="quick"),
-    "conv stem": ViTConfig(**SMALL, stem=ConvStemConfig(widths=(4, 8), blocks=(0, 1)), resize="bicubic-offset"),
+    "conv stem": transformer_config(
+        **SMALL, stem=ConvStemConfig(widths=(4, 8), blocks=(0, 1)), resize="bicubic-offset"
+    ),
     "grey": ViTConfig(**{**SMALL, "channels": 1}, resize="zoom"),
     "bit": BiTConfig(image=(40, 48), blocks=(1, 1), width=16, classes=3),
     "swin": SwinConfig(image=(32, 48), patch_size=(2, 2), classes=3, width=16, blocks=(2, 2), heads=(1, 2), window=4),
@@ -431,10 +433,12 @@ FAMILIES = {
     ),
     "windows of patches": ViTConfig(**{**SMALL, "depth": 2}, window=2, global_blocks=(1,)),
     # not of any size
-    "hybrid": ViTConfig(**SMALL, stem=StemConfig(blocks=(1,), width=8)),
+    "hybrid": transformer_config(**SMALL, stem=StemConfig(blocks=(1,), width=8)),
     "relative": ViTConfig(**SMALL, attention="relative"),
-    "windows": ViTConfig(**SMALL, attention="decomposed", window=2, global_blocks=(0,), class_token=False, pool="mean"),
-    "axial": ViTConfig(**SMALL, axial=True, class_token=False, pool="mean"),
+    "windows": transformer_config(
+        **SMALL, attention="decomposed", window=2, global_blocks=(0,), class_token=False, pool="mean"
+    ),
+    "axial": transformer_config(**SMALL, axial=True, class_token=False, pool="mean"),
     "axial bit": BiTConfig(image=(40, 48), blocks=(1, 1), width=16, classes=3, axial=True),
 }
 FIXED = list(FAMILIES)[list(FAMILIES).index("hybrid") :]

@@ -9,7 +9,7 @@ from vitreous.apps.export.graph import exportable, trace
 from vitreous.apps.export.windows import line
 from vitreous.models.configs.swin import SwinConfig
 from vitreous.models.configs.vit import ViTConfig
-from vitreous.models.zoo import build
+from vitreous.models.zoo import build_model
 
 SWIN = SwinConfig(image=(32, 32), patch_size=(2, 2), classes=3, width=16, blocks=(2, 2), heads=(1, 2), window=4)
 VIT = ViTConfig(image=(24, 24), patch=(4, 4), classes=3, width=16, depth=2, heads=2, hidden=32, window=4)
@@ -25,7 +25,7 @@ CONFIGS = {
 
 def made(config):
     torch.manual_seed(0)
-    model = build(config).eval()
+    model = build_model(config).eval()
     for name, parameter in model.named_parameters():
         if name.startswith("head") or "table" in name or name.endswith(("norm.weight", "qkv.weight")):
             torch.nn.init.normal_(parameter, std=0.5)

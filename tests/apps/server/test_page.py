@@ -26,7 +26,7 @@ from vitreous.inference.engine import remove_head
 from vitreous.inference.index import open_index, write_index
 from vitreous.inference.predict import load
 from vitreous.models.config import ViTConfig
-from vitreous.models.zoo import build
+from vitreous.models.zoo import build_model
 from vitreous.reports.pages.formats import break_name, format_share
 from vitreous.tasks.classification import Classification
 from vitreous.tasks.features import Features
@@ -51,7 +51,7 @@ def home(tmp_path_factory):
     """A bundle whose heads look at different places, with an index; and pictures."""
     root = tmp_path_factory.mktemp("page")
     torch.manual_seed(0)
-    model = build(
+    model = build_model(
         ViTConfig(image=(40, 40), patch=(8, 8), classes=len(CLASSES), width=32, depth=3, heads=2, hidden=64)
     ).eval()
     torch.nn.init.normal_(model.head.weight)

@@ -14,7 +14,6 @@ from vitreous.apps.bench.profile import NAMES
 from vitreous.apps.bench.race import Lane
 from vitreous.apps.bench.work import DECODING, Work
 from vitreous.inference.graph_cache import installed_version
-from vitreous.models.cost import computed, macs
 from vitreous.models.names import configure
 from vitreous.system.machine import best_feature, processor
 
@@ -48,8 +47,10 @@ class Race:
         passes = PASSES[self.work.task]
         if not passes:
             return lane.median / limit
-        cost = computed if lane.contender.ours else macs  # nobody else leaves out what of the last block is not read
-        return lane.median * passes * 2 * cost(configure(self.work.model, self.work.image_size)) / limit
+        config = configure(self.work.model, self.work.image_size)
+        # nobody else leaves out what of the last block is not read
+        cost = config.computed_macs() if lane.contender.ours else config.macs()
+        return lane.median * passes * 2 * cost / limit
 
 
 def document(races: list[Race]) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def bench(
 
 def check_model(task: str, model: str) -> None:
     """Raise UsageError for a task of another kind of model."""
-    if (task in GENERATING) != (configure(model).kind == "dit"):
+    if (task in GENERATING) != configure(model).generates_images:
         makes = "makes no images" if task in GENERATING else "makes images"
         hint = f"use --models DiT-S/2, or --tasks {'train' if task in GENERATING else 'dit'}"
         raise UsageError(f"the task {task} cannot be measured: {model} {makes}", hint)

@@ -145,7 +145,7 @@ def judge(
         listener.progress("judge", done, total)
 
     if bundle.object_classes:
-        least = getattr(bundle.model.config, "threshold", 0.0)
+        least = bundle.model.config.threshold
         objects = compare_objects(original, export, pictures, least, progress)
         return objects, objects.lost(allowed)
     proof = compare_outputs(original, export, pictures, target.card, progress)

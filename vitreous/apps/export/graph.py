@@ -16,9 +16,7 @@ from torch import Tensor, nn
 from vitreous.apps.export.windows import AnyLocal, AnyWindows, size_tensor
 from vitreous.errors import UsageError
 from vitreous.inference.engine import remove_head
-from vitreous.inference.outputs import NAMES
 from vitreous.models.config import ModelConfig
-from vitreous.models.names import name_of
 from vitreous.models.zoo import Model
 from vitreous.nn.frozen import FrozenConv
 from vitreous.nn.layout import Axial, Windows
@@ -163,11 +161,7 @@ def exportable(model: Model, dynamic: bool = False) -> nn.Module:
 
 def output_names(config: ModelConfig) -> tuple[str, ...]:
     """The names of a graph's outputs."""
-    if config.kind == "detector":
-        return NAMES if config.masks else NAMES[:3]
-    if config.kind == "segmenter":
-        return OUTPUTS[:1]
-    return OUTPUTS if config.classes else OUTPUTS[1:]
+    return config.export_rules().outputs
 
 
 def replace_modules(module: nn.Module, dynamic: bool) -> None:
@@ -194,47 +188,34 @@ def replace_modules(module: nn.Module, dynamic: bool) -> None:
 
 def check_dynamic(config: ModelConfig) -> None:
     """Raise UsageError for a model whose positions or paddings cannot be worked out inside a graph."""
-    if config.kind == "detector":
-        hint = "leave it out: images of any size are scaled to one, or answered by tiles of it"
-        raise UsageError(f"--dynamic-size is not for {name_of(config)}", hint)
-    if config.kind == "segmenter":
-        hint = "leave it out: images of any size are answered by tiles of one size"
-        raise UsageError(f"--dynamic-size is not for {name_of(config)}", hint)
-    if config.family == "bit":
-        reason = "axial attention" if config.axial else ""
-    elif config.kind == "swin":
-        reason = ""
-    elif len(config.image) != 2:
-        reason = f"images of {len(config.image)} axes"
-    elif config.on_grid or config.attention == "relative":
-        reason = "relative positions" if config.attention == "relative" else "windows, axial blocks or a neck"
-    else:
-        reason = "a ResNet for a stem" if config.front == "resnet" else ""
-    if reason:
-        able = (
-            "Swins, BiTs, and ViTs with learned, sine or rotary positions behind patches or convolutions, have any size"
-        )
-        raise UsageError(f"--dynamic-size is not for {name_of(config)}: {reason}", f"leave it out; {able}")
+    rules = config.export_rules()
+    if not rules.fixed_size:
+        return
+    if rules.hint:
+        raise UsageError(f"--dynamic-size is not for {config.name()}", rules.hint)
+    able = "Swins, BiTs, and ViTs with learned, sine or rotary positions behind patches or convolutions, have any size"
+    raise UsageError(f"--dynamic-size is not for {config.name()}: {rules.fixed_size}", f"leave it out; {able}")
 
 
 def example(config: ModelConfig, dynamic: bool = False) -> Tensor:
     """(2, C, *image) zeros to trace with, (1, C, *image) for a detector; dynamic graphs are traced at another size, not
     a square."""
     axes = [(2 + axis) * side for axis, side in enumerate(config.patch)] if dynamic else [0] * len(config.image)
-    count = 1 if config.kind == "detector" else 2
+    count = 1 if config.export_rules().fixed_batch else 2
     return torch.zeros(count, config.channels, *(side + more for side, more in zip(config.image, axes, strict=True)))
 
 
 def dynamic_axes(config: ModelConfig, dynamic: bool = False) -> tuple[dict[int, Any], ...]:
     """Which axes of the input have no fixed length, as torch.export has it. A detector takes one image: which of its
     objects are one is asked image by image."""
-    if config.kind == "detector":
+    rules = config.export_rules()
+    if rules.fixed_batch:
         return ({},)
     free: dict[int, Any] = {0: torch.export.Dim("batch", min=1, max=MOST)}
     if dynamic:
         # at least two places of the last map
         for axis, (name, side) in enumerate(zip(("rows", "columns"), config.patch, strict=True)):
-            if config.kind in ("vit", "swin"):
+            if rules.patch_multiples:
                 free[2 + axis] = torch.export.Dim(name, min=2, max=PIXELS // side) * side
             else:
                 free[2 + axis] = torch.export.Dim(name, min=side + 1, max=PIXELS)
@@ -253,8 +234,7 @@ def trace(model: Model, dynamic: bool = False) -> Any:
             (example(model.config, dynamic),),
             dynamic_shapes=dynamic_axes(model.config, dynamic),
         )
-    if dynamic and (model.config.kind == "swin" or getattr(model.config, "window", 0)):
-        # they ask for two windows along each axis, since one is laid out otherwise in memory; the operators do not care
+    if dynamic and model.config.export_rules().drops_guards:
         program._guards_code = []
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # paths of the machine that made it

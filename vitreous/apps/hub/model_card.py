@@ -77,7 +77,6 @@ def write_card(
     repository: str, bundle: Bundle, summary: dict[str, Any], licence: str | None, tags: list[str], shipped: str
 ) -> str:
     """The text of README.md. `summary`: a run's, or {}; `shipped`: a sentence on files for other libraries, or ""."""
-    from vitreous.models.names import name_of
 
     config, task = bundle.model.config, bundle.task
     parameters = sum(parameter.numel() for parameter in bundle.model.parameters())
@@ -93,7 +92,7 @@ def write_card(
 
 # {repository.partition("/")[2]}
 
-{name_of(config)}, {parameters:,} parameters, for images of {format_size(config.image)} pixels and
+{config.name()}, {parameters:,} parameters, for images of {format_size(config.image)} pixels and
 {config.channels} channel{"s" * (config.channels > 1)}: it {task.summary}. Trained with vitreous {__version__}.
 {classes}
 ## Use

@@ -22,7 +22,6 @@ from vitreous.apps.server.responses import Refusal
 from vitreous.apps.server.server import bind_socket, configure_uvicorn
 from vitreous.apps.server.settings import Access
 from vitreous.errors import UsageError
-from vitreous.models.names import name_of
 from vitreous.reports.pages.formats import SHARES, render
 from vitreous.reports.pages.metric_terms import EXPLANATIONS
 from vitreous.reports.pages.plots import COLOURS
@@ -58,7 +57,7 @@ class Watch:
         facts["tops"] = {"rankme": run.model.features} if run.objective.ships_features else {}
         name = folder.path.resolve().name
         data = Path(run.data.source).name or run.data.source
-        self.page = render("watch.html", run=name, model=name_of(run.model), data=data, facts=json.dumps(facts))
+        self.page = render("watch.html", run=name, model=run.model.name(), data=data, facts=json.dumps(facts))
         routes = {"/": self.show_page, "/events": self.send_events, "/report.html": self.show_report}
         self.app = Starlette(routes=[Route(path, self.guarded(handler)) for path, handler in routes.items()])
 

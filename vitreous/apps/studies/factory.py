@@ -18,7 +18,6 @@ from vitreous.data.split import Data, Split, require_labels
 from vitreous.errors import UsageError
 from vitreous.jobs.data import prepare_data, screen_inputs
 from vitreous.jobs.derive_run import derive_run, first_workers
-from vitreous.models.names import name_of
 from vitreous.progress import Listener, NullListener
 from vitreous.recipes.channels import detect_info
 from vitreous.recipes.options import FROM_SCRATCH, TrainOptions
@@ -161,7 +160,7 @@ class RunFactory:
     def folder(self, run: Run, other: str = "") -> Folder:
         """The folder of a run: of a name that follows from its settings, the fingerprint of its data, and the name of
         the `other` data set, if it is one."""
-        return Folder(self.common.store / f"{slug(name_of(run.model))}-{run_key(run, self.common.store, other)}")
+        return Folder(self.common.store / f"{slug(run.model.name())}-{run_key(run, self.common.store, other)}")
 
 
 def judge_seldom(run: Run, images: int) -> Run:

@@ -178,12 +178,11 @@ def fastest(turn: Any) -> float:
 def read_generated(subject: Subject, samples: int = 500) -> list[Reading]:
     """The Fréchet distance of generated images to the validation images, in the space of pixels, against the operations
     of a forward pass."""
-    from vitreous.models.cost import macs
     from vitreous.reports.generated import GenerationOptions, judge_generator
 
     options = GenerationOptions(samples=samples, guidance=1.0, seed=subject.seed)
     document = judge_generator(subject.home, None, "val", options, computing_of(subject))
-    return [Reading((), document["val"]["frechet_distance"], {"gflops": 2 * macs(subject.run.model) / 1e9})]
+    return [Reading((), document["val"]["frechet_distance"], {"gflops": 2 * subject.run.model.macs() / 1e9})]
 
 
 def read_speed(subject: Subject, sides: Sequence[int], seconds: float) -> list[Reading]:
@@ -192,11 +191,11 @@ def read_speed(subject: Subject, sides: Sequence[int], seconds: float) -> list[R
     import torch
 
     from vitreous.inspection.cost import costs, sizes
-    from vitreous.models.zoo import build
+    from vitreous.models.zoo import build_model
     from vitreous.nn.frozen import frozen
 
     torch.manual_seed(subject.seed)
-    model: Any = frozen(build(subject.run.model).to(device_of(subject)))
+    model: Any = frozen(build_model(subject.run.model).to(device_of(subject)))
     model.any_size = True
     return [
         Reading((f"{cost.image[-1]}",), cost.best[1], {"largest": float(cost.largest), "memory": float(cost.memory)})
@@ -210,10 +209,10 @@ def read_batches(subject: Subject, sides: Sequence[int]) -> list[Reading]:
     import torch
 
     from vitreous.inspection.cost import costs, sizes
-    from vitreous.models.zoo import build
+    from vitreous.models.zoo import build_model
 
     torch.manual_seed(subject.seed)
-    model = build(subject.run.model).to(device_of(subject)).eval()
+    model = build_model(subject.run.model).to(device_of(subject)).eval()
     model.any_size = True
     batches = () if device_of(subject) != "cpu" else (1,)
     return [

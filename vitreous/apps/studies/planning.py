@@ -9,7 +9,6 @@ from vitreous.apps.studies.factory import LEAST_STEPS, StudyRun
 from vitreous.apps.studies.study import Cell, Scale, Setting, Study, with_parents
 from vitreous.errors import UsageError
 from vitreous.jobs.preview import time_steps
-from vitreous.models.cost import macs
 from vitreous.progress import Listener
 from vitreous.recipes.architecture import architecture
 from vitreous.recipes.derive import apply
@@ -69,7 +68,7 @@ def forecast_study(runs: list[StudyRun], listener: Listener) -> Forecast:
 def training_flops(run: Run) -> float:
     """FLOPs of a run from labels: three forward passes of every sample. An objective with a decoder, a teacher or
     dropped patches needs more, or less."""
-    return 6 * macs(run.model) * run.total
+    return 6 * run.model.macs() * run.total
 
 
 def counted_cost(study: Study, scale: Scale) -> dict[str, Any]:

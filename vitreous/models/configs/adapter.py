@@ -7,12 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from vitreous.errors import UsageError
-from vitreous.models.configs.hybrid import HybridConfig
-from vitreous.models.configs.levels import Level, Leveled
-from vitreous.models.configs.vit import AxialConfig, CLIPConfig, SAMConfig, ViTConfig
+from vitreous.models.configs.base import Level, ModelConfig
+from vitreous.models.configs.vit import ViTConfig
 from vitreous.models.configs.wrapped import WithBackbone
 
-PlainBackbone = ViTConfig | HybridConfig | AxialConfig | SAMConfig | CLIPConfig
 #: heads of deformable attention, and channels of its values for one of the width, by the width of the ViT (the paper's
 #: Table 10)
 PUBLISHED = {192: (6, 1.0), 384: (6, 1.0), 768: (12, 0.5), 1024: (16, 0.5)}
@@ -24,7 +22,7 @@ Adapter = Literal["none", "group", "batch"]  # of an objective: the norm of the 
 
 
 @dataclass(frozen=True)
-class AdapterConfig(Leveled, WithBackbone):
+class AdapterConfig(WithBackbone):
     """A ViT without a head of its own, and an adapter: convolutions of `prior` channels and more, and `interactions`
     with groups of the ViT's blocks, by deformable attention of `heads`, each looking at `points` places of a level,
     with values of `ratio` times the width.
@@ -40,7 +38,7 @@ class AdapterConfig(Leveled, WithBackbone):
     """
 
     family: Literal["adapter"] = "adapter"
-    backbone: PlainBackbone = field(default_factory=lambda: ViTConfig(classes=0))
+    backbone: ModelConfig = field(default_factory=lambda: ViTConfig(classes=0))
     heads: int = 12
     ratio: float = 0.5
     points: int = 4
@@ -49,11 +47,17 @@ class AdapterConfig(Leveled, WithBackbone):
     norm: Norm = "group"
     token_source: TokenSource = "last"
 
-    kind: ClassVar[Literal["adapter"]] = "adapter"
+    module: ClassVar[str] = "vitreous.models.adapter:ViTAdapter"
     has_stages: ClassVar[bool] = True
     classes: ClassVar[int] = 0
 
+    def name(self) -> str:
+        """`ViT-S/16 with an adapter`."""
+        return f"{self.backbone.name()} with an adapter"
+
     def __post_init__(self) -> None:
+        if not isinstance(self.backbone, ViTConfig):
+            raise UsageError(f"an adapter is for a ViT, not for {self.backbone.name()}", "leave it out")
         if self.backbone.classes:
             raise UsageError("a backbone has no classes of its own", "use classes=0")
         if len(self.backbone.image) != 2:
@@ -105,29 +109,12 @@ class AdapterConfig(Leveled, WithBackbone):
         return self.backbone.patch
 
     @property
-    def grid(self) -> tuple[int, ...]:
-        """The coarsest map at the native image size."""
-        return tuple(-(-side // stride) for side, stride in zip(self.image, self.patch, strict=True))
-
-    @property
-    def prefix(self) -> int:
-        """Tokens in front of the maps: none."""
-        return 0
-
-    @property
     def width(self) -> int:
         """Channels of the ViT's tokens, and of the maps."""
         return self.backbone.width
 
-    width_out = features = width
 
-    @property
-    def pool(self) -> Literal["mean"]:
-        """The mean of the coarsest map."""
-        return "mean"
-
-
-def adapted(backbone: Any, adapter: Adapter = "group", token_source: TokenSource = "last") -> Any:
+def add_adapter(backbone: Any, adapter: Adapter = "group", token_source: TokenSource = "last") -> Any:
     """A backbone with an adapter that has this norm, or as it is with "none": the published adapter of the width of a
     ViT, else one with the heads of the ViT. `token_source` is that of `AdapterConfig`. Raises UsageError as
     `AdapterConfig`, and for what has stages of its own.

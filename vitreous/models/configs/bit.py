@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+import re
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, get_args
 
 from vitreous.errors import UsageError, nearest
-from vitreous.models.configs.levels import Level, Leveled
+from vitreous.models.configs.base import ExportRules, Image, LayerGroups, Level, ModelConfig
+from vitreous.models.cost import resnet_macs
+from vitreous.models.presets import BITS, RESNETS
 
 # whose ResNet: the rows of nn.resnet.NUMERICS
 Numerics = Literal["google", "bit", "big-vision", "timm", "transformers"]
+_RESNET = re.compile(r"(?:bit-)?r(?P<depth>\d+)x(?P<factor>\d+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class BiTConfig(Leveled):
+class BiTConfig(ModelConfig):
     """A BiT ResNet-v2 by the units of its stages, (3, 4, 6, 3) for R50, and the `factor` of its name: R50x3 has 3.
 
     (3, 4, 23, 3) is R101, (3, 8, 36, 3) R152, (3, 24, 36, 3) R200. Any image size works: each stride rounds up. Raises
@@ -52,8 +55,29 @@ class BiTConfig(Leveled):
                 f"width {self.width * self.factor} is not a multiple of 16, twice the 8 heads", "change width or axial"
             )
 
-    kind: ClassVar[Literal["bit"]] = "bit"
+    module: ClassVar[str] = "vitreous.models.bit:BiT"
+    preset_names: ClassVar[tuple[str, ...]] = (*(f"BiT-R{name}" for name in BITS), "AxialResNet-50")
+    recipe_family: ClassVar[str] = "bit"
+    layer_groups: ClassVar[LayerGroups] = LayerGroups(r"\bbody\.stages\.(\d+)\.units\.(\d+)\.", ("body.root",))
     has_stages: ClassVar[bool] = True
+    front: ClassVar[str] = "resnet"
+    foreign_formats: ClassVar[bool] = True
+
+    @classmethod
+    def parse_name(cls, name: str, image: Image) -> BiTConfig | None:
+        """`BiT-R50x1`, `R50x1` or `AxialResNet-50`."""
+        size: Any = image or (224, 224)
+        if name == "AxialResNet-50":
+            return cls(image=size, axial=True)
+        resnet = _RESNET.fullmatch(name)
+        if resnet is None or resnet["depth"] not in RESNETS:
+            return None
+        return cls(image=size, blocks=RESNETS[resnet["depth"]], factor=int(resnet["factor"]))
+
+    def name(self) -> str:
+        """`BiT-R50x1`."""
+        depth = next((key for key, row in RESNETS.items() if row == self.blocks), "-".join(map(str, self.blocks)))
+        return f"AxialResNet-{depth}" if self.axial else f"BiT-R{depth}x{self.factor}"
 
     @property
     def levels(self) -> tuple[Level, ...]:
@@ -66,68 +90,37 @@ class BiTConfig(Leveled):
         """Residual units of all stages."""
         return sum(self.blocks)
 
-    def check_image(self, image: tuple[int, ...]) -> None:
-        """Every image size is right: each stride rounds up."""
-
-    @property
-    def front(self) -> Literal["resnet"]:
-        """What reads the image."""
-        return "resnet"
-
-    @property
-    def position(self) -> Literal["none"]:
-        """No position is added to anything."""
-        return "none"
-
-    @property
-    def attention(self) -> Literal["none"]:
-        """No attention over tokens."""
-        return "none"
-
-    @property
-    def pool(self) -> Literal["mean"]:
-        """The mean of the last map."""
-        return "mean"
-
-    @property
-    def has_attention(self) -> bool:
-        """No attention over tokens."""
-        return False
-
-    drops_patches = merges_tokens = packs_sizes = sees_whole_image = has_attention
-
     @property
     def patch(self) -> tuple[int, int]:
         """Pixels to a place of the last map, per axis: (32, 32) for four stages."""
         return (4 * 2 ** (len(self.blocks) - 1),) * 2
 
     @property
-    def grid(self) -> tuple[int, int]:
-        """The last map at the native image size."""
-        height, width = self.image
-        return math.ceil(height / self.patch[0]), math.ceil(width / self.patch[1])
-
-    @property
     def width_out(self) -> int:
         """Channels of the last map."""
         return 4 * self.width * self.factor * 2 ** (len(self.blocks) - 1)
 
-    @property
-    def features(self) -> int:
-        """Channels of what the head reads."""
-        return self.width_out
+    def block_number(self, *numbers: int) -> int:
+        """The number of a unit, from 0, by its stage and its number there."""
+        stage, unit = numbers
+        return sum(self.blocks[:stage]) + unit
 
-    @property
-    def prefix(self) -> int:
-        """Tokens in front of the map: none."""
-        return 0
+    def macs(self, image: Image = None) -> int:
+        """Multiply-adds of one forward pass for one image: every convolution, axial attention and the head.
 
-    @property
-    def dropout(self) -> float:
-        """None, as in the paper."""
-        return 0.0
+        Norms, ReLU, softmax and pooling are left out. FLOPs are twice this; a training step costs three forward passes.
+        """
+        height, width = image or self.image
+        inner = self.width * self.factor
+        body = resnet_macs(self.blocks, inner, self.channels, image=(height, width), axial=self.axial)
+        return body + self.width_out * self.classes
 
-    @property
-    def drop_path(self) -> float:
-        """None, as in the paper."""
-        return 0.0
+    def export_rules(self) -> ExportRules:
+        """Images of any size, but with axial attention."""
+        rules = super().export_rules()
+        return replace(rules, fixed_size="axial attention" if self.axial else "")
+
+    def structure(self) -> dict[str, Any]:
+        """What the model's tensors depend on."""
+        names = ("channels", "classes", "blocks", "axial")
+        return {"root": self.width * self.factor} | {name: getattr(self, name) for name in names}

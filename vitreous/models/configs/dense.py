@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from vitreous.models.configs.adapter import AdapterConfig
-from vitreous.models.configs.bit import BiTConfig
-from vitreous.models.configs.foreign import ForeignConfig
-from vitreous.models.configs.hybrid import HybridConfig
-from vitreous.models.configs.swin import SwinConfig
-from vitreous.models.configs.vit import AxialConfig, CLIPConfig, SAMConfig, ViTConfig
 from vitreous.models.configs.wrapped import WithBackbone
-
-Transformer = ViTConfig | HybridConfig | AxialConfig | SAMConfig | CLIPConfig | SwinConfig
-Backbone = Transformer | BiTConfig | AdapterConfig | ForeignConfig
 
 
 class OnBackbone(WithBackbone):
     """What can be asked of a model that is a backbone with a head: as of the backbone, whose config is `backbone`."""
 
-    backbone: Backbone
     classes: int
 
     @property

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from vitreous.errors import UsageError
-from vitreous.models.configs.dense import Backbone, OnBackbone
+from vitreous.models.configs.base import ExportRules, ModelConfig, PreprocessDefaults
+from vitreous.models.configs.dense import OnBackbone
 from vitreous.models.configs.vit import ViTConfig
 
 DetectionHeads = Literal["vitdet", "light"]
@@ -38,6 +39,9 @@ HEADS: dict[str, HeadSizes] = {
     "light": HeadSizes(1, 0, layers=2, masks=2, norm=True, anchors=256, regions=128, sampling=2),
 }
 LEVELS = 5  # of a feature pyramid
+OUTPUTS = ("boxes", "scores", "labels", "masks")
+#: fields that no tensor tells
+UNTOLD = ("agnostic", "round_anchors", "proposals", "detections", "nms", "threshold", "scores")
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,7 @@ class DetectorConfig(OnBackbone):
     """
 
     family: Literal["detector"] = "detector"
-    backbone: Backbone = field(default_factory=lambda: ViTConfig(classes=0))
+    backbone: ModelConfig = field(default_factory=lambda: ViTConfig(classes=0))
     classes: int = 1
     masks: bool = False
     heads: DetectionHeads = "vitdet"
@@ -73,7 +77,13 @@ class DetectorConfig(OnBackbone):
     nms: float = 0.5
     threshold: float = 0.05
 
-    kind: ClassVar[Literal["detector"]] = "detector"
+    module: ClassVar[str] = "vitreous.models.detector:Detector"
+    finds_objects: ClassVar[bool] = True
+    foreign_formats: ClassVar[bool] = True
+
+    def name(self) -> str:
+        """`ViT-S/16 with Mask R-CNN`."""
+        return f"{self.backbone.name()} with {'Mask' if self.masks else 'Faster'} R-CNN"
 
     def __post_init__(self) -> None:
         if self.backbone.classes:
@@ -109,3 +119,22 @@ class DetectorConfig(OnBackbone):
             return tuple(s for s in (stride // 4, stride // 2, stride, stride * 2, stride * 4) if s >= self.finest)
         own = self.taps
         return (*own, *(own[-1] * 2**step for step in range(1, LEVELS + 1 - len(own))))
+
+    def export_rules(self) -> ExportRules:
+        """One image at a time: which of its objects are one is asked image by image."""
+        hint = "leave it out: images of any size are scaled to one, or answered by tiles of it"
+        outputs = OUTPUTS if self.masks else OUTPUTS[:3]
+        return ExportRules(outputs, fixed_size="objects", hint=hint, fixed_batch=True)
+
+    def default_preprocess(self) -> PreprocessDefaults:
+        """Scaled bilinearly, as detectors are."""
+        return PreprocessDefaults(filter="bilinear")
+
+    def noted_fields(self) -> dict[str, Any]:
+        """Those of the backbone, and the detector's own."""
+        return self.backbone.noted_fields() | {name: getattr(self, name) for name in UNTOLD}
+
+    def structure(self) -> dict[str, Any]:
+        """What the model's tensors depend on."""
+        names = ("classes", "masks", "heads", "width", "hidden", "strides", "anchor", "agnostic", "scores")
+        return {name: getattr(self, name) for name in names} | {"backbone": self.backbone.structure()}

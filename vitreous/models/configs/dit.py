@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from vitreous.errors import UsageError
+from vitreous.models.configs.base import Image, LayerGroups, ModelConfig
+from vitreous.models.cost import block_macs
 from vitreous.nn.sizes import format_size, grid_of, nearby
 
 #: width, depth, heads (arXiv:2212.09748, Table 1)
@@ -18,7 +21,7 @@ _DIT = re.compile(
 
 
 @dataclass(frozen=True)
-class DiTConfig:
+class DiTConfig(ModelConfig):
     """A Transformer that reads a noisy image, a time and a class, and answers with an image.
 
     `image` and `patch` hold one length per axis: pixels, or places of latents, of `channels` channels. `classes`: those
@@ -31,20 +34,18 @@ class DiTConfig:
     Raises UsageError where a patch does not divide the image, or heads the width.
     """
 
-    kind: ClassVar[Literal["dit"]] = "dit"
-    # answers to what other families have fields for
-    prefix: ClassVar[int] = 0
-    dropout: ClassVar[float] = 0.0
-    drop_path: ClassVar[float] = 0.0
+    module: ClassVar[str] = "vitreous.models.dit:DiT"
+    preset_names: ClassVar[tuple[str, ...]] = tuple(f"DiT-{size}/{patch}" for size in DITS for patch in (2, 4, 8))
+    recipe_family: ClassVar[str] = "dit"
+    layer_groups: ClassVar[LayerGroups] = LayerGroups(entry=("projection", "time", "classes"))
     position: ClassVar[str] = "sincos"
     attention: ClassVar[str] = "plain"
     pool: ClassVar[str] = "none"
-    front: ClassVar[Literal["patches"]] = "patches"
-    drops_patches: ClassVar[bool] = False
-    merges_tokens: ClassVar[bool] = False
-    packs_sizes: ClassVar[bool] = False
+    front: ClassVar[str] = "patches"
     has_attention: ClassVar[bool] = True
     sees_whole_image: ClassVar[bool] = True
+    generates_images: ClassVar[bool] = True
+    foreign_formats: ClassVar[bool] = True
 
     family: Literal["dit"] = "dit"
     image: tuple[int, ...] = (32, 32)
@@ -85,19 +86,9 @@ class DiTConfig:
         return self.channels * (2 if self.learned_variance else 1)
 
     @property
-    def cell(self) -> tuple[int, ...]:
-        """What a token is cut from, along each axis."""
-        return self.patch
-
-    @property
-    def width_out(self) -> int:
-        """Channels of a token after the blocks."""
-        return self.width
-
-    @property
-    def features(self) -> int:
-        """Channels of a token after the blocks."""
-        return self.width
+    def has_time_axis(self) -> bool:
+        """Whether it makes clips."""
+        return len(self.image) == 3
 
     def check_image(self, image: tuple[int, ...]) -> None:
         """Raise UsageError for an image size that the patch does not divide, naming one that would do."""
@@ -106,36 +97,55 @@ class DiTConfig:
         except ValueError as error:
             raise UsageError(str(error), f"use --image-size {format_size(nearby(image, self.patch))}") from None
 
+    @classmethod
+    def parse_name(cls, name: str, image: Image) -> DiTConfig | None:
+        """`DiT-XL/2`, for latents of 4 channels, or `DiT-128x6/2` for a width of 128 and a depth of 6 with heads of 32
+        channels; `DiT-96x6/2x4x4-alternating` for clips.
 
-def parse_dit(name: str, image: tuple[int, ...] | None) -> DiTConfig | None:
-    """`DiT-XL/2`, for latents of 4 channels, or `DiT-128x6/2` for a width of 128 and a depth of 6 with heads of 32
-    channels; `DiT-96x6/2x4x4-alternating` for clips.
+        Raises UsageError for a patch of less than a pixel.
+        """
+        match = _DIT.fullmatch(name)
+        if match is None:
+            return None
+        if match["width"]:
+            width, depth = int(match["width"]), int(match["depth"])
+            heads = max(1, width // 32)
+        elif match["size"].upper() in DITS:
+            width, depth, heads = DITS[match["size"].upper()]
+        else:
+            return None
+        patch = tuple(map(int, match["patch"].lower().split("x")))
+        patch = patch * 2 if len(patch) == 1 else patch
+        if min(patch) < 1:
+            raise UsageError(f"unknown model {name}", "a patch is at least one pixel")
+        side = image or nearby((32,) * len(patch), patch)
+        sizes: dict[str, Any] = {"width": width, "depth": depth, "heads": heads, "hidden": 4 * width}
+        return cls(image=side, patch=patch, arrangement="alternating" if match["alternating"] else "joint", **sizes)
 
-    Raises UsageError for a patch of less than a pixel.
-    """
-    match = _DIT.fullmatch(name)
-    if match is None:
-        return None
-    if match["width"]:
-        width, depth = int(match["width"]), int(match["depth"])
-        heads = max(1, width // 32)
-    elif match["size"].upper() in DITS:
-        width, depth, heads = DITS[match["size"].upper()]
-    else:
-        return None
-    patch = tuple(map(int, match["patch"].lower().split("x")))
-    patch = patch * 2 if len(patch) == 1 else patch
-    if min(patch) < 1:
-        raise UsageError(f"unknown model {name}", "a patch is at least one pixel")
-    side = image or nearby((32,) * len(patch), patch)
-    sizes: dict[str, Any] = {"width": width, "depth": depth, "heads": heads, "hidden": 4 * width}
-    return DiTConfig(image=side, patch=patch, arrangement="alternating" if match["alternating"] else "joint", **sizes)
+    def name(self) -> str:
+        """`DiT-XL/2`, or `DiT-128x6/2` where no size fits."""
+        own = (self.width, self.depth, self.heads)
+        size = next((key for key, row in DITS.items() if row == own), f"{self.width}x{self.depth}")
+        patch = self.patch[:1] if len(self.patch) == 2 and len(set(self.patch)) == 1 else self.patch
+        alternating = "-alternating" if self.arrangement == "alternating" else ""
+        return f"DiT-{size}/{'x'.join(map(str, patch))}{alternating}"
 
+    def macs(self, image: Image = None) -> int:
+        """Multiply-adds of one answer, what is worked out once for the condition included."""
+        grid = grid_of(image or self.image, self.patch)
+        pixels, tokens = math.prod(self.patch), math.prod(grid)
+        blocks = self.depth * block_macs(tokens, self.width, self.hidden)
+        if self.arrangement == "alternating":
+            slots, places = grid[0], tokens // grid[0]
+            over_space = (self.depth + 1) // 2 * slots * block_macs(places, self.width, self.hidden)
+            blocks = over_space + self.depth // 2 * places * block_macs(slots, self.width, self.hidden)
+        condition = self.depth * 6 * self.width**2 + 256 * self.width + self.width**2 + 2 * self.width**2
+        return blocks + condition + tokens * pixels * self.width * (self.channels + self.out_channels)
 
-def dit_name(config: DiTConfig) -> str:
-    """`DiT-XL/2`, or `DiT-128x6/2` where no size fits."""
-    own = (config.width, config.depth, config.heads)
-    size = next((key for key, row in DITS.items() if row == own), f"{config.width}x{config.depth}")
-    patch = config.patch[:1] if len(config.patch) == 2 and len(set(config.patch)) == 1 else config.patch
-    alternating = "-alternating" if config.arrangement == "alternating" else ""
-    return f"DiT-{size}/{'x'.join(map(str, patch))}{alternating}"
+    def head_count(self) -> dict[str, Any]:
+        """The number of heads, which no tensor tells."""
+        return {"heads": self.heads}
+
+    def structure(self) -> dict[str, Any]:
+        """What the model's tensors depend on."""
+        return {name: value for name, value in vars(self).items() if name not in ("family", "eps")}

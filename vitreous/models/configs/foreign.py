@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from vitreous.config import import_object
 from vitreous.errors import UsageError
-from vitreous.models.configs.levels import Level, Leveled
+from vitreous.models.configs.base import Image, LayerGroups, Level, ModelConfig
 from vitreous.nn.sizes import format_size, nearby
 
 #: how an encoder gives its features: tokens (B, N, D), or maps (B, D, H, W) or (B, H, W, D)
@@ -23,7 +23,7 @@ ENTRY = tuple(
 
 
 @dataclass(frozen=True)
-class ForeignConfig(Leveled):
+class ForeignConfig(ModelConfig):
     """What objectives, heads and engines ask of a model, of one that another library computes.
 
     `image` and `patch` in pixels per axis, `width` of a token, `prefix` tokens before those of the patches. It says of
@@ -33,20 +33,11 @@ class ForeignConfig(Leveled):
     Raises UsageError for an image that the patch does not divide, where the module is made for one size.
     """
 
-    has_attention: ClassVar[bool] = False
-    drops_patches: ClassVar[bool] = False
-    merges_tokens: ClassVar[bool] = False
-    packs_sizes: ClassVar[bool] = False
-    sees_whole_image: ClassVar[bool] = False
-    needs_positions: ClassVar[bool] = False
-    on_grid: ClassVar[bool] = False
-    kind: ClassVar[Literal["foreign"]] = "foreign"
-    front: ClassVar[Literal["conv"]] = "conv"  # images stay float32
-    position: ClassVar[Literal["none"]] = "none"  # none that can be looked at
-    attention: ClassVar[Literal["none"]] = "none"
-    pool: ClassVar[Literal["library"]] = "library"
+    module: ClassVar[str] = "vitreous.models.foreign:ForeignModel"
+    layer_groups: ClassVar[LayerGroups] = LayerGroups(BLOCK, ENTRY)
+    pool: ClassVar[str] = "library"
 
-    name: str
+    full_name: str  # `timm:NAME`, or the class of a module
     image: tuple[int, ...]
     patch: tuple[int, ...]
     width: int
@@ -65,6 +56,17 @@ class ForeignConfig(Leveled):
     batch_norm: bool = False  # images of a batch see each other in training
     draws: bool = False  # dropout or stochastic depth
 
+    @classmethod
+    def parse_name(cls, name: str, image: Image) -> ForeignConfig | None:
+        """`timm:resnet18` or `hf:FOLDER`, for which the library is asked (`models.libraries`)."""
+        if not name.startswith(("timm:", "hf:")):
+            return None
+        return import_object("vitreous.models.libraries:parse_foreign")(name, image)
+
+    def name(self) -> str:
+        """The model's name in its library, after the library's, or the class of its module."""
+        return self.full_name
+
     def __post_init__(self) -> None:
         if self.library:
             self.check_image(self.image)
@@ -73,27 +75,22 @@ class ForeignConfig(Leveled):
         """Raise UsageError for an image of other than two axes, and where the patch has to divide it and does not."""
         if len(image) != 2:
             raise UsageError(
-                f"{self.name} is for pictures, not for images of {len(image)} axes", "use --model ViT-S/16"
+                f"{self.full_name} is for pictures, not for images of {len(image)} axes", "use --model ViT-S/16"
             )
         if self.sized_by and any(side % patch for side, patch in zip(image, self.patch, strict=True)):
             problem = f"image size {format_size(image)} is not divisible by patch size {format_size(self.patch)}"
-            problem += f" ({self.name})"
+            problem += f" ({self.full_name})"
             raise UsageError(problem, f"use --image-size {format_size(nearby(image, self.patch))}")
 
     @property
-    def grid(self) -> tuple[int, ...]:
-        """Places per axis of the last map, or patches: a remainder is a place too."""
-        return tuple(math.ceil(side / patch) for side, patch in zip(self.image, self.patch, strict=True))
+    def can_be_stored(self) -> bool:
+        """Whether a library builds the model again."""
+        return bool(self.library)
 
     @property
     def features(self) -> int:
         """Channels of what the head reads."""
         return self.pooled or self.width
-
-    @property
-    def width_out(self) -> int:
-        """Channels of a token."""
-        return self.width
 
     @property
     def has_stages(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -111,8 +108,3 @@ class ForeignConfig(Leveled):
     def dropout(self) -> float:
         """Above 0 where the module draws at random in training; `arguments` set how much."""
         return float(self.draws)
-
-    @property
-    def drop_path(self) -> float:
-        """0: it is counted under `dropout`."""
-        return 0.0

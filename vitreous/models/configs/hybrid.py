@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from vitreous.errors import UsageError
+from vitreous.models.configs.base import Image, Level
 from vitreous.models.configs.bit import Numerics
-from vitreous.models.configs.levels import Level
-from vitreous.models.configs.vit import ViTConfig
-from vitreous.nn.sizes import format_size
+from vitreous.models.configs.vit import ViTConfig, plain_config, with_changes
+from vitreous.models.cost import convolution_macs, resnet_macs
+from vitreous.models.presets import CONVS, HYBRIDS, RESNETS
+from vitreous.nn.sizes import format_size, grid_of
+
+_HYBRID = re.compile(r"r(?P<depth>\d+)(?:x(?P<factor>\d+))?\+(?:vit-)?(?P<rest>\w+/(?P<patch>16|32))", re.IGNORECASE)
+_CONV = re.compile(r"conv(?P<stages>\d+(?:x\d+)?(?:-\d+(?:x\d+)?)+)?\+(?:vit-)?(?P<rest>\w+/\d+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -21,6 +28,15 @@ class StemConfig:
     width: int = 64
     numerics: Numerics = "google"
     family: Literal["resnet"] = "resnet"
+
+    @property
+    def width_out(self) -> int:
+        """Channels of the last map."""
+        return self.levels[-1].width
+
+    def macs(self, image: tuple[int, int], channels: int) -> int:
+        """Multiply-adds for one image of this (height, width) and so many channels."""
+        return resnet_macs(self.blocks, self.width, channels, image)
 
     @property
     def reduction(self) -> int:
@@ -54,6 +70,15 @@ class ConvStemConfig:
             )
 
     @property
+    def width_out(self) -> int:
+        """Channels of the last map."""
+        return self.widths[-1]
+
+    def macs(self, image: tuple[int, int], channels: int) -> int:
+        """Multiply-adds for one image of this (height, width) and so many channels."""
+        return convolution_macs(self.widths, self.blocks, image, channels)
+
+    @property
     def reduction(self) -> int:
         """Pixels along a side that one place of the last map stands for."""
         return 2 ** (len(self.widths) - 1)
@@ -73,7 +98,40 @@ class HybridConfig(ViTConfig):
     """
 
     family: Literal["hybrid"] = "hybrid"  # pyright: ignore[reportIncompatibleVariableOverride]
+    module: ClassVar[str] = "vitreous.models.vit_variants:Hybrid"
+    preset_names: ClassVar[tuple[str, ...]] = (*HYBRIDS, *CONVS)
     stem: StemConfig | ConvStemConfig = StemConfig()  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    @classmethod
+    def parse_name(cls, name: str, image: Image) -> ViTConfig | None:
+        """`R50+ViT-B/16`, `R26x2+ViT-S/32`, `Conv+ViT-S/16`, or with the channels of each stage
+        `Conv16-32-64+ViT-S/16`, and the residual units in it `Conv16-32x1-64x2+ViT-S/16`; without them, one in the
+        last."""
+        conv, resnet = _CONV.fullmatch(name), _HYBRID.fullmatch(name)
+        if conv:
+            return with_changes(plain_config(conv["rest"]), {"stem": conv_stem(conv["stages"])}, image)
+        options = {"resize": "zoom", "gelu": "tanh"}
+        if name in HYBRIDS:
+            blocks, pixels = HYBRIDS[name]
+            return with_changes(
+                plain_config(name.partition("+")[2], pixels), {"stem": StemConfig(blocks), **options}, image
+            )
+        if resnet is None or resnet["depth"] not in RESNETS:
+            return None
+        stem = StemConfig(stage_units(resnet["depth"], int(resnet["patch"])), 64 * int(resnet["factor"] or 1))
+        return with_changes(plain_config(resnet["rest"]), {"stem": stem, **options}, image)
+
+    def name(self) -> str:
+        """`R50+ViT-B/16`, `Conv+ViT-S/16`, or `Conv16-32x1-64x2+ViT-S/16`."""
+        stem, name = self.stem, self.size_name()
+        if isinstance(stem, ConvStemConfig):
+            return f"Conv{conv_stem_name(stem)}+ViT-{name}"
+        size = name.partition("/")[0]
+        for hybrid, (blocks, _) in HYBRIDS.items():
+            if (blocks, 64) == (stem.blocks, stem.width) and f"+ViT-{size}/" in hybrid:
+                return hybrid
+        depth = next((depth for depth in RESNETS if stage_units(depth, self.patch[0]) == stem.blocks), None)
+        return f"R{depth or '-'.join(map(str, stem.blocks))}x{stem.width / 64:g}+ViT-{name}"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -100,3 +158,56 @@ class HybridConfig(ViTConfig):
     def cell(self) -> tuple[int, ...]:
         """Places of the stem's map that a token is cut from, along each axis."""
         return tuple(p // self.stem.reduction for p in self.patch)
+
+    @property
+    def stem_depth(self) -> int:
+        """Residual units of the stem."""
+        return sum(self.stem.blocks)
+
+    @property
+    def foreign_formats(self) -> bool:
+        """Whether others' files may hold the model: nobody else has stems of a few convolutions."""
+        return self.front == "resnet"
+
+    def embedding_macs(self, image: tuple[int, ...]) -> int:
+        """Multiply-adds of the stem, and of the projection of its map."""
+        patches = math.prod(grid_of(image, self.patch))
+        projection = patches * math.prod(self.cell) * self.stem.width_out * self.width
+        return self.stem.macs((image[0], image[1]), self.channels) + projection
+
+    def numerical_choices(self) -> dict[str, Any]:
+        """Those of a ViT, and how the ResNet in front computes."""
+        numerics = {"stem": self.stem.numerics} if isinstance(self.stem, StemConfig) else {}
+        return super().numerical_choices() | numerics
+
+    def structure(self) -> dict[str, Any]:
+        """What the model's tensors depend on."""
+        stem = (self.stem.blocks, self.stem.width) if isinstance(self.stem, StemConfig) else self.stem
+        return super().structure() | {"stem": stem}
+
+
+def conv_stem(stages: str | None) -> ConvStemConfig:
+    """The stem of `16-32x1-64x2`, the usual one of None."""
+    if stages is None:
+        return ConvStemConfig()
+    stages = stages.lower()
+    sizes = [stage.partition("x") for stage in stages.split("-")]
+    counts = [int(units or 0) for *_, units in sizes] if "x" in stages else [0] * (len(sizes) - 1) + [1]
+    return ConvStemConfig(widths=tuple(int(width) for width, *_ in sizes), blocks=tuple(counts))
+
+
+def conv_stem_name(stem: ConvStemConfig) -> str:
+    """`16-32x1-64x2`, the shortest text that `conv_stem` reads as this stem."""
+    if stem == ConvStemConfig():
+        return ""
+    if stem.blocks == (*(0,) * (len(stem.blocks) - 1), 1):
+        return "-".join(map(str, stem.widths))
+    text = "-".join(f"{w}x{n}" if n else f"{w}" for w, n in zip(stem.widths, stem.blocks, strict=True))
+    return text if any(stem.blocks) else f"{text}x0"
+
+
+def stage_units(depth: str, patch: int) -> tuple[int, ...]:
+    """Units of each stage of a hybrid's ResNet: for tokens of 16 pixels those of stage 4 are in stage 3 (section
+    4.1)."""
+    first, second, third, fourth = RESNETS[depth]
+    return (first, second, third + fourth) if patch == 16 else (first, second, third, fourth)

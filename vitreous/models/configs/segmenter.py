@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from vitreous.errors import UsageError
-from vitreous.models.configs.dense import Backbone, OnBackbone
+from vitreous.models.configs.base import ExportRules, ModelConfig
+from vitreous.models.configs.dense import OnBackbone
 from vitreous.models.configs.vit import ViTConfig
 
 DenseHead = Literal["linear", "multiscale", "unet", "upernet"]
@@ -28,13 +29,22 @@ class SegmenterConfig(OnBackbone):
     """
 
     family: Literal["segmenter"] = "segmenter"
-    backbone: Backbone = field(default_factory=lambda: ViTConfig(classes=0))
+    backbone: ModelConfig = field(default_factory=lambda: ViTConfig(classes=0))
     head: DenseHead = "unet"
     classes: int = 2
     head_width: int = 16
     head_dropout: float = 0.0
 
-    kind: ClassVar[Literal["segmenter"]] = "segmenter"
+    module: ClassVar[str] = "vitreous.models.segmenter:Segmenter"
+
+    def name(self) -> str:
+        """`ViT-S/16 with a unet head`."""
+        return f"{self.backbone.name()} with a {self.head} head"
+
+    def export_rules(self) -> ExportRules:
+        """Logits of images of one size."""
+        hint = "leave it out: images of any size are answered by tiles of one size"
+        return ExportRules(("logits",), fixed_size="a dense head", hint=hint)
 
     def __post_init__(self) -> None:
         if self.backbone.classes:

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+import re
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, get_args
 
 from vitreous.errors import UsageError
-from vitreous.models.configs.levels import Level, Leveled
+from vitreous.models.configs.base import ExportRules, Image, LayerGroups, Level, ModelConfig, PreprocessDefaults
 from vitreous.models.configs.vit import Resize
+from vitreous.models.presets import SWIN_NAMES, SWIN_WINDOWS, SWINS, WORDS
+from vitreous.nn.sizes import format_size, nearby
 
 # what becomes of the zeros that fill up a grid that windows do not divide: those of nn.layout.Windows
 Pad = Literal["mask", "zeros", "zeros-after-shift"]
+_SWIN = re.compile(
+    r"swin(?P<second>v2)?-(?P<size>[a-z]+|(?P<width>\d+)x(?P<blocks>\d+(?:-\d+)*))/(?P<patch>\d+)"
+    r"(?:-window(?:(?P<from>\d+)to)?(?P<window>\d+))?",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True)
-class SwinConfig(Leveled):
+class SwinConfig(ModelConfig):
     """A Swin Transformer by the blocks of its stages: (2, 2, 6, 2) with a width of 96 is Swin-T.
 
     Each stage after the first merges 2 x 2 tokens and doubles the width. Any image size works: patches, merged tokens
@@ -46,8 +54,19 @@ class SwinConfig(Leveled):
     eps: float = 1e-5
     resize: Resize = "bicubic"  # how the tables of relative positions are read at another window
 
-    kind: ClassVar[Literal["swin"]] = "swin"
+    module: ClassVar[str] = "vitreous.models.swin:Swin"
+    preset_names: ClassVar[tuple[str, ...]] = SWIN_NAMES
+    recipe_family: ClassVar[str] = "swin"
+    layer_groups: ClassVar[LayerGroups] = LayerGroups(
+        r"\bstages\.(\d+)\.(?:blocks\.(\d+)\.|merge\.)", ("projection", "first_norm")
+    )
     has_stages: ClassVar[bool] = True
+    front: ClassVar[str] = "patches"
+    attention: ClassVar[str] = "windows"  # within windows, with relative positions
+    has_attention: ClassVar[bool] = True
+    on_grid: ClassVar[bool] = True
+    has_position_tables: ClassVar[bool] = True  # relative positions
+    foreign_formats: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.family != "swin":
@@ -80,6 +99,56 @@ class SwinConfig(Leveled):
                 raise UsageError(f"a stage's width {width} is not a multiple of {heads} heads", "change heads or width")
             if int(width * self.mlp_ratio) < 1:
                 raise UsageError(f"mlp_ratio {self.mlp_ratio} leaves no hidden channel", "use mlp_ratio=4")
+
+    @classmethod
+    def parse_name(cls, name: str, image: Image) -> SwinConfig | None:
+        """`Swin-T/4`, `Swin-B/4-window12` for images of 384 pixels, `SwinV2-B/4-window12to16` with positions from
+        windows of 12, or `Swin-32x2-2/2`: a width of 32 and two stages of two blocks on patches of 2, with heads of 32
+        channels.
+
+        Raises UsageError for a patch or a window of 0.
+        """
+        match = _SWIN.fullmatch(name)
+        if match is None:
+            return None
+        size = WORDS.get(match["size"].lower(), match["size"]).upper().replace("TI", "T")
+        if match["width"]:
+            width, blocks = int(match["width"]), tuple(map(int, match["blocks"].split("-")))
+            heads = tuple(max(1, width // 32) * 2**stage for stage in range(len(blocks)))
+        elif size in SWINS:
+            width, blocks, heads = SWINS[size]
+        else:
+            return None
+        version = 2 if match["second"] else 1
+        patch, window = int(match["patch"]), int(match["window"] or SWIN_WINDOWS[version])
+        if min(patch, window, int(match["from"] or 1)) < 1 or (match["from"] and version == 1):
+            raise UsageError(f"unknown model {name}", "a patch is at least one pixel, a window at least one token")
+        scale = patch * 2 ** (len(blocks) - 1)
+        # windows divide the grids of the published models, the last of which is one window, or half of one
+        side = window * scale // (1 + (version == 2 and window > SWIN_WINDOWS[2]))
+        pixels: Any = image or ((side, side) if match["width"] is None else nearby((224, 224), (scale, scale)))
+        trained = ()
+        if match["from"]:  # at images of which the last grid was half a window
+            trained = (*(int(match["from"]),) * (len(blocks) - 1), int(match["from"]) // 2)
+        return cls(
+            image=pixels,
+            patch_size=(patch, patch),
+            width=width,
+            blocks=blocks,
+            heads=heads,
+            window=window,
+            version=version,
+            pretrained_window=trained,
+        )
+
+    def name(self) -> str:
+        """`Swin-T/4`, `Swin-B/4-window12`, or `Swin-32x2-2/2` where no size fits."""
+        own = (self.width, self.blocks, self.heads)
+        free = f"{self.width}x{'-'.join(map(str, self.blocks))}"
+        size = next((key for key, row in SWINS.items() if row == own), free)
+        trained = f"{self.pretrained_window[0]}to" if self.pretrained_window else ""
+        window = "" if self.window == SWIN_WINDOWS[self.version] else f"-window{trained}{self.window}"
+        return f"Swin{'V2' * (self.version == 2)}-{size}/{format_size(self.patch_size)}{window}"
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -134,53 +203,56 @@ class SwinConfig(Leveled):
             raise UsageError(f"a Swin takes images of two axes, not {len(image)}", "use height and width")
 
     @property
-    def front(self) -> Literal["patches"]:
-        """What reads the image: a projection of its patches."""
-        return "patches"
-
-    @property
-    def position(self) -> Literal["none"]:
-        """No position is added to tokens: attention has a bias for how far they are from each other."""
-        return "none"
-
-    @property
-    def attention(self) -> Literal["windows"]:
-        """Within windows, with relative positions."""
-        return "windows"
-
-    @property
-    def pool(self) -> Literal["mean"]:
-        """The mean of the last stage's tokens."""
-        return "mean"
-
-    @property
-    def has_attention(self) -> bool:
-        """Whether blocks attend from token to token."""
-        return True
-
-    @property
-    def on_grid(self) -> bool:
-        """Whether the blocks take tokens as a grid, (B, *grid, D)."""
-        return True
-
-    @property
-    def drops_patches(self) -> bool:
-        """No: windows take whole grids."""
-        return False
-
-    merges_tokens = packs_sizes = sees_whole_image = drops_patches
-
-    @property
     def width_out(self) -> int:
         """Channels of a token of the last stage."""
         return self.widths[-1]
 
     @property
-    def features(self) -> int:
-        """Channels of what the head reads."""
-        return self.width_out
+    def table_grid(self) -> tuple[int, int]:
+        """The largest window, whose relative positions are tables."""
+        return self.windows[0]
 
-    @property
-    def prefix(self) -> int:
-        """Tokens in front of the grid: none."""
-        return 0
+    def block_number(self, *numbers: int) -> int:
+        """The number of a block, from 0, by its stage and its number there. What merges tokens before a stage goes with
+        the first block of the stage."""
+        stage, block = numbers
+        return sum(self.blocks[:stage]) + block
+
+    def macs(self, image: Image = None) -> int:
+        """Multiply-adds of one forward pass for one image: every product, those of padded windows included.
+
+        Norms, GELU, softmax and pooling are left out. FLOPs are twice this; a training step costs three forward passes.
+        """
+        grids = self.grids(image or self.image)
+        embed = math.prod(grids[0]) * self.channels * math.prod(self.patch_size) * self.width
+        total = embed + self.width_out * self.classes
+        for stage, (grid, width, size) in enumerate(zip(grids, self.widths, self.windows, strict=True)):
+            tokens = math.prod(grid)
+            seen = math.prod(math.ceil(length / w) * w for length, w in zip(grid, size, strict=True))
+            attention = seen * (4 * width**2 + 2 * math.prod(size) * width)
+            merging = tokens * 2 * width**2 if stage else 0  # from four of half the width
+            if self.version == 2:  # the network of the bias, once for all windows
+                attention += (2 * size[0] - 1) * (2 * size[1] - 1) * 512 * (2 + self.heads[stage])
+            total += merging + self.blocks[stage] * (attention + tokens * 2 * width * int(width * self.mlp_ratio))
+        return total
+
+    def export_rules(self) -> ExportRules:
+        """Images of any size. Graphs ask for two windows along each axis, since one is laid out otherwise in memory;
+        the operators do not care."""
+        return replace(super().export_rules(), fixed_size="", patch_multiples=True, drops_guards=True)
+
+    def default_preprocess(self) -> PreprocessDefaults:
+        """As ImageNet's images."""
+        return PreprocessDefaults("imagenet")
+
+    def noted_fields(self) -> dict[str, Any]:
+        """Without heads, which the tensors of each stage tell; with windows, which no tensor of a Swin V2 tells."""
+        windows = ("window", "pretrained_window") if self.version == 2 else ()
+        noted = super().noted_fields() | {name: getattr(self, name) for name in windows}
+        return {name: noted[name] for name in sorted(noted) if name != "heads"}
+
+    def structure(self) -> dict[str, Any]:
+        """What the model's tensors depend on."""
+        names = ("channels", "classes", "width", "blocks", "heads", "windows", "patch_size", "mlp_ratio", "qkv_bias")
+        trained = self.pretrained_window if any(self.pretrained_window) else ()
+        return {name: getattr(self, name) for name in (*names, "version")} | {"pretrained_window": trained}

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from vitreous.errors import UsageError
-from vitreous.models.configs.vit import ViTConfig
+from vitreous.models.configs.base import Image
+from vitreous.models.configs.vit import ViTConfig, plain_config, with_changes
+from vitreous.models.cost import block_macs
+from vitreous.models.presets import NO_TOKENS
+from vitreous.nn.sizes import format_size, nearby
 
 #: models 1 to 4 of ViViT, section 3.3
 Arrangement = Literal["joint", "factorised-encoder", "factorised-attention", "factorised-dot-product"]
 ARRANGEMENTS: tuple[str, ...] = get_args(Arrangement)
+#: what VideoMAE's encoder has, fine-tuned: 16 frames, no prefix token
+VIDEOMAE: dict[str, Any] = NO_TOKENS | {"norm": "pooled", "position": "sinusoid", "no_key_bias": True}
+#: ViViT's models 2 to 4 have the name of their arrangement after the patch
+_VIDEO = re.compile(
+    r"(?P<kind>vivit|videomae)-(?P<rest>\w+/\d+(?:x\d+)?)x(?P<time>\d+)(?:-(?P<arrangement>\w+-[\w-]+))?", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True)
@@ -31,6 +43,12 @@ class VideoConfig(ViTConfig):
     """
 
     family: Literal["video"] = "video"  # pyright: ignore[reportIncompatibleVariableOverride]
+    module: ClassVar[str] = "vitreous.models.video:Video"
+    preset_names: ClassVar[tuple[str, ...]] = (
+        *(f"ViViT-{size}/16x2{'' if one == 'joint' else f'-{one}'}" for size in "BL" for one in ARRANGEMENTS),
+        *(f"VideoMAE-{size}/16x2" for size in "SBLH"),
+    )
+    has_time_axis: ClassVar[bool] = True
     image: tuple[int, ...] = (32, 224, 224)
     patch: tuple[int, ...] = (2, 16, 16)
     # space-time: a table of places and one of slots; sinusoid: VideoMAE's fixed ones, of a token's number
@@ -43,6 +61,31 @@ class VideoConfig(ViTConfig):
     no_key_bias: bool = False  # queries and values have a bias alone (VideoMAE)
     pooled_eps: float | None = None  # of the norm after pooling, where it is not `eps`
     inflate: Literal["central", "average"] = "central"  # how weights of pictures start the projection
+
+    @classmethod
+    def parse_name(cls, name: str, image: Image) -> ViTConfig | None:
+        """`ViViT-B/16x2`, of patches of 16 x 16 pixels in 2 frames, with the arrangement after it where it is not
+        joint, `ViViT-B/16x2-factorised-encoder`; or `VideoMAE-B/16x2`. Raises UsageError for a patch of no frame."""
+        match = _VIDEO.fullmatch(name)
+        arrangement = ((match and match["arrangement"]) or "joint").lower()
+        if match is None or arrangement not in ARRANGEMENTS:
+            return None
+        flat, time = plain_config(match["rest"]), int(match["time"])
+        if time < 1:
+            raise UsageError(f"unknown model {name}", "a patch is at least one frame")
+        videomae = match["kind"].lower() == "videomae"
+        apart: dict[str, Any] = {"position": "space-time"} if arrangement == "factorised-encoder" else {}
+        options = (VIDEOMAE if videomae else apart) | {"arrangement": arrangement, "patch": (time, *flat.patch)}
+        clip = image if image and len(image) == 3 else (16 if videomae else 32, *(image or flat.image))
+        return with_changes(flat, options, clip if image else nearby(clip, options["patch"]))
+
+    def name(self) -> str:
+        """`ViViT-B/16x2`, `ViViT-B/16x2-factorised-encoder`, or `VideoMAE-B/16x2`, which has its fixed positions."""
+        time, *sides = self.patch
+        flat = self.size_name().partition("/")[0]
+        kind = "VideoMAE" if self.position == "sinusoid" else "ViViT"
+        arrangement = "" if self.arrangement == "joint" else f"-{self.arrangement}"
+        return f"{kind}-{flat}/{format_size(tuple(sides))}x{time}{arrangement}"
 
     def __post_init__(self) -> None:
         if len(self.image) != 3 or len(self.patch) != 3:
@@ -90,3 +133,42 @@ class VideoConfig(ViTConfig):
     def needs_positions(self) -> bool:
         """Whether blocks need token coordinates: those of slots are told apart by them."""
         return self.factorised or super().needs_positions
+
+    def time_slots(self, grid: tuple[int, ...]) -> int:
+        """Slots of time that have prefix tokens of their own."""
+        return grid[0] if self.factorised else 1
+
+    def attention_macs(self, grid: tuple[int, ...], index: int) -> int:
+        """Multiply-adds of the attention of a block: of one that tells space and time apart, T slots of S tokens.
+
+        A factorised encoder T S (4 D^2 + 2 S D), its blocks over time left out; factorised attention T S (8 D^2 + 2 (S
+        + T) D); factorised dot products T S (4 D^2 + (S + T) D), or those of the first where T is 1.
+        """
+        if not self.factorised:
+            return super().attention_macs(grid, index)
+        slots, width = grid[0], self.width
+        tokens = math.prod(grid[1:]) + self.prefix
+        space, time = slots * block_macs(tokens, width, 0), tokens * block_macs(slots, width, 0)
+        if self.arrangement == "factorised-attention":
+            return space + time
+        return (space + time) // 2 if self.arrangement == "factorised-dot-product" and slots > 1 else space
+
+    def further_macs(self, grid: tuple[int, ...]) -> int:
+        """Multiply-adds of the blocks over time of a factorised encoder."""
+        if self.arrangement != "factorised-encoder":
+            return 0
+        tokens = math.prod(grid) + self.prefix * grid[0]
+        mlp = self.mlp_macs(grid) * grid[0] // tokens
+        return self.temporal_depth * (block_macs(grid[0], self.width, 0) + mlp)
+
+    def unread_attention(self, grid: tuple[int, ...], slots: int, tokens: int) -> int:
+        """Multiply-adds that attention of the last block need not carry out, for each slot."""
+        others = tokens - (self.pooled_prefix or 0)
+        if slots > 1 and self.arrangement == "factorised-dot-product":  # queries and keys of all tokens are computed
+            return others * (self.width**2 + (tokens + slots) * self.width)
+        if not self.factorised or self.attention != "plain":
+            return super().unread_attention(grid, slots, tokens)
+        unread = self.unread_plain(block_macs(tokens, self.width, 0), tokens)
+        if self.arrangement == "factorised-attention":
+            unread += others * block_macs(slots, self.width, 0) // slots
+        return unread

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal
 
-from vitreous.errors import UsageError
-from vitreous.models.configs.levels import Level, Leveled
+from vitreous.errors import UsageError, nearest
+from vitreous.models.configs.base import ExportRules, Image, Level
+from vitreous.models.configs.vit_cost import ViTCost
+from vitreous.models.families import FAMILIES, config_type
+from vitreous.models.presets import KIN, PATCHES, SIZES, WORDS
 from vitreous.nn.sizes import format_size, grid_of, nearby
 
 #: how positions are resized to another grid: the rows of nn.grid.RESIZE
@@ -24,51 +28,31 @@ FAMILY_OF = {
     "first_norm": "clip",
     "arrangement": "video",
 }
-KINDS: dict[str, type[ViTConfig]] = {}  # family -> its config; `models.config` imports them all
-
-
-def resolve(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a transformer with the `family` that has them all, and without those that are not used: what a plain
-    ViT is with `first_norm=True`. Raises UsageError where no family has all of them."""
-    used = {name: family for name, family in FAMILY_OF.items() if settings.get(name)}
-    if settings.get("attention") == "decomposed":
-        used["attention=decomposed"] = "sam"
-    families = set(used.values())
-    if len(families) > 1:
-        raise UsageError(f"no model has {' and '.join(used)}", "use the options of one family")
-    own = settings.get("family", "vit")
-    if not isinstance(own, str) or own not in KINDS:
-        return dict(settings)
-    # a family stays what it is until what makes it one is taken away
-    makes = {"hybrid": "stem", "axial": "axial", "clip": "first_norm"}.get(own)
-    stays = settings.get("attention", "decomposed") == "decomposed" if own == "sam" else settings.get(makes or "", True)
-    family = families.pop() if families else own if stays else "vit"
-    if family == "sam" != own:
-        settings = {"attention": "plain"} | dict(settings)  # which a SAM refuses: it has to be said
-    known = {field.name for field in fields(KINDS[family])}
-    return {name: value for name, value in settings.items() if name in known or name not in FAMILY_OF} | {
-        "family": family
-    }
-
-
-class ByOptions(type):
-    """A call makes the config of the family that has the options: `ViTConfig(stem=…)` is a `HybridConfig`."""
-
-    def __call__(cls: Any, *arguments: Any, **settings: Any) -> Any:
-        settings = resolve({"family": cls.family} | settings)
-        return type.__call__(KINDS[settings["family"]], *arguments, **settings)
+#: what tells families apart; everything else (classes, image, resizing, regularisation) is the user's
+DEFINING = ("axial", "attention", "window", "neck", "first_norm", "registers", "mlp", "layer_scale")
+#: fields that names and shapes of tensors do not depend on
+UNTOLD = ("dropout", "drop_path", "drop_path_rises", "resize", "gelu", "eps", "family")
+_CANONICAL = re.compile(r"(?:vit-)?(?P<size>[a-z][a-z0-9]*|\d+x\d+)/(?P<patch>\d+(?:x\d+){0,2})", re.IGNORECASE)
+_TIMM = re.compile(
+    r"(?:google/)?vit[-_](?P<size>[a-z]+)[-_](?:patch)?(?P<patch>\d+)(?:[-_](?P<image>\d+))?(?:[-_]in21k)?(?:\..*)?",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True)
-class ViTConfig(Leveled, metaclass=ByOptions):
+class ViTConfig(ViTCost):
     """A Vision Transformer (arXiv:2010.11929, section 3.1 and Table 1) or one of its kin.
 
     `image` and `patch` hold one length per axis, in pixels; any number of axes. Raises UsageError where a patch does
     not divide the image, heads do not divide the width, or options ask for tokens or a grid that are not there.
     """
 
-    # answers of a plain ViT to what other families have fields for
-    kind: ClassVar[Literal["vit"]] = "vit"  # whose training recipes fit
+    module: ClassVar[str] = "vitreous.models.vit:ViT"
+    preset_names: ClassVar[tuple[str, ...]] = (
+        *(f"ViT-{size}/{patch}" for size in SIZES if size not in ("mu", "e") for patch in PATCHES),
+        *(f"{prefix}-{name}" for prefix in ("DeiT", "DeiT-III", "DINO", "DINOv2", "MAE") for name in KIN[prefix]),
+    )
+    recipe_family: ClassVar[str] = "vit"
     SETTABLE: ClassVar[dict[str, Any]] = {  # options that change the family
         "attention": Literal["plain", "relative", "rotary", "decomposed"],
         "axial": bool,
@@ -78,12 +62,14 @@ class ViTConfig(Leveled, metaclass=ByOptions):
         "first_norm": bool,
         "arrangement": Literal["joint", "factorised-encoder", "factorised-attention", "factorised-dot-product"],
     }
+    # values of a plain ViT where kin have fields
     stem = None
     axial = first_norm = False
     neck = 0
-    arrangement = ""
     conv_blocks: ClassVar[tuple[int, ...]] = ()
-    position_grid: ClassVar[tuple[int, ...]] = ()
+    has_attention: ClassVar[bool] = True
+    sees_whole_image: ClassVar[bool] = True
+    foreign_formats: ClassVar[bool] = True
 
     family: Literal["vit"] = "vit"
     image: tuple[int, ...] = (224, 224)
@@ -120,10 +106,39 @@ class ViTConfig(Leveled, metaclass=ByOptions):
     eps: float = 1e-6
     resize: Resize = "bicubic-antialias"
 
-    def __init_subclass__(cls) -> None:
-        KINDS[cls.family] = cls
+    @classmethod
+    def parse_name(cls, name: str, image: Image) -> ViTConfig | None:
+        """A row of `KIN`, `ViT-B/16`, `B/16` or `ViT-128x6/4`. Raises UsageError for a patch of less than a pixel."""
+        return parse_kin(name, image) or (with_changes(plain_config(name), {}, image) if is_plain(name) else None)
+
+    def name(self) -> str:
+        """`ViT-B/16`, `ViT-128x6/4` where no size fits, or the row of `KIN` that has what the config has."""
+        shape = (self.width, self.depth, self.heads, self.hidden, self.patch)
+        if defining_values(self) != (*shape, *(getattr(ViTConfig, name) for name in DEFINING), False):
+            for prefix, members in KIN.items():
+                for member in members:
+                    if defining_values(parse_kin(f"{prefix}-{member}", None)) == defining_values(self):
+                        return f"{prefix}-{member}"
+        return f"ViT-{self.size_name()}"
+
+    def size_name(self) -> str:
+        """`B/16`, or `128x6/4`."""
+        shape = (self.width, self.depth, self.heads, self.hidden)
+        size = next((key for key, row in SIZES.items() if row == shape), f"{self.width}x{self.depth}")
+        patch = format_size(self.patch) if len(self.patch) == 2 else "x".join(map(str, self.patch))
+        return f"{size}/{patch}"
+
+    def with_options(self, **changes: Any) -> Any:
+        """A copy with these options, of the family that has them all. Raises UsageError where no family has."""
+        return transformer_config(**{field.name: getattr(self, field.name) for field in fields(self)} | changes)
+
+    @classmethod
+    def option_names(cls) -> tuple[str, ...]:
+        """The fields of a ViT, and the options of its kin."""
+        return tuple(dict.fromkeys((*super().option_names(), *FAMILY_OF)))
 
     def __post_init__(self) -> None:
+        self.check_attention()
         if min(self.channels, self.width, self.depth, self.heads, self.hidden) < 1:
             raise UsageError("channels, width, depth, heads and hidden must be at least 1")
         if min(self.classes, self.registers, self.slots) < 0:
@@ -149,6 +164,12 @@ class ViTConfig(Leveled, metaclass=ByOptions):
                 "use position_at=input",
             )
 
+    def check_attention(self) -> None:
+        """Raise UsageError for an attention that other families have."""
+        if self.attention not in ("plain", "relative", "rotary"):
+            hint = "transformer_config(...) makes the config of the family that has it"
+            raise UsageError(f"attention={self.attention} is not for {type(self).__name__}", hint)
+
     def check_windows(self) -> None:
         """Raise UsageError for windows that cannot be."""
         wrong = sorted(set(self.global_blocks) - set(range(self.depth)))
@@ -171,11 +192,6 @@ class ViTConfig(Leveled, metaclass=ByOptions):
         return grid_of(self.image, self.patch)
 
     @property
-    def table_grid(self) -> tuple[int, ...]:
-        """Places per axis of the table of positions, which is read at whatever grid arrives."""
-        return self.position_grid or self.grid
-
-    @property
     def prefix(self) -> int:
         """Tokens in front of the patches: class token, distillation token, registers."""
         return int(self.class_token) + (self.pool == "distilled") + self.registers
@@ -192,11 +208,6 @@ class ViTConfig(Leveled, metaclass=ByOptions):
         learned = self.position in ("learned", "axes", "factorised", "space-time")
         return min(self.slots, self.prefix) if self.class_token and learned else 0
 
-    @property
-    def on_grid(self) -> bool:
-        """Whether the blocks take tokens as a grid, (B, *grid, D)."""
-        return False
-
     def check_image(self, image: tuple[int, ...]) -> None:
         """Raise UsageError for an image size (pixels per axis) that the patch does not divide, naming sizes that
         would do."""
@@ -210,29 +221,20 @@ class ViTConfig(Leveled, metaclass=ByOptions):
                 ways.append(f"--patch-size {patch}")
             raise UsageError(str(error), "use " + ", or ".join(ways)) from None
 
-    def patch_at(self, block: int) -> tuple[int, ...]:
-        """Pixels to a token, per axis, in a block: the same in all."""
-        return self.patch
-
     @property
     def levels(self) -> tuple[Level, ...]:
         """The maps that `features_at` gives: the tokens after the last block."""
         return (Level(self.patch, self.width),)
 
     @property
+    def any_axes(self) -> bool:
+        """Whether images may have any number of axes."""
+        return self.front == "patches" and not self.on_grid
+
+    @property
     def front(self) -> Literal["patches", "conv", "resnet"]:
         """What reads the image: a projection of its patches, a few convolutions, or a ResNet."""
         return "patches"
-
-    @property
-    def cell(self) -> tuple[int, ...]:
-        """What a token is cut from: pixels, or places of a stem's map, along each axis."""
-        return self.patch
-
-    @property
-    def width_out(self) -> int:
-        """Channels of a token after the encoder."""
-        return self.width
 
     @property
     def drops_patches(self) -> bool:
@@ -251,17 +253,6 @@ class ViTConfig(Leveled, metaclass=ByOptions):
         return not self.needs_positions
 
     @property
-    def has_attention(self) -> bool:
-        """Whether blocks attend from token to token."""
-        return True
-
-    @property
-    def sees_whole_image(self) -> bool:
-        """Whether every block's attention is over the whole image at once, not over rows, columns or windows apart;
-        windows beside prefix tokens are, with zeros."""
-        return True
-
-    @property
     def needs_positions(self) -> bool:
         """Whether blocks need token coordinates (relative or rotary positions, windows, positions in each block)."""
         return self.on_grid or self.position_at != "input" or self.attention != "plain" or self.window > 0
@@ -271,80 +262,129 @@ class ViTConfig(Leveled, metaclass=ByOptions):
         """Channels of what the head reads."""
         return self.representation or (2 if self.pool == "distilled" else 1) * self.width_out
 
+    def export_rules(self) -> ExportRules:
+        """Images of two axes and any size, behind patches or convolutions."""
+        reason = "a ResNet for a stem" if self.front == "resnet" else ""
+        if len(self.image) != 2:
+            reason = f"images of {len(self.image)} axes"
+        elif self.attention == "relative":
+            reason = "relative positions"
+        elif self.on_grid:
+            reason = "windows, axial blocks or a neck"
+        return replace(super().export_rules(), fixed_size=reason, patch_multiples=True, drops_guards=bool(self.window))
 
-KINDS["vit"] = ViTConfig
+    def head_count(self) -> dict[str, Any]:
+        """The number of heads, which no tensor tells."""
+        return {"heads": self.heads}
+
+    def structure(self) -> dict[str, Any]:
+        """What the model's tensors depend on."""
+        values = {name: getattr(self, name) for name in ViTConfig.option_names() if name not in UNTOLD}
+        values |= {"position_grid": self.table_grid, "slots": self.positioned, "layer_scale": self.layer_scale is None}
+        return values
+
+    def of_clips(self, frames: int) -> Any:
+        """The same with a time axis and joint attention; None for kin, whose parts have none."""
+        if type(self) is not ViTConfig:
+            return None
+        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        clip = {"family": "video", "image": (frames, *self.image), "patch": (frames, *self.patch)}
+        return config_type("video")(**own | clip)
+
+    def with_position_table(self) -> ViTConfig:
+        """The config with learned positions where it has MAE's fixed ones, which others' files store: the class token
+        has a row of zeros."""
+        if self.position != "sincos":
+            return self
+        return replace(self, position="learned", slots=int(self.class_token))
 
 
-@dataclass(frozen=True)
-class AxialConfig(ViTConfig):
-    """A ViT whose blocks attend along the rows of the grid, then along its columns. Raises UsageError for prefix
-    tokens, other than two axes, and another attention than the plain one."""
-
-    family: Literal["axial"] = "axial"  # pyright: ignore[reportIncompatibleVariableOverride]
-    axial = True
-
-    def __post_init__(self) -> None:
-        if self.attention != "plain":
-            raise UsageError("axial goes with attention=plain")
-        super().__post_init__()
-
-    @property
-    def on_grid(self) -> bool:
-        """The blocks take tokens as a grid."""
-        return True
-
-    @property
-    def sees_whole_image(self) -> bool:
-        """A block sees rows, then columns."""
-        return False
+def transformer_config(**settings: Any) -> Any:
+    """The config of the family that has these options: with `stem=...` it is a `HybridConfig`, without any of them a
+    `ViTConfig`. Raises UsageError where no family has all of them."""
+    settings = resolve_family({"family": "vit"} | settings)
+    return config_type(settings["family"])(**settings)
 
 
-@dataclass(frozen=True)
-class CLIPConfig(ViTConfig):
-    """A ViT with a LayerNorm before the first block."""
+def resolve_family(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a transformer with the `family` that has them all, and without those that are not used: what a plain
+    ViT is with `first_norm=True`. Raises UsageError where no family has all of them."""
+    used = {name: family for name, family in FAMILY_OF.items() if settings.get(name)}
+    if settings.get("attention") == "decomposed":
+        used["attention=decomposed"] = "sam"
+    families = set(used.values())
+    if len(families) > 1:
+        raise UsageError(f"no model has {' and '.join(used)}", "use the options of one family")
+    own = settings["family"]
+    if own not in FAMILIES:
+        raise UsageError(f"there is no family {own}", nearest(str(own), FAMILIES) or "leave it out")
+    # a family stays what it is until what makes it one is taken away
+    makes = {"hybrid": "stem", "axial": "axial", "clip": "first_norm"}.get(own)
+    stays = settings.get("attention", "decomposed") == "decomposed" if own == "sam" else settings.get(makes or "", True)
+    family = families.pop() if families else own if stays else "vit"
+    if family == "sam" != own:
+        settings = {"attention": "plain"} | dict(settings)  # which a SAM refuses: it has to be said
+    known = {field.name for field in fields(config_type(family))}
+    return {name: value for name, value in settings.items() if name in known or name not in FAMILY_OF} | {
+        "family": family
+    }
 
-    family: Literal["clip"] = "clip"  # pyright: ignore[reportIncompatibleVariableOverride]
-    first_norm = True
+
+def parse_kin(name: str, image: Image) -> ViTConfig | None:
+    """A row of `KIN`, `DeiT-S/16-distilled`."""
+    for prefix, members in KIN.items():
+        row = members.get(name.removeprefix(f"{prefix}-"))
+        if row is not None and name.startswith(f"{prefix}-"):
+            return with_changes(plain_config(name.removeprefix(f"{prefix}-").partition("-")[0]), row, image)
+    return None
 
 
-@dataclass(frozen=True)
-class SAMConfig(ViTConfig):
-    """A ViT on a grid with decomposed relative positions, windows in most blocks, and a neck of convolutions in SAM.
+def with_changes(config: ViTConfig, changes: dict[str, Any], image: tuple[int, ...] | None) -> ViTConfig:
+    """A config with changes, at an image size if one is said."""
+    patch = changes.get("patch", config.patch)
+    size = image or changes.get("image") or (config.image if not changes else nearby(config.image, patch))
+    return config.with_options(**(changes | {"image": size}))
 
-    Windows are filled up with zeros, which are attended to. What crosses windows are the `global_blocks`, or a
-    bottleneck of convolutions after each of the `conv_blocks` (ViTDet's two propagation strategies, section 3).
-    Positions are a table of `position_grid`, that of pre-training in ViTDet. Raises UsageError for prefix tokens, other
-    than two axes, and blocks that are not there.
-    """
 
-    family: Literal["sam"] = "sam"  # pyright: ignore[reportIncompatibleVariableOverride]
-    attention: Literal["decomposed"] = "decomposed"  # pyright: ignore[reportIncompatibleVariableOverride]
-    neck: int = 0  # pyright: ignore[reportIncompatibleVariableOverride]  # channels of the convolutions after the last block; 0: none
-    conv_blocks: tuple[int, ...] = ()  # pyright: ignore[reportIncompatibleVariableOverride]  # counted from 0
-    position_grid: tuple[int, ...] = ()  # pyright: ignore[reportIncompatibleVariableOverride]  # (): the native grid
+def is_plain(name: str) -> bool:
+    """Whether a name is that of a plain ViT of a known size, or of a width and a depth."""
+    match = _CANONICAL.fullmatch(name) or _TIMM.fullmatch(name)
+    return match is not None and (sizes_of(match["size"]) is not None or match["size"][0].isdigit())
 
-    def __post_init__(self) -> None:
-        if self.attention != "decomposed":
-            raise UsageError("a neck, conv_blocks and position_grid go with attention=decomposed")
-        super().__post_init__()
-        if self.neck < 0:
-            raise UsageError("neck must be at least 0")
-        if not set(self.conv_blocks) <= set(range(self.depth)):
-            raise UsageError(f"conv_blocks={self.conv_blocks} cannot be", f"blocks are from 0 to {self.depth - 1}")
-        if self.position_grid and (len(self.position_grid) != 2 or min(self.position_grid) < 1):
-            raise UsageError(f"position_grid={self.position_grid} is no grid", "name rows and columns: 14 14")
 
-    @property
-    def on_grid(self) -> bool:
-        """The blocks take tokens as a grid."""
-        return True
+def sizes_of(size: str) -> tuple[int, int, int, int] | None:
+    """Width, depth, heads and hidden channels of a size by its name; None for others. Only g and G differ by case."""
+    sizes = {key.lower(): key for key in SIZES if key not in ("g", "G")} | WORDS
+    return SIZES.get(size if size in SIZES else sizes.get(size.lower(), ""))
 
-    @property
-    def sees_whole_image(self) -> bool:
-        """Whether no block is confined to windows."""
-        return not self.windowed_blocks
 
-    @property
-    def width_out(self) -> int:
-        """Channels of a token after the neck."""
-        return self.neck or self.width
+def plain_config(name: str, pixels: int | None = None) -> ViTConfig:
+    """The config of a plain ViT; `pixels` that a token covers, where the name's number is not that. Raises UsageError
+    for an unknown name, and a patch of less than a pixel."""
+    match = _CANONICAL.fullmatch(name) or _TIMM.fullmatch(name)
+    if match is None or not is_plain(name):
+        raise UsageError(f"unknown model {name}", "`vitreous models` lists them")
+    if (sizes := sizes_of(match["size"])) is not None:
+        width, depth, heads, hidden = sizes
+    else:
+        width, depth = map(int, match["size"].split("x"))
+        heads, hidden = max(1, width // 32), 4 * width
+    patch = (pixels,) if pixels else tuple(map(int, match["patch"].lower().split("x")))
+    patch = patch * 2 if len(patch) == 1 else patch
+    if min(patch) < 1:
+        raise UsageError(f"unknown model {name}", "a patch is at least one pixel")
+    image = int(match.groupdict().get("image") or 0)
+    return ViTConfig(
+        image=(image, image) if image else nearby((224, 224) if len(patch) == 2 else (64, 64, 64), patch),
+        patch=patch,
+        width=width,
+        depth=depth,
+        heads=heads,
+        hidden=hidden,
+    )
+
+
+def defining_values(config: Any) -> tuple[Any, ...]:
+    """The values that tell families apart."""
+    shape = (config.width, config.depth, config.heads, config.hidden, config.patch)
+    return (*shape, *(getattr(config, name) for name in DEFINING), config.pool == "distilled")

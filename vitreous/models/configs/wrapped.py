@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from vitreous.models.configs.base import ModelConfig
 
 
-class WithBackbone:
+class WithBackbone(ModelConfig):
     """What can be asked of a model as of its backbone, whose config is `backbone`."""
 
-    backbone: Any
+    backbone: ModelConfig
 
     @property
     def image(self) -> tuple[int, ...]:
@@ -24,11 +24,6 @@ class WithBackbone:
     def depth(self) -> int:
         """Blocks of the backbone."""
         return self.backbone.depth
-
-    @property
-    def front(self) -> Literal["conv"]:
-        """Images are read by convolutions too, which compute in float32 where weights are frozen."""
-        return "conv"
 
     @property
     def position(self) -> str:
@@ -59,13 +54,6 @@ class WithBackbone:
     def drop_path(self) -> float:
         """The backbone's."""
         return self.backbone.drop_path
-
-    @property
-    def drops_patches(self) -> bool:
-        """No: whole images are read."""
-        return False
-
-    merges_tokens = packs_sizes = drops_patches
 
     def check_image(self, image: tuple[int, ...]) -> None:
         """Raise UsageError for an image that the backbone cannot take."""

@@ -316,5 +316,5 @@ def block_of(layer: int, scene: Scene) -> str:
 
 def reader(scene: Scene) -> str:
     """Name what the answer is read from, for captions."""
-    classed = getattr(scene.model.config, "pool", "mean") in ("class", "distilled")
+    classed = scene.model.config.pool in ("class", "distilled")
     return "the class token" if classed else "the mean over the patches"

@@ -16,7 +16,6 @@ from vitreous.inference.open_model import open_bundle
 from vitreous.inspection.cost import MOST, SIZES, SPARE, Cost, costs, sizes
 from vitreous.inspection.fourier import Spectra
 from vitreous.inspection.similarity import LEAST, cka, layers
-from vitreous.models.names import name_of
 from vitreous.reports.figures.drawing import BLUE, ORANGE, count_from_one, new_figure, times
 from vitreous.reports.figures.subject import FigureResult, Picture, Scene, see_picture
 from vitreous.reports.pages.formats import format_count
@@ -126,7 +125,7 @@ def make_similarity(scene: Scene) -> list[FigureResult]:
     label_ticks(axes.set_yticks, list(one))
     axes.tick_params(axis="x", rotation=90)
     axes.spines[:].set_visible(False)
-    own = name_of(scene.model.config)
+    own = scene.model.config.name()
     axes.set(
         ylabel=f"layers of {PurePath(scene.run).name if name else own}",
         xlabel=f"layers of {PurePath(name).name if name else own}",
@@ -253,7 +252,7 @@ def caption_of_cost(scene: Scene, measured: list[Cost], wanted: list[tuple[int, 
     left = [times(image) for image in wanted[len(measured) :]]
     out = f" Left out, for the time they would take: {', '.join(left)}." if left else ""
     return (
-        f"Forward passes of {name_of(scene.model.config)} in {precision} on {where}: images per second of the fastest "
+        f"Forward passes of {scene.model.config.name()} in {precision} on {where}: images per second of the fastest "
         f"batch of {', '.join(map(str, sorted({size for cost in measured for size in cost.rate})))}. {batches}. "
         "Memory is what the tensors of one image hold at the same time, beyond the model; operations count a "
         f"multiply-add as two.{out} As in arXiv:2010.11929, Fig. 12."

@@ -16,7 +16,6 @@ import numpy as np
 
 from vitreous.data.clip_views import ONE
 from vitreous.inference.image_grid import SAMPLES_FILE
-from vitreous.models.names import name_of
 from vitreous.reports.answers import Answered
 from vitreous.reports.learned import read_learned
 from vitreous.reports.pages.cards import cards
@@ -50,7 +49,7 @@ def write_report(
     if folder is not None and folder.config.is_file():
         parts |= trained(folder)
     if answers is not None and report is not None:
-        parts |= {"judged": evaluated(answers, report), "model": name_of(answers.bundle.model.config)}
+        parts |= {"judged": evaluated(answers, report), "model": answers.bundle.model.config.name()}
         parts.setdefault("data", Path(answers.source).name or answers.source)
     parts["commands"] = list(dict.fromkeys([*parts.get("commands", []), *([command] if command else [])]))
     write_text(path, render("report.html", **parts))
@@ -67,7 +66,7 @@ def trained(folder: Folder) -> dict[str, Any]:
     else:
         drawn = training_panels(lines)
     return {
-        "model": name_of(run.model),
+        "model": run.model.name(),
         "data": Path(run.data.source).name or run.data.source,
         "trained": {"run": run, "summary": summary, "curves": drawn},
         "unlabelled": unlabelled,

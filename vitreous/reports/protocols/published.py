@@ -26,7 +26,6 @@ from vitreous.data.split import Split
 from vitreous.errors import DataError, NonFiniteError, UsageError
 from vitreous.inference.engine import ModelEngine, logits_of, make_engine, readable_mask
 from vitreous.models.config import ModelConfig
-from vitreous.models.names import name_of
 from vitreous.reports.answers import progress_counter
 from vitreous.reports.protocols.heads import UNIT, Head, HeadConfig, Reading, TokenReader, best_of, train_heads
 from vitreous.reports.protocols.task import ProtocolOptions, ProtocolResult, ProtocolTask
@@ -77,7 +76,7 @@ def head_configs(probe: str, model: ModelConfig) -> tuple[HeadConfig, ...]:
 
     Raises UsageError for dino and dinov2 and a model without a class token.
     """
-    token = bool(getattr(model, "class_token", False))
+    token = model.class_token
     if probe == "mae":
         return (HeadConfig(0.1, Reading(1 if token else 0), "lars", normed=True),)
     if not token:
@@ -85,7 +84,7 @@ def head_configs(probe: str, model: ModelConfig) -> tuple[HeadConfig, ...]:
             "use --probe mae, which reads what the model's own head would, or leave --probe out; "
             "--model.class-token True --model.pool class trains a model with one"
         )
-        raise UsageError(f"--probe {probe} reads class tokens, and {name_of(model)} has none", hint)
+        raise UsageError(f"--probe {probe} reads class tokens, and {model.name()} has none", hint)
     last = min(BLOCKS, model.depth)
     if probe == "dino":
         return (HeadConfig(1e-3, Reading(1, mean=True) if model.width >= WIDE else Reading(last)),)

@@ -23,7 +23,7 @@ CLASSES = 1000
 def swin_of(work: Work) -> dict[str, Any]:
     """Return the shape of a Swin V1 under the names that all three libraries have; nothing for another model."""
     c: Any = configure(work.model, work.image_size)
-    if c.kind != "swin":
+    if c.recipe_family != "swin":
         return {}
     shape = {"patch_size": c.patch_size[0], "embed_dim": c.width, "window_size": c.window}
     return {**shape, "depths": list(c.blocks), "num_heads": list(c.heads)}

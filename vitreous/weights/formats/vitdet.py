@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from vitreous.models.config import ModelConfig, ViTConfig
-from vitreous.weights.measure import Size, grid_from, vit_config
-from vitreous.weights.others import SAM_FIELDS
+from vitreous.weights.formats.measure import Size, grid_from, vit_config
+from vitreous.weights.formats.others import SAM_FIELDS
+from vitreous.weights.formats.transformers import square
 from vitreous.weights.table import CONVOLUTION, Format, Shapes, TensorTransform, blocks, count, row, table
-from vitreous.weights.transformers import square
 
 IMAGE = 1024  # pixels along a side, where no table of the whole grid tells it
 
@@ -76,7 +76,7 @@ def configure_vitdet(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
 def vitdet_like(config: ModelConfig) -> bool:
     """Whether it is a backbone of ViTDet."""
     return (
-        config.kind == "vit"
+        isinstance(config, ViTConfig)
         and square(config)
         and config.attention == "decomposed"
         and not config.neck

@@ -12,7 +12,7 @@ from torch import Tensor
 from vitreous.errors import WeightsError
 from vitreous.models.configs.dit import DITS, DiTConfig
 from vitreous.nn.position import sincos
-from vitreous.weights.measure import grid_from
+from vitreous.weights.formats.measure import grid_from
 from vitreous.weights.table import CONVOLUTION, SEPARATE, Format, Shapes, TensorTransform, count, row, table
 
 
@@ -157,7 +157,7 @@ def describe(config: DiTConfig) -> dict[str, Any]:
 def is_plain(config: Any) -> bool:
     """Whether a model is a DiT as its authors have it: on squares, with classes, of four times the width in its MLP."""
     return (
-        config.kind == "dit"
+        isinstance(config, DiTConfig)
         and len(config.image) == 2
         and len(set(config.image)) == len(set(config.patch)) == 1
         and config.hidden == 4 * config.width

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from vitreous.models.config import ModelConfig, ViTConfig
-from vitreous.weights.measure import Size, vit_config
+from vitreous.weights.formats.measure import Size, vit_config
+from vitreous.weights.formats.transformers import CLIP_FIELDS, clip_like, square, usual
 from vitreous.weights.table import (
     BARE_TOKEN,
     CONVOLUTION,
@@ -22,7 +23,6 @@ from vitreous.weights.table import (
     row,
     table,
 )
-from vitreous.weights.transformers import CLIP_FIELDS, clip_like, square, usual
 
 LAYER = "encoder.layers.encoder_layer_{i}"
 TORCHVISION = Format(
@@ -218,7 +218,7 @@ SAM_FIELDS = {
 def sam_like(config: ModelConfig) -> bool:
     """Whether it is SAM's image encoder."""
     return (
-        config.kind == "vit"
+        isinstance(config, ViTConfig)
         and square(config)
         and config.attention == "decomposed"
         and config.neck > 0

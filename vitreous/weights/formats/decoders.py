@@ -15,9 +15,9 @@ from torch import Tensor
 
 from vitreous.models.config import ViTConfig
 from vitreous.nn.position import sincos
+from vitreous.weights.formats.transformers import OUT, QKV
+from vitreous.weights.formats.video import KEYS
 from vitreous.weights.table import Row, Shapes, Tensors, TensorTransform, blocks, map_each, row, table
-from vitreous.weights.transformers import OUT, QKV
-from vitreous.weights.video import KEYS
 
 HEAD_WIDTH = 32  # channels of a head of attention of MAE's decoder, as published: 512 of 16
 #: the fields of MAE's config that make it VideoMAE's

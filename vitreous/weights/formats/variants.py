@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Container
 from typing import Any, NamedTuple
 
-from vitreous.models.config import TRANSFORMER_FIELDS, ModelConfig
-from vitreous.weights.measure import published_heads
+from vitreous.models.config import TRANSFORMER_FIELDS, ModelConfig, ViTConfig
+from vitreous.weights.formats.measure import published_heads
 
 #: field of `ViTConfig` -> its value where the tensors are missing, its value where they are present
 MISSING = {
@@ -95,7 +95,7 @@ def conclusions(config: ModelConfig, known: Container[str], variants: tuple[Vari
 
     `known`: the fields of the config that are said somewhere, so that nothing had to be concluded.
     """
-    if config.kind != "vit":
+    if not isinstance(config, ViTConfig):
         return []
     notes: dict[str, str] = {}
     options = {name: getattr(config, name) for name in TRANSFORMER_FIELDS}
@@ -114,7 +114,7 @@ def conclusions(config: ModelConfig, known: Container[str], variants: tuple[Vari
 
 def heads_mismatch(config: ModelConfig) -> list[str]:
     """A note where the number of heads that was said is not that of published models of this width."""
-    if config.kind != "vit":
+    if not isinstance(config, ViTConfig):
         return []
     usual = published_heads(config.width, config.depth, config.hidden) or config.width // 64
     if config.heads == usual or not usual:

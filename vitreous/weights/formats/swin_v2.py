@@ -17,9 +17,9 @@ from torch import Tensor
 
 from vitreous.models.config import ModelConfig, SwinConfig
 from vitreous.nn.windows import log_spaced
-from vitreous.weights import swin
-from vitreous.weights.own import NAME, OwnNames
-from vitreous.weights.swin import BRANCHES, BUFFERS, MLP, Layout, with_windows
+from vitreous.weights.formats import swin
+from vitreous.weights.formats.own import NAME, OwnNames
+from vitreous.weights.formats.swin import BRANCHES, BUFFERS, MLP, Layout, assumptions, with_windows
 from vitreous.weights.table import COPY, SEPARATE, Format, Row, Shapes, Tensors, TensorTransform, row, table
 
 ATTENTION = "attention.part.part"
@@ -102,7 +102,11 @@ WITH_KEYS = TensorTransform(without_keys, with_keys)
 
 def square(config: ModelConfig) -> bool:
     """Whether it is a Swin V2 of square windows."""
-    return config.kind == "swin" and config.version == 2 and all(rows == columns for rows, columns in config.windows)
+    return (
+        isinstance(config, SwinConfig)
+        and config.version == 2
+        and all(rows == columns for rows, columns in config.windows)
+    )
 
 
 PARTS = BRANCHES | {"attention.part.part.out": "attn.proj"} | MLP
@@ -124,6 +128,7 @@ MICROSOFT = Format(
     "Microsoft's Swin V2",
     ("patch_embed.proj.weight", "layers.0.blocks.0.attn.logit_scale", "layers.0.downsample.reduction.weight"),
     MICROSOFT_LAYOUT.rows(),
+    assumes=assumptions,
     configure=lambda shapes, settings: MICROSOFT_LAYOUT.configure(shapes, settings, "mask"),
     ignored=LEFT,
     holds=lambda c: square(c) and len(c.blocks) > 1,
@@ -143,6 +148,7 @@ TIMM = Format(
     "timm's Swin V2",
     ("patch_embed.proj.weight", "layers.0.blocks.0.attn.logit_scale"),
     TIMM_LAYOUT.rows(),
+    assumes=assumptions,
     configure=lambda shapes, settings: TIMM_LAYOUT.configure(shapes, settings, "zeros-after-shift"),
     ignored=LEFT,
     holds=square,
@@ -172,6 +178,7 @@ TRANSFORMERS = Format(
     "transformers' Swin V2",
     ("embeddings.patch_embeddings.projection.weight", "encoder.layers.0.blocks.0.attention.self.logit_scale"),
     TRANSFORMERS_LAYOUT.rows(),
+    assumes=assumptions,
     configure=TRANSFORMERS_LAYOUT.configure,
     ignored=LEFT,
     strip=("swinv2.",),
@@ -212,6 +219,7 @@ TORCHVISION = Format(
     "torchvision's Swin V2",
     ("features.0.0.weight", "features.1.0.attn.logit_scale"),
     TORCHVISION_LAYOUT.rows(),
+    assumes=assumptions,
     configure=TORCHVISION_LAYOUT.configure,
     ignored=LEFT,
     holds=lambda c: (

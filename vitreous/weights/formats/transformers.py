@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from vitreous.models.config import BiTConfig, ModelConfig, ViTConfig
-from vitreous.weights.measure import Size, bit_config, clip_size, vit_config
+from vitreous.models.configs.base import Pixels
+from vitreous.weights.formats.measure import Size, bit_config, clip_size, vit_config
+from vitreous.weights.formats.timm import resnet_blocks
 from vitreous.weights.sidecar import FAMILIES
 from vitreous.weights.table import (
     BARE_TOKEN,
@@ -25,7 +27,6 @@ from vitreous.weights.table import (
     row,
     table,
 )
-from vitreous.weights.timm import resnet_blocks
 
 ACTS = {"none": "gelu", "tanh": "gelu_pytorch_tanh", "quick": "quick_gelu"}
 QKV = "attention.attention.query attention.attention.key attention.attention.value"
@@ -166,7 +167,7 @@ def ordinary(config: Any) -> bool:
     """Whether it is a ViT, or a ViViT of joint attention, with learned positions, whatever it pools, and nothing else
     that changes the names."""
     return (
-        config.kind == "vit"
+        isinstance(config, ViTConfig)
         and (len(config.image) == 2 or (config.arrangement == "joint" and not config.no_key_bias))
         and not config.needs_positions
         and config.position == "learned"
@@ -199,11 +200,20 @@ def square(config: Any) -> bool:
     return len(config.image) == 2 and len(set(config.image)) == len(set(config.patch)) == 1
 
 
+def pixels_of(config: ViTConfig) -> Pixels:
+    """Whose images models of transformers were trained on, where no file tells: CLIP's, ImageNet's of DINOv2 and
+    VideoMAE."""
+    if config.first_norm:
+        return "clip"
+    return "imagenet" if config.layer_scale is not None or config.position == "sinusoid" else "half"
+
+
 VIT = Format(
     "huggingface",
     FAMILIES["vit"],
     ("embeddings.patch_embeddings.projection.weight", "encoder.layer.0.intermediate.dense.weight"),
     VIT_ROWS,
+    pixels=pixels_of,
     configure=configure,
     ignored=(r"decoder\..*", r"pooler\..*", r"embeddings\.mask_token"),
     strip=("vit.", "deit.", "ijepa.", "vivit."),
@@ -234,6 +244,7 @@ DINOV2 = Format(
             scales=SCALES,
         ),
     ),
+    pixels=pixels_of,
     configure=configure,
     ignored=(r"classifier\..*", r"embeddings\.mask_token"),
     strip=("dinov2.", "dinov2_with_registers."),
@@ -271,6 +282,7 @@ CLIP = Format(
             "head.weight = visual_projection.weight",
         ),
     ),
+    pixels=pixels_of,
     configure=lambda shapes, settings: configure_clip(shapes, settings),
     ignored=(r"text_model\..*", r"text_projection\..*", r"logit_scale", r".*position_ids"),
     strip=("vision_model.",),
@@ -289,7 +301,7 @@ CLIP = Format(
 def clip_like(config: ModelConfig) -> bool:
     """Whether it is CLIP's image encoder."""
     return (
-        config.kind == "vit"
+        isinstance(config, ViTConfig)
         and square(config)
         and config.first_norm
         and config.qkv_bias
@@ -350,7 +362,7 @@ BIT = Format(
     ),
     configure=lambda shapes, settings: configure_bit(shapes, settings),
     strip=("bit.",),
-    holds=lambda c: c.family == "bit" and not c.axial,
+    holds=lambda c: isinstance(c, BiTConfig) and not c.axial,
     prefix=lambda c: "bit." if c.classes else "",
     beside=("classifier",),
     describe=lambda c: {

@@ -19,7 +19,7 @@ from typing import Any
 
 from vitreous.models.config import BiTConfig, StemConfig, ViTConfig
 from vitreous.nn.sizes import nearby
-from vitreous.weights.measure import Size, bit_config, units_of, vit_config
+from vitreous.weights.formats.measure import Size, bit_config, units_of, vit_config
 from vitreous.weights.table import (
     COPY,
     FLAT,
@@ -160,7 +160,7 @@ def stem_of(shapes: Shapes) -> StemConfig | None:
 def holds(config: Any) -> bool:
     """Whether Google's code has such a ViT: class token, mean or attention pooling, no registers and nothing newer."""
     return (
-        config.kind == "vit"
+        isinstance(config, ViTConfig)
         and len(config.image) == 2
         and not config.needs_positions
         and config.position == "learned"
@@ -230,9 +230,7 @@ BIG_VISION_FIXED = replace(
     title="big_vision's ViT with fixed positions",
     sign=BIG_VISION.sign[:2],
     configure=fixed_places,
-    holds=lambda config: (
-        getattr(config, "position", "") == "sincos-big-vision" and holds(replace(config, position="learned", slots=0))
-    ),
+    holds=lambda config: config.position == "sincos-big-vision" and holds(replace(config, position="learned", slots=0)),
 )
 
 UNIT = "resnet/block{S}/unit{JJ}/"
@@ -260,7 +258,7 @@ BIT = Format(
         row("head.bias", "resnet/head/conv2d/bias", COPY),
     ),
     configure=lambda shapes, settings: configure_bit(shapes, settings),
-    holds=lambda config: config.family == "bit" and not config.axial,
+    holds=lambda config: isinstance(config, BiTConfig) and not config.axial,
     suffix=".npz",
 )
 
@@ -289,7 +287,7 @@ BIT_BIG_VISION = Format(
     ),
     configure=lambda shapes, settings: configure_bit_paper(shapes, settings),
     scope=SCOPES,
-    holds=lambda config: config.family == "bit" and not config.axial,
+    holds=lambda config: isinstance(config, BiTConfig) and not config.axial,
     suffix=".npz",
     shaped=lambda name, tensor: tensor[None, None, None] if GROUP_NORM.fullmatch(name) else tensor,
 )

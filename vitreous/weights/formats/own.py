@@ -12,9 +12,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vitreous.models.config import TRANSFORMER_FIELDS, BiTConfig, ConvStemConfig, ModelConfig, StemConfig, ViTConfig
+from vitreous.models.config import (
+    TRANSFORMER_FIELDS,
+    BiTConfig,
+    ConvStemConfig,
+    ModelConfig,
+    StemConfig,
+    SwinConfig,
+    ViTConfig,
+    transformer_config,
+)
 from vitreous.models.names import NO_TOKENS
-from vitreous.weights.measure import bit_config, published_heads
+from vitreous.weights.formats.measure import bit_config, published_heads
 from vitreous.weights.table import Format, Shapes, Tensors, count
 
 KEEP = "save the whole model with vitreous.save(model, FOLDER), which keeps what a state dict does not"
@@ -104,7 +113,7 @@ def configure(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
     if fields["first_norm"] and pooled:  # CLIP
         fields |= {"gelu": "quick", "eps": 1e-5}
     known = {*TRANSFORMER_FIELDS} - {"image"}
-    return ViTConfig(**(fields | {name: value for name, value in settings.items() if name in known}))
+    return transformer_config(**(fields | {name: value for name, value in settings.items() if name in known}))
 
 
 def switches(shapes: Shapes) -> dict[str, Any]:
@@ -190,9 +199,9 @@ def configure_bit(shapes: Shapes, settings: dict[str, Any]) -> BiTConfig:
 
 def assumed(config: ModelConfig, known: Iterable[str]) -> str:
     """A note on what was taken since a state dict does not tell it."""
-    if config.kind == "swin":
+    if isinstance(config, SwinConfig):
         return f"a state dict does not tell everything: image size {config.image[0]} taken; vitreous.save keeps it"
-    if config.kind == "bit":
+    if isinstance(config, BiTConfig):
         return (
             f"a state dict does not tell everything: image size {config.image[0]}, numerics {config.numerics} "
             "taken; vitreous.save keeps it"

@@ -24,8 +24,8 @@ from torch import Tensor
 from vitreous.data.modalities.base import IMAGENET
 from vitreous.models.config import DetectorConfig, ModelConfig
 from vitreous.models.configs.detector import HEADS
+from vitreous.weights.formats.vitdet import ROWS, VITDET, configure_vitdet, vitdet_like
 from vitreous.weights.table import Format, Row, Shapes, Tensors, TensorTransform, row, table
-from vitreous.weights.vitdet import ROWS, VITDET, configure_vitdet, vitdet_like
 
 NET, RPN, BOX, MASK = "backbone.net.", "proposal_generator.rpn_head", "roi_heads.box_head", "roi_heads.mask_head"
 PREDICTOR = "roi_heads.box_predictor"
@@ -154,7 +154,7 @@ def check_pixels(facts: Tensors) -> None:
 def detector_like(config: ModelConfig) -> bool:
     """Whether it is a detector of ViTDet, with the whole pyramid."""
     return (
-        config.kind == "detector"
+        isinstance(config, DetectorConfig)
         and config.heads == "vitdet"
         and config.anchor == ANCHOR
         and len(config.strides) == len(REDUCE) + 1

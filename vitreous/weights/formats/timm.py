@@ -19,7 +19,8 @@ from dataclasses import replace
 from typing import Any
 
 from vitreous.models.config import BiTConfig, ModelConfig, StemConfig, ViTConfig
-from vitreous.weights.measure import Size, bit_config, vit_config
+from vitreous.weights.formats.measure import Size, bit_config, vit_config
+from vitreous.weights.formats.variants import only_published
 from vitreous.weights.table import (
     CONVOLUTION,
     POINTWISE,
@@ -35,7 +36,6 @@ from vitreous.weights.table import (
     row,
     table,
 )
-from vitreous.weights.variants import only_published
 
 PREFIXES = prefixes("cls_token", "dist_token", "reg_token")
 BLOCKS = (
@@ -178,7 +178,7 @@ def plain(config: ModelConfig) -> bool:
     Its patch projection has a bias where no norm follows it.
     """
     return (
-        config.kind == "vit"
+        isinstance(config, ViTConfig)
         and len(config.image) == 2
         and not config.needs_positions
         and config.position == "learned"
@@ -265,5 +265,5 @@ TIMM_BIT = Format(
     ("stem.conv.weight", r"stages.0.blocks.0.norm1.weight", "norm.weight"),
     BIT,
     configure=configure_bit,
-    holds=lambda c: c.family == "bit" and not c.axial,
+    holds=lambda c: isinstance(c, BiTConfig) and not c.axial,
 )

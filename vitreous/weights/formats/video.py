@@ -18,10 +18,10 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from vitreous.models.config import ViTConfig
-from vitreous.weights.measure import Size, clip_size, vit_config
+from vitreous.models.config import VideoConfig, ViTConfig
+from vitreous.weights.formats.measure import Size, clip_size, vit_config
+from vitreous.weights.formats.transformers import OUT, QKV, shape
 from vitreous.weights.table import CONVOLUTION, Format, Shapes, blocks, count, row, table
-from vitreous.weights.transformers import OUT, QKV, shape
 
 TITLE = "transformers' VideoMAE"
 FRAMES = 16  # of a clip, where nothing says so
@@ -114,7 +114,7 @@ def describe(config: ViTConfig) -> dict[str, Any]:
 def videomae_like(config: Any) -> bool:
     """Whether it is VideoMAE's encoder, with a head on the normed mean or without one."""
     return (
-        config.family == "video"
+        isinstance(config, VideoConfig)
         and config.arrangement == "joint"
         and config.no_key_bias
         and config.position == "sinusoid"
@@ -145,6 +145,7 @@ VIDEOMAE = Format(
 VIDEOMAE_TRANSFORMERS = replace(
     VIDEOMAE,
     name="huggingface",
+    pixels=lambda config: "imagenet",
     title=TITLE,
     sign=("embeddings.patch_embeddings.projection.weight", "encoder.layer.0.attention.attention.q_bias"),
     rows=TRANSFORMERS,

@@ -18,7 +18,7 @@ transformers' code that has once seen a grid of one window shifts no larger grid
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterator
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ import torch
 
 from vitreous.models.config import ModelConfig, SwinConfig
 from vitreous.nn.windows import read_offsets
-from vitreous.weights.own import NAME, OwnNames
+from vitreous.weights.formats.own import NAME, OwnNames
 from vitreous.weights.table import (
     CONVOLUTION,
     COPY,
@@ -173,12 +173,20 @@ def offsets(stage: int) -> TensorTransform:
 def of_one_window(config: ModelConfig) -> bool:
     """Whether it is a Swin whose stages all have the same square window, as code has it that does not know the image
     size."""
-    return config.kind == "swin" and config.version == 1 and set(config.windows) == {(config.window, config.window)}
+    return (
+        isinstance(config, SwinConfig)
+        and config.version == 1
+        and set(config.windows) == {(config.window, config.window)}
+    )
 
 
 def square(config: ModelConfig) -> bool:
     """Whether it is a Swin of square windows."""
-    return config.kind == "swin" and config.version == 1 and all(rows == columns for rows, columns in config.windows)
+    return (
+        isinstance(config, SwinConfig)
+        and config.version == 1
+        and all(rows == columns for rows, columns in config.windows)
+    )
 
 
 BRANCHES = {"attention.norm": "norm1", "mlp.norm": "norm2"}
@@ -197,11 +205,24 @@ MICROSOFT_LAYOUT = Layout(
     norm="norm",
     head="head",
 )
+
+
+def assumptions(config: SwinConfig, known: Container[str]) -> Iterator[str]:
+    """What no file of a Swin tells: the image size, and of version 2 the windows in full."""
+    if "image" not in known:
+        size = f"{config.image[0]} x {config.image[1]}"
+        yield f"the image size: assumed {size} pixels (--source-size HEIGHT WIDTH)"
+    if config.version == 2 and "window" not in known and "pretrained_window" not in known:
+        taken = f"windows of {config.window}" + ", where its positions were learned" * (config.window > 8)
+        yield f"its windows in full: assumed {taken} (`vitreous convert --window N`)"
+
+
 MICROSOFT = Format(
     "swin",
     "Microsoft's Swin",
     ("patch_embed.proj.weight", f"layers.0.blocks.0.{BIAS}", "layers.0.downsample.reduction.weight"),
     MICROSOFT_LAYOUT.rows(),
+    assumes=assumptions,
     configure=lambda shapes, settings: MICROSOFT_LAYOUT.configure(shapes, settings, "mask"),
     ignored=BUFFERS,
     holds=lambda c: square(c) and len(c.blocks) > 1,
@@ -221,6 +242,7 @@ TIMM = Format(
     "timm's Swin",
     ("patch_embed.proj.weight", f"layers.0.blocks.0.{BIAS}"),
     TIMM_LAYOUT.rows(),
+    assumes=assumptions,
     configure=lambda shapes, settings: TIMM_LAYOUT.configure(shapes, settings, "zeros-after-shift"),
     ignored=BUFFERS,
     holds=square,
@@ -250,6 +272,7 @@ TRANSFORMERS = Format(
         "encoder.layers.0.blocks.0.attention.self.relative_position_bias_table",
     ),
     TRANSFORMERS_LAYOUT.rows(),
+    assumes=assumptions,
     configure=TRANSFORMERS_LAYOUT.configure,
     ignored=BUFFERS,
     strip=("swin.",),
@@ -311,6 +334,7 @@ TORCHVISION = Format(
     "torchvision's Swin",
     ("features.0.0.weight", f"features.1.0.{BIAS}"),
     TORCHVISION_LAYOUT.rows(),
+    assumes=assumptions,
     configure=TORCHVISION_LAYOUT.configure,
     ignored=BUFFERS,
     holds=lambda c: of_one_window(c) and bool(c.classes),

@@ -7,7 +7,7 @@ from collections.abc import Container
 from typing import Any, NamedTuple
 
 from vitreous.errors import WeightsError
-from vitreous.models.config import TRANSFORMER_FIELDS, BiTConfig, Numerics, ViTConfig
+from vitreous.models.config import TRANSFORMER_FIELDS, BiTConfig, Numerics, ViTConfig, transformer_config
 from vitreous.models.names import SIZES
 
 
@@ -51,7 +51,7 @@ def vit_config(
     choices = slots if slots is not None else (singles, singles + registers, 0)
     grid, fields["slots"] = grid_from(size.tokens, choices, settings.get("image"), size.patch)
     fields["image"] = tuple(g * p for g, p in zip(grid, size.patch, strict=True))
-    return ViTConfig(**fields)
+    return transformer_config(**fields)
 
 
 def clip_size(settings: dict[str, Any], frames: int) -> tuple[int, ...]:

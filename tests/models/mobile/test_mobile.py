@@ -1,0 +1,100 @@
+"""A new family is a config, a module and a row: every verb takes it, and no other code of the package knows it."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import vitreous
+from tests import contracts
+from tests.conftest import make_folder
+from tests.models.mobile.config import MobileConfig
+from vitreous.config import from_plain, from_yaml, to_plain
+from vitreous.errors import UsageError
+from vitreous.models.config import ModelConfig, SegmenterConfig
+from vitreous.models.families import FAMILIES
+from vitreous.models.names import configure
+from vitreous.models.zoo import build_model, skip_init
+from vitreous.training.run import Run
+from vitreous.weights.writable import writable_formats
+
+
+@pytest.fixture(autouse=True)
+def row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The row of the family."""
+    monkeypatch.setitem(FAMILIES, "mobile", "tests.models.mobile.config:MobileConfig")
+
+
+@pytest.fixture
+def trained(tmp_path: Path, without_pages: None) -> Path:
+    """A run of a few steps, with layer decay."""
+    data = make_folder(tmp_path / "data", {"train": 6, "val": 3})
+    options = {"epochs": 1, "batch_size": 6, "device": "cpu", "settings": {"optimizer.layer_decay": ["0.5"]}}
+    vitreous.train(data, model="mobile-24x2", out=tmp_path / "run", progress=False, **options)
+    return tmp_path / "run"
+
+
+def test_a_name_and_stored_values_make_the_config():
+    config = configure("mobile-24x3", 48)
+    assert config == MobileConfig(image=(48, 48), width=24, depth=3) and config.name() == "Mobile-24x3"
+    assert from_plain(ModelConfig, to_plain(config)) == config
+    head = SegmenterConfig(backbone=config.with_options(classes=0))
+    assert from_plain(ModelConfig, to_plain(head)) == head
+    with pytest.raises(UsageError, match="width 25 is not a multiple of 2 heads"):
+        vitreous.create("Mobile-25x3")
+    with pytest.raises(UsageError, match="a Mobile has no window"):
+        vitreous.create("Mobile-24x3", window=2)  # type: ignore[call-overload]
+
+
+def test_multiply_adds_are_counted_and_layers_are_told_apart():
+    config = MobileConfig(width=24, heads=3)
+    n, d = 8 * 8, 24
+    stem = 16 * 16 * d * 27 + n * 9 * d**2
+    assert config.macs() == stem + 2 * (n * (4 * d**2 + 2 * n * d) + 4 * n * d**2) + d * 10
+    assert config.macs((64, 32)) > 2 * config.macs() - d * 10 and config.count_activations() is None
+    layers = {name: config.layer_of(name) for name, _ in skip_init(config).named_parameters()}
+    assert layers["stem.0.weight"] == 0 and layers["head.weight"] == layers["encoder.norm.weight"] == 3
+    assert {layers[name] for name in layers if ".blocks.1." in name} == {2}
+
+
+@pytest.mark.parametrize("promise", contracts.ALL, ids=lambda promise: promise.__name__)
+def test_promises_of_every_model(promise):
+    torch.manual_seed(0)
+    model = contracts.randomise(build_model(MobileConfig(image=(16, 24), width=8, classes=3)))
+    promise(model, torch.randn(3, 3, 16, 24))
+
+
+def test_every_verb_takes_it(trained: Path, tmp_path: Path):
+    run = from_yaml(Run, (trained / "config.yaml").read_text("utf-8"))
+    pictures = sorted((tmp_path / "data" / "val" / "ant").iterdir())
+    assert isinstance(run.model, MobileConfig) and run.optimizer.layer_decay == 0.5
+    predictor = vitreous.load(trained, device="cpu")
+    (prediction,) = predictor.predict(pictures[:1])
+    assert set(prediction.names) == {"ant", "bee", "cat"} and math.isfinite(prediction.probabilities[0])
+    assert predictor.embed(pictures[:1]).shape == (1, 24)
+    document = vitreous.evaluate(trained, device="cpu", engine="torch")
+    assert document["model"] == "Mobile-24x2" and len(document["per_class"]) == 3
+    looked = vitreous.inspect(
+        trained, pictures[:1], out=tmp_path / "looked", figures=["attention", "cost"], device="cpu"
+    )
+    assert looked["model"] == "Mobile-24x2" and not looked["refused"] and len(looked["figures"]) >= 2
+    continued = vitreous.train(tmp_path / "data", init=str(trained), out=tmp_path / "more", steps=2, progress=False)
+    assert continued["model"] == "Mobile-24x2"
+
+
+def test_it_is_exported_and_no_file_of_others_holds_it(trained: Path, tmp_path: Path):
+    pytest.importorskip("onnxruntime")
+    vitreous.export(trained, to="onnx", out=tmp_path / "model.onnx")
+    picture = sorted((tmp_path / "data" / "val" / "bee").iterdir())[:1]
+    rows = [
+        vitreous.load(place, device="cpu", precision="fp32").embed(picture)
+        for place in (trained, tmp_path / "model.onnx")
+    ]
+    assert np.allclose(*rows, atol=1e-4)
+    with pytest.raises(UsageError, match="is not for Mobile-24x2: its positions and paddings are those of one size"):
+        vitreous.export(trained, to="onnx", out=tmp_path / "any.onnx", dynamic_size=True)
+    assert writable_formats(MobileConfig()) == []

@@ -1,0 +1,142 @@
+"""Kin of the ViT that change one part of it: Axial-ViT (arXiv:2010.11929), and the image encoders of CLIP
+(arXiv:2103.00020) and SAM (arXiv:2304.02643)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from vitreous.errors import UsageError
+from vitreous.models.configs.base import Image, LayerGroups
+from vitreous.models.configs.vit import ViTConfig, plain_config, with_changes
+from vitreous.models.presets import KIN, NO_TOKENS
+
+
+@dataclass(frozen=True)
+class AxialConfig(ViTConfig):
+    """A ViT whose blocks attend along the rows of the grid, then along its columns. Raises UsageError for prefix
+    tokens, other than two axes, and another attention than the plain one."""
+
+    family: Literal["axial"] = "axial"  # pyright: ignore[reportIncompatibleVariableOverride]
+    module: ClassVar[str] = "vitreous.models.vit_variants:AxialViT"
+    preset_names: ClassVar[tuple[str, ...]] = tuple(f"Axial-ViT-{name}" for name in KIN["Axial-ViT"])
+    axial = True
+    on_grid: ClassVar[bool] = True
+    sees_whole_image: ClassVar[bool] = False  # a block sees rows, then columns
+
+    @classmethod
+    def parse_name(cls, name: str, image: Image) -> ViTConfig | None:
+        """`Axial-ViT-B/16`."""
+        rest = name.lower().removeprefix("axial-vit-")
+        if rest == name.lower():
+            return None
+        return with_changes(plain_config(name[-len(rest) :]), NO_TOKENS | {"axial": True}, image)
+
+    def name(self) -> str:
+        """`Axial-ViT-B/16`."""
+        return f"Axial-ViT-{self.size_name()}"
+
+    @property
+    def mlp_layers(self) -> int:
+        """MLPs of all blocks: one for rows, one for columns."""
+        return 2 * self.depth
+
+    def attention_macs(self, grid: tuple[int, ...], index: int) -> int:
+        """Multiply-adds of the attention of a block along rows, and along columns."""
+        tokens = math.prod(grid)
+        return 2 * tokens * 4 * self.width**2 + 2 * tokens * sum(grid) * self.width
+
+    def __post_init__(self) -> None:
+        if self.attention != "plain":
+            raise UsageError("axial goes with attention=plain")
+        super().__post_init__()
+
+
+@dataclass(frozen=True)
+class CLIPConfig(ViTConfig):
+    """A ViT with a LayerNorm before the first block."""
+
+    family: Literal["clip"] = "clip"  # pyright: ignore[reportIncompatibleVariableOverride]
+    module: ClassVar[str] = "vitreous.models.vit_variants:CLIP"
+    preset_names: ClassVar[tuple[str, ...]] = tuple(f"CLIP-{name}" for name in KIN["CLIP"])
+    first_norm = True
+
+    @classmethod
+    def parse_name(cls, name: str, image: Image) -> ViTConfig | None:
+        """None: `ViTConfig` reads the rows of `KIN`."""
+        return None
+
+
+@dataclass(frozen=True)
+class SAMConfig(ViTConfig):
+    """A ViT on a grid with decomposed relative positions, windows in most blocks, and a neck of convolutions in SAM.
+
+    Windows are filled up with zeros, which are attended to. What crosses windows are the `global_blocks`, or a
+    bottleneck of convolutions after each of the `conv_blocks` (ViTDet's two propagation strategies, section 3).
+    Positions are a table of `position_grid`, that of pre-training in ViTDet. Raises UsageError for prefix tokens, other
+    than two axes, and blocks that are not there.
+    """
+
+    family: Literal["sam"] = "sam"  # pyright: ignore[reportIncompatibleVariableOverride]
+    module: ClassVar[str] = "vitreous.models.vit_variants:SAM"
+    preset_names: ClassVar[tuple[str, ...]] = tuple(
+        f"{prefix}-{name}" for prefix in ("SAM", "ViTDet") for name in KIN[prefix]
+    )
+    # convolutions `after` a block propagate between windows; like detectron2, layer decay does not reach them
+    layer_groups: ClassVar[LayerGroups] = LayerGroups(r"\bencoder\.blocks\.(\d+)\.(?!after\.)")
+    on_grid: ClassVar[bool] = True
+    attention: Literal["decomposed"] = "decomposed"  # pyright: ignore[reportIncompatibleVariableOverride]
+    neck: int = 0  # pyright: ignore[reportIncompatibleVariableOverride]  # channels of the convolutions after the last block; 0: none
+    conv_blocks: tuple[int, ...] = ()  # pyright: ignore[reportIncompatibleVariableOverride]  # counted from 0
+    position_grid: tuple[int, ...] = ()  # pyright: ignore[reportIncompatibleVariableOverride]  # (): the native grid
+
+    @classmethod
+    def parse_name(cls, name: str, image: Image) -> ViTConfig | None:
+        """None: `ViTConfig` reads the rows of `KIN`."""
+        return None
+
+    def check_attention(self) -> None:
+        """Raise UsageError for another attention than that of SAM."""
+        if self.attention != "decomposed":
+            raise UsageError("a neck, conv_blocks and position_grid go with attention=decomposed")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.neck < 0:
+            raise UsageError("neck must be at least 0")
+        if not set(self.conv_blocks) <= set(range(self.depth)):
+            raise UsageError(f"conv_blocks={self.conv_blocks} cannot be", f"blocks are from 0 to {self.depth - 1}")
+        if self.position_grid and (len(self.position_grid) != 2 or min(self.position_grid) < 1):
+            raise UsageError(f"position_grid={self.position_grid} is no grid", "name rows and columns: 14 14")
+
+    @property
+    def table_grid(self) -> tuple[int, ...]:
+        """Places per axis of the table of positions, which is read at whatever grid arrives."""
+        return self.position_grid or self.grid
+
+    @property
+    def sees_whole_image(self) -> bool:
+        """Whether no block is confined to windows."""
+        return not self.windowed_blocks
+
+    @property
+    def width_out(self) -> int:
+        """Channels of a token after the neck."""
+        return self.neck or self.width
+
+    def attention_macs(self, grid: tuple[int, ...], index: int) -> int:
+        """Multiply-adds of a block's attention and its decomposed positions, over the grid or within windows."""
+        width = self.width
+        if index in self.windowed_blocks:
+            size = self.window
+            seen, tokens = size**2, math.prod(math.ceil(length / size) * size for length in grid)
+            return tokens * (4 * width**2 + 2 * seen * width + 2 * size * width)
+        tokens = math.prod(grid)
+        return tokens * (4 * width**2 + 2 * tokens * width + sum(grid) * width)
+
+    def further_macs(self, grid: tuple[int, ...]) -> int:
+        """Multiply-adds of the neck, and of the convolutions after blocks."""
+        patches, half = math.prod(grid), self.width // 2
+        neck = patches * (self.width * self.neck + 9 * self.neck**2)
+        return neck + len(self.conv_blocks) * patches * (2 * self.width * half + 9 * half**2)
