@@ -33,8 +33,8 @@ from torch import nn
 import vitreous
 from vitreous.data.annotations.painted import paint_classes
 from vitreous.data.sources import open_data
-from vitreous.evaluation.metric_names import BOXES
 from vitreous.system.machine import processor
+from vitreous.tasks.metric_names import BOXES
 
 SCRATCH, FIRST = "vitreous, from scratch", "vitreous, pre-trained on the same images"
 MAE = {"recipe": "mae", "model": "Conv+ViT-128x4/8", "image_size": SIDE}

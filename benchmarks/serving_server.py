@@ -26,8 +26,8 @@ def make_run(home: Path, name: str, seed: int = 0, classes: int = 1000) -> Path:
 
     from vitreous.data.modalities.images import ImagePreprocess
     from vitreous.models.zoo import create
+    from vitreous.tasks.classification import Classification
     from vitreous.weights.bundle import Bundle
-    from vitreous.weights.tasks import Classification
 
     out = home / f"{name.replace('/', '-')}-{seed}"
     if (out / "model.json").exists():

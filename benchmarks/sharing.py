@@ -31,8 +31,8 @@ import vitreous
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.system.cores import SPINNING
 from vitreous.system.machine import processor
+from vitreous.tasks.classification import Classification
 from vitreous.weights.bundle import Bundle
-from vitreous.weights.tasks import Classification
 
 SPINS = {"bounded": SPINNING["GOMP_SPINCOUNT"], "OpenMP's own": "300000"}
 PORT, PICTURES = 8765, 200

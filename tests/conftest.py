@@ -174,7 +174,7 @@ def without_drawings(request):
     `drawn`."""
     with pytest.MonkeyPatch.context() as patch:
         if not request.node.get_closest_marker("drawn"):
-            for name in ("draw_curves", "loss_panel", "confusion", "reliability"):
+            for name in ("draw_curves", "loss_panel", "draw_scatter", "confusion", "reliability"):
                 patch.setattr(report, name, lambda *parts, **named: "")
         yield
 
@@ -211,10 +211,10 @@ def published_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from vitreous.data.modalities.images import ImagePreprocess
     from vitreous.models.config import ViTConfig
     from vitreous.models.vit import ViT
+    from vitreous.tasks.classification import Classification
     from vitreous.weights.bundle import Bundle
     from vitreous.weights.convert import convert
     from vitreous.weights.published import PUBLISHED
-    from vitreous.weights.tasks import Classification
 
     mirror = tmp_path_factory.mktemp("mirror")
     file = mirror / PUBLISHED["vit-s16-augreg"].source.partition("://")[2]

@@ -79,7 +79,7 @@ TRACE = """
     from vitreous.data.modalities.images import ImagePreprocess
     from vitreous.models.config import ViTConfig
     from vitreous.weights.bundle import Bundle
-    from vitreous.weights.tasks import Classification
+    from vitreous.tasks.classification import Classification
     home = Path(tempfile.mkdtemp())
     config = ViTConfig(image=(16, 16), patch=(8, 8), width=32, depth=1, heads=1, hidden=64, classes=2)
     Bundle(vit.ViT(config), Classification(("a", "b")), ImagePreprocess((16, 16))).save(home / "model")

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from vitreous.inference.predict import Prediction
+from vitreous.tasks.classification import Prediction
 
 LIMITS = {"fp32": 1e-5, "bf16": 1e-2}
 

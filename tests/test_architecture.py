@@ -27,6 +27,7 @@ ROWS = [
     {"nn"},
     {"models", "data", "generation"},
     {"keywords"},
+    {"tasks"},
     {"weights"},
     {"inference"},
     {"evaluation", "inspection"},

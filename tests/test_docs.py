@@ -22,6 +22,7 @@ NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
         "inside.md",
         "interoperability.md",
         "pretrained.md",
+        "regression.md",
         "studies.md",
         "video.md",
         "volumes.md",

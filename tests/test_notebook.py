@@ -13,10 +13,12 @@ import pytest
 from tests.inference.made import pictures, tiny
 from vitreous import progress
 from vitreous.config import to_plain
-from vitreous.inference.predict import Prediction, Predictions, load
+from vitreous.inference.predict import load
 from vitreous.progress import Display
 from vitreous.recipes.registry import example
 from vitreous.system.notebook import Markup, config_rows, html_table
+from vitreous.tasks.classification import Prediction
+from vitreous.tasks.predictions import Predictions
 
 HOSTILE = '<script>alert("x")</script>&'
 

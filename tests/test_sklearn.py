@@ -27,7 +27,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import vitreous
 from tests.conftest import make_folder
 from vitreous.errors import DataError, UsageError
-from vitreous.sklearn import ROW_TOKENS, VitreousClassifier, VitreousEmbedder, as_rows
+from vitreous.sklearn import ROW_TOKENS, VitreousClassifier, VitreousEmbedder, VitreousRegressor, as_rows
 from vitreous.training.session import Session
 
 QUICK = {"device": "cpu", "precision": "fp32", "workers": 0, "log_every": 10**6}
@@ -35,6 +35,7 @@ SMALL_DECODER = {
     f"objective.decoder_{name}": [size] for name, size in (("width", "16"), ("depth", "1"), ("heads", "1"))
 }
 CLASSIFIER = VitreousClassifier("ViT-16x1/1", epochs=12, batch_size=256, lr=0.03, random_state=0, train_options=QUICK)
+REGRESSOR = VitreousRegressor("ViT-16x1/1", epochs=30, batch_size=256, lr=0.03, random_state=0, train_options=QUICK)
 EMBEDDER = VitreousEmbedder(
     model="ViT-16x1/1", epochs=2, batch_size=256, random_state=0, train_options=QUICK | {"settings": SMALL_DECODER}
 )
@@ -71,7 +72,7 @@ ALWAYS = frozenset(
 
 def scikit_learn_checks():
     """Every check of every estimator."""
-    for estimator, check in parametrize_with_checks([CLASSIFIER, EMBEDDER]).args[1]:
+    for estimator, check in parametrize_with_checks([CLASSIFIER, REGRESSOR, EMBEDDER]).args[1]:
         name, kind = getattr(check, "func", check).__name__, type(estimator).__name__
         marks = [] if name.endswith(tuple(ALWAYS)) else [pytest.mark.slow]
         yield pytest.param(estimator, check, marks=marks, id=f"{kind}-{name}")
@@ -238,3 +239,26 @@ def test_channels_first_are_channels_last():
     read = estimator.read_images([np.moveaxis(row, -1, 0) for row in pair], reset=True)
     assert all(np.array_equal(row, wanted) for row, wanted in zip(read, pair, strict=True))
     assert np.array_equal(estimator.read_images(images[:, :, :3, :3], reset=True), images[:, :, :3, :3])  # either way
+
+
+def test_values_of_several_targets_some_unknown():
+    """Of a data frame, whose columns name them: in their units, with a score, kept in a pickle."""
+    X, _ = load_digits(return_X_y=True)
+    X = X[:120]
+    y = pd.DataFrame({"ink": X.sum(1) * 10, "top": X[:, :32].sum(1) - X[:, 32:].sum(1)})
+    y.iloc[::4, 1] = np.nan
+    model = VitreousRegressor(
+        "ViT-16x1/4", image_shape=(8, 8), epochs=60, lr=0.01, random_state=3, augment=False, train_options=QUICK
+    )
+    model.fit(X, y)
+    values = model.predict(X)
+    assert model.targets_ == ["ink", "top"] and values.shape == (120, 2) and values.dtype == np.float64
+    assert np.corrcoef(values[:, 0], y["ink"])[0, 1] > 0.9 and model.bundle_.task.targets == ("ink", "top")
+    assert np.array_equal(pickle.loads(pickle.dumps(model)).predict(X), values)
+    one = clone(model).fit(X, y["ink"])
+    assert one.predict(X).shape == (120,) and one.targets_ == ["ink"] and one.score(X, y["ink"]) > 0.8
+    assert clone(model).set_params(epochs=1).fit(X, y[["ink"]].to_numpy()).predict(X).shape == (120, 1)
+    with pytest.raises(ValueError, match="NaN"):
+        model.fit(X, y["top"])
+    with pytest.raises(DataError, match="the same value of target"):
+        model.fit(X, np.ones(120))

@@ -19,9 +19,9 @@ from itertools import islice
 #: words that are values of options; other words after an option belong to the sentence
 OPTION_WORDS = """
 auto balanced bf16 bicubic bicubic-antialias bicubic-offset class coco compiled cpu crop cuda ddim ddp ddpm detect
-digits dino dinov2 dit dpm-solver euler even false fp16 fp32 fsdp heun inception int8 knn linear local mae masks
-mean-colour mlflow multiscale onnx openvino pixels repeat-factor segment sigmoid sit skip softmax tensorboard test
-timm torch torchvision train true val videomae vtab wandb yolo
+digits dino dinov2 dit dpm-solver euler even false fp16 fp32 fsdp heun huber inception int8 knn l1 linear local mae
+masks mean-colour mlflow mse multiscale onnx openvino pixels regression repeat-factor segment sigmoid sit skip softmax
+tensorboard test timm torch torchvision train true val videomae vtab wandb yolo
 """
 #: options without a value, by their names as keywords
 FLAGS = """

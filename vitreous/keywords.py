@@ -228,7 +228,7 @@ class LoaderKeywords(TypedDict, total=False):
     layer_decay: float | None
     last_blocks: int | None
     lora: int | None
-    loss: Literal["softmax", "sigmoid", "binary"] | None
+    loss: Literal["softmax", "sigmoid", "binary", "mse", "l1", "huber"] | None
     class_weights: Literal["even", "balanced"] | None
     sampling: Literal["even", "balanced", "repeat-factor"] | None
     clip_grad: float | None
@@ -246,6 +246,7 @@ class LoaderKeywords(TypedDict, total=False):
     bad_images: Literal["stop", "skip"]
     split_seed: int | None
     group_by: str | None
+    targets: str | Sequence[str] | None
     axes: Literal[1, 2, 3] | None
     ignore_index: int | None
     exclude: PathLike | None

@@ -1,6 +1,7 @@
 """Vision Transformers as scikit-learn estimators: in pipelines, grids and cross-validation, and in pickles.
 
     VitreousClassifier    trains as `vitreous train` does, and names images
+    VitreousRegressor     trains in the same way, and predicts one or several values of images
     VitreousEmbedder      turns images into features, by weights or by training without labels
 
 n images are one of these, in `fit` and in every other method:
@@ -17,13 +18,19 @@ A row of numbers is best standardised first: `make_pipeline(StandardScaler(), Vi
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 from PIL import Image
-from sklearn.base import BaseEstimator, ClassifierMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.base import (
+    BaseEstimator,
+    ClassifierMixin,
+    ClassNamePrefixFeaturesOutMixin,
+    RegressorMixin,
+    TransformerMixin,
+)
 from sklearn.utils import check_array, check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
@@ -56,15 +63,24 @@ class ImageEstimator(BaseEstimator):
     """
 
     def fit_model(
-        self, images: Images, labels: np.ndarray | None, classes: Sequence[str], options: dict[str, Any]
+        self,
+        images: Images,
+        labels: np.ndarray | None,
+        options: dict[str, Any],
+        classes: Sequence[str] = (),
+        targets: Sequence[str] = (),
     ) -> None:
-        """Train on images, with labels (n,) int64 into `classes` or without, by options of `train` beside this
-        estimator's own. Sets `bundle_`, `predictor_`, `summary_` and `history_`. Raises what `train` raises."""
+        """Train on images, with labels (n,) int64 into `classes`, (n, T) float64 of `targets` or without, by options of
+        `train` beside this estimator's own. Sets `bundle_`, `predictor_`, `summary_` and `history_`. Raises what
+        `train` raises."""
         chosen = self.options_of_train(options)
         display = Display() if self.verbose else None
         try:
             outcome = train_in_memory(
-                data_in_memory(images, labels, classes), chosen, display or NullListener(), self.augments(images)
+                data_in_memory(images, labels, classes, targets),
+                chosen,
+                display or NullListener(),
+                self.augments(images),
             )
         finally:
             if display is not None:
@@ -132,6 +148,12 @@ class ImageEstimator(BaseEstimator):
         if isinstance(images, np.ndarray):
             images = list(preprocess.cast_pixels(images))
         return as_items(images, preprocess)
+
+    def compute_rows(self, X: Any, compute: Callable[[Any], np.ndarray]) -> np.ndarray:
+        """The rows (n, ...) of `compute`, (B, C, *image) -> (B, ...), for the images of X. Raises DataError for a file
+        that cannot be read."""
+        chunks = self.predictor_.rows(self.items(X), compute, "stop")
+        return np.stack([row for chunk in chunks for _, row in chunk if not isinstance(row, DataError)])
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the model as a bundle, a folder that every command and `vitreous.load` read. Raises UsageError where
@@ -204,7 +226,7 @@ class VitreousClassifier(ClassifierMixin, ImageEstimator):
         if len(self.classes_) < 2:
             raise ValueError("Classifier can't train when only one class is present.")
         names = [str(name) or "(empty)" for name in self.classes_]
-        self.fit_model(images, labels.astype(np.int64), names, row_options(self, images))
+        self.fit_model(images, labels.astype(np.int64), row_options(self, images), classes=names)
         return self
 
     def predict(self, X: Any) -> np.ndarray:
@@ -216,8 +238,73 @@ class VitreousClassifier(ClassifierMixin, ImageEstimator):
         """The probability of each class, (n, classes) float64, columns as `classes_`. Raises NotFittedError, and
         DataError for a file that cannot be read."""
         check_is_fitted(self, "bundle_")
-        chunks = self.predictor_.rows(self.items(X), self.predictor_.probabilities, "stop")
-        return np.stack([row for chunk in chunks for _, row in chunk if not isinstance(row, DataError)])
+        return self.compute_rows(X, self.predictor_.activations)
+
+
+class VitreousRegressor(RegressorMixin, ImageEstimator):
+    """A Vision Transformer that predicts values of images, trained as `vitreous train` does (recipe `regression`).
+
+    The parameters are those of `VitreousClassifier`, and `train_options={"loss": "huber"}` chooses a loss. Several
+    targets are the columns of y; a value of one of several targets may be NaN, where it is not known.
+
+    Fitted: `targets_`, their names, and what `VitreousClassifier` has but `classes_`. `fit` raises what
+    `vitreous.train` raises.
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        init: str | None = None,
+        image_shape: tuple[int, ...] | None = None,
+        epochs: float | None = None,
+        batch_size: int | None = None,
+        lr: float | None = None,
+        augment: bool | str = "auto",
+        random_state: int | np.random.RandomState | None = None,
+        verbose: bool = False,
+        train_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.model, self.init, self.image_shape = model, init, image_shape
+        self.epochs, self.batch_size, self.lr, self.augment = epochs, batch_size, lr, augment
+        self.random_state, self.verbose, self.train_options = random_state, verbose, train_options
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Train on n images with values y, (n,) or (n, T) numbers. Raises ValueError for other y, for NaN where there
+        is one target, and for fewer than two images."""
+        images = self.read_images(X, reset=True)
+        if y is None:
+            raise ValueError("requires y to be passed, but the target y is None")
+        names = list(map(str, getattr(y, "columns", [getattr(y, "name", None) or "target"])))
+        finite: Any = "allow-nan" if np.ndim(y) > 1 and np.shape(y)[1] > 1 else True
+        values = check_array(
+            y, ensure_2d=False, dtype=np.float64, ensure_all_finite=finite, input_name="y", estimator=self
+        )
+        if len(values) != len(images):
+            raise ValueError(
+                f"Found input variables with inconsistent numbers of samples: {len(images)}, {len(values)}"
+            )
+        if len(values) < 2:
+            raise ValueError("Regressor can't train on n_samples = 1.")
+        self.is_one_column_ = values.ndim == 1
+        values = values.reshape(len(values), -1)
+        count = values.shape[1]
+        self.targets_ = names if len(names) == count else [f"target {number}" for number in range(count)]
+        options = {"recipe": "regression", **row_options(self, images)}
+        self.fit_model(images, values, options, targets=self.targets_)
+        return self
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The values of each image, (n,) or (n, T) float64 as y was. Raises NotFittedError, and DataError for a file
+        that cannot be read."""
+        check_is_fitted(self, "bundle_")
+        values = self.compute_rows(X, self.predictor_.activations)
+        return values[:, 0] if self.is_one_column_ else values
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
 
 
 class VitreousEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ImageEstimator):
@@ -251,7 +338,7 @@ class VitreousEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ImageE
         what `vitreous.load` and `vitreous.train` raise."""
         images = self.read_images(X, reset=True)
         if self.weights is None:
-            self.fit_model(images, None, (), {"recipe": self.recipe, **row_options(self, images)})
+            self.fit_model(images, None, {"recipe": self.recipe, **row_options(self, images)})
         else:
             bundle = load(self.weights, headless=True).bundle
             if bundle is None:
@@ -262,8 +349,7 @@ class VitreousEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ImageE
     def transform(self, X: Any) -> np.ndarray:
         """Features, (n, D) float32. Raises NotFittedError, and DataError for a file that cannot be read."""
         check_is_fitted(self, "bundle_")
-        chunks = self.predictor_.rows(self.items(X), self.predictor_.engine.features, "stop")
-        return np.stack([row for chunk in chunks for _, row in chunk if not isinstance(row, DataError)])
+        return self.compute_rows(X, self.predictor_.engine.features)
 
     @property
     def _n_features_out(self) -> int:

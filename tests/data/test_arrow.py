@@ -130,7 +130,11 @@ def test_labels_stored_as_floats(tmp_path):
             assert found.classes == wanted.classes == ("0", "1", "2")
             assert np.array_equal(found.splits["train"].labels, wanted.splits["train"].labels)
     fraction = write(tmp_path / "a.parquet", {"image": images(2), "label": pa.array([0.0, 1.5])})
-    assert "label is 1.5 in row 1" in str(refusal(fraction))
+    assert open_data(fraction).targets == ("label",)
+    several = write(
+        tmp_path / "d.parquet", {"image": images(2), "label": pa.array([[0.0], [1.5]], pa.list_(pa.float64()))}
+    )
+    assert "label is 1.5 in row 1" in str(refusal(several))
     missing = write(tmp_path / "b.parquet", {"image": images(2), "label": pa.array([0.0, float("nan")])})
     assert "1 of 2 labels of train are missing" in str(refusal(missing))
     score = write(tmp_path / "c.parquet", {"image": images(4), "score": pa.array([0.0, 1.0, 0.0, 1.0])})

@@ -87,7 +87,7 @@ def test_archives_of_clips_are_trained_on_and_answered_as_their_files_are(tmp_pa
     answers = vitreous.load(tmp_path / "run", device="cpu", precision="fp32")
     items = list(source([str(archive)], preprocess=ClipPreprocess))
     assert [item.name for item in items] == [f"{archive}/{name}" for name, _ in members]
-    together = [row for chunk in answers.predictions(items, answers.asked()) for row in chunk]
+    together = [row for chunk in answers.predictions(items, answers.prediction_format()) for row in chunk]
     assert [row.probabilities for row in together] == [row.probabilities for row in answers.predict([str(home / name) for name, _ in members])]  # fmt: skip
     torn = write(tmp_path / "torn.tar", [("a/1.mp4", b"none"), ("b/2.mp4", members[1][1])])
     with pytest.raises(DataError, match=r"torn\.tar/a/1\.mp4: not a clip of a known format"):

@@ -5,16 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vitreous.evaluation.calibration import (
-    BINS,
-    Gaps,
-    calibration_error,
-    confidence_bins,
-    difference_errors,
-    image_gaps,
-)
-from vitreous.evaluation.classification import judge
 from vitreous.evaluation.comparison import Answers, compare
+from vitreous.tasks.calibration import BINS, Gaps, calibration_error, confidence_bins, difference_errors, image_gaps
+from vitreous.tasks.classification_metrics import judge
 
 #: how the probability of being right follows from the confidence, and the confidences (n,) of n images
 WORLDS = {

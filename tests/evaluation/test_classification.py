@@ -8,10 +8,10 @@ from vitreous.data.loader import EvalLoader
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.sources import open_data
 from vitreous.errors import NonFiniteError
-from vitreous.evaluation.classification import judge, rank_of
-from vitreous.evaluation.intervals import wilson
 from vitreous.inference.engine import TorchEngine, logits_of
 from vitreous.models.zoo import create
+from vitreous.tasks.classification_metrics import judge, rank_of
+from vitreous.tasks.intervals import wilson
 
 NAMES = tuple("abcdefghij")
 

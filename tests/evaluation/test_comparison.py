@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from vitreous.evaluation.classification import judge
 from vitreous.evaluation.comparison import Answers, compare, format_p, mcnemar, paired_interval
+from vitreous.tasks.classification_metrics import judge
 
 
 def simulated(images: int, sharp: float, seed: int, classes: int = 4, several: bool = False) -> Answers:

@@ -14,12 +14,13 @@ from vitreous.data.loader import EvalLoader
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.split import Arrays
 from vitreous.errors import DataError
-from vitreous.evaluation.classification import ClassificationEvaluator, judge
-from vitreous.evaluation.evaluator import Outputs, compute_outputs
+from vitreous.evaluation.evaluator import Outputs, TaskEvaluator, compute_outputs
 from vitreous.evaluation.knn import KNNEvaluator
-from vitreous.evaluation.report import Report, leading_of, score_of
 from vitreous.inference.engine import TorchEngine
 from vitreous.models.zoo import create
+from vitreous.tasks.classification import Classification
+from vitreous.tasks.classification_metrics import judge
+from vitreous.tasks.report import Report, leading_of, score_of
 
 CLASSES = ("dark", "grey", "light")
 PREPROCESS = ImagePreprocess((16, 16), 1, (0.5,), (0.5,))
@@ -47,19 +48,23 @@ def clustered(split, seed=3):
 
 
 def test_classifiers_are_judged_from_their_logits():
-    split, engine, evaluator = make_split(70, 0), make_engine(3), ClassificationEvaluator(CLASSES)
+    split, engine, evaluator = make_split(70, 0), make_engine(3), TaskEvaluator(Classification(CLASSES))
     outputs = compute_outputs(evaluator, engine, split, workers=0)
     report = evaluator(engine, split, workers=0)
     assert outputs.rows.shape == (70, 3) and outputs.rows.dtype == np.float32
     assert report.figures == judge(outputs.rows, split.labels, CLASSES).figures
     assert (evaluator.name, evaluator.better) == (report.figure, report.better) == ("top1", "higher")
     labels = np.eye(3, dtype=np.float32)[split.labels]
-    multilabel = ClassificationEvaluator(CLASSES, multilabel=True)
+    multilabel = TaskEvaluator(Classification(CLASSES, multilabel=True))
     assert multilabel.name == multilabel.report(replace(outputs, split=Arrays(split.pixels, labels))).figure == "map"
 
 
 def test_a_share_without_images_has_outputs_of_the_same_width():
-    evaluator, engine, empty = ClassificationEvaluator(CLASSES), make_engine(3), make_split(4, 0).take(np.arange(0))
+    evaluator, engine, empty = (
+        TaskEvaluator(Classification(CLASSES)),
+        make_engine(3),
+        make_split(4, 0).take(np.arange(0)),
+    )
     rows, bad = evaluator.outputs(engine, EvalLoader(empty, PREPROCESS))
     assert rows.shape == (0, 3) and rows.dtype == np.float32 and not bad
 

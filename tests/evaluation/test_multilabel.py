@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from sklearn import metrics
 
-from vitreous.evaluation.classification import judge
-from vitreous.evaluation.multilabel import average_precision, rank_images
+from vitreous.tasks.classification_metrics import judge
+from vitreous.tasks.multilabel_metrics import average_precision, rank_images
 
 NAMES = tuple("abcdef")
 
@@ -129,7 +129,7 @@ def test_the_interval_of_map_covers_about_as_often_as_it_says():
 
 def test_the_bootstrap_in_pieces_is_the_bootstrap(monkeypatch):
     whole = judge(*answers(100), NAMES).intervals
-    monkeypatch.setattr("vitreous.evaluation.intervals.CHUNK", 700)
+    monkeypatch.setattr("vitreous.tasks.intervals.CHUNK", 700)
     parts = judge(*answers(100), NAMES).intervals
     for name in ("map", "macro_f1", "micro_f1", "nll"):
         assert parts[name] == pytest.approx(whole[name])

@@ -24,8 +24,10 @@ from vitreous.generation.process import Flow
 from vitreous.inference.engine import TorchEngine
 from vitreous.models.config import SwinConfig, ViTConfig
 from vitreous.models.zoo import build_model
+from vitreous.tasks.classification import Classification
+from vitreous.tasks.features import Features
+from vitreous.tasks.segmentation import Segmentation
 from vitreous.weights.bundle import Bundle
-from vitreous.weights.tasks import Classification, Features, Segmentation
 
 pytestmark = pytest.mark.gpu
 CLASSES = ("ant", "bee", "cat")

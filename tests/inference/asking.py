@@ -18,8 +18,9 @@ from PIL import Image
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.models.config import ViTConfig
 from vitreous.models.zoo import build_model
+from vitreous.tasks.classification import Classification
+from vitreous.tasks.features import Features
 from vitreous.weights.bundle import Bundle
-from vitreous.weights.tasks import Classification, Features
 
 CLASSES = ("ant", "<b>bee</b>", "cat", "dog", "eel")
 

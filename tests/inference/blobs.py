@@ -10,7 +10,7 @@ from PIL import Image
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.inference.card import Card
 from vitreous.inference.predict import Predictor
-from vitreous.weights.tasks import Detection
+from vitreous.tasks.detection import Detection
 
 CLASSES = ("red <b>one</b>", "green")
 SIZE, ROWS, SIDE = 64, 5, 8

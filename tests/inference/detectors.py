@@ -11,8 +11,8 @@ from tests.inference.made import photograph
 from tests.models.test_detector import BACKBONES, config_of, detector
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.models.config import DetectorConfig
+from vitreous.tasks.detection import Detection
 from vitreous.weights.bundle import Bundle
-from vitreous.weights.tasks import Detection
 
 CLASSES = ("ant", "bee", "cat")
 __all__ = ["BACKBONES", "CLASSES", "bundle_of", "pictures", "save_detector"]

@@ -16,8 +16,8 @@ from vitreous.inference.options import InferenceOptions
 from vitreous.inference.predict import Predictor
 from vitreous.models.configs.dit import DiTConfig
 from vitreous.models.dit import DiT
+from vitreous.tasks.generation import Generation
 from vitreous.weights.bundle import Bundle, load_bundle
-from vitreous.weights.tasks import Generation
 
 CLASSES = ("ant", "<b>bee</b>", "cat")
 

@@ -17,8 +17,8 @@ from vitreous.inference.predict import Predictor
 from vitreous.inference.reading import read
 from vitreous.models.config import ViTConfig
 from vitreous.models.vit import ViT
+from vitreous.tasks.classification import Classification
 from vitreous.weights.bundle import Bundle
-from vitreous.weights.tasks import Classification
 
 CLASSES = ("ant", "bee", "cat", "=dog")
 

@@ -27,8 +27,8 @@ from vitreous.inference.predict import load
 from vitreous.inference.sources import source
 from vitreous.models.names import configure
 from vitreous.models.zoo import build_model
+from vitreous.tasks.classification import Classification
 from vitreous.weights.bundle import Bundle
-from vitreous.weights.tasks import Classification
 
 QUIET = replace(Settings(), port=0, quiet=True, decoders=1)
 

@@ -17,8 +17,9 @@ from tests.inference.made import photograph, pictures, tiny
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import DataError, UsageError
 from vitreous.inference.inputs import read_pixels
-from vitreous.inference.predict import Prediction, load
+from vitreous.inference.predict import load
 from vitreous.reports.inspect import inspect
+from vitreous.tasks.classification import Prediction
 
 
 @pytest.fixture(scope="module")

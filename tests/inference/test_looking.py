@@ -32,8 +32,8 @@ from vitreous.inspection.positions import embeddings
 from vitreous.inspection.rollout import looks_of
 from vitreous.models.zoo import create
 from vitreous.reports.pages.thumbnails import scale_map
+from vitreous.tasks.classification import Classification
 from vitreous.weights.bundle import Bundle, load_bundle
-from vitreous.weights.tasks import Classification
 
 SIZE = (16, 20)  # patches of 4: 4 rows of 5
 

@@ -26,8 +26,8 @@ from vitreous.inference.predict import load
 from vitreous.inference.ray_backend import CHUNK, chunks
 from vitreous.inference.sources import Item
 from vitreous.models.zoo import create
+from vitreous.tasks.classification import Classification
 from vitreous.weights.bundle import Bundle
-from vitreous.weights.tasks import Classification
 
 FILES, FOLDERS = 50_000, 10
 

@@ -38,7 +38,7 @@ def test_http_answers_as_python_does(tmp_path, processor):
         for other, limit in ((InferenceOptions("cpu"), processor), (InferenceOptions("cpu", "fp32"), precision)):
             predictor = load(place, other)
             pixels = np.stack([read_for(predictor, content) for content in files])
-            python = [predictor.asked(5).answer(predictor.card, p, "") for p in predictor.probabilities(pixels)]
+            python = [predictor.prediction_format(5).predict(p, "") for p in predictor.activations(pixels)]
             assert same_answers(http, python, limit)
 
 
@@ -58,7 +58,7 @@ def test_every_odd_file_has_one_verdict_and_one_answer(tmp_path):
                     assert told["error"]["message"] == pixels.message, case.name
                 continue
             accepted += 1
-            expected = predictor.asked(5).answer(predictor.card, predictor.probabilities(pixels[None])[0], "")
+            expected = predictor.prediction_format(5).predict(predictor.activations(pixels[None])[0], "")
             found = {row["class"]: row["probability"] for row in told["predictions"][0]["classes"]}
             assert status == 200 and found == dict(zip(expected.names, expected.probabilities, strict=True)), case.name
         # none of them had to be replaced

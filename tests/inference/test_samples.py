@@ -20,8 +20,8 @@ from vitreous.inference.open_model import open_generator
 from vitreous.inference.samples import Generator, SampleOptions, choose_columns, columns_of, file_stems, slerp
 from vitreous.models.config import DiTConfig
 from vitreous.models.dit import DiT
+from vitreous.tasks.generation import Generation
 from vitreous.weights.bundle import Bundle, load_bundle
-from vitreous.weights.tasks import Generation
 
 pytestmark = pytest.mark.drawn
 

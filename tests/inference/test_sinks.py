@@ -21,10 +21,11 @@ from tests.conftest import say
 from tests.inference.made import CLASSES, pictures, tiny
 from vitreous.errors import UsageError
 from vitreous.inference import pipeline
-from vitreous.inference.predict import Embedding, Prediction, Predictor, load
-from vitreous.inference.rows import Embeddings, Predictions
+from vitreous.inference.predict import Embedding, Predictor, load
+from vitreous.inference.rows import Embeddings
 from vitreous.inference.sinks import AnswerFile
 from vitreous.inference.sources import Item, source
+from vitreous.tasks.classification import ClassFormat, Prediction
 
 pytestmark = pytest.mark.usefixtures("without_pages")  # training is repeated many times
 
@@ -44,7 +45,7 @@ MADE_BY = {"model": "m", "top": 2, "threshold": None}
 
 def rows_of(kind: Any) -> list[Any]:
     """An answer for each of the odd names."""
-    if isinstance(kind, Predictions):
+    if isinstance(kind, ClassFormat):
         rows = [Prediction(name, ("=dog", "bee"), (0.75, 0.25 - n / 64), unsure=n == 3) for n, name in enumerate(ODD)]
         rows[7] = Prediction(ODD[7])
         rows[6] = Prediction("bad.png", error="bad.png: no image\n=x")
@@ -83,12 +84,12 @@ def read(path: str) -> Any:
 
 @pytest.fixture
 def small(monkeypatch, tmp_path):
-    for kind in (Predictions, Embeddings):
+    for kind in (ClassFormat, Embeddings):
         monkeypatch.setattr(kind, "part", 2)
     monkeypatch.chdir(tmp_path)
 
 
-KINDS = [(kind, suffix) for kind in (Predictions(), Embeddings()) for suffix in kind.formats]
+KINDS = [(kind, suffix) for kind in (ClassFormat(), Embeddings()) for suffix in kind.formats]
 
 
 def skip_without(suffix: str) -> None:
@@ -118,7 +119,7 @@ def test_a_job_that_was_stopped_ends_as_if_it_had_not_been(small, kind, suffix):
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv"])
 def test_a_file_that_was_torn_at_any_byte_is_continued(small, suffix):
-    kind, rows, whole = Predictions(), rows_of(Predictions()), f"whole{suffix}"
+    kind, rows, whole = ClassFormat(), rows_of(ClassFormat()), f"whole{suffix}"
     write(whole, kind, rows)
     content = Path(whole).read_bytes()
     write(f"cut{suffix}", kind, rows, stop=0)
@@ -132,7 +133,7 @@ def test_a_file_that_was_torn_at_any_byte_is_continued(small, suffix):
 
 
 def test_other_models_options_and_images_are_refused(small):
-    kind, rows = Predictions(), rows_of(Predictions())
+    kind, rows = ClassFormat(), rows_of(ClassFormat())
     write("x.jsonl", kind, rows, stop=4)
     before = Path("x.jsonl").read_bytes()
     with pytest.raises(UsageError, match="top 2, now 3"):
@@ -157,9 +158,9 @@ def test_other_models_options_and_images_are_refused(small):
 
 def test_names_and_numbers_come_back_exactly(small):
     pytest.importorskip("pyarrow")
-    rows = rows_of(Predictions())
-    for suffix in Predictions.formats:
-        write(f"p{suffix}", Predictions(), rows)
+    rows = rows_of(ClassFormat())
+    for suffix in ClassFormat.formats:
+        write(f"p{suffix}", ClassFormat(), rows)
     lines = [json.loads(line) for line in Path("p.jsonl").read_bytes().split(b"\n")[:-1]]
     assert [line["path"] for line in lines] == ODD
     assert [[pair["probability"] for pair in line["classes"]] for line in lines] == [
@@ -215,7 +216,7 @@ def test_the_commands_stop_and_go_on(bundle_folder, tmp_path, monkeypatch):
         and "4 images are in x.jsonl already" in result.stderr
     )
     lines = [json.loads(line) for line in Path("x.jsonl").read_text().splitlines()]
-    assert lines == [Predictions().plain(answer) for answer in answers]
+    assert lines == [ClassFormat().plain(answer) for answer in answers]
     again = say(*words, "--resume")
     assert again.returncode == 3 and "is finished" in again.stderr
     assert say("predict", bundle_folder, "p", "--resume").returncode == 2
@@ -269,8 +270,8 @@ def test_memory_does_not_grow_with_the_number_of_images(bundle_folder, tmp_path)
                 out.seek(0)
                 archive.addfile(member, out)
         predictor = load(bundle_folder)
-        asked = predictor.asked(4)
-        job = AnswerFile(f"{place}.jsonl", Predictions(), MADE_BY)
+        asked = predictor.prediction_format(4)
+        job = AnswerFile(f"{place}.jsonl", ClassFormat(), MADE_BY)
         tracemalloc.start()
         for rows in predictor.predictions(job.remaining(iter(source([place]))), asked):
             job.add(rows)

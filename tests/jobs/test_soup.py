@@ -22,10 +22,10 @@ from vitreous.jobs.soup import soup
 from vitreous.models.config import ViTConfig
 from vitreous.models.zoo import build_model
 from vitreous.system.disk import sha256
+from vitreous.tasks.classification import Classification
 from vitreous.training.folder import Folder
 from vitreous.training.run import Run
 from vitreous.weights.bundle import WEIGHTS, Bundle, load_bundle
-from vitreous.weights.tasks import Classification
 
 CLASSES = ("ant", "bee", "cat")
 #: a model whose answers are known: it sees the mean of each colour, and the pictures of `make_folder` are tinted by

@@ -12,8 +12,8 @@ from vitreous.models.config import AdapterConfig, BiTConfig, DetectorConfig, Mod
 from vitreous.models.configs.hybrid import ConvStemConfig, HybridConfig
 from vitreous.models.zoo import build_model
 from vitreous.nn.frozen import frozen
+from vitreous.tasks.detection import Detection
 from vitreous.weights.bundle import Bundle, load_bundle
-from vitreous.weights.tasks import Detection
 
 SMALL = {"classes": 0, "width": 16, "depth": 2, "heads": 2, "hidden": 32}
 BACKBONES = {

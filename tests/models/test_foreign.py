@@ -29,8 +29,9 @@ from vitreous.objectives.base import Progress, Setting
 from vitreous.objectives.dino import DINOConfig
 from vitreous.objectives.segmentation import SegmentationConfig
 from vitreous.objectives.supervised import SupervisedConfig
+from vitreous.tasks.classification import Classification
+from vitreous.tasks.features import Features
 from vitreous.weights.bundle import Bundle, load_bundle
-from vitreous.weights.tasks import Classification, Features
 
 CLASSES = ("ant", "bee", "cat")
 

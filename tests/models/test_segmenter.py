@@ -20,8 +20,8 @@ from vitreous.models.config import (
 from vitreous.models.configs.hybrid import ConvStemConfig, HybridConfig
 from vitreous.models.zoo import build_model
 from vitreous.nn.frozen import frozen
+from vitreous.tasks.segmentation import Segmentation
 from vitreous.weights.bundle import Bundle, load_bundle
-from vitreous.weights.tasks import Segmentation
 
 SMALL = {"classes": 0, "width": 16, "depth": 3, "heads": 2, "hidden": 32}
 BACKBONES = {

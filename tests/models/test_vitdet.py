@@ -11,8 +11,8 @@ from vitreous.models.config import SAMConfig, ViTConfig, transformer_config
 from vitreous.models.names import configure
 from vitreous.models.zoo import build_model, skip_init
 from vitreous.nn.windows import ConvPropagation
+from vitreous.tasks.features import Features
 from vitreous.weights.adopt import adopt, repatched
-from vitreous.weights.tasks import Features
 
 SMALL = SAMConfig(
     image=(32, 32),

@@ -23,6 +23,7 @@ from vitreous.objectives.distillation import DistillationConfig
 from vitreous.objectives.flow import FlowConfig
 from vitreous.objectives.mae import MAEConfig
 from vitreous.objectives.masked import MaskedPatchesConfig
+from vitreous.objectives.regression import RegressionConfig
 from vitreous.training.batches import Inputs
 from vitreous.training.folder import Folder
 from vitreous.training.loop import fit
@@ -30,6 +31,7 @@ from vitreous.training.run import Optimizer, Ramp, Run, Schedule
 from vitreous.training.session import Session
 
 COUNT = 32
+TARGETS = ("red", "blue")
 MODEL = ViTConfig(image=(16, 16), patch=(4, 4), classes=0, width=32, depth=2, heads=2, hidden=64, position="sincos")
 HEADS = {"prototypes": 32, "head_width": 24, "bottleneck": 16, "frozen": 0.1}
 APART: dict[str, Any] = {"centring": "sinkhorn", "patch_prototypes": 24, "patch_bottleneck": 8}
@@ -46,6 +48,7 @@ OBJECTIVES = {
     "soft": DistillationConfig(kind="soft", temperature=2.0),
     "diffusion": DiffusionConfig(),
     "flow": FlowConfig(times="logit-normal"),
+    "values": RegressionConfig(loss="huber"),
 }
 GENERATOR = DiTConfig(
     image=(16, 16), patch=(4, 4), channels=3, classes=3, width=32, depth=2, heads=2, hidden=64, learned_variance=False
@@ -55,6 +58,7 @@ MODELS = {
     "soft": replace(MODEL, classes=3),
     "diffusion": replace(GENERATOR, learned_variance=True),
     "flow": GENERATOR,
+    "values": replace(MODEL, classes=2),
 }
 SCHEDULES = {
     "weight_decay": Ramp(0.04, 0.4),
@@ -77,6 +81,13 @@ def pictures() -> Arrays:
     return Arrays(pixels, (kinds % 3).astype(np.int64))
 
 
+def measured(split: Arrays) -> Arrays:
+    """The pictures with the brightness of red and that of blue as labels, some of them missing."""
+    values = split.pixels.mean((1, 2))[:, [0, 2]]
+    values[::5, 0], values[1::3, 1] = np.nan, np.nan
+    return Arrays(split.pixels, values)
+
+
 def session_of(name: str, home: Path, **changes: Any) -> tuple[Session, Any]:
     """A session of an objective of `OBJECTIVES`, and its state: 20 steps of 8 images. `changes` are fields of the
     run."""
@@ -86,11 +97,21 @@ def session_of(name: str, home: Path, **changes: Any) -> tuple[Session, Any]:
         bundle().save(home / "teacher")
         objective = replace(objective, teacher=str(home / "teacher"))
     labelled = distilled or objective.generates
-    if not labelled:
+    if objective.of_values:
+        split = measured(split)
+        objective = objective.fitted(split.labels)
+    elif not labelled:
         split = Arrays(split.pixels, np.zeros((COUNT, 0), np.float32))
     crops = isinstance(objective, (DINOConfig, DINOv2Config))
     run = Run(
-        data=DataOptions("synthetic", CLASSES if labelled else (), COUNT, "", cache=True),
+        data=DataOptions(
+            "synthetic",
+            CLASSES if labelled else (),
+            COUNT,
+            "",
+            cache=True,
+            targets=TARGETS if objective.of_values else (),
+        ),
         model=MODELS.get(name, MODEL),
         preprocess=ImagePreprocess((16, 16)),
         views=MultiCrop(locals=2, local_image=(8, 8), blur=(0.0, 0.0, 0.0)) if crops else Augment(flip=0.5),

@@ -22,12 +22,12 @@ from vitreous.data.split import Arrays
 from vitreous.errors import DataError, UsageError
 from vitreous.models.config import ViTConfig
 from vitreous.recipes.recipe import DatasetInfo
+from vitreous.tasks.features import Features
 from vitreous.training.batches import Inputs
 from vitreous.training.folder import Folder
 from vitreous.training.loop import fit, progress_at
 from vitreous.training.session import Session
 from vitreous.weights.bundle import load_bundle
-from vitreous.weights.tasks import Features
 
 GOLDEN = Path(__file__).with_name("golden.json")
 TOYS = {"tiny-dino": toys.tiny_dino, "tiny-pixels": toys.tiny_pixels}

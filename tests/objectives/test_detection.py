@@ -23,10 +23,10 @@ from vitreous.models.names import configure
 from vitreous.models.regions import federated_loss
 from vitreous.objectives.base import Progress, Setting
 from vitreous.objectives.detection import DetectionConfig, federated_classes
+from vitreous.tasks.detection import Detection
 from vitreous.weights.adopt import parts_of
 from vitreous.weights.bundle import Bundle, load_bundle
 from vitreous.weights.objective_parts import adopt_parts
-from vitreous.weights.tasks import Detection
 
 SMALL = {"width": 16, "hidden": 32, "proposals": 30, "finest": 4, "anchor": 2.0}
 OPTIONS = {

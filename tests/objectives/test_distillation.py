@@ -20,8 +20,9 @@ from vitreous.objectives.base import Progress, Setting
 from vitreous.objectives.distillation import Distillation, DistillationConfig
 from vitreous.objectives.supervised import cross_entropy
 from vitreous.objectives.teacher import OnnxTeacher, WeightsTeacher, open_teacher
+from vitreous.tasks.classification import Classification
+from vitreous.tasks.features import Features
 from vitreous.weights.bundle import Bundle
-from vitreous.weights.tasks import Classification, Features
 
 CLASSES = ("ant", "bee", "cat")
 PLAIN = ViTConfig(image=(16, 16), patch=(4, 4), classes=3, width=32, depth=2, heads=2, hidden=64)

@@ -38,6 +38,7 @@ VARIANTS = {
     "detect": ("detect", {"width": 16, "hidden": 16, "proposals": 20, "anchor": 2.0, "finest": 4}),
     "diffusion": ("dit", {}),
     "flow": ("sit", {"label_dropout": 0.5}),
+    "values": ("regression", {"loss": "l1"}),
     "tiny-dino": ("tiny-dino", {}),
     "tiny-pixels": ("tiny-pixels", {}),
 }
@@ -66,12 +67,14 @@ SLOW = [("two", name) for name in OTHERS] + [
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """29 training images without classes, or with class maps, or 30 of three classes, 3 and 6 more to judge on; a teacher that classifies,
+    """29 training images without classes, with values, or with class maps, or 30 of three classes, 3 and 6 more to judge on; a teacher that classifies,
     and one of prototypes."""
     home = tmp_path_factory.mktemp("data")
     (home / "flat").mkdir()
     for index in range(32):
         picture(index, (16, 16), index % 3).save(home / "flat" / f"{index}.png")
+    rows = [f"flat/{index}.png,{index / 7:g},{'' if index % 5 == 0 else index * index}" for index in range(32)]
+    (home / "values.csv").write_text("\n".join(["path,a,b", *rows]) + "\n")
     make_folder(home / "photos", {"train": 10, "val": 2})
     write_maps(home / "scenes", 32)
     write_objects(home / "objects", 32)
@@ -89,6 +92,7 @@ def options_of(data, out, name, **changes):
         "sit": "photos",
         "segment": "scenes",
         "detect": "objects",
+        "regression": "values.csv",
     }.get(recipe, "flat")
     if recipe == "distil":
         settings, changes = {**settings, "teacher": data / "teacher"}, {"mixup": 0.0, **changes}

@@ -19,10 +19,11 @@ from vitreous.models.names import configure
 from vitreous.models.zoo import create
 from vitreous.objectives.base import Setting
 from vitreous.objectives.segmentation import SegmentationConfig, dice_loss, pixel_cross_entropy
+from vitreous.tasks.features import Features
+from vitreous.tasks.segmentation import Segmentation
 from vitreous.weights.adopt import adopt, parts_of, starting_point
 from vitreous.weights.bundle import Bundle, load_bundle
 from vitreous.weights.objective_parts import adopt_parts
-from vitreous.weights.tasks import Features, Segmentation
 
 OPTIONS = {
     "recipe": "segment", "model": "ViT-32x2/8", "image_size": 32, "batch_size": 4, "workers": 0, "device": "cpu",

@@ -12,8 +12,8 @@ import pytest
 import vitreous
 from tests.conftest import picture, say
 from vitreous.errors import CollapseError, UsageError
+from vitreous.tasks.features import Features
 from vitreous.weights.bundle import load_bundle
-from vitreous.weights.tasks import Features
 
 HEADS = {"objective.prototypes": ["32"], "objective.head_width": ["24"], "objective.bottleneck": ["16"]}
 SETTINGS = {

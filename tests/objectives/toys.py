@@ -22,8 +22,8 @@ from vitreous.objectives.base import Objective, ObjectiveConfig, Progress, Setti
 from vitreous.objectives.table import OBJECTIVES
 from vitreous.recipes import names, registry
 from vitreous.recipes.recipe import Recipe, common
+from vitreous.tasks.features import Features
 from vitreous.training.run import Optimizer, Ramp, Run
-from vitreous.weights.tasks import Features
 
 
 @dataclass(frozen=True)

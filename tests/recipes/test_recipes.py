@@ -35,6 +35,7 @@ from vitreous.recipes.names import NAMES
 from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.recipe import DatasetInfo
 from vitreous.recipes.registry import RECIPES, example, grid_of, hold_out_of
+from vitreous.tasks.classification import Classification
 from vitreous.training.batches import Inputs
 from vitreous.training.folder import Folder
 from vitreous.training.loop import fit
@@ -42,7 +43,6 @@ from vitreous.training.run import Run
 from vitreous.training.session import Session
 from vitreous.weights.adopt import Start, adopt
 from vitreous.weights.bundle import Bundle, save
-from vitreous.weights.tasks import Classification
 
 GOLDEN = Path(__file__).parent / "golden.json"
 CURVES = ("vit-imagenet", "deit", "small")

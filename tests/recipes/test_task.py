@@ -128,7 +128,7 @@ def test_class_folders_named_like_images_ask_for_a_recipe(tmp_path):
     ("labels", "number"),
     [([0.5 * row for row in range(8)], "0.5"), (list(range(24)), "23"), ([1, 2] * 4, None), ([2020, 2021, 2022], None)],
 )
-def test_labels_that_are_measurements_ask_for_a_recipe(tmp_path, labels, number):
+def test_labels_that_are_measurements_are_learned_as_values(tmp_path, labels, number):
     for row in range(len(labels)):
         Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(tmp_path / f"{row}.png")
     place = tmp_path / "labels.csv"
@@ -137,9 +137,10 @@ def test_labels_that_are_measurements_ask_for_a_recipe(tmp_path, labels, number)
         assert chosen(place) == (None, [])
         return
     count = len(set(labels))
-    numbers = f"{count} different numbers on {len(labels)} images, such as {number}"
-    message = f"the labels of DATA are {numbers}: they look like measurements, and there is no recipe for them"
-    assert refused(place) == (message, "use --recipe photos to learn each number as a class of its own")
+    numbers = f"{count} different numbers as labels of {len(labels)} images, such as {number}"
+    classes = "to learn each number as a class use --recipe photos"
+    note = f"{place} has {numbers}: training regression (--recipe regression); {classes}"
+    assert chosen(place) == ("regression", [note])
 
 
 SMALL = {"width": 16, "hidden": 32, "proposals": 30, "finest": 4, "anchor": 2.0}

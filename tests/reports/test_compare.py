@@ -17,8 +17,8 @@ from vitreous.jobs.train import train
 from vitreous.models.zoo import create
 from vitreous.reports.compare import compare
 from vitreous.reports.evaluate import evaluate
+from vitreous.tasks.classification import Classification
 from vitreous.weights.bundle import Bundle, load_bundle
-from vitreous.weights.tasks import Classification
 
 
 @pytest.fixture(scope="module")

@@ -23,10 +23,10 @@ from vitreous.models.config import DiTConfig
 from vitreous.models.dit import DiT
 from vitreous.reports.generated import GenerationOptions, Real, figures
 from vitreous.reports.spaces import InceptionSpace, is_inception
+from vitreous.tasks.generation import Generation
 from vitreous.training.folder import Folder
 from vitreous.weights.autoencoder import Autoencoder
 from vitreous.weights.bundle import Bundle, load_bundle
-from vitreous.weights.tasks import Generation
 
 
 def ask(*words):

@@ -26,8 +26,9 @@ from vitreous.reports.figures.attention import make_attention, make_distance, ma
 from vitreous.reports.figures.positions import make_positions
 from vitreous.reports.figures.subject import InspectOptions, Scene, open_pictures
 from vitreous.reports.inspect import inspect as inspect_run
+from vitreous.tasks.classification import Classification
+from vitreous.tasks.features import Features
 from vitreous.weights.bundle import Bundle, load_bundle
-from vitreous.weights.tasks import Classification, Features
 
 CLASSES = ("ant", "bee", "cat", "dog", "elk")
 FIGURES = ("distance", "rollout", "attention", "gradient", "segments")

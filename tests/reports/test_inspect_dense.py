@@ -17,9 +17,10 @@ from vitreous.models.config import AdapterConfig, BiTConfig, DetectorConfig, Seg
 from vitreous.models.zoo import build_model
 from vitreous.progress import NullListener
 from vitreous.reports.inspect import FIGURES, inspect
+from vitreous.tasks.detection import Detection
+from vitreous.tasks.segmentation import Segmentation
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.convert import convert
-from vitreous.weights.tasks import Detection, Segmentation
 
 NAMES = ("ant", "bee", "cat")
 ALWAYS = {"gradient", "nearest", "reconstruction"}  # without classes, data and a decoder

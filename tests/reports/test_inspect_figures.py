@@ -19,8 +19,8 @@ from vitreous.models.zoo import create
 from vitreous.reports.figures.drawing import count_from_one
 from vitreous.reports.figures.subject import InspectOptions
 from vitreous.reports.inspect import inspect
+from vitreous.tasks.classification import Classification
 from vitreous.weights.bundle import Bundle
-from vitreous.weights.tasks import Classification
 
 CLASSES = ("ant", "bee", "cat")
 MODELS = {

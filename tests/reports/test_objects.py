@@ -28,8 +28,8 @@ from vitreous.reports.compare import compare
 from vitreous.reports.dense import dense_task
 from vitreous.reports.evaluate import evaluate
 from vitreous.reports.pages import dense as page
+from vitreous.tasks.detection import Detection
 from vitreous.weights.bundle import Bundle
-from vitreous.weights.tasks import Detection
 
 pytestmark = pytest.mark.drawn
 
@@ -193,13 +193,13 @@ def test_two_models_are_compared_on_the_same_images(bundles, painted, tmp_path):
     )
     assert not document["significant"] and "same AP" in document["verdict"]
     vitreous.save(vitreous.create("ViT-32x2/8", 32, 2), tmp_path / "images")
-    with pytest.raises(UsageError, match=r"answers with objects, .* does not"):
+    with pytest.raises(UsageError, match=r"finds objects, .* does not"):
         compare(tmp_path / "images", bundles / "boxes", truth)
 
 
 def test_what_is_about_classes_of_images_is_refused(bundles, tmp_path):
     assert dense_task(bundles / "boxes") == "detection"
-    with pytest.raises(UsageError, match=r"abstain is about a class for each image, and .* answers with objects"):
+    with pytest.raises(UsageError, match=r"abstain is about a class for each image, and .* finds objects"):
         evaluate(bundles / "boxes", write_coco(tmp_path / "data", 2), abstain=0.5)
 
 

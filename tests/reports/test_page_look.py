@@ -12,14 +12,14 @@ from tests.browser import find_chromium, needs_chromium
 from tests.conftest import TINY, make_folder
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.split import Arrays, Data
-from vitreous.evaluation.classification import judge
 from vitreous.jobs.train import train
 from vitreous.models.zoo import create
 from vitreous.reports.answers import Answered
 from vitreous.reports.inspect import InspectOptions, inspect
 from vitreous.reports.pages.report import write_report
+from vitreous.tasks.classification import Classification
+from vitreous.tasks.classification_metrics import judge
 from vitreous.weights.bundle import Bundle
-from vitreous.weights.tasks import Classification
 
 pytestmark = [pytest.mark.drawn, needs_chromium]
 

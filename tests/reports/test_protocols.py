@@ -17,8 +17,6 @@ from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.sources import open_data
 from vitreous.data.split import Arrays, Data
 from vitreous.errors import DataError, UsageError
-from vitreous.evaluation.classification import judge_answer_sets
-from vitreous.evaluation.intervals import wilson
 from vitreous.inference import features
 from vitreous.inference.open_model import open_bundle
 from vitreous.models.zoo import create
@@ -26,8 +24,11 @@ from vitreous.reports.answers import Computing
 from vitreous.reports.protocols.answer_sets import imagenet_order, normalise_name
 from vitreous.reports.protocols.probes import PROBES
 from vitreous.reports.protocols.task import ProtocolOptions, ProtocolTask
+from vitreous.tasks.classification import Classification
+from vitreous.tasks.classification_metrics import judge_answer_sets
+from vitreous.tasks.features import Features
+from vitreous.tasks.intervals import wilson
 from vitreous.weights.bundle import Bundle
-from vitreous.weights.tasks import Classification, Features
 
 FP32 = ("--precision", "fp32", "--device", "cpu", "--workers", "0")
 

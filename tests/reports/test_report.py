@@ -19,24 +19,25 @@ from tests.conftest import TINY, make_folder, picture
 from vitreous.apps.server.watch import PANELS
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.split import Arrays, Data
-from vitreous.evaluation.classification import judge
 from vitreous.jobs.train import train
 from vitreous.models.zoo import create
 from vitreous.progress import NullListener
 from vitreous.reports.answers import Answered
 from vitreous.reports.evaluate import EvaluateOptions, evaluate
 from vitreous.reports.pages import cards
-from vitreous.reports.pages.cards import SHOWN, marks
+from vitreous.reports.pages.cards import SHOWN
 from vitreous.reports.pages.formats import break_name, format_figure, format_flops, format_interval, format_share
 from vitreous.reports.pages.loss_curves import describe_overfitting, loss_panel
 from vitreous.reports.pages.metric_terms import MetricTerms, explain_metric
 from vitreous.reports.pages.plots import CELL_FONTS, COLOURS, DIGIT_WIDTH, FINE_CELL, compact_count, confusion
-from vitreous.reports.pages.report import CELLS, NAMES, ROWS, write_report
+from vitreous.reports.pages.report import CELLS, ROWS, write_report
 from vitreous.reports.pages.thumbnails import heat_map, scale_map
 from vitreous.reports.pages.unlabelled import CURVES, measured_curves, rank_scale
+from vitreous.tasks.classification import Classification
+from vitreous.tasks.classification_metrics import judge, rate_images
+from vitreous.tasks.metrics import METRICS
 from vitreous.training.folder import Folder
 from vitreous.weights.bundle import Bundle
-from vitreous.weights.tasks import Classification
 
 pytestmark = pytest.mark.drawn
 
@@ -163,7 +164,7 @@ def test_operations_have_the_unit_that_suits_them():
     assert {value: format_flops(value) for value in written} == written
 
 
-@pytest.mark.parametrize("key", sorted({*NAMES, *CURVES, *(key for panel in PANELS for key in panel["series"])}))
+@pytest.mark.parametrize("key", sorted({*METRICS, *CURVES, *(key for panel in PANELS for key in panel["series"])}))
 def test_every_metric_of_a_page_is_explained(key):
     text = explain_metric(key)
     assert text.endswith(".") and len(text) < 220
@@ -314,7 +315,7 @@ def test_unreadable_images_are_counted_and_never_shown(tmp_path):
 def test_the_worst_and_the_least_certain_against_a_loop():
     draw = np.random.default_rng(3)
     logits, labels = draw.normal(size=(50, 5)).astype(np.float32) * 3, draw.integers(0, 5, 50)
-    loss, margin, wrong = marks(logits, labels)
+    loss, margin, wrong = rate_images(logits, labels)
     for row in range(50):
         p = torch.tensor(logits[row]).double().softmax(0)
         best = p.sort(descending=True).values

@@ -18,8 +18,8 @@ from vitreous.evaluation.vtab import GROUPS, TASKS, classes_of, means
 from vitreous.models.zoo import create
 from vitreous.reports.protocols import vtab as module
 from vitreous.reports.protocols.vtab import task_data, task_folders
+from vitreous.tasks.features import Features
 from vitreous.weights.bundle import Bundle
-from vitreous.weights.tasks import Features
 
 
 @pytest.fixture(scope="module", autouse=True)

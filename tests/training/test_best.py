@@ -13,9 +13,9 @@ from safetensors.numpy import load_file
 
 from tests.conftest import TINY, document, make_folder, say
 from vitreous.errors import Interrupted, UsageError
-from vitreous.evaluation.report import Report
 from vitreous.jobs.train import train
 from vitreous.reports.evaluate import evaluate
+from vitreous.tasks.report import Report
 from vitreous.training.best import Best
 from vitreous.training.session import Session
 

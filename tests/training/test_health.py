@@ -13,7 +13,7 @@ from tests.training.test_loop import make, synthetic
 from vitreous.data.sources import open_data
 from vitreous.data.split import Arrays
 from vitreous.errors import UsageError
-from vitreous.evaluation.classification import judge
+from vitreous.tasks.classification_metrics import judge
 from vitreous.training.health import LINES, REMEMBERED, Health
 from vitreous.training.run import Optimizer
 

@@ -11,9 +11,10 @@ from tests.killing import changes
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import UsageError, VitreousError, WeightsError
 from vitreous.models.zoo import create
+from vitreous.tasks.classification import Classification
+from vitreous.tasks.features import Features
 from vitreous.weights.adopt import adopt, open_weights
 from vitreous.weights.bundle import Bundle, load_bundle
-from vitreous.weights.tasks import Classification, Features
 
 
 @pytest.fixture

@@ -14,11 +14,11 @@ from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import UsageError, WeightsError
 from vitreous.models.config import BiTConfig, ViTConfig
 from vitreous.models.zoo import build_model
+from vitreous.tasks.classification import Classification
 from vitreous.weights import files
 from vitreous.weights.adopt import open_weights
 from vitreous.weights.bundle import Bundle, load_bundle
 from vitreous.weights.convert import convert
-from vitreous.weights.tasks import Classification
 
 SMALL = {"image": (32, 32), "patch": (8, 8), "classes": 3, "width": 64, "depth": 2, "heads": 2, "hidden": 96}
 

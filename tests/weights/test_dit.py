@@ -16,9 +16,9 @@ from vitreous.errors import WeightsError
 from vitreous.models.configs.dit import DiTConfig
 from vitreous.models.dit import DiT
 from vitreous.nn.position import sincos
+from vitreous.tasks.generation import Generation
 from vitreous.weights.adopt import adopt, open_weights
 from vitreous.weights.formats.dit import DIFFUSERS, DIT
-from vitreous.weights.tasks import Generation
 
 CONFIG = DiTConfig(image=(8, 8), channels=4, classes=5, width=64, depth=2, heads=1, hidden=256)
 

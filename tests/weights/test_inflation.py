@@ -9,9 +9,9 @@ from vitreous.errors import WeightsError
 from vitreous.models.config import VideoConfig, ViTConfig
 from vitreous.models.configs.video import ARRANGEMENTS
 from vitreous.models.zoo import build_model
+from vitreous.tasks.features import Features
 from vitreous.weights.adopt import Weights, adopt
 from vitreous.weights.inflation import inflate_kernel
-from vitreous.weights.tasks import Features
 
 SMALL = {"classes": 4, "width": 32, "depth": 2, "heads": 2, "hidden": 64}
 MEAN = {"class_token": False, "pool": "mean"}

@@ -19,10 +19,10 @@ from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import WeightsError
 from vitreous.models.config import BiTConfig, ConvStemConfig, StemConfig, ViTConfig
 from vitreous.models.zoo import build_model
+from vitreous.tasks.classification import Classification
 from vitreous.weights.adopt import adopt, open_weights
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.foreign import writers
-from vitreous.weights.tasks import Classification
 
 CONFIG = ViTConfig(image=(32, 32), patch=(8, 8), classes=5, width=64, depth=2, heads=1, hidden=96)
 

@@ -16,11 +16,11 @@ from vitreous.objectives.base import Setting
 from vitreous.objectives.dino import DINOConfig
 from vitreous.objectives.dinov2 import DINOv2Config
 from vitreous.objectives.mae import MAEConfig
+from vitreous.tasks.features import Features
 from vitreous.weights.adopt import open_weights, parts_of
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.convert import convert
 from vitreous.weights.objective_parts import ObjectiveParts
-from vitreous.weights.tasks import Features
 
 SMALL = {"image": (32, 32), "patch": (8, 8), "classes": 0, "width": 64, "depth": 1, "heads": 1, "hidden": 128}
 HEAD = {"prototypes": 12, "head_width": 20, "bottleneck": 8}

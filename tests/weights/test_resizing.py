@@ -30,12 +30,12 @@ from vitreous.errors import UsageError, VitreousError, WeightsError
 from vitreous.inference.predict import load
 from vitreous.models.config import BiTConfig, ViTConfig
 from vitreous.nn.grid import RESIZE
+from vitreous.tasks.classification import Classification
 from vitreous.weights.adopt import open_weights
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.foreign import writers
 from vitreous.weights.formats import google
 from vitreous.weights.options import WeightsSource
-from vitreous.weights.tasks import Classification
 
 PAGE = (Path(__file__).parents[2] / "docs" / "weights.md").read_text("utf-8")
 #: native, larger, one side native, oblong, smaller; patches of 8 pixels

@@ -15,12 +15,12 @@ from vitreous.data.modalities.clips import ClipPreprocess
 from vitreous.errors import UsageError, WeightsError
 from vitreous.objectives.base import Progress
 from vitreous.reports.figures.reconstruction import load_objective
+from vitreous.tasks.features import Features
 from vitreous.weights.adopt import parts_of
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.convert import convert
 from vitreous.weights.objective_parts import ObjectiveParts
 from vitreous.weights.pretraining_files import pretraining_format
-from vitreous.weights.tasks import Features
 
 transformers = pytest.importorskip("transformers")
 

@@ -12,11 +12,11 @@ from vitreous.errors import WeightsError
 from vitreous.models.configs.detector import DetectorConfig
 from vitreous.models.names import configure
 from vitreous.models.zoo import build_model, skip_init
+from vitreous.tasks.detection import Detection
 from vitreous.weights.adopt import open_weights, parts_of
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.convert import convert
 from vitreous.weights.formats.vitdet_detector import DETECTOR
-from vitreous.weights.tasks import Detection
 
 RPN, ROI = "proposal_generator.rpn_head", "roi_heads"
 

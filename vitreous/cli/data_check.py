@@ -39,6 +39,8 @@ class Options:
     their endings and shapes say)."""
     ignore_index: int | None = None
     """The number of pixels without a class in class maps, besides 255 (default: 255 alone)."""
+    targets: Annotated[tuple[str, ...], arg(metavar="COLUMN...")] = ()
+    """Columns of numbers of a CSV or Parquet file that are learned (default: as `vitreous train`)."""
     workers: int | None = None
     """Processes that read images; changes nothing (default: one a core)."""
 
@@ -67,6 +69,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         group_by=options.group_by,
         axes=options.axes,
         ignore_index=options.ignore_index,
+        targets=options.targets,
         progress=console.progress,
     )
     if out:
@@ -94,7 +97,9 @@ def print_findings(document: dict[str, Any], console: Console) -> None:
         )
         slices = f"{size['slices']['min']:.0f} to {size['slices']['max']:.0f} slices; " if "slices" in size else ""
         sides = f"length {width}" if document["kind"] == "signals" else f"{slices}width {width}; height {height}"
-        console.say(f"{len(document['classes'])} classes; {sides}")
+        targets, classes = document["targets"], document["classes"]
+        count = f"{len(targets)} target{'s' * (len(targets) != 1)}" if targets else f"{len(classes)} classes"
+        console.say(f"{count}; {sides}")
     if (clips := document["clips"]) and clips["frames"]:
         names = {"frames": "frames", "seconds": "seconds", "rate": "frames a second"}
         spans = [(clips[key], name) for key, name in names.items() if clips[key]]

@@ -12,8 +12,9 @@ from vitreous.cli.console import Console
 from vitreous.cli.figures import figures, interval, percent
 from vitreous.cli.inference import InferenceArguments, select_options
 from vitreous.errors import UsageError
-from vitreous.evaluation.metric_names import ERRORS as OBJECT_ERRORS
 from vitreous.reports.options import EvaluateOptions, ProtocolOptions
+from vitreous.tasks.metric_names import ERRORS as OBJECT_ERRORS
+from vitreous.tasks.metrics import METRICS
 
 #: options of --protocol top1 for one run
 OF_THE_HEAD = ("calibrate", "abstain", "outliers", "against", "suspects", "boundary", "tiles")
@@ -229,7 +230,10 @@ def compare_runs(options: Options, second: str, console: Console) -> dict[str, A
 
 
 def head_lines(document: dict[str, Any], console: Console) -> Iterator[str]:
-    """Print the table of the worst classes, and return the lines below it."""
+    """Print the table of the worst classes, or of the targets, and return the lines below it."""
+    if document["targets"]:
+        console.table(*targets_table(document["targets"]))
+        return
     multilabel = document["confused"] is None
     dense = not multilabel and any("iou" in row for row in document["per_class"])
     objects = document.get("objects")
@@ -268,6 +272,16 @@ def head_lines(document: dict[str, Any], console: Console) -> Iterator[str]:
         yield f"most confused pairs: {', '.join(named)}"
     yield from calibration_lines(document)
     yield from outlier_lines(document)
+
+
+def targets_table(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:
+    """Head and rows of the table of a regression: a row for each target, its metrics in its unit."""
+    metrics = [METRICS[key] for key in rows[0]["interval"]]
+    cells = [
+        [row["target"], row["images"], *("-" if row[m.key] is None else format(row[m.key], m.form) for m in metrics)]
+        for row in rows
+    ]
+    return ["target", "images", *(metric.label for metric in metrics)], cells
 
 
 def calibration_lines(document: dict[str, Any]) -> Iterator[str]:

@@ -24,8 +24,8 @@ from vitreous.cli.inference import (
 )
 
 if TYPE_CHECKING:
-    from vitreous.inference.predict import Prediction
     from vitreous.inference.sources import Item, Source
+    from vitreous.tasks.base import PredictionFormat
 
 OF_CLASSES = ("top", "threshold", "abstain", "csv", "ray")  # options of models that name classes of images
 OF_OBJECTS = ("to", "coco_ids", "tiles")  # options of detectors
@@ -78,25 +78,25 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     if options.overlay:
         message = f"--overlay is for models that say what is where, and {options.run} names classes of images"
         raise UsageError(message, "leave it out")
-    top = options.top if options.top or predictor.card.multilabel else 3
-    asked = predictor.asked(top, options.threshold, options.abstain)
+    from vitreous.tasks.base import PredictionOptions
 
-    def answers(items: Iterator[Item]) -> Iterator[Sequence[Prediction]]:
-        return choose_backend(options, predictor).predictions(items, asked, options.bad_images)
+    wanted = PredictionOptions(options.top, options.threshold, options.abstain, usual=3)
+    form = predictor.card.task.prediction_format(wanted)
+
+    def answers(items: Iterator[Item]) -> Iterator[Sequence[Any]]:
+        return choose_backend(options, predictor).predictions(items, form, options.bad_images)
 
     if options.out:
-        from vitreous.inference.rows import Predictions
-
         made_by = {"verb": "predict", "model": predictor.card.name, "version": predictor.card.version}
-        made_by |= file_settings(options, predictor, top=asked.top, threshold=asked.threshold, abstain=asked.abstain)
+        made_by |= file_settings(options, predictor, **form.settings)
         return write_answers(
-            options, options.out, kind=Predictions(), made_by=made_by, answers=answers, source=source, console=console
+            options, options.out, kind=form, made_by=made_by, answers=answers, source=source, console=console
         )
     return {
         "model": options.run,
         "precision": predictor.engine.precision,
         "engine": engine_name(predictor, options),
-        "predictions": print_predictions(options, answers, source, console),
+        "predictions": print_predictions(options, form, answers, source=source, console=console),
     }
 
 
@@ -135,24 +135,23 @@ def warn_of_emulation(options: ImageArguments, console: Console) -> None:
             console.note(slow)
 
 
-def print_predictions(options: Options, answers: Any, source: Source, console: Console) -> list[dict[str, Any]]:
+def print_predictions(
+    options: Options, form: PredictionFormat, answers: Any, source: Source, console: Console
+) -> list[dict[str, Any]]:
     """Write the file of --csv, print the table, and return the rows of the document."""
     from vitreous.errors import printable
-    from vitreous.inference.rows import Predictions
     from vitreous.system.disk import write_output
     from vitreous.system.tables import as_csv
 
-    meter, all_rows, rows, kind = Meter("predict", source.count, console), [], [], Predictions()
+    meter, all_rows, rows = Meter("predict", source.count, console), [], []
     for chunk in answers(iter(source)):
         meter.count(chunk)
         all_rows += chunk
     for answer in all_rows:
-        best = [f"{name} {p:.1%}" for name, p in zip(answer.names, answer.probabilities, strict=True)]
-        answer_text = f"unsure ({best[0] if best else 'none'})" if answer.unsure else "  ".join(best) or "none"
-        cell = describe_unreadable(answer.path, answer.error) if answer.error else answer_text
+        cell = describe_unreadable(answer.path, answer.error) if answer.error else form.describe(answer)
         rows.append([printable(answer.path), cell])
     if options.csv:
-        write_output(options.csv, as_csv([kind.head, *(row for answer in all_rows for row in kind.cells(answer))]))
-    console.table(["image", "classes"], rows)
+        write_output(options.csv, as_csv([form.head, *(row for answer in all_rows for row in form.cells(answer))]))
+    console.table(["image", form.column], rows)
     print_unreadable(console, (), meter.unreadable, meter.done)
-    return [kind.plain(answer) for answer in all_rows]
+    return [form.plain(answer) for answer in all_rows]

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from vitreous.cli.console import Console
-from vitreous.cli.figures import FORMATS, figures
+from vitreous.cli.figures import figures
 from vitreous.errors import UsageError, printable
 from vitreous.recipes.options import TrainOptions as Options
+from vitreous.tasks.metrics import METRICS
 
 if TYPE_CHECKING:
     from vitreous.data.split import Data
@@ -89,7 +90,7 @@ def print_header(run: Run, data: Data, console: Console) -> None:
     from vitreous.nn.sizes import format_size
 
     counts = {name: len(split) for name, split in data.splits.items()} | {"train": run.data.images}
-    names = list(run.data.classes[:SHOWN]) + ["…"] * (len(run.data.classes) > SHOWN)
+    names = list(run.data.outputs[:SHOWN]) + ["…"] * (len(run.data.outputs) > SHOWN)
     solid, seen = len(run.model.image) != 2, run.preprocess
     sides = format_size(run.model.image)
     sides = "x".join(map(str, run.model.image)) if solid else "x".join([sides] * (1 + ("x" not in sides)))
@@ -101,7 +102,7 @@ def print_header(run: Run, data: Data, console: Console) -> None:
     batch = f"{run.batch_size}" + (f" x {run.accumulate}" if run.accumulate > 1 else "")
     rows = {
         "data": f"{run.data.source}: " + ", ".join(f"{count:,} {name}" for name, count in counts.items()) + f" {noun}",
-        "classes": f"{len(run.data.classes):,} ({', '.join(map(printable, names))})",
+        "targets" if run.data.targets else "classes": f"{len(run.data.outputs):,} ({', '.join(map(printable, names))})",
         "model": f"{run.model.name()} at {pixels}, {2 * run.model.macs() / 1e9:.3g} GFLOPs "
         + ("each" if solid else "an image")
         + (f", from {run.init}" if run.init else ", from scratch"),
@@ -122,7 +123,7 @@ def selection(summary: dict[str, Any]) -> Iterator[str]:
     best = chosen["best"]
     if best and chosen["kept"] == "best":
         where = f"step {best['step']:,} (epoch {best['epoch']:.4g})"
-        form = next((form for label, form in FORMATS.values() if label == best["figure"]), ".4g")
+        form = next((metric.form for metric in METRICS.values() if metric.label == best["figure"]), ".4g")
         value, count = f"{best['value']:{form}}", best["evaluations"]
         yield f"best checkpoint: {where}, {best['figure']} {value} on validation, best of {count} evaluations"
     else:

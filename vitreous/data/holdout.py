@@ -14,11 +14,12 @@ def hold_out(
     """Row numbers of `train` and of each held-out split, drawn within each class; every part keeps the original order.
 
     A class gives round(share * its size) samples to each held-out split, and always keeps at least one for training.
-    Where samples have several labels, (n, K), they are drawn over all of them; without labels, (n, 0), as one class.
+    Where samples have several labels, (n, K), they are drawn over all of them; without labels, (n, 0), and with
+    values, (n, T) float64, as one class.
     `groups`, (n,) int64, are drawn as they are, none of them into two splits, which brings the shares as near as they
     come.
     """
-    if labels.ndim == 2 and not labels.shape[1]:
+    if labels.ndim == 2 and (not labels.shape[1] or labels.dtype == np.float64):  # values
         labels = np.zeros(len(labels), dtype=np.int64)
     if groups is not None:
         return hold_out_groups(labels, groups, seed, shares)

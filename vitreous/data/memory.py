@@ -38,19 +38,24 @@ class ImageStore:
 
 
 def data_in_memory(
-    images: np.ndarray | Sequence[Any], labels: np.ndarray | None = None, classes: Sequence[str] = ()
+    images: np.ndarray | Sequence[Any],
+    labels: np.ndarray | None = None,
+    classes: Sequence[str] = (),
+    targets: Sequence[str] = (),
 ) -> Data:
     """A data set of training images alone: an array (n, H, W) or (n, H, W, C), or a list of arrays (H, W[, C]), of PIL
     images, or of paths of image files.
 
-    `labels` (n,) int64 are places in `classes`; None: there are none. Raises UsageError for a list of anything else.
+    `labels` (n,) int64 are positions in `classes`, or (n, T) float64 values of `targets`; None: there are none. Raises
+    UsageError for a list of anything else.
     """
     labels = no_labels(len(images)) if labels is None else labels
-    return Data(NAME, tuple(classes), {"train": split_in_memory(images, labels)})
+    return Data(NAME, tuple(classes), {"train": split_in_memory(images, labels)}, targets=tuple(targets))
 
 
 def split_in_memory(images: np.ndarray | Sequence[Any], labels: np.ndarray) -> Split:
-    """The split of these images and labels, (n,) int64 or (n, K) float32. Raises UsageError as `data_in_memory`."""
+    """The split of these images and labels, (n,) int64, (n, K) float32 or (n, T) float64. Raises UsageError as
+    `data_in_memory`."""
     if isinstance(images, np.ndarray):
         return Arrays(images, labels)
     if all(isinstance(image, str | os.PathLike) for image in images):

@@ -25,6 +25,8 @@ class DataOptions:
     exclude: str | None = None
     exact: bool = False  # a photograph is never decoded at a lower resolution for a crop that shrinks it
     bad_images: Literal["stop", "skip"] = "stop"
+    # names of the values that images have in the place of classes: columns of a table
+    targets: tuple[str, ...] = ()
     cache: bool = False
     workers: int = 0
     # balanced: every class as often as any other; repeat-factor: images of a class that a share f of the images has are
@@ -32,3 +34,8 @@ class DataOptions:
     sampling: Literal["even", "balanced", "repeat-factor"] = "even"
     repeat_threshold: float = 0.001
     repeats: int = 1  # times that an epoch shows a picture, of a share 1 / repeats of them (arXiv:1902.05509)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The names of the outputs of a head: targets or classes."""
+        return self.targets or self.classes

@@ -27,11 +27,13 @@ def open_run_data(
     labelled: bool = True,
     stills: bool = False,
     preprocess: Preprocess | None = None,
+    targets: tuple[str, ...] = (),
 ) -> tuple[str, Data]:
     """Return name and data set to evaluate a run on: the run's own, split as the run split it, or `data`; `stills` is
     that of `open_data`.
 
     A folder of classes given as `data` is evaluated as a whole, as its test split, unless `split` names another one.
+    `targets`: the columns whose values are the labels, by default those of the run.
     Its files are opened as volumes or signals if `preprocess`, or else the run's, is for these. Raises UsageError for a
     bundle without data, and, if `labelled`, DataError for data without labels.
     """
@@ -42,16 +44,23 @@ def open_run_data(
         source, split_seed = source or trained.source, trained.split_seed
         own = (trained.hold_out, trained.group_by, trained.axes)
         share, group_by, axes = own if data is None else (None, None, None)
-        ignore_index = trained.ignore_index
+        ignore_index, targets = trained.ignore_index, targets or trained.targets
     if source is None:
         problem = f"{run} is a bundle without a run: there are no data to judge it on"
         raise UsageError(problem, "name a data set after it")
     opened = (
         open_data_of_run(
-            run, source, split_seed=split_seed, group_by=group_by, stills=stills, axes=axes, ignore_index=ignore_index
+            run,
+            source,
+            split_seed=split_seed,
+            group_by=group_by,
+            stills=stills,
+            axes=axes,
+            ignore_index=ignore_index,
+            targets=targets,
         )
         if data is None
-        else open_for_model(source, split_seed, preprocess, stills, ignore_index)
+        else open_for_model(source, split_seed, preprocess, stills=stills, ignore_index=ignore_index, targets=targets)
     )
     if labelled:
         require_labels(opened)
@@ -69,22 +78,27 @@ def read_run_data(config: Path, preprocess: Preprocess | None = None) -> tuple[D
 
 
 def open_for_model(
-    source: str, split_seed: int, preprocess: Preprocess | None, stills: bool = False, ignore_index: int | None = None
+    source: str,
+    split_seed: int,
+    preprocess: Preprocess | None,
+    stills: bool = False,
+    ignore_index: int | None = None,
+    targets: tuple[str, ...] = (),
 ) -> Data:
-    """Open data for a model, whose `preprocess` says how files are opened that could be images too; `stills` and
-    `ignore_index` as `open_data` has them. Raises as `open_data`."""
+    """Open data for a model, whose `preprocess` says how files are opened that could be images too; `stills`,
+    `ignore_index` and `targets` as `open_data` has them. Raises as `open_data`."""
     axes, opened = preprocess.array_axes if preprocess is not None else None, None
     try:
-        opened = open_data(source, split_seed, stills=stills, ignore_index=ignore_index)
+        opened = open_data(source, split_seed, stills=stills, ignore_index=ignore_index, targets=targets)
         if axes is None or kind_of(next(iter(opened.splits.values()))) != "images":
             return opened
-        return open_data(source, split_seed, axes=axes, ignore_index=ignore_index)
+        return open_data(source, split_seed, axes=axes, ignore_index=ignore_index, targets=targets)
     except DataError:
         if opened is not None:
             return opened  # pictures, which are refused by what they are
         if axes is None:
             raise
-    return open_data(source, split_seed, axes=axes, ignore_index=ignore_index)
+    return open_data(source, split_seed, axes=axes, ignore_index=ignore_index, targets=targets)
 
 
 def choose_split(data: Data, split: str | None, note: Callable[[str], None]) -> str:
@@ -132,4 +146,4 @@ def calibration_images(
 def as_test_split(data: Data) -> Data:
     """Return all images of data without splits of their own as the test split."""
     splits = {"test": data.whole or data.split("train")}
-    return Data(data.name, data.classes, splits, titles=data.titles, frequency=data.frequency)
+    return Data(data.name, data.classes, splits, titles=data.titles, frequency=data.frequency, targets=data.targets)

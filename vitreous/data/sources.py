@@ -31,6 +31,7 @@ from vitreous.data.layouts.tars import COMPRESSED, are_tars, tars
 from vitreous.data.layouts.video import are_clips, frames_note, hold_clips, videos
 from vitreous.data.modalities.table import MODALITIES
 from vitreous.data.split import Data, Files, no_labels
+from vitreous.data.values import with_targets
 from vitreous.errors import DataError, UsageError, nearest, printable
 
 SEARCHED_FOLDERS = 20  # folders of a folder in which a data set is looked for
@@ -53,6 +54,7 @@ def open_data(
     stills: bool = False,
     axes: int | None = None,
     ignore_index: int | None = None,
+    targets: tuple[str, ...] = (),
 ) -> Data:
     """Open a data set: `digits`, a folder with splits, a folder with classes, a folder of images, a CSV file,
     WebDataset archives (a folder, a file, or a pattern such as `x-{000..127}.tar`), what `vitreous data pack` has made,
@@ -63,13 +65,21 @@ def open_data(
     drawn apart, as `vitreous.data.grouping` has it. With `stills` a folder of clips and pictures is one of clips, of
     which the pictures have one frame; else it is one of pictures. `axes`: files of a folder or a table are signals (1),
     pictures (2) or volumes (3), where that is not to be told from them. `ignore_index`: the number of pixels without a
-    class in class maps. Images without labels, or of one class, are
+    class in class maps. `targets`: columns of a table with values that are the labels; one name for data whose classes
+    are numbers. Images without labels, or of one class, are
     data too, with no classes (`require_labels` refuses them). Raises DataError for a missing or empty folder, or a
     class that only a held-out split has; UsageError for an unknown name.
     """
     data = detect_layout(
-        os.fspath(source), split_seed, group_by=group_by, stills=stills, axes=axes, ignore_index=ignore_index
+        os.fspath(source),
+        split_seed,
+        group_by=group_by,
+        stills=stills,
+        axes=axes,
+        ignore_index=ignore_index,
+        targets=targets,
     )
+    data = with_targets(data, targets, split_seed)
     return data if group_by is None else grouped(data, group_by, source, split_seed)
 
 
@@ -98,11 +108,14 @@ def open_data_of_run(
     stills: bool = False,
     axes: int | None = None,
     ignore_index: int | None = None,
+    targets: tuple[str, ...] = (),
 ) -> Data:
     """Open the data set that a run was trained on, `source` in its config.yaml. Raises as `open_data`, and DataError
     where it is gone."""
     try:
-        return open_data(source, split_seed, group_by=group_by, stills=stills, axes=axes, ignore_index=ignore_index)
+        return open_data(
+            source, split_seed, group_by=group_by, stills=stills, axes=axes, ignore_index=ignore_index, targets=targets
+        )
     except DataError as error:
         if not is_on_disk(source) or os.path.lexists(source):
             raise
@@ -216,17 +229,18 @@ def detect_layout(
     stills: bool = False,
     axes: int | None = None,
     ignore_index: int | None = None,
+    targets: tuple[str, ...] = (),
 ) -> Data:
     """Open the data set of that name, in the layout that it has; of a table the groups are those of the column
-    `group_by`, if it is one; `stills`, `axes` and `ignore_index` as `open_data` has them. Raises DataError and
-    UsageError as `open_data`."""
+    `group_by`, if it is one; `stills`, `axes`, `ignore_index` and `targets` as `open_data` has them. Raises DataError
+    and UsageError as `open_data`."""
     if ignore_index is not None:
         check_ignore_index(Path(name), ignore_index)
     if name == "digits":
         refuse_local_digits()
         return digits(split_seed)
     if name.startswith(NAMED):
-        return hub(name, split_seed) if name.startswith("hf:") else named(name, split_seed)
+        return hub(name, split_seed, targets) if name.startswith("hf:") else named(name, split_seed)
     path = Path(name)
     if axes not in (None, 1, 2, 3):
         raise UsageError(f"--axes cannot be {axes}", "1 are signals, 2 pictures, 3 volumes")
@@ -238,7 +252,7 @@ def detect_layout(
     if path.is_dir() and is_pack(path):
         return packed(path, split_seed)
     if is_parquet(name):
-        return parquet(name, split_seed)
+        return parquet(name, split_seed, targets)
     if path.is_dir():
         listed = () if has_config(path) else ((are_lists, lists),)
         moving = (hold_clips, partial(videos, stills=True)) if stills else (are_clips, videos)
@@ -258,7 +272,7 @@ def detect_layout(
     if path.suffix.lower() == ".csv" and os.path.lexists(path):
         if is_box_table(path):
             return box_table(path, split_seed)
-        return table(path, split_seed, group_by, axes)
+        return table(path, split_seed, group_by, axes, targets)
     if path.exists():
         raise DataError(f"{printable(path)} is a file, not a data set", LAYOUT)
     if "/" not in name and os.sep not in name and nearest(name, ["digits"]):

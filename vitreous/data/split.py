@@ -24,8 +24,8 @@ from vitreous.errors import DataError, printable
 class Split(Protocol):
     """Samples and their labels, in a fixed order.
 
-    `labels`: (n,) int64, positions in the data set's class list; (n, K) float32, 1 for each class that an image has; or
-    (n, 0) float32 where the data have no labels.
+    `labels`: (n,) int64, positions in the data set's class list; (n, K) float32, 1 for each class that an image has;
+    (n, T) float64, values of targets, NaN for none; or (n, 0) float32 where the data have no labels.
     """
 
     @property
@@ -53,6 +53,11 @@ class Split(Protocol):
 def is_labelled(split: Split) -> bool:
     """Whether the samples of a split have labels."""
     return split.labels.ndim == 1 or split.labels.shape[1] > 0
+
+
+def has_values(labels: np.ndarray) -> bool:
+    """Whether labels are values of targets, (n, T) float64, not classes."""
+    return labels.dtype == np.float64
 
 
 def picture_of(split: Split, sample: int, channels: int) -> Image.Image:
@@ -216,7 +221,7 @@ class Stored(Generic[S]):
 
 @dataclass(frozen=True)
 class Data:
-    """A data set: its class names in order, its splits, and a fingerprint of what it holds."""
+    """A data set: its class names in order, or those of its targets, its splits, and a fingerprint of what it holds."""
 
     name: str
     classes: tuple[str, ...]
@@ -237,6 +242,8 @@ class Data:
     unlabelled: DataError | None = None  # why the images have no labels; None where they have, or that is plain
     unread_annotations: str | None = None  # a file of annotations beside class folders, which do not use it
     latents: Latents | None = None  # of what, where the samples are latents
+    targets: tuple[str, ...] = ()  # names of the values that images have in the place of classes
+    label_column: str = "label"  # of a table, that holds the labels
 
     def split(self, name: str) -> Split:
         """The split of that name. Raises DataError, with those that there are."""
@@ -252,7 +259,7 @@ class Data:
     @property
     def multilabel(self) -> bool:
         """Whether labels are (n, K) float32: an image may have several, or none."""
-        return self.labelled and next(iter(self.splits.values())).labels.ndim == 2
+        return self.labelled and not self.targets and next(iter(self.splits.values())).labels.ndim == 2
 
     def holding_out(self, share: float | None, split_seed: int) -> Data:
         """The data with that share of all training images as `val`, drawn within each class; None: as they are.
@@ -281,7 +288,7 @@ class Data:
         changes nothing."""
         if self.identity:
             return self.identity
-        digest = hashlib.sha256("\n".join(self.classes).encode())
+        digest = hashlib.sha256("\n".join(self.classes or self.targets).encode())
         for name, split in self.splits.items():
             digest.update(f"\n{name} {len(split)}\n".encode())
             digest.update(split.labels.tobytes())
@@ -298,6 +305,8 @@ def require_labels(data: Data) -> None:
     """Raise DataError, with the reason, for data whose images have no labels."""
     if not data.labelled:
         raise data.unlabelled or data.unlearnable or DataError(f"{data.name} has no labels", "name data with classes")
+    if data.targets and not any(is_labelled(split) for split in data.splits.values()):
+        raise DataError(f"{data.name}: no image has a value of {', '.join(data.targets)}", "fill in some")
     if data.multilabel and not any(split.labels.any() for split in data.splits.values()):
         raise data.unlearnable or DataError(f"{data.name}: no image has a label", "name the classes of the images")
 

@@ -26,13 +26,13 @@ from vitreous.evaluation.average_precision import (
     precision_recall,
 )
 from vitreous.evaluation.evaluator import Evaluator, Outputs, Ragged
-from vitreous.evaluation.intervals import DRAWS, FEWEST, Figures, Interval, bootstrap, percentile_interval
 from vitreous.evaluation.matching import Column, Part, check_library, columns_of, match_image
-from vitreous.evaluation.metric_names import BOXES
-from vitreous.evaluation.report import Report
 from vitreous.inference.detections import Compute, Detections, detect
 from vitreous.inference.engine import ModelEngine
 from vitreous.inference.outputs import unpack_outputs
+from vitreous.tasks.intervals import DRAWS, FEWEST, Figures, Interval, bootstrap, percentile_interval
+from vitreous.tasks.metric_names import BOXES
+from vitreous.tasks.report import Report
 
 BUDGET = 5e8  # answers x thresholds x areas x draws of the bootstrap: a few seconds
 LARGEST = 200  # classes of a confusion matrix that is written down

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vitreous.evaluation.calibration import BINS, Gaps, difference_errors, image_gaps, losses
-from vitreous.evaluation.intervals import DRAWS, Figures, Interval, bootstrap, mcnemar, paired_interval
-from vitreous.evaluation.intervals import percentile_interval as percentiles
-from vitreous.evaluation.multilabel import MeanAveragePrecision, draw_count
-from vitreous.evaluation.report import LABELS
-from vitreous.inference.outputs import log_softmax
+from vitreous.tasks.calibration import BINS, Gaps, difference_errors, image_gaps, losses
+from vitreous.tasks.intervals import DRAWS, Figures, Interval, bootstrap, mcnemar, paired_interval
+from vitreous.tasks.intervals import percentile_interval as percentiles
+from vitreous.tasks.metrics import label_metric
+from vitreous.tasks.multilabel_metrics import MeanAveragePrecision, draw_count
+from vitreous.tasks.probabilities import log_softmax
 
 LEVEL = 0.05  # p-values below it are significant
 
@@ -55,7 +55,7 @@ class Comparison:
 
     def verdict(self, first: str, second: str) -> str:
         """Return one sentence for people; `first` and `second` are the models' names."""
-        name = LABELS[self.figure]
+        name = label_metric(self.figure)
         difference, ends = self.differences[self.figure] or 0.0, self.intervals[self.figure]
         better, sign = (second, 1) if difference >= 0 else (first, -1)
         low, high = sorted(100 * sign * end for end in ends) if ends else (math.nan, math.nan)

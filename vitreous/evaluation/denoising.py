@@ -16,10 +16,10 @@ from vitreous.data.keys import key, normal
 from vitreous.data.loader import EvalLoader
 from vitreous.errors import DataError
 from vitreous.evaluation.evaluator import Evaluator, Outputs
-from vitreous.evaluation.report import Report
 from vitreous.generation.noising import Gaussian, Line
 from vitreous.generation.process import Diffusion, Process
 from vitreous.inference.engine import CHUNK, ModelEngine, chunks
+from vitreous.tasks.report import Report
 
 TIMES = 8  # at which images are judged
 ANSWERS = 4096  # of the model: of more images than a `TIMES`-th, each is judged at some of the times

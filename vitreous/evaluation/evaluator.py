@@ -15,9 +15,10 @@ import numpy as np
 from vitreous.data.loader import EvalLoader
 from vitreous.data.split import Split
 from vitreous.errors import DataError
-from vitreous.evaluation.report import Better, Report
 from vitreous.inference.engine import ModelEngine, logits_of, readable_mask
 from vitreous.system.cores import default_workers
+from vitreous.tasks.base import Task
+from vitreous.tasks.report import Better, Report
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,6 +89,17 @@ class Evaluator(ABC):
     def __call__(self, engine: ModelEngine, split: Split, workers: int | None = None) -> Report:
         """Judge a model on a split in this process alone."""
         return self.report(*(compute_outputs(self, engine, part, workers) for part in self.splits(split)))
+
+
+class TaskEvaluator(Evaluator):
+    """Evaluates outputs (n, K) as the task of the model does, by `Task.evaluate`."""
+
+    def __init__(self, task: Task) -> None:
+        self.task, self.name = task, task.leading
+
+    def report(self, outputs: Outputs, *others: Outputs) -> Report:
+        """The metrics of the task."""
+        return self.task.evaluate(outputs.rows, outputs.split.labels, outputs.readable)
 
 
 def compute_outputs(evaluator: Evaluator, engine: ModelEngine, split: Split, workers: int | None = None) -> Outputs:

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from vitreous.data.split import Split
 from vitreous.errors import DataError
-from vitreous.evaluation.classification import judge
 from vitreous.evaluation.evaluator import Evaluator, Outputs
-from vitreous.evaluation.report import Report
+from vitreous.tasks.classification_metrics import judge
+from vitreous.tasks.report import Report
 
 MEMORY, QUERIES = 16_384, 1_024  # images whose similarities are in memory at a time
 TEMPERATURE = 0.07

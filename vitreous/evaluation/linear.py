@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitreous.errors import DataError
-from vitreous.evaluation.multilabel import MeanAveragePrecision
+from vitreous.tasks.multilabel_metrics import MeanAveragePrecision
 
 SMALL = 10_000_000  # numbers of features that scikit-learn is given, in float64
 CHUNK = 16_384  # images whose loss is computed at a time

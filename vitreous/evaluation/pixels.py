@@ -15,11 +15,11 @@ from vitreous.data.loader import EvalLoader
 from vitreous.errors import DataError
 from vitreous.evaluation.boundary import boundary_counts, boundary_f
 from vitreous.evaluation.evaluator import Evaluator, Outputs
-from vitreous.evaluation.intervals import bootstrap, percentile_interval
 from vitreous.evaluation.panoptic import answered_segments, panoptic_counts, panoptic_figures, true_segments
-from vitreous.evaluation.report import Report
 from vitreous.inference.engine import ModelEngine
 from vitreous.inference.tiles import Compute, class_map, native_pixels
+from vitreous.tasks.intervals import bootstrap, percentile_interval
+from vitreous.tasks.report import Report
 
 DRAWS = 1000  # of the bootstrap
 

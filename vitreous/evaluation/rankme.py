@@ -13,7 +13,7 @@ import torch
 from vitreous.data.split import Split
 from vitreous.evaluation.evaluator import Evaluator, Outputs
 from vitreous.evaluation.knn import KNNEvaluator
-from vitreous.evaluation.report import Report
+from vitreous.tasks.report import Report
 
 SAMPLED = 25_600  # features that the rank is taken of, as in the paper
 

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass, field, fields, replace
+from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from vitreous.config import from_plain, to_plain
 from vitreous.data.modalities.table import AnyPreprocess
 from vitreous.errors import UsageError, WeightsError
-from vitreous.weights.tasks import Classification, Features, Task, WithTask, task_from_json, task_to_json
+from vitreous.tasks.base import Task
+from vitreous.tasks.classification import Classification
+from vitreous.tasks.features import Features
+from vitreous.tasks.table import WithTask, task_from_json, task_to_json
 
 if TYPE_CHECKING:
     from vitreous.weights.bundle import Bundle
 
 
 @dataclass(frozen=True)
-class Card(WithTask):
-    """What a bundle says of its answers and its preprocessing.
+class CardFields:
+    """The fields of a card beside its task.
 
     `name` is the model's, `ViT-S/16`; `version` tells two trainings of it apart: the first 12 hexadecimal digits of a
     SHA-256.
@@ -26,6 +29,12 @@ class Card(WithTask):
     version: str
     preprocess: AnyPreprocess
     provenance: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Card(CardFields, WithTask):
+    """What a bundle says of its task and its preprocessing."""
+
     _: KW_ONLY
     task: Task = field(default_factory=Features)
 
@@ -44,7 +53,7 @@ def read_card(plain: Any, origin: str) -> Card:
         task = task_from_json(plain, origin)
         settings = task_to_json(task) | task_to_json(Classification(()))
         rest = {key: value for key, value in plain.items() if key not in settings}
-        return replace(from_plain(Card, rest), task=task)
+        return Card(**vars(from_plain(CardFields, rest)), task=task)
     except (UsageError, KeyError, ValueError, TypeError, AttributeError) as error:
         raise WeightsError(f"{origin}: {error}", "export the model again") from None
 
@@ -56,7 +65,7 @@ def card_of(bundle: Bundle) -> Card:
 
     names = bundle.classes or bundle.pixel_classes or bundle.object_classes
     answers = (names, to_plain(bundle.preprocess), bundle.loss, bundle.multilabel, bundle.temperature)
-    answers += (bundle.task.settings(),) if bundle.makes_images else ()
+    answers += (bundle.task.settings(),) if bundle.makes_images or bundle.task.label_columns else ()
     digest = hashlib.sha256(json.dumps([*answers, to_plain(bundle.model.config)]).encode())
     for name, tensor in sorted(bundle.model.state_dict().items()):
         digest.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())

@@ -25,9 +25,9 @@ from vitreous.inference.engine import TOKENS, split_batch
 from vitreous.nn.frozen import frozen
 from vitreous.nn.sizes import grid_of
 from vitreous.system.machine import DTYPES, packs, pick_device, pick_precision, settle_process, thread_pool
+from vitreous.tasks.generation import Generation
 from vitreous.weights.autoencoder import Autoencoder
 from vitreous.weights.bundle import Bundle
-from vitreous.weights.tasks import Generation
 
 START = 0x7374617274  # sets the noise that images start from apart from that of steps
 

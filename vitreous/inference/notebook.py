@@ -1,55 +1,16 @@
-"""Predictions and models as a notebook shows them."""
+"""Models as a notebook shows them."""
 
 from __future__ import annotations
 
-import base64
-import io
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vitreous.data.decoding.decode import decode
-from vitreous.errors import DataError
 from vitreous.inference.card import Card
 from vitreous.nn.sizes import format_size
-from vitreous.system.notebook import Markup, html_table
+from vitreous.system.notebook import html_table
 
-ROWS = 50  # predictions that are shown
-SIDE = 64  # pixels of a picture beside its classes, at most
 NAMED = 12  # classes of a model that are named
-
-
-def predictions_html(rows: Sequence[Any]) -> str:
-    """A table of predictions: picture, classes with probabilities, or why there are none."""
-    cells = [(thumbnail(row.path), row.path, answer_html(row)) for row in rows[:ROWS]]
-    note = f"{len(rows) - ROWS} more are not shown" if len(rows) > ROWS else ""
-    return html_table(cells, ("", "image", "classes"), note=note)
-
-
-def answer_html(row: Any) -> Any:
-    """One answer: its classes with bars as long as they are probable, or its error."""
-    if row.error:
-        return f"error: {row.error}"
-    pairs = list(zip(row.names, row.probabilities, strict=True))
-    if not pairs:
-        return "none"
-    bars = [(Markup(f'<meter value="{p:.4f}"></meter>'), f"{p:.1%}", name) for name, p in pairs]
-    return Markup(html_table(bars, note="unsure" if row.unsure else ""))
-
-
-def thumbnail(path: str) -> Markup:
-    """A small picture of a file; nothing where there is none to be read."""
-    if not Path(path).is_file():
-        return Markup("")
-    try:
-        picture = decode(path, 3)
-    except DataError:
-        return Markup("")
-    picture.thumbnail((SIDE, SIDE))
-    file = io.BytesIO()
-    picture.save(file, "JPEG", quality=85)
-    return Markup(f'<img src="data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}">')
 
 
 def card_text(card: Card, origin: str, precision: str) -> str:

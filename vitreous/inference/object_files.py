@@ -16,10 +16,10 @@ from vitreous.data.layouts.file_names import normalise_name
 from vitreous.errors import DataError, UsageError, printable
 from vitreous.inference.class_maps import FileNames, save_png
 from vitreous.inference.objects import ImageObjects, short
-from vitreous.inference.rows import errors, paths
 from vitreous.inference.sources import Item, Source
 from vitreous.system.disk import atomic_path, write_text
 from vitreous.system.tables import marked
+from vitreous.tasks.predictions import error_column, path_columns
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -62,7 +62,7 @@ class ObjectRows:
         kind = pa.list_(pa.struct([("label", pa.string()), *numbers, ("segmentation", runs)]))
         objects = pa.array([None if row.error else row.objects() for row in rows], kind)
         overlays = pa.array([row.overlay for row in rows], pa.string())
-        return pa.table({**paths(rows), "objects": objects, "error": errors(rows), "overlay": overlays})
+        return pa.table({**path_columns(rows), "objects": objects, "error": error_column(rows), "overlay": overlays})
 
 
 class CocoResults:

@@ -13,12 +13,12 @@ from vitreous.errors import UsageError, check_path
 from vitreous.models.dense import Dense
 from vitreous.models.packed import check_packs
 from vitreous.nn.sizes import grid_of
+from vitreous.tasks.features import Features
 from vitreous.weights.adopt import bundle_in, open_weights
 from vitreous.weights.bundle import Bundle, load_bundle
 from vitreous.weights.model_paths import find_newest_run, holds_images, is_run
 from vitreous.weights.options import WeightsSource, known_of
 from vitreous.weights.published import nearest_name, published_row
-from vitreous.weights.tasks import Features
 
 
 def open_bundle(
@@ -99,7 +99,7 @@ def check_task(
             raise UsageError(f"{run} {answer}, not to an image", hint)
         note(f"of a model that {answer}, its backbone alone is used")
         bundle = replace(bundle, model=bundle.model.backbone.eval(), task=Features())
-    if not bundle.classes and not headless:
+    if not bundle.task.outputs and not headless:
         hint = f"use `vitreous embed`, or train one: vitreous train DATA --init {run}"
         raise UsageError(f"{run} has no head: it gives features, not classes", hint)
     return bundle

@@ -1,4 +1,4 @@
-"""Model outputs as arrays: probabilities of classes, and a detector's outputs as one array.
+"""A detector's outputs as one array, and outputs in chunks.
 
 Engines and exported graphs hand packed outputs on; PyTorch packs, NumPy unpacks. B images, N objects of each, of which
 those with score 0 are padding, s the side of a mask inside its box.
@@ -11,9 +11,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import scipy
-
-from vitreous.errors import UsageError
 
 PLAIN = 6  # numbers of an object in front of its mask: box, score and label
 
@@ -21,8 +18,6 @@ NAMES = ("boxes", "scores", "labels", "masks")  # of the arrays, in exported gra
 
 #: boxes (B, N, 4) float32, scores (B, N) float32, labels (B, N) int64 and, of instances, masks (B, N, s, s) float32
 Outputs = tuple[np.ndarray, ...]
-
-THRESHOLD = 0.5  # probability above which a class of a multi-label model is predicted
 
 
 def pack_outputs(outputs: tuple[Any, ...]) -> Any:
@@ -59,20 +54,3 @@ def compute_in_chunks(compute: Callable[[np.ndarray], np.ndarray], pixels: np.nd
     missing = -count % size
     whole = np.concatenate([pixels, np.zeros((missing, *pixels.shape[1:]), pixels.dtype)]) if missing else pixels
     return np.concatenate([compute(whole[start : start + size]) for start in range(0, len(whole), size)])[:count]
-
-
-def log_softmax(logits: np.ndarray) -> np.ndarray:
-    """(n, K) logits -> (n, K) float64 log-probabilities."""
-    return scipy.special.log_softmax(logits.astype(np.float64), axis=1)
-
-
-def probabilities(logits: np.ndarray, loss: str = "softmax") -> np.ndarray:
-    """(n, K) logits -> (n, K) float64: softmax over the classes for the softmax loss, else a sigmoid for each."""
-    return np.exp(log_softmax(logits)) if loss == "softmax" else scipy.special.expit(logits.astype(np.float64))
-
-
-def check_abstain(below: float | None) -> None:
-    """Raise UsageError for a limit that is not above 0 and at most 1; None is no limit."""
-    if below is not None and not 0 < below <= 1:
-        hint = "0.8 answers where the highest probability is 0.8"
-        raise UsageError(f"--abstain must be above 0 and at most 1, not {below}", hint)

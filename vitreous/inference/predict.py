@@ -20,13 +20,14 @@ from vitreous.inference.card import Card
 from vitreous.inference.class_maps import ClassMap, class_maps
 from vitreous.inference.exported import is_exported, open_exported
 from vitreous.inference.inputs import as_items, is_image
-from vitreous.inference.notebook import card_html, card_text, predictions_html
+from vitreous.inference.notebook import card_html, card_text
 from vitreous.inference.objects import THRESHOLD, DetectOptions, ImageObjects, image_objects, refuse_class_options
 from vitreous.inference.options import InferenceOptions
-from vitreous.inference.outputs import THRESHOLD as LIKELY
-from vitreous.inference.outputs import check_abstain, probabilities
 from vitreous.inference.pipeline import Answer, chunk_of, flow
 from vitreous.inference.sources import Item, read_item, read_views
+from vitreous.tasks.base import PredictionFormat, PredictionOptions
+from vitreous.tasks.classification import Prediction
+from vitreous.tasks.predictions import Predictions
 from vitreous.weights.options import WeightsSource, words_of
 
 if TYPE_CHECKING:
@@ -39,31 +40,6 @@ if TYPE_CHECKING:
     from vitreous.models.config import Resize
     from vitreous.models.zoo import Model
     from vitreous.weights.bundle import Bundle
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """One image's answer: the class names, best first, with their probabilities; or why there is none.
-
-    Where an image may have several classes, there may be no name. `unsure`: no probability reaches what an answer
-    needs.
-    """
-
-    path: str
-    names: tuple[str, ...] = ()
-    probabilities: tuple[float, ...] = ()
-    error: str | None = None
-    unsure: bool = False
-
-    def _repr_html_(self) -> str:
-        return predictions_html([self])
-
-
-class Predictions(list[Prediction]):
-    """A list of answers, which a notebook shows as a table."""
-
-    def _repr_html_(self) -> str:
-        return predictions_html(self)
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,6 +135,8 @@ class Predictor:
         and a list for several, in the order given. Of a detector this is `detect`, with the same threshold, and of a
         model that gives a class to every pixel `segment`: `ImageObjects` and `ClassMap` in the place of `Prediction`.
 
+        A regression model returns a `ValuePrediction`: the value of each target, in its unit.
+
         An image is a path, the bytes of a file, a PIL image, an array (H, W[, C]) or a tensor (C, H, W), as
         `vitreous.inference.inputs` says; a list may mix them. A tensor of four axes is refused: give `list(batch)`.
 
@@ -177,8 +155,8 @@ class Predictor:
             on_images(1 if is_image(images) else len(scenes))
             return scenes
         answers = Predictions()
-        asked = self.asked(top, threshold, abstain)
-        for chunk in self.predictions(as_items(images, self.card.preprocess), asked, bad_images):
+        form = self.prediction_format(top, threshold, abstain)
+        for chunk in self.predictions(as_items(images, self.card.preprocess), form, bad_images):
             answers += chunk
             on_images(len(answers))
         return answers[0] if is_image(images) else answers
@@ -259,19 +237,17 @@ class Predictor:
         return answers[0] if is_image(images) else answers
 
     def predictions(
-        self, items: Iterable[Item], asked: AnswerOptions, bad_images: str = "skip"
-    ) -> Iterator[list[Prediction]]:
+        self, items: Iterable[Item], form: PredictionFormat, bad_images: str = "skip"
+    ) -> Iterator[list[Any]]:
         """Items -> answers in order, at most a few hundred in memory. Raises UsageError for a model without a head."""
-        if not self.card.classes:
+        if not self.card.task.outputs:
             if self.card.object_classes or self.card.pixel_classes:
                 raise UsageError(f"{self.card.name} names no classes of images", "use predict, detect or segment")
             message = f"{self.card.name} has no head: it gives features, not classes"
             raise UsageError(message, "use `vitreous embed` or embed, or train a head")
-        for chunk in self.rows(items, self.probabilities, bad_images):
+        for chunk in self.rows(items, self.activations, bad_images):
             yield [
-                Prediction(item.name, error=row.message)
-                if isinstance(row, DataError)
-                else asked.answer(self.card, row, item.name)
+                form.fail(item.name, row.message) if isinstance(row, DataError) else form.predict(row, item.name)
                 for item, row in chunk
             ]
 
@@ -304,38 +280,18 @@ class Predictor:
         except DataError as error:
             return error
 
-    def asked(
+    def prediction_format(
         self, top: int | None = None, threshold: float | None = None, abstain: float | None = None
-    ) -> AnswerOptions:
-        """Options with the model's defaults filled in. Raises UsageError for an `abstain` that cannot be."""
-        multilabel = self.card.multilabel
-        check_abstain(abstain)
-        if abstain is not None and multilabel:
-            message = "--abstain is for models that name one class an image"
-            raise UsageError(message, "use --threshold where there may be several")
-        if threshold is None:
-            threshold = LIKELY if multilabel and top is None else -1.0
-        return AnswerOptions(top or (len(self.card.classes) if multilabel else 5), threshold, abstain or 0.0)
+    ) -> PredictionFormat:
+        """How outputs become predictions, with the model's defaults for unset options. Raises UsageError for options
+        that the task does not have, and for an `abstain` that cannot be."""
+        return self.card.task.prediction_format(PredictionOptions(top, threshold, abstain))
 
-    def probabilities(self, pixels: Pixels) -> np.ndarray:
-        """(B, C, *image) pixels, or views (B, V, C, *image) -> (B, K) float64."""
+    def activations(self, pixels: Pixels) -> np.ndarray:
+        """(B, C, *image) pixels, or views (B, V, C, *image) -> (B, K) float64: probabilities of classes, or values of
+        targets."""
         logits = self.clip_views.mean(self.engine.logits) if self.clip_views else self.engine.logits  # type: ignore[arg-type]
-        return probabilities(logits(pixels).astype(np.float64) / self.card.temperature, self.card.loss)  # type: ignore[arg-type]
-
-
-@dataclass(frozen=True)
-class AnswerOptions:
-    """At most `top` classes of a probability above `threshold`; unsure where the highest is below `abstain`."""
-
-    top: int
-    threshold: float
-    abstain: float = 0.0
-
-    def answer(self, card: Card, p: np.ndarray, path: str) -> Prediction:
-        """One image's answer from its (K,) probabilities."""
-        best = [i for i in np.argsort(-p, kind="stable")[: self.top] if p[i] > self.threshold]
-        names, values = tuple(card.classes[i] for i in best), tuple(float(p[i]) for i in best)
-        return Prediction(path, names, values, unsure=bool(p.max() < self.abstain))
+        return self.card.task.activate(logits(pixels))  # type: ignore[arg-type]
 
 
 def load(

@@ -20,9 +20,10 @@ from typing import Any, Literal, NoReturn
 import vitreous.errors as errors
 from vitreous.errors import DataError, ResourceError, VitreousError
 from vitreous.inference.options import InferenceOptions
-from vitreous.inference.predict import AnswerOptions, Embedding, Prediction, load
+from vitreous.inference.predict import Embedding, load
 from vitreous.inference.sources import Item
 from vitreous.system.cluster import connect_ray
+from vitreous.tasks.base import PredictionFormat
 from vitreous.weights.options import WeightsSource
 
 CHUNK = 256  # images that a worker answers at a time: what is done again when it dies
@@ -58,10 +59,10 @@ class Remote:
     exact: bool = False
 
     def predictions(
-        self, items: Iterable[Item], asked: AnswerOptions, bad_images: str = "skip"
-    ) -> Iterator[list[Prediction]]:
+        self, items: Iterable[Item], form: PredictionFormat, bad_images: str = "skip"
+    ) -> Iterator[list[Any]]:
         """As `Predictor.predictions`. Raises UsageError without Ray or cluster, ResourceError where it fails."""
-        return self.answers(items, "predictions", (asked, bad_images))
+        return self.answers(items, "predictions", (form, bad_images))
 
     def embeddings(self, items: Iterable[Item], bad_images: str = "skip") -> Iterator[list[Embedding]]:
         """As `Predictor.embeddings`, and raises as `predictions`."""

@@ -204,7 +204,7 @@ class Csv(AppendedFile):
             if next(rows, None) == head:
                 start = size = position
                 for row in rows:
-                    if len(row) == len(head) and row[1] in ("", "1"):  # the first row of an image
+                    if len(row) == len(head) and self.kind.starts_image(row):  # the first row of an image
                         if image is not None:
                             yield image
                             size = start

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -18,9 +19,11 @@ from vitreous.data.options import DataOptions
 from vitreous.data.screen import readable, screen, stop_at_unreadable
 from vitreous.data.sources import open_data, open_data_of_run, resolve_source
 from vitreous.data.split import Arrays, Data, require_labels
+from vitreous.data.values import classes_as_values, describe_targets, require_values
 from vitreous.errors import DataError, EmptyImageError, UsageError, printable
 from vitreous.jobs.buckets import check_buckets, judged_at
 from vitreous.jobs.derive_run import derive_run, first_workers
+from vitreous.objectives.base import ObjectiveConfig
 from vitreous.progress import Listener
 from vitreous.recipes.derive import apply, objective_of
 from vitreous.recipes.options import FROM_SCRATCH, TrainOptions
@@ -53,13 +56,17 @@ def prepare_data(
     if isinstance(source, Data):
         opened = source
     else:
-        how = (source, seed, group_by, in_buckets, axes, ignore_index)
+        targets = options.targets or (base.data.targets if base else ())
+        how = (source, seed, group_by, in_buckets, axes, ignore_index, tuple(targets))
         opened = open_data_of_run(folder.path, *how) if folder else open_data(*how)
     if base is None:
         options = choose_recipe(opened, options, listener.note)
     objective = base.objective if base else objective_of(options)
     if objective.labelled:
+        opened = match_labels(opened, objective, seed, options)
         offer_objectives(opened)
+    if objective.of_values:
+        require_values(opened)
     if objective.annotated:
         require_learnable(opened, "classes" if objective.annotated == "classes" else "objects")
         opened = {"classes": paint_classes, "objects": find_objects}[objective.annotated](opened)
@@ -69,8 +76,14 @@ def prepare_data(
     if exclude:
         listed = json.loads((folder.path / "excluded.json").read_text("utf-8")) if folder else names_in(exclude)
         opened = exclude_images(opened, frozenset(listed), exclude, listener)
-    split = {"split_seed": seed, "hold_out": share, "group_by": group_by, "axes": axes, "exclude": exclude}
-    split["ignore_index"] = ignore_index
+    split: dict[str, Any] = {
+        "split_seed": seed,
+        "hold_out": share,
+        "group_by": group_by,
+        "axes": axes,
+        "exclude": exclude,
+    }
+    split |= {"ignore_index": ignore_index, "targets": opened.targets}
     workers = first_workers(opened, options)
     if base is None and in_buckets:
         check_buckets(options, opened)
@@ -87,6 +100,19 @@ def prepare_data(
     if run.objective.annotated == "objects":
         opened = with_masks(opened, getattr(run.objective, "masks", False))
     return opened, *screen_inputs(opened, run, workers, listener, forms)
+
+
+def match_labels(
+    opened: Data, objective: ObjectiveConfig | type[ObjectiveConfig], seed: int, options: TrainOptions
+) -> Data:
+    """The data with labels of the kind that the objective learns: classes that are numbers become values. Raises
+    DataError for classes that are no numbers, and UsageError for values where classes are learned."""
+    if objective.of_values:
+        return opened if opened.targets else classes_as_values(opened, opened.label_column, seed)
+    if opened.targets:
+        problem = f"{options.recipe or objective.name} learns classes, and {opened.name} has {describe_targets(opened)}"
+        raise UsageError(problem, "use --recipe regression, or leave --recipe out")
+    return opened
 
 
 def offer_objectives(opened: Data) -> None:

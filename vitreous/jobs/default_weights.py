@@ -24,7 +24,7 @@ from vitreous.weights.published import ROWS, PublishedWeights
 
 FEW_PHOTOGRAPHS = 2_000  # training images below which published weights are the default
 PREFERRED = ("vit-s16-augreg", "vit-ti16-augreg", "vit-b16-augreg", "deit-s16", "deit-b16")  # where no model is named
-OWN_RECIPES = (None, "segment", "detect")
+OWN_RECIPES = (None, "segment", "detect", "regression")
 PATIENCE = 3.0  # seconds that a server may take to say whether it has a file, name resolution included
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from vitreous.data.split import Data
 from vitreous.errors import DataError
-from vitreous.evaluation.classification import judge
 from vitreous.inference.engine import CHUNK, InferenceOptions
 from vitreous.progress import Listener
 from vitreous.reports.answers import Computing, compute_answers
@@ -48,7 +47,7 @@ def evaluate_run(
                 answers, report = judge_scenes(folder.path, None, split, computing)
             else:
                 answers = compute_answers(folder.path, None, split, computing)
-                report = judge(answers.logits, answers.split.labels, answers.bundle.classes, answers.readable)
+                report = answers.report
         except DataError as error:
             text = f"the {split} split is not evaluated: {error.message}"
             hint = f"; `vitreous evaluate {folder.path} --bad-images skip` evaluates the rest" if read else ""

@@ -26,18 +26,18 @@ from vitreous.data.screen import stop_at_unreadable
 from vitreous.data.sources import open_data, open_data_of_run
 from vitreous.data.split import Data, require_labels
 from vitreous.errors import UsageError, VitreousError
-from vitreous.evaluation.classification import judge
-from vitreous.evaluation.report import Report
 from vitreous.inference.engine import InferenceOptions, logits_of, make_engine
 from vitreous.inference.open_model import open_bundle
 from vitreous.models.config import ModelConfig, replace_fields
 from vitreous.models.zoo import skip_init
 from vitreous.progress import Listener, NullListener
 from vitreous.system.cores import default_workers
+from vitreous.tasks.classification import Classification
+from vitreous.tasks.classification_metrics import judge
+from vitreous.tasks.report import Report
 from vitreous.training.folder import Folder
 from vitreous.weights.adopt import bundle_in
 from vitreous.weights.bundle import DESCRIPTION, WEIGHTS, Bundle, fill, load_bundle
-from vitreous.weights.tasks import Classification
 
 
 @dataclass(frozen=True)
@@ -200,6 +200,8 @@ def check_compatible(ingredients: Sequence[Ingredient]) -> tuple[str, ...]:
             raise UsageError(
                 f"{first.run} and {one.run} cannot be averaged:{listing}", "use runs of one model and one data set"
             )
+    if a.task.outputs and not a.classes:
+        raise UsageError(f"{first.run} {a.task.does}, and soups are of models that name classes", "use other runs")
     if not a.classes:
         raise UsageError(f"{first.run} has no head: it gives features, not classes", "use runs of `vitreous train`")
     return a.classes

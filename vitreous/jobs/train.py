@@ -183,6 +183,7 @@ def describe_data(run: Run, opened: Data) -> dict[str, Any]:
         "source": run.data.source,
         "fingerprint": run.data.fingerprint,
         "classes": list(opened.classes),
+        "targets": list(opened.targets),
         "titles": opened.titles,
         "split_seed": run.data.split_seed,
         "splits": {name: len(split) for name, split in opened.splits.items()},

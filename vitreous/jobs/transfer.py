@@ -21,7 +21,6 @@ from vitreous.config import from_plain, to_yaml
 from vitreous.data.holdout import hold_out
 from vitreous.data.split import Data
 from vitreous.errors import DataError, Interrupted, NonFiniteError, UsageError
-from vitreous.evaluation.report import leading_of, score_of
 from vitreous.jobs.cluster import run_trials_on_ray
 from vitreous.jobs.trial import raise_if_stopped, run_trial
 from vitreous.progress import Listener, NullListener
@@ -31,6 +30,8 @@ from vitreous.recipes.recipe import SHARES
 from vitreous.recipes.registry import grid_of, hold_out_of
 from vitreous.reports.pages import report
 from vitreous.system.disk import write_text
+from vitreous.tasks.metrics import METRICS
+from vitreous.tasks.report import leading_of, score_of
 from vitreous.training.batches import Inputs
 from vitreous.training.folder import Folder
 from vitreous.training.ranks import SINGLE_PROCESS, Ranks
@@ -65,6 +66,7 @@ class Trial:
     lr: float
     folder: str
     score: float | None = None
+    figure: str = "top1"
     nll: float | None = None
     _: KW_ONLY
     loss: float | None = None  # of training, the last
@@ -267,7 +269,14 @@ def read_trial(run: Run, trial: Folder, folder: Folder) -> Trial:
     nll = val.get("nll") if math.isfinite(val.get("nll") or 0.0) else None
     score, loss, seconds = val[leading_of(val)], summary["train"]["loss"], summary["wall_seconds"]
     return Trial(
-        run.optimizer.lr, place, score=score, nll=nll, loss=loss, seconds=seconds, better=val.get("better", "higher")
+        run.optimizer.lr,
+        place,
+        score=score,
+        figure=leading_of(val),
+        nll=nll,
+        loss=loss,
+        seconds=seconds,
+        better=val.get("better", "higher"),
     )
 
 
@@ -284,7 +293,8 @@ def choose_rate(rows: list[Trial], protocol: Protocol) -> Choice:
             f"none of the {len(rows)} trials had a finite loss to its end", "give --lr-grid smaller rates"
         )
     first, *others = sorted(able, key=lambda row: (-row.rank[0], -row.rank[1], row.lr))
-    why = f"the best of the grid on {protocol.held_out} held-out images, {first.score:.2%}"
+    score = f"{first.score:{METRICS[first.figure].form}}"
+    why = f"the best of the grid on {protocol.held_out} held-out images, {score}"
     if others and others[0].score == first.score:
         why += f" as lr {others[0].lr:g}, " + (
             "with the same NLL, and smaller" if others[0].nll == first.nll else "with a lower NLL"

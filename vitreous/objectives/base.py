@@ -20,7 +20,7 @@ from vitreous.data.split import Split
 from vitreous.evaluation.evaluator import Evaluator
 from vitreous.models.config import ModelConfig
 from vitreous.models.zoo import Model
-from vitreous.weights.tasks import Task
+from vitreous.tasks.base import Task
 
 
 class Progress(NamedTuple):
@@ -42,13 +42,14 @@ class Progress(NamedTuple):
 
 @dataclass(frozen=True)
 class Setting:
-    """What of a run an objective may know: its seed, class names, whether images have several labels, the config of its
-    views, how often an epoch shows a sample, the precision that the model computes in, `normalisation`: the mean and
-    deviation of each channel, of values in 0 .. 1, that images are normalised with, and `tokens`: the patches of a
-    picture at its own aspect, at most and on average; 0: all have the model's size."""
+    """What of a run an objective may know: its seed, names of classes or of targets, whether images have several
+    labels, the config of its views, how often an epoch shows a sample, the precision that the model computes in,
+    `normalisation`: the mean and deviation of each channel, of values in 0 .. 1, that images are normalised with, and
+    `tokens`: the patches of a picture at its own aspect, at most and on average; 0: all have the model's size."""
 
     seed: int = 0
     classes: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
     multilabel: bool = False
     views: Any = None
     repeats: int = 1
@@ -63,6 +64,7 @@ class ObjectiveConfig:
 
     name: str
     labelled: ClassVar[bool] = False  # needs data with labels
+    of_values: ClassVar[bool] = False  # whose labels are values of targets, not classes
     # needs data of which it is known what is where: the class of each pixel, or objects, with masks if it has a field
     # `masks` that says so
     annotated: ClassVar[Literal["", "classes", "objects"]] = ""
@@ -76,10 +78,13 @@ class ObjectiveConfig:
     least_batch: ClassVar[int] = 1  # images of a batch that the loss needs
     shard_images: ClassVar[int] = 8  # images at least that a core of a processor computes by itself
 
-    @property
-    def takes_classes(self) -> bool:
-        """Whether the model has a place for the classes of the data."""
-        return self.labelled or self.generates
+    @classmethod
+    def output_names(cls, classes: tuple[str, ...], targets: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the names of the outputs of the model's head: those of the data's classes or targets that the
+        objective learns; () where it has none of its own."""
+        if cls.of_values:
+            return targets
+        return classes if cls.labelled or cls.generates else ()
 
     @property
     def ships_features(self) -> bool:

@@ -26,7 +26,8 @@ from vitreous.models.detector import Detector
 from vitreous.models.zoo import Model
 from vitreous.objectives.base import Objective, ObjectiveConfig, Progress, Setting
 from vitreous.system.machine import copy_to_device
-from vitreous.weights.tasks import Detection, Task
+from vitreous.tasks.base import Task
+from vitreous.tasks.detection import Detection
 
 SAMPLING = 0x616E6368  # what tells the choice of anchors and regions from other draws of a sample
 FEDERATED = 0x66656465  # ... and that of classes

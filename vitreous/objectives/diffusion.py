@@ -26,7 +26,8 @@ from vitreous.models.zoo import Model
 from vitreous.objectives.base import Objective, ObjectiveConfig, Progress, Setting
 from vitreous.objectives.unlabelled import check_views
 from vitreous.system.machine import copy_to_device
-from vitreous.weights.tasks import Generation, Task
+from vitreous.tasks.base import Task
+from vitreous.tasks.generation import Generation
 
 _NOISE = 0x6E6F697365  # sets the draws of noise and times apart from those of augmentation
 

@@ -27,7 +27,8 @@ from vitreous.models.configs.segmenter import DenseHead
 from vitreous.models.segmenter import Segmenter
 from vitreous.models.zoo import Model
 from vitreous.objectives.base import Objective, ObjectiveConfig, Progress, Setting
-from vitreous.weights.tasks import Segmentation, Task
+from vitreous.tasks.base import Task
+from vitreous.tasks.segmentation import Segmentation
 
 
 @dataclass(frozen=True)

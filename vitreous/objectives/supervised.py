@@ -13,18 +13,15 @@ from torch import Tensor, nn
 
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.augmentation.volumes import VolumeViews
-from vitreous.data.batch import Batch
-from vitreous.data.split import Split
 from vitreous.errors import UsageError
-from vitreous.evaluation.classification import ClassificationEvaluator
-from vitreous.evaluation.evaluator import Evaluator
 from vitreous.models.config import ModelConfig
 from vitreous.models.initial import mimetic
-from vitreous.models.packed import Packed
 from vitreous.models.zoo import Model
-from vitreous.objectives.base import Objective, ObjectiveConfig, Progress, Setting
-from vitreous.objectives.progressive import Thinning, draw_patches, forward_macs, resize_images, sides_at
-from vitreous.weights.tasks import Classification, Loss, Task
+from vitreous.objectives.base import ObjectiveConfig, Setting
+from vitreous.objectives.labelled import Labelled
+from vitreous.objectives.progressive import Thinning
+from vitreous.tasks.base import Task
+from vitreous.tasks.classification import Classification, Loss
 
 
 @dataclass(frozen=True)
@@ -92,18 +89,9 @@ class SupervisedConfig(Thinning, ObjectiveConfig):
 SOFTMAX = SupervisedConfig()
 
 
-class Supervised(Objective):
-    """Mean cross-entropy of a classifier, in nats.
-
-    Takes {"images": (B, C, *image), "labels": (B,) int64 or (B, classes) float}. The logits are brought to float32
-    before the loss, whatever the model computes in. Where the batch has "keep", (B, K) int64, only those patches are
-    encoded: patch dropout, as MAE and FLIP leave patches out (arXiv:2212.00794). "images" may be a list of B pictures
-    (C, height, width), and "keep" then one of (K_i,): they are packed into rows of tokens, in which no picture sees
-    another, and each has the same share of the loss (NaViT, arXiv:2307.06304). Raises UsageError for class weights that
-    do not fit the model.
-    """
-
-    capturable: ClassVar[bool] = True
+class Supervised(Labelled):
+    """Mean cross-entropy of a classifier, in nats. Labels are (B,) int64 or (B, classes) float. Raises UsageError for
+    class weights that do not fit the model."""
 
     class_weights: Tensor | None
 
@@ -113,73 +101,22 @@ class Supervised(Objective):
         config: SupervisedConfig = SOFTMAX,
         setting: Setting = Setting(),  # noqa: B008
     ) -> None:
-        super().__init__()
+        super().__init__(model, config, setting)
         weights = config.class_weights
         if weights and len(weights) != model.config.classes:
             raise UsageError(
                 f"{len(weights)} class weights for {model.config.classes} classes", "give one for each class, or none"
             )
-        self.model: Model = model
-        self.config, self.setting = config, setting
         self.register_buffer("class_weights", torch.tensor(weights) if weights else None, persistent=False)
 
-    def prepare(self, batch: Batch, progress: Progress) -> Batch:
-        """Mix, resize, and draw the patches to encode."""
-        setting, config, position = self.setting, self.config, int(batch["positions"][0])
-        classes = self.model.config.classes
-        drops = config.patch_dropout and progress.samples < config.patch_dropout_until * progress.total
-        if isinstance(batch["images"], list):
-            if drops:
-                batch = {**batch, "keep": self.draw_patches_of_each(batch["images"], position)}
-            return batch
-        images, labels = batch["images"], batch["labels"]
-        if isinstance(setting.views, Augment):
-            images, labels = setting.views.mix(
-                images, labels, classes=classes, seed=setting.seed, batch=position, apart=setting.repeats
-            )
-        images = resize_images(images, sides_at(config, self.model.config, progress.samples, progress.total))
-        batch = {**batch, "images": images, "labels": labels}
-        if drops:
-            patch = self.model.config.patch
-            batch["keep"] = draw_patches(images, patch, config.patch_dropout, setting.seed, position)
-        return batch
-
-    def draw_patches_of_each(self, images: list[Tensor], position: int) -> list[Tensor]:
-        """B pictures (C, height, width), the first at `position` of the stream -> the patches (K_i,) that stay."""
-        patch, dropout, seed = self.model.config.patch, self.config.patch_dropout, self.setting.seed
-        return [
-            draw_patches(image[None], patch, dropout, seed, position + number)[0] for number, image in enumerate(images)
-        ]
-
-    def forward(self, batch: Batch) -> dict[str, Tensor]:
-        model = self.model
-        if isinstance(batch["images"], list):
-            logits = Packed(model)(batch["images"], batch.get("keep")).float()  # type: ignore[arg-type]
-        elif "keep" in batch:
-            logits = model.forward_patches(batch["images"], batch["keep"]).float()
-        else:
-            logits = model(batch["images"]).float()
+    def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """(B, K) float32 logits and labels -> cross-entropy in nats."""
         config = self.config
-        return {"loss": cross_entropy(logits, batch["labels"], config.loss, config.smoothing, self.class_weights)}
-
-    def deployed(self) -> Model:
-        """The classifier."""
-        return self.model
+        return cross_entropy(outputs, labels, config.loss, config.smoothing, self.class_weights)
 
     def task(self) -> Task:
         """Classification, of one label or several to an image."""
         return Classification(self.setting.classes, multilabel=self.setting.multilabel, loss=self.config.loss)
-
-    def evaluators(self, train: Split) -> list[Evaluator]:
-        """Accuracy, or mAP where images have several labels."""
-        return [ClassificationEvaluator(self.setting.classes)]
-
-    def flops(self, progress: Progress) -> float:
-        """Three forward passes, without the patches and pixels that are left out."""
-        config, tokens = self.model.config, self.setting.tokens
-        if tokens:  # a strip has as many
-            config = config.with_options(image=(tokens * config.patch[0], config.patch[1]))
-        return 6 * forward_macs(self.config, config, progress.samples, progress.total)  # type: ignore[arg-type]
 
 
 def cross_entropy(

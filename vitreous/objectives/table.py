@@ -11,11 +11,13 @@ from vitreous.objectives.distillation import DistillationConfig
 from vitreous.objectives.flow import FlowConfig
 from vitreous.objectives.mae import MAEConfig
 from vitreous.objectives.masked import MaskedPatchesConfig
+from vitreous.objectives.regression import RegressionConfig
 from vitreous.objectives.segmentation import SegmentationConfig
 from vitreous.objectives.supervised import SupervisedConfig
 
 OBJECTIVES: dict[str, type[ObjectiveConfig]] = {
     "supervised": SupervisedConfig,
+    "regression": RegressionConfig,
     "masked-patches": MaskedPatchesConfig,
     "mae": MAEConfig,
     "dino": DINOConfig,

@@ -24,9 +24,9 @@ from vitreous.inference.libraries import needed
 from vitreous.models.zoo import Model
 from vitreous.system.cores import cores
 from vitreous.system.machine import copy_to_device
+from vitreous.tasks.table import task_from_json
 from vitreous.weights.adopt import open_weights
 from vitreous.weights.bundle import Bundle
-from vitreous.weights.tasks import task_from_json
 
 CARD = "vitreous"  # the metadata of an exported file that say what it is
 ASKED = "say --objective.teacher-mean 0.485 0.456 0.406 and --objective.teacher-std 0.229 0.224 0.225, if these are its"

@@ -23,7 +23,8 @@ from vitreous.models.config import ModelConfig
 from vitreous.models.zoo import Model
 from vitreous.nn.sizes import format_size, grid_of
 from vitreous.objectives.base import Objective, Progress, Setting
-from vitreous.weights.tasks import Features, Task
+from vitreous.tasks.base import Task
+from vitreous.tasks.features import Features
 
 NEIGHBOURS = 5000  # training images that validation images are compared with as a run goes; `evaluate` takes them all
 STARTED = 0.05  # share of a run before which a teacher's targets say nothing

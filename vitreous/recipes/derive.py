@@ -54,14 +54,16 @@ def derive(
         raise UsageError(f"{named.name} starts from weights, and there are none", "name them with --init")
     device = pick_device(options.device or "auto")
     kind = objective_of(options)
-    classes = len(data.classes) if kind.labelled or kind.generates else 0
-    model = architecture(options, facts, classes, start.config if start else None, named)
+    outputs = len(kind.output_names(data.classes, data.targets))
+    model = architecture(options, facts, outputs, start.config if start else None, named)
     recipe = named or default_recipe(data, model, start, facts)
     base = recipe.make(model, facts, options)
     run = replace(
         base,
         recipe=recipe.name,
-        data=replace(base.data, source=data.name, classes=data.classes, fingerprint=data.fingerprint()),
+        data=replace(
+            base.data, source=data.name, classes=data.classes, targets=data.targets, fingerprint=data.fingerprint()
+        ),
         device=device,
         precision=pick_precision(options.precision or "auto", device),  # type: ignore[arg-type]
     )

@@ -38,14 +38,15 @@ def fit_to_labels(objective: ObjectiveConfig, data: Data, options: TrainOptions,
 
     Raises UsageError for a loss that cannot have such labels, and for balance where no labels are learned from.
     """
-    drawn = objective.labelled or (objective.generates and data.labelled)  # images may be drawn by their class
+    classed = objective.labelled and not objective.of_values
+    drawn = classed or (objective.generates and data.labelled)  # images may be drawn by their class
     word = "--sampling" if options.sampling == "balanced" and not drawn else ""
-    weighted = objective.labelled or isinstance(objective, SegmentationConfig)
+    weighted = classed or isinstance(objective, SegmentationConfig)
     word = "--class-weights" if options.class_weights == "balanced" and not weighted else word
     if word:
-        raise UsageError(f"{word} balanced reads labels, and {objective.name} learns without them", "leave it out")
+        raise UsageError(f"{word} balanced reads classes, and {objective.name} learns without them", "leave it out")
     if options.sampling == "repeat-factor" and not (drawn or objective.annotated):
-        problem = f"--sampling repeat-factor reads labels, and {objective.name} learns without them"
+        problem = f"--sampling repeat-factor reads classes, and {objective.name} learns without them"
         raise UsageError(problem, "leave it out")
     objective = objective.fitted(data.split("train").labels)
     if isinstance(objective, SegmentationConfig) and "objective.class_weights" not in options.settings:

@@ -38,8 +38,8 @@ class TrainOptions(WeightsOptions):
     """
 
     data: Annotated[Positional[str], arg(metavar="DATA")] = ""
-    """`digits`, a folder with train/, val/, test/ of CLASS/*, a folder of CLASS/*, or a CSV file path[,label][,split];
-    with --resume a run folder, or none: a run knows its data."""
+    """`digits`, a folder with train/, val/, test/ of CLASS/*, a folder of CLASS/*, or a CSV file path[,label][,split]
+    or path,VALUE...[,split]; with --resume a run folder, or none: a run knows its data."""
     _: KW_ONLY
     recipe: str | None = None
     """A recipe by name; `vitreous recipes` lists them (default: one that suits the data)."""
@@ -126,9 +126,11 @@ class TrainOptions(WeightsOptions):
     """Train the head and the last K blocks alone; 0: a frozen backbone (default: all blocks)."""
     lora: Annotated[int | None, RunField("tune.lora_rank")] = None
     """Train adapters of this rank (LoRA) and the head alone; needs the extra lora (default: no adapters)."""
-    loss: Annotated[Literal["softmax", "sigmoid", "binary"] | None, RunField("objective.loss")] = None
-    """sigmoid: each class a question of its own, for images with several labels (default: from the recipe and the
-    labels)."""
+    loss: Annotated[
+        Literal["softmax", "sigmoid", "binary", "mse", "l1", "huber"] | None, RunField("objective.loss")
+    ] = None
+    """sigmoid: each class a question of its own, for images with several labels; mse, l1, huber: of values, which
+    regression learns (default: from the recipe and the labels)."""
     class_weights: Literal["even", "balanced"] | None = None
     """balanced: rare classes weigh more in the loss, in segmentation classes of few pixels (default: from the
     recipe)."""
@@ -172,6 +174,9 @@ class TrainOptions(WeightsOptions):
     group_by: Annotated[str | None, RunField("data.group_by"), arg(metavar="COLUMN|REGEX")] = None
     """Keep groups together in splits: the column of a CSV file that names them (`group` needs no naming), or a regular
     expression for the paths, as 'patient(\\d+)'."""
+    targets: Annotated[tuple[str, ...] | None, arg(metavar="COLUMN...")] = None
+    """Learn values: the columns of numbers of a CSV or Parquet file that hold them (default: where a file has no column
+    of labels, all columns of numbers)."""
     axes: Annotated[Literal[1, 2, 3] | None, RunField("data.axes")] = None
     """What .npy files and TIFF stacks are, where they could be either: 1 signals, 2 pictures, 3 volumes (default: as
     their endings and shapes say)."""

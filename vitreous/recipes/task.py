@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -11,18 +10,17 @@ from vitreous.data.annotations.painted import first_target
 from vitreous.data.annotations.target import AnnotatedSplit, Target, axes_of
 from vitreous.data.layouts.split_names import has_role_name, split_of_name
 from vitreous.data.split import Data
+from vitreous.data.values import are_measurements, describe_targets
 from vitreous.errors import UsageError, printable
 from vitreous.recipes.options import TrainOptions
 
 #: options of `train` that classification alone has
 CLASSIFICATION_OPTIONS = ("lr_grid", "loss", "label_smoothing", "mixup", "cutmix")
-MANY_NUMBERS = 20  # different numbers as labels from which they may be counts
-FEW_IMAGES = 5  # of a number, below which it is hardly a class
 
 
 def choose_recipe(data: Data, options: TrainOptions, note: Callable[[str], None]) -> TrainOptions:
-    """Return the options with the recipe of the task of the annotations, where the images have any and no recipe is
-    named; else the options as they are. `note` is given the choice and how to choose otherwise.
+    """Return the options with the recipe of the task of the annotations or values, where the images have any and no
+    recipe is named; else the options as they are. `note` is given the choice and how to choose otherwise.
 
     Raises DataError for annotations of which nothing can be learned, UsageError for options that classification alone
     has, and as `check_labels`.
@@ -30,6 +28,11 @@ def choose_recipe(data: Data, options: TrainOptions, note: Callable[[str], None]
     if options.recipe is not None:
         return options
     classify = f"--recipe {'finetune' if options.init else 'photos'}"
+    if data.targets or are_measurements(data):
+        content = describe_targets(data) if data.targets else describe_numbers(data)
+        other = "" if data.targets else f"; to learn each number as a class use {classify}"
+        note(f"{data.name} has {content}: training regression (--recipe regression){other}")
+        return replace(options, recipe="regression")
     split = data.whole or data.split("train")
     if not isinstance(split, AnnotatedSplit):
         check_labels(data, classify)
@@ -48,6 +51,13 @@ def choose_recipe(data: Data, options: TrainOptions, note: Callable[[str], None]
     return replace(options, recipe=recipe)
 
 
+def describe_numbers(data: Data) -> str:
+    """Return the content of data whose classes are measurements."""
+    fraction = next((name for name in data.classes if not float(name).is_integer()), data.classes[-1])
+    images = sum(len(split) for split in data.splits.values())
+    return f"{len(data.classes):,} different numbers as labels of {images:,} images, such as {fraction}"
+
+
 def describe_task(target: Target | None) -> tuple[str, str, str, tuple[str, ...]]:
     """Return the kind of annotations of a first target, the task that they are for, its recipe, and how to choose
     another task."""
@@ -62,8 +72,8 @@ def describe_task(target: Target | None) -> tuple[str, str, str, tuple[str, ...]
 
 
 def check_labels(data: Data, classify: str) -> None:
-    """Raise UsageError for class folders beside annotations that they do not use, for a class that is named like images
-    or masks, and for labels that are measurements. `classify`: how to take labels for classes."""
+    """Raise UsageError for class folders beside annotations that they do not use, and for a class that is named like
+    images or masks. `classify`: how to take labels for classes."""
     if data.unread_annotations is not None:
         problem = f"{data.name} has class folders, and annotations in {data.unread_annotations} that they do not use"
         hint = f"use {classify} to classify whole images, or train on the annotations: {data.unread_annotations}"
@@ -72,27 +82,3 @@ def check_labels(data: Data, classify: str) -> None:
         problem = f"{data.name} has class folders, and one of them, {printable(name)}, is named like images or masks"
         hint = f"use {classify} if it is a class, or arrange images and annotations as docs/dense.md describes"
         raise UsageError(problem, hint)
-    refuse_measurements(data, classify)
-
-
-def refuse_measurements(data: Data, classify: str) -> None:
-    """Raise UsageError for labels that are measurements or counts: numbers of which one is no integer, or of which at
-    least `MANY_NUMBERS` occur and most on fewer than `FEW_IMAGES` images. `classify`: how to take them for classes."""
-    if len(data.classes) < 2 or not all(map(is_number, data.classes)):
-        return
-    fraction = next((label for label in data.classes if not float(label).is_integer()), None)
-    images = sum(len(split) for split in data.splits.values())
-    few = len(data.classes) >= MANY_NUMBERS and images < FEW_IMAGES * len(data.classes)
-    if fraction is None and not few:
-        return
-    numbers = f"{len(data.classes):,} different numbers on {images:,} images, such as {fraction or data.classes[-1]}"
-    problem = f"the labels of {data.name} are {numbers}: they look like measurements, and there is no recipe for them"
-    raise UsageError(problem, f"use {classify} to learn each number as a class of its own")
-
-
-def is_number(text: str) -> bool:
-    """Whether the name of a class is a finite number."""
-    try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False

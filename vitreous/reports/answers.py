@@ -11,7 +11,6 @@ from functools import cached_property
 import numpy as np
 
 from vitreous.data.annotations.target import kind_of
-from vitreous.data.class_order import align_labels
 from vitreous.data.clip_views import ONE, clip_views_of
 from vitreous.data.loader import EvalLoader
 from vitreous.data.run_data import calibration_images, choose_split, open_run_data, sample_images
@@ -22,10 +21,11 @@ from vitreous.inference.engine import CHUNK, InferenceOptions, logits_of, readab
 from vitreous.inference.engine_choice import evaluation_engine
 from vitreous.inference.features import Features, features_of
 from vitreous.inference.open_model import open_bundle
-from vitreous.inference.outputs import probabilities
 from vitreous.progress import Listener, NullListener
 from vitreous.system.cores import default_workers
 from vitreous.system.machine import pick_device, warning
+from vitreous.tasks.probabilities import probabilities
+from vitreous.tasks.report import Report
 from vitreous.weights.bundle import Bundle
 
 
@@ -70,6 +70,11 @@ class Answered:
         """(n, K) logits divided by the bundle's temperature, in float64, where logits that differ stay different."""
         return self.raw if self.bundle.temperature == 1 else self.raw.astype(np.float64) / self.bundle.temperature
 
+    @property
+    def report(self) -> Report:
+        """The metrics of the model's task."""
+        return self.bundle.task.evaluate(self.raw, self.split.labels, self.readable)
+
     @cached_property
     def readable(self) -> np.ndarray:
         """(n,) bool: the images that could be read."""
@@ -95,7 +100,7 @@ def compute_answers(
     labels and a model that names one class; WeightsError as `open_bundle` does.
     """
     bundle = open_bundle(run, note=computing.listener.note)
-    source, opened = open_run_data(run, data, split, preprocess=bundle.preprocess)
+    source, opened = open_run_data(run, data, split, preprocess=bundle.preprocess, targets=bundle.task.label_columns)
     return answers_to(
         run,
         bundle,
@@ -117,10 +122,7 @@ def answers_to(
     kind = kind_of(opened.split(split))
     if kind != (own := bundle.preprocess.noun):
         raise UsageError(f"{run} takes {own}, and {source} has {kind}", f"name data of {own}")
-    chosen = align_labels(opened.split(split), opened, bundle.classes, bundle.multilabel)
-    if opened.multilabel and bundle.loss == "softmax":
-        problem = f"{run} names one class an image, {source} has several labels an image"
-        raise UsageError(problem, "train with --loss sigmoid")
+    chosen = bundle.task.align_labels(opened.split(split), opened)
     if slow := warning(computing.how.precision, pick_device(computing.how.device)):
         computing.listener.note(slow)
     p = bundle.preprocess

@@ -12,17 +12,18 @@ from vitreous.data.class_order import class_indices
 from vitreous.data.run_data import choose_split, open_run_data
 from vitreous.data.split import Data
 from vitreous.errors import DataError, UsageError
-from vitreous.evaluation.classification import judge
 from vitreous.evaluation.coco import object_figures, paired_object_differences, sides_of
 from vitreous.evaluation.comparison import Answers, Comparison
 from vitreous.evaluation.comparison import compare as compared
 from vitreous.evaluation.pixels import paired_differences
-from vitreous.evaluation.report import Report
 from vitreous.inference.open_model import open_bundle
 from vitreous.reports.answers import Answered, Computing, answers_to
 from vitreous.reports.dense import dense_task, judge_opened
 from vitreous.reports.readings import record
 from vitreous.reports.training_overlap import exposure_notes, seen
+from vitreous.tasks.classification_metrics import judge
+from vitreous.tasks.report import Report
+from vitreous.tasks.table import TASKS
 from vitreous.training.folder import Folder
 from vitreous.weights.adopt import bundle_in
 from vitreous.weights.bundle import Bundle
@@ -53,11 +54,13 @@ def compare(
     if any(tasks):
         if tasks[0] != tasks[1]:
             dense = 0 if tasks[0] else 1
-            answer = "answers with objects" if tasks[dense] == "detection" else "gives a class to every pixel"
-            problem = f"{runs[dense]} {answer}, {runs[1 - dense]} does not"
+            problem = f"{runs[dense]} {TASKS[tasks[dense]].does}, {runs[1 - dense]} does not"
             raise UsageError(problem, "compare runs that answer the same question")
         return compare_scenes(runs, data, split, computing)
     bundles = [open_bundle(run, note=computing.listener.note) for run in (first, second)]
+    if other := next((one for one in zip(runs, bundles, strict=True) if not one[1].classes), None):
+        problem = f"{other[0]} {other[1].task.does}, and runs are compared that name classes of images"
+        raise UsageError(problem, "compare their metrics: vitreous evaluate RUN")
     if bundles[0].multilabel != bundles[1].multilabel:
         problem = f"{runs[bundles[0].multilabel]} names one class an image, the other run names several"
         raise UsageError(problem, "compare runs that answer the same question")

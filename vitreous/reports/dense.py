@@ -19,17 +19,18 @@ from vitreous.errors import DataError
 from vitreous.evaluation.coco import CocoEvaluator
 from vitreous.evaluation.evaluator import Evaluator, Outputs
 from vitreous.evaluation.pixels import SegmentationEvaluator
-from vitreous.evaluation.report import Report
 from vitreous.inference.engine import readable_mask
 from vitreous.inference.engine_choice import evaluation_engine
 from vitreous.inference.open_model import open_bundle
 from vitreous.reports.answers import Answered, Computing, progress_counter
 from vitreous.system.cores import default_workers
 from vitreous.system.machine import pick_device, warning
+from vitreous.tasks.detection import Detection
+from vitreous.tasks.report import Report
+from vitreous.tasks.segmentation import Segmentation
 from vitreous.weights.adopt import bundle_in
 from vitreous.weights.bundle import DESCRIPTION, Bundle
 from vitreous.weights.options import known_of
-from vitreous.weights.tasks import Detection, Segmentation
 
 
 def dense_task(run: str | os.PathLike[str]) -> str | None:

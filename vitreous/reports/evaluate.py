@@ -14,11 +14,7 @@ import numpy as np
 from vitreous.config import apply_options
 from vitreous.data.clip_views import ONE
 from vitreous.errors import UsageError
-from vitreous.evaluation.calibration import judge_abstention
-from vitreous.evaluation.classification import judge, most_confused
-from vitreous.evaluation.report import Report
 from vitreous.inference.engine import CHUNK, InferenceOptions
-from vitreous.inference.outputs import check_abstain
 from vitreous.progress import Listener, NullListener
 from vitreous.reports.answers import Answered, Computing, compute_answers
 from vitreous.reports.calibrate import calibrate, effect
@@ -28,18 +24,26 @@ from vitreous.reports.generated import GenerationOptions, judge_generator
 from vitreous.reports.options import EvaluateOptions, ProtocolOptions
 from vitreous.reports.readings import describe, page_path, record, write_page
 from vitreous.reports.training_overlap import exposure_notes, seen
+from vitreous.tasks.calibration import judge_abstention
+from vitreous.tasks.classification import Classification
+from vitreous.tasks.classification_metrics import most_confused
+from vitreous.tasks.generation import Generation
+from vitreous.tasks.probabilities import check_abstain
+from vitreous.tasks.report import Report
+from vitreous.tasks.table import TASKS
 from vitreous.training.folder import Folder
 from vitreous.weights.options import words_of
-from vitreous.weights.tasks import Generation
 
 if TYPE_CHECKING:
     from vitreous.keywords import EvaluateKeywords
 
 # of `evaluate`, beside the fields of its options
 OPTIONAL = ("abstain", "outliers", "suspects")  # keys of a document that options fill
-OF_IMAGES = ("calibrate", "abstain", "outliers", "against", "suspects")  # about a class for each image
+#: options that some tasks take -> what they are about
+ABOUT = {"boundary": "a class for every pixel", "tiles": "objects"} | dict.fromkeys(
+    ("calibrate", "abstain", "outliers", "against", "suspects"), "a class for each image"
+)
 OF_FEATURES = ("outliers", "against", "suspects")
-ANSWERS = {"segmentation": "gives one to every pixel", "detection": "answers with objects"}  # by task
 KNOWN = ("data", "split", "batch_size", "workers", "bad_images", "protocol", "listener")
 
 
@@ -82,9 +86,8 @@ def evaluate(
     how, chosen = apply_options("evaluate", dict(options), computing.how, settings or EvaluateOptions(), known=KNOWN)
     computing = replace(computing, how=how, cache=chosen.cache)
     check_abstain(chosen.abstain)
-    task = dense_task(run)
-    check_task(chosen, run, task, computing.how)
-    if task is not None:
+    check_task(chosen, run, task_name(run), computing.how)
+    if dense_task(run) is not None:
         fitted, (answers, report) = (
             {},
             judge_scenes(run, data, split=split, computing=computing, boundary=chosen.boundary, tiles=chosen.tiles),
@@ -95,7 +98,7 @@ def evaluate(
         if chosen.abstain is not None and answers.split.labels.ndim == 2:
             hint = "use predict --threshold where there may be several"
             raise UsageError("--abstain is for data with one label an image", hint)
-        report = judge(answers.logits, answers.split.labels, answers.bundle.classes, answers.readable)
+        report = answers.report
     document = head_document(run, data, answers, report, computing)
     document["calibration"] = (fitted | (effect(answers) or {})) or None
     if chosen.abstain is not None:
@@ -132,18 +135,13 @@ def evaluate_generator(
 
 
 def check_task(chosen: EvaluateOptions, run: str | os.PathLike[str], task: str | None, how: InferenceOptions) -> None:
-    """Raise UsageError for options about what a run of a dense `task`, or of another one, does not answer."""
-    problem = None
+    """Raise UsageError for options that are for other tasks than that of the run, by its name; None: of classes."""
     if how.clip_views != ONE and (words := [name for name in OF_FEATURES if getattr(chosen, name)]):
         raise UsageError(f"--{words[0]} is about the features of one view of each clip", "leave --clip-views out")
-    if chosen.boundary and task != "segmentation":
-        problem = f"--boundary is about a class for every pixel, which {run} does not give"
-    elif chosen.tiles and task != "detection":
-        problem = f"--tiles is about objects, and {run} does not answer with any"
-    elif task is not None and (given := [name for name in OF_IMAGES if getattr(chosen, name)]):
-        problem = f"--{given[0]} is about a class for each image, and {run} {ANSWERS[task]}"
-    if problem is not None:
-        raise UsageError(problem, "leave it out")
+    kind = TASKS[task or Classification.name]
+    given = [name for name in ABOUT if getattr(chosen, name) and name not in kind.evaluate_options]
+    if given:
+        raise UsageError(f"--{given[0]} is about {ABOUT[given[0]]}, and {run} {kind.does}", "leave it out")
 
 
 def head_document(

@@ -14,10 +14,10 @@ from vitreous.data.sources import open_images
 from vitreous.data.split import Files, Split
 from vitreous.errors import UsageError
 from vitreous.evaluation.familiarity import CONFIDENT, K, find_suspects, fit_detector, neighbour_shares, separation
-from vitreous.inference.outputs import probabilities
 from vitreous.reports.answers import Answered, Computing, split_features
 from vitreous.reports.training_overlap import identities, without_excluded
 from vitreous.system.tables import write_table
+from vitreous.tasks.probabilities import probabilities
 from vitreous.training.folder import Folder
 
 SHOWN = 10  # images of a kind in a document

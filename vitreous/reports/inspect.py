@@ -20,7 +20,6 @@ from vitreous.config import apply_options
 from vitreous.data.modalities.base import Preprocess
 from vitreous.errors import UsageError, nearest
 from vitreous.inference.open_model import open_bundle
-from vitreous.inference.outputs import probabilities
 from vitreous.progress import Listener, NullListener
 from vitreous.reports.figures.subject import SEEN, FigureResult, InspectOptions, Scene, open_pictures
 from vitreous.reports.pages.formats import render
@@ -29,6 +28,7 @@ from vitreous.reports.readings import slug
 from vitreous.system.disk import write_text
 from vitreous.system.machine import pick_device, warning
 from vitreous.system.tables import write_table
+from vitreous.tasks.probabilities import probabilities
 from vitreous.weights.bundle import Bundle
 
 if TYPE_CHECKING:

@@ -9,15 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from vitreous.errors import VitreousError
-from vitreous.evaluation.report import Report, leading_of
 from vitreous.progress import Listener
 from vitreous.reports.answers import Answered
 from vitreous.reports.pages import report as pages
+from vitreous.tasks.report import Report, leading_of
 from vitreous.training.folder import Folder, append_line
 from vitreous.weights.bundle import Bundle
 
 READINGS = "evaluations.jsonl"
-PROTOCOLS = {"miou": "miou", "ap": "coco", "frechet_distance": "samples"}  # by leading figure, where it is not top1
+PROTOCOLS = {  # by leading figure, where it is not top1
+    "miou": "miou",
+    "ap": "coco",
+    "frechet_distance": "samples",
+    "r2": "regression",
+}
 
 
 def slug(text: str, dots: bool = False) -> str:
@@ -55,6 +60,7 @@ def describe(
         "split": split,
         "readings": [{"split": split, "protocol": protocol, "figures": report.figures, "interval": report.ends}],
         "classes": list(bundle.classes or bundle.pixel_classes or bundle.object_classes),
+        "targets": [],
         "per_class": report.per_class,
         "confusion": None if report.confusion is None else report.confusion.tolist(),
         **report.details,

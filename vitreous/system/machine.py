@@ -125,6 +125,8 @@ def copy_to_device(tensor: torch.Tensor, device: torch.device | str) -> torch.Te
 
     A copy from pageable memory to a GPU waits for the GPU's queue; this one goes through pinned memory.
     """
+    if torch.device(device).type == "mps" and tensor.dtype == torch.float64:
+        tensor = tensor.float()  # Metal has no numbers of 64 bits
     if tensor.device.type == "cpu" and torch.device(device).type == "cuda":
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 from vitreous.data.split import Split
 from vitreous.errors import UsageError
-from vitreous.evaluation.report import Report
+from vitreous.tasks.report import Report
 from vitreous.training.run import Run
 
 

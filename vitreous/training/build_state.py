@@ -55,8 +55,8 @@ def build_model(run: Run, note: Callable[[str], None]) -> Model:
     model = zoo.build_model(run.model)
     run.objective.initialise(model)
     if run.init:
-        classes = run.data.classes if run.objective.takes_classes else ()
-        note(adopt(model, WeightsSource(run.init, source_size=run.init_source_size), classes).text())
+        names = run.objective.output_names(run.data.classes, run.data.targets)
+        note(adopt(model, WeightsSource(run.init, source_size=run.init_source_size), names).text())
     if description := prepare(model, run.tune):
         note(description)
     if run.recompute:

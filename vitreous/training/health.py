@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from vitreous.data.split import Arrays, Files, Split
-from vitreous.evaluation.classification import Report
+from vitreous.tasks.classification_metrics import Report
 from vitreous.training.loop import State
 
 PROBED, SURVEYED = 256, 100_000  # validation pictures that are looked for, training files that are looked through

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vitreous.evaluation.report import LABELS
 from vitreous.progress import Display
+from vitreous.tasks.metrics import METRICS
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -43,7 +43,12 @@ class LiveCurves:
     def measure(self) -> str:
         """The name of the leading figure of the evaluations; empty before the first."""
         names = [name for line in self.lines if "lr" not in line for name in line if "/" in name]
-        known = [f"{prefix}/{name}" for name in LABELS for prefix in ("val", "training_images")]
+        known = [
+            f"{prefix}/{name}"
+            for name, metric in METRICS.items()
+            if metric.leads
+            for prefix in ("val", "training_images")
+        ]
         return next((name for name in known if name in names), names[0] if names else "")
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:

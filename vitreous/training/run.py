@@ -210,7 +210,7 @@ class Run:
                 f"the model makes images, and {self.objective.name} trains models that read them",
                 "use --recipe dit or sit, or another --model or --init",
             )
-        self.objective.check(self.model, self.data.classes, self.views)
+        self.objective.check(self.model, self.data.outputs, self.views)
         if isinstance(self.views, VolumeViews) and self.preprocess.form != "arrays":
             raise UsageError("views of volumes are for volumes and signals", "leave --views.name out")
         if self.preprocess.has_buckets:
@@ -275,6 +275,7 @@ class Run:
         return Setting(
             self.seed,
             self.data.classes,
+            self.data.targets,
             multilabel=multilabel,
             views=self.views,
             repeats=repeats,

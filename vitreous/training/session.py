@@ -13,10 +13,10 @@ import torch
 
 from vitreous.data.sampling import cuts
 from vitreous.errors import CollapseError, Interrupted, ResourceError
-from vitreous.evaluation.report import Report
 from vitreous.models.zoo import Model
 from vitreous.progress import Listener, NullListener
 from vitreous.system.machine import settle_process
+from vitreous.tasks.report import Report
 from vitreous.training import validation
 from vitreous.training.batches import Inputs, prepared_batches, train_loader
 from vitreous.training.best import Best, check_selection, describe_selection

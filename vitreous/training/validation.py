@@ -16,9 +16,9 @@ from vitreous.data.split import Split
 from vitreous.errors import Interrupted
 from vitreous.evaluation.evaluator import Evaluator, Outputs, Ragged
 from vitreous.evaluation.rankme import FeatureEvaluator
-from vitreous.evaluation.report import Report
 from vitreous.inference.engine import CHUNK, TorchEngine, readable_mask
 from vitreous.models.zoo import Model
+from vitreous.tasks.report import Report
 from vitreous.training.batches import Inputs
 from vitreous.training.ranks import Ranks
 from vitreous.training.run import Run

@@ -22,6 +22,12 @@ from vitreous.models.zoo import Model, skip_init
 from vitreous.nn.grid import axis_weights, resize
 from vitreous.nn.position import SinCosPosition
 from vitreous.nn.sizes import format_size
+from vitreous.tasks.base import Task
+from vitreous.tasks.detection import Detection
+from vitreous.tasks.features import Features
+from vitreous.tasks.generation import Generation
+from vitreous.tasks.segmentation import Segmentation
+from vitreous.tasks.table import WithTask, task_of
 from vitreous.weights.bundle import DESCRIPTION, Bundle, fill, load_bundle
 from vitreous.weights.fetch import fetch, nothing_at
 from vitreous.weights.foreign import DetectedCheckpoint, find, weights_in
@@ -33,7 +39,6 @@ from vitreous.weights.pretraining import parts_beside
 from vitreous.weights.published import published_row
 from vitreous.weights.sharded import tensors_in
 from vitreous.weights.sidecar import check_family, class_names, fields, json_in, preprocessing
-from vitreous.weights.tasks import Detection, Features, Generation, Segmentation, Task, WithTask, task_of
 
 NORMS = ("encoder.norm.", "pooled_norm.")  # the last one, on every token or on what is pooled of them
 #: what changes no answer until it is trained, so that weights need not have it: relative positions, convolutions, time
@@ -180,12 +185,12 @@ def checkpoint(place: Path) -> Weights:
 def adopt(model: Model, source: str | os.PathLike[str] | Weights, classes: tuple[str, ...] = ()) -> Adoption:
     """Load the weights of a source into a model, in place: all but a head of another shape or for other classes.
 
-    `classes` names the model's; where the source names its own too, a head for the same ones is reordered, and one for
-    others is left out. Positions are resized to the model's grid by the rule in its config (arXiv:2010.11929, section
-    3.2), channels are changed as by `rechannelled` and patches as by `repatched`; weights of pictures are inflated for
-    clips and volumes. A representation layer or head that does not fit keeps its initial zeros; so does a last norm
-    that stands elsewhere, and what changes no answer at first. Raises WeightsError, listing them, for other
-    differences.
+    `classes` names the model's classes or targets; where the source names its own too, a head for the same ones is
+    reordered, and one for others is left out. Positions are resized to the model's grid by the rule in its config
+    (arXiv:2010.11929, section 3.2), channels are changed as by `rechannelled` and patches as by `repatched`; weights of
+    pictures are inflated for clips and volumes. A representation layer or head that does not fit keeps its initial
+    zeros; so does a last norm that stands elsewhere, and what changes no answer at first. Raises WeightsError, listing
+    them, for other differences.
     """
     weights = without_dense_head(source if isinstance(source, Weights) else open_weights(source))
     own, state = model.state_dict(), dict(weights.state())
@@ -200,7 +205,7 @@ def adopt(model: Model, source: str | os.PathLike[str] | Weights, classes: tuple
         else ""
     )
     patches, channels = fit_first_layer(state, own, weights.config, model.config)
-    theirs = weights.classes or weights.generated_classes
+    theirs = weights.task.outputs or weights.generated_classes
     foreign = classes and named(theirs) and set(theirs) != set(classes)
     if classes and not foreign and named(theirs) and theirs != classes:
         order = torch.tensor([theirs.index(name) for name in classes])

@@ -27,9 +27,12 @@ from vitreous.models.base import VisionModel
 from vitreous.models.config import ModelConfig
 from vitreous.models.zoo import Model, skip_init
 from vitreous.system.disk import atomic_path, sha256, sync, write_text
+from vitreous.tasks.base import Task
+from vitreous.tasks.classification import Classification
+from vitreous.tasks.features import Features
+from vitreous.tasks.table import WithTask, task_from_json, task_to_json
 from vitreous.weights.files import open_weights
 from vitreous.weights.objective_parts import PARTS, ObjectiveParts
-from vitreous.weights.tasks import Classification, Features, Task, WithTask, task_from_json, task_to_json
 
 FORMAT = 1
 WEIGHTS, DESCRIPTION = "weights.safetensors", "model.json"

@@ -22,6 +22,9 @@ from vitreous.models.zoo import build_model
 from vitreous.nn.position import sincos
 from vitreous.nn.sizes import format_size
 from vitreous.system.disk import publish, write_text
+from vitreous.tasks.classification import Classification
+from vitreous.tasks.features import Features
+from vitreous.tasks.generation import Generation
 from vitreous.weights.adopt import HEAD, Adoption, Weights, adopt, open_weights, parts_of, without_dense_head
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.foreign import find
@@ -37,7 +40,6 @@ from vitreous.weights.pretraining_files import (
 )
 from vitreous.weights.sidecar import fields, note
 from vitreous.weights.table import Format, Tensors
-from vitreous.weights.tasks import Classification, Features, Generation
 from vitreous.weights.writable import with_table, writer
 
 BUNDLE = "bundle"

@@ -28,8 +28,8 @@ from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.sources import open_data
 from vitreous.data.split import Arrays, Files
 from vitreous.errors import DataError, UsageError
+from vitreous.tasks.classification import Classification
 from vitreous.weights.bundle import Bundle
-from vitreous.weights.tasks import Classification
 
 
 def scene(seed: int, size: tuple[int, int] = (160, 120)) -> Image.Image:

@@ -38,8 +38,9 @@ from vitreous.inference.predict import load
 from vitreous.models.config import BiTConfig, ConvStemConfig, StemConfig, SwinConfig, ViTConfig, transformer_config
 from vitreous.models.zoo import build_model
 from vitreous.nn import grid
+from vitreous.tasks.classification import Classification
+from vitreous.tasks.features import Features
 from vitreous.weights.bundle import Bundle, load_bundle
-from vitreous.weights.tasks import Classification, Features
 
 pytestmark = pytest.mark.usefixtures("without_pages")  # training is repeated many times
 

@@ -10,7 +10,7 @@ from vitreous.apps.export.proof import Pictures, compare_outputs, lost
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import UsageError
 from vitreous.inference.card import Card
-from vitreous.weights.tasks import Segmentation
+from vitreous.tasks.segmentation import Segmentation
 
 
 @pytest.mark.parametrize("form", [("onnx", "m.onnx"), ("openvino", "m.xml")])

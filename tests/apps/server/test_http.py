@@ -45,7 +45,7 @@ def site(server):
 def direct(predictor, content: bytes, top: int = 5) -> list[dict]:
     """The answer without a server."""
     pixels = read_for(predictor, content)
-    found = predictor.asked(top).answer(predictor.card, predictor.probabilities(pixels[None])[0], "")
+    found = predictor.prediction_format(top).predict(predictor.activations(pixels[None])[0], "")
     return [{"class": n, "probability": p} for n, p in zip(found.names, found.probabilities, strict=True)]
 
 

@@ -137,8 +137,8 @@ class Predicted:
         self.predictor = load(home)
 
     def __call__(self, content: bytes) -> list[dict]:
-        p = self.predictor.probabilities(read_for(self.predictor, content)[None])[0]
-        found = self.predictor.asked().answer(self.predictor.card, p, "")
+        p = self.predictor.activations(read_for(self.predictor, content)[None])[0]
+        found = self.predictor.prediction_format().predict(p, "")
         classes = [{"class": n, "probability": v} for n, v in zip(found.names, found.probabilities, strict=True)]
         return [{"name": None, "classes": classes, "unsure": False, "error": None}]
 

@@ -28,8 +28,9 @@ from vitreous.inference.predict import load
 from vitreous.models.config import ViTConfig
 from vitreous.models.zoo import build_model
 from vitreous.reports.pages.formats import break_name, format_share
+from vitreous.tasks.classification import Classification
+from vitreous.tasks.features import Features
 from vitreous.weights.bundle import Bundle, load_bundle
-from vitreous.weights.tasks import Classification, Features
 
 playwright = pytest.importorskip("playwright.sync_api")
 expect = playwright.expect

@@ -21,7 +21,7 @@ from vitreous.data.split import Arrays
 from vitreous.data.statistics import statistics
 from vitreous.inference.card import Card
 from vitreous.inference.predict import Predictor
-from vitreous.weights.tasks import Segmentation
+from vitreous.tasks.segmentation import Segmentation
 
 STEP = ("--model", "ViT-32x2/8", "--image-size", "32", "--steps", "1", "--workers", "0", "--device", "cpu")
 BOX = "0 0.5 0.5 0.4 0.4\n"

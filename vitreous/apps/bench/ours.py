@@ -33,12 +33,12 @@ from vitreous.nn.encoder import compile_blocks
 from vitreous.objectives.supervised import Supervised
 from vitreous.system.cores import default_workers
 from vitreous.system.machine import DTYPES, pick_precision, settle_process
+from vitreous.tasks.classification import Classification
 from vitreous.training.flat import Flat
 from vitreous.training.optimizer import Optimizers
 from vitreous.training.run import Optimizer
 from vitreous.training.shards import Shards, default_shards
 from vitreous.weights.bundle import Bundle
-from vitreous.weights.tasks import Classification
 
 CLASSES = 1000
 

@@ -34,6 +34,7 @@ def check(
     group_by: str | None = None,
     axes: int | None = None,
     ignore_index: int | None = None,
+    targets: tuple[str, ...] = (),
     progress: Progress = lambda label, done, total, text: None,
 ) -> tuple[dict[str, Any], Subject]:
     """Read every image of a data set, or of a folder that `train` would refuse: what is true of them, and the images.
@@ -43,14 +44,17 @@ def check(
     loader does with them, and `findings`; `passed` is false where something hinders training. It is the same for any
     number of `workers` (None: one a core; 0: this process, which a decoder that crashes ends). `image_size` is the side
     of the model's input in pixels, or a function from the first readable image's (height, width) and what is learned of
-    its annotations (`objects`, `classes`, or an empty string without any) to the (height, width) of the input. `axes`
-    and `ignore_index` as `open_data` has them. Raises DataError where there are no images, and UsageError.
+    its annotations (`objects`, `classes`, or an empty string without any) to the (height, width) of the input. `axes`,
+    `ignore_index` and `targets` as `open_data` has them. Raises DataError where there are no images, and UsageError.
     """
     if isinstance(image_size, int) and image_size < 1:
         raise UsageError("--image-size must be at least 1")
     if workers is not None and workers < 0:
         raise UsageError(f"--workers cannot be {workers}")
-    subject, workers = open_subject(os.fspath(source), split, group_by, axes, ignore_index), workers
+    subject, workers = (
+        open_subject(os.fspath(source), split, group_by, axes=axes, ignore_index=ignore_index, targets=tuple(targets)),
+        workers,
+    )
     workers = cores() if workers is None else workers
     groups = {"by": group_by, "parted": parted(subject, group_by)}
     pool, started = subject.pool, time.perf_counter()

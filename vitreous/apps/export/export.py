@@ -128,7 +128,9 @@ def publish_parts(scratch: Path, place: Path) -> tuple[int, str]:
 
 def outputs_named(bundle: Bundle) -> str:
     """What an exported graph answers with, in one word."""
-    return "objects" if bundle.object_classes else "logits" if bundle.classes or bundle.pixel_classes else "features"
+    return (
+        "objects" if bundle.object_classes else "logits" if bundle.task.outputs or bundle.pixel_classes else "features"
+    )
 
 
 def judge(

@@ -150,6 +150,7 @@ def card_metadata(card: Card) -> dict[str, str]:
         "image_size": json.dumps(p.image),
         "resize": json.dumps(p.resize_settings() | ({"fit": "whole"} if card.object_classes else {})),
         "answer": json.dumps({"loss": card.loss, "temperature": card.temperature}),
+        **{key: json.dumps(value) for key, value in card.task.export_metadata.items()},
     }
 
 

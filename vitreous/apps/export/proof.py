@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.data.class_order import align_labels
 from vitreous.data.keys import permutation
 from vitreous.data.layouts.video import open_sample
 from vitreous.data.modalities.base import Preprocess
@@ -24,7 +23,6 @@ from vitreous.inference.card import Card
 from vitreous.inference.class_maps import native
 from vitreous.inference.detections import fit_image
 from vitreous.inference.engine import Engine
-from vitreous.inference.outputs import THRESHOLD, probabilities
 from vitreous.inference.sources import Item, read_item, source
 from vitreous.inference.tiles import native_pixels
 from vitreous.system.cores import default_workers
@@ -91,7 +89,9 @@ def compare_outputs(
     timed."""
     seconds, counted = [0.0, 0.0], 0
     furthest, same, right, finite = 0.0, 0.0, np.zeros(2), True
-    labels = pictures.labels if pictures.labels is not None and pictures.labels.ndim == 1 else None
+    labels = pictures.labels
+    if labels is not None and card.task.count_hits(np.zeros((1, len(card.task.outputs))), labels[:1]) is None:
+        labels = None
     starts = list(range(0, len(pictures), CHUNK))
     rounds: list[int] = starts * 2 if len(starts) == 1 else starts
     for number, start in enumerate(rounds):
@@ -106,7 +106,7 @@ def compare_outputs(
             furthest = max(furthest, float(np.abs(ours - theirs).max())) if finite else float("inf")
             same += agreement(ours, theirs, card) * len(pixels)
             if labels is not None:
-                right += [(one.argmax(1) == labels[start : start + CHUNK]).sum() for one in (ours, theirs)]
+                right += [card.task.count_hits(one, labels[start : start + CHUNK]) for one in (ours, theirs)]
         counted += len(pixels) * bool(number)
         progress(min(start + CHUNK, len(pictures)))
     rates = counted / seconds[0], counted / seconds[1]
@@ -117,18 +117,17 @@ def compare_outputs(
 def outputs_of(engine: Engine, card: Card, pixels: np.ndarray) -> np.ndarray:
     """The logits (B, K) of (B, C, *image) pixels, (B, K, *image) of a dense head, or the features (B, D) without a
     head."""
-    return engine.logits(pixels) if card.classes or card.pixel_classes else engine.features(pixels)
+    return engine.logits(pixels) if card.task.outputs or card.pixel_classes else engine.features(pixels)
 
 
 def agreement(ours: np.ndarray, theirs: np.ndarray, card: Card) -> float:
     """The share of equal answers in two arrays of (n, K) or (n, K, *image) logits, or of near (n, D) features."""
-    if not (card.classes or card.pixel_classes):
+    if card.task.outputs:
+        return card.task.measure_agreement(ours, theirs)
+    if not card.pixel_classes:
         norms = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
         return float(((ours * theirs).sum(1) >= COSINE * norms).mean())
-    if not card.multilabel:
-        return float((ours.argmax(1) == theirs.argmax(1)).mean())
-    decided = [probabilities(side / card.temperature, card.loss) > THRESHOLD for side in (ours, theirs)]
-    return float((decided[0] == decided[1]).mean())
+    return float((ours.argmax(1) == theirs.argmax(1)).mean())
 
 
 def lost(proof: Proof, quantised: str | None, allowed: float | None, dense: bool = False) -> str:
@@ -207,7 +206,9 @@ def of_data(run: str | os.PathLike[str], bundle: Bundle, data: str | os.PathLike
     Raises UsageError where there is no data set, DataError where no image can be read.
     """
     try:
-        source, opened = open_run_data(run, data, "test", labelled=bool(bundle.classes))
+        source, opened = open_run_data(
+            run, data, "test", labelled=bool(bundle.task.outputs), targets=bundle.task.label_columns
+        )
     except (UsageError, DataError) as error:
         if data is not None:
             raise
@@ -215,7 +216,7 @@ def of_data(run: str | os.PathLike[str], bundle: Bundle, data: str | os.PathLike
         raise UsageError(message, "name some: --images FOLDER, or --data DATA") from None
     name = next((name for name in ("val", "test") if name in opened.splits), next(iter(opened.splits)))
     split = opened.splits[name]
-    split = align_labels(split, opened, bundle.classes, bundle.multilabel) if bundle.classes else split
+    split = bundle.task.align_labels(split, opened) if bundle.task.outputs else split
     p, pixels, rows = bundle.preprocess, [], []
     for row in permutation(len(split), 0, 0)[: 4 * MOST].tolist():
         try:
@@ -228,7 +229,7 @@ def of_data(run: str | os.PathLike[str], bundle: Bundle, data: str | os.PathLike
             break
     if not rows:
         raise DataError(f"no picture of {source} can be read", "name others: --images FOLDER")
-    labels = split.labels[rows] if bundle.classes else None
+    labels = split.labels[rows] if bundle.task.outputs else None
     return opened, Pictures(np.stack(pixels), labels, f"{source} ({name})")
 
 

@@ -12,14 +12,6 @@ from vitreous.nn.sizes import format_size
 from vitreous.version import __version__
 from vitreous.weights.bundle import Bundle
 
-#: what a model answers -> the Hub's name of the task
-TASKS = {
-    "classification": "image-classification",
-    "features": "image-feature-extraction",
-    "segmentation": "image-segmentation",
-    "detection": "object-detection",
-    "generation": "unconditional-image-generation",
-}
 #: a figure of ours -> the Hub's metric; others keep their name
 METRICS = {"top1": "accuracy", "top5": "accuracy", "macro_f1": "f1", "miou": "mean_iou", "map": "map"}
 LICENCES = re.compile(r"[a-z0-9][a-z0-9.-]*")  # of the Hub's identifiers, and `other`
@@ -58,7 +50,7 @@ def metadata(repository: str, bundle: Bundle, summary: dict[str, Any], licence: 
     from huggingface_hub import EvalResult, ModelCardData
 
     name, data = repository.partition("/")[2], public_name(str(summary.get("data") or ""))
-    task = bundle.preprocess.hub_task or TASKS[bundle.task.name]
+    task = bundle.preprocess.hub_task or bundle.task.hub_task
     results = [
         EvalResult(
             task_type=task,
@@ -88,13 +80,6 @@ def write_card(
 
     config, task = bundle.model.config, bundle.task
     parameters = sum(parameter.numel() for parameter in bundle.model.parameters())
-    answers = {
-        "classification": f"names one of {len(bundle.classes)} classes" + ", or several" * bundle.multilabel,
-        "features": "gives features; it has no head",
-        "segmentation": f"gives each pixel one of {len(bundle.pixel_classes)} classes",
-        "detection": f"finds objects of {len(bundle.object_classes)} classes",
-        "generation": "makes images",
-    }[task.name]
     verb = {"features": "embed", "generation": "sample"}.get(task.name, "predict")
     pictures = "" if verb == "sample" else " IMAGE ..."
     call = {"predict": '.predict("image.jpg")', "embed": '.embed("image.jpg")'}.get(verb, ".model")
@@ -108,7 +93,7 @@ def write_card(
 # {repository.partition("/")[2]}
 
 {config.name()}, {parameters:,} parameters, for images of {format_size(config.image)} pixels and
-{config.channels} channel{"s" * (config.channels > 1)}: it {answers}. Trained with vitreous {__version__}.
+{config.channels} channel{"s" * (config.channels > 1)}: it {task.summary}. Trained with vitreous {__version__}.
 {classes}
 ## Use
 

@@ -64,7 +64,7 @@ class Served:
             attention_api.abilities(bundle) if bundle and not dense else {}
         )
         return {
-            "predict": bool(card.classes),
+            "predict": bool(card.task.outputs),
             "segment": bool(card.pixel_classes),
             "detect": bool(card.object_classes),
             "embed": self.has_features,
@@ -97,6 +97,8 @@ class Served:
             "heads": heads if isinstance(heads, int) else None,
             "prefix": prefix,
             "pool": pool,
+            "task": card.task.name,
+            "targets": list(card.task.label_columns),
             "multilabel": card.multilabel,
             "temperature": card.temperature,
             "precision": self.predictor.engine.precision,
@@ -128,8 +130,8 @@ def prepare(predictor: Predictor, limits: Limits, run: str | os.PathLike[str] | 
         raise UsageError(problem, "`vitreous predict RUN FILE …` answers for these")
     size = min(batch_size(predictor), limits.queue or MOST)
     one, card = predictor.card.preprocess.noise(), predictor.card
-    answer = predictor.probabilities if card.classes else predictor.engine.features
-    shape: tuple[int, ...] = (1, len(card.classes))
+    answer = predictor.activations if card.task.outputs else predictor.engine.features
+    shape: tuple[int, ...] = (1, len(card.task.outputs))
     if card.pixel_classes:
         answer, shape = predictor.engine.logits, (1, len(card.pixel_classes), *card.preprocess.image)
     if card.object_classes:
@@ -142,7 +144,11 @@ def prepare(predictor: Predictor, limits: Limits, run: str | os.PathLike[str] | 
         message = f"{card.name} cannot answer: {str(error).splitlines()[0][:200]}"
         raise WeightsError(message, "see whether `vitreous predict` can") from error
     finite = bool(np.isfinite(golden).all())
-    fits = golden.shape == shape if card.classes or card.pixel_classes else golden.ndim == 2 + bool(card.object_classes)
+    fits = (
+        golden.shape == shape
+        if card.task.outputs or card.pixel_classes
+        else golden.ndim == 2 + bool(card.object_classes)
+    )
     if not fits or not finite or not np.array_equal(golden, again):
         symptom = "another answer the second time" if finite else "numbers that are not finite"
         message = f"{card.name} {card.version} gives {symptom}, shape {golden.shape}"

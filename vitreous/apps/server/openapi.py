@@ -43,7 +43,7 @@ PARAMETERS: dict[str, tuple[dict[str, Any], str]] = {
 
 #: addresses that take pictures: summary, schema of the answer, parameters
 POSTS: dict[str, tuple[str, str, tuple[str, ...]]] = {
-    "/v1/predict": ("Classes and probabilities of pictures", "Predictions", ("top", "threshold")),
+    "/v1/predict": ("Classes and probabilities, or values, of pictures", "Predictions", ("top", "threshold")),
     "/v1/embed": ("What the head reads of pictures", "Embeddings", ()),
     "/v1/segment": ("The class of each pixel of one picture", "Segments", ("format",)),
     "/v1/detect": ("The objects on one picture", "Objects", ("threshold", "tiles", "format")),
@@ -86,13 +86,15 @@ MAP = {
     "description": "[h][w], of clips [t][h][w], with an axis before it for all layers and one after that for all heads",
 }
 CLASSES = [{"class": "string", "probability": "number"}]
+VALUES = {"type": "object", "additionalProperties": {"type": "number"}, "description": "by target, in its unit"}
 OBJECT = {"label": "string"} | dict.fromkeys(("score", "left", "top", "right", "bottom"), "number")
 #: documents, as `expand_schema` takes them
 SCHEMAS: dict[str, dict[str, Any]] = {
     "Error": {"error": {"code": "string", "message": "string", "hint": "string", "request_id": "string"}},
     "Status": {"status": "string"},
-    "Predictions": COMMON
-    | {"predictions": [{"name": ("string", None), "classes": CLASSES, "unsure": "boolean", "error": IMAGE_ERROR}]},
+    "Predictions": COMMON | {"predictions": [("ClassPrediction", "ValuePrediction")]},
+    "ClassPrediction": {"name": ("string", None), "classes": CLASSES, "unsure": "boolean", "error": IMAGE_ERROR},
+    "ValuePrediction": {"name": ("string", None), "values": VALUES, "error": IMAGE_ERROR},
     "Embeddings": COMMON
     | {"width": "integer"}
     | {"embeddings": [{"name": ("string", None), "embedding": ["number"], "error": IMAGE_ERROR}]},
@@ -110,7 +112,8 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "Neighbours": COMMON
     | {"neighbours": [{"label": "string", "name": "string", "similarity": "number", "thumbnail": ("string", None)}]},
     "Positions": {"grid": ["integer"], "kind": "string", "range": ["number"], "similarity": [["number"]]},
-    "Model": {"name": "string", "version": "string", "classes": ["string"], "image": ["integer"], "channels": "integer"}
+    "Model": {"name": "string", "version": "string", "task": "string", "image": ["integer"], "channels": "integer"}
+    | {"classes": ["string"], "targets": ["string"]}
     | dict.fromkeys(("layers", "heads", "prefix"), ("integer", None))
     | {"pool": ("string", None), "sampling": ("Sampling", None), "limits": "Limits"},
     "Sampling": {"process": "string", "samplers": {"type": "object"}, "inpaint": "boolean"}

@@ -33,6 +33,7 @@ from vitreous.apps.server.requests import (
 from vitreous.apps.server.responses import Refusal, json_response
 from vitreous.apps.server.sampling import sample
 from vitreous.apps.server.service import RequestInfo, Service
+from vitreous.errors import UsageError
 
 MEDIA_TYPES = {
     "html": "text/html; charset=utf-8",
@@ -102,24 +103,25 @@ async def predict(request: Request) -> Response:
     service, parameters = context(request)[0], read_parameters(request)
     served, card = service.served, service.served.predictor.card
     check_reads(card)
-    if not card.classes:
+    if not card.task.outputs:
         problem = "this model has no head: it gives features, not classes"
         if card.pixel_classes or card.object_classes:
             does = "gives a class to every pixel" if card.pixel_classes else "finds objects"
             problem = f"this model {does}, and names no picture"
         raise Refusal(404, "not_available", problem, address_of(card))
-    top = parse_int("top", parameters["top"], 1, len(card.classes)) if "top" in parameters else None
+    top = parse_int("top", parameters["top"], 1, len(card.task.outputs)) if "top" in parameters else None
     threshold = parse_share("threshold", parameters["threshold"]) if "threshold" in parameters else None
-    options = served.predictor.asked(top, threshold)
+    try:
+        form = served.predictor.prediction_format(top, threshold)
+    except UsageError as error:
+        raise Refusal(422, "bad_parameter", error.message.removeprefix("--"), error.hint) from None
 
-    def describe(name: str | None, p: np.ndarray) -> dict[str, Any]:
-        answer = options.answer(card, p, "")
-        classes = [{"class": n, "probability": v} for n, v in zip(answer.names, answer.probabilities, strict=True)]
-        return {"name": name, "classes": classes, "unsure": answer.unsure, "error": None}
+    def describe(name: str | None, row: np.ndarray) -> dict[str, Any]:
+        return {"name": name, **form.to_fields(form.predict(row, "")), "error": None}
 
-    empty = {"classes": [], "unsure": False}
+    empty = form.to_fields(form.fail("", ""))
     return await answer_images(
-        request, served, work=served.predictor.probabilities, key="predictions", describe=describe, empty=empty
+        request, served, work=served.predictor.activations, key="predictions", describe=describe, empty=empty
     )
 
 

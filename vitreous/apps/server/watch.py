@@ -22,10 +22,10 @@ from vitreous.apps.server.responses import Refusal
 from vitreous.apps.server.server import bind_socket, configure_uvicorn
 from vitreous.apps.server.settings import Access
 from vitreous.errors import UsageError
-from vitreous.evaluation.report import LABELS
 from vitreous.reports.pages.formats import SHARES, render
 from vitreous.reports.pages.metric_terms import EXPLANATIONS
 from vitreous.reports.pages.plots import COLOURS
+from vitreous.tasks.metrics import METRICS
 from vitreous.training.folder import Folder, MetricsFollower
 from vitreous.weights.model_paths import find_newest_run
 
@@ -37,7 +37,11 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inli
 #: panels in this order, each with its metrics by their names in it; all other metrics are folded
 PANELS = (
     {"title": "loss", "about": "losses", "series": {"train/loss": "training", "val/nll": "validation (NLL)"}},
-    *({"title": f"validation {label}", "about": name, "series": {f"val/{name}": ""}} for name, label in LABELS.items()),
+    *(
+        {"title": f"validation {metric.label}", "about": name, "series": {f"val/{name}": ""}}
+        for name, metric in METRICS.items()
+        if metric.leads
+    ),
     {"title": "RankMe of training images", "about": "rankme", "series": {"training_images/rankme": ""}},
     {"title": "learning rate", "about": "lr", "series": {"lr": ""}},
 )

@@ -137,11 +137,11 @@ def read_merging(subject: Subject, counts: Sequence[int] = ()) -> list[Reading]:
     none, and shares of those that can."""
     import torch
 
-    from vitreous.evaluation.classification import judge
     from vitreous.inference.engine import TorchEngine
     from vitreous.inference.open_model import open_bundle
     from vitreous.inference.options import InferenceOptions
     from vitreous.reports.answers import compute_answers
+    from vitreous.tasks.classification_metrics import judge
 
     config, readings = subject.run.model, []
     most = math.prod(config.grid) // config.depth

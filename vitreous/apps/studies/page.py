@@ -13,8 +13,8 @@ from vitreous.apps.studies.statistics import Estimate
 from vitreous.apps.studies.study import FIGURES, SCALES, Study
 from vitreous.apps.studies.tables import Row
 from vitreous.reports.pages.formats import SHARES, format_figure, format_seconds, render
-from vitreous.reports.pages.report import NAMES
 from vitreous.system.disk import write_text
+from vitreous.tasks.metrics import label_metric
 
 PAGE, TEXT, FIGURE = "report.html", "report.md", "figure.svg"
 
@@ -45,7 +45,7 @@ def picture_markup(path: Path, title: str) -> str:
 def page_parts(home: Path, study: Study, document: dict[str, Any], rows: list[Row]) -> dict[str, Any]:
     """What both pages show, as texts."""
     figure = document["figure"]
-    label = FIGURES.get(figure, NAMES.get(figure, figure))
+    label = FIGURES.get(figure, label_metric(figure))
     table = [
         {
             "place": row.place,
@@ -110,7 +110,7 @@ def links(home: Path, row: Row) -> list[dict[str, Any]]:
 def setting_text(document: dict[str, Any], rows: list[Row]) -> list[str]:
     """How the runs were made, in sentences."""
     settings = document["settings"]
-    label = FIGURES.get(document["figure"], NAMES.get(document["figure"], document["figure"]))
+    label = FIGURES.get(document["figure"], label_metric(document["figure"]))
     if not document["steps"]:
         return [f"Models as they are drawn, {settings['seeds']} of each; nothing is trained. The figure is {label}."]
     steps = " to ".join(f"{count:,}" for count in sorted({document["steps"][0], document["steps"][-1]}))

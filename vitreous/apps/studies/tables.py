@@ -9,7 +9,7 @@ from typing import Any
 from vitreous.apps.studies.factory import StudyRun
 from vitreous.apps.studies.statistics import Estimate, estimate_difference, estimate_mean
 from vitreous.apps.studies.study import Place, Study
-from vitreous.evaluation.report import leading_of
+from vitreous.tasks.report import leading_of
 
 MEASURED = ("parameters", "exaflops", "wall_seconds", "images_per_second", "peak_memory_bytes", "steps", "samples")
 

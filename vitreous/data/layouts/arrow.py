@@ -24,6 +24,7 @@ from vitreous.data.layouts.classes import class_order, label_array, natural, one
 from vitreous.data.layouts.split_names import SPLIT_NAMES, split_entries, split_in_text, split_of_name
 from vitreous.data.split import Data, Split, Stored, no_labels, with_val
 from vitreous.data.stores.rows import Column, Parquet, Streams, map_stream
+from vitreous.data.values import values_or_none
 from vitreous.errors import DataError, UsageError, install_hint, nearest, printable
 
 LAYOUT = "expected x.parquet, or DIR with train-*.parquet and, if you like, validation-*.parquet and test-*.parquet"
@@ -61,12 +62,12 @@ def list_parquet(root: Path) -> Iterator[Path]:
                 yield path
 
 
-def parquet(source: str, split_seed: int = 0) -> Data:
+def parquet(source: str, split_seed: int = 0, targets: tuple[str, ...] = ()) -> Data:
     """Open the data set of a Parquet file or a folder of them.
 
-    The split is in a file's name, or else that of its folder; where none says any, all are for training.
-    Raises DataError for files of no split beside others, of other columns, or that cannot be read; UsageError for
-    columns that have to be named.
+    `targets`: the columns whose values are the labels. The split is in a file's name, or else that of its folder; where
+    none says any, all are for training. Raises DataError for files of no split beside others, of other columns, or that
+    cannot be read; UsageError for columns that have to be named.
     """
     base, columns = (source, {}) if os.path.lexists(source) else parse_source(source)
     root = Path(base)
@@ -90,7 +91,13 @@ def parquet(source: str, split_seed: int = 0) -> Data:
     metadata = tables.get("train", next(iter(tables.values()))).schema.metadata or {}
     features = json.loads(metadata.get(b"huggingface", b"{}")).get("info", {}).get("features", {})
     data = open_tables(
-        printable(base), tables, features=features, columns=columns, home=os.fspath(home), split_seed=split_seed
+        printable(base),
+        tables,
+        features=features,
+        columns=columns,
+        home=os.fspath(home),
+        split_seed=split_seed,
+        targets=targets,
     )
     return replace(data, unsplit=unsplit)
 
@@ -100,8 +107,9 @@ def split_of(file: Path, root: Path) -> str:
     return split_in_text(file.stem) or (split_of_name(file.parent.name) if file.parent != root else None) or ""
 
 
-def hub(source: str, split_seed: int = 0) -> Data:
+def hub(source: str, split_seed: int = 0, targets: tuple[str, ...] = ()) -> Data:
     """Open a data set of the Hugging Face Hub, fetched into HF_HOME where it is missing. Nothing of it is executed.
+    `targets` as `parquet` has them.
 
     Raises UsageError for a name that is none, or without the `datasets` library; DataError where the set cannot be had.
     """
@@ -131,7 +139,9 @@ def hub(source: str, split_seed: int = 0) -> Data:
         else:
             notes.append(f"the split {name} is left out")
     features = dict(next(iter(dataset.values())).features.to_dict())
-    data = open_tables(base, tables, features=features, columns=columns, home="", split_seed=split_seed)
+    data = open_tables(
+        base, tables, features=features, columns=columns, home="", split_seed=split_seed, targets=targets
+    )
     return replace(data, notes=notes + data.notes)
 
 
@@ -157,20 +167,32 @@ def describe_failure(base: str, error: Exception) -> DataError:
 
 
 def open_tables(
-    name: str, tables: dict[str, Streams], features: dict[str, Any], columns: dict[str, str], home: str, split_seed: int
+    name: str,
+    tables: dict[str, Streams],
+    features: dict[str, Any],
+    columns: dict[str, str],
+    home: str,
+    split_seed: int,
+    targets: tuple[str, ...] = (),
 ) -> Data:
-    """The data set of a table for each split. `features` are the columns' types as the Hub's data sets note them.
+    """The data set of a table for each split. `features` are the columns' types as the Hub's data sets note them,
+    `targets` the columns whose values are the labels; a column of labels with fractions is one.
 
     Without a column that can be a label, and where all labels of `train` are one, the data have no labels. Raises
     DataError for labels that are missing or that training does not have; UsageError for columns that have to be named.
     """
     if "train" not in tables:
         raise DataError(f"{name} has {', '.join(tables) or 'no split that is known'} but no split train", LAYOUT)
-    image, label = choose_columns(name, tables["train"], features, columns)
+    chosen = columns | {"label": targets[0]} if targets else columns
+    image, label = choose_columns(name, tables["train"], features, chosen)
+    if label is not None and not targets and has_fractions(tables["train"], label):
+        targets = (label,)
     tables = {split: tables[split] for split in SPLIT_NAMES if split in tables}
     notes: list[str] = []
     labels, classes, unlabelled = dict[str, np.ndarray](), (), None
-    if label is None:
+    if targets:
+        labels = {split: read_values(f"{name}, {split}", table, targets) for split, table in tables.items()}
+    elif label is None:
         unlabelled = DataError(f"{name} has no column of labels", "name one: #label=COLUMN")
         for split, table in tables.items():
             labels[split] = no_labels(sum(map_stream(stream).num_rows for stream in table.streams(image)))
@@ -187,7 +209,47 @@ def open_tables(
         for split, part in labels.items()
     }
     splits, whole = with_val(splits, split_seed, notes)
-    return Data(name, classes, splits, notes, whole=whole, unlabelled=unlabelled)
+    return Data(
+        name,
+        classes,
+        splits,
+        notes,
+        whole=whole,
+        unlabelled=unlabelled,
+        targets=targets,
+        label_column=label or Data.label_column,
+    )
+
+
+def has_fractions(table: Streams, column: str) -> bool:
+    """Whether a column of labels is floating-point numbers, one a row, of which one is no integer."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not pa.types.is_floating(table.schema.field(column).type):
+        return False
+    values = table.values(column)
+    is_fraction = pc.and_(pc.is_finite(values), pc.not_equal(values, pc.floor(values)))
+    return bool(pc.any(is_fraction).as_py())
+
+
+def read_values(name: str, table: Streams, targets: tuple[str, ...]) -> np.ndarray:
+    """Columns of values -> (n, T) float64, NaN where there is none; (n, 0) where there is none at all. Raises DataError
+    for a column that is missing, or not of numbers, and for an infinite value."""
+    import pyarrow as pa
+
+    types, values = {field.name: field.type for field in table.schema}, list[np.ndarray]()
+    for column in targets:
+        if column not in types:
+            raise DataError(f"{name} has no column {printable(column)}", nearest(column, types) or ", ".join(types))
+        if not (pa.types.is_integer(types[column]) or pa.types.is_floating(types[column])):
+            problem = f"{name}: the column {printable(column)} holds {types[column]}, not numbers"
+            raise DataError(problem, "name columns of numbers: --targets COLUMN")
+        own = np.asarray(table.values(column).cast(pa.float64()).to_numpy(), np.float64)
+        if np.isinf(own).any():
+            raise DataError(f"{name}: {printable(column)} is infinite in row {int(np.argmax(np.isinf(own)))}")
+        values.append(own)
+    return values_or_none(np.stack(values, 1))
 
 
 def read_labels(

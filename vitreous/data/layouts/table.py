@@ -7,6 +7,12 @@ A cell of labels has one, or several with `|` between them, or none. Paths are r
 of one group (a patient, a scene, a video) are never drawn apart. Another column may name the groups (`--group-by
 COLUMN`), and columns that are not read may stand beside `path` and `label`.
 
+    path,weight,height,split
+    fish/1.jpg,1.25,34,train
+
+Without a column `label`, columns of numbers are values that images have; named ones (`--targets COLUMN`) beside other
+columns too. A cell may be empty.
+
     path,label,start,end
     films/1.mp4,jump,2.5,4
 
@@ -35,6 +41,7 @@ from vitreous.data.layouts.video import ClipFiles, are_clip_files, clips_note
 from vitreous.data.layouts.volumes import ArrayFiles, arrays_note, axes_of_files, no_arrays
 from vitreous.data.split import Data, Files, Split, no_labels, with_val
 from vitreous.data.text_files import read_text
+from vitreous.data.values import is_number, is_value, parse_value
 from vitreous.errors import DataError, first_lines, first_names, nearest, printable
 
 CLIPS = -1  # in place of the axes of volumes and signals
@@ -46,21 +53,24 @@ EXPECTED = "expected a header path,label[,split][,group][,start,end] and one ima
 
 
 class Header(NamedTuple):
-    """The columns of a file in their order, and the one that names groups, which there may not be."""
+    """The columns of a file in their order, the one that names groups, which there may not be, and those of values."""
 
     columns: list[str]
     group: str
+    targets: tuple[str, ...] = ()
 
     @property
     def unread(self) -> list[str]:
         """The columns that say nothing about the data set."""
-        read = {*COLUMNS, self.group} - ({GROUP} if self.group != GROUP else set())
+        read = {*COLUMNS, self.group, *self.targets} - ({GROUP} if self.group != GROUP else set())
+        read -= {"label"} if self.targets and "label" not in self.targets else set()
         return [column for column in self.columns if column not in read]
 
 
 class Row(NamedTuple):
     """One image: its path as the file has it, its labels (None where there is no such column), its split and group (""
-    where there is no such column), its line from 1, and the seconds from which to which a clip is cut out."""
+    where there is no such column), its line from 1, the seconds from which to which a clip is cut out, and the
+    values of the targets, NaN for none."""
 
     path: str
     labels: tuple[str, ...] | None
@@ -69,6 +79,7 @@ class Row(NamedTuple):
     line: int
     start: float = 0.0
     end: float = math.inf
+    values: tuple[float, ...] = ()
 
     @property
     def sample(self) -> tuple[str, float, float]:
@@ -86,12 +97,21 @@ class Row(NamedTuple):
         return (self.start, self.end) != (0.0, math.inf)
 
 
-def table(source: Path, split_seed: int = 0, group_by: str | None = None, axes: int | None = None) -> Data:
+def table(
+    source: Path,
+    split_seed: int = 0,
+    group_by: str | None = None,
+    axes: int | None = None,
+    targets: tuple[str, ...] = (),
+) -> Data:
     """Open the data set that a CSV file (UTF-8) describes. `axes`: its files are signals (1), pictures (2) or volumes
     (3), where their endings and the first of them do not say so.
 
     `group_by`: the column that names the groups in place of `group`, or a regular expression, which is left to
     `vitreous.data.grouping`.
+
+    `targets`: the columns whose values are the labels; () without a column of labels: every column of numbers that is
+    not read otherwise. Labels are then (n, T) float64, NaN for an empty cell.
 
     Labels are (n,) int64 where every image has exactly one; else (n, K) float32, 1 where an image has the class.
     Without a column of labels, and with fewer than two classes, the images have none. Without rows for validation, a
@@ -100,9 +120,7 @@ def table(source: Path, split_seed: int = 0, group_by: str | None = None, axes: 
     and for missing files.
     """
     name = printable(source)
-    lines = read(source, name)
-    header = header_of(*next(lines), group_by, name)
-    rows = [row_of(cells, header, name, line) for line, cells in lines]
+    header, rows = read_rows(source, group_by, targets, name)
     home = source.parent.absolute() if any(os.path.isabs(row.path) for row in rows) else source.parent
     rows, notes = distinct([row.located(home) for row in rows], name)
     if missing := [row for row in rows if not os.path.lexists(os.path.join(home, row.path))]:
@@ -115,6 +133,48 @@ def table(source: Path, split_seed: int = 0, group_by: str | None = None, axes: 
     if not parts.get("train"):
         problem = f"{', '.join(parts)} but no row of the split train" if rows else "no rows"
         raise DataError(f"{name} has {problem}", EXPECTED)
+    if header.targets:
+        classes, unlabelled = (), None
+        labels = {split: values_of(part, header.targets) for split, part in parts.items()}
+        notes += values_notes(rows)
+    else:
+        classes, labels, unlabelled = read_classes(parts, rows, name, notes)
+    kind = kind_of_files(rows, home, name, axes)
+    splits: dict[str, Split] = {split: files_of(part, home, labels[split], kind) for split, part in parts.items()}
+    notes[:0] = [clips_note(len(rows)) if kind == CLIPS else arrays_note(len(rows), kind)] if kind else []
+    notes += [f"columns that are not read: {first_names(header.unread, SHOWN)}"] if header.unread else []
+    groups = read_groups(parts, notes)
+    splits, whole = with_val(splits, split_seed, notes, groups)
+    column = header.group if header.group in header.columns else None
+    return Data(
+        name,
+        classes,
+        splits=splits,
+        notes=notes,
+        unsplit=unsplit,
+        whole=whole,
+        groups=groups,
+        group_column=column,
+        unlabelled=unlabelled,
+        targets=header.targets,
+    )
+
+
+def read_rows(source: Path, group_by: str | None, targets: tuple[str, ...], name: str) -> tuple[Header, list[Row]]:
+    """The header of a file, with the columns of its values, and its rows, checked. Raises DataError with the line."""
+    lines = read(source, name)
+    line, cells = next(lines)
+    header, rows = header_of(line, cells, group_by, name, targets), list(lines)
+    if not header.targets and "label" not in header.columns:
+        header = header._replace(targets=columns_of_numbers(header, rows, f"{name}, line {line}"))
+    return header, [row_of(cells, header, name, line) for line, cells in rows]
+
+
+def read_classes(
+    parts: dict[str, list[Row]], rows: list[Row], name: str, notes: list[str]
+) -> tuple[tuple[str, ...], dict[str, np.ndarray], DataError | None]:
+    """The classes of the training rows, the labels of each split, (n,) int64 or (n, K) float32, and why there are none,
+    if so; adds to the notes."""
     classes = class_order(list({label for row in parts["train"] for label in row.labels or ()}))
     labelled = [row for split, part in parts.items() if split == "train" or has_labels(part) for row in part]
     multiple = sum(len(row.labels or ()) > 1 for row in labelled)
@@ -126,27 +186,37 @@ def table(source: Path, split_seed: int = 0, group_by: str | None = None, axes: 
         classes = []
     elif multilabel:
         notes.append(f"multi-label: {multiple} of {len(labelled)} images have several labels, {none} have none")
-    kind = kind_of_files(rows, home, name, axes)
-    splits: dict[str, Split] = {
-        split: files_of(part, home, labels_of(part, split, () if unlabelled else classes, multilabel, name), kind)
-        for split, part in parts.items()
-    }
-    notes[:0] = [clips_note(len(rows)) if kind == CLIPS else arrays_note(len(rows), kind)] if kind else []
-    notes += [f"columns that are not read: {first_names(header.unread, SHOWN)}"] if header.unread else []
-    groups = read_groups(parts, notes)
-    splits, whole = with_val(splits, split_seed, notes, groups)
-    column = header.group if header.group in header.columns else None
-    return Data(
-        name,
-        tuple(classes),
-        splits=splits,
-        notes=notes,
-        unsplit=unsplit,
-        whole=whole,
-        groups=groups,
-        group_column=column,
-        unlabelled=unlabelled,
-    )
+    labels = {split: labels_of(part, split, classes, multilabel, name) for split, part in parts.items()}
+    return tuple(classes), labels, unlabelled
+
+
+def columns_of_numbers(header: Header, rows: list[tuple[int, list[str]]], where: str) -> tuple[str, ...]:
+    """The columns that are not read otherwise, of a file without labels, which are values. Raises DataError for a
+    column of anything else."""
+    numeric, others = [], []
+    for column in header.unread:
+        place = header.columns.index(column)
+        cells = [cells[place] for _, cells in rows if len(cells) == len(header.columns)]
+        is_numeric = column and all(map(is_value, cells)) and any(map(is_number, cells))
+        (numeric if is_numeric else others).append(column)
+    if others:
+        separated = ";" in others[0] or "\t" in others[0]
+        hint = "separate cells with commas" if separated else nearest(others[0], COLUMNS) or EXPECTED
+        hint = f"to learn values, name their columns: --targets {' '.join(numeric)}" if numeric else hint
+        raise DataError(f"{where}: unknown column {printable(others[0]) or 'without a name'}", hint)
+    return tuple(numeric)
+
+
+def values_of(rows: list[Row], targets: tuple[str, ...]) -> np.ndarray:
+    """Rows -> (n, T) float64, NaN for an empty cell; (n, 0) where none has a value."""
+    values = np.array([row.values for row in rows], np.float64).reshape(len(rows), len(targets))
+    return no_labels(len(rows)) if np.isnan(values).all() else values
+
+
+def values_notes(rows: list[Row]) -> list[str]:
+    """The note on images without any value, if there are any."""
+    empty = sum(all(map(math.isnan, row.values)) for row in rows)
+    return [f"{empty:,} of {len(rows):,} images have no value"] if empty else []
 
 
 def kind_of_files(rows: list[Row], home: Path, name: str, axes: int | None) -> int:
@@ -213,22 +283,27 @@ def read(source: Path, name: str) -> Iterator[tuple[int, list[str]]]:
         raise DataError(f"{name} is empty", EXPECTED)
 
 
-def header_of(line: int, cells: list[str], group_by: str | None, name: str) -> Header:
+def header_of(line: int, cells: list[str], group_by: str | None, name: str, targets: tuple[str, ...] = ()) -> Header:
     """The columns that a header names. Raises DataError for one that is missing or there twice, for one that is nearly
-    a known one, and for unknown ones where there are no labels.
+    a known one, and for unknown ones where there is no path.
 
     `group_by` is the column of the groups, or, with parentheses, a regular expression.
     """
     columns, where = [cell.strip() for cell in cells], f"{name}, line {line}"
     pattern = group_by is not None and "(" in group_by and group_by not in columns
-    header = Header(columns, GROUP if group_by is None or pattern else group_by)
+    header = Header(columns, GROUP if group_by is None or pattern else group_by, targets)
+    if missing := [target for target in targets if target not in columns]:
+        problem = f"{name} has no column {printable(missing[0])}"
+        raise DataError(problem, nearest(missing[0], columns) or f"there are {first_names(columns, SHOWN)}")
+    if taken := [target for target in targets if target in COLUMNS and target != "label"]:
+        raise DataError(f"{name}: the column {taken[0]} is no target", "name columns with values")
     for column in columns:
-        if columns.count(column) > 1 and (column in COLUMNS or column == header.group):
+        if columns.count(column) > 1 and (column in (*COLUMNS, *targets) or column == header.group):
             raise DataError(f"{where}: two columns {printable(column)}", "keep one of them")
     absent = [column for column in COLUMNS if column not in columns]
     for column in header.unread:
         meant = difflib.get_close_matches(column.lower(), absent, 1, MISSPELT)
-        if meant or not {"path", "label"} <= {*columns}:
+        if meant or "path" not in columns:
             separated = ";" in column or "\t" in column
             hint = "separate cells with commas" if separated else nearest(column, absent) or EXPECTED
             raise DataError(f"{where}: unknown column {printable(column) or 'without a name'}", hint)
@@ -249,7 +324,7 @@ def row_of(cells: list[str], header: Header, name: str, line: int) -> Row:
     row = dict(zip(header.columns, cells, strict=True))
     if not row["path"]:
         raise DataError(f"{where}: no path", EXPECTED)
-    text = row.get("label", "").strip()
+    text = "" if header.targets else row.get("label", "").strip()
     labels = [normalise_name(label.strip()) for label in text.split("|")] if text else []
     if "" in labels:
         hint = "take out the | that has nothing on one side"
@@ -266,12 +341,13 @@ def row_of(cells: list[str], header: Header, name: str, line: int) -> Row:
             f"{where}: no {printable(header.group)}", "give an image that belongs to no other a name of its own"
         )
     named = tuple(dict.fromkeys(labels)) if "label" in row else None
+    values = tuple(parse_value(row[target], target, where) for target in header.targets)
     start, end = (
         second(row.get(column, ""), column, usual, where) for column, usual in (("start", 0.0), ("end", math.inf))
     )
     if end <= start:
         raise DataError(f"{where}: the end, {end:g} s, is not after the start, {start:g} s", "mend them")
-    return Row(row["path"], named, split=split or "", group=group, line=line, start=start, end=end)
+    return Row(row["path"], named, split=split or "", group=group, line=line, start=start, end=end, values=values)
 
 
 def second(cell: str, column: str, usual: float, where: str) -> float:
@@ -293,12 +369,14 @@ def distinct(rows: list[Row], name: str) -> tuple[list[Row], list[str]]:
     """
     first: dict[tuple[str, float, float], Row] = {}
     unique: dict[tuple[tuple[str, float, float], str], Row] = {}
-    contrary: dict[str, list[Row]] = {"labels": [], "groups": []}
+    contrary: dict[str, list[Row]] = {"labels": [], "values": [], "groups": []}
     shared = set()
     for row in rows:
         known = first.setdefault(row.sample, row)
         if set(known.labels or ()) != set(row.labels or ()):
             contrary["labels"].append(row)
+        if not np.array_equal(known.values, row.values, equal_nan=True):
+            contrary["values"].append(row)
         if known.group != row.group:
             contrary["groups"].append(row)
         if known.split != row.split:

@@ -177,6 +177,8 @@ def training_features(scene: Scene, train: Split, skipped: int) -> tuple[list[in
 def class_of(data: Data, split: Split, sample: int) -> str:
     """Return the title of a sample's class, or of its classes."""
     label = split.labels[sample]
+    if data.targets:
+        return ", ".join(f"{name} {value:.4g}" for name, value in zip(data.targets, label, strict=True))
     names = [data.classes[int(label)]] if np.ndim(label) == 0 else [data.classes[i] for i in np.flatnonzero(label)]
     return ", ".join(data.titles.get(name, name).split(",")[0] for name in names)
 

@@ -1,4 +1,4 @@
-"""The worst and the least certain images of an evaluation, with attention, for a page."""
+"""Images of an evaluation, such as the worst ones, with attention, for a page."""
 
 from __future__ import annotations
 
@@ -12,50 +12,28 @@ from vitreous.data.layouts.video import open_sample
 from vitreous.data.rgb_images import rgb_image
 from vitreous.data.split import Split
 from vitreous.errors import DataError, UsageError
-from vitreous.evaluation.calibration import losses
-from vitreous.inference.outputs import probabilities
 from vitreous.reports.pages.thumbnails import ENLARGED, SMALL, data_uri, enlarge, heat_map, scale_map, shrink
 from vitreous.weights.bundle import Bundle
 
 SHOWN = 8  # images of a kind
 
 
-def cards(bundle: Bundle, split: Split, logits: np.ndarray, bad: frozenset[int]) -> dict[str, Any]:
-    """Return the worst and the least certain images, each with label, answer, and its picture as a data URI.
-
-    Worst: of those answered wrongly, where the label's probability is lowest; with several labels an image, the highest
-    loss. Least certain: where the two best classes are nearest, or a class to 0.5. `logits` (n, K).
-    """
-    loss, margin, wrong = marks(logits, split.labels)
-    usable = np.array([sample not in bad for sample in range(len(split))], dtype=bool)
-    worst = [int(s) for s in np.argsort(-loss, kind="stable") if usable[s] and wrong[s]][:SHOWN]
-    unsure = [int(s) for s in np.argsort(margin, kind="stable") if usable[s]][:SHOWN]
-    shown = pictures(bundle, split, list(dict.fromkeys([*worst, *unsure])))
-
-    def card(sample: int) -> dict[str, Any]:
-        p, name, picture = (
-            probabilities(logits[sample : sample + 1], bundle.loss)[0],
-            split.name(sample),
-            shown[sample],
-        )
-        best = int(p.argmax())
-        label = split.labels[sample]
-        places = np.flatnonzero(label > 0) if split.labels.ndim == 2 else [int(label)]
-        names = ", ".join(bundle.classes[place] for place in places) or "none"
-        return {"name": name, "label": names, "answer": bundle.classes[best], "p": float(p[best]), **picture}
-
-    kinds = {name: [card(s) for s in some if s in shown] for name, some in (("worst", worst), ("unsure", unsure))}
-    return {**kinds, "small": max(bundle.preprocess.image) < SMALL}
-
-
-def marks(logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(n, K) logits and labels (n,) or (n, K) -> loss, margin between the two nearest answers, and what is wrong, (n,)
-    each."""
-    loss = losses(logits, labels)
-    if labels.ndim == 2:
-        return loss, np.abs(probabilities(logits, "sigmoid") - 0.5).min(1), ((logits > 0) != (labels > 0)).any(1)
-    best = np.sort(probabilities(logits), 1)[:, -2:]
-    return loss, best[:, -1] - best[:, 0], logits.argmax(1) != labels
+def cards(bundle: Bundle, split: Split, outputs: np.ndarray, bad: frozenset[int]) -> dict[str, Any]:
+    """Return the images that the task chooses of n with outputs (n, K), such as the worst ones: each with label,
+    prediction, and its picture as a data URI."""
+    readable = np.array([sample not in bad for sample in range(len(split))], dtype=bool)
+    kinds = bundle.task.choose_examples(outputs, split, readable, SHOWN)
+    shown = pictures(bundle, split, list(dict.fromkeys(one.sample for some in kinds.values() for one in some)))
+    rows = {
+        kind: [
+            {"name": split.name(one.sample), "label": one.label, "answer": one.prediction, "p": one.probability}
+            | shown[one.sample]
+            for one in some
+            if one.sample in shown
+        ]
+        for kind, some in kinds.items()
+    }
+    return {**rows, "notes": bundle.task.example_notes, "small": max(bundle.preprocess.image) < SMALL}
 
 
 def pictures(bundle: Bundle, split: Split, samples: list[int]) -> dict[int, dict[str, str | None]]:

@@ -17,9 +17,7 @@ from vitreous.errors import DataError
 from vitreous.evaluation.coco import objects_function
 from vitreous.evaluation.evaluator import Ragged
 from vitreous.evaluation.matching import Column, Error, Part, columns_of, counted, match_image, true_runs
-from vitreous.evaluation.metric_names import BOXES, ERRORS, SIZES
 from vitreous.evaluation.pixels import figures_of, logits_function, matrices_of
-from vitreous.evaluation.report import Report
 from vitreous.inference.detections import Detections, detect
 from vitreous.inference.engine import make_engine
 from vitreous.inference.tiles import class_map, native_pixels
@@ -27,6 +25,8 @@ from vitreous.reports.answers import Answered
 from vitreous.reports.pages.formats import format_percent
 from vitreous.reports.pages.plots import COLOURS, INK, confusion, markup, strip_axes, style
 from vitreous.reports.pages.thumbnails import data_uri, shrink
+from vitreous.tasks.metric_names import BOXES, ERRORS, SIZES
+from vitreous.tasks.report import Report
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,29 +12,18 @@ from functools import cache
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from vitreous.evaluation.metric_names import MAPS, OBJECTS
 from vitreous.reports.pages.metric_terms import MetricTerms, explain_metric
+from vitreous.tasks.metrics import METRICS
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 SHARES = (
-    "top1",
-    "top5",
-    "map",
-    "knn_top1",
-    "knn_map",
-    "macro_f1",
-    "micro_f1",
-    "miou",
-    "dice",
-    "pixel_accuracy",
+    *(key for key, metric in METRICS.items() if metric.is_share),
     "fewshot_top1",
     "merged_top1",
     "variance_share",
     "rollout_spread",
-    *OBJECTS,
-    *MAPS,
 )  # figures shown in per cent
 
 
@@ -66,8 +55,11 @@ def format_percent(value: float | None, decimals: int = 2) -> str:
 
 
 def format_figure(name: str, value: float, decimals: int = 2) -> str:
-    """Format a figure of an evaluation by its name: in per cent where it is a share, else with three decimals."""
-    return format_percent(value, decimals) if name in SHARES else f"{value:.3f}"
+    """Format a figure of an evaluation by its name: in per cent where it is a share, else as its row of metrics has
+    it, or with three decimals."""
+    if name in SHARES:
+        return format_percent(value, decimals)
+    return format(value, METRICS[name].form if name in METRICS else ".3f")
 
 
 def format_interval(name: str, interval: list[float] | None) -> str:

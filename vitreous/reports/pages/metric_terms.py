@@ -1,32 +1,19 @@
-"""Explanations of metrics, the one table of them, and the markup with which pages show an explanation."""
+"""Explanations of metrics, and the markup with which pages show an explanation."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
-from vitreous.evaluation.metric_names import BOXES, ERRORS, SIZES
+from vitreous.tasks.metric_names import BOXES, ERRORS, SIZES
+from vitreous.tasks.metrics import METRICS
 
-#: metric, by its key without `train/`, `val/`, `training_images/` or `box_` -> one or two sentences on it
+#: metric, by its key without `train/`, `val/`, `training_images/` or `box_` -> one or two sentences on it; those of
+#: `METRICS` are in its rows
 EXPLANATIONS = {
     "loss": "The value that training minimises, on training images. Lower is better.",
     "losses": "Training loss is measured with augmentation, label smoothing and dropout where the recipe uses them, "
     "validation loss (NLL) without. Compare their trends, not their values.",
-    "top1": "Share of images whose label is the most probable class. Higher is better.",
-    "top5": "Share of images whose label is among the five most probable classes. Higher is better.",
-    "macro_f1": "F1 of each class, averaged over classes, so that rare classes count as much as frequent ones.",
-    "micro_f1": "F1 over all pairs of image and label, so that frequent labels count more.",
-    "nll": "Negative log-likelihood: minus the logarithm of the label's probability, mean over images, in nats. Lower "
-    "is better.",
-    "ece": "Expected calibration error: mean gap between confidence and accuracy over bins of confidence. 0 is "
-    "perfectly calibrated.",
-    "map": "Mean over classes of average precision, the area under the precision-recall curve. Higher is better.",
-    "knn_top1": "Top-1 of a k-nearest-neighbour classifier on the features. Labels are used for this metric only, "
-    "never for training.",
-    "knn_map": "mAP of a k-nearest-neighbour classifier on the features. Labels are used for this metric only, never "
-    "for training.",
-    "rankme": "Effective rank of the features (arXiv:2210.02885): 1 is a complete collapse; the maximum is the feature "
-    "width, or the number of images if that is smaller.",
     "feature_deviation": "Standard deviation over images of features of length one: 0 is a collapse, where all images "
     "have the same features.",
     "dino": "Cross-entropy between the predictions of student and teacher for whole views, in nats.",
@@ -37,14 +24,9 @@ EXPLANATIONS = {
     "prototype_entropy": "Entropy of the mean target. Near 0, all images share one prototype, which is a collapse; "
     "near ln K, images are spread over all prototypes.",
     "lr": "Step size of the optimizer, after warmup and decay.",
-    "denoising_error": "Mean squared error of the predicted noise or velocity at fixed noise levels. Lower is better.",
-    "frechet_distance": "Distance between the feature distributions of generated and real images. Lower is better.",
-    "miou": "Intersection over union of predicted and true pixels of a class, mean over classes. Higher is better.",
     "iou": "Intersection over union: pixels that both prediction and ground truth assign to the class, divided by "
     "those that either does.",
-    "dice": "2 × intersection / (predicted + true pixels), which equals F1 of pixels. Higher is better.",
     "image_dice": "Dice of each image that has the class, averaged over these images.",
-    "pixel_accuracy": "Share of pixels with the right class. Frequent classes dominate it.",
     "boundary_f": "F1 of predicted and true boundaries within a small tolerance in pixels.",
     "pq": "Panoptic quality: segmentation quality × recognition quality. Higher is better.",
     "sq": "Segmentation quality: mean IoU of matched segments.",
@@ -71,6 +53,7 @@ EXPLANATIONS = {
     "waiting": "Share of the time in which training waited for data.",
     "images_per_second": "Training throughput since the previous line.",
     "exaflops": "Floating-point operations of the run so far, in units of 10^18.",
+    **{key: metric.explanation for key, metric in METRICS.items() if metric.explanation},
 }
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image
 
 from vitreous.reports.pages.formats import SHARES
+from vitreous.tasks.base import Scatter
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -116,6 +117,27 @@ def draw_curves(
         if names and (legend is not None or len(names) > 1):
             axes.legend(frameon=False, title=legend, fontsize=8)
         return markup(figure, label)
+
+
+def draw_scatter(chart: Scatter) -> Any:
+    """Draw a chart of points, with its line y = x or y = 0; more points are paler."""
+    from matplotlib.figure import Figure
+
+    with style():
+        figure = Figure(figsize=(4.6, 3.4))
+        figure.subplots_adjust(left=0.17, right=0.97, bottom=0.15, top=0.96)
+        axes = figure.subplots()
+        low, high = float(min(chart.x.min(), chart.y.min())), float(max(chart.x.max(), chart.y.max()))
+        ends = ([low, high], [low, high]) if chart.diagonal else ([float(chart.x.min()), float(chart.x.max())], [0, 0])
+        if chart.diagonal or chart.level:
+            axes.plot(*ends, color=INK, alpha=0.5, linewidth=1, linestyle="--")
+        opacity = float(np.clip(40 / np.sqrt(len(chart.x)) / 4, 0.15, 0.8))
+        axes.plot(chart.x, chart.y, "o", color=COLOURS[0], markersize=3.5, markeredgewidth=0, alpha=opacity)
+        axes.set_xlabel(chart.x_label)
+        axes.set_ylabel(chart.y_label)
+        axes.ticklabel_format(style="sci", scilimits=(-3, 5), useMathText=False)
+        strip_axes(axes)
+        return markup(figure, chart.title)
 
 
 def reliability(edges: np.ndarray, accuracy: np.ndarray, confidence: np.ndarray, counts: np.ndarray) -> Any:

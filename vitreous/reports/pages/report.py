@@ -15,9 +15,6 @@ from typing import Any
 import numpy as np
 
 from vitreous.data.clip_views import ONE
-from vitreous.evaluation.calibration import BINS, confidence_bins
-from vitreous.evaluation.metric_names import BOXES, MAPS, OBJECTS
-from vitreous.evaluation.report import LABELS, Report, leading_of
 from vitreous.inference.image_grid import SAMPLES_FILE
 from vitreous.reports.answers import Answered
 from vitreous.reports.learned import read_learned
@@ -25,9 +22,13 @@ from vitreous.reports.pages.cards import cards
 from vitreous.reports.pages.dense import object_parts, worst_scenes
 from vitreous.reports.pages.formats import format_figure, format_interval, render
 from vitreous.reports.pages.loss_curves import loss_panel
-from vitreous.reports.pages.plots import COLOURS, INK, Curve, confusion, draw_curves, reliability
+from vitreous.reports.pages.plots import COLOURS, INK, Curve, confusion, draw_curves, draw_scatter, reliability
 from vitreous.reports.pages.unlabelled import alarms, headline, measured_curves
 from vitreous.system.disk import write_text
+from vitreous.tasks.calibration import BINS, confidence_bins
+from vitreous.tasks.metric_names import BOXES
+from vitreous.tasks.metrics import METRICS, label_metric
+from vitreous.tasks.report import Report, leading_of
 from vitreous.training.folder import Folder, read_lines
 from vitreous.training.run import Run
 
@@ -35,13 +36,6 @@ ROWS = 60  # classes shown in full; of more, the worst and the best
 CELLS = 40  # classes in the confusion matrix; of more, those most often wrong
 READ = 50  # readings shown, the latest
 SUMMARY = ("ap", "ap50", "ap75", "ar100", "box_ap", "box_ap50")  # figures of objects on top of the page
-NAMES = (
-    LABELS
-    | OBJECTS
-    | MAPS
-    | {"dice": "Dice", "pixel_accuracy": "pixel accuracy"}
-    | {"top5": "top-5", "macro_f1": "macro F1", "micro_f1": "micro F1", "nll": "NLL", "ece": "ECE"}
-)
 
 
 def write_report(
@@ -104,7 +98,7 @@ def samples_of(folder: Folder, run: Run) -> dict[str, Any]:
 
 def validation_figure(lines: list[dict[str, Any]]) -> str:
     """Return the leading figure of the evaluations in lines of metrics."""
-    return next((name for name in LABELS if has(lines, f"val/{name}")), "top1")
+    return next((name for name, metric in METRICS.items() if metric.leads and has(lines, f"val/{name}")), "top1")
 
 
 def has(lines: list[dict[str, Any]], key: str) -> bool:
@@ -116,7 +110,10 @@ def training_panels(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Draw the losses of a run in one chart, the leading metric of its evaluations, and the learning rate."""
     measure = validation_figure(lines)
     panels = [panel] if (panel := loss_panel(lines)) else []
-    for title, key, colour in ((f"validation {NAMES[measure]}", f"val/{measure}", 2), ("learning rate", "lr", 3)):
+    for title, key, colour in (
+        (f"validation {label_metric(measure)}", f"val/{measure}", 2),
+        ("learning rate", "lr", 3),
+    ):
         if has(lines, key):
             drawing = draw_curves(title, [Curve("", COLOURS[colour], lines, key)])
             panels.append({"title": title, "key": key, "drawing": drawing, "text": ""})
@@ -134,14 +131,18 @@ def grid(folder: Folder, run: Run, table: dict[str, Any], summary: dict[str, Any
     panels = [
         ("training loss", "train/loss", [*trials, *last]),
         ("held-out loss (NLL)", "val/nll", trials),
-        (f"held-out {NAMES[measure]}", f"val/{measure}", trials),
+        (f"held-out {label_metric(measure)}", f"val/{measure}", trials),
     ]
     curves = [
         {"title": title, "key": key, "drawing": draw_curves(title, [Curve(*one, key) for one in rows], "learning rate")}
         for title, key, rows in panels
         if trials
     ]
-    return {**table, "measure": NAMES[measure], "measure_key": measure, "curves": curves}
+    rows = [
+        {**row, "score_text": "–" if row.get("score") is None else format_figure(measure, row["score"])}
+        for row in table["trials"]
+    ]
+    return {**table, "trials": rows, "measure": label_metric(measure), "measure_key": measure, "curves": curves}
 
 
 def evaluated(answers: Answered, report: Report) -> dict[str, Any]:
@@ -154,13 +155,13 @@ def evaluated(answers: Answered, report: Report) -> dict[str, Any]:
         worst, best = rows[: ROWS * 2 // 3], [row for row in rows if row["images"]][-ROWS // 3 :]
     figures = [
         {
-            "title": NAMES[name],
+            "title": label_metric(name),
             "key": "ap_coco" if name.removeprefix(BOXES) == "ap" else name,
             "value": format_figure(name, value),
             "range": format_interval(name, report.ends.get(name)),
         }
         for name, value in report.figures.items()
-        if name in NAMES and value is not None and (not objects or name in SUMMARY)
+        if name in METRICS and value is not None and (not objects or name in SUMMARY)
     ]
     return {
         "source": answers.source,
@@ -177,8 +178,28 @@ def evaluated(answers: Answered, report: Report) -> dict[str, Any]:
         "scenes": worst_scenes(answers) if dense else None,
         "objects": object_parts(answers, report) if objects else None,
         "reliability": None if report.multilabel or dense else diagram(answers),
-        "cards": {} if dense or objects else cards(answers.bundle, answers.split, answers.logits, answers.bad),
+        "cards": {} if dense or objects else cards(answers.bundle, answers.split, answers.raw, answers.bad),
+        "targets": target_rows(report),
+        "charts": [] if dense or objects else task_charts(answers),
     }
+
+
+def target_rows(report: Report) -> list[dict[str, Any]]:
+    """Return the metrics of each target of a regression, with their intervals, as text; none of other tasks."""
+    rows = []
+    for row in report.details.get("targets", []):
+        texts = {}
+        for name, interval in row["interval"].items():
+            value = "–" if row[name] is None else format_figure(name, row[name])
+            texts[name] = f"{value} ({format_interval(name, interval)})" if interval else value
+        rows.append({"target": row["target"], "images": row["images"], **texts})
+    return rows
+
+
+def task_charts(answers: Answered) -> list[dict[str, Any]]:
+    """Draw the charts that the task has of its outputs."""
+    charts = answers.bundle.task.draw_charts(answers.raw, answers.split.labels, answers.readable)
+    return [{"title": chart.title, "drawing": draw_scatter(chart)} for chart in charts]
 
 
 def matrix(report: Report, classes: tuple[str, ...]) -> dict[str, Any]:
@@ -230,7 +251,7 @@ def reading(line: dict[str, Any]) -> dict[str, str]:
         "on": f"{line['data']}, {line['split']}",
         "how": ", ".join([how, *settings]),
         "images": f"{line['images']:,}",
-        "figure": "–" if value is None else f"{NAMES[name]} {format_figure(name, value)}",
+        "figure": "–" if value is None else f"{label_metric(name)} {format_figure(name, value)}",
         "range": format_interval(name, (line.get("interval") or {}).get(name)),
     }
 

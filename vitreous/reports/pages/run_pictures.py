@@ -9,11 +9,11 @@ from typing import Any
 
 from PIL import Image, ImageOps
 
-from vitreous.evaluation.report import Report
 from vitreous.inference.image_grid import SAMPLES_FILE, grid_of
 from vitreous.reports.pages.plots import confusion, raster
 from vitreous.reports.pages.report import confusion_cells
 from vitreous.reports.pages.thumbnails import SMALL, enlarge
+from vitreous.tasks.report import Report
 from vitreous.training.folder import Folder
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from vitreous.evaluation.report import leading_of
 from vitreous.reports.pages.formats import SHARES, format_figure, format_interval, format_number
 from vitreous.reports.pages.metric_terms import explain_metric
 from vitreous.reports.pages.plots import COLOURS, Curve, draw_curves
+from vitreous.tasks.report import leading_of
 from vitreous.training.folder import Folder, read_lines
 from vitreous.training.run import Run
 from vitreous.training.validation import TRAINING_IMAGES

@@ -20,11 +20,11 @@ from vitreous.data.loader import EvalLoader
 from vitreous.data.screen import readable, stop_at_unreadable
 from vitreous.data.split import Split
 from vitreous.errors import DataError, UsageError, printable
-from vitreous.evaluation.classification import judge_answer_sets
 from vitreous.inference.engine import logits_of, make_engine, readable_mask
 from vitreous.reports.answers import progress_counter
 from vitreous.reports.protocols.task import ProtocolResult, ProtocolTask
 from vitreous.system.cores import default_workers
+from vitreous.tasks.classification_metrics import judge_answer_sets
 
 IMAGENET = 1_000
 NUMBER = re.compile(r"ILSVRC2012_val_(\d{8})")

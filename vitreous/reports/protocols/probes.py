@@ -10,12 +10,12 @@ import numpy as np
 from vitreous.errors import DataError, UsageError
 from vitreous.evaluation import knn
 from vitreous.evaluation import linear as few
-from vitreous.evaluation.classification import judge
-from vitreous.evaluation.intervals import wilson
 from vitreous.evaluation.linear import TRIES, LabelledFeatures, fit, swept
 from vitreous.inference.features import Features
 from vitreous.reports.protocols.published import judge_by_published
 from vitreous.reports.protocols.task import ProtocolResult, ProtocolTask, mean_report
+from vitreous.tasks.classification_metrics import judge
+from vitreous.tasks.intervals import wilson
 
 NEIGHBOURS, HEADLINE = (10, 20, 100, 200), 20  # DINO's list; nothing is chosen by what is judged
 SHOTS = 5  # the paper's "linear 5-shot"

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from vitreous.data.run_data import choose_split, open_run_data
-from vitreous.errors import UsageError, nearest
+from vitreous.errors import UsageError, first_names, nearest
 from vitreous.inference.open_model import open_bundle
 from vitreous.reports.answers import Computing
 from vitreous.reports.protocols.answer_sets import ANSWER_SETS
@@ -41,6 +41,9 @@ def judge_by(
     if name == "vtab":
         return vtab(os.fspath(run), data, bundle, options, computing)
     source, opened = open_run_data(run, data, "train" if name in PROBES else split)
+    if opened.targets:
+        problem = f"--protocol {name} is for classes, and {source} has values of {first_names(opened.targets, 5)}"
+        raise UsageError(problem, "leave --protocol out, or name data with classes")
     chosen = choose_split(opened, split, note)
     task = ProtocolTask(
         os.fspath(run), source, data=opened, split=chosen, bundle=bundle, options=options, computing=computing

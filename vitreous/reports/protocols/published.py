@@ -24,13 +24,13 @@ from vitreous.data.loader import EvalLoader, TrainLoader
 from vitreous.data.screen import fits_in_memory, readable, screen, stop_at_unreadable
 from vitreous.data.split import Split
 from vitreous.errors import DataError, NonFiniteError, UsageError
-from vitreous.evaluation.classification import judge
 from vitreous.inference.engine import ModelEngine, logits_of, make_engine, readable_mask
 from vitreous.models.config import ModelConfig
 from vitreous.reports.answers import progress_counter
 from vitreous.reports.protocols.heads import UNIT, Head, HeadConfig, Reading, TokenReader, best_of, train_heads
 from vitreous.reports.protocols.task import ProtocolOptions, ProtocolResult, ProtocolTask
 from vitreous.system.cores import default_workers
+from vitreous.tasks.classification_metrics import judge
 from vitreous.training.run import Schedule
 from vitreous.training.schedule import factor
 

@@ -11,11 +11,11 @@ import numpy as np
 from vitreous.data.holdout import hold_out
 from vitreous.data.split import Data, Split
 from vitreous.errors import DataError, UsageError
-from vitreous.evaluation.report import Report
 from vitreous.inference.features import Features
 from vitreous.reports.answers import Computing, split_features
 from vitreous.reports.options import ProtocolOptions
 from vitreous.system.machine import pick_device
+from vitreous.tasks.report import Report
 from vitreous.weights.bundle import Bundle
 
 HELD_OUT, AT_MOST = 0.2, 20_000  # share and number of training images that choose a penalty, or a head

@@ -17,7 +17,6 @@ from vitreous.data.keys import permutation
 from vitreous.data.sources import open_data
 from vitreous.data.split import Data
 from vitreous.errors import DataError, UsageError, printable
-from vitreous.evaluation.classification import judge
 from vitreous.evaluation.linear import LabelledFeatures, fit
 from vitreous.evaluation.vtab import DEV, TASKS, TRAIN, Task, classes_of, means
 from vitreous.inference.features import of_images, of_model
@@ -27,8 +26,9 @@ from vitreous.reports.protocols.probes import sweep_penalties
 from vitreous.reports.protocols.task import ProtocolOptions, ProtocolTask, mean_report
 from vitreous.reports.readings import describe, record, slug
 from vitreous.system.disk import write_text
+from vitreous.tasks.classification_metrics import judge
+from vitreous.tasks.features import Features
 from vitreous.weights.bundle import Bundle
-from vitreous.weights.tasks import Features
 
 FORMAT = 1  # goes up when the same data give other numbers
 PREFIX = re.compile(r"^(wds_)?(vtab_)?(1k_)?")

@@ -12,6 +12,7 @@ import numpy as np
 from vitreous.apps.curation.checks.annotated import annotation_facts
 from vitreous.apps.curation.checks.record import KINDS, MODES, Trait
 from vitreous.apps.curation.checks.subject import Subject, left_out
+from vitreous.apps.curation.checks.values import value_facts
 from vitreous.apps.curation.copies.alike import Groups, exact
 from vitreous.apps.curation.copies.scan import READABLE, Reasons
 from vitreous.data.annotations.target import kind_of
@@ -20,6 +21,7 @@ from vitreous.errors import DataError
 
 _NUMBER = re.compile(r"\d[\d,]*")
 FEW = 10  # images below which a class is named
+ALIKE = 1.0  # standard deviations that values of near-duplicates may differ by
 LISTED = 10_000  # groups of copies listed at most
 
 
@@ -64,8 +66,9 @@ def facts(
         "modes": counted(readable["mode"], MODES),
         "depths": {str(bits): int((readable["depth"] == bits).sum()) for bits in np.unique(readable["depth"])},
         "traits": {trait.name.lower(): int((readable["traits"] & trait > 0).sum()) for trait in Trait},
+        "targets": value_facts(subject),
         "copies": copies(subject, exact(records)),
-        "near_copies": copies(subject, near),
+        "near_copies": copies(subject, near, tolerance=ALIKE),
         "examples": first_examples(subject, records, image_size) | outside,
         "groups": groups,
     }
@@ -173,8 +176,10 @@ def counted(places: np.ndarray, words: tuple[str, ...]) -> dict[str, int]:
     return {words[i]: int(counts[i]) for i in np.flatnonzero(counts)}
 
 
-def copies(subject: Subject, groups: Groups) -> dict[str, Any]:
+def copies(subject: Subject, groups: Groups, tolerance: float = 0.0) -> dict[str, Any]:
     """Report groups of images that are alike: how many, images too many, in two splits, and under two labels.
+
+    Labels that are values differ by more than `tolerance` standard deviations.
 
     `across` counts, for each pair of splits, the images of the second that are in the first. The groups listed are the
     first LISTED of those across splits, then of those with two labels, then of the others.
@@ -185,7 +190,7 @@ def copies(subject: Subject, groups: Groups) -> dict[str, Any]:
         places = [subject.place(int(row)) for row in group]
         homes = Counter(split for split, _ in places)  # in the order of the splits, as rows are
         across.update({f"{one}/{other}": homes[other] for one, other in combinations(homes, 2)})
-        ranked.append((len(homes) < 2, len({subject.class_of(*spot) for spot in places}) < 2, number))
+        ranked.append((len(homes) < 2, not subject.labels_differ(places, tolerance), number))
     return {
         "groups": len(groups),
         "extra": sum(map(len, groups)) - len(groups),

@@ -27,7 +27,7 @@ def findings(facts: dict[str, Any]) -> list[Finding]:
     """
     source = shlex.quote(facts["data"])
     rows = [*failures(facts, source), *annotation_rows(facts["annotations"]), *copies(facts, source)]
-    rows += [*classes(facts, source), *clips(facts), *pictures(facts, source)]
+    rows += [*classes(facts, source), *value_rows(facts, source), *clips(facts), *pictures(facts, source)]
     rows = [row for level in (FAILS, WARNS, TELLS) for row in rows if row[0] == level]
     return [dict(zip(("level", "what", "text", "way"), row, strict=True)) for row in rows]
 
@@ -67,8 +67,9 @@ def failures(facts: dict[str, Any], source: str) -> Iterator[Row]:
         yield FAILS, "leak", text, REMOVE if kind == "clips" else f"`{dedup_command(source, other)}` lists them"
     if count := facts["copies"]["contrary"]:
         place = contrary_pair(facts["copies"])
-        if facts["annotations"]:
-            yield FAILS, "contrary", f"{images(count, kind)} found with different classes{place}", "keep one of them"
+        if facts["annotations"] or facts["targets"]:
+            differ = "values" if facts["targets"] else "classes"
+            yield FAILS, "contrary", f"{images(count, kind)} found with different {differ}{place}", "keep one of them"
         else:
             hint = f"keep one of them, or one {noun(kind)} with both labels in a table"
             yield FAILS, "contrary", f"{images(count, kind)} found under two labels{place}", hint
@@ -125,6 +126,7 @@ def copies(facts: dict[str, Any], source: str) -> Iterator[Row]:
         yield WARNS, "near_leak", text, hint
     if count := near["contrary"]:
         differ = "different classes" if facts["annotations"] else "two labels"
+        differ = "values more than a standard deviation apart" if facts["targets"] else differ
         text = f"{count:,} groups of near-duplicate {noun(kind)}s have {differ}{contrary_pair(near)}"
         yield WARNS, "near_contrary", text, "check their labels"
     within = {"exact copies": facts["copies"]["extra"], "near-duplicates": near["extra"]}
@@ -182,6 +184,34 @@ def classes(facts: dict[str, Any], source: str) -> Iterator[Row]:
     for name, missing in spread["missing"].items():
         text = f"{name} has no {noun(facts['kind'])} of {len(missing):,} classes: {first_names(missing, SHOWN)}"
         yield WARNS, "missing", text, "their figures will be unknown"
+
+
+def value_rows(facts: dict[str, Any], source: str) -> Iterator[Row]:
+    """Yield what is true of the values of each target."""
+    for row in facts["targets"]:
+        name, own = row["target"], row["splits"][row["split"]]
+        if not own["values"]:
+            yield FAILS, "no_values", f"no image of {row['split']} has a value of {name}", "leave the target out"
+            continue
+        if own["min"] == own["max"]:
+            text = f"all values of {name} in {row['split']} are the same, {own['min']:g}"
+            yield FAILS, "constant", text, "leave the target out: there is nothing to learn"
+        if outliers := row["outliers"]:
+            low, high = row["fences"]
+            first = f"{outliers[0]['value']:g} of {outliers[0]['path']}"
+            text = f"{images(len(outliers))} with a value of {name} far from the others, below {low:.4g} or above"
+            text += f" {high:.4g}; the first: {first}"
+            hint = f"check them; if they are right, `vitreous train {source} --loss huber` is less sensitive to them"
+            yield WARNS, "outliers", text, hint
+        if outside := row["outside"]:
+            text = f"{images(len(outside))} with a value of {name} beyond those of {row['split']}, {own['min']:g} to"
+            text += f" {own['max']:g}; the first: {outside[0]['value']:g} of {outside[0]['path']}"
+            yield WARNS, "outside_range", text, "a model is less reliable beyond the values that it learned"
+        total, known = (sum(part[key] for part in row["splits"].values()) for key in ("images", "values"))
+        if known < total:
+            yield TELLS, "missing_values", f"{total - known:,} of {images(total)} have no value of {name}", ""
+        text = f"{name} in {row['split']}: {own['min']:g} to {own['max']:g}, median {own['median']:.4g}, mean"
+        yield TELLS, "values", f"{text} {own['mean']:.4g}, standard deviation {own['std']:.4g}", ""
 
 
 def clips(facts: dict[str, Any]) -> Iterator[Row]:

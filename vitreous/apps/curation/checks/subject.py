@@ -24,6 +24,7 @@ from vitreous.data.layouts.video import ClipFiles
 from vitreous.data.layouts.volumes import ENDINGS, ArrayFiles
 from vitreous.data.sources import detect_layout, find_inner_source
 from vitreous.data.split import Files, Split, no_labels
+from vitreous.data.values import are_measurements, with_targets
 from vitreous.errors import DataError, printable
 
 LOOSE = "images"  # the split of a folder that is not a data set
@@ -47,6 +48,7 @@ class Subject:
     unlabelled: DataError | None = None
     unlearnable: DataError | None = None
     column: str | None = None  # of a table, that names the group of each image
+    targets: tuple[str, ...] = ()  # names of the values that images have in the place of classes
 
     @cached_property
     def pool(self) -> Joined:
@@ -59,11 +61,35 @@ class Subject:
         return list(self.splits)[part], sample
 
     def class_of(self, name: str, sample: int) -> str:
-        """The class of an image, several with `|` between them; an empty string where there are no classes."""
+        """The class of an image, several with `|` between them, or its values; an empty string where it has none."""
+        if self.targets:
+            values = self.splits[name].labels[sample].tolist()
+            return ", ".join(f"{target} {value:.6g}" for target, value in zip(self.targets, values, strict=False))
         if not self.classes:
             return ""
         label = self.splits[name].labels[sample]
         return "|".join(self.classes[i] for i in (np.flatnonzero(label) if np.ndim(label) else [int(label)]))
+
+    def labels_differ(self, places: list[tuple[str, int]], tolerance: float = 0.0) -> bool:
+        """Whether images have different classes, or values further apart than `tolerance` standard deviations."""
+        if not self.targets:
+            return len({self.class_of(*spot) for spot in places}) > 1
+        rows = np.array([self.splits[name].labels[sample] for name, sample in places if self.has_values(name)])
+        if len(rows) < 2:
+            return False
+        with np.errstate(invalid="ignore"):
+            apart = np.fmax.reduce(rows) - np.fmin.reduce(rows)
+        return bool((apart > tolerance * self.deviations).any())
+
+    def has_values(self, name: str) -> bool:
+        """Whether a split has values of the targets."""
+        return self.splits[name].labels.shape[1] > 0
+
+    @cached_property
+    def deviations(self) -> np.ndarray:
+        """(T,) standard deviations of the values of all images."""
+        rows = [split.labels for name, split in self.splits.items() if self.has_values(name)]
+        return np.nanstd(np.concatenate(rows), 0)
 
     def counts(self, name: str) -> np.ndarray:
         """(K,) images of each class in a split."""
@@ -77,12 +103,16 @@ def open_subject(
     group_by: str | None = None,
     axes: int | None = None,
     ignore_index: int | None = None,
+    targets: tuple[str, ...] = (),
 ) -> Subject:
-    """Open a source, or a single split of it, and the groups of a table by the column `group_by`; `axes` and
-    `ignore_index` as `open_data` has them. Raises DataError where there are no images, and for a column that is not
-    there."""
+    """Open a source, or a single split of it, and the groups of a table by the column `group_by`; `axes`,
+    `ignore_index` and `targets` as `open_data` has them. Raises DataError where there are no images, and for a column
+    that is not there."""
     try:
-        data = detect_layout(source, 0, group_by, axes=axes, ignore_index=ignore_index)
+        data = detect_layout(source, 0, group_by, axes=axes, ignore_index=ignore_index, targets=targets)
+        if not targets and are_measurements(data):
+            targets = (data.label_column,)
+        data = with_targets(data, targets, 0)
     except DataError as error:
         paths = list_images(Path(source)) if Path(source).is_dir() else []
         if not paths:
@@ -108,6 +138,7 @@ def open_subject(
         unlabelled=data.unlabelled if refused is None else None,
         unlearnable=find_unlearnable(data) if split is None else None,
         column=data.group_column,
+        targets=data.targets,
     )
 
 

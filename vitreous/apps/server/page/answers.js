@@ -1,6 +1,6 @@
 // Names with probabilities, and the nearest training images.
 
-import { make, makeName, part, percent } from "./page.js";
+import { make, makeName, part, percent, rounded } from "./page.js";
 
 const FEW = 5;
 export const MOST = 20; // names that are asked for
@@ -21,6 +21,19 @@ export function answers(prediction, multilabel) {
   shown = { prediction, multilabel };
   all = false;
   list();
+}
+
+/** The values of a prediction, a line for each target. */
+export function values(prediction) {
+  shown = null;
+  part("answers").replaceChildren(...Object.entries(prediction.values).map(([name, value]) => {
+    const line = make("li"), number = make("span", "share", rounded(value));
+    number.title = String(value);
+    line.append(makeName("span", "name", name), number);
+    return line;
+  }));
+  part("note").textContent = "\u00a0";
+  part("more").hidden = true;
 }
 
 function list() {

@@ -1,6 +1,6 @@
 // The page: a picture comes in, is shown, asked about, and kept for the session.
 
-import { MOST, answers, blank, neighbours } from "./answers.js";
+import { MOST, answers, blank, neighbours, values } from "./answers.js";
 import { Refused, numbers, onToken, upload } from "./api.js";
 import { Attention } from "./attention.js";
 import { Classes } from "./classes.js";
@@ -9,7 +9,7 @@ import { Generator } from "./generator.js";
 import { History, small } from "./history.js";
 import { inside } from "./inside.js";
 import { LEAST, Objects, counted } from "./objects.js";
-import { calm, make, part, percent, say, trouble } from "./page.js";
+import { calm, described, make, part, percent, say, trouble } from "./page.js";
 import { Player } from "./player.js";
 import { Stage, opened } from "./stage.js";
 
@@ -57,10 +57,10 @@ async function look(file) {
   try {
     const frames = player && (await player.open(file, name)), shown = frames ? still(frames) : await opened(file);
     put(shown, name, frames);
-    if (model.can.predict) blank(model.classes.length);
+    if (model.can.predict) blank(model.targets.length || model.classes.length);
     const top = Math.min(MOST, model.classes.length);
     const dense = model.can.segment ? "v1/segment" : model.can.detect ? `v1/detect?threshold=${LEAST}` : "v1/embed";
-    const path = model.can.predict ? `v1/predict?top=${top}` : dense;
+    const path = model.can.predict ? `v1/predict${top ? `?top=${top}` : ""}` : dense;
     const answer = await numbers(path, upload(file, name));
     if (answer.model.version !== model.version) {
       trouble("The server has another model now.", "Load the page again to ask it.", () => location.reload());
@@ -116,10 +116,12 @@ async function show(entry, shown = null) {
   if (own !== turn) return;
   put(shown, entry.name, entry.frames);
   history.mark(entry);
-  if (model.can.predict) answers(entry.prediction, model.multilabel);
+  if (entry.prediction.values) values(entry.prediction);
+  else if (model.can.predict) answers(entry.prediction, model.multilabel);
   const rows = entry.prediction.classes ?? entry.prediction.shares;
   const best = rows?.slice(0, 3).map((one) => `${one.class} ${percent(one.probability ?? one.share)}`).join(", ");
-  if (entry.prediction.objects) say(`${entry.name}: ${counted(entry.prediction.objects)}.`);
+  if (entry.prediction.values) say(`${entry.name}: ${described(entry.prediction.values)}.`);
+  else if (entry.prediction.objects) say(`${entry.name}: ${counted(entry.prediction.objects)}.`);
   else say(rows ? `${entry.name}: ${entry.prediction.unsure ? "unsure. " : ""}${best || "no class"}.` : entry.name);
   attention?.show(entry);
   classes?.show(entry);
@@ -138,7 +140,8 @@ const megabytes = (bytes) => `${(bytes / 2 ** 20).toFixed(1)} MiB`;
 /** What the model is, in the head of the page and in full. */
 function introduce() {
   const count = model.classes.length ? `${model.classes.length} ${model.classes.length === 1 ? "class" : "classes"}` : "";
-  const does = model.can.sample ? `makes images${count && ` of ${count}`}` : count && `${count}${model.can.segment ? " of pixels" : model.can.detect ? " of objects" : ""}`;
+  const valued = model.targets.length && `predicts ${model.targets.slice(0, 3).join(", ")}${model.targets.length > 3 ? ", …" : ""}`;
+  const does = valued || (model.can.sample ? `makes images${count && ` of ${count}`}` : count && `${count}${model.can.segment ? " of pixels" : model.can.detect ? " of objects" : ""}`);
   part("model").textContent = `${model.name} · ${does || "features, no classes"}`;
   part("answer").hidden = !model.can.predict;
   document.title = `${model.name} · vitreous`;
@@ -190,7 +193,7 @@ async function start() {
     return;
   }
   introduce();
-  if (model.can.predict) blank(model.classes.length);
+  if (model.can.predict) blank(model.targets.length || model.classes.length);
   if (model.can.frames) {
     player = new Player(stage, model, (frame) => attention?.at(frame));
     for (const one of document.querySelectorAll("[data-clip]")) one.textContent = one.dataset.clip;

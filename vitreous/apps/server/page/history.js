@@ -1,7 +1,7 @@
 // Pictures of this session, in memory alone; the oldest go.
 
 import { counted } from "./objects.js";
-import { make, makeName, part, percent } from "./page.js";
+import { described, make, makeName, part, percent } from "./page.js";
 
 const MOST = 24;
 const SIDE = 160; // pixels of a small picture
@@ -34,7 +34,7 @@ export class History {
   }
 
   tile(entry) {
-    const item = make("li"), button = make("button"), { classes, shares, objects } = entry.prediction, best = (classes ?? shares)?.[0];
+    const item = make("li"), button = make("button"), { classes, shares, objects, values } = entry.prediction, best = (classes ?? shares)?.[0];
     button.type = "button";
     if (entry.small) {
       const picture = make("img", entry.tiny ? "tiny" : "");
@@ -42,6 +42,7 @@ export class History {
       button.append(picture);
     }
     if (classes ?? shares) button.append(makeName("p", "", best ? `${best.class}, ${percent(best.probability ?? best.share)}` : "no class"));
+    if (values) button.append(makeName("p", "", described(values)));
     if (objects) button.append(makeName("p", "", counted(objects)));
     button.append(makeName("p", "dim", entry.name));
     if (entry === this.current) button.setAttribute("aria-current", "true");

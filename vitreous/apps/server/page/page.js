@@ -32,6 +32,12 @@ function digits(value) {
   return text;
 }
 
+/** The values of targets in words, five significant digits each: age 31.5, height 1.8. */
+export const described = (values) => Object.entries(values).map(([name, value]) => `${name} ${rounded(value)}`).join(", ");
+
+/** A number with five significant digits. */
+export const rounded = (value) => String(Number(value.toPrecision(5)));
+
 /** A [row, column] in words, counted from 1. */
 export const at = ([row, column]) => `row ${row + 1}, column ${column + 1}`;
 

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy
 
-from vitreous.evaluation.calibration import losses
-from vitreous.evaluation.intervals import DRAWS, FEWEST, Interval, bootstrap, percentile_interval
-from vitreous.evaluation.report import Report
-from vitreous.inference.outputs import THRESHOLD
+from vitreous.tasks.calibration import losses
+from vitreous.tasks.intervals import DRAWS, FEWEST, Interval, bootstrap, percentile_interval
+from vitreous.tasks.probabilities import THRESHOLD
+from vitreous.tasks.report import Report
 
 BUDGET = 1e8  # numbers that the bootstrap may look at
 

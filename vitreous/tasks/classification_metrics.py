@@ -11,27 +11,14 @@ from typing import Any
 import numpy as np
 
 from vitreous.errors import NonFiniteError
-from vitreous.evaluation.calibration import Gaps, calibration_error, image_gaps
-from vitreous.evaluation.evaluator import Evaluator, Outputs
-from vitreous.evaluation.intervals import DRAWS, Interval, bootstrap, percentile_interval, wilson
-from vitreous.evaluation.multilabel import judge_multilabel
-from vitreous.evaluation.report import Report
-from vitreous.inference.outputs import log_softmax
+from vitreous.tasks.calibration import Gaps, calibration_error, image_gaps, losses
+from vitreous.tasks.intervals import DRAWS, Interval, bootstrap, percentile_interval, wilson
+from vitreous.tasks.multilabel_metrics import judge_multilabel
+from vitreous.tasks.probabilities import log_softmax, probabilities
+from vitreous.tasks.report import Report
 
 TOP5_CLASSES = 10  # classes from which top-5 is measured: of fewer it says little
 CONFUSED = 10  # pairs of classes in a list of the most confused ones
-
-
-class ClassificationEvaluator(Evaluator):
-    """Judges logits (n, K) of `classes` by `judge`: top-1, or mAP where an image may have several labels."""
-
-    def __init__(self, classes: tuple[str, ...], multilabel: bool = False) -> None:
-        self.classes = classes
-        self.name = "map" if multilabel else "top1"
-
-    def report(self, outputs: Outputs, *others: Outputs) -> Report:
-        """The figures of a classifier's logits."""
-        return judge(outputs.rows, outputs.split.labels, self.classes, outputs.readable)
 
 
 def judge(
@@ -195,3 +182,13 @@ def most_confused(
         for i in np.lexsort((-shares, -totals))[:limit]
     ]
     return {"ordered": ordered, "unordered": unordered}
+
+
+def rate_images(logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(n, K) logits and labels (n,) or (n, K) -> loss, margin between the two nearest answers, and what is wrong, (n,)
+    each."""
+    loss = losses(logits, labels)
+    if labels.ndim == 2:
+        return loss, np.abs(probabilities(logits, "sigmoid") - 0.5).min(1), ((logits > 0) != (labels > 0)).any(1)
+    best = np.sort(probabilities(logits), 1)[:, -2:]
+    return loss, best[:, -1] - best[:, 0], logits.argmax(1) != labels

@@ -9,22 +9,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from vitreous.tasks.metrics import METRICS, label_metric
+
 DENSE = 2000  # classes of a confusion matrix that is written down whole
 
 Better = Literal["higher", "lower"]
-#: names of leading figures for people
-LABELS = {
-    "top1": "top-1",
-    "map": "mAP",
-    "knn_top1": "k-NN top-1",
-    "knn_map": "k-NN mAP",
-    "rankme": "RankMe",
-    "miou": "mIoU",
-    "ap": "AP",
-    "denoising_error": "denoising error",
-    "frechet_distance": "Fréchet distance",
-}
-COUNTS = {"rankme": ".1f", "denoising_error": ".4f", "frechet_distance": ".4g"}  # leading figures that are no shares
 TIE_BREAKER = "nll"  # lower is better; decides between evaluations of one leading figure
 
 
@@ -64,13 +53,13 @@ class Report:
     @property
     def leading(self) -> tuple[str, float]:
         """Name for people and value of the leading figure, 0 where nothing was judged."""
-        return LABELS.get(self.figure, self.figure), self.figures[self.figure] or 0.0
+        return label_metric(self.figure), self.figures[self.figure] or 0.0
 
     @property
     def leading_text(self) -> str:
         """The leading figure for a line of progress: `top-1 93.1%`, `RankMe 27.4`."""
         name, value = self.leading
-        return f"{name} {value:{COUNTS.get(self.figure, '.1%')}}"
+        return f"{name} {value:{METRICS[self.figure].short_form if self.figure in METRICS else '.1%'}}"
 
     @property
     def score(self) -> tuple[float, float]:

@@ -35,8 +35,8 @@ import numpy as np
 import scipy
 
 from vitreous.errors import DataError
-from vitreous.evaluation.intervals import Interval, wilson
-from vitreous.inference.outputs import log_softmax, probabilities
+from vitreous.tasks.intervals import Interval, wilson
+from vitreous.tasks.probabilities import log_softmax, probabilities
 
 BINS = 15
 LOW, HIGH = 1e-3, 1e3  # temperatures between which the best one is searched

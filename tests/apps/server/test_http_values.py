@@ -1,0 +1,117 @@
+"""Serving a model of values: the same numbers as Python, the described document, and the page in a browser."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.browser import find_chromium, needs_chromium
+from tests.conftest import picture
+from vitreous.apps.server.server import running
+from vitreous.apps.server.settings import Settings
+from vitreous.data.modalities.images import ImagePreprocess
+from vitreous.inference.predict import load
+from vitreous.models.config import ViTConfig
+from vitreous.models.zoo import build
+from vitreous.tasks.regression import Regression
+from vitreous.weights.bundle import Bundle
+
+QUIET = replace(Settings(), port=0, quiet=True, decoders=1)
+TASK = Regression(("age <b>", "height"), (40.0, 1.5), (10.0, 0.25))
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A bundle of two targets, and two pictures."""
+    root = tmp_path_factory.mktemp("values")
+    torch.manual_seed(0)
+    model = build(ViTConfig(image=(16, 16), patch=(8, 8), classes=2, width=16, depth=1, heads=2, hidden=32)).eval()
+    torch.nn.init.normal_(model.head.weight)
+    Bundle(model, TASK, ImagePreprocess((16, 16))).save(root / "model")
+    for number in range(2):
+        picture(number).save(root / f"{number}.png")
+    (root / "notes.txt").write_text("no picture")
+    return root
+
+
+@pytest.fixture(scope="module")
+def address(home):
+    with running(load(home / "model", device="cpu"), QUIET) as server:
+        yield server.address
+
+
+def post(address, path, *files):
+    """The answer to a form of files."""
+    parts = [
+        f'--x\r\nContent-Disposition: form-data; name="image"; filename="{file.name}"\r\n\r\n'.encode()
+        + file.read_bytes()
+        + b"\r\n"
+        for file in files
+    ]
+    headers = {"Content-Type": "multipart/form-data; boundary=x"}
+    request = urllib.request.Request(f"{address}/{path}", b"".join(parts) + b"--x--\r\n", headers)
+    with urllib.request.urlopen(request) as answer:
+        return json.load(answer)
+
+
+def get(address, path):
+    """The document at a path."""
+    with urllib.request.urlopen(f"{address}/{path}") as answer:
+        return json.load(answer)
+
+
+def test_values_are_those_of_python(home, address):
+    names = [home / "0.png", home / "notes.txt", home / "1.png"]
+    found = post(address, "v1/predict", *names)["predictions"]
+    expected = load(home / "model", device="cpu").predict([names[0], names[2]])
+    for row, answer in zip((found[0], found[2]), expected, strict=True):
+        assert row["values"] == dict(zip(TASK.targets, answer.values, strict=True)) and row["error"] is None
+    assert found[1]["values"] == {} and found[1]["error"]["message"]
+
+
+def test_the_model_is_described(address):
+    described = get(address, "v1/model")
+    assert (described["task"], described["targets"], described["classes"]) == ("regression", list(TASK.targets), [])
+    assert described["can"]["predict"] and described["can"]["embed"] and not described["can"]["detect"]
+    schemas = get(address, "openapi.json")["components"]["schemas"]
+    kinds = schemas["Predictions"]["properties"]["predictions"]["items"]["anyOf"]
+    assert {"$ref": "#/components/schemas/ValuePrediction"} in kinds
+    assert "values" in schemas["ValuePrediction"]["required"] and "targets" in schemas["Model"]["required"]
+
+
+@pytest.mark.parametrize("query", ["top=1", "threshold=0.5"])
+def test_options_of_classifiers_are_refused(home, address, query):
+    with pytest.raises(urllib.error.HTTPError) as error:
+        post(address, f"v1/predict?{query}", home / "0.png")
+    told = json.load(error.value)["error"]
+    assert error.value.code == 422 and told["message"].startswith(f"{query.partition('=')[0]} is for models that name")
+
+
+@needs_chromium
+def test_the_page_shows_the_values(home, address):
+    """In a browser: a line for each target, no bar, and the same numbers in the history."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    answer = load(home / "model", device="cpu").predict(home / "0.png")
+    texts = [f"{value:.5g}" for value in answer.values]
+    with playwright.sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox"])
+        page, said = browser.new_page(), []
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.goto(address)
+        page.set_input_files("#file", str(home / "0.png"))
+        expect = playwright.expect
+        expect(page.locator("#model")).to_contain_text("predicts age <b>, height")
+        expect(page.locator("#answers li")).to_have_count(2)
+        for line, name, text in zip(page.locator("#answers li").all(), TASK.targets, texts, strict=True):
+            expect(line).to_contain_text(name)
+            expect(line).to_contain_text(text)
+        expect(page.locator("#answers .bar")).to_have_count(0)
+        expect(page.locator("#history li")).to_contain_text(f"height {texts[1]}")
+        browser.close()
+    assert not said

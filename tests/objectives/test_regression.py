@@ -1,0 +1,250 @@
+"""Learning values: the loss against its loop, missing labels, and runs through `train`."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import vitreous
+from tests.conftest import TINY, picture, say
+from tests.objectives.sessions import session_of
+from vitreous.data.augmentation.augment import Augment
+from vitreous.errors import DataError, UsageError
+from vitreous.models.config import ViTConfig
+from vitreous.models.zoo import build
+from vitreous.objectives.base import Progress, Setting
+from vitreous.objectives.regression import Regression, RegressionConfig, value_loss
+from vitreous.tasks.regression import Regression as RegressionTask
+from vitreous.training.folder import Folder
+from vitreous.training.loop import fit
+from vitreous.weights.bundle import load_bundle
+
+QUICK = {key: value for key, value in TINY.items() if key not in ("mixup", "epochs")} | {"epochs": 2, "workers": 0}
+MODEL = ViTConfig(image=(8, 8), patch=(4, 4), classes=2, width=16, depth=1, heads=2, hidden=32)
+LOSSES = {"mse": lambda e: e * e, "l1": abs, "huber": lambda e: e * e / 2 if abs(e) <= 0.7 else 0.7 * (abs(e) - 0.35)}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_the_loss_is_that_of_a_loop(loss):
+    outputs, labels = torch.randn(5, 3, dtype=torch.float64), torch.randn(5, 3, dtype=torch.float64)
+    labels[0, 1], labels[3] = math.nan, math.nan
+    weights = torch.tensor([1.0, 2.0, 0.5])
+    total = 0.0
+    for row in range(5):
+        for place in range(3):
+            if not math.isnan(labels[row, place]):
+                total += weights[place] * LOSSES[loss]((outputs[row, place] - labels[row, place]).item())
+    outputs.requires_grad_(True)
+    found = value_loss(outputs, labels, loss, delta=0.7, weights=weights)
+    assert found.item() == pytest.approx(total.item() / 15)
+    found.backward()
+    assert outputs.grad.isfinite().all() and not outputs.grad[3].any() and outputs.grad[0, 1] == 0
+
+
+def test_a_part_of_a_batch_gives_a_part_of_the_loss(tmp_path):
+    """Whatever is missing in it: the sum is divided by the images, not by the values that there are."""
+    session, state = session_of("values", tmp_path)
+    _, batch = next(session.batches(state))
+    assert batch["labels"].isnan().any()
+    parts = [state.objective({name: e[a : a + 2] for name, e in batch.items()})["loss"].item() for a in range(0, 8, 2)]
+    assert np.mean(parts) == pytest.approx(state.objective(batch)["loss"].item(), rel=1e-5)
+
+
+def test_targets_are_standardised_by_their_own_values():
+    labels = np.array([[2001.5, 1.0], [2003.5, math.nan], [2005.5, 3.0]])
+    config = RegressionConfig().fitted(labels)
+    assert config.mean == (2003.5, 2.0) and config.std == pytest.approx((math.sqrt(8 / 3), 1.0))
+    assert config.present == pytest.approx((1, 2 / 3)) and config.fitted(labels * 2) == config
+    objective = Regression(build(MODEL), config, Setting(targets=("year", "size"), views=Augment()))
+    batch = {"images": torch.zeros(3, 3, 8, 8), "labels": torch.from_numpy(labels), "positions": torch.arange(3)}
+    found = objective.prepare(batch, Progress())["labels"]
+    assert found.dtype == torch.float32
+    assert torch.allclose(found.nanmean(0), torch.zeros(2), atol=1e-6) and found[1].isnan().tolist() == [False, True]
+    assert objective.task() == RegressionTask(("year", "size"), config.mean, config.std)
+    # each target counts as much as any other: its share of the images is made up for
+    assert objective.weights.tolist() == pytest.approx([1, 1.5])
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"loss": "softmax"}, "there is no loss softmax for values"), ({"delta": 0.0}, "delta must be above 0"),
+    ({"mean": (1.0,)}, "have a number per target"), ({"std": (0.0,), "mean": (1.0,), "present": (1.0,)}, "above 0"),
+    ({"patch_dropout": 1.0}, "patch_dropout must be"),
+])  # fmt: skip
+def test_numbers_that_cannot_be_are_refused(changes, message):
+    with pytest.raises(UsageError, match=message):
+        RegressionConfig(**changes)
+
+
+def test_models_and_views_that_do_not_fit_are_refused():
+    config = RegressionConfig()
+    config.check(MODEL, ("a", "b"), Augment())
+    with pytest.raises(UsageError, match="the model has 2 outputs, the data 1 targets"):
+        config.check(MODEL, ("a",), Augment())
+    with pytest.raises(UsageError, match="MixUp and CutMix mix classes"):
+        config.check(MODEL, ("a", "b"), Augment(mixup=0.2))
+
+
+def test_values_are_learned(tmp_path):
+    """Of 32 pictures, the brightness of red and of blue: one batch again and again."""
+    session, state = session_of("values", tmp_path, batch_size=32, epochs=60.0)
+    pair, losses = next(session.batches(state)), []
+    fit(state, iter(lambda: pair, None), [(1, lambda s: (losses.append(s.losses), setattr(s, "losses", 0.0)))])
+    assert losses[0] > 0.3 and np.mean(losses[-10:]) < 0.1 * losses[0]
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """A table of 40 pictures with their brightness in a unit of its own, and the size of which half are missing."""
+    home = tmp_path_factory.mktemp("measured")
+    rows = ["path,glow,size,split"]
+    for index in range(40):
+        image = picture(index, (16, 16), index % 3).point(lambda v, i=index: v * (0.3 + i / 60))
+        image.save(home / f"{index}.png")
+        glow = 1000 + np.asarray(image).mean() / 8
+        split = "test" if index % 10 == 9 else "val" if index % 10 == 8 else "train"
+        rows.append(f"{index}.png,{glow:.4f},{'' if index % 2 else index},{split}")
+    (home / "values.csv").write_text("\n".join(rows) + "\n")
+    return home
+
+
+@pytest.fixture(scope="module")
+def run(measured, tmp_path_factory):
+    """A run of two targets, and its summary."""
+    out = tmp_path_factory.mktemp("run") / "run"
+    return out, vitreous.train(measured / "values.csv", out=out, progress=False, **QUICK)
+
+
+def test_a_run_stores_what_its_outputs_mean(measured, run):
+    out, summary = run
+    bundle = load_bundle(out / "model")
+    assert bundle.task.targets == ("glow", "size") and bundle.classes == ()
+    labels = np.genfromtxt(measured / "values.csv", delimiter=",", skip_header=1)[:, 1]
+    train = labels[np.arange(40) % 10 < 8]
+    assert bundle.task.mean[0] == pytest.approx(train.mean()) and bundle.task.std[0] == pytest.approx(train.std())
+    stored = Folder(out).run()
+    assert stored.recipe == "regression" and stored.data.targets == ("glow", "size") and stored.data.classes == ()
+    assert summary["val"]["leading"] == "r2" and summary["test"]["images"] == 4
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").open()]
+    assert any(line.get("val/mae") is not None for line in lines)
+    page = (out / "report.html").read_text()
+    assert "glow: predicted and true" in page and "glow: residuals" in page and "<h2>Targets</h2>" in page
+    assert "size: residuals" not in page  # no test image has a value of it
+    assert "Images with the largest error" in page and "<h2>Classes</h2>" not in page
+
+
+def test_the_same_run_has_the_same_bits_and_a_resumed_one_too(measured, run, tmp_path):
+    out, _ = run
+    again = tmp_path / "again"
+    vitreous.train(measured / "values.csv", out=again, progress=False, **QUICK | {"epochs": 1})
+    vitreous.train(resume=True, out=again, progress=False, epochs=2, override=True)
+    whole, part = (load_bundle(place / "model").model.state_dict() for place in (out, again))
+    assert whole.keys() == part.keys()
+    other = tmp_path / "other"
+    vitreous.train(measured / "values.csv", out=other, progress=False, **QUICK)
+    twin = load_bundle(other / "model").model.state_dict()
+    assert all(torch.equal(whole[name], twin[name]) for name in whole)
+
+
+def test_evaluate_and_predict_agree(measured, run, tmp_path):
+    out, summary = run
+    document = vitreous.evaluate(out)
+    assert document["test"]["mae"] == pytest.approx(summary["test"]["mae"])
+    assert [row["target"] for row in document["targets"]] == ["glow", "size"] and document["confused"] is None
+    paths = [measured / f"{index}.png" for index in range(9, 40, 10)]
+    found = vitreous.load(out, device="cpu").predict(paths)
+    labels = [
+        float((measured / "values.csv").read_text().splitlines()[1 + index].split(",")[1]) for index in range(9, 40, 10)
+    ]
+    errors = [abs(answer.values[0] - label) for answer, label in zip(found, labels, strict=True)]
+    assert np.mean(errors) == pytest.approx(document["targets"][0]["mae"], rel=1e-3)
+    words = ["predict", str(out), *map(str, paths), "--device", "cpu"]
+    assert say(*words, "--out", str(tmp_path / "p.csv")).returncode == 0
+    head, *rows = (tmp_path / "p.csv").read_text().splitlines()
+    assert head == "path,glow,size,error"
+    assert [float(row.split(",")[1]) for row in rows] == pytest.approx([answer.values[0] for answer in found], rel=1e-6)
+    listed = json.loads(say(*words, "--json").stdout)["predictions"]
+    assert [row["values"]["size"] for row in listed] == pytest.approx([answer.values[1] for answer in found])
+
+
+def test_a_file_of_predictions_is_continued(measured, run, tmp_path):
+    """One row an image, whatever its first value: 1 is no rank."""
+    out, _ = run
+    words = ["predict", str(out), *(str(measured / f"{n}.png") for n in range(6)), "--device", "cpu"]
+    words += ["--out", str(tmp_path / "p.csv")]
+    assert say(*words).returncode == 0
+    whole = (tmp_path / "p.csv").read_text()
+    (tmp_path / "p.csv").write_text("".join(line + "\n" for line in whole.splitlines()[:4]))
+    job = json.loads((tmp_path / "p.csv.job.json").read_text())
+    (tmp_path / "p.csv.job.json").write_text(json.dumps(job | {"finished": False}))
+    assert say(*words, "--resume").returncode == 0
+    assert (tmp_path / "p.csv").read_text() == whole
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (["evaluate", "RUN", "--calibrate"], "--calibrate is about a class for each image, and RUN predicts values of"),
+    (["evaluate", "RUN", "--protocol", "knn"], "--protocol knn is for classes, and DATA has values of glow, size"),
+    (["evaluate", "RUN", "RUN"], "RUN predicts values of images, and runs are compared that name classes"),
+    (["predict", "RUN", "IMAGE", "--top", "2"], "--top is for models that name classes of images"),
+    (["train", "DATA", "--recipe", "photos"], "photos learns classes, and DATA has values of glow (32 images), size"),
+    (["train", "DATA", "--mixup", "0.2"], "MixUp and CutMix mix classes"),
+    (["train", "DATA", "--loss", "softmax"], "there is no loss softmax for values"),
+    (["train", "DATA", "--sampling", "balanced"], "--sampling balanced reads classes, and regression learns"),
+    (["train", "DATA", "--class-weights", "balanced"], "--class-weights balanced reads classes, and regression"),
+    (["train", "DATA", "--targets", "age"], "has no column age"),
+    (["train", "--resume", "RUN", "--targets", "size", "--epochs", "9"], "targets: ('glow', 'size') -> ('size',)"),
+    (["data", "pack", "DATA", "--out", "PACK"], "DATA has values, which a pack would lose"),
+])  # fmt: skip
+def test_what_is_for_classes_is_refused(measured, run, tmp_path, words, message):
+    names = {"RUN": run[0], "DATA": measured / "values.csv", "IMAGE": measured / "1.png"}
+    ended = say(*(str(names.get(word, word)) for word in words), cwd=tmp_path)
+    for name, place in names.items():
+        message = message.replace(name, str(place))
+    assert ended.returncode and message in ended.stderr and "Traceback" not in ended.stderr
+
+
+def test_soups_are_refused(run, tmp_path):
+    bundle = load_bundle(run[0] / "model")
+    bundle.model.head.bias.data += 1
+    bundle.save(tmp_path / "other")
+    ended = say("soup", str(run[0]), str(tmp_path / "other"), "--out", str(tmp_path / "soup"))
+    assert ended.returncode and "soups are of models that name classes" in ended.stderr
+
+
+def test_one_column_of_several_and_weights_of_a_run(measured, run, tmp_path):
+    """The head of the same targets goes on, another one is new; `--init` takes the numbers of fine-tuning."""
+    out, _ = run
+    options = {**QUICK, "epochs": 1, "init": str(out / "model"), "ema": 0, "progress": False}
+    options.pop("model")
+    same, other = tmp_path / "same", tmp_path / "other"
+    vitreous.train(measured / "values.csv", out=same, **options, lr=1e-9, weight_decay=0.0)
+    before, after = (load_bundle(place / "model").model.state_dict() for place in (out, same))
+    assert torch.allclose(before["head.weight"], after["head.weight"], atol=1e-6)
+    vitreous.train(measured / "values.csv", out=other, targets=["size"], loss="l1", **options)
+    task = load_bundle(other / "model").task
+    assert task.targets == ("size",) and Folder(other).run().objective.loss == "l1"
+
+
+def test_a_loader_gives_values(measured):
+    loader = vitreous.create_loader(measured / "values.csv", batch_size=8, model="ViT-32x2/8")
+    assert "targets: 2 (glow, size)" in repr(loader)
+    batch = next(iter(loader))
+    assert batch["labels"].shape == (8, 2) and batch["labels"][:, 0].min() > 1000
+
+
+def test_a_learning_rate_is_chosen_by_r2(measured, tmp_path):
+    summary = vitreous.train(
+        measured / "values.csv", out=tmp_path / "grid", lr_grid=(1e-3, 3e-3), progress=False, **QUICK | {"epochs": 1}
+    )
+    why = summary["lr_grid"]["choice"]["why"]
+    assert summary["lr_grid"]["trials"][0]["figure"] == "r2" and "%" not in why
+
+
+def test_labels_that_are_no_numbers_are_refused_as_values(tmp_path):
+    picture(0).save(tmp_path / "a.png"), picture(1).save(tmp_path / "b.png")
+    (tmp_path / "t.csv").write_text("path,label\na.png,cat\nb.png,dog\n")
+    with pytest.raises(DataError, match="has classes, such as cat, and no values"):
+        vitreous.train(tmp_path / "t.csv", recipe="regression", out=tmp_path / "run", progress=False)

@@ -1,0 +1,34 @@
+"""The one table of metrics: what the command line, files and pages read of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from vitreous.cli.figures import figures
+from vitreous.reports.pages.formats import SHARES, format_figure
+from vitreous.reports.pages.metric_terms import explain_metric
+from vitreous.tasks.metrics import METRICS
+from vitreous.tasks.report import Report
+
+
+@pytest.mark.parametrize("metric", METRICS.values(), ids=lambda metric: metric.key)
+def test_a_row_is_complete(metric):
+    assert METRICS[metric.key] is metric and explain_metric(metric.key)
+    assert all(key in METRICS for key in metric.secondary or ())
+    assert (metric.key in SHARES) == metric.is_share
+    assert format(0.5, metric.form) and format_figure(metric.key, 0.5)
+
+
+def test_labels_are_distinct():
+    labels = [metric.label for metric in METRICS.values()]
+    assert len(set(labels)) == len(labels)
+
+
+@pytest.mark.parametrize("metric", [m for m in METRICS.values() if m.leads], ids=lambda metric: metric.key)
+def test_a_leading_metric_is_printed_before_its_further_ones(metric):
+    values = dict.fromkeys((metric.key, *metric.secondary), 0.25)
+    report = Report(3, 0, values, dict.fromkeys(values), [], None, metric.key)
+    text = figures("val", report.summary())
+    places = [text.index(f"{METRICS[key].label} {0.25:{METRICS[key].form}}") for key in values]
+    assert text.startswith(f"val: {metric.label} ") and places == sorted(places)
+    assert report.leading_text.startswith(metric.label)

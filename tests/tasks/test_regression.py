@@ -1,0 +1,171 @@
+"""The task of regression: metrics against plain loops, its description, predictions in every format, its page."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import spearmanr
+from sklearn.metrics import mean_absolute_error, r2_score, root_mean_squared_error
+
+from vitreous.data.split import Arrays, Data
+from vitreous.errors import DataError, NonFiniteError, UsageError, WeightsError
+from vitreous.tasks.base import PredictionOptions
+from vitreous.tasks.regression import Regression
+from vitreous.tasks.regression_metrics import METRICS, measure_errors, rank_values, weigh_errors
+from vitreous.tasks.table import task_from_json, task_to_json
+
+TASK = Regression(("age", "height"), (40.0, 1.5), (10.0, 0.25))
+NAN = math.nan
+
+
+def values(count=60, seed=0):
+    """Labels of two targets, some of them missing, and predictions."""
+    generator = np.random.default_rng(seed)
+    labels = generator.normal([40, 1.5], [10, 0.25], (count, 2)).round(1)
+    predicted = labels + generator.normal(0, [4, 0.2], (count, 2))
+    labels[::7, 0], labels[::4, 1] = NAN, NAN
+    return labels, predicted
+
+
+def test_metrics_are_those_of_scikit_learn_and_scipy():
+    labels, predicted = values()
+    readable = np.arange(60) % 11 != 0
+    report = measure_errors(predicted, labels, TASK.targets, readable)
+    for place, row in enumerate(report.details["targets"]):
+        own = readable & ~np.isnan(labels[:, place])
+        y, p = labels[own, place], predicted[own, place]
+        assert (row["target"], row["images"]) == (TASK.targets[place], own.sum())
+        assert row["mae"] == pytest.approx(mean_absolute_error(y, p)) and row["r2"] == pytest.approx(r2_score(y, p))
+        assert row["rmse"] == pytest.approx(root_mean_squared_error(y, p))
+        assert row["spearman"] == pytest.approx(spearmanr(y, p).statistic)
+        assert all(low <= row[key] <= high for key, (low, high) in row["interval"].items())
+    rows = report.details["targets"]
+    assert report.figures == {key: pytest.approx(np.mean([row[key] for row in rows])) for key in METRICS}
+    assert (report.images, report.unreadable, report.leading) == (60, 6, ("R²", report.figures["r2"]))
+    again = measure_errors(predicted, labels, TASK.targets, readable)
+    assert again.summary() == report.summary()  # the bootstrap has a seed of its own
+
+
+def test_weighed_metrics_are_those_of_images_drawn_so_often():
+    """The loop that `weigh_errors` replaces: a draw is its images, one after the other."""
+    labels, predicted = np.repeat([3.0, 5, 5, 8, 1, 5], 2), np.array([2.0, 5, 6, 6, 1, 2, 7, 7, 7, 1, 5, 4])
+    counts = np.random.default_rng(1).integers(0, 4, (12, 5)).astype(np.float32)
+    found = weigh_errors(labels, predicted, counts)
+    for draw in range(5):
+        rows = np.repeat(np.arange(12), counts[:, draw].astype(int))
+        y, p = labels[rows], predicted[rows]
+        assert found["mae"][draw] == pytest.approx(mean_absolute_error(y, p))
+        assert found["rmse"][draw] == pytest.approx(root_mean_squared_error(y, p))
+        assert found["r2"][draw] == pytest.approx(r2_score(y, p))
+        assert found["spearman"][draw] == pytest.approx(spearmanr(y, p).statistic)
+
+
+def test_ranks_of_values_drawn_several_times():
+    ranks = rank_values(np.array([5.0, 1, 5, 9]), np.array([[1, 2], [1, 0], [1, 1], [1, 3]]))
+    assert ranks[:, 0].tolist() == [2.5, 1, 2.5, 4] and ranks[[0, 2, 3], 1].tolist() == [2, 2, 5]
+
+
+def test_large_values_keep_their_digits():
+    labels = 1e9 + np.arange(40.0)
+    report = measure_errors(labels[:, None] + 1, labels[:, None], ("time",), np.ones(40, bool))
+    assert report.figures["r2"] == pytest.approx(r2_score(labels - 1e9, labels - 1e9 + 1))
+    assert report.figures["mae"] == 1 and report.intervals["mae"] == (1, 1)
+
+
+@pytest.mark.parametrize(("labels", "defined"), [
+    ([], ()), ([2.0], ("mae", "rmse")), ([2.0, 2.0, 2.0], ("mae", "rmse")), ([NAN, NAN], ()),
+])  # fmt: skip
+def test_metrics_that_are_not_defined_are_none(labels, defined):
+    table = np.array(labels, np.float64).reshape(-1, 1)
+    report = measure_errors(np.ones_like(table), table, ("a",), np.ones(len(table), bool))
+    assert {key for key, value in report.figures.items() if value is not None} == set(defined)
+    assert json.loads(json.dumps(report.summary())) and report.score[0] == -math.inf
+
+
+def test_outputs_that_are_not_finite_are_refused():
+    with pytest.raises(NonFiniteError, match="not finite"):
+        TASK.evaluate(np.full((2, 2), np.nan), np.zeros((2, 2)), np.ones(2, bool))
+    report = TASK.evaluate(np.array([[np.nan] * 2, [0, 0]]), np.zeros((2, 2)), np.array([False, True]))
+    assert report.figures["mae"] == pytest.approx((40 + 1.5) / 2)
+
+
+def test_the_description_is_read_back():
+    assert task_from_json(json.loads(json.dumps(task_to_json(TASK))), "x") == TASK
+    assert TASK.outputs == TASK.label_columns == ("age", "height")
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"targets": []}, r"x: targets \[\]"), ({"targets": "age"}, "x: targets age"), ({"mean": [1]}, r"x: mean \[1\]"),
+    ({"std": [1, 0]}, r"x: std \[1, 0\]"), ({"std": [1, True]}, "std"), ({"mean": [1, None]}, "mean"),
+])  # fmt: skip
+def test_a_damaged_description_is_refused(change, message):
+    with pytest.raises(WeightsError, match=message):
+        task_from_json(task_to_json(TASK) | change, "x")
+
+
+def test_predictions_in_every_format():
+    form = TASK.prediction_format(PredictionOptions())
+    (row,) = TASK.activate(np.array([[1.0, -2.0]], np.float32))
+    assert row.tolist() == [50, 1]
+    answer, bad = form.predict(row, "=a.png"), form.fail("b.png", "b.png: no image")
+    assert form.plain(answer) == {"path": "=a.png", "values": {"age": 50, "height": 1}, "error": None}
+    assert form.plain(bad) == {"path": "b.png", "values": {}, "error": "b.png: no image"}
+    assert form.head == ["path", "age", "height", "error"]
+    assert form.cells(answer) == [["'=a.png", "50", "1", ""]] and form.cells(bad) == [
+        ["b.png", "", "", "b.png: no image"]
+    ]
+    assert form.describe(answer) == "age 50  height 1" and form.starts_image(["a", "7"])
+    table = form.table([answer, bad]).to_pydict()
+    assert table["age"] == [50, None] and table["error"] == [None, "b.png: no image"]
+    assert "age 50  height 1" in answer._repr_html_() and "no image" in bad._repr_html_()
+
+
+@pytest.mark.parametrize("options", [{"top": 3}, {"threshold": 0.5}, {"abstain": 0.5}])
+def test_options_of_classifiers_are_refused(options):
+    with pytest.raises(UsageError, match=f"{next(iter(options))} is for models that name classes of images"):
+        TASK.prediction_format(PredictionOptions(**options))
+
+
+def data_of(labels, **fields):
+    """Black images with these labels as a data set."""
+    return Data("x", splits={"train": Arrays(np.zeros((len(labels), 2, 2), np.uint8), labels)}, **fields)
+
+
+def test_values_are_found_by_name():
+    data = data_of(np.array([[1.0, 2, 3], [4, 5, 6]]), classes=(), targets=("height", "weight", "age"))
+    assert TASK.align_labels(data.splits["train"], data).labels.tolist() == [[3, 1], [6, 4]]
+    other = data_of(np.array([[1.0]]), classes=(), targets=("weight",))
+    with pytest.raises(DataError, match="x has no values of age, height") as error:
+        TASK.align_labels(other.splits["train"], other)
+    assert error.value.hint == "it has values of weight"
+    classes = data_of(np.array([0, 1]), classes=("a", "b"))
+    with pytest.raises(DataError, match="x has classes, and the model predicts values"):
+        TASK.align_labels(classes.splits["train"], classes)
+
+
+def test_worst_images_are_those_of_the_largest_error_in_standard_deviations():
+    labels = np.array([[40.0, 1.5], [60, NAN], [40, 1.0], [NAN, NAN], [90, 1.5]])
+    split = Arrays(np.zeros((5, 2, 2), np.uint8), labels)
+    chosen = TASK.choose_examples(np.zeros((5, 2)), split, np.array([True] * 4 + [False]), 8)
+    assert [one.sample for one in chosen["worst"]] == [1, 2, 0] and chosen["unsure"] == []
+    first = chosen["worst"][0]
+    assert (first.label, first.prediction, first.probability) == ("age 60  height –", "age 40  height 1.5", None)
+
+
+def test_charts_show_readable_images_with_a_value():
+    labels, _ = values()
+    charts = TASK.draw_charts(np.zeros((60, 2)), labels, np.arange(60) > 0)
+    assert [chart.title for chart in charts] == [
+        "age: predicted and true", "age: residuals", "height: predicted and true", "height: residuals"
+    ]  # fmt: skip
+    assert len(charts[0].x) == (~np.isnan(labels[1:, 0])).sum() and (charts[0].y == 40).all() and charts[0].diagonal
+    assert np.allclose(charts[1].y, 40 - charts[0].x) and charts[1].level
+
+
+def test_agreement_of_an_exported_file():
+    ours = np.zeros((4, 2))
+    assert TASK.measure_agreement(ours, ours + [[0, 0], [0.04, -0.04], [0.06, 0], [0, 0]]) == 0.75
+    assert TASK.count_hits(ours, ours) is None

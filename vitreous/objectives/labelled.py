@@ -1,0 +1,93 @@
+"""What objectives with labels for whole images share: the batch is mixed, resized and thinned out, and the head's
+outputs are compared with the labels."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from vitreous.data.augmentation.augment import Augment
+from vitreous.data.batch import Batch
+from vitreous.data.split import Split
+from vitreous.evaluation.evaluator import Evaluator, TaskEvaluator
+from vitreous.models.packed import Packed
+from vitreous.models.zoo import Model
+from vitreous.objectives.base import Objective, Progress, Setting
+from vitreous.objectives.progressive import draw_patches, forward_macs, resize_images, sides_at
+
+
+class Labelled(Objective):
+    """Mean loss of a model's outputs for images, which subclasses compute.
+
+    Takes {"images": (B, C, *image), "labels": (B, ...)}. The outputs are brought to float32
+    before the loss, whatever the model computes in. Where the batch has "keep", (B, K) int64, only those patches are
+    encoded: patch dropout, as MAE and FLIP leave patches out (arXiv:2212.00794). "images" may be a list of B pictures
+    (C, height, width), and "keep" then one of (K_i,): they are packed into rows of tokens, in which no picture sees
+    another, and each has the same share of the loss (NaViT, arXiv:2307.06304).
+    """
+
+    capturable: ClassVar[bool] = True
+
+    def __init__(self, model: Model, config: Any, setting: Setting) -> None:
+        super().__init__()
+        self.model: Model = model
+        self.config, self.setting = config, setting
+
+    @abstractmethod
+    def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """(B, K) float32 outputs and the labels of the batch -> a scalar."""
+
+    def prepare(self, batch: Batch, progress: Progress) -> Batch:
+        """Mix, resize, and draw the patches to encode."""
+        setting, config, position = self.setting, self.config, int(batch["positions"][0])
+        classes = self.model.config.classes
+        drops = config.patch_dropout and progress.samples < config.patch_dropout_until * progress.total
+        if isinstance(batch["images"], list):
+            if drops:
+                batch = {**batch, "keep": self.draw_patches_of_each(batch["images"], position)}
+            return batch
+        images, labels = batch["images"], batch["labels"]
+        if isinstance(setting.views, Augment):
+            images, labels = setting.views.mix(
+                images, labels, classes=classes, seed=setting.seed, batch=position, apart=setting.repeats
+            )
+        images = resize_images(images, sides_at(config, self.model.config, progress.samples, progress.total))
+        batch = {**batch, "images": images, "labels": labels}
+        if drops:
+            patch = self.model.config.patch
+            batch["keep"] = draw_patches(images, patch, config.patch_dropout, setting.seed, position)
+        return batch
+
+    def draw_patches_of_each(self, images: list[Tensor], position: int) -> list[Tensor]:
+        """B pictures (C, height, width), the first at `position` of the stream -> the patches (K_i,) that stay."""
+        patch, dropout, seed = self.model.config.patch, self.config.patch_dropout, self.setting.seed
+        return [
+            draw_patches(image[None], patch, dropout, seed, position + number)[0] for number, image in enumerate(images)
+        ]
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        model = self.model
+        if isinstance(batch["images"], list):
+            outputs = Packed(model)(batch["images"], batch.get("keep")).float()  # type: ignore[arg-type]
+        elif "keep" in batch:
+            outputs = model.forward_patches(batch["images"], batch["keep"]).float()
+        else:
+            outputs = model(batch["images"]).float()
+        return {"loss": self.loss(outputs, batch["labels"])}
+
+    def deployed(self) -> Model:
+        """The model with its head."""
+        return self.model
+
+    def evaluators(self, train: Split) -> list[Evaluator]:
+        """The metrics of the task."""
+        return [TaskEvaluator(self.task())]
+
+    def flops(self, progress: Progress) -> float:
+        """Three forward passes, without the patches and pixels that are left out."""
+        config, tokens = self.model.config, self.setting.tokens
+        if tokens:  # a strip has as many
+            config = config.with_options(image=(tokens * config.patch[0], config.patch[1]))
+        return 6 * forward_macs(self.config, config, progress.samples, progress.total)  # type: ignore[arg-type]

@@ -1,0 +1,155 @@
+"""Learning values: squared, absolute or Huber loss of standardised targets, of which an image may lack some."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Self, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitreous.data.augmentation.augment import Augment
+from vitreous.data.augmentation.volumes import VolumeViews
+from vitreous.data.batch import Batch
+from vitreous.errors import UsageError
+from vitreous.models.config import ModelConfig
+from vitreous.models.zoo import Model
+from vitreous.objectives.base import ObjectiveConfig, Progress, Setting
+from vitreous.objectives.labelled import Labelled
+from vitreous.objectives.progressive import Thinning
+from vitreous.system.machine import fixed_table
+from vitreous.tasks.base import Task
+from vitreous.tasks.regression import Regression as RegressionTask
+
+ValueLoss = Literal["mse", "l1", "huber"]
+
+
+@dataclass(frozen=True)
+class RegressionConfig(Thinning, ObjectiveConfig):
+    """The loss of values, and what is left out while they are learned (`Thinning`).
+
+    `loss`: `mse`, `l1`, or `huber` with `delta`, in standard deviations of a target. `mean`, `std` and `present` have a
+    number per target, of the training images: mean and standard deviation of its values, and the share of images that
+    have one. Raises UsageError for numbers that cannot be.
+    """
+
+    labelled: ClassVar[bool] = True
+    of_values: ClassVar[bool] = True
+    takes_clips: ClassVar[bool] = True
+    takes_own_aspect: ClassVar[bool] = True
+    takes_volumes: ClassVar[bool] = True
+
+    name: Literal["regression"] = "regression"
+    loss: ValueLoss = "mse"
+    delta: float = 1.0
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    present: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.loss not in get_args(ValueLoss):
+            raise UsageError(f"there is no loss {self.loss} for values", "use mse, l1 or huber")
+        if not 0 < self.delta < math.inf:
+            raise UsageError(f"delta must be above 0, not {self.delta}")
+        if not len(self.mean) == len(self.std) == len(self.present):
+            raise UsageError("mean, std and present have a number per target", "leave them out: they are measured")
+        if not all(value > 0 for value in (*self.std, *self.present)):
+            raise UsageError("std and present must be above 0", "leave them out: they are measured")
+        if not 0 <= self.patch_dropout < 1:
+            raise UsageError(f"patch_dropout must be at least 0 and below 1, not {self.patch_dropout}")
+
+    def check(self, model: ModelConfig, classes: tuple[str, ...], views: Any) -> None:
+        """Raise UsageError for another number of targets, views that mix images, and what the model cannot leave
+        out."""
+        if not isinstance(views, Augment | VolumeViews):
+            raise UsageError("learning values takes one view of an image", "leave out multi-crop views")
+        if isinstance(views, VolumeViews) and len(model.image) == 2:
+            raise UsageError("views of volumes are for volumes and signals", "leave --views.name out")
+        if isinstance(views, Augment) and (views.mixup or views.cutmix):
+            raise UsageError("MixUp and CutMix mix classes, and regression learns values", "use --mixup 0 --cutmix 0")
+        if model.classes != len(classes):
+            raise UsageError(f"the model has {model.classes} outputs, the data {len(classes)} targets")
+        if self.patch_dropout and not model.drops_patches:
+            raise UsageError("patch dropout is for ViTs whose blocks see every patch", "leave it out")
+        if not 0 < self.progressive <= 1 or (self.progressive < 1 and len(model.image) != 2):
+            raise UsageError(f"progressive must be above 0 and at most 1 (1 for volumes), not {self.progressive}")
+
+    def fitted(self, labels: np.ndarray) -> Self:
+        """The config with mean, standard deviation and share of the values (n, T) of training images, NaN for none."""
+        if self.mean:
+            return self
+        given = ~np.isnan(labels)
+        return replace(
+            self,
+            mean=tuple(np.nanmean(labels, 0).tolist()),
+            std=tuple(np.nanstd(labels, 0).tolist()),
+            present=tuple(given.mean(0).tolist()),
+        )
+
+    def build(self, model: Model, setting: Setting) -> Regression:
+        """The objective of a regressor."""
+        return Regression(model, self, setting)
+
+
+class Regression(Labelled):
+    """Mean loss of values, each in standard deviations of its target.
+
+    Labels are (B, T) float64 in the targets' units, NaN for none; `prepare` standardises them.
+    """
+
+    weights: Tensor
+
+    def __init__(
+        self,
+        model: Model,
+        config: RegressionConfig,
+        setting: Setting = Setting(),  # noqa: B008
+    ) -> None:
+        super().__init__(model, config, setting)
+        self.register_buffer("weights", 1 / torch.tensor(config.present), persistent=False)
+
+    def prepare(self, batch: Batch, progress: Progress) -> Batch:
+        """Standardise the labels, in the precision that they have, then resize, and draw the patches to encode."""
+        labels = batch["labels"]
+        mean, std = (
+            fixed_table(build_row, labels.device, labels.dtype, values)
+            for values in (self.config.mean, self.config.std)
+        )
+        return super().prepare({**batch, "labels": ((labels - mean) / std).float()}, progress)
+
+    def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """(B, T) float32 outputs and standardised labels -> the loss of `value_loss`."""
+        return value_loss(outputs, labels, self.config.loss, delta=self.config.delta, weights=self.weights)
+
+    def task(self) -> Task:
+        """Regression, with the numbers that outputs are standardised by."""
+        return RegressionTask(self.setting.targets, self.config.mean, self.config.std)
+
+
+def build_row(dtype: torch.dtype, values: tuple[float, ...]) -> Tensor:
+    """(T,) numbers as a tensor."""
+    return torch.tensor(values, dtype=dtype)
+
+
+def value_loss(
+    outputs: Tensor, labels: Tensor, loss: ValueLoss, *, delta: float = 1.0, weights: Tensor | None = None
+) -> Tensor:
+    """(B, T) outputs p and labels y, NaN for none, (T,) weights w -> (1/BT) sum_b sum_t w_t l(p_bt - y_bt), over the
+    labels that there are.
+
+    mse: l(e) = e^2; l1: |e|; huber: e^2 / 2 up to |e| = delta, then delta (|e| - delta / 2).
+
+    With w_t one over the share of training images that have target t, each target counts as much as any other. The sum
+    is divided by B whatever is missing, so that the losses of parts of a batch add up to that of the batch.
+    """
+    errors = torch.where(labels.isnan(), 0.0, outputs - labels.nan_to_num())
+    sizes = errors.abs()
+    if loss == "mse":
+        losses = errors.square()
+    elif loss == "l1":
+        losses = sizes
+    else:
+        losses = torch.where(sizes <= delta, errors.square() / 2, delta * (sizes - delta / 2))
+    return (losses if weights is None else losses * weights).mean()

@@ -1,0 +1,228 @@
+"""Regression: one number, or several, for an image: an age, a count, a yield.
+
+The head's outputs are standardised: value = output x std + mean, by mean and standard deviation of each target over the
+training images, which `model.json` stores. In shapes, n is images and T targets.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import numpy as np
+
+from vitreous.errors import DataError, WeightsError, first_names
+from vitreous.system.tables import marked
+from vitreous.tasks.base import Example, PredictionFormat, PredictionOptions, Scatter, Task, refuse_options
+from vitreous.tasks.predictions import error_column, path_columns, predictions_html
+from vitreous.tasks.regression_metrics import measure_errors
+from vitreous.tasks.report import Report
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from vitreous.data.split import Data, Split
+
+NEAR = 0.05  # standard deviations that predictions of a model and its exported file may differ by to count as equal
+CHARTED = 3  # targets of a page with charts of their own
+POINTS = 2_000  # of a chart, evenly chosen
+
+
+@dataclass(frozen=True)
+class ValuePrediction:
+    """One image's prediction: the value of each target, in its unit; or why there is none."""
+
+    column: ClassVar[str] = "values"
+
+    path: str
+    targets: tuple[str, ...] = ()
+    values: tuple[float, ...] = ()
+    error: str | None = None
+
+    def _repr_html_(self) -> str:
+        return predictions_html([self])
+
+    def cell_html(self) -> str:
+        """The values as text."""
+        return describe_values(self.targets, self.values)
+
+
+def describe_values(targets: Sequence[str], values: Sequence[float]) -> str:
+    """Values with the names of their targets: `weight 3.52  height 1.8`; a dash for NaN."""
+    pairs = zip(targets, values, strict=True)
+    return "  ".join(f"{name} {'–' if math.isnan(value) else format(value, '.5g')}" for name, value in pairs)
+
+
+@dataclass(frozen=True)
+class ValueFormat(PredictionFormat):
+    """The values of the `targets`, a column each."""
+
+    column: ClassVar[str] = "values"  # type: ignore[misc]
+
+    targets: tuple[str, ...]
+
+    @property
+    def head(self) -> list[str]:  # type: ignore[override]
+        """Path, a column per target, error."""
+        return ["path", *(marked(name) for name in self.targets), "error"]
+
+    def predict(self, row: np.ndarray, path: str) -> ValuePrediction:
+        """The prediction for an image from its (T,) values."""
+        return ValuePrediction(path, self.targets, tuple(map(float, row)))
+
+    def fail(self, path: str, error: str) -> ValuePrediction:
+        """The prediction for an image that cannot be read."""
+        return ValuePrediction(path, error=error)
+
+    def to_fields(self, prediction: ValuePrediction) -> dict[str, Any]:
+        """The value of each target; none where there is an error."""
+        return {"values": dict(zip(prediction.targets, prediction.values, strict=True))}
+
+    def describe(self, prediction: ValuePrediction) -> str:
+        """The values with five significant digits."""
+        return describe_values(prediction.targets, prediction.values)
+
+    def cells(self, prediction: ValuePrediction) -> list[list[str]]:
+        """One row: the path, the values with seven significant digits, the error."""
+        values = [f"{value:.7g}" for value in prediction.values] or [""] * len(self.targets)
+        return [[marked(prediction.path), *values, marked(prediction.error or "")]]
+
+    def table(self, predictions: Sequence[ValuePrediction]) -> pa.Table:
+        """The same columns."""
+        import pyarrow as pa
+
+        columns = path_columns(predictions)
+        for place, name in enumerate(self.targets):
+            values = [row.values[place] if row.values else None for row in predictions]
+            columns[name] = pa.array(values, pa.float64())
+        return pa.table(columns | {"error": error_column(predictions)})
+
+
+@dataclass(frozen=True)
+class Regression(Task):
+    """Values of named `targets` in their order; `mean` and `std`, (T,) each, of the training images."""
+
+    name: ClassVar[str] = "regression"
+    does: ClassVar[str] = "predicts values of images"
+    hub_task: ClassVar[str] = "image-feature-extraction"  # the Hub has no task for values
+    protocol: ClassVar[str] = "regression"
+    # of one scale whatever the units, so that several targets have a mean; orders models of one target as the mean
+    # squared error does
+    example_notes: ClassVar[dict[str, str]] = {
+        "worst": "Images with the largest error, in standard deviations of the target; of several targets the mean."
+    }
+    leading: ClassVar[str] = "r2"  # type: ignore[misc]
+
+    targets: tuple[str, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def settings(self) -> dict[str, Any]:
+        """Targets, means and standard deviations; no classes."""
+        return {"classes": [], "targets": list(self.targets), "mean": list(self.mean), "std": list(self.std)}
+
+    @classmethod
+    def from_settings(cls, description: dict[str, Any], classes: tuple[str, ...], origin: str) -> Self:
+        """The regression of a description. Raises WeightsError for targets without a mean and a standard deviation
+        each."""
+        targets = description.get("targets")
+        if not isinstance(targets, list | tuple) or not targets or not all(isinstance(name, str) for name in targets):
+            raise WeightsError(f"{origin}: targets {targets}", "they are a list of names")
+        numbers = []
+        for key in ("mean", "std"):
+            values = description.get(key)
+            is_valid = isinstance(values, list | tuple) and len(values) == len(targets)
+            if not is_valid or not all(is_finite_number(v) and (key == "mean" or v > 0) for v in values):
+                raise WeightsError(f"{origin}: {key} {values}", f"it is a number for each of {len(targets)} targets")
+            numbers.append(tuple(map(float, values)))
+        return cls(tuple(targets), *numbers)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The targets."""
+        return self.targets
+
+    @property
+    def label_columns(self) -> tuple[str, ...]:
+        """The targets."""
+        return self.targets
+
+    @property
+    def summary(self) -> str:
+        """The targets."""
+        return f"predicts {first_names(self.targets, 8)}"
+
+    @property
+    def export_metadata(self) -> dict[str, Any]:
+        """Targets, and their means and standard deviations: value = output x std + mean."""
+        return {"targets": self.targets, "target_mean": self.mean, "target_std": self.std}
+
+    def activate(self, outputs: np.ndarray) -> np.ndarray:
+        """(n, T) standardised outputs -> (n, T) float64 in the targets' units."""
+        return outputs.astype(np.float64) * np.array(self.std) + np.array(self.mean)
+
+    def prediction_format(self, options: PredictionOptions) -> ValueFormat:
+        """A value for each target. Raises UsageError for options of classifiers."""
+        refuse_options(self, options)
+        return ValueFormat(self.targets)
+
+    def evaluate(self, outputs: np.ndarray, labels: np.ndarray, readable: np.ndarray) -> Report:
+        """R2, MAE, RMSE and Spearman's correlation of each target, and their means."""
+        return measure_errors(self.activate(outputs), labels, self.targets, readable)
+
+    def align_labels(self, split: Split, data: Data) -> Split:
+        """Values in the order of the targets. Raises DataError for data without values of one of them."""
+        if not data.targets:
+            problem = f"{data.name} has {'classes' if data.labelled else 'no labels'}, and the model {self.does}"
+            raise DataError(problem, f"name data with values of {first_names(self.targets, 8)}")
+        if missing := [name for name in self.targets if name not in data.targets]:
+            raise DataError(
+                f"{data.name} has no values of {first_names(missing, 8)}",
+                f"it has values of {first_names(data.targets, 8)}",
+            )
+        columns = [data.targets.index(name) for name in self.targets]
+        return split.take(np.arange(len(split)), split.labels[:, columns])
+
+    def choose_examples(
+        self, outputs: np.ndarray, split: Split, readable: np.ndarray, count: int
+    ) -> dict[str, list[Example]]:
+        """(n, T) outputs -> worst: where the mean over the targets of the error in standard deviations is largest."""
+        values = self.activate(outputs)
+        errors = np.abs(values - split.labels) / np.array(self.std)
+        present = ~np.isnan(errors)
+        mean = np.where(present, errors, 0).sum(1) / np.maximum(present.sum(1), 1)
+        usable = np.flatnonzero(readable & present.any(1))
+        worst = usable[np.argsort(-mean[usable], kind="stable")[:count]].tolist()
+        texts = [
+            [describe_values(self.targets, row[sample].tolist()) for row in (split.labels, values)] for sample in worst
+        ]
+        return {"worst": [Example(sample, *text) for sample, text in zip(worst, texts, strict=True)], "unsure": []}
+
+    def draw_charts(self, outputs: np.ndarray, labels: np.ndarray, readable: np.ndarray) -> list[Scatter]:
+        """For each of the first targets, predictions over labels, and residuals over predictions."""
+        values, charts = self.activate(outputs), []
+        for place, name in enumerate(self.targets[:CHARTED]):
+            rows = np.flatnonzero(readable & ~np.isnan(labels[:, place]))
+            if not len(rows):
+                continue
+            rows = rows[np.linspace(0, len(rows) - 1, min(POINTS, len(rows))).astype(np.int64)]
+            true, predicted = labels[rows, place], values[rows, place]
+            charts.append(
+                Scatter(f"{name}: predicted and true", "true", "predicted", x=true, y=predicted, diagonal=True)
+            )
+            residuals = predicted - true
+            charts.append(
+                Scatter(f"{name}: residuals", "predicted", "predicted - true", x=predicted, y=residuals, level=True)
+            )
+        return charts
+
+    def measure_agreement(self, ours: np.ndarray, theirs: np.ndarray) -> float:
+        """The share of images with all values within `NEAR` standard deviations."""
+        return float((np.abs(ours - theirs).max(1) <= NEAR).mean())
+
+
+def is_finite_number(value: Any) -> bool:
+    """Whether a value of JSON is a finite number."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

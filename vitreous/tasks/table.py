@@ -1,0 +1,99 @@
+"""The one table of tasks, and how `model.json` and exported files describe a task."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vitreous.errors import WeightsError
+from vitreous.tasks.base import Task
+from vitreous.tasks.classification import Classification, Loss
+from vitreous.tasks.detection import Detection
+from vitreous.tasks.features import Features
+from vitreous.tasks.generation import Generation
+from vitreous.tasks.regression import Regression
+from vitreous.tasks.segmentation import Segmentation
+
+#: names of tasks that files may have; a file of another one needs a newer vitreous
+TASKS: dict[str, type[Task]] = {
+    kind.name: kind for kind in (Classification, Features, Segmentation, Detection, Generation, Regression)
+}
+
+
+def task_of(config: Any, classes: tuple[str, ...]) -> Task:
+    """The task of weights that no description belongs to, whose model has this config and these classes."""
+    if config.finds_objects:
+        return Detection(classes, config.masks)
+    if config.generates_images:
+        return Generation(classes)
+    return Classification(classes) if classes else Features()
+
+
+def task_to_json(task: Task) -> dict[str, Any]:
+    """The task as keys of a description: its name, and its settings beside it."""
+    return {"task": {"name": task.name}, **task.settings()}
+
+
+def task_from_json(description: dict[str, Any], origin: str) -> Task:
+    """The task of a description; one without a `task` key has classes or is one of features.
+
+    Raises WeightsError, naming `origin`, for an unknown task and for settings that no task has.
+    """
+    classes = description.get("classes")
+    if not isinstance(classes, list | tuple) or not all(isinstance(name, str) for name in classes):
+        raise WeightsError(f"{origin}: classes {classes}", "they are a list of names")
+    tag = description.get("task", {"name": "classification" if classes else "features"})
+    name = tag.get("name") if isinstance(tag, dict) else None
+    if name not in TASKS:
+        raise WeightsError(f"{origin}: task {name} is not one of {', '.join(TASKS)}", "install a newer vitreous")
+    return TASKS[name].from_settings(description, tuple(classes), origin)
+
+
+class WithTask:
+    """Shorthands for the settings of `self.task`; a model of features has no classes."""
+
+    task: Task
+
+    @property
+    def classification(self) -> Classification:
+        """The task, or a classification of no classes."""
+        return self.task if isinstance(self.task, Classification) else Classification(())
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Class names in the order of the logits."""
+        return self.classification.classes
+
+    @property
+    def pixel_classes(self) -> tuple[str, ...]:
+        """Names of the classes that pixels get; none of a model that answers for whole images."""
+        return self.task.classes if isinstance(self.task, Segmentation) else ()
+
+    @property
+    def object_classes(self) -> tuple[str, ...]:
+        """Names of the classes of objects; none of a model that answers otherwise than with objects."""
+        return self.task.classes if isinstance(self.task, Detection) else ()
+
+    @property
+    def generated_classes(self) -> tuple[str, ...]:
+        """Names of the classes that images are made of; none of a model that makes none, or of one kind."""
+        return self.task.classes if isinstance(self.task, Generation) else ()
+
+    @property
+    def makes_images(self) -> bool:
+        """Whether the model makes images, rather than reads them."""
+        return isinstance(self.task, Generation)
+
+    @property
+    def multilabel(self) -> bool:
+        """Whether an image may have any number of the classes."""
+        return self.classification.multilabel
+
+    @property
+    def loss(self) -> Loss:
+        """The loss that the model was trained with."""
+        return self.classification.loss
+
+    @property
+    def temperature(self) -> float:
+        """What logits are divided by."""
+        return self.classification.temperature
