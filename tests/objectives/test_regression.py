@@ -15,7 +15,7 @@ from tests.objectives.sessions import session_of
 from vitreous.data.augmentation.augment import Augment
 from vitreous.errors import DataError, UsageError
 from vitreous.models.config import ViTConfig
-from vitreous.models.zoo import build
+from vitreous.models.zoo import build_model
 from vitreous.objectives.base import Progress, Setting
 from vitreous.objectives.regression import Regression, RegressionConfig, value_loss
 from vitreous.tasks.regression import Regression as RegressionTask
@@ -59,7 +59,7 @@ def test_targets_are_standardised_by_their_own_values():
     config = RegressionConfig().fitted(labels)
     assert config.mean == (2003.5, 2.0) and config.std == pytest.approx((math.sqrt(8 / 3), 1.0))
     assert config.present == pytest.approx((1, 2 / 3)) and config.fitted(labels * 2) == config
-    objective = Regression(build(MODEL), config, Setting(targets=("year", "size"), views=Augment()))
+    objective = Regression(build_model(MODEL), config, Setting(targets=("year", "size"), views=Augment()))
     batch = {"images": torch.zeros(3, 3, 8, 8), "labels": torch.from_numpy(labels), "positions": torch.arange(3)}
     found = objective.prepare(batch, Progress())["labels"]
     assert found.dtype == torch.float32

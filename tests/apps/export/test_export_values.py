@@ -14,7 +14,7 @@ from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import VitreousError
 from vitreous.inference.predict import load
 from vitreous.models.config import ViTConfig
-from vitreous.models.zoo import build
+from vitreous.models.zoo import build_model
 from vitreous.tasks.regression import Regression
 from vitreous.weights.bundle import Bundle
 
@@ -26,7 +26,9 @@ def home(tmp_path_factory):
     """A bundle of two targets, and a folder of pictures."""
     root = tmp_path_factory.mktemp("values")
     torch.manual_seed(0)
-    model = build(ViTConfig(image=(16, 16), patch=(8, 8), classes=2, width=16, depth=1, heads=2, hidden=32)).eval()
+    model = build_model(
+        ViTConfig(image=(16, 16), patch=(8, 8), classes=2, width=16, depth=1, heads=2, hidden=32)
+    ).eval()
     torch.nn.init.normal_(model.head.weight)
     Bundle(model, TASK, ImagePreprocess((16, 16))).save(root / "model")
     (root / "pictures").mkdir()
