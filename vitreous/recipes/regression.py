@@ -24,7 +24,7 @@ def regression(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) ->
     are changed: a crop changes a count, brightness may be the target. Half of the images are mirrored; --views.flip 0
     mirrors none, for targets that depend on left and right.
     """
-    is_small = facts.numbers == "voxels" or max(model.image[-2:]) <= SMALL
+    is_small = not facts.template.is_browsable or max(model.image[-2:]) <= SMALL
     if is_small and not options.init:
         run = small(model, facts, options)
     else:
