@@ -9,14 +9,13 @@ from PIL import Image
 import vitreous
 from tests.data.annotations.scenery import write_objects
 from tests.evaluation.detecting import NAMES, PaintedEngine, judged_by_pycocotools
-from tests.inference.test_detections import paint, painted_model
 from tests.objectives.test_detection import OPTIONS as DETECTING
+from tests.tasks.test_detections import paint, painted_model
 from vitreous.cli.main import main
 from vitreous.data.preprocess import Preprocess
 from vitreous.data.run_data import open_run_data
 from vitreous.errors import DataError, UsageError
 from vitreous.evaluation.coco import objects_function
-from vitreous.inference.detections import detect
 from vitreous.inference.open_model import open_bundle
 from vitreous.models.configs.detector import DetectorConfig
 from vitreous.models.configs.vit import ViTConfig
@@ -29,6 +28,7 @@ from vitreous.reports.dense import dense_task
 from vitreous.reports.evaluate import evaluate
 from vitreous.reports.pages import dense as page
 from vitreous.tasks.detection import Detection
+from vitreous.tasks.detections import detect
 from vitreous.weights.bundle import Bundle
 
 pytestmark = pytest.mark.drawn

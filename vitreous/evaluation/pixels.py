@@ -17,9 +17,9 @@ from vitreous.evaluation.boundary import boundary_counts, boundary_f
 from vitreous.evaluation.evaluator import Evaluator, Outputs
 from vitreous.evaluation.panoptic import answered_segments, panoptic_counts, panoptic_figures, true_segments
 from vitreous.inference.engine import ModelEngine
-from vitreous.inference.tiles import Compute, class_map, native_pixels
 from vitreous.tasks.intervals import bootstrap, percentile_interval
 from vitreous.tasks.report import Report
+from vitreous.tasks.tiles import Compute, class_map, native_pixels
 
 DRAWS = 1000  # of the bootstrap
 

@@ -27,8 +27,8 @@ from vitreous.errors import DataError, UsageError, printable
 from vitreous.inference.card import Card
 from vitreous.inference.pipeline import flow
 from vitreous.inference.sources import Item
-from vitreous.inference.tiles import class_map, native_pixels
 from vitreous.system.disk import atomic_path
+from vitreous.tasks.tiles import class_map, native_pixels
 
 if TYPE_CHECKING:
     from vitreous.inference.engine import Engine

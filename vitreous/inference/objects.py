@@ -18,9 +18,9 @@ from vitreous.data.annotations.shapes import mask_of_runs
 from vitreous.errors import DataError, UsageError
 from vitreous.inference.card import Card
 from vitreous.inference.class_maps import native, picture_of
-from vitreous.inference.detections import Detections, detect, detections_of, fit_image
 from vitreous.inference.pipeline import chunk_of, flow
 from vitreous.inference.sources import Item
+from vitreous.tasks.detections import Detections, detect, detections_of, fit_image
 
 if TYPE_CHECKING:
     from vitreous.inference.engine import Engine

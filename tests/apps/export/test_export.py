@@ -24,7 +24,7 @@ from tests.conftest import document, picture, say
 from tests.data.hostile import corpus
 from tests.precision import PROBABILITY, answers_in, same_answers
 from vitreous.apps.export import export as verb
-from vitreous.apps.export import graph, proof
+from vitreous.apps.export import graph
 from vitreous.apps.export.export import export
 from vitreous.apps.export.formats import FORMS, ExportTarget, Form
 from vitreous.data.preprocess import Preprocess
@@ -37,6 +37,7 @@ from vitreous.inference.predict import load
 from vitreous.models.config import BiTConfig, ConvStemConfig, StemConfig, SwinConfig, ViTConfig
 from vitreous.models.zoo import build
 from vitreous.nn import grid
+from vitreous.tasks import export_proof as proof
 from vitreous.tasks.classification import Classification
 from vitreous.tasks.features import Features
 from vitreous.weights.bundle import Bundle, load_bundle

@@ -6,10 +6,10 @@ import pytest
 import vitreous
 from tests.reports.test_scenes import run  # noqa: F401
 from vitreous.apps.export.export import export
-from vitreous.apps.export.proof import Pictures, compare_outputs, lost
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import UsageError
 from vitreous.inference.card import Card
+from vitreous.tasks.export_proof import Pictures, compare_outputs, lost
 from vitreous.tasks.segmentation import Segmentation
 
 

@@ -10,10 +10,10 @@ import pytest
 import vitreous
 from tests.inference.detectors import CLASSES, pictures, save_detector
 from vitreous.apps.export.export import export
-from vitreous.apps.export.object_proof import ObjectProof, both_ways
 from vitreous.data.annotations.shapes import runs_of_mask
 from vitreous.errors import UsageError
-from vitreous.inference.detections import Detections
+from vitreous.tasks.detection_proof import ObjectProof, both_ways
+from vitreous.tasks.detections import Detections
 
 PROGRAM = """
 import json, sys

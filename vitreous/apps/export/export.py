@@ -14,8 +14,7 @@ import torch
 
 from vitreous.apps.export.formats import FORMS, ExportTarget, open_export
 from vitreous.apps.export.graph import check_dynamic
-from vitreous.apps.export.object_proof import ObjectProof, compare_objects
-from vitreous.apps.export.proof import Pictures, Proof, compare_outputs, gather, lost, other_sizes, outputs_of
+from vitreous.apps.export.proof_images import gather, other_sizes
 from vitreous.errors import ResourceError, UsageError, VitreousError, check_path, nearest
 from vitreous.inference.card import card_of
 from vitreous.inference.engine import Engine, make_engine
@@ -24,6 +23,8 @@ from vitreous.inference.open_model import open_bundle
 from vitreous.inference.options import InferenceOptions
 from vitreous.progress import Listener, NullListener
 from vitreous.system.disk import publish, sha256
+from vitreous.tasks.detection_proof import ObjectProof, compare_objects
+from vitreous.tasks.export_proof import Pictures, Proof, compare_outputs, lost, outputs_of
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.convert import convert
 from vitreous.weights.foreign import FORMATS

@@ -32,8 +32,8 @@ from vitreous.data.decoding.tiff import load_codecs
 from vitreous.data.preprocess import Preprocess
 from vitreous.errors import DataError
 from vitreous.inference.reading import read, read_large
-from vitreous.inference.tiles import native_pixels
 from vitreous.system.children import STOP_SIGNALS
+from vitreous.tasks.tiles import native_pixels
 
 JOB, ANSWER = struct.Struct(">BQQ"), struct.Struct(">BQQ")
 PIXELS, REFUSED = 0, 1

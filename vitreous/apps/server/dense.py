@@ -22,10 +22,10 @@ from vitreous.apps.server.requests import (
 from vitreous.apps.server.responses import Refusal, json_response
 from vitreous.data.annotations.drawing import class_colours, picture_of_map, png_of
 from vitreous.inference.class_maps import picture_of, shares_of
-from vitreous.inference.detections import Detections
-from vitreous.inference.detections import detect as detect_objects
 from vitreous.inference.objects import THRESHOLD, draw_over, objects_of
-from vitreous.inference.tiles import class_map, starts
+from vitreous.tasks.detections import Detections
+from vitreous.tasks.detections import detect as detect_objects
+from vitreous.tasks.tiles import class_map, starts
 
 TILES = 256  # of a picture, at most
 

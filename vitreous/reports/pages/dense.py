@@ -18,15 +18,15 @@ from vitreous.evaluation.coco import objects_function
 from vitreous.evaluation.evaluator import Ragged
 from vitreous.evaluation.matching import Column, Error, Part, columns_of, counted, match_image, true_runs
 from vitreous.evaluation.pixels import figures_of, logits_function, matrices_of
-from vitreous.inference.detections import Detections, detect
 from vitreous.inference.engine import make_engine
-from vitreous.inference.tiles import class_map, native_pixels
 from vitreous.reports.answers import Answered
 from vitreous.reports.pages.formats import format_percent
 from vitreous.reports.pages.plots import COLOURS, INK, confusion, markup, strip_axes, style
 from vitreous.reports.pages.thumbnails import data_uri, shrink
+from vitreous.tasks.detections import Detections, detect
 from vitreous.tasks.metric_names import BOXES, ERRORS, SIZES
 from vitreous.tasks.report import Report
+from vitreous.tasks.tiles import class_map, native_pixels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

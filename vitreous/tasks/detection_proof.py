@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.apps.export.proof import CHUNK, Pictures
 from vitreous.data.annotations.shapes import mask_of_runs
-from vitreous.inference.detections import Detections, detections_of
-from vitreous.inference.engine import Engine
+from vitreous.tasks.detections import Detections, detections_of
+from vitreous.tasks.export_proof import CHUNK, Pictures
 
 EDGE = 0.01  # pixels that an edge of a box may move
 SCORE = 1e-3  # that a score may
@@ -65,7 +64,7 @@ class ObjectProof:
 
 
 def compare_objects(
-    original: Engine, export: Engine, pictures: Pictures, least: float, progress: Callable[[int], None]
+    original: Any, export: Any, pictures: Pictures, least: float, progress: Callable[[int], None]
 ) -> ObjectProof:
     """Find the objects by both, chunk by chunk in turn; the first chunk is not timed.
 
