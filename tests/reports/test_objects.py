@@ -24,7 +24,7 @@ from vitreous.progress import NullListener
 from vitreous.reports import dense as scenes
 from vitreous.reports.answers import Computing
 from vitreous.reports.compare import compare
-from vitreous.reports.dense import dense_task
+from vitreous.reports.dense import task_kind
 from vitreous.reports.evaluate import evaluate
 from vitreous.reports.pages import dense as page
 from vitreous.tasks.detection import Detection
@@ -198,7 +198,7 @@ def test_two_models_are_compared_on_the_same_images(bundles, painted, tmp_path):
 
 
 def test_what_is_about_classes_of_images_is_refused(bundles, tmp_path):
-    assert dense_task(bundles / "boxes") == "detection"
+    assert task_kind(bundles / "boxes") is Detection
     with pytest.raises(UsageError, match=r"abstain is about a class for each image, and .* finds objects"):
         evaluate(bundles / "boxes", write_coco(tmp_path / "data", 2), abstain=0.5)
 

@@ -82,9 +82,9 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     """Evaluate, and print the figures. Raises UsageError for options that clash."""
     if (second := other_run(options)) is not None:
         return compare_runs(options, second, console)
-    from vitreous.reports.dense import task_name
+    from vitreous.reports.dense import task_kind
 
-    if task_name(options.run) == "generation":
+    if not task_kind(options.run).reads_images:
         from vitreous.cli.evaluate import evaluate_generator
 
         return evaluate_generator(options, console)

@@ -121,6 +121,12 @@ class CocoEvaluator(Evaluator):
             details={"objects": details},
         )
 
+    def paired_intervals(self, rows: Ragged, other: CocoEvaluator, other_rows: Ragged) -> dict[str, Interval | None]:
+        """Of all metrics."""
+        sides = ((rows, self), (other_rows, other))
+        first, second = (object_figures(sides_of(table, len(own.classes))) for table, own in sides)
+        return paired_object_differences(first, second, rows)
+
 
 class Loaded(NamedTuple):
     """An image as (C, H, W) pixels at its own size and what is on it, or why either cannot be read."""

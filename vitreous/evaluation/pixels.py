@@ -105,6 +105,12 @@ class SegmentationEvaluator(Evaluator):
             figure="miou",
         )
 
+    def paired_intervals(
+        self, rows: np.ndarray, other: SegmentationEvaluator, other_rows: np.ndarray
+    ) -> dict[str, tuple[float, float] | None]:
+        """Of mIoU, Dice and pixel accuracy."""
+        return paired_differences(rows, other_rows, len(self.classes))
+
 
 def paired_differences(first: np.ndarray, second: np.ndarray, count: int) -> dict[str, tuple[float, float] | None]:
     """95 % intervals of the second model's figures less the first's, by a bootstrap over the same images.

@@ -11,13 +11,15 @@ from vitreous.tasks.metric_names import MAPS, OBJECTS
 @dataclass(frozen=True)
 class Metric:
     """A metric: its key in files, its label for people, the format of its value (`.2%` for shares), one or two
-    sentences that pages show, and, of a metric that leads evaluations, the `secondary` ones, printed after it."""
+    sentences that pages show, and, of a metric that leads evaluations, the `secondary` ones, printed after it, and
+    `by_class`: key and label of the metric by which classes are ranked."""
 
     key: str
     label: str
     form: str = ".2%"
     explanation: str = ""
     secondary: tuple[str, ...] | None = None
+    by_class: tuple[str, str] = ("f1", "F1")
 
     @property
     def leads(self) -> bool:
@@ -48,6 +50,7 @@ CLASSIFICATION = (
         explanation="Mean over classes of average precision, the area under the precision-recall curve. Higher is "
         "better.",
         secondary=("macro_f1", "micro_f1", "nll"),
+        by_class=("ap", "AP"),
     ),
     Metric(
         "top5",
@@ -108,6 +111,7 @@ SEGMENTATION = (
         explanation="Intersection over union of predicted and true pixels of a class, mean over classes. Higher is "
         "better.",
         secondary=("dice", "pixel_accuracy", "boundary_f", "pq"),
+        by_class=("iou", "IoU"),
     ),
     Metric(
         "dice",
@@ -122,7 +126,7 @@ SEGMENTATION = (
     *(Metric(key, label) for key, label in MAPS.items()),
 )
 DETECTION = (
-    Metric("ap", "AP", secondary=("ap50", "ap75", "ar100", "box_ap", "box_ap50")),
+    Metric("ap", "AP", secondary=("ap50", "ap75", "ar100", "box_ap", "box_ap50"), by_class=("ap", "AP")),
     *(Metric(key, label) for key, label in OBJECTS.items() if key != "ap"),
 )
 GENERATION = (

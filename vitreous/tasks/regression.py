@@ -115,6 +115,8 @@ class Regression(Task):
     }
     leading: ClassVar[str] = "r2"  # type: ignore[misc]
 
+    classes: ClassVar[tuple[str, ...]] = ()  # type: ignore[misc]
+
     targets: tuple[str, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -157,7 +159,12 @@ class Regression(Task):
     @property
     def export_metadata(self) -> dict[str, Any]:
         """Targets, and their means and standard deviations: value = output x std + mean."""
-        return {"targets": self.targets, "target_mean": self.mean, "target_std": self.std}
+        more = {"targets": self.targets, "target_mean": self.mean, "target_std": self.std}
+        return {**super().export_metadata, **more}
+
+    def identify(self) -> list[Any]:
+        """No classes, and the settings."""
+        return [*super().identify(), self.settings()]
 
     def activate(self, outputs: np.ndarray) -> np.ndarray:
         """(n, T) standardised outputs -> (n, T) float64 in the targets' units."""

@@ -39,7 +39,7 @@ def test_a_file_finds_the_objects_of_its_run(place, tmp_path, form):
     assert document["outputs"] == "objects" and document["objects"] > 100 and document["object_agreement"] > 0.999
     assert document["max_box_difference"] < 0.01 and document["max_mask_difference"] <= 0.001
     exported, original = vitreous.load(tmp_path / name), vitreous.load(place / "model", precision="fp32")
-    assert exported.card.object_classes == original.card.object_classes == CLASSES
+    assert exported.card.task.classes == original.card.task.classes == CLASSES
     for picture in sorted((place / "photos").iterdir())[:4]:
         ours, theirs = (predictor.detect(picture, threshold=0.1) for predictor in (original, exported))
         assert len(ours) > 3 and ours.names == theirs.names

@@ -12,17 +12,14 @@ import numpy as np
 
 from vitreous.data.keys import permutation
 from vitreous.data.layouts.video import open_sample
-from vitreous.data.preprocess import Preprocess
 from vitreous.data.run_data import open_run_data, open_training_data, sample_images
 from vitreous.data.split import Data
 from vitreous.errors import DataError, UsageError
-from vitreous.inference.class_maps import native
+from vitreous.inference.class_maps import decode_item
 from vitreous.inference.export_file import normalised
-from vitreous.inference.sources import Item, read_item, source
+from vitreous.inference.sources import Item, source
 from vitreous.system.cores import default_workers
-from vitreous.tasks.detections import fit_image
-from vitreous.tasks.export_proof import Pictures
-from vitreous.tasks.tiles import native_pixels
+from vitreous.tasks.export_proof import ProofImages
 from vitreous.weights.bundle import Bundle
 
 FEWEST, MOST = 8, 200  # images to judge an export on: fewer prove nothing, more take long and tell little
@@ -36,7 +33,7 @@ def gather(
     images: Sequence[str],
     data: str | os.PathLike[str] | None,
     calibrate: bool,
-) -> tuple[Pictures, list[np.ndarray] | None]:
+) -> tuple[ProofImages, list[np.ndarray] | None]:
     """The images to judge on: `images`, files or folders; or `data`; or the run's validation images, or else its test
     images.
 
@@ -46,7 +43,7 @@ def gather(
     """
     opened = None
     if images:
-        judged = of_files(images, bundle.preprocess, bool(bundle.object_classes))
+        judged = of_files(images, bundle)
     else:
         opened, judged = of_data(run, bundle, data)
     calibration = None
@@ -66,24 +63,24 @@ def gather(
     return judged, calibration
 
 
-def fitted_item(preprocess: Preprocess, item: Item) -> np.ndarray:
-    """An item as the (C, *image) pixels that a detector takes. Raises DataError, with its name."""
-    return fit_image(native(preprocess, item), preprocess)[0]
+def prepare_item(bundle: Bundle, item: Item) -> np.ndarray:
+    """An item as the (C, *image) pixels that a bundle's exported file takes. Raises DataError, with its name."""
+    return bundle.task.prepare_input(decode_item(bundle.preprocess, item), bundle.preprocess)
 
 
-def of_files(images: Sequence[str], preprocess: Preprocess, whole: bool = False) -> Pictures:
-    """Files, and those in folders; of more than are needed, a choice that is always the same. `whole`: as detectors
-    take them. Raises DataError."""
+def of_files(images: Sequence[str], bundle: Bundle) -> ProofImages:
+    """Files, and those in folders; of more than are needed, a choice that is always the same. Raises DataError."""
     items = list(source(images))
     chosen = sorted(permutation(len(items), 0, 0)[: 2 * MOST].tolist())
     with ThreadPoolExecutor(default_workers()) as pool:
-        read = partial(fitted_item, preprocess) if whole else partial(read_item, preprocess=preprocess, exact=True)
-        pixels = list(pool.map(read, [items[row] for row in chosen]))
+        pixels = list(pool.map(partial(prepare_item, bundle), [items[row] for row in chosen]))
     name = f"{len(pixels)} of {len(items)} files" if len(pixels) < len(items) else "the files given"
-    return Pictures(np.stack(pixels), None, name)
+    return ProofImages(np.stack(pixels), None, name)
 
 
-def of_data(run: str | os.PathLike[str], bundle: Bundle, data: str | os.PathLike[str] | None) -> tuple[Data, Pictures]:
+def of_data(
+    run: str | os.PathLike[str], bundle: Bundle, data: str | os.PathLike[str] | None
+) -> tuple[Data, ProofImages]:
     """Images of a data set, or of the run's own, with labels for a model that has classes.
 
     Raises UsageError where there is no data set, DataError where no image can be read.
@@ -104,7 +101,7 @@ def of_data(run: str | os.PathLike[str], bundle: Bundle, data: str | os.PathLike
     for row in permutation(len(split), 0, 0)[: 4 * MOST].tolist():
         try:
             picture = p.decoded(open_sample(split, row), split.name(row))
-            pixels.append(fit_image(native_pixels(picture), p)[0] if bundle.object_classes else p.array(picture))
+            pixels.append(bundle.task.prepare_input(picture, p))
             rows.append(row)
         except DataError:
             continue
@@ -113,10 +110,10 @@ def of_data(run: str | os.PathLike[str], bundle: Bundle, data: str | os.PathLike
     if not rows:
         raise DataError(f"no picture of {source} can be read", "name others: --images FOLDER")
     labels = split.labels[rows] if bundle.task.outputs else None
-    return opened, Pictures(np.stack(pixels), labels, f"{source} ({name})")
+    return opened, ProofImages(np.stack(pixels), labels, f"{source} ({name})")
 
 
-def other_sizes(pictures: Pictures, patch: tuple[int, ...]) -> Iterator[np.ndarray]:
+def other_sizes(pictures: ProofImages, patch: tuple[int, ...]) -> Iterator[np.ndarray]:
     """Eight images at two other sizes, (8, C, H, W): a patch lower and one wider, then larger by two and by one."""
     pixels = pictures.pixels[:FEWEST]
     native = pixels.shape[2:]
