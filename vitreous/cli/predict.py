@@ -78,10 +78,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     if options.overlay:
         message = f"--overlay is for models that say what is where, and {options.run} names classes of images"
         raise UsageError(message, "leave it out")
-    from vitreous.tasks.base import PredictionOptions
-
-    wanted = PredictionOptions(options.top, options.threshold, options.abstain, usual=3)
-    form = predictor.card.task.prediction_format(wanted)
+    form = predictor.prediction_format(options.top, options.threshold, options.abstain, usual=3)
 
     def answers(items: Iterator[Item]) -> Iterator[Sequence[Any]]:
         return choose_backend(options, predictor).predictions(items, form, options.bad_images)

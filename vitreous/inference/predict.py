@@ -240,11 +240,7 @@ class Predictor:
         self, items: Iterable[Item], form: PredictionFormat, bad_images: str = "skip"
     ) -> Iterator[list[Any]]:
         """Items -> answers in order, at most a few hundred in memory. Raises UsageError for a model without a head."""
-        if not self.card.task.outputs:
-            if self.card.object_classes or self.card.pixel_classes:
-                raise UsageError(f"{self.card.name} names no classes of images", "use predict, detect or segment")
-            message = f"{self.card.name} has no head: it gives features, not classes"
-            raise UsageError(message, "use `vitreous embed` or embed, or train a head")
+        self.require_outputs()
         for chunk in self.rows(items, self.activations, bad_images):
             yield [
                 form.fail(item.name, row.message) if isinstance(row, DataError) else form.predict(row, item.name)
@@ -280,12 +276,23 @@ class Predictor:
         except DataError as error:
             return error
 
+    def require_outputs(self) -> None:
+        """Raise UsageError for a model without outputs for whole images."""
+        if self.card.task.outputs:
+            return
+        if self.card.object_classes or self.card.pixel_classes:
+            raise UsageError(f"{self.card.name} names no classes of images", "use predict, detect or segment")
+        message = f"{self.card.name} has no head: it gives features, not classes"
+        raise UsageError(message, "use `vitreous embed` or embed, or train a head")
+
     def prediction_format(
-        self, top: int | None = None, threshold: float | None = None, abstain: float | None = None
+        self, top: int | None = None, threshold: float | None = None, abstain: float | None = None, usual: int = 5
     ) -> PredictionFormat:
-        """How outputs become predictions, with the model's defaults for unset options. Raises UsageError for options
-        that the task does not have, and for an `abstain` that cannot be."""
-        return self.card.task.prediction_format(PredictionOptions(top, threshold, abstain))
+        """How outputs become predictions, with the model's defaults for unset options; `usual`: the number of classes
+        where `top` is unset. Raises UsageError for options that the task does not have, for an `abstain` that cannot
+        be, and as `require_outputs`."""
+        self.require_outputs()
+        return self.card.task.prediction_format(PredictionOptions(top, threshold, abstain, usual))
 
     def activations(self, pixels: Pixels) -> np.ndarray:
         """(B, C, *image) pixels, or views (B, V, C, *image) -> (B, K) float64: probabilities of classes, or values of

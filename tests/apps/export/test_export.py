@@ -127,7 +127,7 @@ def test_an_encoder_without_a_head_gives_features(home, to, tmp_path):
 
 
 def test_features_that_turned_are_not_the_same():
-    card, ours = SimpleNamespace(classes=(), pixel_classes=(), multilabel=False), np.eye(3)
+    card, ours = SimpleNamespace(task=Features(), pixel_classes=()), np.eye(3)
     assert proof.agreement(ours, 2 * ours, card) == 1
     turned = ours + [[0.0, 0.2, 0.0], [0.0, 0.0, 0.0], [0.1, 0.0, 0.0]]  # by 11 and 6 degrees
     assert proof.agreement(ours, turned, card) == pytest.approx(2 / 3)
