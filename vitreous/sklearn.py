@@ -277,7 +277,7 @@ class VitreousRegressor(RegressorMixin, ImageEstimator):
             raise ValueError("requires y to be passed, but the target y is None")
         names = list(map(str, getattr(y, "columns", [getattr(y, "name", None) or "target"])))
         settings: dict[str, Any] = {"ensure_2d": False, "dtype": np.float64, "input_name": "y", "estimator": self}
-        values = check_array(y, ensure_all_finite="allow-nan", **settings)
+        values: Any = check_array(y, ensure_all_finite="allow-nan", **settings)  # type: ignore[arg-type]
         if values.ndim == 1 or values.shape[1] == 1:
             check_array(values, **settings)
         if len(values) != len(images):

@@ -55,7 +55,7 @@ def compare(
     if any(tasks):
         if tasks[0] != tasks[1]:
             dense = 0 if tasks[0] else 1
-            problem = f"{runs[dense]} {TASKS[tasks[dense]].does}, {runs[1 - dense]} does not"
+            problem = f"{runs[dense]} {TASKS[str(tasks[dense])].does}, {runs[1 - dense]} does not"
             raise UsageError(problem, "compare runs that answer the same question")
         return compare_scenes(runs, data, split, computing)
     bundles = [open_bundle(run, note=computing.listener.note) for run in (first, second)]
