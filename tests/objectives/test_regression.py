@@ -195,6 +195,8 @@ def test_a_file_of_predictions_is_continued(measured, run, tmp_path):
     (["train", "DATA", "--sampling", "balanced"], "--sampling balanced reads classes, and regression learns"),
     (["train", "DATA", "--class-weights", "balanced"], "--class-weights balanced reads classes, and regression"),
     (["train", "DATA", "--targets", "age"], "has no column age"),
+    (["train", "--resume", "RUN", "--targets", "size", "--epochs", "9"], "targets: ('glow', 'size') -> ('size',)"),
+    (["data", "pack", "DATA", "--out", "PACK"], "DATA has values, which a pack would lose"),
 ])  # fmt: skip
 def test_what_is_for_classes_is_refused(measured, run, tmp_path, words, message):
     names = {"RUN": run[0], "DATA": measured / "values.csv", "IMAGE": measured / "1.png"}
@@ -224,6 +226,13 @@ def test_one_column_of_several_and_weights_of_a_run(measured, run, tmp_path):
     vitreous.train(measured / "values.csv", out=other, targets=["size"], loss="l1", **options)
     task = load_bundle(other / "model").task
     assert task.targets == ("size",) and Folder(other).run().objective.loss == "l1"
+
+
+def test_a_loader_gives_values(measured):
+    loader = vitreous.create_loader(measured / "values.csv", batch_size=8, model="ViT-32x2/8")
+    assert "targets: 2 (glow, size)" in repr(loader)
+    batch = next(iter(loader))
+    assert batch["labels"].shape == (8, 2) and batch["labels"][:, 0].min() > 1000
 
 
 def test_a_learning_rate_is_chosen_by_r2(measured, tmp_path):

@@ -46,7 +46,7 @@ def test_an_option_has_the_type_of_the_field_that_it_sets(option):
 
 def test_no_two_options_set_one_field():
     paths = [mark.path for mark in run_field_marks().values()]
-    assert len(paths) == len(set(paths)) == 52
+    assert len(paths) == len(set(paths)) == 51
 
 
 @pytest.mark.parametrize(

@@ -73,10 +73,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 def predict_outputs(options: Options, predictor: Predictor, source: Source, console: Console) -> dict[str, Any]:
     """Predict by a head that gives numbers for a whole image; print a table or write a file. Raises UsageError for
     options that the task does not have."""
-    from vitreous.tasks.base import PredictionOptions
-
-    wanted = PredictionOptions(options.top, options.threshold, options.abstain, usual=3)
-    form = predictor.card.task.prediction_format(wanted)
+    form = predictor.prediction_format(options.top, options.threshold, options.abstain, usual=3)
 
     def answers(items: Iterator[Item]) -> Iterator[Sequence[Any]]:
         return choose_backend(options, predictor).predictions(items, form, options.bad_images)

@@ -158,7 +158,7 @@ class Predictor:
     ) -> Any:
         """`predict` of a model whose head gives K numbers for a whole image."""
         answers = Predictions()
-        form = self.card.task.prediction_format(options)
+        form = self.prediction_format(options.top, options.threshold, options.abstain)
         for chunk in self.predictions(as_items(images, self.card.preprocess), form, bad_images):
             answers += chunk
             on_images(len(answers))
@@ -243,9 +243,7 @@ class Predictor:
         self, items: Iterable[Item], form: PredictionFormat, bad_images: str = "skip"
     ) -> Iterator[list[Any]]:
         """Items -> answers in order, at most a few hundred in memory. Raises UsageError for a model without a head."""
-        if not self.card.task.outputs:
-            problem, hint = self.card.task.missing_outputs
-            raise UsageError(f"{self.card.name} {problem}", hint)
+        self.require_outputs()
         for chunk in self.rows(items, self.activations, bad_images):
             yield [
                 form.fail(item.name, row.message) if isinstance(row, DataError) else form.predict(row, item.name)
@@ -281,12 +279,21 @@ class Predictor:
         except DataError as error:
             return error
 
+    def require_outputs(self) -> None:
+        """Raise UsageError for a model without outputs for whole images."""
+        if self.card.task.outputs:
+            return
+        problem, hint = self.card.task.missing_outputs
+        raise UsageError(f"{self.card.name} {problem}", hint)
+
     def prediction_format(
-        self, top: int | None = None, threshold: float | None = None, abstain: float | None = None
+        self, top: int | None = None, threshold: float | None = None, abstain: float | None = None, usual: int = 5
     ) -> PredictionFormat:
-        """How outputs become predictions, with the model's defaults for unset options. Raises UsageError for options
-        that the task does not have, and for an `abstain` that cannot be."""
-        return self.card.task.prediction_format(PredictionOptions(top, threshold, abstain))
+        """How outputs become predictions, with the model's defaults for unset options; `usual`: the number of classes
+        where `top` is unset. Raises UsageError for options that the task does not have, for an `abstain` that cannot
+        be, and as `require_outputs`."""
+        self.require_outputs()
+        return self.card.task.prediction_format(PredictionOptions(top, threshold, abstain, usual))
 
     def activations(self, pixels: Pixels) -> np.ndarray:
         """(B, C, *image) pixels, or views (B, V, C, *image) -> (B, K) float64: probabilities of classes, or values of

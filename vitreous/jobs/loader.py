@@ -49,13 +49,15 @@ class BatchLoader:
     def __init__(self, data: Data, reader: TrainLoader | EvalLoader, batch_size: int, drop_last: bool) -> None:
         self.data, self.reader, self.batch_size, self.drop_last = data, reader, batch_size, drop_last
         self.classes, self.preprocess, self.epoch = data.classes, reader.preprocess, 0
+        names = data.targets or data.classes
+        self.label_text = f"{'targets' if data.targets else 'classes'}: {len(names):,} ({first_names(names, 12)})"
 
     def __repr__(self) -> str:
         kind = "train" if isinstance(self.reader, TrainLoader) else "in order"
         lines = [
             f"BatchLoader({self.data.name}, {kind})",
             f"images: {len(self.reader.split):,} in {len(self):,} batches of {self.batch_size}",
-            f"classes: {len(self.classes):,} ({first_names(self.classes, 12)})",
+            self.label_text,
             f"input: {self.preprocess.channels} channels of {' x '.join(map(str, self.preprocess.image))} pixels",
         ]
         return "\n  ".join(lines)
@@ -130,8 +132,15 @@ def create_loader(
     chosen = TrainOptions(os.fspath(data), seed=seed, workers=workers)
     (chosen,) = apply_options("create_loader", dict(options), chosen, known=OWN)
     opened = open_data(
-        chosen.data, chosen.split_seed or 0, chosen.group_by, axes=chosen.axes, ignore_index=chosen.ignore_index
+        chosen.data,
+        chosen.split_seed or 0,
+        chosen.group_by,
+        axes=chosen.axes,
+        ignore_index=chosen.ignore_index,
+        targets=tuple(chosen.targets or ()),
     )
+    if opened.targets and chosen.recipe is None:
+        chosen = replace(chosen, recipe="regression")
     part = opened.split(split)
     run = derive_run(opened, chosen, {}, NullListener(), None)
     read = preprocess or run.preprocess

@@ -174,6 +174,7 @@ def contradictions(run: Run, options: TrainOptions) -> list[str]:
         "frames": run.model.image[0] if run.preprocess.of_clips else 1,
         "stride": run.preprocess.stride,
         "recipe": run.recipe,
+        "targets": run.data.targets,
         "buckets": tuple("x".join(map(str, size)) for size in run.preprocess.buckets),
         "native_aspect": run.preprocess.native,
         "tokens": (run.views.fewest_tokens or run.preprocess.tokens, run.preprocess.tokens)  # type: ignore[union-attr]
@@ -187,6 +188,7 @@ def contradictions(run: Run, options: TrainOptions) -> list[str]:
         "frames": options.frames,
         "stride": options.stride,
         "recipe": options.recipe,
+        "targets": options.targets and tuple(options.targets),
         "buckets": options.buckets or (own["buckets"] or ("chosen",) if options.buckets is not None else None),
         "native_aspect": options.native_aspect or None,
         "tokens": parse_tokens(options.tokens) if options.tokens else None,

@@ -174,7 +174,7 @@ class TrainOptions(WeightsOptions):
     group_by: Annotated[str | None, RunField("data.group_by"), arg(metavar="COLUMN|REGEX")] = None
     """Keep groups together in splits: the column of a CSV file that names them (`group` needs no naming), or a regular
     expression for the paths, as 'patient(\\d+)'."""
-    targets: Annotated[tuple[str, ...] | None, RunField("data.targets"), arg(metavar="COLUMN...")] = None
+    targets: Annotated[tuple[str, ...] | None, arg(metavar="COLUMN...")] = None
     """Learn values: the columns of numbers of a CSV or Parquet file that hold them (default: where a file has no column
     of labels, all columns of numbers)."""
     axes: Annotated[Literal[1, 2, 3] | None, RunField("data.axes")] = None

@@ -98,7 +98,7 @@ def compare_outputs(
             furthest = max(furthest, float(np.abs(ours - theirs).max())) if finite else float("inf")
             same += task.measure_agreement(ours, theirs) * len(pixels)
             if labels is not None:
-                right += [task.count_hits(one, labels[start : start + CHUNK]) for one in (ours, theirs)]
+                right += [task.count_hits(one, labels[start : start + CHUNK]) or 0 for one in (ours, theirs)]
         counted += len(pixels) * bool(number)
         progress(min(start + CHUNK, len(pictures)))
     rates = counted / seconds[0], counted / seconds[1]

@@ -132,14 +132,15 @@ class Regression(Task):
         targets = description.get("targets")
         if not isinstance(targets, list | tuple) or not targets or not all(isinstance(name, str) for name in targets):
             raise WeightsError(f"{origin}: targets {targets}", "they are a list of names")
-        numbers = []
+        numbers = list[tuple[float, ...]]()
         for key in ("mean", "std"):
-            values = description.get(key)
-            is_valid = isinstance(values, list | tuple) and len(values) == len(targets)
-            if not is_valid or not all(is_finite_number(v) and (key == "mean" or v > 0) for v in values):
+            values: Any = description.get(key)
+            is_list = isinstance(values, list | tuple) and all(map(is_finite_number, values))
+            if not is_list or len(values) != len(targets) or (key == "std" and min(values) <= 0):
                 raise WeightsError(f"{origin}: {key} {values}", f"it is a number for each of {len(targets)} targets")
             numbers.append(tuple(map(float, values)))
-        return cls(tuple(targets), *numbers)
+        mean, std = numbers
+        return cls(tuple(targets), mean, std)
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -202,10 +203,11 @@ class Regression(Task):
         mean = np.where(present, errors, 0).sum(1) / np.maximum(present.sum(1), 1)
         usable = np.flatnonzero(readable & present.any(1))
         worst = usable[np.argsort(-mean[usable], kind="stable")[:count]].tolist()
-        texts = [
-            [describe_values(self.targets, row[sample].tolist()) for row in (split.labels, values)] for sample in worst
-        ]
-        return {"worst": [Example(sample, *text) for sample, text in zip(worst, texts, strict=True)], "unsure": []}
+        labels, predictions = (
+            [describe_values(self.targets, rows[sample].tolist()) for sample in worst]
+            for rows in (split.labels, values)
+        )
+        return {"worst": list(map(Example, worst, labels, predictions)), "unsure": []}
 
     def draw_charts(self, outputs: np.ndarray, labels: np.ndarray, readable: np.ndarray) -> list[Scatter]:
         """For each of the first targets, predictions over labels, and residuals over predictions."""

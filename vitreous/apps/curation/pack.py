@@ -60,6 +60,9 @@ def pack(
     if any(isinstance(split, AnnotatedSplit) for split in data.splits.values()):
         problem = f"{data.name} has annotations, which a pack would lose: it holds images and the classes on each"
         raise UsageError(problem, f"train on the data as they are: vitreous train {data.name}")
+    if data.targets:
+        problem = f"{data.name} has values, which a pack would lose: it holds images and the classes on each"
+        raise UsageError(problem, f"train on the data as they are: vitreous train {data.name}")
     plan = replace(plan, source=fingerprint(data))
     out = Path(out)
     if os.path.isdir(source) and out.resolve().is_relative_to(Path(source).resolve()):

@@ -64,6 +64,9 @@ def remaining(data: Data, names: frozenset[str], home: Path) -> str:
     if wrong:
         problem = f"the class {printable(wrong[0])} cannot be written to a CSV file"
         raise DataError(problem, "rename it, or use --exclude with the list")
+    if data.targets:
+        problem = f"{data.name} has values, and a CSV file of the rest holds classes"
+        raise UsageError(problem, "use the list: vitreous train DATA --exclude LIST")
     unsplit = data.unsplit and data.whole is not None
     rows = [["path", "label", "split"]]
     cut = any(isinstance(split, ClipFiles) and split.parts is not None for split in data.splits.values())
