@@ -35,6 +35,7 @@ from vitreous.progress import Listener, NullListener
 from vitreous.system.cores import default_workers
 from vitreous.tasks.classification_metrics import judge
 from vitreous.tasks.report import Report
+from vitreous.tasks.table import replace_classes
 from vitreous.training.folder import Folder
 from vitreous.weights.adopt import bundle_in
 from vitreous.weights.bundle import DESCRIPTION, WEIGHTS, Bundle, fill, load_bundle
@@ -294,4 +295,4 @@ def average_weights(like: Bundle, total: dict[str, Tensor], count: int, classes:
     """Return a model as `like` whose weights are the sums, of the same shapes, divided by `count`."""
     model = skip_init(like.model.config)
     fill(model, {name: (tensor / count).float() for name, tensor in total.items()}, "the soup")
-    return replace(like, model=model.eval(), task=replace(like.classification, classes=classes))
+    return replace(like, model=model.eval(), task=replace_classes(like.task, classes))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from vitreous.errors import WeightsError
@@ -26,6 +27,16 @@ def task_of(config: Any, classes: tuple[str, ...]) -> Task:
     if config.kind == "dit":
         return Generation(classes)
     return Classification(classes) if classes else Features()
+
+
+def replace_classes(task: Task, classes: tuple[str, ...]) -> Task:
+    """The task of a model whose head has other `classes`: a head without classes is none, and features with a head
+    become a classification."""
+    if isinstance(task, Classification | Generation):
+        changed = replace(task, classes=classes)
+    else:
+        changed = Classification(classes)
+    return changed if classes or isinstance(task, Generation) else Features()
 
 
 def task_to_json(task: Task) -> dict[str, Any]:
