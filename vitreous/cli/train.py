@@ -68,7 +68,8 @@ def next_command(run: str) -> str:
     from vitreous.reports.dense import task_kind
     from vitreous.training.folder import Folder
 
-    return task_kind(run).example_command(run, Folder(Path(run)).run().preprocess.of_clips)
+    folder = Folder(Path(run))
+    return task_kind(run).example_command(run, folder.config.is_file() and folder.run().preprocess.of_clips)
 
 
 def print_header(run: Run, data: Data, console: Console) -> None:

@@ -297,7 +297,7 @@ class Task(ABC):
         return []
 
     def measure_agreement(self, ours: np.ndarray, theirs: np.ndarray) -> float:
-        """The share of equal predictions in two arrays of outputs: of a model, and of its exported file."""
+        """(n, ...) outputs of a model, and of its exported file -> the share of equal predictions."""
         raise NotImplementedError(f"{self.name} has no outputs for whole images")
 
     def count_hits(self, outputs: np.ndarray, labels: np.ndarray) -> int | None:

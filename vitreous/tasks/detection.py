@@ -77,9 +77,9 @@ class Detection(Task):
         classifiers."""
         self.check_keywords(predictor.card.name, options)
         asked = {} if options.threshold is None else {"threshold": options.threshold}
-        found = predictor.detect(images, bad_images=bad_images, **asked)
-        on_images(len(found) if isinstance(found, list) else 1)
-        return found
+        objects = predictor.detect(images, bad_images=bad_images, **asked)
+        on_images(len(objects) if isinstance(objects, list) else 1)
+        return objects
 
     def prepare_input(self, picture: Picture, preprocess: Preprocess) -> np.ndarray:
         """A decoded image -> (C, *image): the whole image, scaled to fit."""

@@ -150,7 +150,7 @@ def grid(folder: Folder, run: Run, table: dict[str, Any], summary: dict[str, Any
 
 def evaluated(answers: Answered, report: Report) -> dict[str, Any]:
     """Return what an evaluation found, for the page."""
-    task, (rank, rank_label) = answers.bundle.task, METRICS[report.figure].by_class
+    task, (rank, rank_label) = answers.bundle.task, METRICS[report.figure].class_rank
     rows = sorted(report.per_class, key=lambda row: row[rank] if row[rank] is not None else 2.0)
     worst, best = rows, []
     if len(rows) > ROWS:
