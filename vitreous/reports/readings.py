@@ -14,16 +14,13 @@ from vitreous.progress import Listener
 from vitreous.reports.answers import Answered
 from vitreous.reports.pages import report as pages
 from vitreous.tasks.report import Report, leading_of
+from vitreous.tasks.table import TASKS
 from vitreous.training.folder import Folder, append_line
 from vitreous.weights.bundle import Bundle
 
 READINGS = "evaluations.jsonl"
-PROTOCOLS = {  # by leading figure, where it is not top1
-    "miou": "miou",
-    "ap": "coco",
-    "frechet_distance": "samples",
-    "r2": "regression",
-}
+#: what a reading is called, by its leading metric, where it is not top1
+PROTOCOLS = {kind.leading: kind.protocol for kind in TASKS.values() if kind.protocol != "top1"}
 
 
 def slug(text: str, dots: bool = False) -> str:

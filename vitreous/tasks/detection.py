@@ -18,6 +18,7 @@ class Detection(Task):
     hub_task: ClassVar[str] = "object-detection"
     evaluate_options: ClassVar[frozenset[str]] = frozenset(("tiles",))
     protocol: ClassVar[str] = "coco"
+    leading: ClassVar[str] = "ap"  # type: ignore[misc]
 
     classes: tuple[str, ...]
     masks: bool = False

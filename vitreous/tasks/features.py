@@ -15,6 +15,7 @@ class Features(Task):
     name: ClassVar[str] = "features"
     does: ClassVar[str] = "gives features"
     hub_task: ClassVar[str] = "image-feature-extraction"
+    leading: ClassVar[str] = "rankme"  # type: ignore[misc]
 
     def settings(self) -> dict[str, Any]:
         """No classes: so readers that know no tasks take it for a model without a head."""

@@ -20,6 +20,7 @@ class Generation(Task):
     does: ClassVar[str] = "makes images"
     hub_task: ClassVar[str] = "unconditional-image-generation"
     protocol: ClassVar[str] = "samples"
+    leading: ClassVar[str] = "frechet_distance"  # type: ignore[misc]
 
     classes: tuple[str, ...] = ()
     process: Process = field(default_factory=Diffusion)

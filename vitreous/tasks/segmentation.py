@@ -17,6 +17,7 @@ class Segmentation(Task):
     hub_task: ClassVar[str] = "image-segmentation"
     evaluate_options: ClassVar[frozenset[str]] = frozenset(("boundary",))
     protocol: ClassVar[str] = "miou"
+    leading: ClassVar[str] = "miou"  # type: ignore[misc]
 
     classes: tuple[str, ...]
 
