@@ -23,6 +23,7 @@ class Features(Task):
     endpoint: ClassVar[str] = "embed"
     has_head: ClassVar[bool] = False
     export_rules: ClassVar[ExportRules] = ExportRules(outputs="features")
+    leading: ClassVar[str] = "rankme"  # type: ignore[misc]
 
     classes: ClassVar[tuple[str, ...]] = ()  # type: ignore[misc]
 

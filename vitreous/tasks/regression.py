@@ -52,7 +52,7 @@ class ValuePrediction:
 def describe_values(targets: Sequence[str], values: Sequence[float]) -> str:
     """Values with the names of their targets: `weight 3.52  height 1.8`; a dash for NaN."""
     pairs = zip(targets, values, strict=True)
-    return "  ".join(f"{name} {'–' if math.isnan(value) else format(value, '.5g')}" for name, value in pairs)
+    return "  ".join(f"{name} {'–' if math.isnan(value) else format(value, '.5g')}".strip() for name, value in pairs)
 
 
 @dataclass(frozen=True)
@@ -203,9 +203,9 @@ class Regression(Task):
         mean = np.where(present, errors, 0).sum(1) / np.maximum(present.sum(1), 1)
         usable = np.flatnonzero(readable & present.any(1))
         worst = usable[np.argsort(-mean[usable], kind="stable")[:count]].tolist()
+        names = self.targets if len(self.targets) > 1 else ("",)  # a caption needs no name of the only one
         labels, predictions = (
-            [describe_values(self.targets, rows[sample].tolist()) for sample in worst]
-            for rows in (split.labels, values)
+            [describe_values(names, rows[sample].tolist()) for sample in worst] for rows in (split.labels, values)
         )
         return {"worst": list(map(Example, worst, labels, predictions)), "unsure": []}
 

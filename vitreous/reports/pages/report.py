@@ -279,6 +279,7 @@ def data_facts(folder: Folder, run: Run) -> list[tuple[str, Any]]:
     splits = ", ".join(f"{name} {count:,}" for name, count in facts.get("splits", {}).items())
     answers = [("source", facts["source"]), ("images", splits), ("trained on", f"{run.data.images:,}")]
     answers += [("classes", f"{len(facts['classes']):,}")] if facts["classes"] else []
+    answers += [("targets", ", ".join(facts["targets"]))] if facts.get("targets") else []
     answers += [("left out by", facts["left_out_by"])] if facts.get("left_out_by") else []
     answers += [("note", note) for note in facts.get("notes", [])]
     return [*answers, ("fingerprint", facts["fingerprint"])]
