@@ -20,8 +20,8 @@ from vitreous.evaluation.coco import CocoEvaluator
 from vitreous.evaluation.evaluator import Outputs, Ragged
 from vitreous.evaluation.matching import match_image
 from vitreous.evaluation.pixels import class_rows, confusion_of, figures_of
-from vitreous.inference.detections import Detections
-from vitreous.inference.tiles import class_map, native_pixels
+from vitreous.tasks.detections import Detections
+from vitreous.tasks.tiles import class_map, native_pixels
 
 SIDE = 256  # pixels of the parts of nuclei
 

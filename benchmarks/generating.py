@@ -49,7 +49,7 @@ def row_of(recipe: str, work: Path, guidance: float) -> dict[str, Any]:
     bundle, splits = open_generator(run), open_data("digits").splits
     judge = SVC(C=10, gamma=1 / 8).fit(pixels(splits["train"], bundle.preprocess), splits["train"].labels)
     options, began = GenerationOptions(guidance=guidance), time.process_time()
-    made = make_images(sampler_of(bundle), len(bundle.generated_classes), options, Computing())
+    made = make_images(sampler_of(bundle), len(bundle.task.classes), options, Computing())
     labels, images = (np.concatenate(parts) for parts in zip(*made, strict=True))
     seconds = time.process_time() - began
     document = judge_generator(run, None, "test", options, Computing())

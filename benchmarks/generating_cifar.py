@@ -60,7 +60,7 @@ def stages(run: Path) -> dict[float, Path]:
 def rows_of(given: argparse.Namespace, recipe: str, done: set[tuple[Any, ...]]) -> None:
     """Make and judge the images of a recipe, and append a row for each stage and guidance."""
     run, epochs = generator(given, recipe)
-    classes, real, space = open_generator(run).generated_classes, None, None
+    classes, real, space = open_generator(run).task.classes, None, None
     for share, place in stages(run).items():
         for guidance in GUIDANCE:
             if (recipe, share, guidance) in done:
@@ -84,7 +84,7 @@ def judged(place: Path, recipe: str, guidance: float, real: Real, space: Any) ->
     """Make a thousand images, and compare them with the test images."""
     bundle, began = open_generator(place), time.process_time()
     options = GenerationOptions(guidance=guidance, steps=STEPS[recipe])
-    batches = list(make_images(sampler_of(bundle), len(bundle.generated_classes), options, Computing()))
+    batches = list(make_images(sampler_of(bundle), len(bundle.task.classes), options, Computing()))
     seconds = time.process_time() - began
     ours = join([space.features(images, labels) for labels, images in batches])
     return figures(real, ours) | {"seconds": seconds}

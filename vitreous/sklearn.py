@@ -276,10 +276,10 @@ class VitreousRegressor(RegressorMixin, ImageEstimator):
         if y is None:
             raise ValueError("requires y to be passed, but the target y is None")
         names = list(map(str, getattr(y, "columns", [getattr(y, "name", None) or "target"])))
-        finite: Any = "allow-nan" if np.ndim(y) > 1 and np.shape(y)[1] > 1 else True
-        values = check_array(
-            y, ensure_2d=False, dtype=np.float64, ensure_all_finite=finite, input_name="y", estimator=self
-        )
+        settings: dict[str, Any] = {"ensure_2d": False, "dtype": np.float64, "input_name": "y", "estimator": self}
+        values: Any = check_array(y, ensure_all_finite="allow-nan", **settings)  # type: ignore[arg-type]
+        if values.ndim == 1 or values.shape[1] == 1:
+            check_array(values, **settings)
         if len(values) != len(images):
             raise ValueError(
                 f"Found input variables with inconsistent numbers of samples: {len(images)}, {len(values)}"

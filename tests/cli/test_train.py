@@ -140,15 +140,19 @@ def test_the_figures_of_every_evaluator_are_printed():
     )
 
 
-def test_a_run_without_a_head_ends_with_its_evaluators_figures_and_embed(monkeypatch, capsys):
+def test_a_run_without_a_head_ends_with_its_evaluators_figures_and_embed(tmp_path, monkeypatch, capsys):
+    (tmp_path / "model.json").write_text('{"task": {"name": "features"}}')
+
     def launch(options, listener, begin):
         begin(SimpleNamespace(model=SimpleNamespace(classes=0), objective=SimpleNamespace(ships_features=True)), None)
         val = {"knn_top1": 0.5, "images": 4, "interval": {"knn_top1": [0.2, 0.8]}, "leading": "knn_top1"}
-        return {"val": val, "test": None, "model": "ViT", "parameters": 5, "wall_seconds": 60.0, "run": "runs/x"}
+        return {"val": val, "test": None, "model": "ViT", "parameters": 5, "wall_seconds": 60.0, "run": str(tmp_path)}
 
     monkeypatch.setattr("vitreous.jobs.train.launch", launch)
     monkeypatch.setattr(verb, "print_header", lambda *given: None)
     verb.run(verb.Options(data="digits"), Console())
     first, *rest = capsys.readouterr().out.splitlines()
     assert first == "validation: k-NN top-1 50.00% (95 % interval 20.0% to 80.0%), 4 images"
-    assert not any(line.startswith("test") for line in rest) and rest[-1].startswith("next: vitreous embed runs/x ")
+    assert not any(line.startswith("test") for line in rest) and rest[-1].startswith(
+        f"next: vitreous embed {tmp_path} "
+    )

@@ -12,8 +12,8 @@ from vitreous.data.annotations.shapes import runs_of_mask
 from vitreous.data.annotations.target import Target, stack_masks
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import DataError
-from vitreous.inference.detections import Detections
 from vitreous.inference.outputs import pack_outputs
+from vitreous.tasks.detections import Detections
 
 NAMES = [
     "ap",

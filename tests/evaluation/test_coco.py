@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.evaluation.detecting import NAMES, PaintedEngine, PaintedSplit, drawn_scene, judged_by_pycocotools
-from tests.inference.test_detections import paint, painted_model
+from tests.tasks.test_detections import paint, painted_model
 from vitreous.data.annotations.shapes import runs_of_mask
 from vitreous.data.annotations.target import Target, Verified, stack_masks
 from vitreous.data.loader import EvalLoader
@@ -27,7 +27,7 @@ from vitreous.evaluation.matching import (
     to_bits,
     true_runs,
 )
-from vitreous.inference.detections import Detections
+from vitreous.tasks.detections import Detections
 from vitreous.training.validation import shared_outputs
 
 CLASSES = ("a", "b", "c", "d")

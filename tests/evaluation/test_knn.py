@@ -7,7 +7,8 @@ import pytest
 from sklearn.neighbors import KNeighborsClassifier, NearestNeighbors
 
 from vitreous.evaluation import knn
-from vitreous.evaluation.knn import logits_of, neighbours, votes
+from vitreous.evaluation.knn import neighbours, votes
+from vitreous.tasks.labels import ONE_LABEL, SEVERAL_LABELS
 
 
 def clusters(count, seed, classes=4, width=6):
@@ -34,7 +35,7 @@ def test_neighbours_and_votes_are_those_of_scikit_learn(chunks, k, monkeypatch):
     np.testing.assert_allclose(cosines, 1 - distances, atol=2e-6)
     shares = votes(cosines, rows, labels, 4)
     np.testing.assert_allclose(shares, judge.predict_proba(queries), atol=2e-4)
-    logits = logits_of(shares)
+    logits = ONE_LABEL.shares_to_logits(shares)
     np.testing.assert_allclose(np.exp(logits) / np.exp(logits).sum(1, keepdims=True), shares, atol=1e-12)
 
 
@@ -61,7 +62,7 @@ def test_votes_of_several_labels_are_weighted_means():
     wanted = np.stack([np.average(labels[rows[m]], axis=0, weights=weights[m]) for m in range(5)])
     shares = votes(cosines, rows, labels, 3, 0.5)
     np.testing.assert_allclose(shares, wanted, atol=1e-6)
-    np.testing.assert_allclose(1 / (1 + np.exp(-logits_of(shares, True))), wanted, atol=1e-6)
+    np.testing.assert_allclose(1 / (1 + np.exp(-SEVERAL_LABELS.shares_to_logits(shares))), wanted, atol=1e-6)
 
 
 def test_a_feature_of_zeros_is_like_nothing():

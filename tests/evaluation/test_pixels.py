@@ -11,7 +11,7 @@ from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.split import Arrays
 from vitreous.evaluation.evaluator import Outputs
 from vitreous.evaluation.pixels import SegmentationEvaluator, confusion_of, figures_of, logits_function
-from vitreous.inference.tiles import class_map, mirror, segment, starts
+from vitreous.tasks.tiles import class_map, mirror, segment, starts
 
 CLASSES = ("ground", "square", "disc")
 

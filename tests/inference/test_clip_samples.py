@@ -51,7 +51,7 @@ def test_a_recipe_of_generators_trains_on_clips_without_mirroring_them(run):
     settings, bundle = Folder(out).run(), open_generator(out)
     assert settings.views.flip == 0 and settings.preprocess.is_animated and settings.objective.name == "flow"
     assert bundle.model.config.name() == MODEL and bundle.model.config.image == (4, 16, 16)
-    assert bundle.generated_classes == ("left", "right")
+    assert bundle.task.classes == ("left", "right")
     assert json.loads((out / "summary.json").read_text())["val"]["denoising_error"] > 0
     # four clips of each class, the four frames of each in a row
     assert Image.open(out / "samples.png").size == (4 * 130 - 2, 8 * 130 - 2)

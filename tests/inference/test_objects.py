@@ -13,9 +13,9 @@ from vitreous.data.annotations.boxes_drawing import instance_map, is_light, lay_
 from vitreous.data.annotations.shapes import mask_of_runs, runs_of_mask
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError, UsageError
-from vitreous.inference.detections import Detections
 from vitreous.inference.object_files import yolo_lines
 from vitreous.inference.objects import ImageObjects
+from vitreous.tasks.detections import Detections
 
 RED, GREEN = (8, 8, 24, 32), (40, 20, 56, 44)
 

@@ -41,7 +41,7 @@ def run(tmp_path_factory):
 
 def test_bundles_keep_what_they_make(run):
     assert load_bundle(run).task == Generation(NAMES, Flow())
-    assert load_bundle(run).generated_classes == NAMES and not load_bundle(run).classes
+    assert load_bundle(run).task.classes == NAMES and not load_bundle(run).classes
 
 
 def test_a_grid_is_enlarged_and_has_the_class_below_each_image(run, tmp_path):

@@ -101,7 +101,7 @@ def test_a_bundle_gives_the_same_answers(name, masks, tmp_path):
     task = Detection(("a", "b", "c"), masks)
     Bundle(model, task, ImagePreprocess((48, 64))).save(tmp_path / "bundle")
     again = load_bundle(tmp_path / "bundle")
-    assert again.task == task and again.object_classes == ("a", "b", "c") and not again.classes
+    assert again.task == task and again.task.classes == ("a", "b", "c") and not again.classes
     images = torch.randn(1, 3, 48, 64)
     with torch.inference_mode():
         answers = model(images)

@@ -19,9 +19,9 @@ from vitreous.data.augmentation.scenes import Scenes
 from vitreous.data.decoding.volumes import read_volume
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError, UsageError
-from vitreous.inference.tiles import class_map, segment
 from vitreous.models.names import configure
 from vitreous.objectives.segmentation import SegmentationConfig
+from vitreous.tasks.tiles import class_map, segment
 from vitreous.weights.bundle import load_bundle
 
 OPTIONS = {

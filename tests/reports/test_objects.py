@@ -9,14 +9,13 @@ from PIL import Image
 import vitreous
 from tests.data.annotations.scenery import write_objects
 from tests.evaluation.detecting import NAMES, PaintedEngine, judged_by_pycocotools
-from tests.inference.test_detections import paint, painted_model
 from tests.objectives.test_detection import OPTIONS as DETECTING
+from tests.tasks.test_detections import paint, painted_model
 from vitreous.cli.main import main
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.run_data import open_run_data
 from vitreous.errors import DataError, UsageError
 from vitreous.evaluation.coco import objects_function
-from vitreous.inference.detections import detect
 from vitreous.inference.open_model import open_bundle
 from vitreous.models.configs.detector import DetectorConfig
 from vitreous.models.configs.vit import ViTConfig
@@ -25,10 +24,11 @@ from vitreous.progress import NullListener
 from vitreous.reports import dense as scenes
 from vitreous.reports.answers import Computing
 from vitreous.reports.compare import compare
-from vitreous.reports.dense import dense_task
+from vitreous.reports.dense import task_kind
 from vitreous.reports.evaluate import evaluate
 from vitreous.reports.pages import dense as page
 from vitreous.tasks.detection import Detection
+from vitreous.tasks.detections import detect
 from vitreous.weights.bundle import Bundle
 
 pytestmark = pytest.mark.drawn
@@ -198,7 +198,7 @@ def test_two_models_are_compared_on_the_same_images(bundles, painted, tmp_path):
 
 
 def test_what_is_about_classes_of_images_is_refused(bundles, tmp_path):
-    assert dense_task(bundles / "boxes") == "detection"
+    assert task_kind(bundles / "boxes") is Detection
     with pytest.raises(UsageError, match=r"abstain is about a class for each image, and .* finds objects"):
         evaluate(bundles / "boxes", write_coco(tmp_path / "data", 2), abstain=0.5)
 

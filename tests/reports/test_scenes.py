@@ -13,8 +13,10 @@ from vitreous.data.sources import open_data
 from vitreous.errors import DataError, UsageError
 from vitreous.reports.answers import Computing
 from vitreous.reports.compare import compare
-from vitreous.reports.dense import dense_task
+from vitreous.reports.dense import task_kind
 from vitreous.reports.evaluate import evaluate
+from vitreous.tasks.classification import Classification
+from vitreous.tasks.segmentation import Segmentation
 
 pytestmark = pytest.mark.drawn
 
@@ -117,8 +119,8 @@ def size_of(home):
 
 
 def test_what_a_run_answers_is_read_from_its_description_alone(run, tmp_path):
-    assert dense_task(run) == dense_task(run / "model") == "segmentation"
-    assert not dense_task(tmp_path) and not dense_task("hf:nobody/nothing")
+    assert task_kind(run) is task_kind(run / "model") is Segmentation
+    assert task_kind(tmp_path) is task_kind("hf:nobody/nothing") is Classification
 
 
 def test_two_runs_are_compared_on_the_same_images(run, tmp_path):

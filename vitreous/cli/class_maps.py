@@ -10,38 +10,30 @@ from vitreous.cli.console import Console
 from vitreous.cli.inference import Meter, describe_unreadable, file_settings, print_unreadable, write_answers
 
 if TYPE_CHECKING:
-    from vitreous.cli.inference import ImageArguments
+    from vitreous.cli.inference import AnswerArguments
     from vitreous.inference.class_maps import ClassMap
     from vitreous.inference.predict import Predictor
     from vitreous.inference.sources import Item, Source
 
 
-def write_maps(
-    options: ImageArguments,
-    folders: tuple[str | None, str | None],
-    predictor: Predictor,
-    source: Source,
-    console: Console,
-) -> dict[str, Any]:
-    """Write a class map for each image into the first of the `folders`, or print the share of each class.
-
-    The second is for overlays. Raises UsageError for a folder that has files in it, and for a file in its place.
-    """
+def write_maps(options: AnswerArguments, predictor: Predictor, source: Source, console: Console) -> dict[str, Any]:
+    """Write a class map for each image into the folder --out, and overlays into --overlay; or print the share of each
+    class. Raises UsageError for a folder that has files in it, and for a file in its place."""
     from vitreous.errors import UsageError
     from vitreous.inference.class_maps import MapFiles, class_maps, common_root
 
-    out, overlay = folders
+    out, overlay = options.out, options.overlay
     if out is None:
         if overlay:
             raise UsageError("--overlay is written beside the class maps", "name a folder for those: --out FOLDER")
         return print_shares(options, predictor, source, console)
-    for folder in filter(None, folders):
+    for folder in filter(None, (out, overlay)):
         if os.path.isfile(folder) or os.path.splitext(folder)[1]:
             raise UsageError(f"{folder} is no folder: a class map is a PNG for each image", "name a folder")
         if not options.resume and os.path.isdir(folder) and os.listdir(folder):
             raise UsageError(f"{folder} has files in it, and none is overwritten", "name a new folder, or --resume it")
     root = common_root([*options.images, *(f"@{name}" for name in options.list)])
-    files = MapFiles(out, root, predictor.card.pixel_classes, overlay)
+    files = MapFiles(out, root, predictor.card.task.classes, overlay)
     if options.resume:
         files.resume()
 
@@ -57,7 +49,7 @@ def write_maps(
     ) | {"out": out}
 
 
-def print_shares(options: ImageArguments, predictor: Predictor, source: Source, console: Console) -> dict[str, Any]:
+def print_shares(options: AnswerArguments, predictor: Predictor, source: Source, console: Console) -> dict[str, Any]:
     """Print the share of each class of each image, and return the document."""
     from vitreous.errors import printable
     from vitreous.inference.class_maps import class_maps

@@ -25,7 +25,6 @@ OF_ANSWERS = ("calibrate", "abstain", "outliers", "against", "suspects", "bounda
 OF_GENERATORS += ("size", "frames")
 SHOWN = 20  # classes of a table
 SHOWN_HEADS = 5  # of a grid
-NAMES = {"map": "mAP", "macro_f1": "macro F1", "top1": "top-1", "top5": "top-5"}
 SETTING = {"knn": "k", "linear": "l2", "real": "images", "objectnet": "among"}  # the key by which rows differ
 
 
@@ -82,9 +81,9 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     """Evaluate, and print the figures. Raises UsageError for options that clash."""
     if (second := other_run(options)) is not None:
         return compare_runs(options, second, console)
-    from vitreous.reports.dense import task_name
+    from vitreous.reports.dense import task_kind
 
-    if task_name(options.run) == "generation":
+    if not task_kind(options.run).reads_images:
         from vitreous.cli.evaluate import evaluate_generator
 
         return evaluate_generator(options, console)
@@ -151,7 +150,7 @@ def protocol_table(protocol: str, rows: list[dict[str, Any]]) -> tuple[list[str]
     key = "probe" if "probe" in rows[0] else SETTING[protocol]
     settings = [f"{row[key]:.3g}" if isinstance(row[key], float) else row[key] for row in rows]
     cells = [[value, *(bounded(row, name) for name in names)] for value, row in zip(settings, rows, strict=True)]
-    return ["classes" if key == "among" else key, *(NAMES[name] for name in names)], cells
+    return ["classes" if key == "among" else key, *(METRICS[name].label for name in names)], cells
 
 
 def bounded(row: dict[str, Any], name: str) -> str:
@@ -234,24 +233,16 @@ def head_lines(document: dict[str, Any], console: Console) -> Iterator[str]:
     if document["targets"]:
         console.table(*targets_table(document["targets"]))
         return
-    multilabel = document["confused"] is None
-    dense = not multilabel and any("iou" in row for row in document["per_class"])
-    objects = document.get("objects")
-    rank, name = ("iou", "IoU") if dense else ("ap", "AP") if multilabel else ("f1", "F1")
+    from vitreous.tasks.report import leading_of
+
+    metric, objects = METRICS[leading_of(document[document["split"]])], document.get("objects")
+    rank, name = metric.class_rank
     rows = sorted(document["per_class"], key=lambda row: row[rank] if row[rank] is not None else 2.0)
-    keys = [rank] * (rank != "f1") + ["ap50"] * bool(objects) + ["recall", "precision", "f1"] + ["image_dice"] * dense
-    words = {
-        "ap": "AP",
-        "ap50": "AP50",
-        "iou": "IoU",
-        "f1": "Dice" if dense else "F1",
-        "image_dice": "Dice of an image",
-    }
-    last = [] if multilabel and not objects else ["taken_for"]
+    last = ["taken_for"] if any("taken_for" in row for row in rows) else []
     console.table(
-        ["class", "images", *(words.get(key, key) for key in keys), *["most confused with"] * len(last)],
+        ["class", "images", *(label for _, label in metric.of_class), *["most confused with"] * len(last)],
         [
-            [row["class"], row["images"], *(percent(row[key]) for key in keys), *(row[key] for key in last)]
+            [row["class"], row["images"], *(percent(row[key]) for key, _ in metric.of_class), *map(row.get, last)]
             for row in rows[:SHOWN]
         ],
     )
@@ -262,10 +253,10 @@ def head_lines(document: dict[str, Any], console: Console) -> Iterator[str]:
         named = (f"{OBJECT_ERRORS[key]} {100 * cost:.1f}" for key, cost in costs if key in OBJECT_ERRORS)
         yield f"recall, precision and F1 of answers from a score of {objects['threshold']:.2f} on"
         yield f"points of AP50 that errors cost: {', '.join(named)}"
-    things = "pixels" if dense else "images"
     if document["confused"] and (pairs := document["confused"]["unordered"]):
         named = (
-            f"{' and '.join(pair['classes'])} ({pair['count']:,} {things if pair['count'] != 1 else things[:-1]}, "
+            f"{' and '.join(pair['classes'])} ({pair['count']:,} "
+            f"{metric.counted.removesuffix('s' * (pair['count'] == 1))}, "
             f"{pair['share']:.1%})"
             for pair in pairs[:5]
         )

@@ -48,7 +48,7 @@ def predict_objects(options: AnswerArguments, predictor: Predictor, source: Sour
     made_by |= file_settings(options, predictor, threshold=asked.threshold, tiles=asked.tiles, overlay=options.overlay)
     made_by |= {"to": form, "coco_ids": options.coco_ids}
     if form in ("yolo", "masks"):
-        folder = ObjectFolder(options.out, form, card.object_classes, placed.places)
+        folder = ObjectFolder(options.out, form, card.task.classes, placed.places)
         finding = Finding(predictor, asked, options, placed.places, folder=folder)
         document = write_answers(
             options,
@@ -62,7 +62,7 @@ def predict_objects(options: AnswerArguments, predictor: Predictor, source: Sour
         return document | {"out": options.out}
     if form == "coco":
         check_target(options.out, options.resume)
-    kind = CocoResults(card.object_classes, root, options.coco_ids) if form == "coco" else ObjectRows()
+    kind = CocoResults(card.task.classes, root, options.coco_ids) if form == "coco" else ObjectRows()
     finding = Finding(predictor, asked, options, placed.places)
     return write_answers(
         options, options.out, kind=kind, made_by=made_by, answers=finding.chunks, source=placed.source, console=console

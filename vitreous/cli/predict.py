@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from vitreous.cli.class_maps import write_maps
 from vitreous.cli.console import Console
 from vitreous.cli.inference import (
     AnswerArguments,
@@ -22,13 +23,13 @@ from vitreous.cli.inference import (
     require_images,
     write_answers,
 )
+from vitreous.cli.objects import predict_objects
 
 if TYPE_CHECKING:
+    from vitreous.inference.predict import Predictor
     from vitreous.inference.sources import Item, Source
     from vitreous.tasks.base import PredictionFormat
 
-OF_CLASSES = ("top", "threshold", "abstain", "csv", "ray")  # options of models that name classes of images
-OF_OBJECTS = ("to", "coco_ids", "tiles")  # options of detectors
 EXAMPLES = 512  # images that int8 may be calibrated on
 
 
@@ -64,24 +65,15 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     source = open_images_of(options, predictor.card.preprocess)
     choose_engine(options, predictor, source.count)
     print_notes(predictor, console)
-    if predictor.card.object_classes:
-        from vitreous.cli.objects import predict_objects
+    task = predictor.card.task
+    task.check_predict_options(options.run, vars(options))
+    return WRITERS.get(task.endpoint, predict_outputs)(options, predictor, source, console)
 
-        refuse(options, ("top", "abstain", "ray"), "models that name classes of images", "finds objects")
-        return predict_objects(options, predictor, source, console)
-    refuse(options, OF_OBJECTS, "detectors", "finds no objects")
-    if predictor.card.pixel_classes:
-        from vitreous.cli.class_maps import write_maps
 
-        refuse(options, OF_CLASSES, "models that name classes of images", "gives one to every pixel")
-        return write_maps(options, (options.out, options.overlay), predictor, source, console)
-    if options.overlay:
-        message = f"--overlay is for models that say what is where, and {options.run} names classes of images"
-        raise UsageError(message, "leave it out")
-    from vitreous.tasks.base import PredictionOptions
-
-    wanted = PredictionOptions(options.top, options.threshold, options.abstain, usual=3)
-    form = predictor.card.task.prediction_format(wanted)
+def predict_outputs(options: Options, predictor: Predictor, source: Source, console: Console) -> dict[str, Any]:
+    """Predict by a head that gives numbers for a whole image; print a table or write a file. Raises UsageError for
+    options that the task does not have."""
+    form = predictor.prediction_format(options.top, options.threshold, options.abstain, usual=3)
 
     def answers(items: Iterator[Item]) -> Iterator[Sequence[Any]]:
         return choose_backend(options, predictor).predictions(items, form, options.bad_images)
@@ -100,13 +92,8 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     }
 
 
-def refuse(options: Options, names: Sequence[str], models: str, does: str) -> None:
-    """Raise UsageError for options that are for other `models`; this one `does` something else."""
-    from vitreous.errors import UsageError
-
-    if given := [name for name in names if getattr(options, name) not in (None, False)]:
-        option = given[0].replace("_", "-")
-        raise UsageError(f"--{option} is for {models}; {options.run} {does}", "leave it out")
+#: what predicts by tasks whose outputs are not K numbers for a whole image, by the task's endpoint
+WRITERS: dict[str, Callable[..., dict[str, Any]]] = {"detect": predict_objects, "segment": write_maps}
 
 
 def calibration_images(options: Options) -> Iterator[str | bytes]:

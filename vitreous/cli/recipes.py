@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tyro.conf import Positional
 
 from vitreous.cli.console import Console
+from vitreous.tasks.metrics import label_metric
 
 if TYPE_CHECKING:
     from vitreous.recipes.recipe import Recipe
@@ -23,7 +24,7 @@ UNUSED = {
     "muon": ("momentum",),
 }
 #: the figure that published results are of, by what the objective needs to know of places
-LEADING = {"": "top-1", "classes": "mIoU", "objects": "AP"}
+LEADING = {"": "top1", "classes": "miou", "objects": "ap"}
 OF_DECAY = {"milestones": "steps", "timescale": "rsqrt"}
 
 
@@ -116,7 +117,7 @@ def print_recipe(name: str, console: Console) -> dict[str, Any]:
     )
     if recipe.published:
         console.say("\npublished, not measured here:")
-        console.table(["model", "data", LEADING[recipe.objective.annotated]], recipe.published)
+        console.table(["model", "data", label_metric(LEADING[recipe.objective.annotated])], recipe.published)
     published = [{"model": model, "data": data, "figure": figure} for model, data, figure in recipe.published]
     variants = [
         {"model": m, "image": format_size(r.model.image), "epochs": r.epochs, "steps": r.steps, "lr": r.optimizer.lr}

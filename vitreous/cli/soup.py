@@ -37,6 +37,8 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     """Average, and print a table of the ingredients."""
     from vitreous.cli.figures import figures, percent
     from vitreous.jobs.soup import soup
+    from vitreous.tasks.metrics import label_metric
+    from vitreous.tasks.report import leading_of
 
     o = options
     document = soup(
@@ -51,7 +53,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         listener=console,
     )
     judged = document.get(options.split)
-    name = "mAP" if judged and judged["top1"] is None else "top-1"
+    name = label_metric(leading_of(judged) if judged else "top1")
     rows = [
         [row["run"], percent(row["score"], 2), percent(row["score_with"], 2), "yes" if row["kept"] else "no"]
         for row in document["ingredients"]

@@ -24,7 +24,6 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     one."""
     from pathlib import Path
 
-    from vitreous.config import read_yaml
     from vitreous.models.names import configure
     from vitreous.recipes.names import known
     from vitreous.weights.files import open_weights
@@ -41,22 +40,14 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     if options.init and Path(options.init).is_file():
         open_weights(options.init)
     from vitreous.jobs.train import launch
-    from vitreous.reports.dense import dense_task, task_name
 
     if options.dry_run:
         return plan(options, console)
-    headless: bool | None = None
 
     def begin(run: Run, data: Data) -> None:
-        nonlocal headless
-        headless = run.objective.ships_features or run.objective.generates
         print_header(run, data, console)
 
     summary = launch(options, console, begin)
-    if headless is None:  # a run that was complete
-        config = read_yaml((Path(summary["run"]) / "config.yaml").read_text("utf-8"))
-        answers = config["model"]["classes"] or dense_task(summary["run"])
-        headless = task_name(summary["run"]) == "generation" or not answers
     for name, key in (("validation", "val"), ("test", "test")):
         if summary[key] is not None:
             console.say(figures(name, summary[key]))
@@ -66,23 +57,19 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     console.say(
         f"{summary['model']}, {summary['parameters']:,} parameters, trained in {minutes:.1f} minutes: {summary['run']}"
     )
-    console.say(f"next: {next_command(summary['run'], bool(headless))}, or read {summary['run']}/report.html")
+    console.say(f"next: {next_command(summary['run'])}, or read {summary['run']}/report.html")
     return summary
 
 
-def next_command(run: str, headless: bool) -> str:
-    """The command that puts a trained model to use, by what it answers."""
+def next_command(run: str) -> str:
+    """The command that puts a trained model to use."""
     from pathlib import Path
 
-    from vitreous.reports.dense import task_name
+    from vitreous.reports.dense import task_kind
     from vitreous.training.folder import Folder
 
-    name = task_name(run)
-    if name == "generation":
-        clips = Folder(Path(run)).run().preprocess.is_animated
-        return f"vitreous sample {run} --count 8 --out samples.{'gif' if clips else 'png'}"
-    verb = "embed" if headless else "predict"
-    return f"vitreous {verb} {run} IMAGE …" + " --out FOLDER" * (name == "segmentation")
+    folder = Folder(Path(run))
+    return task_kind(run).example_command(run, folder.config.is_file() and folder.run().preprocess.is_animated)
 
 
 def print_header(run: Run, data: Data, console: Console) -> None:

@@ -99,7 +99,7 @@ def with_targets(data: Data, targets: tuple[str, ...], split_seed: int) -> Data:
     if len(targets) > 1:
         problem = f"{data.name} has no columns {first_names(targets, 5)}"
         raise DataError(problem, "several targets are columns of a CSV or Parquet file")
-    return classes_as_values(data, targets[0], split_seed)
+    return classes_as_values(data, next(iter(targets)), split_seed)
 
 
 def values_or_none(values: np.ndarray) -> np.ndarray:

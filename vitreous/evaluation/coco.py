@@ -27,9 +27,9 @@ from vitreous.evaluation.average_precision import (
 )
 from vitreous.evaluation.evaluator import Evaluator, Outputs, Ragged
 from vitreous.evaluation.matching import Column, Part, check_library, columns_of, match_image
-from vitreous.inference.detections import Compute, Detections, detect
 from vitreous.inference.engine import ModelEngine
 from vitreous.inference.outputs import unpack_outputs
+from vitreous.tasks.detections import Compute, Detections, detect
 from vitreous.tasks.intervals import DRAWS, FEWEST, Figures, Interval, bootstrap, percentile_interval
 from vitreous.tasks.metric_names import BOXES
 from vitreous.tasks.report import Report
@@ -121,6 +121,12 @@ class CocoEvaluator(Evaluator):
             details={"objects": details},
         )
 
+    def paired_intervals(self, rows: Ragged, other: CocoEvaluator, other_rows: Ragged) -> dict[str, Interval | None]:
+        """Of all metrics."""
+        sides = ((rows, self), (other_rows, other))
+        first, second = (object_figures(sides_of(table, len(own.classes))) for table, own in sides)
+        return paired_object_differences(first, second, rows)
+
 
 class Loaded(NamedTuple):
     """An image as (C, H, W) pixels at its own size and what is on it, or why either cannot be read."""
@@ -131,7 +137,7 @@ class Loaded(NamedTuple):
 
 def read_ahead(reader: EvalLoader) -> Iterator[Loaded]:
     """Read the images of a split in order, some ahead, by as many threads as the reader has workers."""
-    from vitreous.inference.tiles import native_pixels
+    from vitreous.tasks.tiles import native_pixels
 
     split, preprocess = reader.split, reader.preprocess
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from vitreous.errors import DataError
 from vitreous.inference.engine import ModelEngine, logits_of, readable_mask
 from vitreous.system.cores import default_workers
 from vitreous.tasks.base import Task
+from vitreous.tasks.intervals import Interval
 from vitreous.tasks.report import Better, Report
 
 
@@ -81,6 +82,10 @@ class Evaluator(ABC):
         `on_images` gets the number of images of every step. No images give (0, K).
         """
         return logits_of(engine, reader, on_images=on_images)
+
+    def paired_intervals(self, rows: Any, other: Self, other_rows: Any) -> dict[str, Interval | None]:
+        """95 % intervals of another model's figures less this one's, from the outputs of both for the same images."""
+        raise NotImplementedError(f"{self.name} has no paired intervals")
 
     @abstractmethod
     def report(self, outputs: Outputs, *others: Outputs) -> Report:

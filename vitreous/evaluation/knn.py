@@ -16,11 +16,11 @@ from vitreous.data.split import Split
 from vitreous.errors import DataError
 from vitreous.evaluation.evaluator import Evaluator, Outputs
 from vitreous.tasks.classification_metrics import judge
+from vitreous.tasks.labels import label_kind
 from vitreous.tasks.report import Report
 
 MEMORY, QUERIES = 16_384, 1_024  # images whose similarities are in memory at a time
 TEMPERATURE = 0.07
-LEAST = 1e-30  # a share of votes, so that its logarithm is a number
 NEIGHBOURS = 20  # DINO's best
 
 
@@ -39,9 +39,9 @@ class KNNEvaluator(Evaluator):
         *,
         device: str = "cpu",
     ) -> None:
-        self.classes, self.memory, self.multilabel = classes, memory, multilabel
+        self.classes, self.memory, self.labels = classes, memory, label_kind(multilabel)
         self.k, self.device = k, device
-        self.name = "knn_map" if multilabel else "knn_top1"
+        self.name = f"knn_{self.labels.metric}"
 
     def splits(self, split: Split) -> tuple[Split, ...]:
         """The judged split, and the one of the neighbours."""
@@ -60,9 +60,9 @@ class KNNEvaluator(Evaluator):
             raise DataError(problem, "add images, or judge without them")
         logits = np.zeros((len(outputs.rows), len(self.classes)))
         cosines, near = neighbours(rows, outputs.rows[outputs.readable], k, self.device, own)
-        logits[outputs.readable] = logits_of(votes(cosines, near, labels, len(self.classes)), self.multilabel)
+        logits[outputs.readable] = self.labels.shares_to_logits(votes(cosines, near, labels, len(self.classes)))
         report = judge(logits, outputs.split.labels, self.classes, outputs.readable)
-        figure = "map" if self.multilabel else "top1"
+        figure = self.labels.metric
         figures, intervals = {self.name: report.figures[figure]}, {self.name: report.intervals[figure]}
         return replace(report, figures=figures, intervals=intervals, figure=self.name)
 
@@ -120,9 +120,3 @@ def votes(
     for near in range(rows.shape[1]):
         shares += weights[:, near, None] * (labels[rows[:, near]] > 0)
     return shares
-
-
-def logits_of(shares: np.ndarray, multilabel: bool = False) -> np.ndarray:
-    """(m, K) shares of votes -> (m, K) logits whose softmax they are, or whose sigmoid for `multilabel`."""
-    shares = np.clip(shares, LEAST, 1.0)
-    return np.log(shares) - (np.log(np.clip(1 - shares, LEAST, 1.0)) if multilabel else 0.0)

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitreous.errors import DataError
+from vitreous.tasks.labels import LabelKind, label_kind
 from vitreous.tasks.multilabel_metrics import MeanAveragePrecision
 
 SMALL = 10_000_000  # numbers of features that scikit-learn is given, in float64
@@ -66,9 +67,9 @@ class LabelledFeatures:
     device: str = "cpu"
 
     @property
-    def multilabel(self) -> bool:
-        """Whether an image has several labels, or none."""
-        return self.labels.ndim == 2
+    def kind(self) -> LabelKind:
+        """Whether an image has one label, or any number."""
+        return label_kind(self.labels.ndim == 2)
 
     def taking(self, rows: np.ndarray) -> LabelledFeatures:
         """Return the same with other `rows` (m,)."""
@@ -92,11 +93,11 @@ def fit(known: LabelledFeatures, l2: float, start: Linear | None = None) -> Line
     Raises DataError where all images are of one class.
     """
     labels = known.labels[known.rows]
-    present = np.flatnonzero(labels.sum(0) if known.multilabel else np.bincount(labels, minlength=known.classes))
-    if len(present) < 2 and not known.multilabel:
+    present = np.flatnonzero(known.kind.count_classes(labels, known.classes))
+    if len(present) < known.kind.least_classes:
         raise DataError("all training images are of one class", "a classifier needs two")
     mean, spread = known.moments()
-    small = len(known.rows) * known.features.shape[1] <= SMALL and not known.multilabel
+    small = len(known.rows) * known.features.shape[1] <= SMALL and known.kind.is_exclusive
     begin = (
         None if start is None else (start.weight[present] * spread, start.bias[present] + start.weight[present] @ mean)
     )
@@ -145,13 +146,11 @@ def streamed(
 
     shape = len(present), known.features.shape[1] + 1
     mean, spread = (torch.from_numpy(moment).float().to(known.device) for moment in moments)
-    place = np.full(known.classes, -1)
-    place[present] = np.arange(len(present))
 
     def chunk(rows: np.ndarray) -> tuple[Tensor, Tensor]:
         """Standardised features with a 1 for the bias, and labels."""
         x = (torch.from_numpy(np.asarray(known.features[rows], dtype=np.float32)).to(known.device) - mean) / spread
-        y = known.labels[rows][:, present].astype(np.float32) if known.multilabel else place[known.labels[rows]]
+        y = known.kind.select_classes(known.labels[rows], present, known.classes)
         return F.pad(x, (0, 1), value=1.0), torch.from_numpy(y).to(known.device)
 
     def objective(flat: np.ndarray) -> tuple[float, np.ndarray]:

@@ -15,8 +15,8 @@ import scipy.ndimage
 
 from vitreous.data.annotations.target import Target
 from vitreous.errors import ResourceError, install_hint
-from vitreous.inference.detections import Detections, runs_within
 from vitreous.inference.libraries import needed
+from vitreous.tasks.detections import Detections, runs_within
 
 THRESHOLDS = np.linspace(0.5, 0.95, 10)  # of IoU
 AREAS = ((0.0, 1e10), (0.0, 32.0**2), (32.0**2, 96.0**2), (96.0**2, 1e10))  # pixels: all, small, medium, large

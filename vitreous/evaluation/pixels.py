@@ -17,9 +17,9 @@ from vitreous.evaluation.boundary import boundary_counts, boundary_f
 from vitreous.evaluation.evaluator import Evaluator, Outputs
 from vitreous.evaluation.panoptic import answered_segments, panoptic_counts, panoptic_figures, true_segments
 from vitreous.inference.engine import ModelEngine
-from vitreous.inference.tiles import Compute, class_map, native_pixels
 from vitreous.tasks.intervals import bootstrap, percentile_interval
 from vitreous.tasks.report import Report
+from vitreous.tasks.tiles import Compute, class_map, native_pixels
 
 DRAWS = 1000  # of the bootstrap
 
@@ -104,6 +104,12 @@ class SegmentationEvaluator(Evaluator):
             cells=cells,
             figure="miou",
         )
+
+    def paired_intervals(
+        self, rows: np.ndarray, other: SegmentationEvaluator, other_rows: np.ndarray
+    ) -> dict[str, tuple[float, float] | None]:
+        """Of mIoU, Dice and pixel accuracy."""
+        return paired_differences(rows, other_rows, len(self.classes))
 
 
 def paired_differences(first: np.ndarray, second: np.ndarray, count: int) -> dict[str, tuple[float, float] | None]:

@@ -9,9 +9,8 @@ from vitreous.config import from_plain, to_plain
 from vitreous.data.modalities.table import AnyPreprocess
 from vitreous.errors import UsageError, WeightsError
 from vitreous.tasks.base import Task
-from vitreous.tasks.classification import Classification
 from vitreous.tasks.features import Features
-from vitreous.tasks.table import WithTask, task_from_json, task_to_json
+from vitreous.tasks.table import WithTask, task_from_json, task_keys, task_to_card
 
 if TYPE_CHECKING:
     from vitreous.weights.bundle import Bundle
@@ -41,18 +40,14 @@ class Card(CardFields, WithTask):
     def plain(self) -> dict[str, Any]:
         """The card as JSON has it. A classification's is as it was before there were tasks."""
         document = {one.name: to_plain(getattr(self, one.name)) for one in fields(self) if one.name != "task"}
-        document |= task_to_json(self.task)
-        if isinstance(self.task, Classification):
-            del document["task"]
-        return document
+        return document | task_to_card(self.task)
 
 
 def read_card(plain: Any, origin: str) -> Card:
     """The card that `Card.plain` wrote. Raises WeightsError, naming `origin`, for anything else."""
     try:
         task = task_from_json(plain, origin)
-        settings = task_to_json(task) | task_to_json(Classification(()))
-        rest = {key: value for key, value in plain.items() if key not in settings}
+        rest = {key: value for key, value in plain.items() if key not in task_keys(task)}
         return Card(**vars(from_plain(CardFields, rest)), task=task)
     except (UsageError, KeyError, ValueError, TypeError, AttributeError) as error:
         raise WeightsError(f"{origin}: {error}", "export the model again") from None
@@ -63,9 +58,8 @@ def card_of(bundle: Bundle) -> Card:
     import hashlib
     import json
 
-    names = bundle.classes or bundle.pixel_classes or bundle.object_classes
-    answers = (names, to_plain(bundle.preprocess), bundle.loss, bundle.multilabel, bundle.temperature)
-    answers += (bundle.task.settings(),) if bundle.makes_images or bundle.task.label_columns else ()
+    names, *settings = bundle.task.identify()
+    answers = (names, to_plain(bundle.preprocess), *settings)
     digest = hashlib.sha256(json.dumps([*answers, to_plain(bundle.model.config)]).encode())
     for name, tensor in sorted(bundle.model.state_dict().items()):
         digest.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())

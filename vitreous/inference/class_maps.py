@@ -27,8 +27,8 @@ from vitreous.errors import DataError, UsageError, printable
 from vitreous.inference.card import Card
 from vitreous.inference.pipeline import flow
 from vitreous.inference.sources import Item
-from vitreous.inference.tiles import class_map, native_pixels
 from vitreous.system.disk import atomic_path
+from vitreous.tasks.tiles import class_map, native_pixels
 
 if TYPE_CHECKING:
     from vitreous.inference.engine import Engine
@@ -75,9 +75,8 @@ def class_maps(
 
     Raises UsageError for a model that has no classes of pixels, DataError where `bad_images` is stop.
     """
-    names, preprocess = card.pixel_classes, card.preprocess
-    if not names:
-        raise UsageError(f"{card.name} names classes of images, not of pixels", "use predict")
+    names, preprocess = card.task.classes, card.preprocess
+    require_endpoint(card, "segment", "names classes of images, not of pixels")
 
     voids: dict[int, np.ndarray] = {}  # by the identity of their items, which wait for them
 
@@ -106,6 +105,12 @@ def class_maps(
                 yield ClassMap(
                     item.name, names, row, image, shares=shares_of(row, names), header=read_place(item, row.ndim)
                 )
+
+
+def require_endpoint(card: Card, endpoint: str, problem: str) -> None:
+    """Raise UsageError, with the `problem`, for a model whose predictions another method of `Predictor` makes."""
+    if card.task.endpoint != endpoint:
+        raise UsageError(f"{card.name} {problem}", f"use {card.task.endpoint}")
 
 
 def read_place(item: Item, axes: int) -> Any:

@@ -38,7 +38,7 @@ class ExportedEngine:
 
     def __init__(self, text: str | None, path: Path, quick: bool) -> None:
         self.card, self.precision = card_in(text, path), precision_in(text)
-        alone = quick or bool(self.card.object_classes)  # the graph of a detector takes one image
+        alone = quick or not self.card.task.export_rules.batch
         self.size = 1 if alone else max(1, min(64, PIXELS // max(1, int(np.prod(self.card.preprocess.image)))))
 
     def logits(self, pixels: np.ndarray) -> np.ndarray:

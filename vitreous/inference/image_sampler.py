@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -177,8 +177,7 @@ def sampler_of(
     Raises UsageError for a device or a precision that there is not, and for latents that nothing decodes; UsageError
     and WeightsError as `Autoencoder`.
     """
-    task, channels = bundle.task, bundle.model.config.channels
-    assert isinstance(task, Generation), "open_generator refuses others"
+    task, channels = cast(Generation, bundle.task), bundle.model.config.channels  # `open_generator` refuses others
     sampler = ImageSampler(
         bundle.model,
         task.process,

@@ -15,7 +15,7 @@ NAMED = 12  # classes of a model that are named
 
 def card_text(card: Card, origin: str, precision: str) -> str:
     """The card of a model as a few lines: name, origin, task, classes, input."""
-    read, names = card.preprocess, card.classes or card.pixel_classes or card.object_classes
+    read, names = card.preprocess, card.task.classes
     more = f" and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
     lines = [
         f"Predictor({card.name}" + (f" of {origin})" if origin else ")"),
@@ -29,7 +29,7 @@ def card_text(card: Card, origin: str, precision: str) -> str:
 
 def card_html(card: Card, origin: str, parameters: int | None, precision: str) -> str:
     """The card of a model: what it is, takes and answers, where it is from, and the figures of its run, if any."""
-    read, names = card.preprocess, card.classes or card.pixel_classes or card.object_classes
+    read, names = card.preprocess, card.task.classes
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     rows: list[tuple[str, Any]] = [
         ("task", card.task.name),

@@ -42,6 +42,10 @@ class ObjectRows:
         more = {} if row.overlay is None else {"overlay": row.overlay}
         return {"path": row.path, "objects": row.objects(), "error": row.error, **more}
 
+    def starts_image(self, cells: Sequence[str]) -> bool:
+        """Whether a row of CSV is that of the first object, or of none."""
+        return cells[1] in ("", "1")
+
     def cells(self, row: ImageObjects) -> list[list[str]]:
         """CSV rows of one image: one per object, or one without. `marked` keeps spreadsheets from computing cells."""
         where = marked(row.path)

@@ -17,24 +17,15 @@ from vitreous.data.annotations.drawing import class_colours
 from vitreous.data.annotations.shapes import mask_of_runs
 from vitreous.errors import DataError, UsageError
 from vitreous.inference.card import Card
-from vitreous.inference.class_maps import native, picture_of
-from vitreous.inference.detections import Detections, detect, detections_of, fit_image
+from vitreous.inference.class_maps import native, picture_of, require_endpoint
 from vitreous.inference.pipeline import chunk_of, flow
 from vitreous.inference.sources import Item
+from vitreous.tasks.detections import Detections, detect, detections_of, fit_image
 
 if TYPE_CHECKING:
     from vitreous.inference.engine import Engine
 
 THRESHOLD = 0.5  # the score from which an object is named, where nothing else is said
-
-
-def refuse_class_options(card: Card, **options: float | None) -> None:
-    """Raise UsageError for options of `Predictor.predict` that models of objects or pixels do not have."""
-    does = "finds objects" if card.object_classes else "gives a class to every pixel"
-    for name, value in options.items():
-        if value is not None and not (name == "threshold" and card.object_classes):
-            problem = f"predict({name}=…) is for models that name classes; {card.name} {does}"
-            raise UsageError(problem, "leave it out")
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,8 +139,8 @@ def image_objects(
 
     Raises UsageError for a model that finds no objects, DataError where `bad_images` is stop.
     """
-    classes, preprocess = card.object_classes, card.preprocess
-    require_detector(card)
+    classes, preprocess = card.task.classes, card.preprocess
+    require_endpoint(card, "detect", "finds no objects on images")
 
     def decode(fitted: Fitted) -> np.ndarray | DataError:
         try:
@@ -178,10 +169,3 @@ def image_objects(
             image = picture_of(native(preprocess, fitted.item)) if pictures else None
             detections = row if options.tiles else detections_of(row, fitted.size, fitted.scale, options.threshold)
             yield ImageObjects(name, classes, detections, image)
-
-
-def require_detector(card: Card) -> None:
-    """Raise UsageError for a model that finds no objects."""
-    if not card.object_classes:
-        hint = "use segment" if card.pixel_classes else "use predict" if card.classes else "use embed"
-        raise UsageError(f"{card.name} finds no objects on images", hint)

@@ -34,7 +34,7 @@ def open_bundle(
     `dense`; of it the backbone is returned where it may be `headless`. Raises WeightsError or UsageError.
     """
     bundle = find_bundle(run, note)
-    if bundle.makes_images:
+    if not bundle.task.reads_images:
         raise UsageError(f"{run} makes images, and answers nothing about others", f"use `vitreous sample {run}`")
     return check_task(run, bundle, headless, note, dense)
 
@@ -42,7 +42,7 @@ def open_bundle(
 def open_generator(run: str | os.PathLike[str], note: Callable[[str], None] = lambda text: None) -> Bundle:
     """Return the bundle of a model that makes images. Raises UsageError for another, and as `open_bundle`."""
     bundle = find_bundle(run, note)
-    if not bundle.makes_images:
+    if bundle.task.reads_images:
         raise UsageError(f"{run} answers about images, and makes none", "train one: vitreous train DATA --recipe dit")
     return bundle
 
@@ -93,13 +93,12 @@ def check_task(
     if isinstance(bundle.model, Dense):
         if dense:
             return bundle
-        answer = "gives boxes and classes to objects" if bundle.object_classes else "gives a class to every pixel"
         if not headless:
             hint = "use `vitreous evaluate RUN` and `vitreous predict RUN IMAGES --out FOLDER`"
-            raise UsageError(f"{run} {answer}, not to an image", hint)
-        note(f"of a model that {answer}, its backbone alone is used")
+            raise UsageError(f"{run} {bundle.task.missing_outputs[0]}", hint)
+        note(f"of a model that {bundle.task.does}, its backbone alone is used")
         bundle = replace(bundle, model=bundle.model.backbone.eval(), task=Features())
     if not bundle.task.outputs and not headless:
         hint = f"use `vitreous embed`, or train one: vitreous train DATA --init {run}"
-        raise UsageError(f"{run} has no head: it gives features, not classes", hint)
+        raise UsageError(f"{run} {bundle.task.missing_outputs[0]}", hint)
     return bundle

@@ -21,7 +21,7 @@ from vitreous.inference.class_maps import ClassMap, class_maps
 from vitreous.inference.exported import is_exported, open_exported
 from vitreous.inference.inputs import as_items, is_image
 from vitreous.inference.notebook import card_html, card_text
-from vitreous.inference.objects import THRESHOLD, DetectOptions, ImageObjects, image_objects, refuse_class_options
+from vitreous.inference.objects import THRESHOLD, DetectOptions, ImageObjects, image_objects
 from vitreous.inference.options import InferenceOptions
 from vitreous.inference.pipeline import Answer, chunk_of, flow
 from vitreous.inference.sources import Item, read_item, read_views
@@ -146,16 +146,19 @@ class Predictor:
         `unsure`. Raises UsageError for an `abstain` that cannot be, and DataError for a file that cannot be read; with
         `bad_images="skip"` its prediction has an `error` instead.
         """
-        if self.card.object_classes or self.card.pixel_classes:
-            refuse_class_options(self.card, top=top, abstain=abstain, threshold=threshold)
-            how: Any = {"bad_images": bad_images}
-            if self.card.object_classes:
-                how["threshold"] = THRESHOLD if threshold is None else threshold
-            scenes: Any = self.detect(images, **how) if self.card.object_classes else self.segment(images, **how)
-            on_images(1 if is_image(images) else len(scenes))
-            return scenes
+        options = PredictionOptions(top, threshold, abstain)
+        return self.card.task.predict_images(self, images, options, bad_images, on_images)
+
+    def predict_outputs(
+        self,
+        images: ImageInput | Iterable[ImageInput],
+        options: PredictionOptions,
+        bad_images: Literal["stop", "skip"] = "stop",
+        on_images: Callable[[int], None] = lambda done: None,
+    ) -> Any:
+        """`predict` of a model whose head gives K numbers for a whole image."""
         answers = Predictions()
-        form = self.prediction_format(top, threshold, abstain)
+        form = self.prediction_format(options.top, options.threshold, options.abstain)
         for chunk in self.predictions(as_items(images, self.card.preprocess), form, bad_images):
             answers += chunk
             on_images(len(answers))
@@ -240,11 +243,7 @@ class Predictor:
         self, items: Iterable[Item], form: PredictionFormat, bad_images: str = "skip"
     ) -> Iterator[list[Any]]:
         """Items -> answers in order, at most a few hundred in memory. Raises UsageError for a model without a head."""
-        if not self.card.task.outputs:
-            if self.card.object_classes or self.card.pixel_classes:
-                raise UsageError(f"{self.card.name} names no classes of images", "use predict, detect or segment")
-            message = f"{self.card.name} has no head: it gives features, not classes"
-            raise UsageError(message, "use `vitreous embed` or embed, or train a head")
+        self.require_outputs()
         for chunk in self.rows(items, self.activations, bad_images):
             yield [
                 form.fail(item.name, row.message) if isinstance(row, DataError) else form.predict(row, item.name)
@@ -280,12 +279,21 @@ class Predictor:
         except DataError as error:
             return error
 
+    def require_outputs(self) -> None:
+        """Raise UsageError for a model without outputs for whole images."""
+        if self.card.task.outputs:
+            return
+        problem, hint = self.card.task.missing_outputs
+        raise UsageError(f"{self.card.name} {problem}", hint)
+
     def prediction_format(
-        self, top: int | None = None, threshold: float | None = None, abstain: float | None = None
+        self, top: int | None = None, threshold: float | None = None, abstain: float | None = None, usual: int = 5
     ) -> PredictionFormat:
-        """How outputs become predictions, with the model's defaults for unset options. Raises UsageError for options
-        that the task does not have, and for an `abstain` that cannot be."""
-        return self.card.task.prediction_format(PredictionOptions(top, threshold, abstain))
+        """How outputs become predictions, with the model's defaults for unset options; `usual`: the number of classes
+        where `top` is unset. Raises UsageError for options that the task does not have, for an `abstain` that cannot
+        be, and as `require_outputs`."""
+        self.require_outputs()
+        return self.card.task.prediction_format(PredictionOptions(top, threshold, abstain, usual))
 
     def activations(self, pixels: Pixels) -> np.ndarray:
         """(B, C, *image) pixels, or views (B, V, C, *image) -> (B, K) float64: probabilities of classes, or values of

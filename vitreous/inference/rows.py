@@ -30,7 +30,7 @@ class Kind(Protocol):
     formats: tuple[str, ...]
     part: int
 
-    def plain(self, row: Any) -> dict[str, Any]:
+    def plain(self, row: Any, /) -> dict[str, Any]:
         """A row as JSON has it, with at least path and error."""
         ...
 

@@ -117,7 +117,7 @@ class Generator:
         size: str | None = None,
         note: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self.bundle, self.classes = bundle, bundle.generated_classes
+        self.bundle, self.classes = bundle, bundle.task.classes
         self.clips = bundle.preprocess.is_animated
         self.sampler = sampler_of(bundle, device, precision, vae)
         self.process = self.sampler.process

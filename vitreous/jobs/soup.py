@@ -32,9 +32,9 @@ from vitreous.models.config import ModelConfig, replace_fields
 from vitreous.models.zoo import skip_init
 from vitreous.progress import Listener, NullListener
 from vitreous.system.cores import default_workers
-from vitreous.tasks.classification import Classification
 from vitreous.tasks.classification_metrics import judge
 from vitreous.tasks.report import Report
+from vitreous.tasks.table import replace_classes
 from vitreous.training.folder import Folder
 from vitreous.weights.adopt import bundle_in
 from vitreous.weights.bundle import DESCRIPTION, WEIGHTS, Bundle, fill, load_bundle
@@ -160,15 +160,14 @@ def open_ingredients(runs: Sequence[str | os.PathLike[str]]) -> list[Ingredient]
                 open_bundle(run)  # says what is wrong with it
             raise UsageError(f"{run} is neither a run nor a bundle", f"make one of it: vitreous convert {run} FOLDER")
         bundle = load_bundle(folder)
-        if bundle.makes_images:
+        if not bundle.task.reads_images:
             raise UsageError(f"{run} makes images, and a soup is of models that classify them", "leave it out")
         digest = json.loads((folder / DESCRIPTION).read_text("utf-8"))["sha256"][WEIGHTS]
         if digest in ingredients:
             raise UsageError(f"{ingredients[digest].run} and {run} are the same weights", "name each model once")
         data = home.run().data if home.config.is_file() else None
         like = replace(bundle, model=skip_init(bundle.model.config), provenance={})
-        if isinstance(like.task, Classification):
-            like.task = replace(like.task, temperature=1.0)
+        like.task = like.task.with_temperature(1.0)
         ingredients[digest] = Ingredient(run, folder, digest, like, data=data)
     if len(ingredients) < 2:
         raise UsageError(
@@ -295,4 +294,4 @@ def average_weights(like: Bundle, total: dict[str, Tensor], count: int, classes:
     """Return a model as `like` whose weights are the sums, of the same shapes, divided by `count`."""
     model = skip_init(like.model.config)
     fill(model, {name: (tensor / count).float() for name, tensor in total.items()}, "the soup")
-    return replace(like, model=model.eval(), task=replace(like.classification, classes=classes))
+    return replace(like, model=model.eval(), task=replace_classes(like.task, classes))

@@ -17,6 +17,7 @@ from vitreous.data.run_data import calibration_images, choose_split, open_run_da
 from vitreous.data.screen import as_error, readable, stop_at_unreadable
 from vitreous.data.split import Data, Split
 from vitreous.errors import DataError, UsageError
+from vitreous.evaluation.evaluator import Evaluator
 from vitreous.inference.engine import CHUNK, InferenceOptions, logits_of, readable_mask
 from vitreous.inference.engine_choice import evaluation_engine
 from vitreous.inference.features import Features, features_of
@@ -59,6 +60,7 @@ class Answered:
     bad: frozenset[int]
     started: float
     clip_views: str = ONE
+    evaluator: Evaluator | None = None  # of dense predictions
 
     @property
     def views(self) -> dict[str, str]:

@@ -12,18 +12,15 @@ from vitreous.data.class_order import class_indices
 from vitreous.data.run_data import choose_split, open_run_data
 from vitreous.data.split import Data
 from vitreous.errors import DataError, UsageError
-from vitreous.evaluation.coco import object_figures, paired_object_differences, sides_of
 from vitreous.evaluation.comparison import Answers, Comparison
 from vitreous.evaluation.comparison import compare as compared
-from vitreous.evaluation.pixels import paired_differences
 from vitreous.inference.open_model import open_bundle
 from vitreous.reports.answers import Answered, Computing, answers_to
-from vitreous.reports.dense import dense_task, judge_opened
+from vitreous.reports.dense import judge_opened, task_kind
 from vitreous.reports.readings import record
 from vitreous.reports.training_overlap import exposure_notes, seen
 from vitreous.tasks.classification_metrics import judge
 from vitreous.tasks.report import Report
-from vitreous.tasks.table import TASKS
 from vitreous.training.folder import Folder
 from vitreous.weights.adopt import bundle_in
 from vitreous.weights.bundle import Bundle
@@ -50,18 +47,18 @@ def compare(
     takes images for one label and the other for several.
     """
     computing, runs = computing or Computing(), [os.fspath(first), os.fspath(second)]
-    tasks = [dense_task(run) for run in (first, second)]
-    if any(tasks):
-        if tasks[0] != tasks[1]:
-            dense = 0 if tasks[0] else 1
-            problem = f"{runs[dense]} {TASKS[tasks[dense]].does}, {runs[1 - dense]} does not"
+    kinds = [task_kind(run) for run in (first, second)]
+    if any(kind.is_dense for kind in kinds):
+        if kinds[0] is not kinds[1]:
+            dense = 0 if kinds[0].is_dense else 1
+            problem = f"{runs[dense]} {kinds[dense].does}, {runs[1 - dense]} does not"
             raise UsageError(problem, "compare runs that answer the same question")
         return compare_scenes(runs, data, split, computing)
     bundles = [open_bundle(run, note=computing.listener.note) for run in (first, second)]
     if other := next((one for one in zip(runs, bundles, strict=True) if not one[1].classes), None):
         problem = f"{other[0]} {other[1].task.does}, and runs are compared that name classes of images"
         raise UsageError(problem, "compare their metrics: vitreous evaluate RUN")
-    if bundles[0].multilabel != bundles[1].multilabel:
+    if bundles[0].task.leading != bundles[1].task.leading:
         problem = f"{runs[bundles[0].multilabel]} names one class an image, the other run names several"
         raise UsageError(problem, "compare runs that answer the same question")
     home = runs[0] if data is not None or Folder(Path(runs[0])).config.is_file() else runs[1]
@@ -105,11 +102,8 @@ def compare_scenes(
     exposures = recorded(list(both), list(reports), None if data is not None else home, computing)
     figures = {name: (reports[0].figures[name], reports[1].figures[name]) for name in reports[0].figures}
     differences = {name: None if a is None or b is None else b - a for name, (a, b) in figures.items()}
-    if bundles[0].object_classes:
-        sides = [object_figures(sides_of(one.raw, len(one.bundle.object_classes))) for one in both]  # type: ignore[arg-type]
-        intervals = paired_object_differences(*sides, both[0].raw)  # type: ignore[arg-type]
-    else:
-        intervals = paired_differences(both[0].raw, both[1].raw, len(bundles[0].pixel_classes))
+    evaluators: list[Any] = [one.evaluator for one in both]
+    intervals = evaluators[0].paired_intervals(both[0].raw, evaluators[1], both[1].raw)
     comparison = Comparison(
         reports[0].figure, figures, differences=differences, intervals=intervals, counts=None, p=None
     )

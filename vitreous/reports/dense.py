@@ -7,6 +7,7 @@ import os
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 from vitreous.data.annotations.painted import find_objects, has_masks, paint_classes, with_masks, wrapped
 from vitreous.data.annotations.panoptic import things_of
@@ -25,29 +26,25 @@ from vitreous.inference.open_model import open_bundle
 from vitreous.reports.answers import Answered, Computing, progress_counter
 from vitreous.system.cores import default_workers
 from vitreous.system.machine import pick_device, warning
+from vitreous.tasks.base import Task
+from vitreous.tasks.classification import Classification
 from vitreous.tasks.detection import Detection
 from vitreous.tasks.report import Report
 from vitreous.tasks.segmentation import Segmentation
+from vitreous.tasks.table import TASKS
 from vitreous.weights.adopt import bundle_in
 from vitreous.weights.bundle import DESCRIPTION, Bundle
 from vitreous.weights.options import known_of
 
 
-def dense_task(run: str | os.PathLike[str]) -> str | None:
-    """The task of a run or a bundle that answers for pixels or with objects, by its description alone; None for others
-    and for what has none."""
-    name = task_name(run)
-    return name if name in (Segmentation.name, Detection.name) else None
-
-
-def task_name(run: str | os.PathLike[str]) -> str | None:
-    """The name of the task of a run or a bundle, by its description alone; None for what has none."""
+def task_kind(run: str | os.PathLike[str]) -> type[Task]:
+    """The task of a run or a bundle, by its description alone; classification for what has none."""
     try:
         folder = None if known_of(run) else bundle_in(Path(run))
         task = json.loads((folder / DESCRIPTION).read_text("utf-8")).get("task") if folder else None
     except (OSError, ValueError, AttributeError, TypeError):
-        return None
-    return task.get("name") if isinstance(task, dict) else None
+        task = None
+    return TASKS.get(task.get("name") if isinstance(task, dict) else None, Classification)  # type: ignore[arg-type]
 
 
 def judge_scenes(
@@ -90,13 +87,8 @@ def judge_opened(
 
     Raises DataError as `judge_scenes` does.
     """
-    if bundle.object_classes:
-        opened, evaluator = prepare_objects(bundle, opened, computing, boxes, tiles)
-    else:
-        opened = paint_classes(opened)
-        check_classes(bundle, opened)
-        things = things_of(opened.split(name), len(opened.classes))
-        evaluator = SegmentationEvaluator(bundle.pixel_classes, boundary, things)
+    settings = {"boxes": boxes, "boundary": boundary, "tiles": tiles}
+    opened, evaluator = PREPARE[bundle.task.name](bundle, opened, name, computing, settings)
     chosen, preprocess = opened.split(name), bundle.preprocess
     if slow := warning(computing.how.precision, pick_device(computing.how.device)):
         computing.listener.note(slow)
@@ -123,22 +115,38 @@ def judge_opened(
         raw=rows,
         bad=frozenset(bad),
         started=started,
+        evaluator=evaluator,
     )
     return answers, evaluator.report(Outputs(chosen, rows, readable_mask(len(chosen), bad)))
 
 
-def prepare_objects(
-    bundle: Bundle, opened: Data, computing: Computing, boxes: bool, tiles: bool
+def prepare_maps(
+    bundle: Bundle, opened: Data, name: str, computing: Computing, settings: dict[str, bool]
 ) -> tuple[Data, Evaluator]:
-    """Return the data as a detector needs them, and what judges it. Raises DataError as `judge_scenes` does."""
-    opened, task = find_objects(opened), bundle.task
-    masks = isinstance(task, Detection) and task.masks and not boxes
+    """Return the data as class maps, and what evaluates them on the split `name`, the `boundary` too if that is set.
+    Raises DataError as `judge_scenes` does."""
+    opened = paint_classes(opened)
+    check_classes(bundle, opened)
+    things = things_of(opened.split(name), len(opened.classes))
+    return opened, SegmentationEvaluator(bundle.task.classes, settings["boundary"], things)
+
+
+def prepare_objects(
+    bundle: Bundle, opened: Data, name: str, computing: Computing, settings: dict[str, bool]
+) -> tuple[Data, Evaluator]:
+    """Return the data as objects, and what evaluates them, by `boxes` alone or by `tiles` if these are set. Raises
+    DataError as `judge_scenes` does."""
+    opened, masks = find_objects(opened), cast(Detection, bundle.task).masks and not settings["boxes"]
     if masks and not has_masks(opened):
         computing.listener.note(f"{opened.name} has boxes, no masks: the model's boxes are judged")
         masks = False
-    opened = renumber(with_masks(opened, masks), bundle.object_classes)
-    named = tuple(opened.frequency.get(name, "") for name in bundle.object_classes)
-    return opened, CocoEvaluator(bundle.object_classes, masks, tiles, named if any(named) else ())
+    opened = renumber(with_masks(opened, masks), bundle.task.classes)
+    named = tuple(opened.frequency.get(name, "") for name in bundle.task.classes)
+    return opened, CocoEvaluator(bundle.task.classes, masks, settings["tiles"], named if any(named) else ())
+
+
+#: how data are prepared, and evaluated, for dense predictions of each task
+PREPARE = {Segmentation.name: prepare_maps, Detection.name: prepare_objects}
 
 
 def renumber(opened: Data, classes: tuple[str, ...]) -> Data:
@@ -154,9 +162,9 @@ def renumber(opened: Data, classes: tuple[str, ...]) -> Data:
 
 def check_classes(bundle: Bundle, data: Data) -> None:
     """Raise DataError for data whose classes of pixels are not those of the model, in the same order."""
-    if bundle.pixel_classes != data.classes:
+    if bundle.task.classes != data.classes:
         first, second = (
-            ", ".join(names[:8]) + (", …" if len(names) > 8 else "") for names in (bundle.pixel_classes, data.classes)
+            ", ".join(names[:8]) + (", …" if len(names) > 8 else "") for names in (bundle.task.classes, data.classes)
         )
         problem = f"the classes of {data.name} are not the model's: the model has {first}, the data have {second}"
         raise DataError(problem, "name the classes of the maps as the model has them, a line each, in classes.txt")

@@ -9,8 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-import numpy as np
-
 from vitreous.config import apply_options
 from vitreous.data.clip_views import ONE
 from vitreous.errors import UsageError
@@ -18,19 +16,17 @@ from vitreous.inference.engine import CHUNK, InferenceOptions
 from vitreous.progress import Listener, NullListener
 from vitreous.reports.answers import Answered, Computing, compute_answers
 from vitreous.reports.calibrate import calibrate, effect
-from vitreous.reports.dense import dense_task, judge_scenes, task_name
+from vitreous.reports.dense import judge_scenes, task_kind
 from vitreous.reports.familiarity import outliers, suspected
 from vitreous.reports.generated import GenerationOptions, judge_generator
 from vitreous.reports.options import EvaluateOptions, ProtocolOptions
 from vitreous.reports.readings import describe, page_path, record, write_page
 from vitreous.reports.training_overlap import exposure_notes, seen
+from vitreous.tasks.base import Task
 from vitreous.tasks.calibration import judge_abstention
-from vitreous.tasks.classification import Classification
 from vitreous.tasks.classification_metrics import most_confused
-from vitreous.tasks.generation import Generation
 from vitreous.tasks.probabilities import check_abstain
 from vitreous.tasks.report import Report
-from vitreous.tasks.table import TASKS
 from vitreous.training.folder import Folder
 from vitreous.weights.options import words_of
 
@@ -75,7 +71,8 @@ def evaluate(
     computing = Computing(
         batch_size, workers, how or InferenceOptions(), bad_images, listener=listener or NullListener()
     )
-    if task_name(run) == Generation.name:
+    kind = task_kind(run)
+    if not kind.reads_images:
         return evaluate_generator(
             protocol, run, data=data, split=split, computing=computing, settings=settings, options=dict(options)
         )
@@ -86,8 +83,8 @@ def evaluate(
     how, chosen = apply_options("evaluate", dict(options), computing.how, settings or EvaluateOptions(), known=KNOWN)
     computing = replace(computing, how=how, cache=chosen.cache)
     check_abstain(chosen.abstain)
-    check_task(chosen, run, task_name(run), computing.how)
-    if dense_task(run) is not None:
+    check_task(chosen, run, kind, computing.how)
+    if kind.is_dense:
         fitted, (answers, report) = (
             {},
             judge_scenes(run, data, split=split, computing=computing, boundary=chosen.boundary, tiles=chosen.tiles),
@@ -134,11 +131,10 @@ def evaluate_generator(
     return judge_generator(run, data, split, asked, replace(computing, how=how))
 
 
-def check_task(chosen: EvaluateOptions, run: str | os.PathLike[str], task: str | None, how: InferenceOptions) -> None:
-    """Raise UsageError for options that are for other tasks than that of the run, by its name; None: of classes."""
+def check_task(chosen: EvaluateOptions, run: str | os.PathLike[str], kind: type[Task], how: InferenceOptions) -> None:
+    """Raise UsageError for options that are for other tasks than that of the run."""
     if how.clip_views != ONE and (words := [name for name in OF_FEATURES if getattr(chosen, name)]):
         raise UsageError(f"--{words[0]} is about the features of one view of each clip", "leave --clip-views out")
-    kind = TASKS[task or Classification.name]
     given = [name for name in ABOUT if getattr(chosen, name) and name not in kind.evaluate_options]
     if given:
         raise UsageError(f"--{given[0]} is about {ABOUT[given[0]]}, and {run} {kind.does}", "leave it out")
@@ -161,9 +157,7 @@ def head_document(
         computing.listener.note(line)
     labels, classes, pairs = answers.split.labels, tuple(row["class"] for row in report.per_class), None
     if report.cells is not None:
-        true, _, pixels = report.cells.T
-        rows, weights = (true, pixels) if answers.bundle.pixel_classes else (labels, None)
-        support = np.bincount(rows, weights, len(classes)).astype(np.int64)
+        support = answers.bundle.task.count_labels(labels, report.cells)
         pairs = most_confused(report.cells, support, classes)
     return document | answers.views | facts | {"confused": pairs, "calibration": None, **dict.fromkeys(OPTIONAL)}
 

@@ -117,14 +117,14 @@ def judge_generator(
     stills = bundle.preprocess.has_buckets
     opened = None if options.reference is not None else open_run_data(run, data, split, labelled=False, stills=stills)
     sampler, shown, features = open_sampler(bundle, opened[1] if opened else None, options, computing)
-    space = open_space(features, bundle.generated_classes, computing, sampler.device)
+    space = open_space(features, bundle.task.classes, computing, sampler.device)
     if opened is None:
         real = real_of_reference(str(options.reference), space)
     else:
         name = choose_split(opened[1], split, listener.note)
         opened = opened[0], of_size(opened[1], name, shown, computing)
         real = real_of_split(*opened, name, shown, space, computing)
-    batches = make_images(sampler, len(bundle.generated_classes), options, computing)
+    batches = make_images(sampler, len(bundle.task.classes), options, computing)
     ours = join([space.features(images, labels) for labels, images in batches])
     name_of_sampler, steps = options.sampler_of(sampler.process)
     ways = {"guidance": options.guidance, "sampler": name_of_sampler, "steps": steps, "seed": options.seed}
@@ -272,7 +272,7 @@ def write_samples(folder: Folder, listener: Listener) -> None:
     of clips `SHOWN` in all, the frames of each in a row. A failure is noted and raises nothing."""
     try:
         bundle = open_generator(folder.path)
-        last = max(0, len(bundle.generated_classes) - 1)
+        last = max(0, len(bundle.task.classes) - 1)
         classes = np.unique(np.linspace(0, last, SHOWN).astype(np.int64))
         moving, frames = bundle.preprocess.is_animated, bundle.preprocess.frames
         count, columns = (SHOWN // len(classes), frames) if moving else (SHOWN, SHOWN)

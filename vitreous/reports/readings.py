@@ -13,16 +13,13 @@ from vitreous.progress import Listener
 from vitreous.reports.answers import Answered
 from vitreous.reports.pages import report as pages
 from vitreous.tasks.report import Report, leading_of
+from vitreous.tasks.table import TASKS
 from vitreous.training.folder import Folder, append_line
 from vitreous.weights.bundle import Bundle
 
 READINGS = "evaluations.jsonl"
-PROTOCOLS = {  # by leading figure, where it is not top1
-    "miou": "miou",
-    "ap": "coco",
-    "frechet_distance": "samples",
-    "r2": "regression",
-}
+#: protocols by leading metric, where it is not top1
+PROTOCOLS = {str(kind.leading): kind.protocol for kind in TASKS.values() if kind.protocol != "top1"}
 
 
 def slug(text: str, dots: bool = False) -> str:
@@ -59,7 +56,7 @@ def describe(
         "bundle": run,
         "split": split,
         "readings": [{"split": split, "protocol": protocol, "figures": report.figures, "interval": report.ends}],
-        "classes": list(bundle.classes or bundle.pixel_classes or bundle.object_classes),
+        "classes": list(bundle.task.classes),
         "targets": [],
         "per_class": report.per_class,
         "confusion": None if report.confusion is None else report.confusion.tolist(),

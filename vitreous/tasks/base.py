@@ -15,14 +15,24 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 
 from vitreous.errors import UsageError
+from vitreous.tasks.export_proof import Proof, compare_outputs
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import pyarrow as pa
 
+    from vitreous.data.decoding.spectral import Picture
+    from vitreous.data.modalities.base import Preprocess
     from vitreous.data.split import Data, Split
+    from vitreous.tasks.detection_proof import ObjectProof
+    from vitreous.tasks.export_proof import ProofImages
     from vitreous.tasks.report import Report
+
+#: options of `predict` that tasks may take -> the models that they are for
+PREDICT_OPTIONS = dict.fromkeys(("to", "coco_ids", "tiles"), "detectors")
+PREDICT_OPTIONS |= dict.fromkeys(("top", "threshold", "abstain", "csv", "ray"), "models that name classes of images")
+PREDICT_OPTIONS |= {"overlay": "models that say what is where"}
 
 
 @dataclass(frozen=True)
@@ -115,6 +125,22 @@ class Example:
     probability: float | None = None
 
 
+@dataclass(frozen=True)
+class ExportRules:
+    """What differs between the exported files of tasks.
+
+    `outputs`: what the graph returns, in one word. `batch`: the graph takes any number of images, else one. `by_onnx`:
+    OpenVINO converts the ONNX graph, not that of PyTorch. `int8_refusal`: why int8 is refused, "" where it is not.
+    `fit`: how images are fitted to the model's size, where it is not as its preprocessing does.
+    """
+
+    outputs: str = "logits"
+    batch: bool = True
+    by_onnx: bool = False
+    int8_refusal: str = ""
+    fit: str = ""
+
+
 class Task(ABC):
     """What a model is for. Subclasses are frozen dataclasses whose fields are what `model.json` stores.
 
@@ -124,10 +150,21 @@ class Task(ABC):
     name: ClassVar[str]
     does: ClassVar[str]  # what a model does, for messages: "names classes of images"
     hub_task: ClassVar[str]  # the Hugging Face Hub's name of the task
+    verb: ClassVar[str] = "predict"  # the command that answers
+    endpoint: ClassVar[str] = "predict"  # the address of the server, and the method of `Predictor`, that do
+    reads_images: ClassVar[bool] = True  # rather than generates them
+    inspectable: ClassVar[bool] = True  # a page of the server shows attention, positions and filters
+    has_head: ClassVar[bool] = True
+    is_dense: ClassVar[bool] = False  # a model is a backbone with a head that wraps it, and predicts what is where
+    predict_options: ClassVar[frozenset[str]] = frozenset(("top", "threshold", "abstain", "csv", "ray"))
+    export_rules: ClassVar[ExportRules] = ExportRules()
+    export_tolerance: ClassVar[float] = 0.0  # the share of predictions of an export in float32 that may differ
     leading: str = "top1"  # the key of the metric that evaluations are compared by
     evaluate_options: ClassVar[frozenset[str]] = frozenset()  # of `evaluate`, that are for this task and not for all
     example_notes: ClassVar[dict[str, str]] = {}  # how a page describes each kind of `choose_examples`
     protocol: ClassVar[str] = "top1"  # what a reading of this task is called in evaluations.jsonl
+
+    classes: tuple[str, ...]  # none where a task has none
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:
@@ -137,6 +174,11 @@ class Task(ABC):
     @abstractmethod
     def from_settings(cls, description: dict[str, Any], classes: tuple[str, ...], origin: str) -> Self:
         """The task that `settings` wrote. Raises WeightsError, naming `origin`, for values that cannot be."""
+
+    @classmethod
+    def example_command(cls, run: str, clips: bool) -> str:
+        """The command that puts a trained `run` to use; `clips`: of clips rather than images."""
+        return f"vitreous {cls.verb} {run} IMAGE …"
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -155,9 +197,75 @@ class Task(ABC):
         return self.does
 
     @property
+    def missing_outputs(self) -> tuple[str, str]:
+        """Why a model has no `outputs`, for messages, and what to use instead."""
+        return f"{self.does}, and names no classes of images", f"use {self.endpoint}"
+
+    @property
+    def drawn_classes(self) -> tuple[str, ...]:
+        """The classes that are drawn over images, each in its colour."""
+        return ()
+
+    @property
     def export_metadata(self) -> dict[str, Any]:
         """What programs that run an exported file need to interpret its outputs, beside the classes."""
-        return {}
+        return {"answer": {"loss": "softmax", "temperature": 1.0}}
+
+    def identify(self) -> list[Any]:
+        """What predictions depend on, as JSON has it; the version of a model is a digest of it: class names, loss,
+        whether an image may have several classes, temperature, and other settings."""
+        return [self.classes, "softmax", False, 1.0]
+
+    def with_temperature(self, temperature: float) -> Self:
+        """The task with a temperature that logits are divided by; itself where it has none."""
+        return self
+
+    def check_predict_options(self, source: str, values: dict[str, Any]) -> None:
+        """Raise UsageError for an option of `vitreous predict`, by the name of its field, that this task does not
+        take; `source` is the model as it was named."""
+        for name, models in PREDICT_OPTIONS.items():
+            if values[name] not in (None, False) and name not in self.predict_options:
+                problem = f"--{name.replace('_', '-')} is for {models}; {source} {self.does}"
+                raise UsageError(problem, "leave it out")
+
+    def check_keywords(self, model: str, options: PredictionOptions) -> None:
+        """Raise UsageError for a keyword of `Predictor.predict` that this task does not take; `model` is its name."""
+        if refused := [name for name in options.given if name not in self.predict_options]:
+            problem = f"predict({refused[0]}=…) is for models that name classes; {model} {self.does}"
+            raise UsageError(problem, "leave it out")
+
+    def predict_images(
+        self, predictor: Any, images: Any, options: PredictionOptions, bad_images: str, on_images: Callable[[int], None]
+    ) -> Any:
+        """The predictions of a `Predictor` for images, one for one image and a list for several; `on_images` is called
+        with their number. Raises UsageError for options that the task does not have."""
+        return predictor.predict_outputs(images, options, bad_images, on_images)
+
+    def prepare_input(self, picture: Picture, preprocess: Preprocess) -> np.ndarray:
+        """A decoded image -> (C, *image) pixels that an exported file takes."""
+        return preprocess.to_array(picture)
+
+    def compute(self, engine: Any, pixels: np.ndarray) -> np.ndarray:
+        """(B, C, *image) pixels -> (B, ...) outputs of an `Engine`."""
+        return engine.logits(pixels)
+
+    def output_shape(self, image: tuple[int, ...]) -> tuple[int | None, ...]:
+        """The shape of `compute` for one image, which has the model's `image` size; None for a length that varies."""
+        return (len(self.outputs),)
+
+    def compare_export(
+        self, original: Any, export: Any, images: ProofImages, config: Any, progress: Callable[[int], None]
+    ) -> Proof | ObjectProof:
+        """Compare the `Engine` of a model, which has this `config`, with that of its exported file."""
+        return compare_outputs(original, export, images, self, progress)
+
+    def count_labels(self, labels: np.ndarray, cells: np.ndarray) -> np.ndarray:
+        """Labels of n images, and `Report.cells` -> (K,) int64: how often each class is a label."""
+        return np.bincount(labels, minlength=len(self.classes)).astype(np.int64)
+
+    def select_figures(self, figures: dict[str, float | None]) -> dict[str, float | None]:
+        """The metrics of an evaluation that are on top of its page."""
+        return figures
 
     def activate(self, outputs: np.ndarray) -> np.ndarray:
         """(n, K) outputs of the head -> (n, K) float64 of what they mean: probabilities, or values in their units."""
@@ -189,7 +297,7 @@ class Task(ABC):
         return []
 
     def measure_agreement(self, ours: np.ndarray, theirs: np.ndarray) -> float:
-        """The share of equal predictions in two arrays of (n, K) outputs: of a model, and of its exported file."""
+        """(n, ...) outputs of a model, and of its exported file -> the share of equal predictions."""
         raise NotImplementedError(f"{self.name} has no outputs for whole images")
 
     def count_hits(self, outputs: np.ndarray, labels: np.ndarray) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
@@ -177,6 +177,19 @@ class Classification(Task):
     def leading(self) -> str:  # type: ignore[override]
         """top-1, or mAP where an image may have several classes."""
         return "map" if self.multilabel else "top1"
+
+    @property
+    def export_metadata(self) -> dict[str, Any]:
+        """How logits become probabilities."""
+        return {"answer": {"loss": self.loss, "temperature": self.temperature}}
+
+    def identify(self) -> list[Any]:
+        """Classes, loss, whether an image may have several, temperature."""
+        return [self.classes, self.loss, self.multilabel, self.temperature]
+
+    def with_temperature(self, temperature: float) -> Self:
+        """The classification with another temperature."""
+        return replace(self, temperature=temperature)
 
     def activate(self, outputs: np.ndarray) -> np.ndarray:
         """(n, K) logits, divided by the temperature -> (n, K) probabilities."""

@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import numpy as np
 
 from vitreous.errors import WeightsError
-from vitreous.tasks.base import Task
+from vitreous.tasks.base import ExportRules, PredictionOptions, Task
+from vitreous.tasks.detection_proof import ObjectProof, compare_objects
+from vitreous.tasks.detections import fit_image
+from vitreous.tasks.metrics import METRICS
+from vitreous.tasks.tiles import native_pixels
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from vitreous.data.decoding.spectral import Picture
+    from vitreous.data.modalities.base import Preprocess
+    from vitreous.tasks.export_proof import ProofImages
 
 
 @dataclass(frozen=True)
@@ -16,6 +29,19 @@ class Detection(Task):
     name: ClassVar[str] = "detection"
     does: ClassVar[str] = "finds objects"
     hub_task: ClassVar[str] = "object-detection"
+    endpoint: ClassVar[str] = "detect"
+    inspectable: ClassVar[bool] = False
+    is_dense: ClassVar[bool] = True
+    predict_options: ClassVar[frozenset[str]] = frozenset(("threshold", "csv", "to", "coco_ids", "tiles", "overlay"))
+    # OpenVINO (2026.2) reads NonMaxSuppression of ONNX, not that of torch.export
+    export_rules: ClassVar[ExportRules] = ExportRules(
+        outputs="objects",
+        batch=False,
+        by_onnx=True,
+        int8_refusal="int8 is not for detectors: what it costs them was never judged",
+        fit="whole",
+    )
+    leading: ClassVar[str] = "ap"  # type: ignore[misc]
     evaluate_options: ClassVar[frozenset[str]] = frozenset(("tiles",))
     protocol: ClassVar[str] = "coco"
 
@@ -38,3 +64,42 @@ class Detection(Task):
     def summary(self) -> str:
         """How many classes."""
         return f"finds objects of {len(self.classes)} classes"
+
+    @property
+    def drawn_classes(self) -> tuple[str, ...]:
+        """All classes."""
+        return self.classes
+
+    def predict_images(
+        self, predictor: Any, images: Any, options: PredictionOptions, bad_images: str, on_images: Callable[[int], None]
+    ) -> Any:
+        """`ImageObjects` for each image, of a score of at least `threshold`. Raises UsageError for other options of
+        classifiers."""
+        self.check_keywords(predictor.card.name, options)
+        asked = {} if options.threshold is None else {"threshold": options.threshold}
+        objects = predictor.detect(images, bad_images=bad_images, **asked)
+        on_images(len(objects) if isinstance(objects, list) else 1)
+        return objects
+
+    def prepare_input(self, picture: Picture, preprocess: Preprocess) -> np.ndarray:
+        """A decoded image -> (C, *image): the whole image, scaled to fit."""
+        return fit_image(native_pixels(picture), preprocess)[0]
+
+    def compute(self, engine: Any, pixels: np.ndarray) -> np.ndarray:
+        """(B, C, *image) pixels -> (B, N, 6) or more: box, score, label and mask of each object."""
+        return np.concatenate([part.reshape(*part.shape[:2], -1) for part in engine.objects(pixels)], -1)
+
+    def output_shape(self, image: tuple[int, ...]) -> tuple[int | None, ...]:
+        """(N, 6) or more, whatever they are."""
+        return (None, None)
+
+    def compare_export(
+        self, original: Any, export: Any, images: ProofImages, config: Any, progress: Callable[[int], None]
+    ) -> ObjectProof:
+        """Compare the objects that both find."""
+        return compare_objects(original, export, images, config.threshold, progress)
+
+    def select_figures(self, figures: dict[str, float | None]) -> dict[str, float | None]:
+        """AP and what is printed after it."""
+        shown = (self.leading, *(METRICS[self.leading].secondary or ()))
+        return {name: value for name, value in figures.items() if name in shown}

@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from vitreous.tasks.base import Task
+import numpy as np
+
+from vitreous.tasks.base import ExportRules, Task
+
+COSINE = 0.99  # of features that count as the same
 
 
 @dataclass(frozen=True)
@@ -15,6 +19,13 @@ class Features(Task):
     name: ClassVar[str] = "features"
     does: ClassVar[str] = "gives features"
     hub_task: ClassVar[str] = "image-feature-extraction"
+    verb: ClassVar[str] = "embed"
+    endpoint: ClassVar[str] = "embed"
+    has_head: ClassVar[bool] = False
+    export_rules: ClassVar[ExportRules] = ExportRules(outputs="features")
+    leading: ClassVar[str] = "rankme"  # type: ignore[misc]
+
+    classes: ClassVar[tuple[str, ...]] = ()  # type: ignore[misc]
 
     def settings(self) -> dict[str, Any]:
         """No classes: so readers that know no tasks take it for a model without a head."""
@@ -29,3 +40,22 @@ class Features(Task):
     def summary(self) -> str:
         """That there is no head."""
         return "gives features; it has no head"
+
+    @property
+    def missing_outputs(self) -> tuple[str, str]:
+        """That there is no head."""
+        problem = "has no head: it gives features, not classes"
+        return problem, "use `vitreous embed` or embed, or train a head"
+
+    def compute(self, engine: Any, pixels: np.ndarray) -> np.ndarray:
+        """(B, C, *image) pixels -> (B, D) features."""
+        return engine.features(pixels)
+
+    def output_shape(self, image: tuple[int, ...]) -> tuple[int | None, ...]:
+        """(D,), whatever it is."""
+        return (None,)
+
+    def measure_agreement(self, ours: np.ndarray, theirs: np.ndarray) -> float:
+        """(n, D) features of both -> the share of images with a cosine of at least `COSINE`."""
+        norms = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
+        return float(((ours * theirs).sum(1) >= COSINE * norms).mean())

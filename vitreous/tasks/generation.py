@@ -19,11 +19,21 @@ class Generation(Task):
     name: ClassVar[str] = "generation"
     does: ClassVar[str] = "makes images"
     hub_task: ClassVar[str] = "unconditional-image-generation"
+    verb: ClassVar[str] = "sample"
+    endpoint: ClassVar[str] = "sample"
+    reads_images: ClassVar[bool] = False
+    inspectable: ClassVar[bool] = False
+    leading: ClassVar[str] = "frechet_distance"  # type: ignore[misc]
     protocol: ClassVar[str] = "samples"
 
     classes: tuple[str, ...] = ()
     process: Process = field(default_factory=Diffusion)
     autoencoder: str = ""
+
+    @classmethod
+    def example_command(cls, run: str, clips: bool) -> str:
+        """Eight samples in a file."""
+        return f"vitreous sample {run} --count 8 --out samples.{'gif' if clips else 'png'}"
 
     def settings(self) -> dict[str, Any]:
         """The names of the classes, the process, and the autoencoder, if any."""
@@ -37,3 +47,7 @@ class Generation(Task):
         if not isinstance(autoencoder, str):
             raise WeightsError(f"{origin}: autoencoder {autoencoder}", "it is a folder or an hf: name")
         return cls(classes, process_from_json(description.get("process"), origin), autoencoder)
+
+    def identify(self) -> list[Any]:
+        """No classes of images that are read, and the settings."""
+        return [(), *super().identify()[1:], self.settings()]

@@ -7,22 +7,35 @@ from dataclasses import dataclass
 
 from vitreous.tasks.metric_names import MAPS, OBJECTS
 
+RETRIEVAL = (("recall", "recall"), ("precision", "precision"))  # keys and labels of two metrics of a class
+
 
 @dataclass(frozen=True)
 class Metric:
     """A metric: its key in files, its label for people, the format of its value (`.2%` for shares), one or two
-    sentences that pages show, and, of a metric that leads evaluations, the `secondary` ones, printed after it."""
+    sentences that pages show.
+
+    Of a metric that leads evaluations also the `secondary` ones, printed after it; `of_class`, keys and labels of the
+    metrics of a class, and `ranks`, the key of the one by which classes are ranked; and what is `counted`."""
 
     key: str
     label: str
     form: str = ".2%"
     explanation: str = ""
     secondary: tuple[str, ...] | None = None
+    of_class: tuple[tuple[str, str], ...] = (*RETRIEVAL, ("f1", "F1"))
+    ranks: str = "f1"
+    counted: str = "images"
 
     @property
     def leads(self) -> bool:
         """Whether evaluations are compared by it."""
         return self.secondary is not None
+
+    @property
+    def class_rank(self) -> tuple[str, str]:
+        """Key and label of the metric by which classes are ranked."""
+        return self.ranks, dict(self.of_class)[self.ranks]
 
     @property
     def is_share(self) -> bool:
@@ -48,6 +61,8 @@ CLASSIFICATION = (
         explanation="Mean over classes of average precision, the area under the precision-recall curve. Higher is "
         "better.",
         secondary=("macro_f1", "micro_f1", "nll"),
+        of_class=(("ap", "AP"), *RETRIEVAL, ("f1", "F1")),
+        ranks="ap",
     ),
     Metric(
         "top5",
@@ -79,6 +94,13 @@ CLASSIFICATION = (
 )
 FEATURES = (
     Metric(
+        "feature_deviation",
+        "feature std",
+        ".4g",
+        "Standard deviation over images of features of length one: 0 is a collapse, where all images have the same "
+        "features.",
+    ),
+    Metric(
         "knn_top1",
         "k-NN top-1",
         explanation="Top-1 of a k-nearest-neighbour classifier on the features. Labels are used for this metric only, "
@@ -108,6 +130,9 @@ SEGMENTATION = (
         explanation="Intersection over union of predicted and true pixels of a class, mean over classes. Higher is "
         "better.",
         secondary=("dice", "pixel_accuracy", "boundary_f", "pq"),
+        of_class=(("iou", "IoU"), *RETRIEVAL, ("f1", "Dice"), ("image_dice", "Dice of an image")),
+        ranks="iou",
+        counted="pixels",
     ),
     Metric(
         "dice",
@@ -122,7 +147,13 @@ SEGMENTATION = (
     *(Metric(key, label) for key, label in MAPS.items()),
 )
 DETECTION = (
-    Metric("ap", "AP", secondary=("ap50", "ap75", "ar100", "box_ap", "box_ap50")),
+    Metric(
+        "ap",
+        "AP",
+        secondary=("ap50", "ap75", "ar100", "box_ap", "box_ap50"),
+        of_class=(("ap", "AP"), ("ap50", "AP50"), *RETRIEVAL, ("f1", "F1")),
+        ranks="ap",
+    ),
     *(Metric(key, label) for key, label in OBJECTS.items() if key != "ap"),
 )
 GENERATION = (

@@ -52,7 +52,7 @@ class ValuePrediction:
 def describe_values(targets: Sequence[str], values: Sequence[float]) -> str:
     """Values with the names of their targets: `weight 3.52  height 1.8`; a dash for NaN."""
     pairs = zip(targets, values, strict=True)
-    return "  ".join(f"{name} {'–' if math.isnan(value) else format(value, '.5g')}" for name, value in pairs)
+    return "  ".join(f"{name} {'–' if math.isnan(value) else format(value, '.5g')}".strip() for name, value in pairs)
 
 
 @dataclass(frozen=True)
@@ -115,6 +115,8 @@ class Regression(Task):
     }
     leading: ClassVar[str] = "r2"  # type: ignore[misc]
 
+    classes: ClassVar[tuple[str, ...]] = ()  # type: ignore[misc]
+
     targets: tuple[str, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -130,14 +132,15 @@ class Regression(Task):
         targets = description.get("targets")
         if not isinstance(targets, list | tuple) or not targets or not all(isinstance(name, str) for name in targets):
             raise WeightsError(f"{origin}: targets {targets}", "they are a list of names")
-        numbers = []
+        numbers = list[tuple[float, ...]]()
         for key in ("mean", "std"):
-            values = description.get(key)
-            is_valid = isinstance(values, list | tuple) and len(values) == len(targets)
-            if not is_valid or not all(is_finite_number(v) and (key == "mean" or v > 0) for v in values):
+            values: Any = description.get(key)
+            is_list = isinstance(values, list | tuple) and all(map(is_finite_number, values))
+            if not is_list or len(values) != len(targets) or (key == "std" and min(values) <= 0):
                 raise WeightsError(f"{origin}: {key} {values}", f"it is a number for each of {len(targets)} targets")
             numbers.append(tuple(map(float, values)))
-        return cls(tuple(targets), *numbers)
+        mean, std = numbers
+        return cls(tuple(targets), mean, std)
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -157,7 +160,12 @@ class Regression(Task):
     @property
     def export_metadata(self) -> dict[str, Any]:
         """Targets, and their means and standard deviations: value = output x std + mean."""
-        return {"targets": self.targets, "target_mean": self.mean, "target_std": self.std}
+        more = {"targets": self.targets, "target_mean": self.mean, "target_std": self.std}
+        return {**super().export_metadata, **more}
+
+    def identify(self) -> list[Any]:
+        """No classes, and the settings."""
+        return [*super().identify(), self.settings()]
 
     def activate(self, outputs: np.ndarray) -> np.ndarray:
         """(n, T) standardised outputs -> (n, T) float64 in the targets' units."""
@@ -195,10 +203,11 @@ class Regression(Task):
         mean = np.where(present, errors, 0).sum(1) / np.maximum(present.sum(1), 1)
         usable = np.flatnonzero(readable & present.any(1))
         worst = usable[np.argsort(-mean[usable], kind="stable")[:count]].tolist()
-        texts = [
-            [describe_values(self.targets, row[sample].tolist()) for row in (split.labels, values)] for sample in worst
-        ]
-        return {"worst": [Example(sample, *text) for sample, text in zip(worst, texts, strict=True)], "unsure": []}
+        names = self.targets if len(self.targets) > 1 else ("",)  # a caption needs no name of the only one
+        labels, predictions = (
+            [describe_values(names, rows[sample].tolist()) for sample in worst] for rows in (split.labels, values)
+        )
+        return {"worst": list(map(Example, worst, labels, predictions)), "unsure": []}
 
     def draw_charts(self, outputs: np.ndarray, labels: np.ndarray, readable: np.ndarray) -> list[Scatter]:
         """For each of the first targets, predictions over labels, and residuals over predictions."""

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from vitreous.tasks.base import Task
+import numpy as np
+
+from vitreous.tasks.base import PredictionOptions, Task
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 @dataclass(frozen=True)
@@ -15,10 +20,21 @@ class Segmentation(Task):
     name: ClassVar[str] = "segmentation"
     does: ClassVar[str] = "gives a class to every pixel"
     hub_task: ClassVar[str] = "image-segmentation"
+    endpoint: ClassVar[str] = "segment"
+    inspectable: ClassVar[bool] = False
+    is_dense: ClassVar[bool] = True
+    predict_options: ClassVar[frozenset[str]] = frozenset(("overlay",))
+    export_tolerance: ClassVar[float] = 0.001  # the two highest logits of a pixel may be equal
+    leading: ClassVar[str] = "miou"  # type: ignore[misc]
     evaluate_options: ClassVar[frozenset[str]] = frozenset(("boundary",))
     protocol: ClassVar[str] = "miou"
 
     classes: tuple[str, ...]
+
+    @classmethod
+    def example_command(cls, run: str, clips: bool) -> str:
+        """With a folder for the class maps."""
+        return f"{super().example_command(run, clips)} --out FOLDER"
 
     def settings(self) -> dict[str, Any]:
         """The names of the classes."""
@@ -33,3 +49,29 @@ class Segmentation(Task):
     def summary(self) -> str:
         """How many classes."""
         return f"gives each pixel one of {len(self.classes)} classes"
+
+    @property
+    def drawn_classes(self) -> tuple[str, ...]:
+        """All classes."""
+        return self.classes
+
+    def predict_images(
+        self, predictor: Any, images: Any, options: PredictionOptions, bad_images: str, on_images: Callable[[int], None]
+    ) -> Any:
+        """A `ClassMap` for each image. Raises UsageError for options of classifiers."""
+        self.check_keywords(predictor.card.name, options)
+        maps = predictor.segment(images, bad_images=bad_images)
+        on_images(len(maps) if isinstance(maps, list) else 1)
+        return maps
+
+    def output_shape(self, image: tuple[int, ...]) -> tuple[int | None, ...]:
+        """(K, *image)."""
+        return (len(self.classes), *image)
+
+    def measure_agreement(self, ours: np.ndarray, theirs: np.ndarray) -> float:
+        """(n, K, *image) logits of both -> the share of pixels with the same class."""
+        return float((ours.argmax(1) == theirs.argmax(1)).mean())
+
+    def count_labels(self, labels: np.ndarray, cells: np.ndarray) -> np.ndarray:
+        """(K,) int64: how many pixels of each class there are."""
+        return np.bincount(cells[:, 0], cells[:, 2], len(self.classes)).astype(np.int64)

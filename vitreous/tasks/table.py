@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from vitreous.errors import WeightsError
@@ -28,9 +29,32 @@ def task_of(config: Any, classes: tuple[str, ...]) -> Task:
     return Classification(classes) if classes else Features()
 
 
+def replace_classes(task: Task, classes: tuple[str, ...]) -> Task:
+    """The task of a model whose head has other `classes`: a head without classes is none, and features with a head
+    become a classification."""
+    if isinstance(task, Classification | Generation):
+        changed = replace(task, classes=classes)
+    else:
+        changed = Classification(classes)
+    return changed if classes or isinstance(task, Generation) else Features()
+
+
 def task_to_json(task: Task) -> dict[str, Any]:
     """The task as keys of a description: its name, and its settings beside it."""
     return {"task": {"name": task.name}, **task.settings()}
+
+
+def task_to_card(task: Task) -> dict[str, Any]:
+    """The task as keys of a card: those of a description, but for a classification's name."""
+    document = task_to_json(task)
+    if isinstance(task, Classification):
+        del document["task"]
+    return document
+
+
+def task_keys(task: Task) -> set[str]:
+    """The keys of a card that are the task's, or may be of an earlier one without a name."""
+    return {*task_to_json(task), *task_to_json(Classification(()))}
 
 
 def task_from_json(description: dict[str, Any], origin: str) -> Task:
@@ -62,26 +86,6 @@ class WithTask:
     def classes(self) -> tuple[str, ...]:
         """Class names in the order of the logits."""
         return self.classification.classes
-
-    @property
-    def pixel_classes(self) -> tuple[str, ...]:
-        """Names of the classes that pixels get; none of a model that answers for whole images."""
-        return self.task.classes if isinstance(self.task, Segmentation) else ()
-
-    @property
-    def object_classes(self) -> tuple[str, ...]:
-        """Names of the classes of objects; none of a model that answers otherwise than with objects."""
-        return self.task.classes if isinstance(self.task, Detection) else ()
-
-    @property
-    def generated_classes(self) -> tuple[str, ...]:
-        """Names of the classes that images are made of; none of a model that makes none, or of one kind."""
-        return self.task.classes if isinstance(self.task, Generation) else ()
-
-    @property
-    def makes_images(self) -> bool:
-        """Whether the model makes images, rather than reads them."""
-        return isinstance(self.task, Generation)
 
     @property
     def multilabel(self) -> bool:

@@ -23,10 +23,8 @@ from vitreous.nn.grid import axis_weights, resize
 from vitreous.nn.position import SinCosPosition
 from vitreous.nn.sizes import format_size
 from vitreous.tasks.base import Task
-from vitreous.tasks.detection import Detection
 from vitreous.tasks.features import Features
 from vitreous.tasks.generation import Generation
-from vitreous.tasks.segmentation import Segmentation
 from vitreous.tasks.table import WithTask, task_of
 from vitreous.weights.bundle import DESCRIPTION, Bundle, fill, load_bundle
 from vitreous.weights.fetch import fetch, nothing_at
@@ -205,7 +203,7 @@ def adopt(model: Model, source: str | os.PathLike[str] | Weights, classes: tuple
         else ""
     )
     patches, channels = fit_first_layer(state, own, weights.config, model.config)
-    theirs = weights.task.outputs or weights.generated_classes
+    theirs = weights.task.outputs or weights.task.classes
     foreign = classes and named(theirs) and set(theirs) != set(classes)
     if classes and not foreign and named(theirs) and theirs != classes:
         order = torch.tensor([theirs.index(name) for name in classes])
@@ -366,7 +364,7 @@ def starting_point(source: str | os.PathLike[str]) -> Start:
     """What a new run has to know of the weights that it starts from, read off their header. Raises WeightsError and
     UsageError."""
     weights = without_dense_head(open_weights(source))
-    return Start(weights.config, weights.preprocess, weights.notes, not isinstance(weights.task, Features))
+    return Start(weights.config, weights.preprocess, weights.notes, weights.task.has_head)
 
 
 def without_dense_head(weights: Weights) -> Weights:
@@ -401,7 +399,7 @@ def parts_of(source: str | os.PathLike[str]) -> ObjectiveParts | None:
 def dense_parts(weights: Weights) -> ObjectiveParts | None:
     """Return what weights that answer for pixels or with objects have beside their backbone, by the names of their
     objective; None of others."""
-    if not isinstance(weights.task, Segmentation | Detection):
+    if not weights.task.is_dense:
         return None
     state = {f"model.{name}": row for name, row in weights.state().items() if not name.startswith("backbone.")}
     return ObjectiveParts({"name": weights.task.name, "classes": list(weights.task.classes)}, state)

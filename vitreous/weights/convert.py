@@ -23,8 +23,7 @@ from vitreous.nn.position import sincos
 from vitreous.nn.sizes import format_size
 from vitreous.system.disk import publish, write_text
 from vitreous.tasks.classification import Classification
-from vitreous.tasks.features import Features
-from vitreous.tasks.generation import Generation
+from vitreous.tasks.table import replace_classes
 from vitreous.weights.adopt import HEAD, Adoption, Weights, adopt, open_weights, parts_of, without_dense_head
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.foreign import find
@@ -230,8 +229,7 @@ def changed(weights: Weights, config: ModelConfig) -> tuple[Bundle, Adoption | N
     task = weights.task
     if config.classes != weights.config.classes:
         names = tuple(map(str, range(config.classes)))
-        task = Classification(names, weights.multilabel, weights.loss) if names else Features()
-        task = replace(weights.task, classes=names) if isinstance(weights.task, Generation) else task
+        task = replace_classes(task, names).with_temperature(1.0)
     return Bundle(model.eval(), task, preprocess, {"init": weights.source}), adoption
 
 

@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,7 +23,7 @@ from tests.conftest import document, picture, say
 from tests.data.hostile import corpus
 from tests.precision import PROBABILITY, answers_in, same_answers
 from vitreous.apps.export import export as verb
-from vitreous.apps.export import graph, proof
+from vitreous.apps.export import graph
 from vitreous.apps.export.export import export
 from vitreous.apps.export.formats import FORMS, ExportTarget, Form
 from vitreous.data.modalities.bands import BandPreprocess
@@ -38,6 +37,7 @@ from vitreous.inference.predict import load
 from vitreous.models.config import BiTConfig, ConvStemConfig, StemConfig, SwinConfig, ViTConfig, transformer_config
 from vitreous.models.zoo import build_model
 from vitreous.nn import grid
+from vitreous.tasks import export_proof as proof
 from vitreous.tasks.classification import Classification
 from vitreous.tasks.features import Features
 from vitreous.weights.bundle import Bundle, load_bundle
@@ -128,10 +128,10 @@ def test_an_encoder_without_a_head_gives_features(home, to, tmp_path):
 
 
 def test_features_that_turned_are_not_the_same():
-    card, ours = SimpleNamespace(classes=(), pixel_classes=(), multilabel=False), np.eye(3)
-    assert proof.agreement(ours, 2 * ours, card) == 1
+    task, ours = Features(), np.eye(3)
+    assert task.measure_agreement(ours, 2 * ours) == 1
     turned = ours + [[0.0, 0.2, 0.0], [0.0, 0.0, 0.0], [0.1, 0.0, 0.0]]  # by 11 and 6 degrees
-    assert proof.agreement(ours, turned, card) == pytest.approx(2 / 3)
+    assert task.measure_agreement(ours, turned) == pytest.approx(2 / 3)
 
 
 @pytest.mark.parametrize("batch", [1, 3, 65])
@@ -296,15 +296,15 @@ def test_what_answers_otherwise_is_not_kept_unless_it_may_be(home, file, tmp_pat
 )
 def test_the_bounds(agreement, furthest, right, quantised, allowed, kept):
     found = proof.Proof(100, furthest, agreement, right, rates=(1.0, 1.0), finite=furthest < 9)
-    assert (proof.lost(found, quantised, allowed) == "") is kept
+    assert (found.lost(allowed, quantised) == "") is kept
 
 
 def test_agreement_counts_answers(home):
     card = card_of(load_bundle(home / "bundle"))
     ours, theirs = np.array([[3.0, 1, 0], [0, 2, 1]]), np.array([[2.0, 1, 0], [0, 1, 2]])
-    assert proof.agreement(ours, theirs, card) == 0.5
+    assert card.task.measure_agreement(ours, theirs) == 0.5
     several = Bundle(load_bundle(home / "bundle").model, Classification(card.classes, True, "sigmoid"), card.preprocess)
-    assert proof.agreement(ours - 1.5, theirs - 1.5, card_of(several)) == 4 / 6
+    assert several.task.measure_agreement(ours - 1.5, theirs - 1.5) == 4 / 6
 
 
 def test_without_pictures_nothing_is_exported(home, tmp_path):
@@ -376,7 +376,7 @@ def test_a_folder_with_other_files_is_never_replaced(home, tmp_path):
 def test_a_failed_export_leaves_the_earlier_file(home, tmp_path, monkeypatch):
     made(tmp_path / "run", ViTConfig(**SMALL))
     (tmp_path / "run" / "model.pt2").write_text("old")
-    monkeypatch.setattr(verb, "lost", lambda *parts: "a reason")
+    monkeypatch.setattr(proof.Proof, "lost", lambda *parts: "a reason")
     result = say("export", str(tmp_path / "run"), "--to", "torch", "--images", str(home / "photos"), "--overwrite")
     assert result.returncode == 1 and (tmp_path / "run" / "model.pt2").read_text() == "old"
 

@@ -6,10 +6,8 @@ import pytest
 import vitreous
 from tests.reports.test_scenes import run  # noqa: F401
 from vitreous.apps.export.export import export
-from vitreous.apps.export.proof import Pictures, compare_outputs, lost
-from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import UsageError
-from vitreous.inference.card import Card
+from vitreous.tasks.export_proof import ProofImages, compare_outputs
 from vitreous.tasks.segmentation import Segmentation
 
 
@@ -21,7 +19,7 @@ def test_a_file_gives_the_class_maps_of_its_run(run, tmp_path, form):  # noqa: F
     document = export(run, library, tmp_path / name, list(map(str, photos * 2)))["exports"][0]
     assert document["max_abs_logit_difference"] < 1e-3 and document["outputs"] == "logits"
     exported, original = vitreous.load(tmp_path / name), vitreous.load(run, precision="fp32")
-    assert exported.card.pixel_classes == original.card.pixel_classes == ("ground", "square", "disc")
+    assert exported.card.task.classes == original.card.task.classes == ("ground", "square", "disc")
     for picture in (photos[0], np.full((7, 90, 3), 90, np.uint8), np.full((50, 33, 3), 40, np.uint8)):
         ours, theirs = (predictor.segment(picture).classes for predictor in (original, exported))
         assert ours.shape == theirs.shape and np.mean(ours == theirs) > 0.999
@@ -43,13 +41,13 @@ class Answering:
 
 
 def test_pixels_of_another_class_are_counted():
-    card = Card("m", "1", ImagePreprocess((10, 10)), task=Segmentation(("a", "b")))
+    task = Segmentation(("a", "b"))
     logits = np.zeros((8, 2, 10, 10), np.float32)
     logits[:, 1] = 1
     other = logits.copy()
     other[0, :, 0, :4] = other[0, ::-1, 0, :4]
-    pictures = Pictures(np.zeros((8, 3, 10, 10), np.uint8), None, "pictures")
-    proof = compare_outputs(Answering(logits), Answering(other), pictures, card, lambda done: None)
+    pictures = ProofImages(np.zeros((8, 3, 10, 10), np.uint8), None, "pictures")
+    proof = compare_outputs(Answering(logits), Answering(other), pictures, task, lambda done: None)
     assert proof.agreement == pytest.approx(1 - 4 / 800) and proof.furthest == 1 and proof.right is None
-    assert "0.5% of its answers are others, 0.1% may be" in lost(proof, None, None, dense=True)
-    assert not lost(proof, "int8", None, dense=True)
+    assert "0.5% of its answers are others, 0.1% may be" in proof.lost(None)
+    assert not proof.lost(None, "int8")

@@ -10,10 +10,10 @@ import pytest
 import vitreous
 from tests.inference.detectors import CLASSES, pictures, save_detector
 from vitreous.apps.export.export import export
-from vitreous.apps.export.object_proof import ObjectProof, both_ways
 from vitreous.data.annotations.shapes import runs_of_mask
 from vitreous.errors import UsageError
-from vitreous.inference.detections import Detections
+from vitreous.tasks.detection_proof import ObjectProof, both_ways
+from vitreous.tasks.detections import Detections
 
 PROGRAM = """
 import json, sys
@@ -39,7 +39,7 @@ def test_a_file_finds_the_objects_of_its_run(place, tmp_path, form):
     assert document["outputs"] == "objects" and document["objects"] > 100 and document["object_agreement"] > 0.999
     assert document["max_box_difference"] < 0.01 and document["max_mask_difference"] <= 0.001
     exported, original = vitreous.load(tmp_path / name), vitreous.load(place / "model", precision="fp32")
-    assert exported.card.object_classes == original.card.object_classes == CLASSES
+    assert exported.card.task.classes == original.card.task.classes == CLASSES
     for picture in sorted((place / "photos").iterdir())[:4]:
         ours, theirs = (predictor.detect(picture, threshold=0.1) for predictor in (original, exported))
         assert len(ours) > 3 and ours.names == theirs.names

@@ -408,7 +408,7 @@ def test_a_model_that_is_not_finite_is_refused(place):
 
 
 def test_a_run_is_opened_by_what_it_does(place, tmp_path):
-    assert open_served(place).card.makes_images
+    assert open_served(place).card.task.endpoint == "sample"
     assert open_served(save_bundle(tmp_path / "model")).card.classes
     assert open_served(save_bundle(tmp_path / "features", classes=())).card.classes == ()
     with pytest.raises(UsageError, match="no run"):

@@ -14,8 +14,7 @@ import torch
 
 from vitreous.apps.export.formats import FORMS, ExportTarget, open_export
 from vitreous.apps.export.graph import check_dynamic
-from vitreous.apps.export.object_proof import ObjectProof, compare_objects
-from vitreous.apps.export.proof import Pictures, Proof, compare_outputs, gather, lost, other_sizes, outputs_of
+from vitreous.apps.export.proof_images import gather, other_sizes
 from vitreous.errors import ResourceError, UsageError, VitreousError, check_path, nearest
 from vitreous.inference.card import card_of
 from vitreous.inference.engine import Engine, make_engine
@@ -24,6 +23,8 @@ from vitreous.inference.open_model import open_bundle
 from vitreous.inference.options import InferenceOptions
 from vitreous.progress import Listener, NullListener
 from vitreous.system.disk import publish, sha256
+from vitreous.tasks.detection_proof import ObjectProof
+from vitreous.tasks.export_proof import Proof, ProofImages
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.convert import convert
 from vitreous.weights.foreign import FORMATS
@@ -74,8 +75,8 @@ def export(
         raise UsageError(problem, "use `vitreous predict` or `serve`, or export its weights: --to timm")
     if dynamic_size:
         check_dynamic(bundle.model.config)
-    if quantize and bundle.object_classes:
-        raise UsageError("int8 is not for detectors: what it costs them was never judged", "leave --quantize out")
+    if quantize and (refusal := bundle.task.export_rules.int8_refusal):
+        raise UsageError(refusal, "leave --quantize out")
     pictures, calibration = gather(run, bundle, images, data, quantize is not None)
     target = ExportTarget(bundle.model, card_of(bundle), dynamic_size, calibration)
     listener.note(f"judged on {len(pictures)} pictures: {pictures.name}")
@@ -93,7 +94,7 @@ def export(
     original = sum(tensor.numel() * tensor.element_size() for tensor in bundle.model.state_dict().values())
     figures = {"format": to, "file": str(place), "bytes": size, **proof.plain(), "original_bytes": original}
     figures |= {"sha256": digest, "quantised": quantize, "dynamic_size": dynamic_size}
-    figures |= {"judged_on": pictures.name, "loss": reason or None, "outputs": outputs_named(bundle)}
+    figures |= {"judged_on": pictures.name, "loss": reason or None, "outputs": bundle.task.export_rules.outputs}
     return {"run": os.fspath(run), "exports": [figures]}
 
 
@@ -126,15 +127,13 @@ def publish_parts(scratch: Path, place: Path) -> tuple[int, str]:
     return size, digest
 
 
-def outputs_named(bundle: Bundle) -> str:
-    """What an exported graph answers with, in one word."""
-    return (
-        "objects" if bundle.object_classes else "logits" if bundle.task.outputs or bundle.pixel_classes else "features"
-    )
-
-
 def judge(
-    bundle: Bundle, export: Engine, pictures: Pictures, target: ExportTarget, allowed: float | None, listener: Listener
+    bundle: Bundle,
+    export: Engine,
+    pictures: ProofImages,
+    target: ExportTarget,
+    allowed: float | None,
+    listener: Listener,
 ) -> tuple[Proof | ObjectProof, str]:
     """The export beside the original, and the reasons against it: at the model's own size and, where others are free,
     at two of them."""
@@ -144,19 +143,15 @@ def judge(
     def progress(done: int) -> None:
         listener.progress("judge", done, total)
 
-    if bundle.object_classes:
-        least = bundle.model.config.threshold
-        objects = compare_objects(original, export, pictures, least, progress)
-        return objects, objects.lost(allowed)
-    proof = compare_outputs(original, export, pictures, target.card, progress)
+    proof: Any = bundle.task.compare_export(original, export, pictures, bundle.model.config, progress)
     for pixels in other_sizes(pictures, bundle.model.config.patch) if target.dynamic else ():
         with torch.inference_mode():
             expected = bundle.model(bundle.preprocess.normalise(torch.from_numpy(pixels))).numpy()
-        answers = outputs_of(export, target.card, pixels)
+        answers = bundle.task.compute(export, pixels)
         finite = bool(np.isfinite(answers).all())
         furthest = float(np.abs(answers - expected).max()) if finite else float("inf")
         proof = replace(proof, furthest=max(proof.furthest, furthest), finite=proof.finite and finite)
-    return proof, lost(proof, target.quantised, allowed, bool(bundle.pixel_classes))
+    return proof, proof.lost(allowed, target.quantised)
 
 
 def export_weights(

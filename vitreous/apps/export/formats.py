@@ -134,7 +134,7 @@ def strip_metadata(graph: Any, target: ExportTarget) -> None:
         del value.metadata_props[:]
     for value in (*graph.graph.input, *graph.graph.output):
         axes = value.type.tensor_type.shape.dim
-        if not target.card.object_classes:
+        if target.card.task.export_rules.batch:
             axes[0].dim_param = "batch"
         if target.dynamic and value.name == INPUT:
             axes[2].dim_param, axes[3].dim_param = "height", "width"
@@ -142,14 +142,13 @@ def strip_metadata(graph: Any, target: ExportTarget) -> None:
 
 def card_metadata(card: Card) -> dict[str, str]:
     """Metadata for other programs: classes, mean, std, size, resizing and loss as JSON."""
-    p, classes = card.preprocess, card.classes or card.pixel_classes or card.object_classes
+    p, rules = card.preprocess, card.task.export_rules
     return {
-        "classes": json.dumps(classes, ensure_ascii=False),
+        "classes": json.dumps(card.task.classes, ensure_ascii=False),
         "mean": json.dumps([value * p.peak for value in p.mean]),
         "std": json.dumps([value * p.peak for value in p.std]),
         "image_size": json.dumps(p.image),
-        "resize": json.dumps(p.resize_settings() | ({"fit": "whole"} if card.object_classes else {})),
-        "answer": json.dumps({"loss": card.loss, "temperature": card.temperature}),
+        "resize": json.dumps(p.resize_settings() | ({"fit": rules.fit} if rules.fit else {})),
         **{key: json.dumps(value) for key, value in card.task.export_metadata.items()},
     }
 
@@ -166,17 +165,13 @@ def write_openvino(target: ExportTarget, place: Path) -> None:
     """An OpenVINO file, and its .bin beside it."""
     with unobserved(), silence_warnings():
         ov, config = needed("openvino"), target.card.preprocess
-        # OpenVINO (2026.2) reads NonMaxSuppression of ONNX, not that of torch.export
-        graph = (
-            by_onnx(ov, target, place)
-            if target.card.object_classes
-            else ov.convert_model(trace(target.model, target.dynamic))
-        )
+        rules = target.card.task.export_rules
+        graph = by_onnx(ov, target, place) if rules.by_onnx else ov.convert_model(trace(target.model, target.dynamic))
         for value, name in zip(
             (*graph.inputs, *graph.outputs), (INPUT, *output_names(target.model.config)), strict=True
         ):
             value.get_tensor().set_names({name})
-        if not target.card.object_classes:
+        if rules.batch:
             graph.reshape([-1, config.channels, *([-1, -1] if target.dynamic else config.image)])
         if target.calibration is not None:
             graph = quantize(graph, target.calibration, anywhere=True)

@@ -80,10 +80,10 @@ def write_card(
 
     config, task = bundle.model.config, bundle.task
     parameters = sum(parameter.numel() for parameter in bundle.model.parameters())
-    verb = {"features": "embed", "generation": "sample"}.get(task.name, "predict")
+    verb = task.verb
     pictures = "" if verb == "sample" else " IMAGE ..."
     call = {"predict": '.predict("image.jpg")', "embed": '.embed("image.jpg")'}.get(verb, ".model")
-    named = list(bundle.classes or bundle.pixel_classes or bundle.object_classes)
+    named = list(task.classes)
     classes = f"\nClasses: {', '.join(named[:50])}{' ...' if len(named) > 50 else ''}\n" if named else ""
     headless = ", headless=True" if verb == "embed" else ""
     return f"""---

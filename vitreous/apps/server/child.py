@@ -33,8 +33,8 @@ from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.modalities.table import AnyPreprocess
 from vitreous.errors import DataError
 from vitreous.inference.reading import read, read_large
-from vitreous.inference.tiles import native_pixels
 from vitreous.system.children import STOP_SIGNALS
+from vitreous.tasks.tiles import native_pixels
 
 JOB, ANSWER = struct.Struct(">BQQ"), struct.Struct(">BQQ")
 PIXELS, REFUSED = 0, 1

@@ -10,7 +10,6 @@ from starlette.responses import Response
 
 from vitreous.apps.server.requests import (
     WEIGHT,
-    address_of,
     context,
     model_name,
     only_one,
@@ -18,14 +17,15 @@ from vitreous.apps.server.requests import (
     parse_word,
     read_parameters,
     read_uploads,
+    require_endpoint,
 )
 from vitreous.apps.server.responses import Refusal, json_response
 from vitreous.data.annotations.drawing import class_colours, picture_of_map, png_of
 from vitreous.inference.class_maps import picture_of, shares_of
-from vitreous.inference.detections import Detections
-from vitreous.inference.detections import detect as detect_objects
 from vitreous.inference.objects import THRESHOLD, draw_over, objects_of
-from vitreous.inference.tiles import class_map, starts
+from vitreous.tasks.detections import Detections
+from vitreous.tasks.detections import detect as detect_objects
+from vitreous.tasks.tiles import class_map, starts
 
 TILES = 256  # of a picture, at most
 
@@ -35,8 +35,7 @@ async def segment(request: Request) -> Response:
     too many tiles."""
     (service, info), parameters = context(request), read_parameters(request)
     served, card = service.served, service.served.predictor.card
-    if not card.pixel_classes:
-        raise Refusal(404, "not_available", "this model gives no class to pixels", address_of(card))
+    require_endpoint(served, "segment", "this model gives no class to pixels")
     form = parse_word("format", parameters, ("json", "png"))
     upload, image = only_one(await read_uploads(request, service.limits)), card.preprocess.plane
     with service.admit_images(info, min(WEIGHT, service.queue)):
@@ -46,10 +45,10 @@ async def segment(request: Request) -> Response:
         classes = await service.batcher.compute(
             lambda pixels: class_map(logits, pixels, image), pixels, info.deadline, alone=True
         )
-    colours = class_colours(card.pixel_classes)
+    colours = class_colours(card.task.classes)
     if form == "png":
         return Response(png_of(picture_of_map(classes, colours)), media_type="image/png")
-    shares = [{"class": name, "share": share} for name, share in shares_of(classes, card.pixel_classes).items()]
+    shares = [{"class": name, "share": share} for name, share in shares_of(classes, card.task.classes).items()]
     numbers = b64encode(png_of(picture_of_map(classes, colours, palette=False))).decode()
     answer = {"size": list(classes.shape), "shares": shares, "map": "data:image/png;base64," + numbers}
     return json_response({"request_id": info.id, "model": model_name(served), **answer})
@@ -60,8 +59,7 @@ async def detect(request: Request) -> Response:
     tiles."""
     (service, info), parameters = context(request), read_parameters(request)
     served, card = service.served, service.served.predictor.card
-    if not card.object_classes:
-        raise Refusal(404, "not_available", "this model finds no objects", address_of(card))
+    require_endpoint(served, "detect", "this model finds no objects")
     form = parse_word("format", parameters, ("json", "png"))
     tiles = parse_word("tiles", parameters, ("false", "true")) == "true"
     threshold = parse_share("threshold", parameters["threshold"]) if "threshold" in parameters else THRESHOLD
@@ -71,7 +69,7 @@ async def detect(request: Request) -> Response:
         detections = detect_objects(engine.objects, pixels, card.preprocess, tiles, threshold)
         if form == "json":
             return detections, b""
-        return detections, png_of(draw_over(picture_of(pixels), detections, card.object_classes))
+        return detections, png_of(draw_over(picture_of(pixels), detections, card.task.classes))
 
     with service.admit_images(info, min(WEIGHT, service.queue)):
         pixels, _ = await service.decoders.decode(upload.content, served.decode_settings, full_size=True)
@@ -80,7 +78,7 @@ async def detect(request: Request) -> Response:
         detections, png = await service.batcher.compute(compute, pixels, info.deadline, alone=True)
     if form == "png":
         return Response(png, media_type="image/png")
-    objects = [{"segmentation": None, **one} for one in objects_of(detections, card.object_classes)]
+    objects = [{"segmentation": None, **one} for one in objects_of(detections, card.task.classes)]
     answer = {"size": list(detections.size), "objects": objects}
     return json_response({"request_id": info.id, "model": model_name(served), **answer})
 

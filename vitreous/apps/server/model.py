@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +18,6 @@ from vitreous.data.annotations.drawing import class_colours
 from vitreous.errors import UsageError, VitreousError, WeightsError
 from vitreous.generation.settings import forward_passes
 from vitreous.inference.generators import generator_of
-from vitreous.inference.outputs import pack_arrays
 from vitreous.inference.predict import Predictor
 
 if TYPE_CHECKING:
@@ -59,14 +57,11 @@ class Served:
         from vitreous.apps.server import attention as attention_api
 
         bundle, card = self.predictor.bundle, self.predictor.card
-        dense = bool(card.pixel_classes or card.object_classes or card.makes_images)
         parts = dict.fromkeys(("attention", "positions", "filters"), False) | (
-            attention_api.abilities(bundle) if bundle and not dense else {}
+            attention_api.abilities(bundle) if bundle and card.task.inspectable else {}
         )
         return {
-            "predict": bool(card.task.outputs),
-            "segment": bool(card.pixel_classes),
-            "detect": bool(card.object_classes),
+            **{name: card.task.endpoint == name for name in ("predict", "segment", "detect")},
             "embed": self.has_features,
             "frames": card.preprocess.is_animated,
             "sample": self.generator is not None,
@@ -87,8 +82,8 @@ class Served:
             "name": card.name,
             "version": card.version,
             "parameters": sum(p.numel() for p in bundle.model.parameters()) if bundle is not None else None,
-            "classes": list(card.classes or card.pixel_classes or card.object_classes or card.generated_classes),
-            "colours": class_colours(card.pixel_classes or card.object_classes).tolist(),
+            "classes": list(card.task.classes),
+            "colours": class_colours(card.task.drawn_classes).tolist(),
             "image": list(card.preprocess.image),
             "channels": card.preprocess.channels,
             "patch": sides(patch),
@@ -130,12 +125,8 @@ def prepare(predictor: Predictor, limits: Limits, run: str | os.PathLike[str] | 
         raise UsageError(problem, "`vitreous predict RUN FILE …` answers for these")
     size = min(batch_size(predictor), limits.queue or MOST)
     one, card = predictor.card.preprocess.noise(), predictor.card
-    answer = predictor.activations if card.task.outputs else predictor.engine.features
-    shape: tuple[int, ...] = (1, len(card.task.outputs))
-    if card.pixel_classes:
-        answer, shape = predictor.engine.logits, (1, len(card.pixel_classes), *card.preprocess.image)
-    if card.object_classes:
-        answer = packed_objects(predictor)
+    answer = partial(card.task.compute, predictor.engine)
+    shape = (1, *card.task.output_shape(card.preprocess.image))
     try:
         golden, again = answer(one), answer(one)
     except VitreousError:
@@ -144,12 +135,9 @@ def prepare(predictor: Predictor, limits: Limits, run: str | os.PathLike[str] | 
         message = f"{card.name} cannot answer: {str(error).splitlines()[0][:200]}"
         raise WeightsError(message, "see whether `vitreous predict` can") from error
     finite = bool(np.isfinite(golden).all())
-    fits = (
-        golden.shape == shape
-        if card.task.outputs or card.pixel_classes
-        else golden.ndim == 2 + bool(card.object_classes)
-    )
-    if not fits or not finite or not np.array_equal(golden, again):
+    fits = [expected in (None, length) for expected, length in zip(shape, golden.shape, strict=False)]
+    is_shaped = golden.ndim == len(shape) and all(fits)
+    if not is_shaped or not finite or not np.array_equal(golden, again):
         symptom = "another answer the second time" if finite else "numbers that are not finite"
         message = f"{card.name} {card.version} gives {symptom}, shape {golden.shape}"
         raise WeightsError(message, "train or export it again")
@@ -205,11 +193,6 @@ def prepare_generator(predictor: Predictor, generator: Generator, limits: Limits
         sampling=sample_limits(generator.classes, generator.process, card.preprocess.plane, limits.pixels, inpaint),
         step_seconds=seconds / passes,
     )
-
-
-def packed_objects(predictor: Predictor) -> Callable[[np.ndarray], np.ndarray]:
-    """(B, C, *image) pixels -> a detector's answers, (B, N, 6) or more, float32."""
-    return lambda pixels: pack_arrays(predictor.engine.objects(pixels))
 
 
 def index_of(predictor: Predictor, run: str | os.PathLike[str] | None) -> tuple[Index | None, str]:

@@ -122,14 +122,18 @@ def parse_word(name: str, parameters: Mapping[str, str], words: tuple[str, ...])
 
 def address_of(card: Card) -> str:
     """The address that a model answers at."""
-    tasks = {"detect": card.object_classes, "segment": card.pixel_classes, "predict": card.classes}
-    usual = "sample" if card.makes_images else "embed"
-    return f"POST /v1/{next((name for name, classes in tasks.items() if classes), usual)}"
+    return f"POST /v1/{card.task.endpoint}"
+
+
+def require_endpoint(served: Served, endpoint: str, problem: str) -> None:
+    """Raise Refusal, 404, with the `problem`, for a model that another address answers for."""
+    if not served.can[endpoint]:
+        raise Refusal(404, "not_available", problem, address_of(served.predictor.card))
 
 
 def check_reads(card: Card) -> None:
     """Raise Refusal, 404, for a model that makes images, where one is needed that reads them."""
-    if card.makes_images:
+    if not card.task.reads_images:
         raise Refusal(404, "not_available", "this model makes images, and reads none", address_of(card))
 
 

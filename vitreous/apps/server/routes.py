@@ -19,7 +19,6 @@ from vitreous.apps.server.openapi import openapi_document
 from vitreous.apps.server.requests import (
     WEIGHT,
     Upload,
-    address_of,
     check_reads,
     context,
     model_name,
@@ -29,6 +28,7 @@ from vitreous.apps.server.requests import (
     parse_word,
     read_parameters,
     read_uploads,
+    require_endpoint,
 )
 from vitreous.apps.server.responses import Refusal, json_response
 from vitreous.apps.server.sampling import sample
@@ -103,12 +103,7 @@ async def predict(request: Request) -> Response:
     service, parameters = context(request)[0], read_parameters(request)
     served, card = service.served, service.served.predictor.card
     check_reads(card)
-    if not card.task.outputs:
-        problem = "this model has no head: it gives features, not classes"
-        if card.pixel_classes or card.object_classes:
-            does = "gives a class to every pixel" if card.pixel_classes else "finds objects"
-            problem = f"this model {does}, and names no picture"
-        raise Refusal(404, "not_available", problem, address_of(card))
+    require_endpoint(served, "predict", f"this model {card.task.missing_outputs[0]}")
     top = parse_int("top", parameters["top"], 1, len(card.task.outputs)) if "top" in parameters else None
     threshold = parse_share("threshold", parameters["threshold"]) if "threshold" in parameters else None
     try:

@@ -67,7 +67,7 @@ def open_served(
         """Notes are those of the bundle, which the caller prints."""
 
     bundle = find_bundle(run, ignore)
-    if bundle.makes_images:
+    if not bundle.task.reads_images:
         return generator_predictor(bundle, how, vae)
     if vae is not None:
         raise UsageError(f"--vae is for models that make images, and {run} makes none", "leave it out")

@@ -18,15 +18,15 @@ from vitreous.evaluation.coco import objects_function
 from vitreous.evaluation.evaluator import Ragged
 from vitreous.evaluation.matching import Column, Error, Part, columns_of, counted, match_image, true_runs
 from vitreous.evaluation.pixels import figures_of, logits_function, matrices_of
-from vitreous.inference.detections import Detections, detect
 from vitreous.inference.engine import make_engine
-from vitreous.inference.tiles import class_map, native_pixels
 from vitreous.reports.answers import Answered
 from vitreous.reports.pages.formats import format_percent
 from vitreous.reports.pages.plots import COLOURS, INK, confusion, markup, strip_axes, style
 from vitreous.reports.pages.thumbnails import data_uri, shrink
+from vitreous.tasks.detections import Detections, detect
 from vitreous.tasks.metric_names import BOXES, ERRORS, SIZES
 from vitreous.tasks.report import Report
+from vitreous.tasks.tiles import class_map, native_pixels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -66,7 +66,7 @@ def object_parts(answers: Answered, report: Report) -> dict[str, Any]:
                 "drawing": precision_curves(details["curves"], report),
             },
         ],
-        "confusion": object_confusion(details["confusion"], answers.bundle.object_classes),
+        "confusion": object_confusion(details["confusion"], answers.bundle.task.classes),
     }
 
 
@@ -102,7 +102,7 @@ def image_scores(rows: Ragged, threshold: float) -> tuple[np.ndarray, np.ndarray
 def worst_images(answers: Answered, threshold: float, tiles: bool, masks: bool) -> dict[str, Any]:
     """Return the images of the lowest F1, those with most errors first: what is there and what is answered from the
     `threshold` on, by `tiles` if it was judged so, both drawn over the image; and the classes with their colours."""
-    classes, split = answers.bundle.object_classes, answers.split
+    classes, split = answers.bundle.task.classes, answers.split
     assert isinstance(split, AnnotatedSplit), "objects are judged on annotated data"
     f1, wrong = image_scores(answers.raw, threshold)  # type: ignore[arg-type]
     order = [int(one) for one in np.lexsort((-wrong, f1)) if wrong[one] and int(one) not in answers.bad]
@@ -234,7 +234,7 @@ def object_confusion(matrix: list[list[int]] | None, classes: tuple[str, ...]) -
 def worst_scenes(answers: Answered) -> dict[str, Any]:
     """Return the images of the lowest mIoU, each with it and three pictures as data URIs: the image, the true and the
     answered class map over it, of volumes their middle planes; and the classes with their colours."""
-    classes, split = answers.bundle.pixel_classes, answers.split
+    classes, split = answers.bundle.task.classes, answers.split
     assert isinstance(split, AnnotatedSplit), "class maps are judged on annotated data"
     figures = [figures_of(matrix)["miou"] for matrix in matrices_of(answers.raw, len(classes))]
     order = sorted(

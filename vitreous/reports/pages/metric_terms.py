@@ -14,8 +14,6 @@ EXPLANATIONS = {
     "loss": "The value that training minimises, on training images. Lower is better.",
     "losses": "Training loss is measured with augmentation, label smoothing and dropout where the recipe uses them, "
     "validation loss (NLL) without. Compare their trends, not their values.",
-    "feature_deviation": "Standard deviation over images of features of length one: 0 is a collapse, where all images "
-    "have the same features.",
     "dino": "Cross-entropy between the predictions of student and teacher for whole views, in nats.",
     "ibot": "Cross-entropy between the predictions of student and teacher for masked patches, in nats.",
     "koleo": "Entropy regulariser: lower if the features of a batch are farther apart.",

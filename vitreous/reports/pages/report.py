@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +27,17 @@ from vitreous.reports.pages.plots import COLOURS, INK, Curve, confusion, draw_cu
 from vitreous.reports.pages.unlabelled import alarms, headline, measured_curves
 from vitreous.system.disk import write_text
 from vitreous.tasks.calibration import BINS, confidence_bins
+from vitreous.tasks.detection import Detection
 from vitreous.tasks.metric_names import BOXES
 from vitreous.tasks.metrics import METRICS, label_metric
 from vitreous.tasks.report import Report, leading_of
+from vitreous.tasks.segmentation import Segmentation
 from vitreous.training.folder import Folder, read_lines
 from vitreous.training.run import Run
 
 ROWS = 60  # classes shown in full; of more, the worst and the best
 CELLS = 40  # classes in the confusion matrix; of more, those most often wrong
 READ = 50  # readings shown, the latest
-SUMMARY = ("ap", "ap50", "ap75", "ar100", "box_ap", "box_ap50")  # figures of objects on top of the page
 
 
 def write_report(
@@ -147,8 +149,7 @@ def grid(folder: Folder, run: Run, table: dict[str, Any], summary: dict[str, Any
 
 def evaluated(answers: Answered, report: Report) -> dict[str, Any]:
     """Return what an evaluation found, for the page."""
-    dense, objects = bool(answers.bundle.pixel_classes), bool(answers.bundle.object_classes)
-    rank = "iou" if dense else "ap" if report.multilabel else "f1"
+    task, (rank, rank_label) = answers.bundle.task, METRICS[report.figure].class_rank
     rows = sorted(report.per_class, key=lambda row: row[rank] if row[rank] is not None else 2.0)
     worst, best = rows, []
     if len(rows) > ROWS:
@@ -160,8 +161,8 @@ def evaluated(answers: Answered, report: Report) -> dict[str, Any]:
             "value": format_figure(name, value),
             "range": format_interval(name, report.ends.get(name)),
         }
-        for name, value in report.figures.items()
-        if name in METRICS and value is not None and (not objects or name in SUMMARY)
+        for name, value in task.select_figures(report.figures).items()
+        if name in METRICS and value is not None
     ]
     return {
         "source": answers.source,
@@ -173,15 +174,28 @@ def evaluated(answers: Answered, report: Report) -> dict[str, Any]:
         "worst": worst,
         "best": best,
         "left": len(rows) - len(worst) - len(best),
-        "rank": "IoU" if dense else "AP" if report.multilabel else "F1",
+        "rank": rank_label,
         **matrix(report, tuple(row["class"] for row in report.per_class)),
-        "scenes": worst_scenes(answers) if dense else None,
-        "objects": object_parts(answers, report) if objects else None,
-        "reliability": None if report.multilabel or dense else diagram(answers),
-        "cards": {} if dense or objects else cards(answers.bundle, answers.split, answers.raw, answers.bad),
         "targets": target_rows(report),
-        "charts": [] if dense or objects else task_charts(answers),
+        **{"scenes": None, "objects": None, "reliability": None, "cards": {}, "charts": []},
+        **SECTIONS.get(task.name, image_section)(answers, report),
     }
+
+
+def image_section(answers: Answered, report: Report) -> dict[str, Any]:
+    """Return the section of a task with outputs for whole images."""
+    return {
+        "reliability": None if report.cells is None else diagram(answers),
+        "cards": cards(answers.bundle, answers.split, answers.raw, answers.bad),
+        "charts": task_charts(answers),
+    }
+
+
+#: sections of other tasks
+SECTIONS: dict[str, Callable[[Answered, Report], dict[str, Any]]] = {
+    Segmentation.name: lambda answers, report: {"scenes": worst_scenes(answers)},
+    Detection.name: lambda answers, report: {"objects": object_parts(answers, report)},
+}
 
 
 def target_rows(report: Report) -> list[dict[str, Any]]:
@@ -264,6 +278,7 @@ def data_facts(folder: Folder, run: Run) -> list[tuple[str, Any]]:
     splits = ", ".join(f"{name} {count:,}" for name, count in facts.get("splits", {}).items())
     answers = [("source", facts["source"]), ("images", splits), ("trained on", f"{run.data.images:,}")]
     answers += [("classes", f"{len(facts['classes']):,}")] if facts["classes"] else []
+    answers += [("targets", ", ".join(facts["targets"]))] if facts.get("targets") else []
     answers += [("left out by", facts["left_out_by"])] if facts.get("left_out_by") else []
     answers += [("note", note) for note in facts.get("notes", [])]
     return [*answers, ("fingerprint", facts["fingerprint"])]

@@ -7,6 +7,7 @@ from typing import Any
 from vitreous.reports.pages.formats import SHARES, format_figure, format_interval, format_number
 from vitreous.reports.pages.metric_terms import explain_metric
 from vitreous.reports.pages.plots import COLOURS, Curve, draw_curves
+from vitreous.tasks.metrics import label_metric
 from vitreous.tasks.report import leading_of
 from vitreous.training.folder import Folder, read_lines
 from vitreous.training.run import Run
@@ -15,9 +16,7 @@ from vitreous.training.validation import TRAINING_IMAGES
 #: a column of the metrics -> its title
 CURVES = {
     "train/loss": "training loss",
-    "val/knn_top1": "validation k-NN top-1",
-    "val/knn_map": "validation k-NN mAP",
-    "val/rankme": "validation RankMe",
+    **{f"val/{key}": f"validation {label_metric(key)}" for key in ("knn_top1", "knn_map", "rankme")},
     "train/dino": "loss of whole views (DINO)",
     "train/ibot": "loss of masked patches (iBOT)",
     "train/koleo": "loss of near features (KoLeo)",
@@ -27,7 +26,7 @@ CURVES = {
     "train/feature_deviation": "standard deviation of training features",
     "lr": "learning rate",
 }
-FIGURES = {"knn_top1": "k-NN top-1", "knn_map": "k-NN mAP", "rankme": "RankMe", "feature_deviation": "feature std"}
+FIGURES = ("knn_top1", "knn_map", "rankme", "feature_deviation")
 
 
 def measured_curves(lines: list[dict[str, Any]], run: Run) -> list[dict[str, Any]]:
@@ -64,7 +63,7 @@ def headline(summary: dict[str, Any], run: Run) -> dict[str, Any] | None:
     source = val or summary.get("train") or {}
     figures = [
         {
-            "title": FIGURES[name],
+            "title": label_metric(name),
             "key": name,
             "value": format_figure(name, value) if name in SHARES else format_number(value),
             "range": f"of {run.model.features}"

@@ -68,8 +68,7 @@ def objectnet(task: ProtocolTask) -> ProtocolResult:
     several labels an image, DataError where the map names none of the classes.
     """
     path, order = labels_file(task), imagenet_order(task.run, task.bundle.classes)
-    if task.data.multilabel:
-        raise UsageError(f"{task.source} has several labels an image", "ObjectNet has one")
+    task.require_one_label("", "ObjectNet has one")
     known = {normalise_name(name): numbers for name, numbers in read_map(path).items()}
     of_class = [known.get(normalise_name(name), []) for name in task.data.classes]
     right = answer_table(of_class, order)[task.judged.labels]

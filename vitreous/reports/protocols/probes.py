@@ -16,6 +16,7 @@ from vitreous.reports.protocols.published import judge_by_published
 from vitreous.reports.protocols.task import ProtocolResult, ProtocolTask, mean_report
 from vitreous.tasks.classification_metrics import judge
 from vitreous.tasks.intervals import wilson
+from vitreous.tasks.labels import label_kind
 
 NEIGHBOURS, HEADLINE = (10, 20, 100, 200), 20  # DINO's list; nothing is chosen by what is judged
 SHOTS = 5  # the paper's "linear 5-shot"
@@ -43,13 +44,13 @@ def judge_by_neighbours(task: ProtocolTask) -> ProtocolResult:
         raise UsageError(problem, f"use at most --k {len(rows)}")
     ks = sorted(set(task.options.k)) or [k for k in NEIGHBOURS if k <= len(rows)] or [len(rows)]
     memory = train.rows if train.good.all() else train.rows[rows]
-    labels, multilabel = task.training.labels[rows], task.data.multilabel
+    labels, kind = task.training.labels[rows], label_kind(task.data.multilabel)
     cosines, near = knn.neighbours(memory, judged.rows, max(ks), task.device)
     head = HEADLINE if HEADLINE in ks else ks[0]
     figures, headline = [], None
     for k in ks:
         shares = knn.votes(cosines[:, :k], near[:, :k], labels, task.classes, task.options.temperature)
-        report = judge(knn.logits_of(shares, multilabel), task.judged.labels, task.data.classes, judged.good)
+        report = judge(kind.shares_to_logits(shares), task.judged.labels, task.data.classes, judged.good)
         report.figures["nll"] = report.intervals["nll"] = None  # a class without a vote has no finite one
         figures.append({"k": k, **report.summary()})
         headline = report if k == head else headline
@@ -89,7 +90,7 @@ def sweep_penalties(
 ) -> tuple[float, dict[str, Any]]:
     """Return the best penalty for held-out images, and what a document says of it."""
     tried: list[dict[str, float]] = []
-    name = "map" if train.multilabel else "top1"
+    name = train.kind.metric
 
     def on_fit(l2: float, score: float) -> None:
         tried.append({"l2": l2, name: score})
@@ -104,8 +105,7 @@ def judge_by_few_shots(task: ProtocolTask) -> ProtocolResult:
 
     Raises UsageError for several labels an image.
     """
-    if task.data.multilabel:
-        raise UsageError(f"{task.source} has several labels an image: few-shot has one", "use --protocol linear or knn")
+    task.require_one_label(": few-shot has one", "use --protocol linear or knn")
     train, judged = task.pair()
     rows = np.flatnonzero(train.good)
     labels, wanted = task.training.labels[rows], task.judged.labels

@@ -17,6 +17,7 @@ from vitreous.reports.protocols.task import ProtocolOptions, ProtocolResult, Pro
 from vitreous.reports.protocols.vtab import vtab
 from vitreous.reports.readings import describe, record
 from vitreous.system.machine import pick_device, warning
+from vitreous.tasks.classification import Classification
 
 
 def judge_by(
@@ -53,8 +54,7 @@ def judge_by(
 
 def write_document(task: ProtocolTask, result: ProtocolResult, seconds: float) -> dict[str, Any]:
     """Return the document of a protocol, and add it to the run's readings."""
-    classification = replace(task.bundle.classification, classes=task.data.classes, multilabel=task.data.multilabel)
-    bundle = replace(task.bundle, task=classification)
+    bundle = replace(task.bundle, task=Classification(task.data.classes, task.data.multilabel))
     protocol = {"protocol": task.options.protocol}
     document = describe(
         bundle,

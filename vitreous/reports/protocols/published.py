@@ -123,9 +123,7 @@ def judge_by_published(task: ProtocolTask) -> ProtocolResult:
     for images of one class; NonFiniteError where no head has finite weights.
     """
     options, inference = task.options, task.computing.how
-    if task.data.multilabel:
-        hint = "leave --probe out, or use --protocol knn"
-        raise UsageError(f"{task.source} has several labels an image: --probe {options.probe} has one", hint)
+    task.require_one_label(f": --probe {options.probe} has one", "leave --probe out, or use --protocol knn")
     if inference.engine == "openvino" or inference.precision == "int8" or inference.merge_tokens:
         problem = f"--probe {options.probe} reads the tokens of the model itself"
         raise UsageError(problem, "leave --engine openvino, --precision int8 and --merge-tokens out")

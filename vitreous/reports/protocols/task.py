@@ -49,6 +49,11 @@ class ProtocolTask:
             raise DataError(f"{self.source} has no training images", hint)
         return training
 
+    def require_one_label(self, reason: str, hint: str) -> None:
+        """Raise UsageError, with a `reason` behind the problem, for several labels an image."""
+        if self.data.multilabel:
+            raise UsageError(f"{self.source} has several labels an image{reason}", hint)
+
     @property
     def judged(self) -> Split:
         """The images that are judged."""

@@ -82,7 +82,7 @@ def spread_of(values: np.ndarray) -> dict[str, Any]:
     """Images, values, and minimum, median, maximum, mean and standard deviation of (n,) values, None where there are
     none."""
     own = values[~np.isnan(values)]
-    numbers = dict.fromkeys(("min", "median", "max", "mean", "std"))
+    numbers: dict[str, float | None] = dict.fromkeys(("min", "median", "max", "mean", "std"))
     if len(own):
         numbers = {
             "min": float(own.min()),

@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.apps.export.proof import CHUNK, Pictures
 from vitreous.data.annotations.shapes import mask_of_runs
-from vitreous.inference.detections import Detections, detections_of
-from vitreous.inference.engine import Engine
+from vitreous.tasks.detections import Detections, detections_of
+from vitreous.tasks.export_proof import CHUNK, ProofImages
 
 EDGE = 0.01  # pixels that an edge of a box may move
 SCORE = 1e-3  # that a score may
@@ -52,8 +51,9 @@ class ObjectProof:
             "original_images_per_second": self.rates[0],
         }
 
-    def lost(self, allowed: float | None) -> str:
-        """The reasons against an export, or an empty string. `allowed`: the share of objects that may differ."""
+    def lost(self, allowed: float | None, quantised: str | None = None) -> str:
+        """The reasons against an export, or an empty string. `allowed`: the share of objects that may differ; there is
+        no `quantised` one."""
         if not self.finite:
             return "it gives numbers that are not finite"
         if not self.objects:
@@ -65,7 +65,7 @@ class ObjectProof:
 
 
 def compare_objects(
-    original: Engine, export: Engine, pictures: Pictures, least: float, progress: Callable[[int], None]
+    original: Any, export: Any, pictures: ProofImages, least: float, progress: Callable[[int], None]
 ) -> ObjectProof:
     """Find the objects by both, chunk by chunk in turn; the first chunk is not timed.
 

@@ -8,16 +8,8 @@ import torch.nn.functional as F
 
 from vitreous.data.annotations.shapes import mask_of_runs, runs_of_mask
 from vitreous.data.modalities.images import ImagePreprocess
-from vitreous.inference.detections import (
-    Detections,
-    detect,
-    detections_of,
-    fit_image,
-    joined_runs,
-    paste_runs,
-    runs_within,
-)
-from vitreous.inference.tile_merging import merge_tiles
+from vitreous.tasks.detections import Detections, detect, detections_of, fit_image, joined_runs, paste_runs, runs_within
+from vitreous.tasks.tile_merging import merge_tiles
 
 MODEL = ImagePreprocess((32, 48), 1, (0.25,), (0.5,), filter="bilinear")
 ROWS = 20  # answers that the painted model gives for an image

@@ -13,8 +13,8 @@ import numpy as np
 from PIL import Image
 
 from vitreous.data.modalities.base import Preprocess
-from vitreous.inference.tile_merging import Window, merge_tiles
-from vitreous.inference.tiles import TOGETHER, starts
+from vitreous.tasks.tile_merging import Window, merge_tiles
+from vitreous.tasks.tiles import TOGETHER, starts
 
 INSIDE = 0.5  # probability from which a pixel is of an object
 

@@ -1,0 +1,115 @@
+"""The contract of tasks: what commands, files, pages and exports ask of every task."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+
+import numpy as np
+import pytest
+
+from vitreous.data.split import Arrays
+from vitreous.errors import WeightsError
+from vitreous.reports.options import EvaluateOptions
+from vitreous.tasks.base import PredictionFormat, PredictionOptions, Task
+from vitreous.tasks.classification import Classification
+from vitreous.tasks.detection import Detection
+from vitreous.tasks.features import Features
+from vitreous.tasks.generation import Generation
+from vitreous.tasks.metrics import METRICS
+from vitreous.tasks.regression import Regression
+from vitreous.tasks.segmentation import Segmentation
+from vitreous.tasks.table import TASKS, task_from_json, task_to_json
+
+NAMES = ("ant", "=bee", "cät")
+EXAMPLES = {
+    "classification": Classification(NAMES),
+    "multilabel": Classification(NAMES, multilabel=True, loss="sigmoid"),
+    "features": Features(),
+    "segmentation": Segmentation(NAMES),
+    "detection": Detection(NAMES, masks=True),
+    "generation": Generation(NAMES),
+    "regression": Regression(NAMES, (1.0, 2.0, 3.0), (1.0, 0.5, 2.0)),
+}
+#: labels of eight images for each task of whole images
+LABELS = {
+    "classification": np.arange(8) % 3,
+    "multilabel": np.eye(3, dtype=np.float32)[np.arange(8) % 3],
+    "regression": np.random.default_rng(1).normal(size=(8, 3)),
+}
+OUTPUTS = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
+READABLE = np.arange(8) != 5
+
+
+def test_every_task_has_an_example():
+    assert {type(task) for task in EXAMPLES.values()} == set(TASKS.values())
+    assert all(kind.name == name and issubclass(kind, Task) for name, kind in TASKS.items())
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_description_is_read_back(name):
+    task = EXAMPLES[name]
+    document = json.loads(json.dumps(task_to_json(task)))
+    assert task_from_json(document, "x") == task and isinstance(document["classes"], list)
+    with pytest.raises(WeightsError, match="x: task other is not one of"):
+        task_from_json(document | {"task": {"name": "other"}}, "x")
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_task_says_what_it_does(name):
+    task = EXAMPLES[name]
+    assert task.does.split()[0].endswith("s") and task.summary and task.hub_task.count("-") >= 1
+    assert task.evaluate_options <= {field.name for field in fields(EvaluateOptions)}
+    assert task.protocol and METRICS[task.leading].leads
+
+
+@pytest.mark.parametrize("name", [name for name, task in EXAMPLES.items() if not task.outputs])
+def test_tasks_without_outputs_for_images_refuse_them(name):
+    with pytest.raises(NotImplementedError, match="no outputs for whole images"):
+        EXAMPLES[name].activate(OUTPUTS)
+
+
+@pytest.mark.parametrize("name", LABELS)
+def test_predictions_fit_every_format(name):
+    task = EXAMPLES[name]
+    rows = task.activate(OUTPUTS)
+    form = task.prediction_format(PredictionOptions())
+    assert isinstance(form, PredictionFormat) and rows.shape == (8, 3) and rows.dtype == np.float64
+    answers = [form.predict(row, f"{number}.png") for number, row in enumerate(rows)]
+    answers.append(form.fail("bad.png", "bad.png: no image"))
+    for answer in answers:
+        document = json.loads(json.dumps(form.plain(answer)))
+        assert document["path"] == answer.path and document["error"] == answer.error
+        assert document.items() >= form.to_fields(answer).items()
+        cells = form.cells(answer)
+        assert all(len(row) == len(form.head) for row in cells)
+        assert [form.starts_image(row) for row in cells] == [True, *[False] * (len(cells) - 1)]
+        assert not any(cell.startswith("=") for row in [form.head, *cells] for cell in row)
+        assert isinstance(form.describe(answer), str) and answer.path in answer._repr_html_()
+    table = form.table(answers)
+    assert table.num_rows == 9 and {"path", "path_bytes", "error"} <= set(table.column_names)
+    assert json.dumps(form.settings)
+
+
+@pytest.mark.parametrize("name", LABELS)
+def test_an_evaluation_has_metrics_examples_and_charts(name):
+    task, labels = EXAMPLES[name], LABELS[name]
+    report = task.evaluate(OUTPUTS, labels, READABLE)
+    assert (report.images, report.unreadable, report.figure) == (8, 1, task.leading)
+    assert report.figures.keys() <= METRICS.keys() and report.figures[task.leading] is not None
+    assert json.loads(json.dumps(report.summary() | report.details))
+    split = Arrays(np.zeros((8, 2, 2), np.uint8), labels)
+    examples = task.choose_examples(OUTPUTS, split, READABLE, 3)
+    assert examples.keys() == {"worst", "unsure"} and len(examples["worst"]) == 3
+    assert all(task.example_notes[kind] for kind, rows in examples.items() if rows)
+    assert 5 not in {one.sample for rows in examples.values() for one in rows}
+    assert all(len(chart.x) == len(chart.y) <= 7 for chart in task.draw_charts(OUTPUTS, labels, READABLE))
+
+
+@pytest.mark.parametrize("name", LABELS)
+def test_an_export_agrees_with_itself_alone(name):
+    task = EXAMPLES[name]
+    assert task.measure_agreement(OUTPUTS, OUTPUTS) == 1 > task.measure_agreement(OUTPUTS, -OUTPUTS)
+    hits = task.count_hits(OUTPUTS, LABELS[name])
+    assert hits is None or 0 <= hits <= 8
+    assert json.dumps(task.export_metadata)

@@ -1,0 +1,122 @@
+"""The images on which an export is compared with its model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import islice
+
+import numpy as np
+
+from vitreous.data.keys import permutation
+from vitreous.data.layouts.video import open_sample
+from vitreous.data.run_data import open_run_data, open_training_data, sample_images
+from vitreous.data.split import Data
+from vitreous.errors import DataError, UsageError
+from vitreous.inference.class_maps import decode_item
+from vitreous.inference.sources import Item, source
+from vitreous.system.cores import default_workers
+from vitreous.tasks.export_proof import ProofImages
+from vitreous.weights.bundle import Bundle
+
+FEWEST, MOST = 8, 200  # images to judge an export on: fewer prove nothing, more take long and tell little
+CALIBRATION = 128  # images that int8 is calibrated on, at most
+MORE = "name more: --images"
+
+
+def gather(
+    run: str | os.PathLike[str],
+    bundle: Bundle,
+    images: Sequence[str],
+    data: str | os.PathLike[str] | None,
+    calibrate: bool,
+) -> tuple[ProofImages, list[np.ndarray] | None]:
+    """The images to judge on: `images`, files or folders; or `data`; or the run's validation images, or else its test
+    images.
+
+    For int8 also normalised images to calibrate on, (1, C, *image) float32 each: of the training split of the data, or,
+    where there is none, every other of the images given. Raises UsageError where there are no images, DataError for too
+    few.
+    """
+    opened = None
+    if images:
+        judged = of_files(images, bundle)
+    else:
+        opened, judged = of_data(run, bundle, data)
+    calibration = None
+    if calibrate:
+        if (train := open_training_data(run, opened)) is not None:
+            pixels = (tensor.numpy() for tensor in sample_images(train, bundle.preprocess))
+        elif len(judged) < 2 * FEWEST:
+            needed = f"{FEWEST} to calibrate int8 on and {FEWEST} others to judge it on are needed"
+            raise DataError(f"{judged.name} has {len(judged)} pictures: {needed}", MORE)
+        else:
+            pixels, judged = iter(judged.part(slice(0, None, 2)).pixels), judged.part(slice(1, None, 2))
+        calibration = [bundle.preprocess.normalise_array(picture[None]) for picture in islice(pixels, CALIBRATION)]
+        if len(calibration) < FEWEST:
+            raise DataError(f"int8 is calibrated on at least {FEWEST} pictures; there are {len(calibration)}", MORE)
+    if len(judged) < FEWEST:
+        raise DataError(f"an export is judged on at least {FEWEST} pictures; {judged.name} has {len(judged)}", MORE)
+    return judged, calibration
+
+
+def prepare_item(bundle: Bundle, item: Item) -> np.ndarray:
+    """An item as the (C, *image) pixels that a bundle's exported file takes. Raises DataError, with its name."""
+    return bundle.task.prepare_input(decode_item(bundle.preprocess, item), bundle.preprocess)
+
+
+def of_files(images: Sequence[str], bundle: Bundle) -> ProofImages:
+    """Files, and those in folders; of more than are needed, a choice that is always the same. Raises DataError."""
+    items = list(source(images, preprocess=bundle.preprocess))
+    chosen = sorted(permutation(len(items), 0, 0)[: 2 * MOST].tolist())
+    with ThreadPoolExecutor(default_workers()) as pool:
+        pixels = list(pool.map(partial(prepare_item, bundle), [items[row] for row in chosen]))
+    name = f"{len(pixels)} of {len(items)} files" if len(pixels) < len(items) else "the files given"
+    return ProofImages(np.stack(pixels), None, name)
+
+
+def of_data(
+    run: str | os.PathLike[str], bundle: Bundle, data: str | os.PathLike[str] | None
+) -> tuple[Data, ProofImages]:
+    """Images of a data set, or of the run's own, with labels for a model that has classes.
+
+    Raises UsageError where there is no data set, DataError where no image can be read.
+    """
+    try:
+        source, opened = open_run_data(
+            run, data, "test", labelled=bool(bundle.task.outputs), targets=bundle.task.label_columns
+        )
+    except (UsageError, DataError) as error:
+        if data is not None:
+            raise
+        message = f"there are no pictures to judge the export on: {error.message}"
+        raise UsageError(message, "name some: --images FOLDER, or --data DATA") from None
+    name = next((name for name in ("val", "test") if name in opened.splits), next(iter(opened.splits)))
+    split = opened.splits[name]
+    split = bundle.task.align_labels(split, opened) if bundle.task.outputs else split
+    p, pixels, rows = bundle.preprocess, [], []
+    for row in permutation(len(split), 0, 0)[: 4 * MOST].tolist():
+        try:
+            picture = p.decode(open_sample(split, row), split.name(row))
+            pixels.append(bundle.task.prepare_input(picture, p))
+            rows.append(row)
+        except DataError:
+            continue
+        if len(rows) == MOST:
+            break
+    if not rows:
+        raise DataError(f"no picture of {source} can be read", "name others: --images FOLDER")
+    labels = split.labels[rows] if bundle.task.outputs else None
+    return opened, ProofImages(np.stack(pixels), labels, f"{source} ({name})")
+
+
+def other_sizes(pictures: ProofImages, patch: tuple[int, ...]) -> Iterator[np.ndarray]:
+    """Eight images at two other sizes, (8, C, H, W): a patch lower and one wider, then larger by two and by one."""
+    pixels = pictures.pixels[:FEWEST]
+    native = pixels.shape[2:]
+    for more in ((-1, 1), (2, 1)):
+        height, width = (max(2, side // p + n) * p for side, p, n in zip(native, patch, more, strict=True))
+        pad = ((0, max(0, height - native[0])), (0, max(0, width - native[1])))
+        yield np.pad(pixels, ((0, 0), (0, 0), *pad), mode="wrap")[:, :, :height, :width]

@@ -1,0 +1,114 @@
+"""Compare an exported file with its model on the same images."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+CHUNK = 16  # images that both answer in turn
+NEAR = 1e-3  # |Δlogit|, or of features, of a float32 export, at most
+LOSS = {None: 0.0, "int8": 0.02}  # share of answers that may change, by what was quantised
+
+
+@dataclass(frozen=True)
+class ProofImages:
+    """Images that an export is judged on: `pixels` (n, C, *image), their `labels`, (n,) numbers or (n, K) in {0, 1},
+    where known, and the name of the set."""
+
+    pixels: np.ndarray
+    labels: np.ndarray | None
+    name: str
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def part(self, rows: slice) -> ProofImages:
+        """A part of the images."""
+        return replace(self, pixels=self.pixels[rows], labels=None if self.labels is None else self.labels[rows])
+
+
+@dataclass(frozen=True)
+class Proof:
+    """The result of the comparison. `agreement`: share of images with the same class first; or, where an image may have
+    several classes, of equal decisions; of pixels with the same class; or, of features, of those whose cosine to the
+    original's is at least 0.99. `right`: top-1 of the original and of the export, where each image has one label.
+    `rates`: images a second of both."""
+
+    images: int
+    furthest: float
+    agreement: float
+    right: tuple[float, float] | None
+    _: KW_ONLY
+    rates: tuple[float, float]
+    finite: bool
+    tolerance: float = 0.0  # the share of predictions that may differ in float32
+
+    def plain(self) -> dict[str, Any]:
+        """The keys of `export --json`."""
+        return {
+            "images": self.images,
+            "max_abs_logit_difference": self.furthest,
+            "top1_agreement": self.agreement,
+            "top1": None if self.right is None else {"original": self.right[0], "export": self.right[1]},
+            "images_per_second": self.rates[1],
+            "original_images_per_second": self.rates[0],
+        }
+
+    def lost(self, allowed: float | None, quantised: str | None = None) -> str:
+        """The reasons against an export, or an empty string. `allowed`: the share of predictions that may change; by
+        default 2 % in int8, else `tolerance`. Top-1 may fall by half of that, and outputs in float32 move by 1e-3."""
+        if not self.finite:
+            return "it gives numbers that are not finite"
+        share = max(LOSS[quantised], self.tolerance) if allowed is None else allowed
+        reasons = []
+        if 1 - self.agreement > share + 1e-9:
+            reasons.append(f"{1 - self.agreement:.1%} of its answers are others, {share:.1%} may be")
+        if self.right and self.right[0] - self.right[1] > share / 2 + 1e-9:
+            reasons.append(f"its top-1 is {self.right[1]:.2%}, not {self.right[0]:.2%}")
+        if quantised is None and allowed is None and self.furthest > NEAR:
+            reasons.append(f"its outputs are up to {self.furthest:.1e} off, {NEAR:.0e} may be")
+        return ", ".join(reasons)
+
+
+def compare_outputs(
+    original: Any, export: Any, pictures: ProofImages, task: Any, progress: Callable[[int], None]
+) -> Proof:
+    """Compute all logits by both, or features where there is no head, chunk by chunk in turn; the first chunk is not
+    timed."""
+    seconds, counted = [0.0, 0.0], 0
+    furthest, same, right, finite = 0.0, 0.0, np.zeros(2), True
+    labels = pictures.labels
+    if labels is not None and task.count_hits(np.zeros((1, len(task.outputs))), labels[:1]) is None:
+        labels = None
+    starts = list(range(0, len(pictures), CHUNK))
+    rounds: list[int] = starts * 2 if len(starts) == 1 else starts
+    for number, start in enumerate(rounds):
+        pixels, outputs = pictures.pixels[start : start + CHUNK], []
+        for side, engine in enumerate((original, export)):
+            began = time.perf_counter()
+            outputs.append(task.compute(engine, pixels).astype(np.float64))
+            seconds[side] += (time.perf_counter() - began) * bool(number)
+        ours, theirs = outputs
+        if number < len(starts):
+            finite = finite and bool(np.isfinite(theirs).all())
+            furthest = max(furthest, float(np.abs(ours - theirs).max())) if finite else float("inf")
+            same += task.measure_agreement(ours, theirs) * len(pixels)
+            if labels is not None:
+                right += [task.count_hits(one, labels[start : start + CHUNK]) or 0 for one in (ours, theirs)]
+        counted += len(pixels) * bool(number)
+        progress(min(start + CHUNK, len(pictures)))
+    rates = counted / seconds[0], counted / seconds[1]
+    tops = None if labels is None else (float(right[0]) / len(labels), float(right[1]) / len(labels))
+    return Proof(
+        len(pictures),
+        furthest,
+        agreement=same / len(pictures),
+        right=tops,
+        rates=rates,
+        finite=finite,
+        tolerance=task.export_tolerance,
+    )
