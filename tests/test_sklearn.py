@@ -35,7 +35,7 @@ SMALL_DECODER = {
     f"objective.decoder_{name}": [size] for name, size in (("width", "16"), ("depth", "1"), ("heads", "1"))
 }
 CLASSIFIER = VitreousClassifier("ViT-16x1/1", epochs=12, batch_size=256, lr=0.03, random_state=0, train_options=QUICK)
-REGRESSOR = VitreousRegressor("ViT-16x1/1", epochs=30, batch_size=256, lr=0.03, random_state=0, train_options=QUICK)
+REGRESSOR = VitreousRegressor("ViT-16x1/1", epochs=30, batch_size=64, lr=0.03, random_state=0, train_options=QUICK)
 EMBEDDER = VitreousEmbedder(
     model="ViT-16x1/1", epochs=2, batch_size=256, random_state=0, train_options=QUICK | {"settings": SMALL_DECODER}
 )

@@ -467,6 +467,9 @@ def losses(run: Run, home: Path):
     if run.objective.annotated:
         kind = {"classes": Mapped, "objects": Boxed}[run.objective.annotated]
         split = kind(split.pixels, split.labels)
+    if run.objective.of_values:
+        split = Arrays(split.pixels, np.stack([split.labels, split.labels**2, -split.labels], 1).astype(np.float64))
+        run = replace(run, objective=run.objective.fitted(split.labels))
     if run.preprocess.is_animated:
         paths = [write_clip(home / "clips" / f"{row}.gif", pixels) for row, pixels in enumerate(split.pixels)]
         split = ClipFiles(paths, split.labels)

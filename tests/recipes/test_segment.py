@@ -145,7 +145,7 @@ def test_balance_is_for_volumes_and_refused_for_boxes(tmp_path):
     maps = data_job.measure_for_recipe(open_data(solids), options)
     assert maps is not None and maps.symmetry == MapSymmetry() and sum(maps.shares) == pytest.approx(1)
     squares = write_coco(tmp_path / "squares")
-    with pytest.raises(UsageError, match="class_weights='balanced' reads labels"):
+    with pytest.raises(UsageError, match="class_weights='balanced' reads classes"):
         vitreous.train(str(squares), recipe="detect", class_weights="balanced", image_size=64, progress=False)
 
 

@@ -66,12 +66,12 @@ class Trial:
     lr: float
     folder: str
     score: float | None = None
-    figure: str = "top1"
     nll: float | None = None
     _: KW_ONLY
     loss: float | None = None  # of training, the last
     seconds: float | None = None
     failure: str | None = None
+    figure: str = "top1"
     better: str = "higher"
 
     @property
