@@ -34,7 +34,7 @@ import vitreous
 from vitreous.data.annotations.painted import paint_classes
 from vitreous.data.sources import open_data
 from vitreous.system.machine import processor
-from vitreous.tasks.metric_names import BOXES
+from vitreous.tasks.metrics import BOXES
 
 SCRATCH, FIRST = "vitreous, from scratch", "vitreous, pre-trained on the same images"
 MAE = {"recipe": "mae", "model": "Conv+ViT-128x4/8", "image_size": SIDE}

@@ -10,12 +10,12 @@ from vitreous.training.run import Ramp, Run
 
 
 @pytest.fixture
-def run(tmp_path):
+def run_config(tmp_path):
     return make(tmp_path)[0].run
 
 
-def test_yaml_brings_back_the_same_run(run):
-    assert from_yaml(Run, to_yaml(run)) == run
+def test_yaml_brings_back_the_same_run(run_config):
+    assert from_yaml(Run, to_yaml(run_config)) == run_config
 
 
 @pytest.mark.parametrize(
@@ -29,46 +29,51 @@ def test_yaml_brings_back_the_same_run(run):
         ("precision: fp32", "precision: fp8", "precision"),
     ],
 )
-def test_what_a_config_may_not_say(run, old, new, message):
-    text = to_yaml(run).replace(old, new, 1)
+def test_what_a_config_may_not_say(run_config, old, new, message):
+    text = to_yaml(run_config).replace(old, new, 1)
     assert new in text
     if message is None:
-        assert from_yaml(Run, text) == run
+        assert from_yaml(Run, text) == run_config
         return
     with pytest.raises(UsageError, match=message):
         from_yaml(Run, text)
 
 
-def test_all_errors_come_at_once(run):
+def test_all_errors_come_at_once(run_config):
     with pytest.raises(UsageError) as error:
-        from_yaml(Run, to_yaml(run).replace("lr: 0.003", "lr: x").replace("seed: 0", "seed: y"))
+        from_yaml(Run, to_yaml(run_config).replace("lr: 0.003", "lr: x").replace("seed: 0", "seed: y"))
     assert "optimizer.lr" in error.value.message and "seed" in error.value.message
 
 
-def test_paths_set_one_value(run):
-    changed = set_paths(run, {"optimizer.betas": ["0.8", "0.9"], "schedule.warmup-steps": ["7"]})
+def test_paths_set_one_value(run_config):
+    changed = set_paths(run_config, {"optimizer.betas": ["0.8", "0.9"], "schedule.warmup-steps": ["7"]})
     assert changed.optimizer.betas == (0.8, 0.9) and changed.schedule.warmup_steps == 7
-    assert differences(run, changed) == ["optimizer.betas: (0.9, 0.999) -> (0.8, 0.9)", "schedule.warmup_steps: 2 -> 7"]
-    assert set_paths(run, {"optimizer.lr": ["1e-4"]}) == replace(run, optimizer=replace(run.optimizer, lr=1e-4))
+    assert differences(run_config, changed) == [
+        "optimizer.betas: (0.9, 0.999) -> (0.8, 0.9)",
+        "schedule.warmup_steps: 2 -> 7",
+    ]
+    assert set_paths(run_config, {"optimizer.lr": ["1e-4"]}) == replace(
+        run_config, optimizer=replace(run_config.optimizer, lr=1e-4)
+    )
 
 
-def test_a_schedule_is_set_by_its_name(run):
-    run = replace(run, schedules={"momentum": Ramp(0.99, 1.0), "weight_decay": Ramp(0.04, 0.4)})
-    changed = set_paths(run, {"schedules.momentum.start": ["0.95"], "schedules.weight-decay.end": ["0.04"]})
+def test_a_schedule_is_set_by_its_name(run_config):
+    run_config = replace(run_config, schedules={"momentum": Ramp(0.99, 1.0), "weight_decay": Ramp(0.04, 0.4)})
+    changed = set_paths(run_config, {"schedules.momentum.start": ["0.95"], "schedules.weight-decay.end": ["0.04"]})
     assert changed.schedules == {"momentum": Ramp(0.95, 1.0), "weight_decay": Ramp(0.04, 0.04)}
-    assert run.schedules["momentum"].start == 0.99 and differences(run, changed) == [
+    assert run_config.schedules["momentum"].start == 0.99 and differences(run_config, changed) == [
         "schedules.momentum.start: 0.99 -> 0.95",
         "schedules.weight_decay.end: 0.4 -> 0.04",
     ]
     with pytest.raises(UsageError, match=r"unknown setting schedules\.speed\.start"):
-        set_paths(run, {"schedules.speed.start": ["0.95"]})
+        set_paths(run_config, {"schedules.speed.start": ["0.95"]})
 
 
-def test_fields_that_go_together_are_set_together(run):
+def test_fields_that_go_together_are_set_together(run_config):
     words = {"model.pool": ["mean"], "model.axial": ["true"], "model.class-token": ["false"]}
-    assert set_paths(run, words).model.axial
+    assert set_paths(run_config, words).model.axial
     with pytest.raises(UsageError, match="without prefix tokens"):
-        set_paths(run, {"model.axial": ["true"]})
+        set_paths(run_config, {"model.axial": ["true"]})
 
 
 def test_unknown_settings_of_a_run_name_their_path():

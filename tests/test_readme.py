@@ -58,7 +58,7 @@ def make_boxes(root: Path, count: int) -> None:
 
 
 @pytest.fixture
-def home(tmp_path, monkeypatch, published_weights):
+def quickstart_folder(tmp_path, monkeypatch, published_weights):
     """A working directory with the images that the quickstarts name; published weights are a small random ViT."""
     make_folder(tmp_path / "photos", {"train": 8, "val": 4, "test": 4}, classes=("cat", "dog"), size=(80, 72))
     make_folder(tmp_path / "unlabelled", {"": 40}, classes=("",), size=(32, 32))
@@ -85,7 +85,7 @@ def serve_once(words: list[str]) -> None:
             process.kill()
 
 
-def test_command_line_quickstarts(home):
+def test_command_line_quickstarts(quickstart_folder):
     commands = [
         shlex.split(line)
         for block in code_blocks("sh")[INSTALL_BLOCKS:]
@@ -102,11 +102,11 @@ def test_command_line_quickstarts(home):
         result = say(*words, *options)
         assert result.returncode == 0, f"{shlex.join(words)}\n{result.stderr}"
     for name in ("pets.csv", "new.npz", "drawn/smear.png"):
-        assert (home / name).is_file()
-    assert list((home / "runs" / "cells").glob("**/*.onnx"))
+        assert (quickstart_folder / name).is_file()
+    assert list((quickstart_folder / "runs" / "cells").glob("**/*.onnx"))
 
 
-def test_python_quickstarts(home, monkeypatch, capsys):
+def test_python_quickstarts(quickstart_folder, monkeypatch, capsys):
     """The blocks run in order, in one namespace."""
     train = vitreous.train
 

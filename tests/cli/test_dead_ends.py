@@ -105,23 +105,23 @@ def test_the_newest_run_is_found_and_weights_are_no_images(two_runs, tmp_path, m
 
 
 @pytest.fixture(scope="module")
-def run(two_runs):
+def complete_run(two_runs):
     """A real run in `runs/real`, which is complete."""
     train(str(two_runs / "photos"), out=str(two_runs / "runs" / "real"), workers=0, **{**TINY, "epochs": 1})
     return two_runs / "runs" / "real"
 
 
-def test_a_run_is_resumed_by_its_name_alone(two_runs, run):
+def test_a_run_is_resumed_by_its_name_alone(two_runs, complete_run):
     result = say("train", "--resume", "runs/real", cwd=two_runs)
     assert result.returncode == 0 and "note: runs/real is already complete" in result.stderr, result.stderr
     assert say("train", "--resume", "runs/real", "--out", "runs/real", cwd=two_runs).returncode == 0
-    assert train(str(run), resume=True)["run"] == str(run)
+    assert train(str(complete_run), resume=True)["run"] == str(complete_run)
     result = say("train", "--resume", "runs/real", "--out", "runs/a", cwd=two_runs)
     assert result.returncode == 2
     assert result.stderr == ("error: --resume names two runs: runs/real and --out runs/a\n  leave one of them out\n")
 
 
-def test_a_run_is_no_data(two_runs, run):
+def test_a_run_is_no_data(two_runs, complete_run):
     result = say("train", "runs/real", cwd=two_runs)
     assert result.returncode == 2
     assert result.stderr == (
@@ -129,10 +129,10 @@ def test_a_run_is_no_data(two_runs, run):
         "its weights: vitreous train DATA --init runs/real\n"
     )
     with pytest.raises(UsageError, match="is a run, not a data set"):
-        train(str(run))
+        train(str(complete_run))
 
 
-def test_a_run_prints_no_formats_and_no_missing_split(two_runs, run):
+def test_a_run_prints_no_formats_and_no_missing_split(two_runs, complete_run):
     words = [w for k, v in {**TINY, "epochs": 1}.items() for w in (f"--{k}", str(v))]
     result = say("train", "photos/train", "--out", "runs/plain", "--workers", "0", *words, cwd=two_runs)
     assert result.returncode == 0, result.stderr
@@ -158,7 +158,7 @@ def test_being_stopped_is_no_error(capsys):
 
 
 @pytest.mark.slow
-def test_watch_waits_for_a_run_and_ends_without_an_error(two_runs, run):
+def test_watch_waits_for_a_run_and_ends_without_an_error(two_runs, complete_run):
     """From before the run is there to Ctrl-C."""
     words = [sys.executable, "-m", "vitreous", "watch", "runs/later", "--port", "0"]
     process = subprocess.Popen(words, cwd=two_runs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -167,7 +167,7 @@ def test_watch_waits_for_a_run_and_ends_without_an_error(two_runs, run):
         (two_runs / "runs" / "later").mkdir()
         (two_runs / "runs" / "later" / "command.txt").write_text("vitreous train")
         time.sleep(0.7)
-        (two_runs / "runs" / "later" / "config.yaml").write_text((run / "config.yaml").read_text())
+        (two_runs / "runs" / "later" / "config.yaml").write_text((complete_run / "config.yaml").read_text())
         assert process.stdout.readline().startswith("watching runs/later at http://127.0.0.1:")
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 130 and process.stderr.read().endswith("stopped\n")

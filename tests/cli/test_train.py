@@ -10,8 +10,7 @@ import pytest
 
 from tests.conftest import TINY, document, make_folder, say
 from vitreous.cli import train as verb
-from vitreous.cli.console import Console, readable_bytes
-from vitreous.cli.figures import figures
+from vitreous.cli.console import Console, figures, readable_bytes
 from vitreous.jobs.train import train
 
 WORDS = [w for k, v in {**TINY, "epochs": 1}.items() for w in (f"--{k}", str(v))]

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from vitreous.errors import UsageError
-from vitreous.tasks.calibration import judge_abstention, selective_risk
+from vitreous.tasks.calibration import check_abstain, judge_abstention, selective_risk
 from vitreous.tasks.classification_metrics import most_confused
-from vitreous.tasks.probabilities import check_abstain
 
 
 def test_coverage_accuracy_and_area_are_those_of_a_loop():

@@ -51,7 +51,7 @@ def test_crops_lie_along_the_longer_side_and_the_middle_one_is_the_usual(size, a
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def clip_run(tmp_path_factory):
     """A run of wide clips, one step long, and its data."""
     home = write_moves(tmp_path_factory.mktemp("clips"), 8, (".gif", ""))
     wide = np.random.default_rng(0).integers(0, 255, (9, 16, 40, 3)).astype(np.uint8)
@@ -62,33 +62,33 @@ def run(tmp_path_factory):
     return out, home
 
 
-def test_the_mean_of_logits_is_that_of_every_view_and_one_view_is_the_usual_answer(run):
-    bundle, split = load_bundle(run[0] / "model"), open_data(run[1]).split("train")
+def test_the_mean_of_logits_is_that_of_every_view_and_one_view_is_the_usual_answer(clip_run):
+    bundle, split = load_bundle(clip_run[0] / "model"), open_data(clip_run[1]).split("train")
     engine, views = make_engine(bundle.model, bundle.preprocess, InferenceOptions(**CPU)), ClipViews(3, 3)
     logits, bad = logits_of(engine, EvalLoader(split, bundle.preprocess, views=views), batch_size=10)
     assert not bad
     for row in (0, len(split) - 1):
         alone = engine(torch.from_numpy(views.pixels(split.clip(row), bundle.preprocess)))  # type: ignore[attr-defined]
         assert np.allclose(alone.mean(0).numpy(), logits[row], atol=1e-5) and alone.std() > 1e-4
-    plain = vitreous.evaluate(str(run[0]), split="train", workers=0, clip_views="1x1", **CPU)
+    plain = vitreous.evaluate(str(clip_run[0]), split="train", workers=0, clip_views="1x1", **CPU)
     assert plain["clip_views"] == "1x1"
-    several = vitreous.evaluate(str(run[0]), split="train", workers=0, clip_views="3x3", **CPU)
+    several = vitreous.evaluate(str(clip_run[0]), split="train", workers=0, clip_views="3x3", **CPU)
     labels = torch.from_numpy(split.labels)
     nll = torch.nn.functional.cross_entropy(torch.from_numpy(logits).double() / bundle.temperature, labels).item()
     assert several["train"]["nll"] == pytest.approx(nll, abs=1e-4) and several["train"] != plain["train"]
     assert several["clip_views"] == "3x3"
-    lines = (run[0] / "evaluations.jsonl").read_text().splitlines()
+    lines = (clip_run[0] / "evaluations.jsonl").read_text().splitlines()
     assert [json.loads(line)["clip_views"] for line in lines] == ["1x1", "3x3"]
-    page = next(path for path in run[0].glob("report-train.html")).read_text()
+    page = next(path for path in clip_run[0].glob("report-train.html")).read_text()
     assert "3x3 views of each clip" in page and "--clip-views 3x3" in page
 
 
-def test_predict_and_embed_average_over_views(run):
-    plain, again, several = (vitreous.load(run[0], **CPU, **more)
+def test_predict_and_embed_average_over_views(clip_run):
+    plain, again, several = (vitreous.load(clip_run[0], **CPU, **more)
                              for more in ({}, {"clip_views": "1x1"}, {"clip_views": "2x3"}))  # fmt: skip
-    clips = [str(run[1] / "left" / name) for name in ("wide.gif", "clip0.gif", "clip1")]
+    clips = [str(clip_run[1] / "left" / name) for name in ("wide.gif", "clip0.gif", "clip1")]
     assert plain.predict(clips) == again.predict(clips) != several.predict(clips)
-    bundle = load_bundle(run[0] / "model")
+    bundle = load_bundle(clip_run[0] / "model")
     rows = ClipViews(2, 3).pixels(open_clip(clips[0]), bundle.preprocess)
     logits = several.engine.logits(rows).mean(0).astype(np.float64) / bundle.temperature
     answer = several.predict(clips[0], top=2)
@@ -106,12 +106,12 @@ def test_words_that_are_no_views_are_refused(words, problem):
         clip_views_of(words, ClipPreprocess((4, 8, 8)))
 
 
-def test_views_of_what_has_none_are_refused(run, tmp_path):
+def test_views_of_what_has_none_are_refused(clip_run, tmp_path):
     with pytest.raises(UsageError, match="takes images"):
         clip_views_of("4x3", ImagePreprocess((8, 8)))
     with pytest.raises(UsageError, match="whole frames, not crops\n  use 4x1"):
         clip_views_of("4x3", ClipPreprocess((4, 8, 8), fit="squash"))
     with pytest.raises(UsageError, match="clip_views='2x1' is for answers of models"):
-        vitreous.evaluate(str(run[0]), protocol="knn", clip_views="2x1", **CPU)
+        vitreous.evaluate(str(clip_run[0]), protocol="knn", clip_views="2x1", **CPU)
     with pytest.raises(UsageError, match="suspects is about the features of one view"):
-        vitreous.evaluate(str(run[0]), suspects=str(tmp_path / "x.csv"), clip_views="2x1", **CPU)
+        vitreous.evaluate(str(clip_run[0]), suspects=str(tmp_path / "x.csv"), clip_views="2x1", **CPU)

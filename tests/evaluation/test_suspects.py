@@ -7,7 +7,7 @@ import pytest
 from sklearn.neighbors import NearestNeighbors
 
 from vitreous.evaluation.familiarity import find_suspects, neighbour_shares
-from vitreous.tasks.probabilities import probabilities
+from vitreous.tasks.calibration import probabilities
 
 
 def data(images: int, seed: int, classes: int = 5, width: int = 16):

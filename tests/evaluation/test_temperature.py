@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from vitreous.errors import DataError
-from vitreous.tasks.calibration import BINS, calibration_error, fit_temperature, losses
-from vitreous.tasks.probabilities import probabilities
+from vitreous.tasks.calibration import BINS, calibration_error, fit_temperature, losses, probabilities
 
 
 def planted(temperature: float, images: int = 20_000, classes: int = 6, several: bool = False):

@@ -14,10 +14,9 @@ from tests.gpu.support import DEVICE, ON_GPU, check_close, check_tensors_close
 from vitreous.models.config import SwinConfig, ViTConfig
 from vitreous.models.packed import Packed
 from vitreous.models.zoo import build_model
-from vitreous.nn.attention import Attention, NormedAttention, attend, attend_segments, attend_unscaled
+from vitreous.nn.attention import Attention, NormedAttention, Segments, attend, attend_segments, attend_unscaled
 from vitreous.nn.position import TokenPositions
 from vitreous.nn.relative import GridAttention, RelativeAttention, RotaryAttention
-from vitreous.nn.segments import Segments
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]  # PyTorch tells why it leaves out a kernel
 BACKENDS = {

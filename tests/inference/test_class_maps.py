@@ -9,7 +9,7 @@ from PIL import Image
 
 import vitreous
 from tests.data.annotations.scenery import write_maps
-from tests.reports.test_scenes import CLASSES, run  # noqa: F401
+from tests.reports.test_scenes import CLASSES, scenes_run  # noqa: F401
 from vitreous.data.annotations.drawing import class_colours, lay_over, picture_of_map
 from vitreous.data.annotations.target import IGNORE
 from vitreous.data.sources import open_data
@@ -26,9 +26,9 @@ def predict(*words):
     return stop.value.code
 
 
-def test_a_class_map_is_that_of_the_model_on_one_tile(run, tmp_path):  # noqa: F811
+def test_a_class_map_is_that_of_the_model_on_one_tile(scenes_run, tmp_path):  # noqa: F811
     pixels = np.random.default_rng(0).integers(0, 255, (32, 32, 3)).astype(np.uint8)
-    predictor = vitreous.load(run, precision="fp32")
+    predictor = vitreous.load(scenes_run, precision="fp32")
     answer = predictor.segment(pixels)
     with torch.inference_mode():
         images = predictor.card.preprocess.normalise(torch.from_numpy(pixels).movedim(-1, 0)[None])
@@ -46,9 +46,9 @@ def test_a_class_map_is_that_of_the_model_on_one_tile(run, tmp_path):  # noqa: F
         predictor.predict(pixels, threshold=0.5)
 
 
-def test_answers_keep_size_and_order_and_features_are_the_backbones(run, tmp_path):  # noqa: F811
+def test_answers_keep_size_and_order_and_features_are_the_backbones(scenes_run, tmp_path):  # noqa: F811
     images = [np.full((h, w, 3), 90, np.uint8) for h, w in ((24, 32), (7, 90), (50, 33))]
-    predictor = vitreous.load(run, precision="fp32")
+    predictor = vitreous.load(scenes_run, precision="fp32")
     assert [answer.classes.shape for answer in predictor.segment(images)] == [(24, 32), (7, 90), (50, 33)]
     assert predictor.embed(images).shape == (3, 32)
     assert [answer.classes.shape for answer in predictor.predict(images)] == [(24, 32), (7, 90), (50, 33)]
@@ -66,14 +66,14 @@ def test_a_model_of_images_has_no_class_maps(tmp_path):
     assert predict(tmp_path / "model", tmp_path / "a.png", "--overlay", tmp_path / "o") == 2
 
 
-def test_files_are_read_again_as_class_maps(run, tmp_path, capsys):  # noqa: F811
+def test_files_are_read_again_as_class_maps(scenes_run, tmp_path, capsys):  # noqa: F811
     home = write_maps(tmp_path / "data", 3)
     images = home / "images"
-    assert predict(run, images, "--out", tmp_path / "out" / "masks", "--overlay", tmp_path / "over") == 0
+    assert predict(scenes_run, images, "--out", tmp_path / "out" / "masks", "--overlay", tmp_path / "over") == 0
     (tmp_path / "out" / "images").symlink_to(images)
     (tmp_path / "out" / "classes.txt").write_text("\n".join(CLASSES))
     split = open_data(str(tmp_path / "out")).split("train")
-    predictor = vitreous.load(run)
+    predictor = vitreous.load(scenes_run)
     for sample in range(len(split)):
         answer = predictor.segment(split.path(sample))
         assert np.array_equal(split.target(sample).class_map(), answer.classes)
@@ -83,17 +83,17 @@ def test_files_are_read_again_as_class_maps(run, tmp_path, capsys):  # noqa: F81
     assert Image.open(rows[0]["overlay"]).size == (32, 24) and Image.open(rows[0]["file"]).mode == "P"
 
 
-def test_a_folder_of_answers_is_continued_and_never_overwritten(run, tmp_path, capsys):  # noqa: F811
+def test_a_folder_of_answers_is_continued_and_never_overwritten(scenes_run, tmp_path, capsys):  # noqa: F811
     images, out = write_maps(tmp_path / "data", 3) / "images", tmp_path / "masks"
-    assert predict(run, images, "--out", out) == 0
+    assert predict(scenes_run, images, "--out", out) == 0
     before = (out / "1.png").read_bytes()
-    assert predict(run, images, "--out", out) == 2 and "none is overwritten" in capsys.readouterr().err
+    assert predict(scenes_run, images, "--out", out) == 2 and "none is overwritten" in capsys.readouterr().err
     lines = (out / "maps.jsonl").read_text().splitlines()
     (out / "maps.jsonl").write_text(f"{lines[0]}\n{lines[1][:20]}")
     described = json.loads((out / "maps.jsonl.job.json").read_text())
     (out / "maps.jsonl.job.json").write_text(json.dumps(described | {"finished": False, "rows": 0}))
     (out / "1.png").unlink()
-    assert predict(run, images, "--out", out, "--resume") == 0
+    assert predict(scenes_run, images, "--out", out, "--resume") == 0
     assert (out / "maps.jsonl").read_text().splitlines() == lines and (out / "1.png").read_bytes() == before
     assert len(list(out.glob("*.png"))) == 3
 
@@ -106,17 +106,17 @@ def test_a_folder_of_answers_is_continued_and_never_overwritten(run, tmp_path, c
         (["--out", "maps.jsonl"], "no folder"),
     ],
 )
-def test_options_without_meaning_are_refused(run, tmp_path, capsys, words, message):  # noqa: F811
+def test_options_without_meaning_are_refused(scenes_run, tmp_path, capsys, words, message):  # noqa: F811
     images = write_maps(tmp_path / "data", 1) / "images"
-    assert predict(run, images, *words) == 2 and message in capsys.readouterr().err
+    assert predict(scenes_run, images, *words) == 2 and message in capsys.readouterr().err
 
 
-def test_unreadable_images_are_told_and_the_others_answered(run, tmp_path, capsys):  # noqa: F811
+def test_unreadable_images_are_told_and_the_others_answered(scenes_run, tmp_path, capsys):  # noqa: F811
     images = write_maps(tmp_path / "data", 2) / "images"
     (images / "0.png").write_bytes(b"none")
-    assert predict(run, images, "--out", tmp_path / "masks") == 3
+    assert predict(scenes_run, images, "--out", tmp_path / "masks") == 3
     assert sorted(path.name for path in (tmp_path / "masks").glob("*.png")) == ["1.png"]
-    assert predict(run, images) == 3
+    assert predict(scenes_run, images) == 3
 
 
 def test_names_of_files_are_those_below_the_common_folder(tmp_path):

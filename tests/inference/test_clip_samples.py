@@ -29,24 +29,24 @@ SAMPLED = {"progress": False, "steps": 2, "device": "cpu", "precision": "fp32"}
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory):
+def moving_squares(tmp_path_factory):
     """GIFs of squares that move left or right, in three splits."""
-    home = tmp_path_factory.mktemp("clips")
+    moving_squares = tmp_path_factory.mktemp("clips")
     for place, (name, count) in enumerate((("train", 6), ("val", 2), ("test", 6))):
-        write_moves(home / name, count, (".gif",), first=100 * place)
-    return home
+        write_moves(moving_squares / name, count, (".gif",), first=100 * place)
+    return moving_squares
 
 
 @pytest.fixture(scope="module")
-def run(home, tmp_path_factory):
+def clip_generator_run(moving_squares, tmp_path_factory):
     """A run of three steps, and what it noted."""
     out, notes = tmp_path_factory.mktemp("runs") / "run", Notes()
-    vitreous.train(home, out=out, recipe="sit", steps=3, listener=notes, **WAYS)
+    vitreous.train(moving_squares, out=out, recipe="sit", steps=3, listener=notes, **WAYS)
     return out, notes.notes
 
 
-def test_a_recipe_of_generators_trains_on_clips_without_mirroring_them(run):
-    out, notes = run
+def test_a_recipe_of_generators_trains_on_clips_without_mirroring_them(clip_generator_run):
+    out, notes = clip_generator_run
     assert any(note.startswith("the data are 28 clips") for note in notes)
     settings, bundle = Folder(out).run(), open_generator(out)
     assert settings.views.flip == 0 and settings.preprocess.is_animated and settings.objective.name == "flow"
@@ -59,27 +59,37 @@ def test_a_recipe_of_generators_trains_on_clips_without_mirroring_them(run):
     assert "Generated clips" in page and "The 4 frames of each in a row" in page
 
 
-def test_a_stopped_run_of_clips_ends_in_the_same_bits(home, tmp_path):
+def test_a_stopped_run_of_clips_ends_in_the_same_bits(moving_squares, tmp_path):
     ways = {**WAYS, "recipe": "dit", "steps": 4, "save_every": 2, "log_every": 1}
-    vitreous.train(home, out=tmp_path / "whole", progress=False, **ways)
+    vitreous.train(moving_squares, out=tmp_path / "whole", progress=False, **ways)
     with pytest.raises(KeyError):
-        vitreous.train(home, out=tmp_path / "stopped", listener=Notes(12), **ways)
+        vitreous.train(moving_squares, out=tmp_path / "stopped", listener=Notes(12), **ways)
     vitreous.train(out=tmp_path / "stopped", resume=True, progress=False)
     first, second = (load_bundle(tmp_path / name / "model").model.state_dict() for name in ("whole", "stopped"))
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_a_generator_of_clips_goes_on_from_its_weights_and_not_on_pictures(home, run, tmp_path):
+def test_a_generator_of_clips_goes_on_from_its_weights_and_not_on_pictures(
+    moving_squares, clip_generator_run, tmp_path
+):
     notes, ways = Notes(), {name: value for name, value in WAYS.items() if name not in ("model", "frames")}
-    vitreous.train(home, out=tmp_path / "more", recipe="sit", init=str(run[0]), steps=1, listener=notes, **ways)
-    assert open_generator(tmp_path / "more").model.config == open_generator(run[0]).model.config
+    vitreous.train(
+        moving_squares,
+        out=tmp_path / "more",
+        recipe="sit",
+        init=str(clip_generator_run[0]),
+        steps=1,
+        listener=notes,
+        **ways,
+    )
+    assert open_generator(tmp_path / "more").model.config == open_generator(clip_generator_run[0]).model.config
     assert any("new 0, unused 0" in note for note in notes.notes)
     with pytest.raises(UsageError, match="are for clips, the data are images"):
-        vitreous.train("digits", out=tmp_path / "run", recipe="sit", init=str(run[0]), progress=False)
+        vitreous.train("digits", out=tmp_path / "run", recipe="sit", init=str(clip_generator_run[0]), progress=False)
 
 
-def test_a_clip_is_the_same_alone_and_among_others_and_moves(run):
-    generator = Generator(open_generator(run[0]), "cpu", "fp32")
+def test_a_clip_is_the_same_alone_and_among_others_and_moves(clip_generator_run):
+    generator = Generator(open_generator(clip_generator_run[0]), "cpu", "fp32")
     options = SampleOptions(steps=2, seed=5, guidance=2.0)
     together = list(generator.make([(0, 0), (1, 0), (1, 1), (0, 3)], options))
     assert [one.image.shape for one in together] == [(4, 16, 16, 3)] * 4 and len(together[0].frames) == 4
@@ -90,9 +100,9 @@ def test_a_clip_is_the_same_alone_and_among_others_and_moves(run):
     assert not np.array_equal(together[0].image[0], together[0].image[1])
 
 
-def test_a_folder_of_gifs_is_gone_on_with_and_holds_what_was_made(run, tmp_path):
+def test_a_folder_of_gifs_is_gone_on_with_and_holds_what_was_made(clip_generator_run, tmp_path):
     place = tmp_path / "many"
-    document = vitreous.sample(run[0], place, count=4, **SAMPLED)
+    document = vitreous.sample(clip_generator_run[0], place, count=4, **SAMPLED)
     assert document["frames"] == 4 and len(document["files"]) == 4
     names = [f"{name}-0000{number}.gif" for name in ("left", "right") for number in range(2)]
     assert sorted(path.name for path in place.glob("*.gif")) == names
@@ -100,15 +110,15 @@ def test_a_folder_of_gifs_is_gone_on_with_and_holds_what_was_made(run, tmp_path)
     assert (len(clip), clip.size) == (4, (16, 16)) and clip.times == pytest.approx([0, 0.1, 0.2, 0.3])
     stamp = (place / names[0]).stat().st_mtime_ns
     (place / names[1]).unlink()
-    vitreous.sample(run[0], place, count=6, frames=4, **SAMPLED)
+    vitreous.sample(clip_generator_run[0], place, count=6, frames=4, **SAMPLED)
     assert (place / names[0]).stat().st_mtime_ns == stamp and len(list(place.glob("*.gif"))) == 6
     with pytest.raises(UsageError, match="made with other settings"):
-        vitreous.sample(run[0], place, frames=6, **SAMPLED)
+        vitreous.sample(clip_generator_run[0], place, frames=6, **SAMPLED)
 
 
-def test_grids_of_clips_move_as_gif_and_mp4_and_lie_in_rows_as_png(run, tmp_path):
+def test_grids_of_clips_move_as_gif_and_mp4_and_lie_in_rows_as_png(clip_generator_run, tmp_path):
     for suffix, size in (("gif", (286, 388)), ("mp4", (286, 388))):
-        vitreous.sample(run[0], tmp_path / f"grid.{suffix}", count=6, **SAMPLED)
+        vitreous.sample(clip_generator_run[0], tmp_path / f"grid.{suffix}", count=6, **SAMPLED)
         clip = open_clip(tmp_path / f"grid.{suffix}")
         assert (len(clip), clip.size) == (4, size), suffix
     clips = (open_clip(tmp_path / f"grid.{suffix}").read(np.arange(4)) for suffix in ("gif", "mp4"))
@@ -116,15 +126,18 @@ def test_grids_of_clips_move_as_gif_and_mp4_and_lie_in_rows_as_png(run, tmp_path
         clip @ np.array([0.299, 0.587, 0.114]) for clip in clips
     )  # yuv420p keeps brightness alone at each place
     assert all(np.corrcoef(one.ravel(), other.ravel())[0, 1] > 0.9 for one, other in zip(gif, mp4, strict=True))
-    vitreous.sample(run[0], tmp_path / "grid.png", count=6, **SAMPLED)
+    vitreous.sample(clip_generator_run[0], tmp_path / "grid.png", count=6, **SAMPLED)
     assert Image.open(tmp_path / "grid.png").size == (4 * 130 - 2, 6 * 144 - 2)
 
 
-def test_clips_have_other_lengths_than_those_that_were_learned(run, tmp_path):
-    assert vitreous.sample(run[0], tmp_path / "long.gif", classes=("left",), frames=10, **SAMPLED)["frames"] == 10
+def test_clips_have_other_lengths_than_those_that_were_learned(clip_generator_run, tmp_path):
+    assert (
+        vitreous.sample(clip_generator_run[0], tmp_path / "long.gif", classes=("left",), frames=10, **SAMPLED)["frames"]
+        == 10
+    )
     assert len(open_clip(tmp_path / "long.gif")) == 10
     with pytest.raises(UsageError, match="frames=5 is not a multiple of the 2 frames of a patch") as failure:
-        vitreous.sample(run[0], tmp_path / "odd.gif", frames=5, **SAMPLED)
+        vitreous.sample(clip_generator_run[0], tmp_path / "odd.gif", frames=5, **SAMPLED)
     assert failure.value.hint == "use --frames 4"
     with pytest.raises(UsageError, match="frames must be 1 to 4,096, not 0"):
         SampleOptions(frames=0)
@@ -139,43 +152,45 @@ def test_a_grid_of_odd_sides_is_an_mp4_with_even_ones(tmp_path):
     assert [round(float(frame[:4, :6].mean())) for frame in pixels] == pytest.approx([0, 128, 255], abs=12)
 
 
-def test_an_mp4_without_pyav_says_what_to_install(run, tmp_path, monkeypatch):
+def test_an_mp4_without_pyav_says_what_to_install(clip_generator_run, tmp_path, monkeypatch):
     monkeypatch.setattr(clip_files, "find_spec", lambda name: None)
     with pytest.raises(vitreous.errors.ResourceError, match="needs PyAV") as failure:
-        vitreous.sample(run[0], tmp_path / "x.mp4", **SAMPLED)
+        vitreous.sample(clip_generator_run[0], tmp_path / "x.mp4", **SAMPLED)
     assert "pip install 'vitreous[video]'" in failure.value.hint and not (tmp_path / "x.mp4").exists()
 
 
-def test_clips_are_judged_in_the_space_of_pixels_and_of_a_classifier_of_clips(home, run, tmp_path):
+def test_clips_are_judged_in_the_space_of_pixels_and_of_a_classifier_of_clips(
+    moving_squares, clip_generator_run, tmp_path
+):
     made: dict[str, Any] = {"samples": 10, "steps": 2}
-    judged = vitreous.evaluate(run[0], device="cpu", **made)["test"]
+    judged = vitreous.evaluate(clip_generator_run[0], device="cpu", **made)["test"]
     assert judged["dimensions"] == 4 * 16 * 16 * 3 and judged["frechet_distance"] > judged["frechet_distance_of_train"]
     ways = {name: value for name, value in WAYS.items() if name != "model"}
-    vitreous.train(home, out=tmp_path / "reader", model="ViViT-32x1/8x2", steps=2, progress=False, **ways)
-    judged = vitreous.evaluate(run[0], device="cpu", features=str(tmp_path / "reader"), **made)["test"]
+    vitreous.train(moving_squares, out=tmp_path / "reader", model="ViViT-32x1/8x2", steps=2, progress=False, **ways)
+    judged = vitreous.evaluate(clip_generator_run[0], device="cpu", features=str(tmp_path / "reader"), **made)["test"]
     assert judged["dimensions"] == 32 and 0 <= judged["recognised"] <= 1
     vitreous.save(vitreous.create("ViT-32x1/8", 16, 2), tmp_path / "flat")
     with pytest.raises(UsageError, match="reads pictures, not clips"):
-        vitreous.evaluate(run[0], device="cpu", features=str(tmp_path / "flat"), **made)
+        vitreous.evaluate(clip_generator_run[0], device="cpu", features=str(tmp_path / "flat"), **made)
 
 
 @pytest.mark.parametrize(
     ("model", "message"),
     [("DiT-48x2/4", "is for pictures, and the data are clips"), ("ViViT-48x2/4x2", "is no model for the recipe sit")],
 )
-def test_models_of_another_kind_are_refused(home, tmp_path, model, message):
+def test_models_of_another_kind_are_refused(moving_squares, tmp_path, model, message):
     with pytest.raises(UsageError, match=message) as failure:
-        vitreous.train(home, out=tmp_path / "run", recipe="sit", progress=False, **WAYS | {"model": model})
+        vitreous.train(moving_squares, out=tmp_path / "run", recipe="sit", progress=False, **WAYS | {"model": model})
     assert "--model DiT-" in failure.value.hint
 
 
-def test_what_clips_have_no_answer_to_is_refused(home, run, tmp_path):
+def test_what_clips_have_no_answer_to_is_refused(moving_squares, clip_generator_run, tmp_path):
     with pytest.raises(UsageError, match="is no model for learning classes of clips"):
-        vitreous.train(home, out=tmp_path / "run", progress=False, **WAYS)
+        vitreous.train(moving_squares, out=tmp_path / "run", progress=False, **WAYS)
     with pytest.raises(UsageError, match="inpaint is for models of pictures, not of clips"):
-        vitreous.sample(run[0], tmp_path / "x", inpaint="a.png", mask="b.png", **SAMPLED)
+        vitreous.sample(clip_generator_run[0], tmp_path / "x", inpaint="a.png", mask="b.png", **SAMPLED)
     with pytest.raises(UsageError, match="makes clips, and a server answers with pictures"):
-        generator_predictor(load_bundle(run[0] / "model"))
+        generator_predictor(load_bundle(clip_generator_run[0] / "model"))
 
 
 def test_pictures_do_not_move(tmp_path):
@@ -187,8 +202,21 @@ def test_pictures_do_not_move(tmp_path):
         vitreous.sample(tmp_path / "run", tmp_path / "x.png", frames=4, **SAMPLED)
 
 
-def test_the_command_tells_how_many_frames_it_made(run, tmp_path):
-    words = ["sample", run[0], "--class", "left", "--count", "2", "--frames", "6", "--steps", "2", "--device", "cpu"]
+def test_the_command_tells_how_many_frames_it_made(clip_generator_run, tmp_path):
+    words = [
+        "sample",
+        clip_generator_run[0],
+        "--class",
+        "left",
+        "--count",
+        "2",
+        "--frames",
+        "6",
+        "--steps",
+        "2",
+        "--device",
+        "cpu",
+    ]
     done = say(*map(str, words), "--out", str(tmp_path / "clips"))
     assert done.returncode == 0 and "2 clips of 6 frames" in done.stdout, done.stderr
     assert len(open_clip(tmp_path / "clips" / "left-00001.gif")) == 6

@@ -46,7 +46,7 @@ def save_video_model(place: Path, name: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory):
+def video_models(tmp_path_factory):
     """Two bundles, and clips of three kinds below `clips`."""
     root = tmp_path_factory.mktemp("asked")
     save_video_model(root / "joint", "ViViT-32x2/4x2")
@@ -56,19 +56,19 @@ def home(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def predictor(home):
-    return load(home / "joint", device="cpu", precision="fp32")
+def predictor(video_models):
+    return load(video_models / "joint", device="cpu", precision="fp32")
 
 
 @pytest.fixture(scope="module")
-def site(home, predictor):
-    with running(predictor, QUIET, home / "joint") as server:
+def site(video_models, predictor):
+    with running(predictor, QUIET, video_models / "joint") as server:
         yield Site(server.address)
 
 
-def test_a_folder_stands_for_its_clips_and_each_is_answered_as_its_frames(home, predictor):
-    items = list(source([str(home / "clips")], preprocess=ClipPreprocess))
-    assert [Path(item.name).relative_to(home / "clips").as_posix() for item in items] == [
+def test_a_folder_stands_for_its_clips_and_each_is_answered_as_its_frames(video_models, predictor):
+    items = list(source([str(video_models / "clips")], preprocess=ClipPreprocess))
+    assert [Path(item.name).relative_to(video_models / "clips").as_posix() for item in items] == [
         f"{side}/{name}" for side in ("left", "right") for name in ("clip0.mp4", "clip1.gif", "clip2")
     ]
     answers = predictor.predict([item.name for item in items])
@@ -78,7 +78,7 @@ def test_a_folder_stands_for_its_clips_and_each_is_answered_as_its_frames(home, 
     as_tensor = torch.from_numpy(folder).permute(3, 0, 1, 2)
     assert predictor.predict(as_tensor).probabilities == answers[2].probabilities
     assert predictor.predict(folder.astype(np.float32) / 255).probabilities == answers[2].probabilities
-    content = (home / "clips/left/clip1.gif").read_bytes()
+    content = (video_models / "clips/left/clip1.gif").read_bytes()
     assert predictor.predict(content).probabilities == answers[1].probabilities
     assert predictor.predict(frames).probabilities == pytest.approx(answers[1].probabilities, abs=0.1)  # a palette
     grey = predictor.predict(folder[..., 0])
@@ -86,7 +86,7 @@ def test_a_folder_stands_for_its_clips_and_each_is_answered_as_its_frames(home, 
     assert len({answer.probabilities for answer in answers}) == len(answers)
 
 
-def test_what_is_no_clip_is_named(home, predictor, tmp_path):
+def test_what_is_no_clip_is_named(video_models, predictor, tmp_path):
     Image.new("RGB", (16, 16)).save(tmp_path / "picture.png")
     with pytest.raises(DataError, match=r"no clips in .*\n.*folders of numbered frames"):
         source([str(tmp_path)], preprocess=ClipPreprocess)
@@ -98,9 +98,9 @@ def test_what_is_no_clip_is_named(home, predictor, tmp_path):
         predictor.predict(np.zeros((1, 4, 16, 16, 3), np.uint8))
 
 
-def test_commands_write_answers_and_features_of_clips(home, tmp_path, capsys):
-    run, clips = str(home / "joint"), str(home / "clips")
-    (tmp_path / "broken.mp4").write_bytes((home / "clips/left/clip0.mp4").read_bytes()[:400])
+def test_commands_write_answers_and_features_of_clips(video_models, tmp_path, capsys):
+    run, clips = str(video_models / "joint"), str(video_models / "clips")
+    (tmp_path / "broken.mp4").write_bytes((video_models / "clips/left/clip0.mp4").read_bytes()[:400])
     options = ["--device", "cpu", "--precision", "fp32"]
     with pytest.raises(SystemExit, match="3"):
         main(["predict", run, clips, str(tmp_path), "--out", str(tmp_path / "out.jsonl"), *options])
@@ -113,8 +113,8 @@ def test_commands_write_answers_and_features_of_clips(home, tmp_path, capsys):
     capsys.readouterr()
 
 
-def test_http_answers_about_clips_as_python_does(home, predictor, site):
-    for path in sorted((home / "clips/left").glob("*.*")):
+def test_http_answers_about_clips_as_python_does(video_models, predictor, site):
+    for path in sorted((video_models / "clips/left").glob("*.*")):
         body, headers = form((path.name, path.read_bytes()))
         status, document, _ = site.ask("POST", "/v1/predict", body, headers)
         answer = predictor.predict(path)
@@ -148,17 +148,17 @@ def test_http_answers_about_clips_as_python_does(home, predictor, site):
         ("/v1/attention?format=gif&layer=all", None, 422, "a GIF of several maps"),
     ],
 )
-def test_http_refuses_with_one_message(home, site, path, content, status, message):
-    content = (home / "clips/left/clip1.gif").read_bytes() if content is None else content
+def test_http_refuses_with_one_message(video_models, site, path, content, status, message):
+    content = (video_models / "clips/left/clip1.gif").read_bytes() if content is None else content
     answered, document, _ = site.ask("POST", path, *form(("clip", content)))
     assert answered == status and message in document["error"]["message"]
 
 
-def test_limits_count_the_pixels_of_a_frame_and_factorised_models_show_no_attention(home):
-    predictor = load(home / "factorised", device="cpu", precision="fp32")
+def test_limits_count_the_pixels_of_a_frame_and_factorised_models_show_no_attention(video_models):
+    predictor = load(video_models / "factorised", device="cpu", precision="fp32")
     settings = replace(QUIET, limits=Limits(pixels=255))
-    body, headers = form(("clip", (home / "clips/left/clip1.gif").read_bytes()))
-    with running(predictor, settings, home / "factorised") as server:
+    body, headers = form(("clip", (video_models / "clips/left/clip1.gif").read_bytes()))
+    with running(predictor, settings, video_models / "factorised") as server:
         other = Site(server.address)
         can = other.ask("GET", "/v1/model")[1]["can"]
         assert can["frames"] and can["predict"] and not can["attention"]
@@ -166,9 +166,9 @@ def test_limits_count_the_pixels_of_a_frame_and_factorised_models_show_no_attent
         assert status == 422 and "frames of 16 x 16 pixels" in document["error"]["message"]
 
 
-def test_a_server_of_pictures_has_no_frames_and_takes_no_clips(home, tmp_path):
+def test_a_server_of_pictures_has_no_frames_and_takes_no_clips(video_models, tmp_path):
     vitreous.save(vitreous.create("ViT-32x1/8", 16, 2), tmp_path / "flat")
-    body, headers = form(("clip", (home / "clips/left/clip0.mp4").read_bytes()))
+    body, headers = form(("clip", (video_models / "clips/left/clip0.mp4").read_bytes()))
     with running(load(tmp_path / "flat", headless=True), QUIET, tmp_path / "flat") as server:
         other = Site(server.address)
         assert other.ask("POST", "/v1/frames", body, headers)[0] == 404
@@ -177,8 +177,8 @@ def test_a_server_of_pictures_has_no_frames_and_takes_no_clips(home, tmp_path):
 
 @needs_chromium
 @pytest.mark.parametrize("size", ["desk", "phone"])
-def test_the_page_plays_what_was_attended(browser, home, predictor, site, size):  # noqa: F811
-    path = home / "clips/left/clip0.mp4"
+def test_the_page_plays_what_was_attended(browser, video_models, predictor, site, size):  # noqa: F811
+    path = video_models / "clips/left/clip0.mp4"
     visit = Visit(browser, site.address, size)
     expect(visit.find("label[for=file].button")).to_have_text("Choose a clip")
     visit.page.set_input_files("#file", path)

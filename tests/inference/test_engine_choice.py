@@ -41,7 +41,7 @@ def bundle():
 
 
 @pytest.fixture
-def home(bundle, tmp_path):
+def bundle_folder(bundle, tmp_path):
     bundle.save(tmp_path / "bundle")
     return tmp_path / "bundle"
 
@@ -161,10 +161,10 @@ def test_torch_is_kept_unless_the_other_engine_is_clearly_faster(bundle, other, 
     assert races == [1] and OtherEngine.built == built  # the record saves building the alternative
 
 
-def test_features_are_measured_without_the_head(bundle, home, other, monkeypatch):
+def test_features_are_measured_without_the_head(bundle, bundle_folder, other, monkeypatch):
     set_race(monkeypatch, torch=0.5, openvino=0.25)
-    predictor = load(home, AUTO)
-    expected = load(home, AUTO).engine.features(bundle.preprocess.noise(3))
+    predictor = load(bundle_folder, AUTO)
+    expected = load(bundle_folder, AUTO).engine.features(bundle.preprocess.noise(3))
     predictor.choose_engine(math.inf, features=True)
     assert isinstance(predictor.engine.feature_engine, OtherEngine) and not isinstance(predictor.engine, OtherEngine)
     assert predictor.engine.options.engine == "openvino" and predictor.engine.note.startswith("engine: openvino, ")
@@ -319,9 +319,9 @@ def test_a_race_alternates_and_ends_before_two_seconds_where_it_can(seconds, rou
     assert result == pytest.approx({"a": seconds[0], "b": seconds[1]})
 
 
-def test_predict_names_the_engine_and_its_file_keeps_it(home, tmp_path, other, monkeypatch):
+def test_predict_names_the_engine_and_its_file_keeps_it(bundle_folder, tmp_path, other, monkeypatch):
     files, out = pictures(tmp_path / "new", 3), tmp_path / "answers.jsonl"
-    words = ("predict", str(home), *files, "--precision", "fp32")
+    words = ("predict", str(bundle_folder), *files, "--precision", "fp32")
     set_race(monkeypatch, torch=0.5, openvino=0.25)
     result = say(*words, "--out", str(out))
     assert result.returncode == 0 and result.stderr.count("engine: openvino, ") == 1
@@ -331,19 +331,19 @@ def test_predict_names_the_engine_and_its_file_keeps_it(home, tmp_path, other, m
     assert chosen["predictions"] == by_torch["predictions"]
 
 
-def test_every_verb_that_runs_a_model_chooses(home, tmp_path, other, monkeypatch):
+def test_every_verb_that_runs_a_model_chooses(bundle_folder, tmp_path, other, monkeypatch):
     files = pictures(tmp_path / "new", 3)
     set_race(monkeypatch, torch=0.5, openvino=0.25)
-    embedded = say("embed", str(home), *files, "--precision", "fp32", "--out", str(tmp_path / "e.npz"))
+    embedded = say("embed", str(bundle_folder), *files, "--precision", "fp32", "--out", str(tmp_path / "e.npz"))
     assert embedded.returncode == 0 and "engine: openvino, " in embedded.stderr
-    served = open_served(home, AUTO)
+    served = open_served(bundle_folder, AUTO)
     assert served.engine.options.engine == "openvino" and "batch size 1;" in served.engine.note
 
 
-def test_python_measures_on_request(home, other, monkeypatch):
+def test_python_measures_on_request(bundle_folder, other, monkeypatch):
     races = set_race(monkeypatch, torch=0.5, openvino=0.25)
-    assert load(home, precision="fp32").engine.options.engine == "auto" and not races
-    predictor = load(home, engine="auto", precision="fp32")
+    assert load(bundle_folder, precision="fp32").engine.options.engine == "auto" and not races
+    predictor = load(bundle_folder, engine="auto", precision="fp32")
     assert predictor.engine.options.engine == "openvino" and races == [1]
 
 

@@ -21,7 +21,7 @@ OF = {"format": 1, "pictures": ["a", "b"]}
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path, monkeypatch):
+def graph_cache(tmp_path, monkeypatch):
     """A cache of the test's own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "vitreous" / "graphs"
@@ -47,7 +47,7 @@ def answer(graph):
     return ov.Core().compile_model(graph, "CPU")([np.ones((2, 4), np.float32)])[0]
 
 
-def test_a_second_start_calibrates_nothing_and_answers_the_same_bits(home, monkeypatch):
+def test_a_second_start_calibrates_nothing_and_answers_the_same_bits(graph_cache, monkeypatch):
     nncf = pytest.importorskip("nncf")
     times, original = [], nncf.quantize
 
@@ -64,7 +64,7 @@ def test_a_second_start_calibrates_nothing_and_answers_the_same_bits(home, monke
         )
 
     first = started()
-    assert len(times) == 1 and len(list(home.iterdir())) == 1
+    assert len(times) == 1 and len(list(graph_cache.iterdir())) == 1
     assert torch.equal(started(), first) and len(times) == 1
 
 
@@ -89,7 +89,7 @@ def test_everything_that_decides_a_graph_has_a_graph_of_its_own(monkeypatch):
     assert len(keys) == 10
 
 
-def test_a_kept_graph_is_found_by_what_is_told_of_it(home):
+def test_a_kept_graph_is_found_by_what_is_told_of_it(graph_cache):
     make, other = Making(), Making(5.0)
     assert (
         (answer(get_or_build(ov, OF, make)) == 3).all()
@@ -97,7 +97,7 @@ def test_a_kept_graph_is_found_by_what_is_told_of_it(home):
         and make.times == 1
     )
     assert (answer(get_or_build(ov, OF | {"format": 2}, other)) == 5).all() and other.times == 1
-    assert len(list(home.iterdir())) == 2
+    assert len(list(graph_cache.iterdir())) == 2
 
 
 @pytest.mark.parametrize(
@@ -115,9 +115,9 @@ def test_a_kept_graph_is_found_by_what_is_told_of_it(home):
         lambda content: b"\xff\xfe" + content,
     ],
 )
-def test_a_file_that_is_damaged_is_made_again(home, harm):
+def test_a_file_that_is_damaged_is_made_again(graph_cache, harm):
     get_or_build(ov, OF, Making())
-    (place,) = home.iterdir()
+    (place,) = graph_cache.iterdir()
     whole = place.read_bytes()
     place.write_bytes(harm(whole))
     make = Making()
@@ -126,29 +126,29 @@ def test_a_file_that_is_damaged_is_made_again(home, harm):
     assert load(place, OF) is not None and (answer(get_or_build(ov, OF, make)) == 3).all() and make.times == 1
 
 
-def test_a_whole_file_of_something_else_is_not_taken(home):
+def test_a_whole_file_of_something_else_is_not_taken(graph_cache):
     get_or_build(ov, OF, Making())
     get_or_build(ov, OF | {"format": 2}, Making(5.0))
-    own, other = home / f"{cache_key(OF)}.graph", home / f"{cache_key(OF | {'format': 2})}.graph"
+    own, other = graph_cache / f"{cache_key(OF)}.graph", graph_cache / f"{cache_key(OF | {'format': 2})}.graph"
     other.replace(own)
     assert (answer(get_or_build(ov, OF, Making())) == 3).all()
 
 
-def test_a_graph_that_openvino_cannot_read_is_made_again(home):
+def test_a_graph_that_openvino_cannot_read_is_made_again(graph_cache):
     get_or_build(ov, OF, Making())
-    (place,) = home.iterdir()
+    (place,) = graph_cache.iterdir()
     module.store(place, OF, b"<net>", b"whole, and no graph")
     make = Making()
     assert (answer(get_or_build(ov, OF, make)) == 3).all() and make.times == 1
 
 
 @pytest.mark.parametrize("obstacle", ["a file for a folder", "a folder for a file", "no room to write the parts"])
-def test_where_nothing_can_be_kept_answers_come_all_the_same(home, obstacle, monkeypatch, tmp_path):
+def test_where_nothing_can_be_kept_answers_come_all_the_same(graph_cache, obstacle, monkeypatch, tmp_path):
     if obstacle == "a file for a folder":
-        home.parent.mkdir(parents=True)
-        home.write_text("")
+        graph_cache.parent.mkdir(parents=True)
+        graph_cache.write_text("")
     elif obstacle == "a folder for a file":
-        (home / f"{cache_key(OF)}.graph").mkdir(parents=True)
+        (graph_cache / f"{cache_key(OF)}.graph").mkdir(parents=True)
     else:
         monkeypatch.setattr(module, "TemporaryDirectory", lambda: (_ for _ in ()).throw(OSError("no room")))
     make = Making()
@@ -160,8 +160,8 @@ def test_where_nothing_can_be_kept_answers_come_all_the_same(home, obstacle, mon
     assert not list(tmp_path.rglob("*.tmp"))
 
 
-def test_the_least_recently_used_graphs_are_removed(home, monkeypatch):
-    places = [home / f"{cache_key(OF | {'format': number})}.graph" for number in range(4)]
+def test_the_least_recently_used_graphs_are_removed(graph_cache, monkeypatch):
+    places = [graph_cache / f"{cache_key(OF | {'format': number})}.graph" for number in range(4)]
     for number in range(3):
         get_or_build(ov, OF | {"format": number}, Making())
         os.utime(places[number], (number, number))

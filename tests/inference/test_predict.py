@@ -33,7 +33,7 @@ def bundle():
 
 
 @pytest.fixture(scope="module")
-def home(bundle, tmp_path_factory):
+def bundle_folder(bundle, tmp_path_factory):
     place = tmp_path_factory.mktemp("model") / "bundle"
     bundle.save(place)
     return place
@@ -168,13 +168,15 @@ def test_no_place_in_a_part_rounds_otherwise(precision, packed, width, heads, im
         assert np.array_equal(made.logits(np.roll(pixels, place, 0))[place], alone), place
 
 
-def test_the_default_precision_is_told_and_a_file_is_not_continued_in_another(home, tmp_path, processor, monkeypatch):
+def test_the_default_precision_is_told_and_a_file_is_not_continued_in_another(
+    bundle_folder, tmp_path, processor, monkeypatch
+):
     files = pictures(tmp_path, 3)
-    ask = ["predict", str(home), *files, "--top", "4", "--json"]
+    ask = ["predict", str(bundle_folder), *files, "--top", "4", "--json"]
     by_default, exactly = document(say(*ask)), document(say(*ask, "--precision", "fp32"))
     assert (by_default["precision"], exactly["precision"]) == (processor, "fp32")
     assert same_answers(*(answers_in(found["predictions"]) for found in (by_default, exactly)), processor)
-    words = ["predict", str(home), *files[:2], "--out", str(tmp_path / "a.jsonl"), "--resume", "--json"]
+    words = ["predict", str(bundle_folder), *files[:2], "--out", str(tmp_path / "a.jsonl"), "--resume", "--json"]
     assert document(say(*words))["precision"] == processor
     assert say(*words).returncode == 0
     monkeypatch.setenv("VITREOUS_CPU_ISA", "AVX512_CORE_BF16" if processor == "fp32" else "AVX2")
@@ -182,19 +184,19 @@ def test_the_default_precision_is_told_and_a_file_is_not_continued_in_another(ho
     assert again.returncode == 2 and "precision" in again.stderr
 
 
-def test_embeddings_are_what_the_head_reads(bundle, home, tmp_path):
+def test_embeddings_are_what_the_head_reads(bundle, bundle_folder, tmp_path):
     files = pictures(tmp_path, 7)
     pixels = np.stack([bundle.preprocess.to_array(Image.open(file).convert("RGB")) for file in files])
     for precision, limit in LIMITS.items():
-        found = load(home, InferenceOptions(precision=precision)).embed(files)
+        found = load(bundle_folder, InferenceOptions(precision=precision)).embed(files)
         assert found.dtype == np.float32 and relative_error(found, plain(bundle, pixels)[1]) < limit
-    found = load(home).embed(files)
+    found = load(bundle_folder).embed(files)
     (tmp_path / "bad.png").write_bytes(b"junk")
-    mixed = load(home).embed([files[0], tmp_path / "bad.png", files[1]], bad_images="skip")
+    mixed = load(bundle_folder).embed([files[0], tmp_path / "bad.png", files[1]], bad_images="skip")
     assert np.array_equal(mixed[[0, 2]], found[:2]) and np.isnan(mixed[1]).all()
     with pytest.raises(DataError, match=r"bad\.png"):
-        load(home).embed([tmp_path / "bad.png"])
-    assert load(home).embed([]).shape == (0, 0)
+        load(bundle_folder).embed([tmp_path / "bad.png"])
+    assert load(bundle_folder).embed([]).shape == (0, 0)
 
 
 def test_a_model_without_a_head_embeds_and_does_not_predict(tmp_path):
@@ -208,8 +210,8 @@ def test_a_model_without_a_head_embeds_and_does_not_predict(tmp_path):
         body.predict(file)
 
 
-def test_predictions_are_in_order_across_chunks(bundle, home, tmp_path, monkeypatch):
-    files, predictor = pictures(tmp_path, 11), load(home)
+def test_predictions_are_in_order_across_chunks(bundle, bundle_folder, tmp_path, monkeypatch):
+    files, predictor = pictures(tmp_path, 11), load(bundle_folder)
     whole = predictor.predict(files, top=2)
     monkeypatch.setattr(pipeline, "CHUNK", 2)
     told = []
@@ -266,7 +268,7 @@ def test_chunks_of_large_pictures_are_smaller():
 
 
 @pytest.mark.parametrize("words", [["-"], ["@-"], ["--list", "-"]])
-def test_int8_is_not_calibrated_on_a_list_that_is_read_once(home, words):
+def test_int8_is_not_calibrated_on_a_list_that_is_read_once(bundle_folder, words):
     pytest.importorskip("openvino")
-    result = say("predict", str(home), *words, "--engine", "openvino", "--precision", "int8")
+    result = say("predict", str(bundle_folder), *words, "--engine", "openvino", "--precision", "int8")
     assert result.returncode == 2 and "read once" in result.stderr and "@list.txt" in result.stderr

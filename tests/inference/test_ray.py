@@ -33,7 +33,7 @@ FILES, FOLDERS = 50_000, 10
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory) -> Path:
+def model_folder(tmp_path_factory) -> Path:
     """A model of 8 x 8 pixels and five classes, its head drawn too."""
     torch.manual_seed(0)
     model = create("ViT-16x1/4", 8, num_classes=5)
@@ -84,17 +84,17 @@ def test_chunks_of_sent_images_end_by_their_bytes(monkeypatch):
     assert [len(chunk) for chunk in packed] == [2, 2, 1]
 
 
-def test_without_ray_the_command_that_installs_it_is_told(run, tmp_path, monkeypatch):
+def test_without_ray_the_command_that_installs_it_is_told(model_folder, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
-    result = say("predict", str(run), str(tmp_path / "a.png"), "--ray", "local")
+    result = say("predict", str(model_folder), str(tmp_path / "a.png"), "--ray", "local")
     assert result.returncode == 2 and "pip install 'vitreous[ray]'" in result.stderr
 
 
-def test_int8_is_not_for_a_cluster(run):
-    options = Options(run=str(run), images=("a.png",), ray="local", precision="int8")
+def test_int8_is_not_for_a_cluster(model_folder):
+    options = Options(run=str(model_folder), images=("a.png",), ray="local", precision="int8")
     with pytest.raises(UsageError, match="int8"):
-        choose_backend(options, load(run))
+        choose_backend(options, load(model_folder))
 
 
 @pytest.fixture
@@ -109,23 +109,23 @@ def one_cluster(monkeypatch):
 
 
 @pytest.mark.slow
-def test_what_cannot_be_read_has_its_row_and_features_are_the_same_bits(run, tmp_path, one_cluster):
+def test_what_cannot_be_read_has_its_row_and_features_are_the_same_bits(model_folder, tmp_path, one_cluster):
     for number in range(3):
         Image.effect_noise((8, 8), 50 + number).convert("RGB").save(tmp_path / f"{number}.png")
     (tmp_path / "1.png").write_bytes(b"no picture")
     words = [str(tmp_path / f"{number}.png") for number in range(3)]
     for verb, kind in (("predict", "jsonl"), ("embed", "parquet")):
         plain, on_ray = tmp_path / f"plain.{kind}", tmp_path / f"ray.{kind}"
-        assert say(verb, str(run), *words, "--out", str(plain)).returncode == 3
-        assert say(verb, str(run), *words, "--out", str(on_ray), "--ray", "local").returncode == 3
+        assert say(verb, str(model_folder), *words, "--out", str(plain)).returncode == 3
+        assert say(verb, str(model_folder), *words, "--out", str(on_ray), "--ray", "local").returncode == 3
         assert on_ray.read_bytes() == plain.read_bytes()
-    stopped = say("predict", str(run), *words, "--ray", "local", "--bad-images", "stop")
+    stopped = say("predict", str(model_folder), *words, "--ray", "local", "--bad-images", "stop")
     assert stopped.returncode == 3 and "1.png" in stopped.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_every_row_of_50_000_files_is_there_once_though_a_worker_was_killed(run, tmp_path):
+def test_every_row_of_50_000_files_is_there_once_though_a_worker_was_killed(model_folder, tmp_path):
     draw = np.random.default_rng(0)
     for number in range(FILES):
         home = tmp_path / "photos" / str(number % FOLDERS)
@@ -138,7 +138,7 @@ def test_every_row_of_50_000_files_is_there_once_though_a_worker_was_killed(run,
         "-m",
         "vitreous",
         "predict",
-        str(run),
+        str(model_folder),
         str(tmp_path / "photos"),
         "--out",
         str(out),
@@ -163,5 +163,5 @@ def test_every_row_of_50_000_files_is_there_once_though_a_worker_was_killed(run,
     assert json.loads(told)["images"] == FILES
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert len(rows) == len({row["path"] for row in rows}) == FILES
-    document(say("predict", str(run), str(tmp_path / "photos"), "--out", str(plain), "--json"))
+    document(say("predict", str(model_folder), str(tmp_path / "photos"), "--out", str(plain), "--json"))
     assert out.read_bytes() == plain.read_bytes()

@@ -29,7 +29,7 @@ NAMES = ("cat", "a dog", "a/dog")
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def generator_folder(tmp_path_factory):
     torch.manual_seed(0)
     home = tmp_path_factory.mktemp("generator") / "model"
     model = randomise(DiT(DiTConfig(image=(8, 8), channels=3, classes=3, width=32, depth=1, heads=1, hidden=64)))
@@ -39,14 +39,14 @@ def run(tmp_path_factory):
     return home
 
 
-def test_bundles_keep_what_they_make(run):
-    assert load_bundle(run).task == Generation(NAMES, Flow())
-    assert load_bundle(run).task.classes == NAMES and not load_bundle(run).classes
+def test_bundles_keep_what_they_make(generator_folder):
+    assert load_bundle(generator_folder).task == Generation(NAMES, Flow())
+    assert load_bundle(generator_folder).task.classes == NAMES and not load_bundle(generator_folder).classes
 
 
-def test_a_grid_is_enlarged_and_has_the_class_below_each_image(run, tmp_path):
+def test_a_grid_is_enlarged_and_has_the_class_below_each_image(generator_folder, tmp_path):
     """8 x 8 pixels are enlarged to 128 x 128, with 14 pixels for the name and 2 between images."""
-    document = vitreous.sample(run, tmp_path / "grid.png", progress=False, count=12, steps=2)
+    document = vitreous.sample(generator_folder, tmp_path / "grid.png", progress=False, count=12, steps=2)
     grid = Image.open(tmp_path / "grid.png")
     assert grid.size == (4 * 130 - 2, 3 * 144 - 2) and document["count"] == 12
     assert document["classes"] == list(NAMES) and document["sampler"] == ("heun", 2) and document["seeds"] == [0]
@@ -54,24 +54,24 @@ def test_a_grid_is_enlarged_and_has_the_class_below_each_image(run, tmp_path):
     assert np.array_equal(image, image[::16, ::16].repeat(16, 0).repeat(16, 1))
     captions = [np.asarray(grid.crop((0, row * 144 + 128, 128, row * 144 + 142))) for row in range(3)]
     assert all(caption.min() < 128 for caption in captions) and not np.array_equal(captions[0], captions[1])
-    vitreous.sample(run, tmp_path / "one.png", progress=False, classes=("cat",), count=5, steps=2)
+    vitreous.sample(generator_folder, tmp_path / "one.png", progress=False, classes=("cat",), count=5, steps=2)
     assert Image.open(tmp_path / "one.png").size == (3 * 130 - 2, 2 * 144 - 2)
 
 
-def test_the_count_is_that_of_all_images(run, tmp_path):
+def test_the_count_is_that_of_all_images(generator_folder, tmp_path):
     """Of the classes in turn; a grid of unequal counts is about as wide as high, and never a strip."""
-    document = vitreous.sample(run, tmp_path / "some", progress=False, count=4, steps=2)
+    document = vitreous.sample(generator_folder, tmp_path / "some", progress=False, count=4, steps=2)
     assert [f.rpartition("/")[2] for f in document["files"]] == [
         "cat-00000.png", "cat-00001.png", "a_dog-1-00000.png", "a_dog-2-00000.png"
     ]  # fmt: skip
     assert document["count"] == 4
-    assert vitreous.sample(run, tmp_path / "each.png", progress=False, steps=2)["count"] == 3
+    assert vitreous.sample(generator_folder, tmp_path / "each.png", progress=False, steps=2)["count"] == 3
     assert choose_columns([(label, number) for label in range(10) for number in range(1 + (label < 6))]) == 4
     assert choose_columns([(label, 0) for label in range(10)]) == 4
     assert choose_columns([(label, number) for label in range(2) for number in range(64)]) == 12
-    result = say("sample", str(run), "--count", "4", "--steps", "2", "--out", str(tmp_path / "all.png"))
+    result = say("sample", str(generator_folder), "--count", "4", "--steps", "2", "--out", str(tmp_path / "all.png"))
     assert "all.png: 4 images at 8x8 pixels in" in result.stdout
-    refused = say("sample", str(run), "--count", "4", "--to-seed", "2", "--out", str(tmp_path / "way.png"))
+    refused = say("sample", str(generator_folder), "--count", "4", "--to-seed", "2", "--out", str(tmp_path / "way.png"))
     assert refused.returncode == 2 and refused.stderr == (
         "error: --to-seed makes as many images of each class: 4 of 3 classes\n"
         "  use a --count that 3 divides, from 6 on, or name a class with --class\n"
@@ -82,39 +82,41 @@ def test_grids_have_about_as_many_columns_as_rows():
     assert [columns_of(n) for n in (1, 2, 4, 5, 9, 10)] == [1, 2, 2, 3, 3, 4]
 
 
-def test_a_folder_is_gone_on_with(run, tmp_path):
+def test_a_folder_is_gone_on_with(generator_folder, tmp_path):
     place = tmp_path / "many"
-    first = vitreous.sample(run, place, progress=False, count=6, steps=2, precision="fp32")["files"]
+    first = vitreous.sample(generator_folder, place, progress=False, count=6, steps=2, precision="fp32")["files"]
     assert [f.rpartition("/")[2] for f in first[:3]] == ["cat-00000.png", "cat-00001.png", "a_dog-1-00000.png"]
     stamps = {name: (place / name).stat().st_mtime_ns for name in ("cat-00000.png", "cat-00001.png")}
     (place / "cat-00001.png").unlink()
-    vitreous.sample(run, place, progress=False, count=9, steps=2, precision="fp32")
+    vitreous.sample(generator_folder, place, progress=False, count=9, steps=2, precision="fp32")
     assert (place / "cat-00000.png").stat().st_mtime_ns == stamps["cat-00000.png"]
     assert len([*place.glob("*.png")]) == 9
-    vitreous.sample(run, tmp_path / "again", progress=False, classes=("cat",), count=2, steps=2, precision="fp32")
+    vitreous.sample(
+        generator_folder, tmp_path / "again", progress=False, classes=("cat",), count=2, steps=2, precision="fp32"
+    )
     one, other = (np.asarray(Image.open(home / "cat-00001.png"), int) for home in (place, tmp_path / "again"))
     assert np.abs(one - other).max() <= 1
     with pytest.raises(UsageError, match="other settings"):
-        vitreous.sample(run, place, progress=False, steps=3)
+        vitreous.sample(generator_folder, place, progress=False, steps=3)
 
 
-def test_a_mask_leaves_the_rest_as_it_is(run, tmp_path):
+def test_a_mask_leaves_the_rest_as_it_is(generator_folder, tmp_path):
     picture = np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)
     mask = np.zeros((8, 8), np.uint8)
     mask[2:6, 2:6] = 255
     Image.fromarray(picture).save(tmp_path / "image.png")
     Image.fromarray(mask).save(tmp_path / "mask.png")
     ways = {"inpaint": str(tmp_path / "image.png"), "mask": str(tmp_path / "mask.png"), "steps": 4}
-    vitreous.sample(run, tmp_path / "out", progress=False, classes=("cat",), **ways)
+    vitreous.sample(generator_folder, tmp_path / "out", progress=False, classes=("cat",), **ways)
     out = np.asarray(Image.open(tmp_path / "out" / "cat-00000.png"))
     assert np.array_equal(out[mask == 0], picture[mask == 0]) and not np.array_equal(out[mask > 0], picture[mask > 0])
     Image.fromarray(mask[:4]).save(tmp_path / "mask.png")
     with pytest.raises(UsageError, match=r"8 x 8 pixels, and its mask 8 x 4"):
-        vitreous.sample(run, tmp_path / "out2", progress=False, **ways)
+        vitreous.sample(generator_folder, tmp_path / "out2", progress=False, **ways)
 
 
-def test_the_way_from_seed_to_seed_begins_and_ends_with_them(run):
-    generator = Generator(open_generator(run), "cpu", "fp32")
+def test_the_way_from_seed_to_seed_begins_and_ends_with_them(generator_folder):
+    generator = Generator(open_generator(generator_folder), "cpu", "fp32")
     steps = SampleOptions(seed=1, to_seed=2, count=5, steps=4)
     way = [one.image for one in generator.make([(0, k) for k in range(5)], steps, lambda n: None)]
     ends = [next(generator.make([(0, 0)], SampleOptions(seed=s, steps=4), lambda n: None)).image for s in (1, 2)]
@@ -142,19 +144,23 @@ def test_files_are_called_after_classes():
         (["--guidance", "-2"], "--guidance"),
     ],
 )
-def test_mistakes_have_one_message(run, tmp_path, words, problem):
-    done = say("sample", str(run), "--out", str(tmp_path / "x.png"), *words)
+def test_mistakes_have_one_message(generator_folder, tmp_path, words, problem):
+    done = say("sample", str(generator_folder), "--out", str(tmp_path / "x.png"), *words)
     assert done.returncode == 2 and problem in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "x.png").exists()
 
 
-def test_other_verbs_say_that_it_makes_images(run, tmp_path):
+def test_other_verbs_say_that_it_makes_images(generator_folder, tmp_path):
     image = tmp_path / "x.png"
     Image.new("RGB", (8, 8)).save(image)
-    for words in (["predict", run, image], ["embed", run, image, "--out", tmp_path / "v.npz"], ["export", run]):
+    for words in (
+        ["predict", generator_folder, image],
+        ["embed", generator_folder, image, "--out", tmp_path / "v.npz"],
+        ["export", generator_folder],
+    ):
         done = say(*map(str, words))
         assert done.returncode == 2 and "makes images" in done.stderr, done.stderr
-    done = say("evaluate", str(run), "--protocol", "knn")
+    done = say("evaluate", str(generator_folder), "--protocol", "knn")
     assert done.returncode == 2 and "--protocol knn" in done.stderr
 
 

@@ -42,27 +42,29 @@ def write_pictures(home, count, first=0):
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory):
+def mixed_data(tmp_path_factory):
     """Clips and pictures of two classes, in two splits."""
-    home = tmp_path_factory.mktemp("mixed")
+    mixed_data = tmp_path_factory.mktemp("mixed")
     for place, (split, count) in enumerate((("train", 5), ("test", 6))):
         for right, name in enumerate(("left", "right")):
             for number in range(count):
-                write_clip(home / split / name / f"{number}.gif", moving(100 * place + 2 * number + right, bool(right)))
-            write_pictures(home / split / name, 9, 100 * place + right)
-    return home
+                write_clip(
+                    mixed_data / split / name / f"{number}.gif", moving(100 * place + 2 * number + right, bool(right))
+                )
+            write_pictures(mixed_data / split / name, 9, 100 * place + right)
+    return mixed_data
 
 
 @pytest.fixture(scope="module")
-def run(home, tmp_path_factory):
+def bucket_run(mixed_data, tmp_path_factory):
     """A run of clips and pictures in named buckets, and what it noted."""
     out, notes = tmp_path_factory.mktemp("runs") / "run", Notes()
-    vitreous.train(home, out=out, steps=8, listener=notes, **CLIPS)
+    vitreous.train(mixed_data, out=out, steps=8, listener=notes, **CLIPS)
     return out, notes.notes
 
 
-def test_a_run_in_buckets_tells_them_and_keeps_them_with_the_model(run):
-    out, notes = run
+def test_a_run_in_buckets_tells_them_and_keeps_them_with_the_model(bucket_run):
+    out, notes = bucket_run
     assert [note for note in notes if "4x16x16 9, 1x16x16 6, 1x12x24 5, 1x24x12 6; 4x16x16 is what is judged" in note]
     preprocess = open_generator(out).preprocess
     assert preprocess.image == (4, 16, 16) and preprocess.buckets == (
@@ -76,10 +78,10 @@ def test_a_run_in_buckets_tells_them_and_keeps_them_with_the_model(run):
     assert Folder(out).run().preprocess == preprocess
 
 
-def test_each_bucket_is_sampled_at_its_size_and_others_with_a_note(run, tmp_path):
+def test_each_bucket_is_sampled_at_its_size_and_others_with_a_note(bucket_run, tmp_path):
     for size, frames, shape in (("16x16", 4, (4, 16, 16)), ("24x12", 1, (1, 24, 12)), ("12x24", None, (1, 12, 24))):
         place = tmp_path / f"{size}-{frames}"
-        document = vitreous.sample(run[0], place, size=size, frames=frames, **SAMPLED)
+        document = vitreous.sample(bucket_run[0], place, size=size, frames=frames, **SAMPLED)
         assert document["size"] == "x".join(map(str, shape)) and document["frames"] == shape[0]
         suffix = "gif" if shape[0] > 1 else "png"
         made = sorted(path.suffix for path in place.iterdir() if path.name != "samples.json")
@@ -89,36 +91,38 @@ def test_each_bucket_is_sampled_at_its_size_and_others_with_a_note(run, tmp_path
             assert (len(clip), *clip.size) == shape
         else:
             assert Image.open(place / "right-00000.png").size == shape[:0:-1]
-    assert vitreous.sample(run[0], tmp_path / "own.gif", **SAMPLED)["size"] == "4x16x16"
-    assert vitreous.sample(run[0], tmp_path / "one.png", frames=1, count=4, **SAMPLED)["size"] == "1x16x16"
+    assert vitreous.sample(bucket_run[0], tmp_path / "own.gif", **SAMPLED)["size"] == "4x16x16"
+    assert vitreous.sample(bucket_run[0], tmp_path / "one.png", frames=1, count=4, **SAMPLED)["size"] == "1x16x16"
     assert Image.open(tmp_path / "one.png").size == (2 * 130 - 2, 2 * 144 - 2)
     notes = Notes()
-    document = vitreous.sample(run[0], tmp_path / "x.gif", listener=notes, **SAMPLED | {"size": "20", "frames": 6})
+    document = vitreous.sample(
+        bucket_run[0], tmp_path / "x.gif", listener=notes, **SAMPLED | {"size": "20", "frames": 6}
+    )
     assert document["size"] == "6x20x20" and open_clip(tmp_path / "x.gif").size[1] == 120
     assert any("did not learn at 6x20x20, but at 4x16x16, 1x16x16" in note for note in notes.notes)
     with pytest.raises(UsageError, match="made with other settings"):
-        vitreous.sample(run[0], tmp_path / "24x12-1", size="12x24", **SAMPLED)
+        vitreous.sample(bucket_run[0], tmp_path / "24x12-1", size="12x24", **SAMPLED)
 
 
-def test_one_size_is_judged_beside_the_images_that_are_nearest_to_it(run):
+def test_one_size_is_judged_beside_the_images_that_are_nearest_to_it(bucket_run):
     made: dict[str, Any] = {"samples": 10, "steps": 2, "device": "cpu", "split": "test"}
-    judged = vitreous.evaluate(run[0], **made)["test"]
+    judged = vitreous.evaluate(bucket_run[0], **made)["test"]
     assert judged["size"] == "4x16x16" and judged["images"] == 12 and judged["dimensions"] == 4 * 16 * 16 * 3
     notes = Notes()
     with pytest.raises(vitreous.errors.DataError, match="6 images are too few to compare with"):
-        vitreous.evaluate(run[0], size="12x24", listener=notes, **made)
+        vitreous.evaluate(bucket_run[0], size="12x24", listener=notes, **made)
     assert any("judged at 1x12x24, beside 6 of 30 test images" in note for note in notes.notes)
 
 
-def test_a_stopped_run_in_buckets_ends_in_the_same_bits_with_workers(home, tmp_path):
+def test_a_stopped_run_in_buckets_ends_in_the_same_bits_with_workers(mixed_data, tmp_path):
     ways: dict[str, Any] = CLIPS | {"steps": 8, "save_every": 2, "log_every": 1}
-    vitreous.train(home, out=tmp_path / "whole", progress=False, **ways)
+    vitreous.train(mixed_data, out=tmp_path / "whole", progress=False, **ways)
     with pytest.raises(KeyError):
-        vitreous.train(home, out=tmp_path / "stopped", listener=Notes(24), **dict(ways, workers=2))
+        vitreous.train(mixed_data, out=tmp_path / "stopped", listener=Notes(24), **dict(ways, workers=2))
     vitreous.train(out=tmp_path / "stopped", resume=True, progress=False)
     first, second = (load_bundle(tmp_path / name / "model").model.state_dict() for name in ("whole", "stopped"))
     assert all(torch.equal(first[name], second[name]) for name in first)
-    vitreous.train(home, out=tmp_path / "stopped", resume=True, progress=False, buckets=BUCKETS)
+    vitreous.train(mixed_data, out=tmp_path / "stopped", resume=True, progress=False, buckets=BUCKETS)
     with pytest.raises(UsageError, match="buckets: "):
         vitreous.train(out=tmp_path / "stopped", resume=True, progress=False, buckets=("4x16x16",))
 
@@ -149,8 +153,8 @@ def test_pictures_alone_are_learned_at_their_aspect_ratios(tmp_path):
     assert Image.open(tmp_path / "x.png").size == (60, 120)
 
 
-def test_processes_share_batches_that_are_cut_by_size(home, tmp_path):
-    options = TrainOptions(str(home), steps=8, out=str(tmp_path / "x"), **CLIPS)
+def test_processes_share_batches_that_are_cut_by_size(mixed_data, tmp_path):
+    options = TrainOptions(str(mixed_data), steps=8, out=str(tmp_path / "x"), **CLIPS)
     _, run, inputs, _ = plan(options, NullListener())
     assert inputs.buckets is not None
     buckets = inputs.buckets
@@ -180,21 +184,21 @@ def test_processes_share_batches_that_are_cut_by_size(home, tmp_path):
     ({"sampling": "balanced"}, "another sampling than even does not go with buckets"),
     ({"micro_batch": "auto"}, "micro_batch='auto' tries images of one size"),
 ])  # fmt: skip
-def test_what_does_not_go_with_buckets_is_refused(home, tmp_path, change, problem):
+def test_what_does_not_go_with_buckets_is_refused(mixed_data, tmp_path, change, problem):
     with pytest.raises(UsageError, match=problem):
-        vitreous.train(home, out=tmp_path / "run", steps=1, progress=False, **CLIPS | change)
+        vitreous.train(mixed_data, out=tmp_path / "run", steps=1, progress=False, **CLIPS | change)
 
 
 @pytest.mark.parametrize(("size", "problem"), [
     ("big", "size cannot be big"), ("18x16", "size='18x16' is no whole number"), ("16x16x16", "size cannot be"),
     ("0", "size cannot be 0"),
 ])  # fmt: skip
-def test_sizes_that_cannot_be_are_refused(run, tmp_path, size, problem):
+def test_sizes_that_cannot_be_are_refused(bucket_run, tmp_path, size, problem):
     with pytest.raises(UsageError, match=problem):
-        vitreous.sample(run[0], tmp_path / "x.png", size=size, **SAMPLED)
+        vitreous.sample(bucket_run[0], tmp_path / "x.png", size=size, **SAMPLED)
 
 
-def test_the_command_takes_sizes(run, tmp_path):
-    words = ["sample", run[0], "--class", "left", "--size", "12x24", "--steps", "2", "--device", "cpu"]
+def test_the_command_takes_sizes(bucket_run, tmp_path):
+    words = ["sample", bucket_run[0], "--class", "left", "--size", "12x24", "--steps", "2", "--device", "cpu"]
     done = say(*map(str, words), "--out", str(tmp_path / "x.png"))
     assert done.returncode == 0 and "1 image at 12x24 pixels" in done.stdout, done.stderr

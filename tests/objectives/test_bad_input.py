@@ -20,20 +20,20 @@ TINY = {"model": "ViT-16x1/4", "image_size": 16, "device": "cpu", "workers": 0, 
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory):
+def image_folders(tmp_path_factory):
     """24 images in a flat folder and in two classes, and a run of MAE on them."""
-    home = tmp_path_factory.mktemp("data")
+    image_folders = tmp_path_factory.mktemp("data")
     for index in range(24):
         for place in ("flat", f"classes/{'ab'[index % 2]}"):
-            (home / place).mkdir(parents=True, exist_ok=True)
-            picture(index, (16, 16), index % 3).save(home / place / f"{index}.png")
+            (image_folders / place).mkdir(parents=True, exist_ok=True)
+            picture(index, (16, 16), index % 3).save(image_folders / place / f"{index}.png")
     for suffix in ("pt", "onnx"):
-        (home / f"junk.{suffix}").write_text("junk")
+        (image_folders / f"junk.{suffix}").write_text("junk")
     shape = {"image": (16, 16), "patch": (4, 4), "classes": 2, "width": 16, "depth": 1, "heads": 1, "hidden": 16}
-    vitreous.save(build_model(ViTConfig(**shape)), home / "cd", ("c", "d"))
-    vitreous.save(build_model(ViTConfig(**shape, channels=1)), home / "grey", ("a", "b"))
-    train(home / "flat", "mae", home / "mae", epochs=1.0)
-    return home
+    vitreous.save(build_model(ViTConfig(**shape)), image_folders / "cd", ("c", "d"))
+    vitreous.save(build_model(ViTConfig(**shape, channels=1)), image_folders / "grey", ("a", "b"))
+    train(image_folders / "flat", "mae", image_folders / "mae", epochs=1.0)
+    return image_folders
 
 
 def train(data, recipe, out, settings=(), **options):
@@ -92,11 +92,11 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_is_refused_before_anything_is_written(home, tmp_path, case):
+def test_what_cannot_be_is_refused_before_anything_is_written(image_folders, tmp_path, case):
     data, recipe, options, settings, problem, way = REFUSED[case]
-    settings = {path: [word.replace("HOME", str(home)) for word in words] for path, words in settings.items()}
+    settings = {path: [word.replace("HOME", str(image_folders)) for word in words] for path, words in settings.items()}
     with pytest.raises(VitreousError) as error:
-        train(home / data, recipe, tmp_path / "run", settings, epochs=1.0, **options)
+        train(image_folders / data, recipe, tmp_path / "run", settings, epochs=1.0, **options)
     assert problem in error.value.message and way in error.value.hint
     assert error.value.code in (UsageError.code, DataError.code, WeightsError.code) and not (tmp_path / "run").exists()
 
@@ -108,16 +108,19 @@ def test_what_cannot_be_is_refused_before_anything_is_written(home, tmp_path, ca
         ({"recipe": "dino"}, "recipe: mae -> dino"),
     ],
 )
-def test_a_run_of_one_objective_is_not_resumed_as_another(home, options, problem):
-    before = (home / "mae" / "config.yaml").read_bytes()
+def test_a_run_of_one_objective_is_not_resumed_as_another(image_folders, options, problem):
+    before = (image_folders / "mae" / "config.yaml").read_bytes()
     with pytest.raises(UsageError, match=problem) as error:
-        vitreous.train(out=str(home / "mae"), resume=True, progress=False, **options)
-    assert f"--init {home / 'mae'}" in error.value.hint and (home / "mae" / "config.yaml").read_bytes() == before
+        vitreous.train(out=str(image_folders / "mae"), resume=True, progress=False, **options)
+    assert (
+        f"--init {image_folders / 'mae'}" in error.value.hint
+        and (image_folders / "mae" / "config.yaml").read_bytes() == before
+    )
 
 
 @pytest.mark.parametrize("protocol", ["knn", "linear", "fewshot"])
-def test_a_protocol_that_needs_labels_says_so(home, protocol):
-    found = say("evaluate", str(home / "mae"), str(home / "flat"), "--protocol", protocol)
+def test_a_protocol_that_needs_labels_says_so(image_folders, protocol):
+    found = say("evaluate", str(image_folders / "mae"), str(image_folders / "flat"), "--protocol", protocol)
     assert found.returncode == 3 and "so there are no labels" in found.stderr and "path,label" in found.stderr
 
 
@@ -134,14 +137,14 @@ def listed(home, labels):
 
 
 @pytest.mark.parametrize("recipe", SETTINGS)
-def test_labels_are_never_learned_from(home, tmp_path, recipe):
+def test_labels_are_never_learned_from(image_folders, tmp_path, recipe):
     """The same weights to the bit with labels, with these permuted, and with none."""
     labels = list("ab" * 12)
     permuted = [labels[at] for at in np.random.default_rng(0).permutation(24)]
     shipped = []
     for number, own in enumerate((labels, permuted, None)):
         out = tmp_path / str(number)
-        summary = train(listed(home, own), recipe, out, epochs=2.0, evaluate_every=2)
+        summary = train(listed(image_folders, own), recipe, out, epochs=2.0, evaluate_every=2)
         assert own is None or summary["val"] is not None  # measured by them all the same
         shipped.append(load_file(out / "model" / "weights.safetensors"))
     for other in shipped[1:]:

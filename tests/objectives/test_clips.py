@@ -34,24 +34,24 @@ class Notes(NullListener):
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory):
+def moving_squares(tmp_path_factory):
     """Squares that move left or right, in three splits."""
-    home = tmp_path_factory.mktemp("clips")
+    moving_squares = tmp_path_factory.mktemp("clips")
     for place, (name, count) in enumerate((("train", 18), ("val", 3), ("test", 6))):
-        write_moves(home / name, count, first=1000 * place)
-    return home
+        write_moves(moving_squares / name, count, first=1000 * place)
+    return moving_squares
 
 
 @pytest.fixture(scope="module")
-def run(home, tmp_path_factory):
+def clip_run(moving_squares, tmp_path_factory):
     """A run that has learned directions, from the default model, and what it noted."""
     out, listener = tmp_path_factory.mktemp("runs") / "run", Notes()
-    vitreous.train(str(home), out=str(out), steps=40, frames=4, listener=listener, **OPTIONS)
+    vitreous.train(str(moving_squares), out=str(out), steps=40, frames=4, listener=listener, **OPTIONS)
     return out, listener.notes
 
 
-def test_a_run_learns_directions_and_is_judged_on_the_same_frames(home, run):
-    folder, notes = run
+def test_a_run_learns_directions_and_is_judged_on_the_same_frames(moving_squares, clip_run):
+    folder, notes = clip_run
     assert any(note.startswith("the data are 54 clips") for note in notes)
     assert any(note.startswith("clips are not mirrored") for note in notes)
     summary = json.loads((folder / "summary.json").read_text())
@@ -63,13 +63,13 @@ def test_a_run_learns_directions_and_is_judged_on_the_same_frames(home, run):
     assert "data:image/" in (folder / "report.html").read_text()
 
 
-def test_a_stopped_run_ends_in_the_same_bits_with_workers(home, tmp_path):
+def test_a_stopped_run_ends_in_the_same_bits_with_workers(moving_squares, tmp_path):
     options = {**OPTIONS, "model": "ViViT-32x2/8x2-factorised-attention", "steps": 6, "save_every": 2, "stride": 2}
-    vitreous.train(str(home), out=str(tmp_path / "whole"), frames=4, **options)
+    vitreous.train(str(moving_squares), out=str(tmp_path / "whole"), frames=4, **options)
     with pytest.raises(KeyError):
         stop = {**options, "workers": 2, "frames": 4, "log_every": 1}
-        vitreous.train(str(home), out=str(tmp_path / "stopped"), listener=Notes(36), **stop)
-    vitreous.train(str(home), out=str(tmp_path / "stopped"), resume=True)
+        vitreous.train(str(moving_squares), out=str(tmp_path / "stopped"), listener=Notes(36), **stop)
+    vitreous.train(str(moving_squares), out=str(tmp_path / "stopped"), resume=True)
     first, second = (load_bundle(tmp_path / name / "model") for name in ("whole", "stopped"))
     assert first.preprocess == second.preprocess and first.preprocess.stride == 2
     own, other = first.model.state_dict(), second.model.state_dict()
@@ -78,20 +78,24 @@ def test_a_stopped_run_ends_in_the_same_bits_with_workers(home, tmp_path):
         vitreous.train(out=str(tmp_path / "stopped"), resume=True, frames=8)
 
 
-def test_weights_of_pictures_and_of_clips_start_a_run(home, run, tmp_path):
+def test_weights_of_pictures_and_of_clips_start_a_run(moving_squares, clip_run, tmp_path):
     vitreous.save(vitreous.create("ViT-64x2/8", 24, 3), tmp_path / "flat")
-    document = vitreous.train(str(home), out=str(tmp_path / "a"), init=str(tmp_path / "flat"), steps=1, **OPTIONS)
+    document = vitreous.train(
+        str(moving_squares), out=str(tmp_path / "a"), init=str(tmp_path / "flat"), steps=1, **OPTIONS
+    )
     config = load_bundle(tmp_path / "a" / "model").model.config
     assert document["steps"] == 1 and config.name() == "ViViT-64x2/8x2" and config.image == (8, 24, 24)
     named = {**OPTIONS, "model": "ViViT-64x2/8x4-factorised-encoder", "steps": 1, "image_size": 16}
-    vitreous.train(str(home), out=str(tmp_path / "b"), init=str(tmp_path / "flat"), **named)
+    vitreous.train(str(moving_squares), out=str(tmp_path / "b"), init=str(tmp_path / "flat"), **named)
     assert load_bundle(tmp_path / "b" / "model").model.config.image == (8, 16, 16)
     mean = replace_fields(configure("ViT-64x2/8", 24), {"pool": "mean", "class_token": False, "registers": 2})
     vitreous.save(ViT(mean), tmp_path / "mean")  # as small pictures are learned
-    vitreous.train(str(home), out=str(tmp_path / "d"), init=str(tmp_path / "mean"), **named)
+    vitreous.train(str(moving_squares), out=str(tmp_path / "d"), init=str(tmp_path / "mean"), **named)
     config = load_bundle(tmp_path / "d" / "model").model.config
     assert (config.pool, config.class_token, config.registers) == ("mean", False, 2)
-    more = vitreous.train(str(home), out=str(tmp_path / "c"), init=str(run[0]), steps=1, frames=6, **OPTIONS)
+    more = vitreous.train(
+        str(moving_squares), out=str(tmp_path / "c"), init=str(clip_run[0]), steps=1, frames=6, **OPTIONS
+    )
     assert more["steps"] == 1 and load_bundle(tmp_path / "c" / "model").model.config.image == (6, 16, 16)
 
 
@@ -100,16 +104,16 @@ def test_weights_of_pictures_and_of_clips_start_a_run(home, run, tmp_path):
     ({"frames": 5}, "5"), ({"stride": -1}, "a stride of -1 frames"), ({"init": "SOLID"}, "are for volumes"),
     ({"data": "digits"}, "frames and stride are for clips"),
 ])  # fmt: skip
-def test_what_is_not_for_clips_is_refused(home, tmp_path, change, problem):
+def test_what_is_not_for_clips_is_refused(moving_squares, tmp_path, change, problem):
     vitreous.save(vitreous.create("ViT-32x2/4x4x4", (8, 8, 8), 2), tmp_path / "solid")
-    options = {**OPTIONS, "data": str(home), "steps": 1, "frames": 4, **change}
+    options = {**OPTIONS, "data": str(moving_squares), "steps": 1, "frames": 4, **change}
     if options.get("init"):
         options["init"] = str(tmp_path / "solid")
     with pytest.raises(UsageError, match=problem):
         vitreous.train(options.pop("data"), out=str(tmp_path / "run"), **options)
 
 
-def test_clips_are_no_input_of_a_model_of_pictures(home, tmp_path):
+def test_clips_are_no_input_of_a_model_of_pictures(moving_squares, tmp_path):
     vitreous.save(vitreous.create("ViT-32x2/8", 16, 2), tmp_path / "flat")
     with pytest.raises(UsageError, match=r"flat takes images, and .* has clips"):
-        vitreous.evaluate(str(tmp_path / "flat"), str(home), device="cpu")
+        vitreous.evaluate(str(tmp_path / "flat"), str(moving_squares), device="cpu")

@@ -39,23 +39,23 @@ OWN = {**OPTIONS, "native_aspect": True, "tokens": "8-16"}
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory):
+def aspect_data(tmp_path_factory):
     """Three classes by colour, in pictures of five sizes."""
-    home = tmp_path_factory.mktemp("aspects")
+    aspect_data = tmp_path_factory.mktemp("aspects")
     for place, (split, count) in enumerate((("train", 12), ("val", 3), ("test", 5))):
         for label, name in enumerate(("ant", "bee", "cat")):
-            (home / split / name).mkdir(parents=True)
+            (aspect_data / split / name).mkdir(parents=True)
             for index in range(count):
                 one = picture(1000 * place + 100 * label + index, SIZES[(index + label) % len(SIZES)], label)
-                one.save(home / split / name / f"{index}.png")
-    return home
+                one.save(aspect_data / split / name / f"{index}.png")
+    return aspect_data
 
 
 @pytest.fixture(scope="module")
-def run(home, tmp_path_factory):
+def aspect_run(aspect_data, tmp_path_factory):
     """A run that has learned the colours."""
     out = tmp_path_factory.mktemp("runs") / "run"
-    vitreous.train(str(home), out=str(out), steps=30, progress=False, **OWN)
+    vitreous.train(str(aspect_data), out=str(out), steps=30, progress=False, **OWN)
     return out
 
 
@@ -107,10 +107,10 @@ def test_a_part_of_a_batch_leaves_out_the_same_patches():
     assert all(torch.equal(a, b) for a, b in zip(whole["keep"][2:], part["keep"], strict=True))
 
 
-def test_views_keep_the_aspect_flip_crop_and_draw_resolutions_by_the_sample_alone(home):
+def test_views_keep_the_aspect_flip_crop_and_draw_resolutions_by_the_sample_alone(aspect_data):
     preprocess = NativePreprocess((16, 16), 3, tokens=16, patch=(4, 4))
     views = Augment(crop=(0.3, 1.0), ratio=(0.9, 1.1), flip=0.5, fewest_tokens=6)
-    split = open_data(str(home)).split("train")
+    split = open_data(str(aspect_data)).split("train")
     loader = TrainLoader(split, preprocess, views, seed=5)
     batch = next(loader.batches(0, 72, 72))
     assert isinstance(batch["images"], list) and len(batch["images"]) == 72
@@ -142,8 +142,8 @@ def test_a_picture_is_scaled_to_whole_patches_of_its_aspect():
         NativePreprocess.of(VolumePreprocess((8, 8, 8), 1), 5, (4, 4))
 
 
-def test_an_engine_answers_each_picture_as_alone(run):
-    bundle = load_bundle(run / "model")
+def test_an_engine_answers_each_picture_as_alone(aspect_run):
+    bundle = load_bundle(aspect_run / "model")
     pictures = [torch.randint(0, 256, (3, h, w), dtype=torch.uint8) for w, h in SIZES]
     engine = TorchEngine(bundle.model, bundle.preprocess, "cpu", "fp32")
     bundle.model.any_size = True
@@ -155,36 +155,36 @@ def test_an_engine_answers_each_picture_as_alone(run):
     assert np.array_equal(engine.logits(arrays)[1:2], engine.logits(arrays[1:2]))
 
 
-def test_a_run_learns_and_every_verb_reads_as_it_was_trained(home, run, tmp_path):
-    summary = json.loads((run / "summary.json").read_text())
+def test_a_run_learns_and_every_verb_reads_as_it_was_trained(aspect_data, aspect_run, tmp_path):
+    summary = json.loads((aspect_run / "summary.json").read_text())
     assert summary["test"]["top1"] > 0.9, summary["test"]
-    preprocess = load_bundle(run / "model").preprocess
+    preprocess = load_bundle(aspect_run / "model").preprocess
     assert (preprocess.name, preprocess.tokens, preprocess.patch) == ("native", 16, (4, 4))
-    stored = from_yaml(Run, (run / "config.yaml").read_text())
+    stored = from_yaml(Run, (aspect_run / "config.yaml").read_text())
     assert stored.views.fewest_tokens == 8 and stored.model.image == (16, 16)
-    assert "data:image/" in (run / "report.html").read_text()
-    document = vitreous.evaluate(str(run), device="cpu", precision="fp32")
+    assert "data:image/" in (aspect_run / "report.html").read_text()
+    document = vitreous.evaluate(str(aspect_run), device="cpu", precision="fp32")
     assert document["test"]["nll"] == pytest.approx(summary["test"]["nll"], abs=1e-4)
-    files = sorted((home / "test").glob("*/*.png"))
-    predictor = vitreous.load(run, device="cpu", precision="fp32")
+    files = sorted((aspect_data / "test").glob("*/*.png"))
+    predictor = vitreous.load(aspect_run, device="cpu", precision="fp32")
     together = predictor.predict(files)
     for file, answer in zip(files, together, strict=True):
         assert predictor.predict(file).probabilities == answer.probabilities  # to the bit, whatever is beside it
     assert predictor.embed(files).shape == (15, 32)
     right = np.mean([answer.names[0] == file.parent.name for file, answer in zip(files, together, strict=True)])
     assert right == pytest.approx(summary["test"]["top1"])
-    fewer = vitreous.load(run, device="cpu", precision="fp32", tokens=6).predict(files[0])
+    fewer = vitreous.load(aspect_run, device="cpu", precision="fp32", tokens=6).predict(files[0])
     assert fewer.probabilities != together[0].probabilities
-    result = say("export", str(run), "--to", "onnx", "--out", str(tmp_path / "x.onnx"))
+    result = say("export", str(aspect_run), "--to", "onnx", "--out", str(tmp_path / "x.onnx"))
     assert result.returncode == 2 and "takes images of one size" in result.stderr
-    result = say("inspect", str(run), str(files[0]), "--figures", "rollout", "--out", str(tmp_path / "figures"))
+    result = say("inspect", str(aspect_run), str(files[0]), "--figures", "rollout", "--out", str(tmp_path / "figures"))
     assert result.returncode == 0 and "squashed to the model's own size" in result.stderr
 
 
-def test_any_vit_whose_positions_are_resized_reads_pictures_at_their_own_aspect(home, tmp_path):
+def test_any_vit_whose_positions_are_resized_reads_pictures_at_their_own_aspect(aspect_data, tmp_path):
     vitreous.save(vitreous.create("ViT-32x2/8", 32, 3), tmp_path / "vit")
     vitreous.save(vitreous.create("Swin-32x2-2/2-window4", 32, 3), tmp_path / "swin")
-    file = next((home / "test").glob("*/1.png"))
+    file = next((aspect_data / "test").glob("*/1.png"))
     vit = vitreous.load(tmp_path / "vit", device="cpu", precision="fp32", native_aspect=True)
     size = vit.card.preprocess.to_tensor(vit.card.preprocess.decode(file)).shape
     assert math.prod(size[1:]) <= 16 * 64 and size[1] != size[2]
@@ -201,12 +201,12 @@ def test_any_vit_whose_positions_are_resized_reads_pictures_at_their_own_aspect(
 
 
 @pytest.mark.usefixtures("without_pages")
-def test_a_stopped_run_ends_in_the_same_bits_with_workers(home, tmp_path):
+def test_a_stopped_run_ends_in_the_same_bits_with_workers(aspect_data, tmp_path):
     options = {**OWN, "steps": 6, "save_every": 2, "patch_dropout": 0.25}
-    vitreous.train(str(home), out=str(tmp_path / "whole"), progress=False, **options)
+    vitreous.train(str(aspect_data), out=str(tmp_path / "whole"), progress=False, **options)
     with pytest.raises(KeyError):
         stop = {**options, "workers": 2, "log_every": 1}
-        vitreous.train(str(home), out=str(tmp_path / "stopped"), listener=Notes(36), **stop)
+        vitreous.train(str(aspect_data), out=str(tmp_path / "stopped"), listener=Notes(36), **stop)
     vitreous.train(out=str(tmp_path / "stopped"), resume=True, progress=False)
     own, other = (load_bundle(tmp_path / name / "model").model.state_dict() for name in ("whole", "stopped"))
     assert all(torch.equal(own[name], other[name]) for name in own)
@@ -214,21 +214,21 @@ def test_a_stopped_run_ends_in_the_same_bits_with_workers(home, tmp_path):
         vitreous.train(out=str(tmp_path / "stopped"), resume=True, native_aspect=True, tokens="16", progress=False)
 
 
-def test_what_cannot_be_trained_so_is_refused_in_one_message(home, tmp_path):
+def test_what_cannot_be_trained_so_is_refused_in_one_message(aspect_data, tmp_path):
     assert parse_tokens("256") == (256, 256) and parse_tokens("64-256") == (64, 256)
     write_moves(tmp_path / "clips" / "train", 3, first=0)
     for data, changes, match in (
-        (home, {"tokens": "3"}, "too little of a picture"),
-        (home, {"tokens": "many"}, "tokens cannot be many"),
-        (home, {"tokens": "64-16"}, "tokens cannot be"),
-        (home, {"native_aspect": False}, "add native_aspect=True"),
-        (home, {"image_size": 32}, "tokens=256"),
-        (home, {"model": "Swin-32x2-2/2-window4"}, "plain ViTs"),
-        (home, {"model": "BiT-R50x1"}, "plain ViTs"),
-        (home, {"mixup": 0.2}, "mixup=0"),
-        (home, {"drop_path": 0.1}, "drop_path=0"),
-        (home, {"progressive": 0.5}, "progressive=1"),
-        (home, {"recipe": "mae", "model": None}, "one size"),
+        (aspect_data, {"tokens": "3"}, "too little of a picture"),
+        (aspect_data, {"tokens": "many"}, "tokens cannot be many"),
+        (aspect_data, {"tokens": "64-16"}, "tokens cannot be"),
+        (aspect_data, {"native_aspect": False}, "add native_aspect=True"),
+        (aspect_data, {"image_size": 32}, "tokens=256"),
+        (aspect_data, {"model": "Swin-32x2-2/2-window4"}, "plain ViTs"),
+        (aspect_data, {"model": "BiT-R50x1"}, "plain ViTs"),
+        (aspect_data, {"mixup": 0.2}, "mixup=0"),
+        (aspect_data, {"drop_path": 0.1}, "drop_path=0"),
+        (aspect_data, {"progressive": 0.5}, "progressive=1"),
+        (aspect_data, {"recipe": "mae", "model": None}, "one size"),
         (tmp_path / "clips", {"model": None}, "leave native_aspect=True out"),
     ):
         with pytest.raises(UsageError) as caught:

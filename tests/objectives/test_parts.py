@@ -36,26 +36,26 @@ def learn(home, recipe, out, listener=None, **options):
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory):
+def pretrained_runs(tmp_path_factory):
     """A folder of 16 images without labels, and a short run of each recipe on it."""
-    home = tmp_path_factory.mktemp("parts")
-    (home / "photos").mkdir()
+    pretrained_runs = tmp_path_factory.mktemp("parts")
+    (pretrained_runs / "photos").mkdir()
     for index in range(16):
-        picture(index, (16, 16), index % 3).save(home / "photos" / f"{index}.png")
+        picture(index, (16, 16), index % 3).save(pretrained_runs / "photos" / f"{index}.png")
     for recipe in SETTINGS:
-        learn(home, recipe, recipe)
-    return home
+        learn(pretrained_runs, recipe, recipe)
+    return pretrained_runs
 
 
 @pytest.mark.parametrize("recipe", SETTINGS)
-def test_parts_are_those_of_the_last_checkpoint(home, recipe):
-    parts = parts_of(home / recipe)
+def test_parts_are_those_of_the_last_checkpoint(pretrained_runs, recipe):
+    parts = parts_of(pretrained_runs / recipe)
     assert {name.partition(".")[0] for name in parts.state} == PARTS[recipe]
-    place = max((home / recipe / "checkpoints").iterdir())
+    place = max((pretrained_runs / recipe / "checkpoints").iterdir())
     held = {name: t for file in ("model", "frozen") if (place / f"{file}.safetensors").is_file()
             for name, t in load_file(place / f"{file}.safetensors").items()}  # fmt: skip
     assert parts.state and all(torch.equal(tensor, held[name].float()) for name, tensor in parts.state.items())
-    shipped = load_file(home / recipe / "model" / "weights.safetensors")
+    shipped = load_file(pretrained_runs / recipe / "model" / "weights.safetensors")
     own = "teacher." if recipe.startswith("dino") else "model."
     from_checkpoint = open_weights(place).state()
     assert from_checkpoint.keys() == shipped.keys()
@@ -64,35 +64,37 @@ def test_parts_are_those_of_the_last_checkpoint(home, recipe):
 
 
 @pytest.mark.parametrize("recipe", SETTINGS)
-def test_a_run_of_the_same_objective_goes_on_with_them(home, recipe, tmp_path):
+def test_a_run_of_the_same_objective_goes_on_with_them(pretrained_runs, recipe, tmp_path):
     """At a rate of next to nothing everything but what follows the data stays as it was."""
     heard = Heard()
-    learn(home, recipe, f"{recipe}-on", heard, init=str(home / recipe), optimizer="adamw", lr=1e-30)
+    learn(
+        pretrained_runs, recipe, f"{recipe}-on", heard, init=str(pretrained_runs / recipe), optimizer="adamw", lr=1e-30
+    )
     assert any(note.startswith(f"{recipe} goes on with its") for note in heard.notes)
-    before, after = parts_of(home / recipe), parts_of(home / f"{recipe}-on")
+    before, after = parts_of(pretrained_runs / recipe), parts_of(pretrained_runs / f"{recipe}-on")
     assert before.config == after.config and before.state.keys() == after.state.keys()
     for name, tensor in before.state.items():
         follows = name.startswith("teacher") or "centre" in name
         assert follows or torch.equal(tensor, after.state[name]), name
 
 
-def test_parts_that_do_not_fit_are_new_and_another_objective_takes_the_encoder_alone(home):
+def test_parts_that_do_not_fit_are_new_and_another_objective_takes_the_encoder_alone(pretrained_runs):
     heard = Heard()
-    learn(home, "dino", "wider", heard, init=str(home / "dino"), objective={"prototypes": ["24"]})
+    learn(pretrained_runs, "dino", "wider", heard, init=str(pretrained_runs / "dino"), objective={"prototypes": ["24"]})
     (note,) = [note for note in heard.notes if note.startswith("dino goes on")]
     assert note.startswith("dino goes on with its model; of another form") and "teacher_head" in note
-    assert parts_of(home / "wider").state["centre"].shape == (24,)
+    assert parts_of(pretrained_runs / "wider").state["centre"].shape == (24,)
     heard = Heard()
-    learn(home, "masked-patches", "other", heard, init=str(home / "mae"))
+    learn(pretrained_runs, "masked-patches", "other", heard, init=str(pretrained_runs / "mae"))
     assert not any("goes on with" in note for note in heard.notes)
 
 
-def test_damaged_parts_stop_a_run_that_would_go_on_with_them(home, tmp_path):
-    file = home / "dinov2" / "model" / "objective.safetensors"
+def test_damaged_parts_stop_a_run_that_would_go_on_with_them(pretrained_runs, tmp_path):
+    file = pretrained_runs / "dinov2" / "model" / "objective.safetensors"
     content = file.read_bytes()
     file.write_bytes(content[:-4] + b"\x00\x01\x02\x03")
     try:
         with pytest.raises(WeightsError, match="was altered"):
-            learn(home, "dinov2", "damaged", init=str(home / "dinov2"))
+            learn(pretrained_runs, "dinov2", "damaged", init=str(pretrained_runs / "dinov2"))
     finally:
         file.write_bytes(content)

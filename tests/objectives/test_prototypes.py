@@ -43,15 +43,15 @@ def learn(home, out, model, **options):
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory):
+def teacher_runs(tmp_path_factory):
     """16 images without labels, and a teacher with heads of its own for images and patches, of 4 x 4 pixels."""
-    home = tmp_path_factory.mktemp("prototypes")
-    (home / "photos").mkdir()
+    teacher_runs = tmp_path_factory.mktemp("prototypes")
+    (teacher_runs / "photos").mkdir()
     for index in range(16):
-        picture(index, (16, 16), index % 3).save(home / "photos" / f"{index}.png")
-    learn(home, "teacher", "ViT-32x1/4", settings=APART)
-    learn(home, "dino", "ViT-32x1/4", recipe="dino")
-    return home
+        picture(index, (16, 16), index % 3).save(teacher_runs / "photos" / f"{index}.png")
+    learn(teacher_runs, "teacher", "ViT-32x1/4", settings=APART)
+    learn(teacher_runs, "dino", "ViT-32x1/4", recipe="dino")
+    return teacher_runs
 
 
 def objective(home, **settings):
@@ -70,9 +70,9 @@ def batch_for(own):
     return own.prepare({**images, "positions": torch.arange(3), "samples": torch.arange(3)}, PROGRESS)
 
 
-def test_the_loss_is_that_of_a_loop(home):
+def test_the_loss_is_that_of_a_loop(teacher_runs):
     """Teacher: its own normalisation, at as many patches as the student has, each 4 x 4 for one of 8 x 8."""
-    own, teacher = objective(home), PrototypeTeacher(str(home / "teacher"))
+    own, teacher = objective(teacher_runs), PrototypeTeacher(str(teacher_runs / "teacher"))
     assert (own.config.prototypes, own.config.patch_prototypes) == (16, 12)
     batch = batch_for(own)
     assert batch["masks"].all() and batch["masks"].shape == (3, 2, 2, 2)
@@ -102,8 +102,8 @@ def test_the_loss_is_that_of_a_loop(home):
     assert outputs["loss"].item() == pytest.approx(float(dino + ibot + 0.1 * spread), rel=1e-5)
 
 
-def test_the_teacher_stays_and_the_average_of_the_student_follows(home):
-    own = objective(home, centring="sinkhorn")
+def test_the_teacher_stays_and_the_average_of_the_student_follows(teacher_runs):
+    own = objective(teacher_runs, centring="sinkhorn")
     frozen = own.frozen
     assert frozen is not None
     before = copy.deepcopy((frozen.model.state_dict(), frozen.heads.state_dict(), own.teacher.state_dict()))
@@ -121,26 +121,26 @@ def test_the_teacher_stays_and_the_average_of_the_student_follows(home):
         assert torch.allclose(tensor, before[2][name] + 0.1, atol=1e-6), name
 
 
-def test_a_student_is_trained_killed_and_resumed_and_ships_its_average(home, tmp_path):
+def test_a_student_is_trained_killed_and_resumed_and_ships_its_average(teacher_runs, tmp_path):
     """From a path relative to where the run began; another teacher there later is refused."""
     heard = Heard()
-    options = {"listener": heard, "settings": {"objective.teacher": [str(home / "teacher")]}, "save_every": 1}
-    learn(home, "student", "ViT-24x2/8", **options)
-    run = home / "student"
+    options = {"listener": heard, "settings": {"objective.teacher": [str(teacher_runs / "teacher")]}, "save_every": 1}
+    learn(teacher_runs, "student", "ViT-24x2/8", **options)
+    run = teacher_runs / "student"
     shipped = open_weights(run).state()
     held = open_weights(max((run / "checkpoints").iterdir())).state()
     assert all(torch.equal(tensor, held[name].float()) for name, tensor in shipped.items())
-    assert vitreous.train(str(home / "photos"), Heard(), out=str(run), resume=True)["steps"] == 2
-    assert open_weights(home / "teacher").config.patch == (4, 4)
-    own = objective(home)
+    assert vitreous.train(str(teacher_runs / "photos"), Heard(), out=str(run), resume=True)["steps"] == 2
+    assert open_weights(teacher_runs / "teacher").config.patch == (4, 4)
+    own = objective(teacher_runs)
     own.digest[0] += 1
     with pytest.raises(WeightsError, match="not what it was when the run began"):
         own(batch_for(own))
 
 
-def test_a_batch_norm_in_its_heads_sees_the_batch(home):
-    learn(home, "normed", "ViT-32x1/4", settings={"objective.batch_norm": ["True"]})
-    teacher = PrototypeTeacher(str(home / "normed"))
+def test_a_batch_norm_in_its_heads_sees_the_batch(teacher_runs):
+    learn(teacher_runs, "normed", "ViT-32x1/4", settings={"objective.batch_norm": ["True"]})
+    teacher = PrototypeTeacher(str(teacher_runs / "normed"))
     assert teacher.patch_prototypes == 0 and len(teacher.heads) == 1 and teacher.heads[0].batch_norm
     images, seen = torch.randn(4, 3, 16, 16), ((0.5,) * 3, (0.5,) * 3)
     whole, patches = teacher.answer(images, seen, (4, 4), identity, False)
@@ -160,10 +160,10 @@ def test_a_batch_norm_in_its_heads_sees_the_batch(home):
         ("teacher", ViTConfig(**{**vars(STUDENT), "image": (16,) * 3, "patch": (8,) * 3}), "other axes"),
     ],
 )
-def test_teachers_that_cannot_be_are_refused(home, teacher, model, text):
+def test_teachers_that_cannot_be_are_refused(teacher_runs, teacher, model, text):
     with pytest.raises((UsageError, WeightsError), match=text) as caught:
         if teacher:
-            DINOv2Config(teacher=str(home / teacher)).located(model, ())
+            DINOv2Config(teacher=str(teacher_runs / teacher)).located(model, ())
         else:
             PrototypeTeacher("")
     assert caught.value.hint

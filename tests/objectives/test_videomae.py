@@ -125,22 +125,22 @@ def test_what_cannot_be_hidden_is_refused(config, model, problem):
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory):
+def moving_squares(tmp_path_factory):
     """Squares that move left or right."""
     return write_moves(tmp_path_factory.mktemp("clips"), 12, (".gif", ""))
 
 
 @pytest.fixture(scope="module")
-def run(home, tmp_path_factory):
+def videomae_run(moving_squares, tmp_path_factory):
     """A run of `videomae` on them."""
     out = tmp_path_factory.mktemp("runs") / "run"
     options = {**OPTIONS, "model": "VideoMAE-32x2/4x2", "steps": 6, "save_every": 2, "frames": 4, "evaluate_every": 3}
-    vitreous.train(str(home), out=str(out), recipe="videomae", settings=SETTINGS, **options)
+    vitreous.train(str(moving_squares), out=str(out), recipe="videomae", settings=SETTINGS, **options)
     return out, options
 
 
-def test_a_run_ships_an_encoder_of_clips_that_starts_a_classifier(home, run, tmp_path):
-    out, _ = run
+def test_a_run_ships_an_encoder_of_clips_that_starts_a_classifier(moving_squares, videomae_run, tmp_path):
+    out, _ = videomae_run
     bundle = load_bundle(out / "model")
     assert bundle.model.config.name() == "VideoMAE-32x2/4x2" and bundle.model.config.norm == "tokens"
     lines = [json.loads(line) for line in (out / "metrics.jsonl").open()]
@@ -148,16 +148,16 @@ def test_a_run_ships_an_encoder_of_clips_that_starts_a_classifier(home, run, tmp
     assert len(losses) == 6 and np.isfinite(losses).all() and any("val/knn_top1" in line for line in lines)
     learned = json.loads((out / "learned.json").read_text())
     assert learned["restored"]["rows"] and "each channel" in learned["restored"]["caption"]
-    document = vitreous.train(str(home), out=str(tmp_path / "classes"), init=str(out), steps=2, **OPTIONS)
+    document = vitreous.train(str(moving_squares), out=str(tmp_path / "classes"), init=str(out), steps=2, **OPTIONS)
     model = load_bundle(tmp_path / "classes" / "model").model
     assert document["val"]["images"] == 2 and model.config.classes == 2 and model.config.image == (4, 16, 16)
 
 
-def test_a_stopped_run_ends_in_the_same_bits(home, run, tmp_path):
-    out, options = run
+def test_a_stopped_run_ends_in_the_same_bits(moving_squares, videomae_run, tmp_path):
+    out, options = videomae_run
     with pytest.raises(KeyError):
         vitreous.train(
-            str(home), out=str(tmp_path / "run"), recipe="videomae", settings=SETTINGS, listener=Notes(36), log_every=1,
+            str(moving_squares), out=str(tmp_path / "run"), recipe="videomae", settings=SETTINGS, listener=Notes(36), log_every=1,
             **{**options, "workers": 2},
         )  # fmt: skip
     vitreous.train(out=str(tmp_path / "run"), resume=True)
@@ -179,7 +179,7 @@ def test_clips_without_labels_directly_in_a_folder_are_learned_from(tmp_path):
 @pytest.mark.parametrize(("recipe", "data", "problem"), [
     ("videomae", "digits", "is for clips, and the data are images"), ("dino", "CLIPS", "takes pictures"),
 ])  # fmt: skip
-def test_recipes_and_data_that_do_not_go_together_are_refused(home, tmp_path, recipe, data, problem):
-    data = str(home) if data == "CLIPS" else data
+def test_recipes_and_data_that_do_not_go_together_are_refused(moving_squares, tmp_path, recipe, data, problem):
+    data = str(moving_squares) if data == "CLIPS" else data
     with pytest.raises(UsageError, match=problem):
         vitreous.train(data, out=str(tmp_path / "run"), recipe=recipe, steps=1)

@@ -29,35 +29,35 @@ OPTIONS = {"workers": 0, "device": "cpu", "precision": "fp32", "batch_size": 12,
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory):
+def array_data(tmp_path_factory):
     """Balls, below `balls`, and waves, below `waves`, each in three splits."""
-    home = tmp_path_factory.mktemp("arrays")
+    array_data = tmp_path_factory.mktemp("arrays")
     for place, (name, count) in enumerate((("train", 18), ("val", 3), ("test", 8))):
-        write_balls(home / "balls" / name, count, first=1000 * place)
-        write_waves(home / "waves" / name, count, first=1000 * place)
-    return home
+        write_balls(array_data / "balls" / name, count, first=1000 * place)
+        write_waves(array_data / "waves" / name, count, first=1000 * place)
+    return array_data
 
 
 @pytest.fixture(scope="module")
-def balls(home, tmp_path_factory):
+def balls(array_data, tmp_path_factory):
     """A run that has learned the size of balls, and what it noted."""
     out, listener = tmp_path_factory.mktemp("runs") / "balls", Notes()
     options = {**OPTIONS, "model": "ViT-64x2/4x4x4", "steps": 30}
-    vitreous.train(str(home / "balls"), out=str(out), listener=listener, **options)
+    vitreous.train(str(array_data / "balls"), out=str(out), listener=listener, **options)
     return out, listener.notes
 
 
 @pytest.fixture(scope="module")
-def waves(home, tmp_path_factory):
+def waves(array_data, tmp_path_factory):
     """A run that has learned the period of waves, and what it noted."""
     out, listener = tmp_path_factory.mktemp("runs") / "waves", Notes()
     options = {**OPTIONS, "model": "ViT-64x2/4", "steps": 40, "axes": 1}
-    vitreous.train(str(home / "waves"), out=str(out), listener=listener, **options)
+    vitreous.train(str(array_data / "waves"), out=str(out), listener=listener, **options)
     return out, listener.notes
 
 
 @pytest.mark.parametrize("kind", ["balls", "waves"])
-def test_a_run_learns_and_all_verbs_answer_alike(home, request, kind):
+def test_a_run_learns_and_all_verbs_answer_alike(array_data, request, kind):
     folder, notes = request.getfixturevalue(kind)
     called, made = ("volumes", "ViT-64x2/4x4x4") if kind == "balls" else ("signals", "ViT-64x2/4")
     assert f"the data are 58 {called}" in notes
@@ -66,16 +66,16 @@ def test_a_run_learns_and_all_verbs_answer_alike(home, request, kind):
     bundle = load_bundle(folder / "model")
     assert bundle.model.config.name() == made and bundle.preprocess.noun == called
     assert bundle.preprocess.image == ((12, 12, 16) if kind == "balls" else (48,))
-    document = vitreous.evaluate(str(folder), str(home / kind / "test"), device="cpu", precision="fp32")
+    document = vitreous.evaluate(str(folder), str(array_data / kind / "test"), device="cpu", precision="fp32")
     assert document["test"]["nll"] == pytest.approx(summary["test"]["nll"], abs=1e-4)
     predictor = load(str(folder), device="cpu", precision="fp32")
-    paths = sorted(map(str, (home / kind / "test").rglob("*.n*")))
+    paths = sorted(map(str, (array_data / kind / "test").rglob("*.n*")))
     answers = predictor.predict(paths)
     right = sum(one.names[0] == path.split("/")[-2] for one, path in zip(answers, paths, strict=True))
     assert right == round(16 * document["test"]["top1"])
     array = ball(2000, True) if kind == "balls" else wave(2000, True)
     given = [array, torch.from_numpy(array)[None]]
-    own = predictor.predict([str(home / kind / "test" / ("large/0.nii.gz" if kind == "balls" else "fast/0.npy"))])
+    own = predictor.predict([str(array_data / kind / "test" / ("large/0.nii.gz" if kind == "balls" else "fast/0.npy"))])
     assert all(np.allclose(one.probabilities, own[0].probabilities, atol=1e-4) for one in predictor.predict(given))
     features = predictor.embed(paths[:2])
     with torch.no_grad():
@@ -85,36 +85,36 @@ def test_a_run_learns_and_all_verbs_answer_alike(home, request, kind):
     assert "data:image/" in (folder / "report.html").read_text()
 
 
-def test_a_stopped_run_ends_in_the_same_bits_with_workers(home, tmp_path):
+def test_a_stopped_run_ends_in_the_same_bits_with_workers(array_data, tmp_path):
     options = {**OPTIONS, "model": "ViT-32x1/8x8x8", "steps": 6, "save_every": 2, "axes": 3}
-    vitreous.train(str(home / "balls"), out=str(tmp_path / "whole"), **options)
+    vitreous.train(str(array_data / "balls"), out=str(tmp_path / "whole"), **options)
     with pytest.raises(KeyError):
         stop = {**options, "workers": 2, "log_every": 1}
-        vitreous.train(str(home / "balls"), out=str(tmp_path / "stopped"), listener=Notes(36), **stop)
-    vitreous.train(str(home / "balls"), out=str(tmp_path / "stopped"), resume=True)
+        vitreous.train(str(array_data / "balls"), out=str(tmp_path / "stopped"), listener=Notes(36), **stop)
+    vitreous.train(str(array_data / "balls"), out=str(tmp_path / "stopped"), resume=True)
     own, other = (load_bundle(tmp_path / name / "model").model.state_dict() for name in ("whole", "stopped"))
     assert all(torch.equal(own[name], other[name]) for name in own)
     with pytest.raises(UsageError, match=r"data\.axes"):
         vitreous.train(out=str(tmp_path / "stopped"), resume=True, axes=2)
 
 
-def test_larger_volumes_are_scaled_and_values_can_stay(home, tmp_path):
+def test_larger_volumes_are_scaled_and_values_can_stay(array_data, tmp_path):
     listener = Notes()
     options = {**OPTIONS, "model": "ViT-32x1/8x8x8", "image_size": 8, "steps": 1}
     settings = {"preprocess.standardise": ["data"]}
-    vitreous.train(str(home / "balls"), out=str(tmp_path / "a"), listener=listener, settings=settings, **options)
+    vitreous.train(str(array_data / "balls"), out=str(tmp_path / "a"), listener=listener, settings=settings, **options)
     assert any(note.startswith("volumes of 12 x 12 x 14 are scaled to 8 x 8 x 8") for note in listener.notes)
     preprocess = load_bundle(tmp_path / "a" / "model").preprocess
     values = [resize_linear(ball(2 * n + p, not p)[None], (8, 8, 8)) for n in range(18) for p in (0, 1)]
     assert preprocess.fit == "squash" and preprocess.standardise == "data"
     assert preprocess.mean == pytest.approx([np.mean(values)], rel=1e-3)
     assert preprocess.std == pytest.approx([np.std(values)], rel=1e-3)
-    vitreous.train(str(home / "balls"), out=str(tmp_path / "b"), init=str(tmp_path / "a"), steps=1, **OPTIONS)
+    vitreous.train(str(array_data / "balls"), out=str(tmp_path / "b"), init=str(tmp_path / "a"), steps=1, **OPTIONS)
     assert load_bundle(tmp_path / "b" / "model").preprocess == preprocess
 
 
-def test_figures_show_the_middle_slices(home, balls, tmp_path):
-    place = home / "balls/test/large/0.nii.gz"
+def test_figures_show_the_middle_slices(array_data, balls, tmp_path):
+    place = array_data / "balls/test/large/0.nii.gz"
     document = inspect(balls[0], place, tmp_path / "out", device="cpu", precision="fp32")
     assert [one["name"] for one in document["figures"]] == ["slices", "distance"]
     bundle = load_bundle(balls[0] / "model")
@@ -133,7 +133,7 @@ def test_figures_show_the_middle_slices(home, balls, tmp_path):
         inspect(balls[0], figures=["rollout"])
 
 
-def test_figures_show_what_is_attended_along_signals(home, waves, tmp_path):
+def test_figures_show_what_is_attended_along_signals(array_data, waves, tmp_path):
     for number in range(2):
         write_signal(tmp_path / f"new/{number}.csv", wave(number, fast=True))
     document = inspect(waves[0], tmp_path / "new", tmp_path / "out", device="cpu", precision="fp32")
@@ -150,7 +150,7 @@ def test_the_server_refuses_what_it_does_not_take(waves):
         prepare(load(str(waves[0]), device="cpu"), Limits())
 
 
-def test_a_file_that_cannot_be_read_is_named(home, tmp_path):
+def test_a_file_that_cannot_be_read_is_named(array_data, tmp_path):
     write_waves(tmp_path / "data", 4)
     write_signal(tmp_path / "data/fast/0.npy", np.full(48, np.nan, np.float32))
     options = {**OPTIONS, "model": "ViT-32x1/8", "steps": 1}
@@ -165,22 +165,22 @@ def test_a_file_that_cannot_be_read_is_named(home, tmp_path):
     ({"model": "BiT-R50x1"}, "is for pictures, and the data are volumes"), ({"init": "FLAT"}, "are for images"),
     ({"frames": 5}, "frames and stride are for clips"), ({"recipe": "segment"}, "does not say what is where"), ({"mixup": 0.2}, "mixup"),
 ])  # fmt: skip
-def test_what_is_not_for_volumes_is_refused(home, tmp_path, change, problem):
+def test_what_is_not_for_volumes_is_refused(array_data, tmp_path, change, problem):
     vitreous.save(vitreous.create("ViT-32x1/8", 16, 2), tmp_path / "flat")
     options = {**OPTIONS, "steps": 1, **change}
     if "init" in options:
         options["init"] = str(tmp_path / "flat")
     with pytest.raises((UsageError, DataError), match=problem):
-        vitreous.train(str(home / "balls"), out=str(tmp_path / "run"), **options)
+        vitreous.train(str(array_data / "balls"), out=str(tmp_path / "run"), **options)
     assert not (tmp_path / "run").exists()
 
 
-def test_signals_and_volumes_are_no_input_of_other_models(home, tmp_path, waves):
+def test_signals_and_volumes_are_no_input_of_other_models(array_data, tmp_path, waves):
     vitreous.save(vitreous.create("ViT-32x1/8", 16, 2), tmp_path / "flat")
     with pytest.raises(UsageError, match=r"flat takes images, and .* has volumes"):
-        vitreous.evaluate(str(tmp_path / "flat"), str(home / "balls"), device="cpu")
+        vitreous.evaluate(str(tmp_path / "flat"), str(array_data / "balls"), device="cpu")
     with pytest.raises(UsageError, match=r"waves takes signals, and .* has volumes"):
-        vitreous.evaluate(str(waves[0]), str(home / "balls/test"), device="cpu")
+        vitreous.evaluate(str(waves[0]), str(array_data / "balls/test"), device="cpu")
 
 
 def test_models_follow_from_the_size_of_data():

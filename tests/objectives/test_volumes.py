@@ -58,39 +58,39 @@ def compute_whole(voxels):
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory):
+def volume_data(tmp_path_factory):
     """Volumes in three splits, of two sizes."""
-    home = tmp_path_factory.mktemp("solids")
+    volume_data = tmp_path_factory.mktemp("solids")
     for split, count in (("train", 8), ("val", 2), ("test", 3)):
-        write_solids(home / split, count, names="")
+        write_solids(volume_data / split, count, names="")
     voxels, classes = solid(20, (17, 9, 15))
-    write_volume(home / "test" / "images" / "odd.nii.gz", voxels)
-    write_volume(home / "test" / "masks" / "odd.nii.gz", classes)
-    (home / "classes.txt").write_text("background\nbox\nball\n")
-    return home
+    write_volume(volume_data / "test" / "images" / "odd.nii.gz", voxels)
+    write_volume(volume_data / "test" / "masks" / "odd.nii.gz", classes)
+    (volume_data / "classes.txt").write_text("background\nbox\nball\n")
+    return volume_data
 
 
 @pytest.fixture(scope="module")
-def run(home, tmp_path_factory):
+def volume_run(volume_data, tmp_path_factory):
     """A run that has learned them."""
     out = tmp_path_factory.mktemp("runs") / "run"
     calm = {"views.scale": ["0.9", "1.1"], "views.rotate": ["0"]}
-    vitreous.train(str(home), out=str(out), steps=40, lr=1e-2, batch_size=4, settings=calm, **OPTIONS)
+    vitreous.train(str(volume_data), out=str(out), steps=40, lr=1e-2, batch_size=4, settings=calm, **OPTIONS)
     return out
 
 
-def test_a_run_learns_and_its_page_shows_middle_planes(home, run):
-    summary = json.loads((run / "summary.json").read_text())
+def test_a_run_learns_and_its_page_shows_middle_planes(volume_data, volume_run):
+    summary = json.loads((volume_run / "summary.json").read_text())
     assert summary["test"]["images"] == 4 and summary["test"]["dice"] > 0.8, summary["test"]
-    bundle = load_bundle(run / "model")
+    bundle = load_bundle(volume_run / "model")
     assert bundle.preprocess.name == "volumes" and bundle.preprocess.image == bundle.model.config.image == (12, 16, 16)
     assert bundle.preprocess.mean == (0.0,) and bundle.preprocess.std == (1.0,)
-    as_it_did = vitreous.evaluate(str(run), device="cpu")  # in the precision of use
+    as_it_did = vitreous.evaluate(str(volume_run), device="cpu")  # in the precision of use
     assert as_it_did["test"]["dice"] == pytest.approx(summary["test"]["dice"], abs=1e-6)
-    document = vitreous.evaluate(str(run), device="cpu", precision="fp32")
-    page = (run / "report.html").read_text()
+    document = vitreous.evaluate(str(volume_run), device="cpu", precision="fp32")
+    page = (volume_run / "report.html").read_text()
     assert page.count("data:image/") >= 12 and "Dice per image" in page
-    split, predictor, own = open_data(home).split("test"), vitreous.load(run, precision="fp32"), []
+    split, predictor, own = open_data(volume_data).split("test"), vitreous.load(volume_run, precision="fp32"), []
     for sample in range(len(split)):
         answer = predictor.segment(split.raw(sample)).classes == 1
         truth = split.target(sample).class_map() == 1
@@ -115,13 +115,16 @@ def predict(*words):
     return stop.value.code
 
 
-def test_maps_of_nifti_lie_where_their_images_lie(home, run, tmp_path, capsys):
-    images = home / "test" / "images"
-    assert predict(run, images, "--out", tmp_path / "out", "--overlay", tmp_path / "over", "--precision", "fp32") == 0
+def test_maps_of_nifti_lie_where_their_images_lie(volume_data, volume_run, tmp_path, capsys):
+    images = volume_data / "test" / "images"
+    assert (
+        predict(volume_run, images, "--out", tmp_path / "out", "--overlay", tmp_path / "over", "--precision", "fp32")
+        == 0
+    )
     names = sorted(path.name for path in images.iterdir())
     assert sorted(path.name for path in (tmp_path / "out").glob("*.nii.gz")) == names
     assert sorted(path.name for path in (tmp_path / "over").iterdir()) == [f"{name}.png" for name in names]
-    predictor = vitreous.load(run, precision="fp32")
+    predictor = vitreous.load(volume_run, precision="fp32")
     for name in names:
         written = nibabel.load(tmp_path / "out" / name)  # type: ignore[attr-defined]
         assert np.allclose(written.affine, AFFINE) and written.get_data_dtype() == np.uint8
@@ -130,7 +133,15 @@ def test_maps_of_nifti_lie_where_their_images_lie(home, run, tmp_path, capsys):
     assert again["steps"] == 1  # what was written is read as masks
     assert (
         predict(
-            run, images, "--out", tmp_path / "out", "--overlay", tmp_path / "over", "--precision", "fp32", "--resume"
+            volume_run,
+            images,
+            "--out",
+            tmp_path / "out",
+            "--overlay",
+            tmp_path / "over",
+            "--precision",
+            "fp32",
+            "--resume",
         )
         == 0
     )
@@ -145,12 +156,12 @@ def relabelled(place, images):
     return place / "data"
 
 
-def test_maps_of_other_files_are_arrays(run, tmp_path, capsys):
+def test_maps_of_other_files_are_arrays(volume_run, tmp_path, capsys):
     voxels, _ = solid(3)
     place = write_volume(tmp_path / "a.npy", voxels)
-    assert predict(run, place, "--out", tmp_path / "out") == 0
+    assert predict(volume_run, place, "--out", tmp_path / "out") == 0
     capsys.readouterr()
-    predictor = vitreous.load(run)
+    predictor = vitreous.load(volume_run)
     assert np.array_equal(np.load(tmp_path / "out" / "a.npy"), predictor.segment(voxels).classes)
     answers = predictor.segment([voxels, torch.from_numpy(voxels)[None], place], pictures=True)
     assert all(np.array_equal(one.classes, answers[0].classes) for one in answers)
@@ -161,22 +172,22 @@ def test_maps_of_other_files_are_arrays(run, tmp_path, capsys):
     with pytest.raises(DataError, match="12 x 17 is not"):
         predictor.segment(voxels[:, :, 0])
     (tmp_path / "b.nii.gz").write_bytes(b"\x1f\x8b nothing")
-    assert predict(run, tmp_path / "b.nii.gz", "--out", tmp_path / "bad") == 3
+    assert predict(volume_run, tmp_path / "b.nii.gz", "--out", tmp_path / "bad") == 3
     assert "b.nii.gz: cannot be read as a volume" in capsys.readouterr().err
 
 
-def test_an_exported_file_answers_the_same(home, run, tmp_path):
-    images = [str(path) for part in ("train", "test") for path in sorted((home / part / "images").iterdir())]
-    document = vitreous.export(run, "onnx", tmp_path / "model.onnx", images)
+def test_an_exported_file_answers_the_same(volume_data, volume_run, tmp_path):
+    images = [str(path) for part in ("train", "test") for path in sorted((volume_data / part / "images").iterdir())]
+    document = vitreous.export(volume_run, "onnx", tmp_path / "model.onnx", images)
     assert document["exports"][0]["top1_agreement"] > 0.999
-    voxels = home / "test" / "images" / "odd.nii.gz"
-    one, other = (vitreous.load(place, precision="fp32") for place in (run, tmp_path / "model.onnx"))
+    voxels = volume_data / "test" / "images" / "odd.nii.gz"
+    one, other = (vitreous.load(place, precision="fp32") for place in (volume_run, tmp_path / "model.onnx"))
     assert np.mean(one.segment(voxels).classes == other.segment(voxels).classes) > 0.999
 
 
-def test_a_stopped_run_ends_in_the_same_bits(home, tmp_path):
+def test_a_stopped_run_ends_in_the_same_bits(volume_data, tmp_path):
     options = {**OPTIONS, "steps": 6, "batch_size": 2, "save_every": 2}
-    vitreous.train(str(home), out=str(tmp_path / "whole"), **options)
+    vitreous.train(str(volume_data), out=str(tmp_path / "whole"), **options)
 
     class Stop(Exception):
         pass
@@ -187,45 +198,53 @@ def test_a_stopped_run_ends_in_the_same_bits(home, tmp_path):
                 raise Stop
 
     with pytest.raises(Stop):
-        vitreous.train(str(home), out=str(tmp_path / "stopped"), listener=Listener(), **options, log_every=1)
-    vitreous.train(str(home), out=str(tmp_path / "stopped"), resume=True)
+        vitreous.train(str(volume_data), out=str(tmp_path / "stopped"), listener=Listener(), **options, log_every=1)
+    vitreous.train(str(volume_data), out=str(tmp_path / "stopped"), resume=True)
     first, second = (load_bundle(tmp_path / name / "model").model.state_dict() for name in ("whole", "stopped"))
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_weights_of_volumes_go_on_and_those_of_pictures_do_not(home, run, tmp_path):
+def test_weights_of_volumes_go_on_and_those_of_pictures_do_not(volume_data, volume_run, tmp_path):
     more = {name: value for name, value in OPTIONS.items() if name != "model"}
-    assert vitreous.train(str(home), out=str(tmp_path / "more"), init=str(run), steps=1, **more)["steps"] == 1
+    assert (
+        vitreous.train(str(volume_data), out=str(tmp_path / "more"), init=str(volume_run), steps=1, **more)["steps"]
+        == 1
+    )
     vitreous.save(vitreous.create("ViT-32x2/8", 32, 2), tmp_path / "flat")
     with pytest.raises(UsageError, match="are for images, the data are volumes"):
-        vitreous.train(str(home), out=str(tmp_path / "no"), init=str(tmp_path / "flat"), steps=1, **more)
+        vitreous.train(str(volume_data), out=str(tmp_path / "no"), init=str(tmp_path / "flat"), steps=1, **more)
 
 
 @pytest.mark.parametrize(("change", "problem"), [
     ({"recipe": "photos"}, "takes pictures"), ({"recipe": "mae"}, "takes pictures"), ({"model": "Swin-T/4"}, "for pictures"),
     ({"recipe": "swin-upernet", "model": None, "init": "RUN"}, "for pictures"),
 ])  # fmt: skip
-def test_recipes_of_pictures_are_refused(home, run, tmp_path, change, problem):
-    options = {**OPTIONS, "steps": 1, "settings": {}, **{k: str(run) if v == "RUN" else v for k, v in change.items()}}
+def test_recipes_of_pictures_are_refused(volume_data, volume_run, tmp_path, change, problem):
+    options = {
+        **OPTIONS,
+        "steps": 1,
+        "settings": {},
+        **{k: str(volume_run) if v == "RUN" else v for k, v in change.items()},
+    }
     with pytest.raises(UsageError, match=problem):
-        vitreous.train(str(home), out=str(tmp_path / "run"), **options)
+        vitreous.train(str(volume_data), out=str(tmp_path / "run"), **options)
 
 
-def test_what_takes_pictures_refuses_volumes(home, run, tmp_path):
-    data = open_data(home)
+def test_what_takes_pictures_refuses_volumes(volume_data, volume_run, tmp_path):
+    data = open_data(volume_data)
     with pytest.raises(UsageError, match="the server takes pictures"):
-        prepare(vitreous.load(run), Limits())
+        prepare(vitreous.load(volume_run), Limits())
     with pytest.raises(UsageError, match="answers for volumes: no figure rollout"):
-        vitreous.inspect(run, figures=["rollout"])
+        vitreous.inspect(volume_run, figures=["rollout"])
     with pytest.raises(UsageError, match="packs hold pictures"):
-        pack(home, tmp_path / "packed")
+        pack(volume_data, tmp_path / "packed")
     with pytest.raises(UsageError, match="among pictures"):
         dedup([data.split("train")], [], within=True)
     with pytest.raises(UsageError, match="of the kind volumes"):
         SegmentationConfig().check(configure("ViT-32x2/4x4x4"), ("a", "b"), Scenes())
     pictures = write_maps(tmp_path / "pictures", 4)
     with pytest.raises(DataError, match="classes"):
-        vitreous.evaluate(str(run), str(pictures), device="cpu")
+        vitreous.evaluate(str(volume_run), str(pictures), device="cpu")
     with pytest.raises(DataError, match="not a volume"):
-        vitreous.load(run).segment(pictures / "images" / "0.png")
-    assert read_volume(home / "test" / "images" / "odd.nii.gz", 1).shape == (1, 17, 9, 15)
+        vitreous.load(volume_run).segment(pictures / "images" / "0.png")
+    assert read_volume(volume_data / "test" / "images" / "odd.nii.gz", 1).shape == (1, 17, 9, 15)

@@ -22,14 +22,14 @@ TURNED = ("ant", "bee", "cat")
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory):
+def workspace(tmp_path_factory):
     return tmp_path_factory.mktemp("judged")
 
 
 @pytest.fixture(scope="module")
-def photos(home):
+def photos(workspace):
     """Classes that are easily told; in `val` and `test`, one image of each class has a wrong label."""
-    root = make_folder(home / "photos", {"train": 16, "val": 8, "test": 8})
+    root = make_folder(workspace / "photos", {"train": 16, "val": 8, "test": 8})
     for split in ("val", "test"):
         for name, other in zip(TURNED, (*TURNED[1:], TURNED[0]), strict=True):
             (root / split / name / "0.png").rename(root / split / other / f"turned-from-{name}.png")
@@ -37,15 +37,15 @@ def photos(home):
 
 
 @pytest.fixture(scope="module")
-def trained(home, photos):
+def trained(workspace, photos):
     """A run that has learned the classes."""
     options = {**TINY, "epochs": 20, "lr": 3e-3, "drop_path": 0.0, "save_every": 50, "evaluate_every": 100, "ema": 0.5}
-    train(str(photos), out=str(home / "run"), workers=0, **options)
-    return home / "run"
+    train(str(photos), out=str(workspace / "run"), workers=0, **options)
+    return workspace / "run"
 
 
 @pytest.fixture
-def run(trained, tmp_path, monkeypatch):
+def run_copy(trained, tmp_path, monkeypatch):
     """A copy of it that a test may change, and a cache of its own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return shutil.copytree(trained, tmp_path / "run")
@@ -77,11 +77,11 @@ def test_a_run_without_a_test_split_is_judged_on_val(photos, tmp_path, layout):
     assert say("evaluate", str(tmp_path / "out")).stdout.startswith("val: top-1 ")
 
 
-def test_a_temperature_is_fitted_on_val_stored_and_used(run, photos):
-    weights = (run / "model" / "weights.safetensors").read_bytes()
-    before, _ = asked(run)
+def test_a_temperature_is_fitted_on_val_stored_and_used(run_copy, photos):
+    weights = (run_copy / "model" / "weights.safetensors").read_bytes()
+    before, _ = asked(run_copy)
     assert before["calibration"] is None
-    found, said = asked(run, "--calibrate")
+    found, said = asked(run_copy, "--calibrate")
     held = found["calibration"]
     assert held["fitted_on"] == {"data": str(photos), "split": "val", "images": 24}
     assert f"temperature {held['temperature']:.3f}, fitted on 24 val images" in said
@@ -90,47 +90,52 @@ def test_a_temperature_is_fitted_on_val_stored_and_used(run, photos):
     assert held["test"]["after"] == pytest.approx({name: found["test"][name] for name in ("nll", "ece")})
     for name in ("top1", "macro_f1"):
         assert found["test"][name] == before["test"][name]
-    bundle = load_bundle(run / "model")
-    assert bundle.temperature == held["temperature"] and (run / "model" / "weights.safetensors").read_bytes() == weights
-    again, said = asked(run, "--split", "val")
+    bundle = load_bundle(run_copy / "model")
+    assert (
+        bundle.temperature == held["temperature"]
+        and (run_copy / "model" / "weights.safetensors").read_bytes() == weights
+    )
+    again, said = asked(run_copy, "--split", "val")
     assert again["val"]["nll"] == pytest.approx(held["val"]["after"]["nll"]) and "used to fit the temperature" in said
-    twice, _ = asked(run, "--calibrate")  # from the logits as the model gives them, not from those of the first time
+    twice, _ = asked(
+        run_copy, "--calibrate"
+    )  # from the logits as the model gives them, not from those of the first time
     assert twice["calibration"]["temperature"] == pytest.approx(held["temperature"])
 
 
-def test_predict_divides_by_the_temperature(run, photos):
+def test_predict_divides_by_the_temperature(run_copy, photos):
     files = sorted((photos / "test" / "ant").iterdir())
-    plain = load(run).predict(files, top=3)
-    asked(run, "--calibrate")
-    t = load_bundle(run / "model").temperature
-    for before, after in zip(plain, load(run).predict(files, top=3), strict=True):
+    plain = load(run_copy).predict(files, top=3)
+    asked(run_copy, "--calibrate")
+    t = load_bundle(run_copy / "model").temperature
+    for before, after in zip(plain, load(run_copy).predict(files, top=3), strict=True):
         assert before.names == after.names
         powers = np.array(before.probabilities) ** (1 / t)
         assert after.probabilities == pytest.approx(powers / powers.sum(), rel=1e-4)
 
 
-def test_bundles_of_before_have_temperature_one_and_odd_ones_are_refused(run):
-    place = run / "model" / "model.json"
+def test_bundles_of_before_have_temperature_one_and_odd_ones_are_refused(run_copy):
+    place = run_copy / "model" / "model.json"
     stored = json.loads(place.read_text())
     place.write_text(json.dumps({name: value for name, value in stored.items() if name != "temperature"}))
-    assert load_bundle(run / "model").temperature == 1.0
+    assert load_bundle(run_copy / "model").temperature == 1.0
     for odd in (0, -1, "2", True, None, float("inf")):
         place.write_text(json.dumps(stored | {"temperature": odd}))
         with pytest.raises(WeightsError, match="temperature"):
-            load_bundle(run / "model")
+            load_bundle(run_copy / "model")
 
 
-def test_a_temperature_survives_conversion_but_not_another_head(run, tmp_path):
-    asked(run, "--calibrate")
-    t = load_bundle(run / "model").temperature
+def test_a_temperature_survives_conversion_but_not_another_head(run_copy, tmp_path):
+    asked(run_copy, "--calibrate")
+    t = load_bundle(run_copy / "model").temperature
     for words, wanted in (([], t), (["--image-size", "32"], t), (["--num-classes", "5"], 1.0)):
         out = tmp_path / f"made{len(words)}{wanted}"
-        assert say("convert", str(run), str(out), *words, cwd=tmp_path).returncode == 0
+        assert say("convert", str(run_copy), str(out), *words, cwd=tmp_path).returncode == 0
         assert load_bundle(out).temperature == wanted
 
 
-def test_nothing_to_calibrate_is_said(run, photos, tmp_path):
-    shutil.copytree(run / "model", tmp_path / "bundle")
+def test_nothing_to_calibrate_is_said(run_copy, photos, tmp_path):
+    shutil.copytree(run_copy / "model", tmp_path / "bundle")
     with pytest.raises(UsageError, match="no val split"):
         evaluate(tmp_path / "bundle", photos / "test", settings=EvaluateOptions(calibrate=True), workers=0)
     make_folder(tmp_path / "easy", {"train": 2, "val": 2, "test": 2})
@@ -140,29 +145,29 @@ def test_nothing_to_calibrate_is_said(run, photos, tmp_path):
     assert (tmp_path / "bundle" / "model.json").read_bytes() == before
 
 
-def test_abstaining_is_judged_and_done(run, photos, tmp_path):
-    found, said = asked(run, "--abstain", "0.9")
+def test_abstaining_is_judged_and_done(run_copy, photos, tmp_path):
+    found, said = asked(run_copy, "--abstain", "0.9")
     files = sorted((photos / "test").glob("*/*.png"))
-    answers = load(run).predict(files, top=1, abstain=0.9)
+    answers = load(run_copy).predict(files, top=1, abstain=0.9)
     assert found["abstain"]["unsure"] == sum(answer.unsure for answer in answers)
     assert all(answer.unsure == (answer.probabilities[0] < 0.9) for answer in answers)
     assert "AURC" in said and 0 < found["abstain"]["coverage"] <= 1
     table = tmp_path / "x.csv"
-    words = ("predict", str(run), str(photos / "test" / "ant"), "--abstain", "1", "--csv", str(table))
+    words = ("predict", str(run_copy), str(photos / "test" / "ant"), "--abstain", "1", "--csv", str(table))
     assert "unsure (" in say(*words, cwd=tmp_path).stdout
     rows = list(csv.DictReader(table.open()))
     assert {row["unsure"] for row in rows} == {"unsure"} and rows[0]["probability"]
     assert all(one["unsure"] for one in document(say(*words, "--json", cwd=tmp_path))["predictions"])
     for verb in ("evaluate", "predict"):
-        result = say(verb, str(run), str(photos / "test"), "--abstain", "1.5", cwd=tmp_path)
+        result = say(verb, str(run_copy), str(photos / "test"), "--abstain", "1.5", cwd=tmp_path)
         assert result.returncode == 2 and "--abstain must be above 0" in result.stderr
 
 
-def test_turned_labels_are_suspected(run, photos, tmp_path):
+def test_turned_labels_are_suspected(run_copy, photos, tmp_path):
     """Three of 24 labels are wrong: all are found, and nothing else."""
     shutil.move(photos / "test" / "ant" / "turned-from-cat.png", photos / "test" / "ant" / "=turned-from-cat.png")
     try:
-        found, said = asked(run, "--suspects", tmp_path / "s.csv")
+        found, said = asked(run_copy, "--suspects", tmp_path / "s.csv")
     finally:
         shutil.move(photos / "test" / "ant" / "=turned-from-cat.png", photos / "test" / "ant" / "turned-from-cat.png")
     rows = list(csv.DictReader((tmp_path / "s.csv").open()))
@@ -176,14 +181,14 @@ def test_turned_labels_are_suspected(run, photos, tmp_path):
     assert found["confused"]["ordered"][0]["count"] == 1 and "most confused pairs" in said
 
 
-def test_training_images_are_no_neighbours_of_themselves(run, photos, tmp_path):
+def test_training_images_are_no_neighbours_of_themselves(run_copy, photos, tmp_path):
     """A training image whose label was turned after training is told by the others, though it is in the memory with
     that label."""
     copy = shutil.copytree(photos, tmp_path / "photos")
     (copy / "train" / "ant" / "3.png").rename(copy / "train" / "bee" / "was-ant.png")
-    config = run / "config.yaml"
+    config = run_copy / "config.yaml"
     config.write_text(config.read_text().replace(str(photos), str(copy)))
-    found, said = asked(run, "--split", "train", "--suspects", tmp_path / "s.csv")
+    found, said = asked(run_copy, "--split", "train", "--suspects", tmp_path / "s.csv")
     assert [row["path"].endswith("was-ant.png") for row in found["suspects"]["top"]] == [True]
     assert found["trained_on"] is True and found["trained_on_images"] == 48 and "was trained on these images" in said
 
@@ -196,14 +201,14 @@ def test_a_cell_that_a_spreadsheet_would_compute_is_marked(tmp_path):
     assert (tmp_path / "x.csv").read_text().splitlines()[1].endswith(",-1.5")
 
 
-def test_other_images_are_less_familiar(run, photos, tmp_path):
+def test_other_images_are_less_familiar(run_copy, photos, tmp_path):
     other = tmp_path / "noise"  # without classes: any folder of images will do
     other.mkdir()
     for number in range(20):
         image = np.random.default_rng(number).integers(0, 256, (16, 16, 3), dtype=np.uint8)
         image[number % 8 :: 8] = 255
         Image.fromarray(image).save(other / f"{number}.png")
-    found, said = asked(run, "--outliers", tmp_path / "o.csv", "--against", other)
+    found, said = asked(run_copy, "--outliers", tmp_path / "o.csv", "--against", other)
     rows = list(csv.DictReader((tmp_path / "o.csv").open()))
     scores = [float(row["score"]) for row in rows]
     assert len(rows) == 24 and scores == sorted(scores, reverse=True)
@@ -212,30 +217,32 @@ def test_other_images_are_less_familiar(run, photos, tmp_path):
     assert "AUROC" in said
 
 
-def test_it_is_said_when_the_model_has_seen_the_images(run, photos, tmp_path):
-    assert asked(run)[0]["trained_on"] is False
-    found, said = asked(run, photos, "--split", "train")
+def test_it_is_said_when_the_model_has_seen_the_images(run_copy, photos, tmp_path):
+    assert asked(run_copy)[0]["trained_on"] is False
+    found, said = asked(run_copy, photos, "--split", "train")
     assert found["trained_on"] is True and found["trained_on_images"] == 48 and "was trained on these images" in said
     links = tmp_path / "links"
     for name in TURNED:
         (links / name).mkdir(parents=True)
         (links / name / "seen").symlink_to(photos / "train" / name)
         (links / name / "unseen").symlink_to(photos / "test" / name)
-    found, said = asked(run, links)
+    found, said = asked(run_copy, links)
     assert found["trained_on_images"] == 48 and "was trained on 48 of these 72 images" in said
     elsewhere = shutil.copytree(photos, tmp_path / "elsewhere")  # the same data by their fingerprint
-    assert asked(run, elsewhere, "--split", "train")[0]["trained_on_images"] == 48
-    assert asked(run, elsewhere)[0]["trained_on"] is False
-    shutil.copytree(run / "model", tmp_path / "bundle")
+    assert asked(run_copy, elsewhere, "--split", "train")[0]["trained_on_images"] == 48
+    assert asked(run_copy, elsewhere)[0]["trained_on"] is False
+    shutil.copytree(run_copy / "model", tmp_path / "bundle")
     assert asked(tmp_path / "bundle", photos)[0]["trained_on"] is None  # a bundle does not say
 
 
-def test_what_a_run_started_from_counts_too(run, photos, tmp_path):
+def test_what_a_run_started_from_counts_too(run_copy, photos, tmp_path):
     """A run on other images that started from this one knows what this one was trained on; a run of a grid chose its
     rate on `val`."""
     other = tmp_path / "grid" / "trials" / "lr-0.003"
     make_folder(tmp_path / "more", {"train": 4, "val": 2})
-    train(str(tmp_path / "more"), out=str(other), init=str(run), workers=0, keep_last=True, **{**TINY, "epochs": 1})
+    train(
+        str(tmp_path / "more"), out=str(other), init=str(run_copy), workers=0, keep_last=True, **{**TINY, "epochs": 1}
+    )
     assert asked(other, photos, "--split", "train")[0]["trained_on_images"] == 48
     assert asked(other, "--split", "val")[0]["chosen_on"] == []
     (tmp_path / "grid" / "trials.json").write_text("{}")
@@ -243,11 +250,11 @@ def test_what_a_run_started_from_counts_too(run, photos, tmp_path):
     assert found["chosen_on"] == ["choose the learning rate"] and "used to choose the learning rate" in said
 
 
-def test_unreadable_images_are_neither_answered_nor_suspected(run, photos, tmp_path):
+def test_unreadable_images_are_neither_answered_nor_suspected(run_copy, photos, tmp_path):
     copy = shutil.copytree(photos, tmp_path / "photos")
     (copy / "test" / "ant" / "1.png").write_bytes(b"junk")
     found, _ = asked(
-        run,
+        run_copy,
         copy,
         "--bad-images",
         "skip",
@@ -264,18 +271,25 @@ def test_unreadable_images_are_neither_answered_nor_suspected(run, photos, tmp_p
     assert found["test"]["unreadable"] == 1 and "ant/1.png" not in (tmp_path / "o.csv").read_text()
 
 
-def test_one_image_is_judged_in_every_way(run, tmp_path):
+def test_one_image_is_judged_in_every_way(run_copy, tmp_path):
     make_folder(tmp_path / "one", {"train": 2, "test": 1})
     for name in ("bee", "cat"):
         shutil.rmtree(tmp_path / "one" / "test" / name)
     found, _ = asked(
-        run, tmp_path / "one", "--abstain", "0.5", "--suspects", tmp_path / "s.csv", "--outliers", tmp_path / "o.csv"
+        run_copy,
+        tmp_path / "one",
+        "--abstain",
+        "0.5",
+        "--suspects",
+        tmp_path / "s.csv",
+        "--outliers",
+        tmp_path / "o.csv",
     )
     assert found["test"]["images"] == 1 and found["outliers"]["images"] == 1
     assert found["test"]["interval"]["nll"] is None
 
 
-def test_int8_is_calibrated_on_training_images_whatever_is_asked(run, photos, tmp_path, monkeypatch):
+def test_int8_is_calibrated_on_training_images_whatever_is_asked(run_copy, photos, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     """By `evaluate` on any data and by `predict` on any files, and on the files themselves where there is no run to be
     known."""
@@ -289,23 +303,25 @@ def test_int8_is_calibrated_on_training_images_whatever_is_asked(run, photos, tm
         return TorchEngine(model, preprocess, precision="fp32")
 
     monkeypatch.setattr(engine, "OpenVinoEngine", recording)
-    how, p = InferenceOptions("cpu", "int8", "openvino"), load_bundle(run / "model").preprocess
+    how, p = InferenceOptions("cpu", "int8", "openvino"), load_bundle(run_copy / "model").preprocess
 
     def seen(files):
         return [bytes(p.to_array(p.decode(file))) for file in files]
 
     others, files = make_folder(tmp_path / "others", {"": 4}), sorted((photos / "test").rglob("*.png"))
-    evaluate(run, workers=0, how=how)
-    evaluate(run, str(others), workers=0, how=how)
-    load(run, how, files)
-    load(run, how)
+    evaluate(run_copy, workers=0, how=how)
+    evaluate(run_copy, str(others), workers=0, how=how)
+    load(run_copy, how, files)
+    load(run_copy, how)
     assert all(found == sets[0] for found in sets) and sorted(sets[0]) == sorted(
         seen((photos / "train").rglob("*.png"))
     )
-    load(run / "model", how, files)
+    load(run_copy / "model", how, files)
     assert sets.pop() == seen(files)
-    evaluate(run / "model", str(photos), workers=0, how=how)
+    evaluate(run_copy / "model", str(photos), workers=0, how=how)
     assert sets.pop() == sets[0]  # the training split of the data
-    (run / "config.yaml").write_text((run / "config.yaml").read_text().replace(str(photos), str(tmp_path / "gone")))
-    load(run, how, files)
+    (run_copy / "config.yaml").write_text(
+        (run_copy / "config.yaml").read_text().replace(str(photos), str(tmp_path / "gone"))
+    )
+    load(run_copy, how, files)
     assert sets.pop() == seen(files)

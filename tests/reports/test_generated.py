@@ -34,33 +34,33 @@ def ask(*words):
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory):
+def latent_data(tmp_path_factory):
     """A folder with photographs of two classes, an autoencoder of 4 channels and stride 2, and latents of both."""
-    home = tmp_path_factory.mktemp("latents")
-    save_autoencoder(home / "vae", shift_factor=0.25)
+    latent_data = tmp_path_factory.mktemp("latents")
+    save_autoencoder(latent_data / "vae", shift_factor=0.25)
     rng = np.random.default_rng(0)
     for split, count in (("train", 12), ("val", 6), ("test", 12)):
         for name in ("cat", "dog"):
-            folder = home / "photos" / split / name
+            folder = latent_data / "photos" / split / name
             folder.mkdir(parents=True)
             for number in range(count // 2):
                 pixels = rng.integers(0, 256, (20, 24, 3), dtype=np.uint8)
                 Image.fromarray(pixels).save(folder / f"{number}.png")
-    words = ["--latents", home / "vae", "--short-side", "16", "--mirror", "--workers", "0", "--shard-size", "1K"]
-    done = ask("data", "pack", home / "photos", "--out", home / "packed", *words)
+    words = ["--latents", latent_data / "vae", "--short-side", "16", "--mirror", "--workers", "0", "--shard-size", "1K"]
+    done = ask("data", "pack", latent_data / "photos", "--out", latent_data / "packed", *words)
     assert done.returncode == 0 and "--recipe dit" in done.stdout, done.stderr
-    return home
+    return latent_data
 
 
 @pytest.fixture(scope="module")
-def run(home):
+def generator_run(latent_data):
     ways = {"recipe": "sit", "model": "DiT-32x1/2", "steps": 3, "batch_size": 4, "device": "cpu", "precision": "fp32"}
-    vitreous.train(home / "packed", out=home / "run", progress=False, **ways)
-    return home / "run"
+    vitreous.train(latent_data / "packed", out=latent_data / "run", progress=False, **ways)
+    return latent_data / "run"
 
 
-def test_latents_are_draws_from_the_posterior_of_each_image_and_its_mirror(home):
-    data, coder = open_data(home / "packed"), Autoencoder(home / "vae")
+def test_latents_are_draws_from_the_posterior_of_each_image_and_its_mirror(latent_data):
+    data, coder = open_data(latent_data / "packed"), Autoencoder(latent_data / "vae")
     train, fit = data.split("train"), ImagePreprocess((16, 16))
     assert {name: len(split) for name, split in data.splits.items()} == {"train": 24, "val": 6, "test": 12}
     assert data.latents == coder.latents and (data.latents.scale, data.latents.shift, data.latents.stride) == (
@@ -68,7 +68,7 @@ def test_latents_are_draws_from_the_posterior_of_each_image_and_its_mirror(home)
         0.25,
         2,
     )
-    source = open_data(home / "photos").split("train")
+    source = open_data(latent_data / "photos").split("train")
     for sample in (0, 11):
         picture = fit.fit_image(fit.decode(source.raw(sample)))
         for twin, image in ((sample, picture), (sample + 12, picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT))):
@@ -81,7 +81,7 @@ def test_latents_are_draws_from_the_posterior_of_each_image_and_its_mirror(home)
             assert draws.abs().max() < 5 and 0.8 < draws.std() < 1.2
             assert train.labels[twin] == source.labels[sample]
     assert not np.array_equal(train.raw(0), train.raw(12))
-    document = json.loads((home / "packed" / "pack.json").read_text())
+    document = json.loads((latent_data / "packed" / "pack.json").read_text())
     assert document["form"] == "latents" and len(document["splits"]["train"]["shards"]) > 1
     redrawn = data.holding_out(0.25, 0)
     held = {sample.tobytes() for sample in map(redrawn.split("val").raw, range(len(redrawn.split("val"))))}
@@ -90,40 +90,42 @@ def test_latents_are_draws_from_the_posterior_of_each_image_and_its_mirror(home)
     assert places and {(one + 12) % 24 for one in places} == places  # no mirrored image stays behind
 
 
-def test_a_pack_of_latents_is_gone_on_with_and_checked(home, tmp_path):
-    words = ["--latents", home / "vae", "--short-side", "16", "--mirror", "--workers", "0", "--shard-size", "1K"]
-    assert ask("data", "pack", home / "photos", "--out", home / "packed", *words).returncode == 0
-    other = ask("data", "pack", home / "photos", "--out", home / "packed", *words[:4], *words[5:])
+def test_a_pack_of_latents_is_gone_on_with_and_checked(latent_data, tmp_path):
+    words = ["--latents", latent_data / "vae", "--short-side", "16", "--mirror", "--workers", "0", "--shard-size", "1K"]
+    assert ask("data", "pack", latent_data / "photos", "--out", latent_data / "packed", *words).returncode == 0
+    other = ask("data", "pack", latent_data / "photos", "--out", latent_data / "packed", *words[:4], *words[5:])
     assert other.returncode == 2 and "another mirror" in other.stderr
     for words, problem in (
         (["--mirror"], "--mirror is for them"),
-        (["--latents", home / "vae", "--short-side", "15"], "no multiple of the autoencoder's 2"),
-        (["--latents", home / "photos"], "no folder with an autoencoder"),
+        (["--latents", latent_data / "vae", "--short-side", "15"], "no multiple of the autoencoder's 2"),
+        (["--latents", latent_data / "photos"], "no folder with an autoencoder"),
     ):
-        done = ask("data", "pack", home / "photos", "--out", tmp_path / "x", *words)
+        done = ask("data", "pack", latent_data / "photos", "--out", tmp_path / "x", *words)
         assert done.returncode in (2, 3, 4) and problem in done.stderr and "Traceback" not in done.stderr
 
 
-def test_a_run_on_latents_keeps_their_scale_and_their_autoencoder(home, run):
-    config, bundle = Folder(run).run(), load_bundle(run / "model")
+def test_a_run_on_latents_keeps_their_scale_and_their_autoencoder(latent_data, generator_run):
+    config, bundle = Folder(generator_run).run(), load_bundle(generator_run / "model")
     assert config.preprocess.mean == (0.25,) * 4 and config.preprocess.std == (2.0,) * 4 and config.views.flip == 0
-    assert bundle.task.autoencoder == str(home / "vae") and (run / "samples.png").is_file()
-    vitreous.sample(run, home / "made", progress=False, classes=("cat",), steps=2, precision="fp32")
-    assert Image.open(home / "made" / "cat-00000.png").size == (16, 16)
-    (home / "vae").rename(home / "moved")
-    for words, problem in (([], "is no longer at"), (["--vae", home / "moved"], "")):
-        done = ask("sample", run, "--class", "cat", "--steps", "1", "--out", home / "x.png", *words)
+    assert bundle.task.autoencoder == str(latent_data / "vae") and (generator_run / "samples.png").is_file()
+    vitreous.sample(generator_run, latent_data / "made", progress=False, classes=("cat",), steps=2, precision="fp32")
+    assert Image.open(latent_data / "made" / "cat-00000.png").size == (16, 16)
+    (latent_data / "vae").rename(latent_data / "moved")
+    for words, problem in (([], "is no longer at"), (["--vae", latent_data / "moved"], "")):
+        done = ask("sample", generator_run, "--class", "cat", "--steps", "1", "--out", latent_data / "x.png", *words)
         assert problem in done.stderr and bool(done.returncode) == bool(problem)
-    (home / "moved").rename(home / "vae")
+    (latent_data / "moved").rename(latent_data / "vae")
 
 
-def test_generators_of_latents_are_judged_on_latents_and_on_pictures(home, run):
+def test_generators_of_latents_are_judged_on_latents_and_on_pictures(latent_data, generator_run):
     words = ["--samples", "12", "--steps", "2", "--precision", "fp32", "--json"]
-    documents = [json.loads(ask("evaluate", run, *data, *words).stdout) for data in ([], [home / "photos"])]
+    documents = [
+        json.loads(ask("evaluate", generator_run, *data, *words).stdout) for data in ([], [latent_data / "photos"])
+    ]
     assert [one["test"]["features"] for one in documents] == ["latents", "pixels"]
     assert [one["test"]["dimensions"] for one in documents] == [8 * 8 * 4, 16 * 16 * 3]
     assert all(one["test"][f"frechet_distance{name}"] > 0 for one in documents for name in ("", "_of_train"))
-    done = ask("evaluate", run, "--features", run)
+    done = ask("evaluate", generator_run, "--features", generator_run)
     assert done.returncode == 2 and "--features reads pictures" in done.stderr
 
 
@@ -186,7 +188,7 @@ def test_the_inception_score_is_the_divergence_from_the_mean():
     ) == pytest.approx(1)
 
 
-def test_mistakes_about_references_have_one_message(inception, tmp_path, home, run):
+def test_mistakes_about_references_have_one_message(inception, tmp_path, latent_data, generator_run):
     np.savez(tmp_path / "other.npz", x=np.zeros(3))
     np.savez(tmp_path / "odd.npz", mu=np.zeros(3), sigma=np.zeros((2, 2)))
     np.savez(tmp_path / "whole.npz", mu=np.zeros(2048), sigma=np.zeros((2048, 2048), np.float16))
@@ -200,11 +202,11 @@ def test_mistakes_about_references_have_one_message(inception, tmp_path, home, r
         (["--reference", tmp_path / "whole.npz"], "moments of Inception's features"),
         (["--reference", tmp_path / "odd.npz", "--split", "test"], "takes the place of data"),
     ):
-        done = ask("evaluate", run, *words, *few)
+        done = ask("evaluate", generator_run, *words, *few)
         assert done.returncode in (2, 3, 4) and problem in done.stderr and "Traceback" not in done.stderr, done.stderr
-    assert is_inception(inception) and not is_inception(tmp_path / "other.npz") and not is_inception(home)
+    assert is_inception(inception) and not is_inception(tmp_path / "other.npz") and not is_inception(latent_data)
     torch.save({"Conv2d_1a_3x3.conv.weight": torch.zeros(2, 2)}, tmp_path / "half.pth")
     with pytest.raises(WeightsError, match="another Inception network"):
         InceptionSpace(str(tmp_path / "half.pth"), "cpu")
     with pytest.raises(UsageError, match="takes the place of data"):
-        vitreous.evaluate(run, home / "photos", settings=GenerationOptions(reference="x.npz"))
+        vitreous.evaluate(generator_run, latent_data / "photos", settings=GenerationOptions(reference="x.npz"))

@@ -35,19 +35,19 @@ FIGURES = ("distance", "rollout", "attention", "gradient", "segments")
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory) -> Path:
+def inspected_models(tmp_path_factory) -> Path:
     """Bundles of several kinds for images of 16 x 20, photographs, and a data set."""
-    home = tmp_path_factory.mktemp("inspect")
+    inspected_models = tmp_path_factory.mktemp("inspect")
     for kind in ("registers", *NARROW):
-        Bundle(made(kind), Classification(CLASSES), ImagePreprocess((16, 20))).save(home / kind)
-    Bundle(made(num_classes=0), Features(), ImagePreprocess((16, 20))).save(home / "headless")
+        Bundle(made(kind), Classification(CLASSES), ImagePreprocess((16, 20))).save(inspected_models / kind)
+    Bundle(made(num_classes=0), Features(), ImagePreprocess((16, 20))).save(inspected_models / "headless")
     Bundle(made(channels=1, **POOLED), Classification(CLASSES), ImagePreprocess((16, 20), 1, (0.5,), (0.5,))).save(
-        home / "grey"
+        inspected_models / "grey"
     )
-    make_folder(home / "data", {"train": 2, "val": 3})
+    make_folder(inspected_models / "data", {"train": 2, "val": 3})
     for number in range(2):
-        picture(number, (50, 40), number).save(home / f"photo {number}.png")
-    return home
+        picture(number, (50, 40), number).save(inspected_models / f"photo {number}.png")
+    return inspected_models
 
 
 def inspect(home, bundle, *words, to="out"):
@@ -66,13 +66,13 @@ def given(home, names):
     return preprocess.normalise(torch.stack([preprocess.to_tensor(preprocess.decode(home / name)) for name in names]))
 
 
-def test_numbers_are_those_of_the_functions(home):
+def test_numbers_are_those_of_the_functions(inspected_models):
     bundle, photos = "registers", ("photo 0.png", "photo 1.png")
     words = ("--fusion", "max", "--residual", "0.3", "--discard", "0.25", "--mass", "0.5", "--of-class", "cat")
-    found, out = inspect(home, bundle, *photos, "--figures", *FIGURES, *words, to=bundle)
+    found, out = inspect(inspected_models, bundle, *photos, "--figures", *FIGURES, *words, to=bundle)
     assert list(found) == ["distance", "rollout", "rollout-blocks", "attention", "gradient", "segments"]
     numbers = {name: np.load(out / one["npz"]) for name, one in found.items()}
-    model, x = made(bundle), given(home, photos)
+    model, x = made(bundle), given(inspected_models, photos)
     prefix = model.config.prefix
     far = distances(model, [x])
     assert np.allclose(numbers["distance"]["distance"], far.mean) and np.allclose(
@@ -94,17 +94,17 @@ def test_numbers_are_those_of_the_functions(home):
     assert [float(row["uniform_px"]) for row in rows] == pytest.approx([uniform((4, 5), (4, 4))] * 4, abs=1e-4)
 
 
-def test_layers_heads_and_sizes_are_those_asked_for(home):
+def test_layers_heads_and_sizes_are_those_asked_for(inspected_models):
     words = ("--figures", "attention", "segments", "--layers", "0", "-1", "--heads", "1", "--image-size", "24", "16")
-    found, out = inspect(home, "registers", "photo 0.png", *words, to="chosen")
+    found, out = inspect(inspected_models, "registers", "photo 0.png", *words, to="chosen")
     assert list(found) == ["attention-0", "attention-1", "segments-0", "segments-1"]
     assert np.load(out / "attention-0.npz")["maps"].shape == (1, 1, 6, 4)
     assert np.load(out / "segments-1.npz")["kept"].shape == (1, 1, 6, 4)
 
 
-def test_pictures_come_from_the_data_where_none_are_named(home):
+def test_pictures_come_from_the_data_where_none_are_named(inspected_models):
     found, out = inspect(
-        home,
+        inspected_models,
         "grey",
         "--data",
         "data",
@@ -123,12 +123,12 @@ def test_pictures_come_from_the_data_where_none_are_named(home):
 
 
 @pytest.mark.parametrize("kind", NARROW)
-def test_models_that_do_not_see_everything_have_a_distance_and_say_why_no_more(home, kind):
-    found, out = inspect(home, kind, "photo 0.png", "--figures", "distance", to=f"{kind}-out")
+def test_models_that_do_not_see_everything_have_a_distance_and_say_why_no_more(inspected_models, kind):
+    found, out = inspect(inspected_models, kind, "photo 0.png", "--figures", "distance", to=f"{kind}-out")
     assert set(np.load(out / "distance.npz")["spans"]) == ({"row", "column"} if kind == "axial" else {"window", "all"})
     assert list(found) == ["distance"]
     for figure in ("rollout", "gradient"):
-        refused = say("inspect", kind, "photo 0.png", "--figures", figure, "--device", "cpu", cwd=home)
+        refused = say("inspect", kind, "photo 0.png", "--figures", figure, "--device", "cpu", cwd=inspected_models)
         assert (
             refused.returncode == 2
             and "distance" in refused.stderr
@@ -148,14 +148,14 @@ def test_models_that_do_not_see_everything_have_a_distance_and_say_why_no_more(h
         (("registers", "--figures", "segments", "--mass", "0"), "mass"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_with_a_way_out(home, words, told):
-    refused = say("inspect", words[0], "photo 0.png", *words[1:], "--device", "cpu", cwd=home)
+def test_what_cannot_be_meant_is_refused_with_a_way_out(inspected_models, words, told):
+    refused = say("inspect", words[0], "photo 0.png", *words[1:], "--device", "cpu", cwd=inspected_models)
     assert refused.returncode == 2 and told in refused.stderr
 
 
-def test_figures_count_blocks_and_heads_from_one_and_name_the_option(home):
+def test_figures_count_blocks_and_heads_from_one_and_name_the_option(inspected_models):
     words = ("--figures", "attention", "segments", "distance", "rollout", "--layers", "1", "--heads", "1")
-    found, out = inspect(home, "registers", "photo 0.png", *words, to="counted")
+    found, out = inspect(inspected_models, "registers", "photo 0.png", *words, to="counted")
     assert found["attention"]["title"] == "Attention of block 2" and found["segments"]["title"] == "Segments of block 2"
     assert "Attention of block 2 of 2 (--layers 1) from" in found["attention"]["caption"]
     assert "in each head of block 2 of 2 (--layers 1) " in found["segments"]["caption"]
@@ -174,17 +174,17 @@ def labels(figure) -> list[str]:
     ]
 
 
-def test_what_is_drawn_counts_from_one(home):
+def test_what_is_drawn_counts_from_one(inspected_models):
     scene = Scene(
         "registers",
-        load_bundle(home / "registers"),
+        load_bundle(inspected_models / "registers"),
         InspectOptions(device="cpu", precision="fp32"),
         ImagePreprocess((16, 20)),
         device="cpu",
         pictures=(),
         listener=NullListener(),
     )
-    scene = replace(scene, pictures=tuple(open_pictures([home / "photo 0.png"], scene.preprocess)))
+    scene = replace(scene, pictures=tuple(open_pictures([inspected_models / "photo 0.png"], scene.preprocess)))
     heads = labels(make_attention(scene)[0].figure)
     assert {"head 1", "head 2", "mean"} <= set(heads) and "head 0" not in heads
     blocks = labels(make_rollout(scene)[1].figure)
@@ -195,9 +195,12 @@ def test_what_is_drawn_counts_from_one(home):
     assert {"1", "4", "5"} <= set(tiles) and "0" not in tiles
 
 
-def test_the_page_begins_with_the_pictures_asked_about_and_their_answers(home):
+def test_the_page_begins_with_the_pictures_asked_about_and_their_answers(inspected_models):
     document = inspect_run(
-        home / "registers", [home / "photo 0.png"], home / "asked", InspectOptions(device="cpu", precision="fp32")
+        inspected_models / "registers",
+        [inspected_models / "photo 0.png"],
+        inspected_models / "asked",
+        InspectOptions(device="cpu", precision="fp32"),
     )
     assert [one["name"] for one in document["figures"]] == [
         "rollout",
@@ -206,13 +209,13 @@ def test_the_page_begins_with_the_pictures_asked_about_and_their_answers(home):
         "positions",
         "distance",
     ]
-    wanted = load(home / "registers", InferenceOptions(device="cpu", precision="fp32"), exact=True).predict(
-        [home / "photo 0.png"], top=3
+    wanted = load(inspected_models / "registers", InferenceOptions(device="cpu", precision="fp32"), exact=True).predict(
+        [inspected_models / "photo 0.png"], top=3
     )[0]
     (told,) = document["answers"]
     assert told["path"].endswith("photo 0.png") and [one["class"] for one in told["classes"]] == list(wanted.names)
     assert [one["probability"] for one in told["classes"]] == pytest.approx(wanted.probabilities, abs=1e-4)
-    page = (home / "asked" / "index.html").read_text()
+    page = (inspected_models / "asked" / "index.html").read_text()
     assert (
         page.index("data:image/png")
         < page.index("photo 0.")
@@ -220,10 +223,16 @@ def test_the_page_begins_with_the_pictures_asked_about_and_their_answers(home):
         < page.index("Attention rollout")
     )
     plain = inspect_run(
-        home / "registers", [], home / "not-asked", InspectOptions(device="cpu", data=str(home / "data"), count=2)
+        inspected_models / "registers",
+        [],
+        inspected_models / "not-asked",
+        InspectOptions(device="cpu", data=str(inspected_models / "data"), count=2),
     )
     assert plain["figures"][0]["name"] == "filters" and plain["answers"] == []
     bare = inspect_run(
-        home / "headless", [home / "photo 0.png"], home / "bare", InspectOptions(figures=("filters",), device="cpu")
+        inspected_models / "headless",
+        [inspected_models / "photo 0.png"],
+        inspected_models / "bare",
+        InspectOptions(figures=("filters",), device="cpu"),
     )
-    assert bare["answers"][0]["classes"] == [] and "photo 0." in (home / "bare" / "index.html").read_text()
+    assert bare["answers"][0]["classes"] == [] and "photo 0." in (inspected_models / "bare" / "index.html").read_text()

@@ -48,7 +48,7 @@ def photos(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def run(photos, tmp_path_factory):
+def short_run(photos, tmp_path_factory):
     """A run of one step."""
     out = tmp_path_factory.mktemp("run") / "run"
     vitreous.train(photos, out=out, **{**TINY, "epochs": 0.5, "workers": 0})
@@ -75,9 +75,9 @@ def pooled(run, split):
         ).numpy(), split.labels
 
 
-def test_knn_is_that_of_scikit_learn(run, photos):
-    found, data = judged(run, "--protocol", "knn", "--k", "3", "20", "9"), open_data(photos)
-    train, test = pooled(run, data.split("train")), pooled(run, data.split("test"))
+def test_knn_is_that_of_scikit_learn(short_run, photos):
+    found, data = judged(short_run, "--protocol", "knn", "--k", "3", "20", "9"), open_data(photos)
+    train, test = pooled(short_run, data.split("train")), pooled(short_run, data.split("test"))
     assert [row["k"] for row in found["figures"]] == [3, 9, 20] and found["k"] == 20
     for row in found["figures"]:
         judge = KNeighborsClassifier(row["k"], metric="cosine", weights=lambda distance: np.exp((1 - distance) / 0.07))
@@ -92,12 +92,12 @@ def test_knn_is_that_of_scikit_learn(run, photos):
 
 
 @pytest.mark.parametrize("protocol", ["knn", "linear", "fewshot"])
-def test_it_is_said_which_images_are_learned_from_and_which_are_judged(run, photos, tmp_path, protocol):
+def test_it_is_said_which_images_are_learned_from_and_which_are_judged(short_run, photos, tmp_path, protocol):
     """Of data with splits, and of a folder of classes, of which a part is drawn to be judged."""
     flat = tmp_path / "flat"
     flat.symlink_to(photos / "train")
     for words, source, split, bank, count in (([], photos, "test", 36, 18), ([str(flat)], flat, "val", 33, 3)):
-        result = say("evaluate", str(run), *words, "--protocol", protocol, *FP32, "--json", cwd=run.parent)
+        result = say("evaluate", str(short_run), *words, "--protocol", protocol, *FP32, "--json", cwd=short_run.parent)
         found = document(result)
         assert found["bank"] == {"data": str(source), "splits": ["train"], "images": bank}
         assert found["judged"] == {"data": str(source), "split": split, "images": count}
@@ -108,29 +108,29 @@ def test_it_is_said_which_images_are_learned_from_and_which_are_judged(run, phot
         )
 
 
-def test_features_are_computed_once_for_all_protocols(run, monkeypatch):
-    judged(run, "--protocol", "knn")
+def test_features_are_computed_once_for_all_protocols(short_run, monkeypatch):
+    judged(short_run, "--protocol", "knn")
     monkeypatch.setattr(features, "make_engine", None)  # calling it would fail
     for protocol in ("knn", "linear", "fewshot"):
-        found = judged(run, "--protocol", protocol)
+        found = judged(short_run, "--protocol", protocol)
         assert all(part["reused"] for part in found["features"].values())
         assert {name: part["images"] for name, part in found["features"].items()} == {"train": 36, "test": 18}
     with pytest.raises(TypeError):
-        vitreous.evaluate(run, protocol=ProtocolOptions("knn", cache=False))
+        vitreous.evaluate(short_run, protocol=ProtocolOptions("knn", cache=False))
 
 
-def test_linear_tells_its_penalty_and_how_it_was_chosen(run):
-    found = judged(run, "--protocol", "linear")
+def test_linear_tells_its_penalty_and_how_it_was_chosen(short_run):
+    found = judged(short_run, "--protocol", "linear")
     assert found["dev"]["images"] == 6 and found["dev"]["top1"] == max(row["top1"] for row in found["dev"]["tried"])
     assert found["l2"] in [row["l2"] for row in found["dev"]["tried"]]
     assert found["test"]["top1"] > 0.8 and found["test"]["nll"] < np.log(3)
-    fixed = judged(run, "--protocol", "linear", "--l2", "0.5")
+    fixed = judged(short_run, "--protocol", "linear", "--l2", "0.5")
     assert (fixed["l2"], fixed["dev"]) == (0.5, None)
 
 
-def test_fewshot_is_a_plain_solve_for_each_draw(run, photos):
-    found, data = judged(run, "--protocol", "fewshot", "--shots", "2", "5", "--seed", "1"), open_data(photos)
-    (x, y), (test, wanted) = pooled(run, data.split("train")), pooled(run, data.split("test"))
+def test_fewshot_is_a_plain_solve_for_each_draw(short_run, photos):
+    found, data = judged(short_run, "--protocol", "fewshot", "--shots", "2", "5", "--seed", "1"), open_data(photos)
+    (x, y), (test, wanted) = pooled(short_run, data.split("train")), pooled(short_run, data.split("test"))
     for row in found["figures"]:
         top1 = []
         for seed in (1, 2, 3):
@@ -146,47 +146,58 @@ def test_fewshot_is_a_plain_solve_for_each_draw(run, photos):
     assert found["shots"] == 5 and found["test"]["top1"] == found["figures"][1]["top1"]
 
 
-def test_fewer_images_than_shots_are_all_used_and_told(run):
-    result = say("evaluate", str(run), "--protocol", "fewshot", "--shots", "25", "--seeds", "1", *FP32, cwd=run.parent)
+def test_fewer_images_than_shots_are_all_used_and_told(short_run):
+    result = say(
+        "evaluate",
+        str(short_run),
+        "--protocol",
+        "fewshot",
+        "--shots",
+        "25",
+        "--seeds",
+        "1",
+        *FP32,
+        cwd=short_run.parent,
+    )
     assert result.returncode == 0 and "3 of 3 classes have less than 25 training images" in result.stderr
-    found = judged(run, "--protocol", "fewshot")
+    found = judged(short_run, "--protocol", "fewshot")
     assert [row["shots"] for row in found["figures"]] == [1, 5, 10]  # of the usual ones, those that a class has
 
 
-def test_each_reading_is_recorded(run):
-    judged(run, "--protocol", "knn", "--k", "4")
-    last = json.loads((run / "evaluations.jsonl").read_text().splitlines()[-1])
+def test_each_reading_is_recorded(short_run):
+    judged(short_run, "--protocol", "knn", "--k", "4")
+    last = json.loads((short_run / "evaluations.jsonl").read_text().splitlines()[-1])
     assert (last["protocol"], last["k"], last["split"], last["images"]) == ("knn", 4, "test", 18)
 
 
-def test_val_is_judged_without_learning_from_it(run, tmp_path):
-    found = judged(run, "--protocol", "knn", "--split", "val")
+def test_val_is_judged_without_learning_from_it(short_run, tmp_path):
+    found = judged(short_run, "--protocol", "knn", "--split", "val")
     assert found["features"]["train"]["images"] == 36 and found["val"]["images"] == 12
     flat = make_folder(tmp_path / "flat", {"": 20})
-    told = say("evaluate", str(run), str(flat), "--protocol", "knn", *FP32, "--json", cwd=tmp_path)
+    told = say("evaluate", str(short_run), str(flat), "--protocol", "knn", *FP32, "--json", cwd=tmp_path)
     assert "judged on its 6 val images, held out of its training images" in told.stderr
     found = document(told)
     assert (found["features"]["train"]["images"], found["val"]["images"]) == (54, 6)
 
 
-def test_test_is_judged_with_all_training_images(run, tmp_path):
+def test_test_is_judged_with_all_training_images(short_run, tmp_path):
     source = make_folder(tmp_path / "two", {"train": 10, "test": 2})
     # those held out for validation too
-    assert judged(run, str(source), "--protocol", "knn")["features"]["train"]["images"] == 30
+    assert judged(short_run, str(source), "--protocol", "knn")["features"]["train"]["images"] == 30
 
 
-def test_other_classes_and_models_without_a_head(run, tmp_path):
+def test_other_classes_and_models_without_a_head(short_run, tmp_path):
     source = make_folder(tmp_path / "other", {"train": 6, "test": 2}, ("x", "y"))
     torch.manual_seed(0)
     Bundle(create("ViT-32x1/8", image_size=16, num_classes=0), Features(), ImagePreprocess((16, 16))).save(
         tmp_path / "bundle"
     )
-    for one in (run, tmp_path / "bundle"):
+    for one in (short_run, tmp_path / "bundle"):
         found = judged(one, str(source), "--protocol", "linear")
         assert found["classes"] == ["x", "y"] and found["test"]["top1"] == 1.0
 
 
-def test_several_labels_give_map(run, tmp_path):
+def test_several_labels_give_map(short_run, tmp_path):
     rows = ["path,label,split"]
     for index in range(30):
         picture(index, tint=index % 3).save(tmp_path / f"{index}.png")
@@ -195,42 +206,42 @@ def test_several_labels_give_map(run, tmp_path):
     data = open_data(tmp_path / "table.csv")
     assert data.multilabel
     for protocol in ("knn", "linear"):
-        found = judged(run, str(tmp_path / "table.csv"), "--protocol", protocol)
+        found = judged(short_run, str(tmp_path / "table.csv"), "--protocol", protocol)
         assert found["test"]["map"] > 0.9 and found["test"]["top1"] is None
-    assert "few-shot has one" in refused(2, run, str(tmp_path / "table.csv"), "--protocol", "fewshot")
+    assert "few-shot has one" in refused(2, short_run, str(tmp_path / "table.csv"), "--protocol", "fewshot")
 
 
-def test_unreadable_images_stop_or_count_as_wrong(run, tmp_path):
+def test_unreadable_images_stop_or_count_as_wrong(short_run, tmp_path):
     source = make_folder(tmp_path / "photos", {"train": 12, "test": 6})
-    good = judged(run, str(source), "--protocol", "knn", "--k", "5")["test"]
+    good = judged(short_run, str(source), "--protocol", "knn", "--k", "5")["test"]
     for bad in ("test/ant/2.png", "train/bee/0.png"):
         (source / bad).write_bytes(b"no picture")
-    assert "train/bee/0.png" in refused(3, run, str(source), "--protocol", "knn", "--k", "5")
-    found = judged(run, str(source), "--protocol", "knn", "--k", "5", "--bad-images", "skip")["test"]
+    assert "train/bee/0.png" in refused(3, short_run, str(source), "--protocol", "knn", "--k", "5")
+    found = judged(short_run, str(source), "--protocol", "knn", "--k", "5", "--bad-images", "skip")["test"]
     assert (good["top1"], found["unreadable"]) == (1.0, 1) and found["top1"] == 17 / 18
-    shots = judged(run, str(source), "--protocol", "fewshot", "--shots", "5", "--bad-images", "skip")
+    shots = judged(short_run, str(source), "--protocol", "fewshot", "--shots", "5", "--bad-images", "skip")
     assert shots["test"]["top1"] <= 17 / 18 and shots["test"]["unreadable"] == 1
 
 
-def test_refusals(run, tmp_path):
-    assert "--k 37 neighbours of 36 training images" in refused(2, run, "--protocol", "knn", "--k", "5", "37")
-    assert "judge val or test" in refused(2, run, "--protocol", "linear", "--split", "train")
-    assert "at least 1" in refused(2, run, "--protocol", "knn", "--k", "0")
-    assert "above 0" in refused(2, run, "--protocol", "knn", "--temperature", "0")
-    assert "a folder with a folder for each task" in refused(2, run, "--protocol", "vtab")
-    assert "needs --labels FILE" in refused(2, run, "--protocol", "real")
-    assert "--calibrate is about the answers of the head" in refused(2, run, "--protocol", "knn", "--calibrate")
+def test_refusals(short_run, tmp_path):
+    assert "--k 37 neighbours of 36 training images" in refused(2, short_run, "--protocol", "knn", "--k", "5", "37")
+    assert "judge val or test" in refused(2, short_run, "--protocol", "linear", "--split", "train")
+    assert "at least 1" in refused(2, short_run, "--protocol", "knn", "--k", "0")
+    assert "above 0" in refused(2, short_run, "--protocol", "knn", "--temperature", "0")
+    assert "a folder with a folder for each task" in refused(2, short_run, "--protocol", "vtab")
+    assert "needs --labels FILE" in refused(2, short_run, "--protocol", "real")
+    assert "--calibrate is about the answers of the head" in refused(2, short_run, "--protocol", "knn", "--calibrate")
     with pytest.raises(UsageError, match="did you mean linear"):
-        vitreous.evaluate(run, protocol="liner")
+        vitreous.evaluate(short_run, protocol="liner")
 
 
 @pytest.mark.parametrize("protocol", PROBES)
-def test_data_that_cannot_be_learnt_from(run, protocol):
+def test_data_that_cannot_be_learnt_from(short_run, protocol):
     pixels, labels = np.zeros((4, 16, 16, 3), np.uint8), np.zeros(4, np.int64)
     for splits, why in (({"test"}, "no training images"), ({"train", "test"}, "of one class")):
         data = Data("made", ("a", "b"), {name: Arrays(pixels, labels) for name in splits})
         task = ProtocolTask(
-            "run", "made", data, "test", open_bundle(run), ProtocolOptions(protocol), Computing(workers=0)
+            "run", "made", data, "test", open_bundle(short_run), ProtocolOptions(protocol), Computing(workers=0)
         )
         with pytest.raises(DataError, match=why):
             PROBES[protocol](task)

@@ -44,21 +44,23 @@ SETTINGS = {
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory):
+def pretrained_runs(tmp_path_factory):
     """A folder of 24 images without labels, and a short run of each of `SETTINGS` on it."""
-    home = tmp_path_factory.mktemp("restored")
-    (home / "photos").mkdir()
+    pretrained_runs = tmp_path_factory.mktemp("restored")
+    (pretrained_runs / "photos").mkdir()
     for index in range(24):
-        picture(index, (16, 16), index % 3).save(home / "photos" / f"{index}.png")
+        picture(index, (16, 16), index % 3).save(pretrained_runs / "photos" / f"{index}.png")
     for name, (recipe, settings) in SETTINGS.items():
         words = {f"objective.{key}": value for key, value in settings.items()}
-        vitreous.train(str(home / "photos"), recipe=recipe, out=str(home / name), settings=words, **OPTIONS)
-    return home
+        vitreous.train(
+            str(pretrained_runs / "photos"), recipe=recipe, out=str(pretrained_runs / name), settings=words, **OPTIONS
+        )
+    return pretrained_runs
 
 
 @pytest.mark.parametrize("name", ["mae", "pixels", "mean-colour", "small-colours"])
-def test_predicted_patches_differ_and_the_others_are_equal_to_the_pixel(home, name, tmp_path):
-    document = vitreous.inspect(str(home / name), figures=["reconstruction"], out=tmp_path, device="cpu")
+def test_predicted_patches_differ_and_the_others_are_equal_to_the_pixel(pretrained_runs, name, tmp_path):
+    document = vitreous.inspect(str(pretrained_runs / name), figures=["reconstruction"], out=tmp_path, device="cpu")
     (figure,) = document["figures"]
     made = np.load(tmp_path / figure["npz"])
     image, seen, restored = (made[part].astype(int) for part in ("image", "seen", "restored"))
@@ -75,8 +77,8 @@ def test_predicted_patches_differ_and_the_others_are_equal_to_the_pixel(home, na
     assert (tmp_path / figure["png"]).read_bytes().startswith(b"\x89PNG")
 
 
-def test_colours_are_painted_where_they_belong(home):
-    objective = load_objective(home / "small-colours")
+def test_colours_are_painted_where_they_belong(pretrained_runs):
+    objective = load_objective(pretrained_runs / "small-colours")
     answers = torch.zeros(1, 1, 16, 512)
     answers[0, 0, 1, 0o705] = 1.0  # the second of the first row: all red, no green, level 5 of blue
     mean, std = (torch.tensor(values)[:, None, None] for values in objective.setting.normalisation)
@@ -85,29 +87,29 @@ def test_colours_are_painted_where_they_belong(home):
     assert torch.allclose(patch[:, 1, 0], torch.full((3,), 0.5 / 8), atol=1e-6)
 
 
-def test_images_named_are_restored_and_the_same_by_the_same_seed(home, tmp_path):
-    photo = str(home / "photos" / "3.png")
+def test_images_named_are_restored_and_the_same_by_the_same_seed(pretrained_runs, tmp_path):
+    photo = str(pretrained_runs / "photos" / "3.png")
     words = {"figures": ["reconstruction"], "device": "cpu"}
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        vitreous.inspect(str(home / "mae"), photo, out=tmp_path / name, seed=seed, **words)
+        vitreous.inspect(str(pretrained_runs / "mae"), photo, out=tmp_path / name, seed=seed, **words)
     a, b, c = (np.load(tmp_path / name / "reconstruction.npz") for name in "abc")
     assert (a["restored"] == b["restored"]).all() and not (a["predicted"] == c["predicted"]).all()
 
 
-def test_what_restores_nothing_says_what_does(home, tmp_path):
-    found = say("inspect", str(home / "dino"), "--figures", "reconstruction", "--out", str(tmp_path / "x"))
+def test_what_restores_nothing_says_what_does(pretrained_runs, tmp_path):
+    found = say("inspect", str(pretrained_runs / "dino"), "--figures", "reconstruction", "--out", str(tmp_path / "x"))
     assert found.returncode == 2 and "learned by dino, which restores no image" in found.stderr
     assert "--recipe mae" in found.stderr and "Traceback" not in found.stderr
     with pytest.raises(UsageError, match="image_size"):
-        vitreous.inspect(str(home / "mae"), figures=["reconstruction"], image_size=[32], out=tmp_path / "y")
+        vitreous.inspect(str(pretrained_runs / "mae"), figures=["reconstruction"], image_size=[32], out=tmp_path / "y")
     vitreous.save(vitreous.create("ViT-16x1/4", 16, 0), tmp_path / "bare")
     with pytest.raises(UsageError, match="no decoder"):
         load_objective(tmp_path / "bare")
 
 
-def test_a_bundle_alone_restores_and_says_what_is_wrong_with_its_parts(home, tmp_path):
-    shutil.copytree(home / "mae" / "model", tmp_path / "bundle")
-    token = load_objective(home / "mae").decoder.mask_token
+def test_a_bundle_alone_restores_and_says_what_is_wrong_with_its_parts(pretrained_runs, tmp_path):
+    shutil.copytree(pretrained_runs / "mae" / "model", tmp_path / "bundle")
+    token = load_objective(pretrained_runs / "mae").decoder.mask_token
     assert torch.equal(load_objective(tmp_path / "bundle").decoder.mask_token, token)
     file = tmp_path / "bundle" / "objective.safetensors"
     content = file.read_bytes()
@@ -120,9 +122,9 @@ def test_a_bundle_alone_restores_and_says_what_is_wrong_with_its_parts(home, tmp
         load_objective(tmp_path / "bundle")
 
 
-def test_the_page_of_a_run_shows_what_it_restored_and_no_empty_table(home):
-    page = (home / "mae" / "report.html").read_text()
-    learned = read_learned(home / "mae")
+def test_the_page_of_a_run_shows_what_it_restored_and_no_empty_table(pretrained_runs):
+    page = (pretrained_runs / "mae" / "report.html").read_text()
+    learned = read_learned(pretrained_runs / "mae")
     assert [len(row["pictures"]) for row in learned["restored"]["rows"]] == [3, 3]  # two images were held out
     assert learned["nearest"]["images"] == 22 and len(learned["nearest"]["rows"][0]["near"]) == 6
     for heading in ("Reconstructions", "Attention", "Nearest training images", "Curves", "Data", "Commands"):
@@ -138,8 +140,8 @@ def test_the_page_of_a_run_shows_what_it_restored_and_no_empty_table(home):
     )
 
 
-def test_the_page_of_dino_has_its_entropies_and_no_restored_images(home):
-    page, learned = (home / "dino" / "report.html").read_text(), read_learned(home / "dino")
+def test_the_page_of_dino_has_its_entropies_and_no_restored_images(pretrained_runs):
+    page, learned = (pretrained_runs / "dino" / "report.html").read_text(), read_learned(pretrained_runs / "dino")
     assert learned["restored"] is None and "Reconstructions" not in page
     heads = learned["attention"]["heads"]
     assert [len(row["pictures"]) for row in learned["attention"]["rows"]] == [1 + heads] * 2 and heads >= 1
@@ -160,11 +162,11 @@ def test_labels_that_are_there_are_shown_beside_neighbours_and_alarms_stand_on_t
     assert "k-NN top-1" in page and "validation k-NN top-1" in page and "--protocol knn" in page
 
 
-def test_a_run_whose_images_are_gone_still_has_a_page(home, tmp_path):
-    shutil.copytree(home / "mae", tmp_path / "mae")
+def test_a_run_whose_images_are_gone_still_has_a_page(pretrained_runs, tmp_path):
+    shutil.copytree(pretrained_runs / "mae", tmp_path / "mae")
     os.remove(tmp_path / "mae" / "learned.json")
     config = tmp_path / "mae" / "config.yaml"
-    config.write_text(config.read_text().replace(str(home / "photos"), str(tmp_path / "nowhere")))
+    config.write_text(config.read_text().replace(str(pretrained_runs / "photos"), str(tmp_path / "nowhere")))
     heard = Heard()
     write_learned(Folder(tmp_path / "mae"), heard)
     assert "no pictures of what the model learned" in heard.notes[-1]

@@ -72,7 +72,7 @@ def judged(classes: int, images: int, several: bool = False, names=None, bad=fro
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def reported_run(tmp_path_factory):
     """A run of seconds, judged on its test split, with its page."""
     root = tmp_path_factory.mktemp("report")
     photos = make_folder(root / "photos", {"train": 12, "val": 4, "test": 4})
@@ -80,8 +80,8 @@ def run(tmp_path_factory):
     return root / "run"
 
 
-def test_train_writes_a_page_with_everything_on_it(run):
-    page, summary = (run / "report.html").read_text(), json.loads((run / "summary.json").read_text())
+def test_train_writes_a_page_with_everything_on_it(reported_run):
+    page, summary = (reported_run / "report.html").read_text(), json.loads((reported_run / "summary.json").read_text())
     assert f"{100 * summary['test']['top1']:.2f} %" in page
     for heading in (
         "Curves",
@@ -95,8 +95,8 @@ def test_train_writes_a_page_with_everything_on_it(run):
         "Commands",
     ):
         assert f"<h2>{heading}</h2>" in page
-    assert json.loads((run / "data.json").read_text())["fingerprint"] in page
-    assert json.loads((run / "environment.json").read_text())["torch"] in page
+    assert json.loads((reported_run / "data.json").read_text())["fingerprint"] in page
+    assert json.loads((reported_run / "environment.json").read_text())["torch"] in page
     assert re.search(r"<td>\d[\d.,]* (M|G|T)FLOPs</td>", page) and "exaFLOPs" not in page and "device-hours" not in page
     assert page.count("data:image/") - page.count("attention rollout over") >= min(SHOWN, 12)
     assert page.count("attention rollout over") >= min(SHOWN, 12)
@@ -237,9 +237,9 @@ def test_a_table_of_classes_can_be_scrolled_with_keys_and_breaks_its_names(tmp_p
     assert re.search(r"<figcaption>[^%]*\d\u00a0%", page) and not re.search(r"<figcaption>[^%]*\.\d\d.%", page)
 
 
-def test_a_page_that_cannot_be_written_costs_no_figure(run, tmp_path):
+def test_a_page_that_cannot_be_written_costs_no_figure(reported_run, tmp_path):
     out = tmp_path / "run"
-    shutil.copytree(run, out, ignore=shutil.ignore_patterns("checkpoints"))
+    shutil.copytree(reported_run, out, ignore=shutil.ignore_patterns("checkpoints"))
     heard = Heard()
     document = evaluate(
         out, settings=EvaluateOptions(report=str(tmp_path / "no" / "page.html")), workers=0, listener=heard
@@ -248,11 +248,11 @@ def test_a_page_that_cannot_be_written_costs_no_figure(run, tmp_path):
     assert any("no page at" in note for note in heard.notes)
 
 
-def test_every_evaluation_has_a_page_of_its_own(run, tmp_path):
+def test_every_evaluation_has_a_page_of_its_own(reported_run, tmp_path):
     out = tmp_path / "run"
-    shutil.copytree(run, out, ignore=shutil.ignore_patterns("checkpoints"))
+    shutil.copytree(reported_run, out, ignore=shutil.ignore_patterns("checkpoints"))
     (out / "report.html").unlink()
-    photos = run.parent / "photos"
+    photos = reported_run.parent / "photos"
     for data, split, name in ((None, "test", "report"), (None, "val", "report-val"), (photos, "test", "report-photos")):
         document = evaluate(out, data, split, workers=0)
         page = (out / f"{name}.html").read_text()
@@ -260,10 +260,10 @@ def test_every_evaluation_has_a_page_of_its_own(run, tmp_path):
         assert f"vitreous evaluate {out}" in page and f"Evaluated on the {split} split" in page
 
 
-def test_every_reading_is_on_the_page_and_a_protocol_writes_it_too(run, tmp_path, monkeypatch):
+def test_every_reading_is_on_the_page_and_a_protocol_writes_it_too(reported_run, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     out = tmp_path / "run"
-    shutil.copytree(run, out, ignore=shutil.ignore_patterns("checkpoints"))
+    shutil.copytree(reported_run, out, ignore=shutil.ignore_patterns("checkpoints"))
     document = evaluate(out, workers=0, protocol="knn")
     assert document["report"] == str(out / "report-knn.html")
     page = (out / "report-knn.html").read_text()
@@ -272,14 +272,14 @@ def test_every_reading_is_on_the_page_and_a_protocol_writes_it_too(run, tmp_path
     assert rows.count(f"top-1 {100 * document['test']['top1']:.2f} %") >= 1 and "<h2>Curves</h2>" in page
 
 
-def test_a_page_needs_nothing_but_itself(run):
-    page = (run / "report.html").read_text()
+def test_a_page_needs_nothing_but_itself(reported_run):
+    page = (reported_run / "report.html").read_text()
     assert not re.search(r'(?:src|href)="(?!data:|#)|@import|url\(\s*["\']?http|<script|<link(?! rel="icon")', page)
 
 
-def test_names_are_text_and_never_markup(run, tmp_path):
+def test_names_are_text_and_never_markup(reported_run, tmp_path):
     out = tmp_path / "run"
-    shutil.copytree(run, out, ignore=shutil.ignore_patterns("checkpoints"))
+    shutil.copytree(reported_run, out, ignore=shutil.ignore_patterns("checkpoints"))
     config = (out / "config.yaml").read_text()
     (out / "config.yaml").write_text(re.sub("source: .*", "source: <script>x</script>", config))
     names = ("<b>$\\frac$</b>", "&amp;", "ant")
@@ -340,7 +340,7 @@ SCROLLS = """table => {
 
 @needs_chromium
 @pytest.mark.parametrize("width", [390, 1440])
-def test_a_browser_shows_it_without_errors_or_requests(run, width):
+def test_a_browser_shows_it_without_errors_or_requests(reported_run, width):
     playwright = pytest.importorskip("playwright.sync_api")
     said, asked = [], []
     with playwright.sync_playwright() as play:
@@ -349,7 +349,7 @@ def test_a_browser_shows_it_without_errors_or_requests(run, width):
         page.on("console", lambda message: said.append(message.text))
         page.on("pageerror", lambda error: said.append(str(error)))
         page.on("request", lambda request: asked.append(request.url))
-        page.goto(f"file://{os.path.abspath(run / 'report.html')}")
+        page.goto(f"file://{os.path.abspath(reported_run / 'report.html')}")
         images = page.eval_on_selector_all(
             "img", "all => all.map(one => one.complete && one.naturalWidth > 0 && one.offsetWidth > 0)"
         )

@@ -24,7 +24,7 @@ CLASSES = ["ground", "square", "disc"]
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def scenes_run(tmp_path_factory):
     """A run on scenes, for one step, with a split for testing."""
     home = tmp_path_factory.mktemp("scenes")
     for split, count in (("train", 6), ("val", 2), ("test", 3)):
@@ -34,9 +34,12 @@ def run(tmp_path_factory):
     return home / "run"
 
 
-def test_the_document_has_the_figures_of_class_maps_counted_pixel_by_pixel(run):
-    document = evaluate(run, workers=0, precision="fp32")
-    predictor, split = vitreous.load(run, precision="fp32"), open_data(str(run.parent / "data")).split("test")
+def test_the_document_has_the_figures_of_class_maps_counted_pixel_by_pixel(scenes_run):
+    document = evaluate(scenes_run, workers=0, precision="fp32")
+    predictor, split = (
+        vitreous.load(scenes_run, precision="fp32"),
+        open_data(str(scenes_run.parent / "data")).split("test"),
+    )
     matrix = np.zeros((3, 3), int)
     for sample in range(len(split)):
         answer = predictor.segment(split.path(sample)).classes
@@ -51,32 +54,32 @@ def test_the_document_has_the_figures_of_class_maps_counted_pixel_by_pixel(run):
     assert sum(pair["count"] for pair in document["confused"]["unordered"]) == sum(wrong)
 
 
-def test_it_equals_what_the_run_measured_and_is_recorded_with_a_page(run):
-    before = json.loads((run / "summary.json").read_text())["test"]
-    document = evaluate(run, workers=0)
+def test_it_equals_what_the_run_measured_and_is_recorded_with_a_page(scenes_run):
+    before = json.loads((scenes_run / "summary.json").read_text())["test"]
+    document = evaluate(scenes_run, workers=0)
     assert document["test"]["miou"] == before["miou"] and document["test"]["images"] == 3
-    lines = [json.loads(line) for line in (run / "evaluations.jsonl").open()]
+    lines = [json.loads(line) for line in (scenes_run / "evaluations.jsonl").open()]
     assert lines[0]["miou"] == lines[-1]["miou"] == before["miou"] and lines[-1]["split"] == "test"
-    page = (run / "report.html").read_text()
+    page = (scenes_run / "report.html").read_text()
     assert page.count("ground truth:") == 3 and "mIoU" in page and "Dice" in page
 
 
-def test_images_of_training_are_called_so(run):
+def test_images_of_training_are_called_so(scenes_run):
     notes = []
 
     class Listener(vitreous.progress.NullListener):
         def note(self, text):
             notes.append(text)
 
-    document = evaluate(run, split="train", workers=0, listener=Listener())
+    document = evaluate(scenes_run, split="train", workers=0, listener=Listener())
     assert document["trained_on"] and any("remembers" in note for note in notes)
 
 
-def test_boundaries_are_judged_if_asked_and_segments_where_objects_are_known(run, tmp_path):
-    figures = evaluate(run, workers=0, boundary=True)["test"]
+def test_boundaries_are_judged_if_asked_and_segments_where_objects_are_known(scenes_run, tmp_path):
+    figures = evaluate(scenes_run, workers=0, boundary=True)["test"]
     assert 0 <= figures["boundary_f"] <= 1 and "pq" not in figures and figures["interval"]["boundary_f"]
-    assert "boundary F" in (run / "report.html").read_text()
-    assert "boundary_f" not in evaluate(run, workers=0)["test"]
+    assert "boundary F" in (scenes_run / "report.html").read_text()
+    assert "boundary_f" not in evaluate(scenes_run, workers=0)["test"]
     vitreous.save(vitreous.create("ViT-32x2/8", 32, 2), tmp_path / "images")
     with pytest.raises(UsageError, match="boundary=True is about a class for every pixel"):
         evaluate(tmp_path / "images", "digits", boundary=True)
@@ -89,28 +92,28 @@ def test_boundaries_are_judged_if_asked_and_segments_where_objects_are_known(run
 
 
 @pytest.mark.parametrize("option", [{"calibrate": True}, {"abstain": 0.5}, {"suspects": "x.csv"}])
-def test_options_about_classes_of_images_are_refused(run, option):
+def test_options_about_classes_of_images_are_refused(scenes_run, option):
     with pytest.raises(UsageError, match=f"{next(iter(option))}(=True)? is about a class for each image"):
-        evaluate(run, **option)
+        evaluate(scenes_run, **option)
 
 
-def test_data_that_do_not_fit_are_refused(run, tmp_path):
+def test_data_that_do_not_fit_are_refused(scenes_run, tmp_path):
     with pytest.raises(DataError, match="what is where"):
-        evaluate(run, "digits")
+        evaluate(scenes_run, "digits")
     write_maps(tmp_path, 2, "")
     (tmp_path / "classes.txt").write_text("ground\nsquare\nring\n")
     with pytest.raises(DataError, match="the model has ground, square, disc, the data have ground, square, ring"):
-        evaluate(run, tmp_path)
+        evaluate(scenes_run, tmp_path)
 
 
-def test_an_unreadable_image_stops_it_or_is_left_out(run, tmp_path):
+def test_an_unreadable_image_stops_it_or_is_left_out(scenes_run, tmp_path):
     home = write_maps(tmp_path, 3, "")
     (tmp_path / "classes.txt").write_text("\n".join(CLASSES))
     damaged = sorted((tmp_path / "images").iterdir())[0]
     damaged.write_bytes(b"no image")
     with pytest.raises(DataError, match=damaged.name):
-        evaluate(run, tmp_path, workers=0)
-    document = evaluate(run, tmp_path, workers=0, bad_images="skip")
+        evaluate(scenes_run, tmp_path, workers=0)
+    document = evaluate(scenes_run, tmp_path, workers=0, bad_images="skip")
     assert document["test"]["unreadable"] == 1 and sum(map(sum, document["confusion"])) == 2 * np.prod(size_of(home))
 
 
@@ -118,22 +121,22 @@ def size_of(home):
     return Image.open(next((home / "masks").iterdir())).size
 
 
-def test_what_a_run_answers_is_read_from_its_description_alone(run, tmp_path):
-    assert task_kind(run) is task_kind(run / "model") is Segmentation
+def test_what_a_run_answers_is_read_from_its_description_alone(scenes_run, tmp_path):
+    assert task_kind(scenes_run) is task_kind(scenes_run / "model") is Segmentation
     assert task_kind(tmp_path) is task_kind("hf:nobody/nothing") is Classification
 
 
-def test_two_runs_are_compared_on_the_same_images(run, tmp_path):
-    vitreous.train(str(run.parent / "data"), out=str(tmp_path / "b"), steps=30, lr=1e-2, **OPTIONS)
-    document = compare(run, tmp_path / "b", computing=Computing(workers=0))
-    alone = [evaluate(one, workers=0)["test"] for one in (run, tmp_path / "b")]
+def test_two_runs_are_compared_on_the_same_images(scenes_run, tmp_path):
+    vitreous.train(str(scenes_run.parent / "data"), out=str(tmp_path / "b"), steps=30, lr=1e-2, **OPTIONS)
+    document = compare(scenes_run, tmp_path / "b", computing=Computing(workers=0))
+    alone = [evaluate(one, workers=0)["test"] for one in (scenes_run, tmp_path / "b")]
     for name in ("miou", "dice", "pixel_accuracy"):
         assert document["figures"][name] == [side[name] for side in alone]
         assert document["difference"][name] == pytest.approx(alone[1][name] - alone[0][name])
         low, high = document["interval"][name]
         assert low <= document["difference"][name] <= high
     assert document["significant"] == (document["interval"]["miou"][0] > 0) and "mIoU" in document["verdict"]
-    assert compare(run, run / "model", computing=Computing(workers=0))["interval"]["miou"] == [0, 0]
+    assert compare(scenes_run, scenes_run / "model", computing=Computing(workers=0))["interval"]["miou"] == [0, 0]
     vitreous.save(vitreous.create("ViT-32x2/8", 32, 2), tmp_path / "images")
     with pytest.raises(UsageError, match="does not"):
-        compare(run, tmp_path / "images")
+        compare(scenes_run, tmp_path / "images")

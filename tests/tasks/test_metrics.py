@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vitreous.cli.figures import figures
+from vitreous.cli.console import figures
 from vitreous.reports.pages.formats import SHARES, format_figure
 from vitreous.reports.pages.metric_terms import explain_metric
 from vitreous.tasks.metrics import METRICS

@@ -8,12 +8,11 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from vitreous.cli.console import Console
-from vitreous.cli.figures import figures, interval, percent
+from vitreous.cli.console import Console, figures, interval, percent
 from vitreous.cli.inference import InferenceArguments, select_options
 from vitreous.errors import UsageError
 from vitreous.reports.options import EvaluateOptions, ProtocolOptions
-from vitreous.tasks.metric_names import ERRORS as OBJECT_ERRORS
+from vitreous.tasks.metrics import ERRORS as OBJECT_ERRORS
 from vitreous.tasks.metrics import METRICS
 
 #: options of --protocol top1 for one run

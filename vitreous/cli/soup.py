@@ -35,7 +35,7 @@ class Options(InferenceArguments):
 
 def run(options: Options, console: Console) -> dict[str, Any]:
     """Average, and print a table of the ingredients."""
-    from vitreous.cli.figures import figures, percent
+    from vitreous.cli.console import figures, percent
     from vitreous.jobs.soup import soup
     from vitreous.tasks.metrics import label_metric
     from vitreous.tasks.report import leading_of

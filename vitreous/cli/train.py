@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from vitreous.cli.console import Console
-from vitreous.cli.figures import figures
+from vitreous.cli.console import Console, figures
 from vitreous.errors import UsageError, printable
 from vitreous.recipes.options import TrainOptions as Options
 from vitreous.tasks.metrics import METRICS

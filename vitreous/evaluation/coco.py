@@ -31,7 +31,7 @@ from vitreous.inference.engine import ModelEngine
 from vitreous.inference.outputs import unpack_outputs
 from vitreous.tasks.detections import Compute, Detections, detect
 from vitreous.tasks.intervals import DRAWS, FEWEST, Figures, Interval, bootstrap, percentile_interval
-from vitreous.tasks.metric_names import BOXES
+from vitreous.tasks.metrics import BOXES
 from vitreous.tasks.report import Report
 
 BUDGET = 5e8  # answers x thresholds x areas x draws of the bootstrap: a few seconds

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vitreous.tasks.calibration import BINS, Gaps, difference_errors, image_gaps, losses
+from vitreous.tasks.calibration import BINS, Gaps, difference_errors, image_gaps, log_softmax, losses
 from vitreous.tasks.intervals import DRAWS, Figures, Interval, bootstrap, mcnemar, paired_interval
 from vitreous.tasks.intervals import percentile_interval as percentiles
 from vitreous.tasks.metrics import label_metric
 from vitreous.tasks.multilabel_metrics import MeanAveragePrecision, draw_count
-from vitreous.tasks.probabilities import log_softmax
 
 LEVEL = 0.05  # p-values below it are significant
 

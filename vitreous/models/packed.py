@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from vitreous.errors import UsageError
 from vitreous.models.config import ModelConfig
 from vitreous.models.vit import ViT
+from vitreous.nn.attention import Segments
 from vitreous.nn.grid import take
-from vitreous.nn.segments import Segments
 
 ROW = 1600  # tokens of a row, about: more fall out of the caches of a CPU
 TRAINED_ROW = 6400  # of one that is differentiated on a CPU, whose numbers are kept anyway: fewer gradients to add up

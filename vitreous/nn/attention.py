@@ -5,7 +5,9 @@ N tokens, Q of them that ask, D width, h heads, d = D / h.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -14,8 +16,31 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from vitreous.nn import kernels
-from vitreous.nn.segments import Segments
 from vitreous.system.machine import capabilities
+
+
+@dataclass(frozen=True)
+class Segments:
+    """A row of tokens (..., N, D) made of sequences of these `lengths`, one after the other.
+
+    Attention is computed for one after the other, for neighbours of one length together; with `masked` for the whole
+    row at once, where what a token may not see is masked: fewer and larger pieces of work, and N^2 logits.
+    """
+
+    lengths: tuple[int, ...]
+    masked: bool = False
+
+    @property
+    def runs(self) -> list[tuple[int, int]]:
+        """Lengths, each with the number of sequences that have it one after the other."""
+        return [(length, len(list(same))) for length, same in groupby(self.lengths)]
+
+    def mask(self, device: torch.device) -> Tensor:
+        """(N, N) bool: true where both tokens are of one sequence."""
+        numbers = torch.arange(len(self.lengths), device=device)
+        owner = numbers.repeat_interleave(torch.tensor(self.lengths, device=device))
+        return owner[:, None] == owner[None]
+
 
 ALL = slice(None)
 #: logits of a part of `attend_in_parts`, which a core's cache is to hold, and the most of one image

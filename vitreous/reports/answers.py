@@ -25,7 +25,7 @@ from vitreous.inference.open_model import open_bundle
 from vitreous.progress import Listener, NullListener
 from vitreous.system.cores import default_workers
 from vitreous.system.machine import pick_device, warning
-from vitreous.tasks.probabilities import probabilities
+from vitreous.tasks.calibration import probabilities
 from vitreous.tasks.report import Report
 from vitreous.weights.bundle import Bundle
 

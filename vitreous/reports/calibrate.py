@@ -12,8 +12,7 @@ from vitreous.data.run_data import open_run_data
 from vitreous.errors import UsageError
 from vitreous.inference.open_model import open_bundle
 from vitreous.reports.answers import Answered, Computing, answers_to
-from vitreous.tasks.calibration import calibration_error, fit_temperature, losses
-from vitreous.tasks.probabilities import probabilities
+from vitreous.tasks.calibration import calibration_error, fit_temperature, losses, probabilities
 from vitreous.training.folder import Folder
 from vitreous.weights.adopt import bundle_in
 from vitreous.weights.bundle import set_temperature

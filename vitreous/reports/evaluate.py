@@ -23,9 +23,8 @@ from vitreous.reports.options import EvaluateOptions, ProtocolOptions
 from vitreous.reports.readings import describe, page_path, record, write_page
 from vitreous.reports.training_overlap import exposure_notes, seen
 from vitreous.tasks.base import Task
-from vitreous.tasks.calibration import judge_abstention
+from vitreous.tasks.calibration import check_abstain, judge_abstention
 from vitreous.tasks.classification_metrics import most_confused
-from vitreous.tasks.probabilities import check_abstain
 from vitreous.tasks.report import Report
 from vitreous.training.folder import Folder
 from vitreous.weights.options import words_of

@@ -17,7 +17,7 @@ from vitreous.evaluation.familiarity import CONFIDENT, K, find_suspects, fit_det
 from vitreous.reports.answers import Answered, Computing, split_features
 from vitreous.reports.training_overlap import identities, without_excluded
 from vitreous.system.tables import write_table
-from vitreous.tasks.probabilities import probabilities
+from vitreous.tasks.calibration import probabilities
 from vitreous.training.folder import Folder
 
 SHOWN = 10  # images of a kind in a document

@@ -28,7 +28,7 @@ from vitreous.reports.readings import slug
 from vitreous.system.disk import write_text
 from vitreous.system.machine import pick_device, warning
 from vitreous.system.tables import write_table
-from vitreous.tasks.probabilities import probabilities
+from vitreous.tasks.calibration import probabilities
 from vitreous.weights.bundle import Bundle
 
 if TYPE_CHECKING:

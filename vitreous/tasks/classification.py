@@ -14,9 +14,9 @@ from vitreous.errors import UsageError, WeightsError
 from vitreous.system.notebook import Markup, html_table
 from vitreous.system.tables import marked
 from vitreous.tasks.base import Example, PredictionFormat, PredictionOptions, Task
+from vitreous.tasks.calibration import THRESHOLD, check_abstain, probabilities
 from vitreous.tasks.classification_metrics import judge, rate_images
 from vitreous.tasks.predictions import error_column, path_columns, predictions_html
-from vitreous.tasks.probabilities import THRESHOLD, check_abstain, probabilities
 from vitreous.tasks.report import Report
 
 if TYPE_CHECKING:

@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 
 from vitreous.errors import NonFiniteError
-from vitreous.tasks.calibration import Gaps, calibration_error, image_gaps, losses
+from vitreous.tasks.calibration import Gaps, calibration_error, image_gaps, log_softmax, losses, probabilities
 from vitreous.tasks.intervals import DRAWS, Interval, bootstrap, percentile_interval, wilson
 from vitreous.tasks.multilabel_metrics import judge_multilabel
-from vitreous.tasks.probabilities import log_softmax, probabilities
 from vitreous.tasks.report import Report
 
 TOP5_CLASSES = 10  # classes from which top-5 is measured: of fewer it says little

@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy
 
-from vitreous.tasks.calibration import losses
+from vitreous.tasks.calibration import THRESHOLD, losses
 from vitreous.tasks.intervals import DRAWS, FEWEST, Interval, bootstrap, percentile_interval
-from vitreous.tasks.probabilities import THRESHOLD
 from vitreous.tasks.report import Report
 
 BUDGET = 1e8  # numbers that the bootstrap may look at

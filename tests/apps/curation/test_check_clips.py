@@ -44,34 +44,35 @@ def film(seed: int, count: int = 12, background: int | None = None) -> np.ndarra
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory) -> Path:
+def faulty_clips(tmp_path_factory) -> Path:
     """Clips of every fault, in two splits and two classes."""
-    home = tmp_path_factory.mktemp("clips")
+    faulty_clips = tmp_path_factory.mktemp("clips")
     for number in range(4):
         for place, label in enumerate(("left", "right")):
             write_clip(
-                home / "train" / label / f"{number}{('.gif', '.mp4', '', '.avi')[number]}", film(2 * number + place)
+                faulty_clips / "train" / label / f"{number}{('.gif', '.mp4', '', '.avi')[number]}",
+                film(2 * number + place),
             )
-    write_clip(home / "test" / "left" / "own.gif", film(50))
-    write_clip(home / "test" / "right" / "own.mpeg", film(51))
-    write_clip(home / "train" / "left" / "black.mp4", np.zeros((12, 48, 64, 3), np.uint8))
-    write_clip(home / "train" / "right" / "still.webm", film(60)[[0] * 12])
-    write_clip(home / "train" / "right" / "short.gif", film(61, 3))
-    cut = write_clip(home / "train" / "left" / "cut.mp4", film(62))
+    write_clip(faulty_clips / "test" / "left" / "own.gif", film(50))
+    write_clip(faulty_clips / "test" / "right" / "own.mpeg", film(51))
+    write_clip(faulty_clips / "train" / "left" / "black.mp4", np.zeros((12, 48, 64, 3), np.uint8))
+    write_clip(faulty_clips / "train" / "right" / "still.webm", film(60)[[0] * 12])
+    write_clip(faulty_clips / "train" / "right" / "short.gif", film(61, 3))
+    cut = write_clip(faulty_clips / "train" / "left" / "cut.mp4", film(62))
     cut.write_bytes(cut.read_bytes()[: cut.stat().st_size // 2])
-    (home / "train" / "left" / "page.mp4").write_bytes(b"<html>")
-    (home / "train" / "notes.txt").write_text("")
-    shutil.copy(home / "train" / "right" / "0.gif", home / "test" / "left" / "same.gif")
-    shutil.copytree(home / "train" / "left" / "2", home / "test" / "left" / "same")
-    write_clip(home / "test" / "right" / "recoded.webm", film(3))
-    write_clip(home / "test" / "left" / "mirrored.mp4", film(2)[:, :, ::-1])
-    return home
+    (faulty_clips / "train" / "left" / "page.mp4").write_bytes(b"<html>")
+    (faulty_clips / "train" / "notes.txt").write_text("")
+    shutil.copy(faulty_clips / "train" / "right" / "0.gif", faulty_clips / "test" / "left" / "same.gif")
+    shutil.copytree(faulty_clips / "train" / "left" / "2", faulty_clips / "test" / "left" / "same")
+    write_clip(faulty_clips / "test" / "right" / "recoded.webm", film(3))
+    write_clip(faulty_clips / "test" / "left" / "mirrored.mp4", film(2)[:, :, ::-1])
+    return faulty_clips
 
 
 @pytest.fixture(scope="module")
-def checked(home):
+def checked(faulty_clips):
     """The document of a check, and what was checked."""
-    return check(home, workers=0, image_size=default_image)
+    return check(faulty_clips, workers=0, image_size=default_image)
 
 
 def names(rows):
@@ -79,11 +80,11 @@ def names(rows):
     return [os.path.basename(row["path"]) for row in rows]
 
 
-def test_files_that_cannot_be_read_are_those_that_training_refuses(home, checked):
+def test_files_that_cannot_be_read_are_those_that_training_refuses(faulty_clips, checked):
     document, _ = checked
     assert document["kind"] == "clips" and not document["passed"]
     reasons = {}
-    for place in (home / "train" / "left" / "cut.mp4", home / "train" / "left" / "page.mp4"):
+    for place in (faulty_clips / "train" / "left" / "cut.mp4", faulty_clips / "train" / "left" / "page.mp4"):
         with pytest.raises(DataError) as error:
             open_clip(place)
         reasons[str(place)] = error.value.message.removeprefix(f"{place}: ")
@@ -91,7 +92,7 @@ def test_files_that_cannot_be_read_are_those_that_training_refuses(home, checked
     assert whats(document)["unreadable"]["text"] == f"2 of 19 clips cannot be read; the first: {next(iter(reasons))}"
 
 
-def test_lengths_rates_sizes_and_classes(home, checked):
+def test_lengths_rates_sizes_and_classes(faulty_clips, checked):
     document, _ = checked
     own = document["clips"]
     assert own["frames"] == {"min": 3, "median": 12, "max": 12} and own["read"] == FRAMES
@@ -99,7 +100,7 @@ def test_lengths_rates_sizes_and_classes(home, checked):
     assert own["rate"]["min"] == pytest.approx(10, rel=0.01)
     assert document["sizes"]["width"] == {"min": 64, "median": 64, "max": 64} and document["sizes"]["input"] == 48
     assert document["splits"]["train"]["per_class"] == {"left": 7, "right": 6}
-    frames = sum(path.stat().st_size for path in (home / "test").rglob("*") if path.is_file())
+    frames = sum(path.stat().st_size for path in (faulty_clips / "test").rglob("*") if path.is_file())
     assert document["splits"]["test"]["bytes"] == frames
     assert document["formats"] == {"GIF": 5, "MOV": 4, "AVI": 2, "MATROSKA": 2, "MPEG": 1, "FRAMES": 3}
     assert "from 10 to 25 frames a second" in whats(document)["rates"]["text"]
@@ -140,7 +141,7 @@ def test_before_one_camera_only_clips_that_move_alike_are_copies(tmp_path):
     assert document["near_copies"]["contrary"] == 1 and document["passed"]
 
 
-def test_the_page_shows_middle_frames_and_the_command_the_same_findings(home, checked, tmp_path, capsys):
+def test_the_page_shows_middle_frames_and_the_command_the_same_findings(faulty_clips, checked, tmp_path, capsys):
     document, subject = checked
     text = page(document, subject)
     copies = sum(len(group) for key in ("copies", "near_copies") for group in document[key]["listed"])
@@ -148,7 +149,7 @@ def test_the_page_shows_middle_frames_and_the_command_the_same_findings(home, ch
     assert "Every clip was read" in text and "3 to 12 frames" in text
     body = text.split("<body>")[1].replace("data:image", "").replace("--bad-images", "")
     assert "image" not in body.replace("training images", "")
-    own = run(Options(data=str(home), workers=1, out=str(tmp_path / "a.html")), Console())
+    own = run(Options(data=str(faulty_clips), workers=1, out=str(tmp_path / "a.html")), Console())
     assert own == document and (tmp_path / "a.html").read_text() == text
     output = capsys.readouterr().out
     assert "3 to 12 frames, median 12" in output and "warning: 1 clip in which nothing changes" in output

@@ -65,21 +65,23 @@ def made(place: Path, config, seed: int = 0, **told) -> Bundle:
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory) -> Path:
+def exported_folder(tmp_path_factory) -> Path:
     """`bundle`, ten `photos`, and what `vitreous export` made of them."""
-    home = tmp_path_factory.mktemp("exported")
-    made(home / "bundle", ViTConfig(**SMALL))
-    (home / "photos").mkdir()
+    exported_folder = tmp_path_factory.mktemp("exported")
+    made(exported_folder / "bundle", ViTConfig(**SMALL))
+    (exported_folder / "photos").mkdir()
     for seed in range(10):
-        picture(seed, (30 + seed, 40), seed).save(home / "photos" / f"{seed}.png")
-    said = document(say("export", str(home / "bundle"), "--images", str(home / "photos"), "--json"))
-    (home / "said.json").write_text(json.dumps(said))
-    return home
+        picture(seed, (30 + seed, 40), seed).save(exported_folder / "photos" / f"{seed}.png")
+    said = document(
+        say("export", str(exported_folder / "bundle"), "--images", str(exported_folder / "photos"), "--json")
+    )
+    (exported_folder / "said.json").write_text(json.dumps(said))
+    return exported_folder
 
 
 @pytest.fixture(scope="module")
-def file(home) -> Path:
-    return home / "bundle" / "model.onnx"
+def file(exported_folder) -> Path:
+    return exported_folder / "bundle" / "model.onnx"
 
 
 def independent(path: Path, pixels: np.ndarray) -> np.ndarray:
@@ -100,8 +102,8 @@ def noise(count: int, *shape: int) -> np.ndarray:
     return np.random.default_rng(count).integers(0, 256, (count, *shape), dtype=np.uint8)
 
 
-def test_it_tells_what_it_proved(home, file):
-    (told,) = json.loads((home / "said.json").read_text())["exports"]
+def test_it_tells_what_it_proved(exported_folder, file):
+    (told,) = json.loads((exported_folder / "said.json").read_text())["exports"]
     assert (told["format"], told["file"], told["images"]) == ("onnx", str(file), 10)
     assert told["bytes"] == file.stat().st_size and told["sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
     assert told["max_abs_logit_difference"] < 1e-4 and told["top1_agreement"] == 1 and told["top1"] is None
@@ -110,21 +112,21 @@ def test_it_tells_what_it_proved(home, file):
 
 
 @pytest.mark.parametrize("to", ["onnx", "torch", "openvino"])
-def test_an_encoder_without_a_head_gives_features(home, to, tmp_path):
+def test_an_encoder_without_a_head_gives_features(exported_folder, to, tmp_path):
     if to == "openvino":
         pytest.importorskip("openvino")
     torch.manual_seed(0)
     model = contracts.randomise(build_model(ViTConfig(**{**SMALL, "classes": 0})).eval())
     bundle = Bundle(model, Features(), ImagePreprocess((16, 24)))
     bundle.save(tmp_path / "encoder")
-    (row,) = export(tmp_path / "encoder", to, images=[str(home / "photos")])["exports"]
+    (row,) = export(tmp_path / "encoder", to, images=[str(exported_folder / "photos")])["exports"]
     assert row["outputs"] == "features" and row["max_abs_logit_difference"] < 1e-4 and row["top1"] is None
     if to == "torch":
         return
     exported, pixels = load(row["file"], headless=True), noise(3, 3, 16, 24)
     assert np.allclose(exported.engine.features(pixels), direct(bundle, pixels), atol=1e-4)
     with pytest.raises(UsageError, match="has no head"):
-        exported.predict(home / "photos" / "0.png")
+        exported.predict(exported_folder / "photos" / "0.png")
 
 
 def test_features_that_turned_are_not_the_same():
@@ -135,13 +137,13 @@ def test_features_that_turned_are_not_the_same():
 
 
 @pytest.mark.parametrize("batch", [1, 3, 65])
-def test_a_program_that_knows_onnx_alone_gets_the_same_logits(home, file, batch):
+def test_a_program_that_knows_onnx_alone_gets_the_same_logits(exported_folder, file, batch):
     pixels = noise(batch, 3, 16, 24)
-    assert np.abs(independent(file, pixels) - direct(load_bundle(home / "bundle"), pixels)).max() < 1e-4
+    assert np.abs(independent(file, pixels) - direct(load_bundle(exported_folder / "bundle"), pixels)).max() < 1e-4
 
 
-def test_features_are_what_the_head_reads(home, file):
-    bundle, pixels = load_bundle(home / "bundle"), noise(3, 3, 16, 24)
+def test_features_are_what_the_head_reads(exported_folder, file):
+    bundle, pixels = load_bundle(exported_folder / "bundle"), noise(3, 3, 16, 24)
     with torch.inference_mode():
         images = bundle.preprocess.normalise(torch.from_numpy(pixels))
         expected = bundle.model.pool(bundle.model.features(images)).numpy()
@@ -149,7 +151,7 @@ def test_features_are_what_the_head_reads(home, file):
 
 
 @pytest.mark.processor
-def test_every_odd_file_is_answered_the_same_way_or_refused_for_the_same_reason(home, file, tmp_path):
+def test_every_odd_file_is_answered_the_same_way_or_refused_for_the_same_reason(exported_folder, file, tmp_path):
     """In float32 to 1e-5. By default the run may compute in bfloat16, as the file never does: then as near as that
     comes."""
     paths = []
@@ -158,17 +160,17 @@ def test_every_odd_file_is_answered_the_same_way_or_refused_for_the_same_reason(
         paths[-1].write_bytes(case.content)
     exported = load(file).predict(paths, bad_images="skip")
     for precision in PROBABILITY:
-        run = load(home / "bundle", InferenceOptions(precision=precision)).predict(paths, bad_images="skip")
+        run = load(exported_folder / "bundle", InferenceOptions(precision=precision)).predict(paths, bad_images="skip")
         assert [answer.error for answer in run] == [answer.error for answer in exported]
         good = [(a, b) for a, b in zip(run, exported, strict=True) if a.error is None]
         assert len(good) > 20 and len(good) < len(paths)
         assert same_answers(*zip(*good, strict=True), precision), precision
 
 
-def test_the_file_and_the_run_agree_as_their_precisions_do(home, file, processor):
+def test_the_file_and_the_run_agree_as_their_precisions_do(exported_folder, file, processor):
     """The run by default, as each kind of processor computes it; the file in float32 whatever the processor."""
-    photos = sorted((home / "photos").iterdir())
-    run, exported = load(home / "bundle"), load(file)
+    photos = sorted((exported_folder / "photos").iterdir())
+    run, exported = load(exported_folder / "bundle"), load(file)
     assert (run.engine.precision, exported.engine.precision) == (processor, "fp32")
     assert same_answers(run.predict(photos), exported.predict(photos), processor)
 
@@ -180,21 +182,23 @@ def test_an_answer_does_not_depend_on_the_images_beside_it(file):
     assert all(np.array_equal(runtime.logits(pixels[i : i + 1])[0], together[i]) for i in range(7))
 
 
-def test_predict_takes_the_file_and_never_imports_torch(home, file):
+def test_predict_takes_the_file_and_never_imports_torch(exported_folder, file):
     code = f"""
 import sys
 from vitreous.cli.main import command
-command(["predict", {str(file)!r}, {str(home / "photos" / "3.png")!r}, "--json"])
+command(["predict", {str(file)!r}, {str(exported_folder / "photos" / "3.png")!r}, "--json"])
 assert "torch" not in sys.modules
 """
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     answers = answers_in(document(found)["predictions"])
     for precision in PROBABILITY:
-        run = load(home / "bundle", InferenceOptions(precision=precision)).predict([home / "photos" / "3.png"])
+        run = load(exported_folder / "bundle", InferenceOptions(precision=precision)).predict(
+            [exported_folder / "photos" / "3.png"]
+        )
         assert same_answers(run, answers, precision), precision
 
 
-def test_the_guide_s_script_runs_and_says_what_predict_says(home, file, tmp_path, capsys, monkeypatch):
+def test_the_guide_s_script_runs_and_says_what_predict_says(exported_folder, file, tmp_path, capsys, monkeypatch):
     script = re.search(r"```python\n(import json.*?)```", GUIDE.read_text("utf-8"), re.S)
     assert script
     (tmp_path / "ask.py").write_text(script[1], "utf-8")
@@ -263,14 +267,14 @@ def test_files_of_others_and_torch_s_own_are_refused(file, tmp_path):
         load(file, InferenceOptions(precision="bf16"))
 
 
-def test_what_answers_otherwise_is_not_kept_unless_it_may_be(home, file, tmp_path, monkeypatch):
+def test_what_answers_otherwise_is_not_kept_unless_it_may_be(exported_folder, file, tmp_path, monkeypatch):
     made(tmp_path / "other", ViTConfig(**SMALL), seed=1)
 
     def another(made: ExportTarget, place: Path) -> None:
         shutil.copy(file, place)
 
     monkeypatch.setitem(FORMS, "onnx", Form(".onnx", another))
-    words = ["export", str(tmp_path / "other"), "--images", str(home / "photos")]
+    words = ["export", str(tmp_path / "other"), "--images", str(exported_folder / "photos")]
     refused = say(*words)
     assert refused.returncode == 1 and "was not kept" in refused.stderr and "--accept-loss" in refused.stderr
     assert sorted(path.name for path in (tmp_path / "other").iterdir()) == ["model.json", "weights.safetensors"]
@@ -299,22 +303,24 @@ def test_the_bounds(agreement, furthest, right, quantised, allowed, kept):
     assert (found.lost(allowed, quantised) == "") is kept
 
 
-def test_agreement_counts_answers(home):
-    card = card_of(load_bundle(home / "bundle"))
+def test_agreement_counts_answers(exported_folder):
+    card = card_of(load_bundle(exported_folder / "bundle"))
     ours, theirs = np.array([[3.0, 1, 0], [0, 2, 1]]), np.array([[2.0, 1, 0], [0, 1, 2]])
     assert card.task.measure_agreement(ours, theirs) == 0.5
-    several = Bundle(load_bundle(home / "bundle").model, Classification(card.classes, True, "sigmoid"), card.preprocess)
+    several = Bundle(
+        load_bundle(exported_folder / "bundle").model, Classification(card.classes, True, "sigmoid"), card.preprocess
+    )
     assert several.task.measure_agreement(ours - 1.5, theirs - 1.5) == 4 / 6
 
 
-def test_without_pictures_nothing_is_exported(home, tmp_path):
+def test_without_pictures_nothing_is_exported(exported_folder, tmp_path):
     made(tmp_path / "other", ViTConfig(**SMALL))
     with pytest.raises(UsageError, match="no pictures to judge"):
         export(tmp_path / "other")
     with pytest.raises(DataError, match="at least 8"):
-        export(tmp_path / "other", images=[os.fspath(home / "photos" / "1.png")])
+        export(tmp_path / "other", images=[os.fspath(exported_folder / "photos" / "1.png")])
     with pytest.raises(DataError, match="8 to calibrate int8 on and 8 others"):
-        export(tmp_path / "other", images=[os.fspath(home / "photos")], quantize="int8")
+        export(tmp_path / "other", images=[os.fspath(exported_folder / "photos")], quantize="int8")
     assert len(list((tmp_path / "other").iterdir())) == 2
 
 
@@ -329,30 +335,32 @@ def test_without_pictures_nothing_is_exported(home, tmp_path):
         (["--out", "model.txt"], "does not end in .onnx"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(home, words, told, tmp_path):
-    result = say("export", str(home / "bundle"), *words, cwd=tmp_path)
+def test_what_cannot_be_meant_is_refused(exported_folder, words, told, tmp_path):
+    result = say("export", str(exported_folder / "bundle"), *words, cwd=tmp_path)
     assert result.returncode == 2 and told in result.stderr and not list(tmp_path.iterdir())
 
 
-def test_weights_go_into_other_formats_bit_for_bit(home, tmp_path):
-    (told,) = export(home / "bundle", "timm", tmp_path / "w")["exports"]
+def test_weights_go_into_other_formats_bit_for_bit(exported_folder, tmp_path):
+    (told,) = export(exported_folder / "bundle", "timm", tmp_path / "w")["exports"]
     assert told["format"] == "timm" and Path(told["file"]).stat().st_size == told["bytes"]
 
 
 @pytest.mark.parametrize("to,library", [("onnx", "onnxscript"), ("openvino", "openvino")])
-def test_the_extra_is_asked_for_before_pictures_are_chosen(home, tmp_path, monkeypatch, to, library):
+def test_the_extra_is_asked_for_before_pictures_are_chosen(exported_folder, tmp_path, monkeypatch, to, library):
     monkeypatch.setitem(sys.modules, library, None)
     monkeypatch.setattr(verb, "gather", None)  # calling it would fail
-    result = say("export", str(home / "bundle"), "--to", to, "--images", str(home / "photos"), cwd=tmp_path)
+    result = say(
+        "export", str(exported_folder / "bundle"), "--to", to, "--images", str(exported_folder / "photos"), cwd=tmp_path
+    )
     assert result.returncode == 6 and library in result.stderr and "pip install 'vitreous[export]'" in result.stderr
 
 
 @pytest.mark.parametrize(
     "to,name", [("torch", "model.pt2"), ("timm", "model-timm.safetensors"), ("huggingface", "model-huggingface")]
 )
-def test_an_earlier_export_is_replaced_when_that_is_asked_for(home, tmp_path, to, name):
+def test_an_earlier_export_is_replaced_when_that_is_asked_for(exported_folder, tmp_path, to, name):
     made(tmp_path / "run", ViTConfig(**SMALL))
-    pictures = ["--images", str(home / "photos")] if to == "torch" else []
+    pictures = ["--images", str(exported_folder / "photos")] if to == "torch" else []
     words = ["export", str(tmp_path / "run"), "--to", to, *pictures]
     assert say(*words).returncode == 0
     place = tmp_path / "run" / name
@@ -364,29 +372,40 @@ def test_an_earlier_export_is_replaced_when_that_is_asked_for(home, tmp_path, to
     assert {path.name for path in (tmp_path / "run").iterdir()} == {"model.json", "weights.safetensors", name}
 
 
-def test_a_folder_with_other_files_is_never_replaced(home, tmp_path):
+def test_a_folder_with_other_files_is_never_replaced(exported_folder, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("dear")
     for to in ("huggingface", "timm"):
-        result = say("export", str(home / "bundle"), "--to", to, "--out", str(tmp_path / "mine"), "--overwrite")
+        result = say(
+            "export", str(exported_folder / "bundle"), "--to", to, "--out", str(tmp_path / "mine"), "--overwrite"
+        )
         assert (result.returncode == 2 and "letter.txt" in result.stderr) or (tmp_path / "mine.safetensors").is_file()
     assert (tmp_path / "mine" / "letter.txt").read_text() == "dear"
 
 
-def test_a_failed_export_leaves_the_earlier_file(home, tmp_path, monkeypatch):
+def test_a_failed_export_leaves_the_earlier_file(exported_folder, tmp_path, monkeypatch):
     made(tmp_path / "run", ViTConfig(**SMALL))
     (tmp_path / "run" / "model.pt2").write_text("old")
     monkeypatch.setattr(proof.Proof, "lost", lambda *parts: "a reason")
-    result = say("export", str(tmp_path / "run"), "--to", "torch", "--images", str(home / "photos"), "--overwrite")
+    result = say(
+        "export", str(tmp_path / "run"), "--to", "torch", "--images", str(exported_folder / "photos"), "--overwrite"
+    )
     assert result.returncode == 1 and (tmp_path / "run" / "model.pt2").read_text() == "old"
 
 
-def test_without_the_extra_the_command_is_named(home, file, tmp_path, monkeypatch):
+def test_without_the_extra_the_command_is_named(exported_folder, file, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    result = say("predict", str(file), str(home / "photos"))
+    result = say("predict", str(file), str(exported_folder / "photos"))
     assert result.returncode == 6 and "pip install 'vitreous[export]'" in result.stderr
     monkeypatch.setitem(sys.modules, "onnxscript", None)
-    result = say("export", str(home / "bundle"), "--out", str(tmp_path / "a.onnx"), "--images", str(home / "photos"))
+    result = say(
+        "export",
+        str(exported_folder / "bundle"),
+        "--out",
+        str(tmp_path / "a.onnx"),
+        "--images",
+        str(exported_folder / "photos"),
+    )
     assert result.returncode == 6 and "pip install 'vitreous[export]'" in result.stderr
     assert not list(tmp_path.iterdir())
 
@@ -446,11 +465,11 @@ FIXED = list(FAMILIES)[list(FAMILIES).index("hybrid") :]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
-def test_every_family_as_onnx(name, home, tmp_path):
+def test_every_family_as_onnx(name, exported_folder, tmp_path):
     config = FAMILIES[name]
     multilabel = {"loss": "sigmoid", "multilabel": True} if name == "mean" else {}
     bundle = made(tmp_path / "b", config, **multilabel)
-    photos = home / "photos"
+    photos = exported_folder / "photos"
     if name in FIXED:
         with pytest.raises(UsageError, match="dynamic_size=True is not for"):
             export(tmp_path / "b", images=[os.fspath(photos)], dynamic_size=True)
@@ -468,7 +487,7 @@ def test_every_family_as_onnx(name, home, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("to", ["onnx", "openvino"])
-def test_int8_answers_nearly_the_same_and_from_half_of_the_pictures_given(to, home, tmp_path):
+def test_int8_answers_nearly_the_same_and_from_half_of_the_pictures_given(to, exported_folder, tmp_path):
     made(tmp_path / "b", ViTConfig(**{**SMALL, "width": 32, "hidden": 64, "depth": 2}))
     (tmp_path / "photos").mkdir()
     for seed in range(24):
@@ -484,10 +503,12 @@ def test_int8_answers_nearly_the_same_and_from_half_of_the_pictures_given(to, ho
 
 
 @pytest.mark.slow
-def test_openvino_s_file_answers_and_shows_damage(home, tmp_path):
+def test_openvino_s_file_answers_and_shows_damage(exported_folder, tmp_path):
     pytest.importorskip("openvino")
     out = tmp_path / "model.xml"
-    (told,) = export(home / "bundle", "openvino", out, [os.fspath(home / "photos")], dynamic_size=True)["exports"]
+    (told,) = export(
+        exported_folder / "bundle", "openvino", out, [os.fspath(exported_folder / "photos")], dynamic_size=True
+    )["exports"]
     assert told["max_abs_logit_difference"] < 1e-4 and sorted(p.name for p in tmp_path.iterdir()) == [
         "model.bin",
         "model.xml",
@@ -495,11 +516,11 @@ def test_openvino_s_file_answers_and_shows_damage(home, tmp_path):
     import openvino
 
     compiled = openvino.Core().compile_model(os.fspath(out), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-    bundle, pixels = load_bundle(home / "bundle"), noise(3, 3, 24, 40)
+    bundle, pixels = load_bundle(exported_folder / "bundle"), noise(3, 3, 24, 40)
     images = bundle.preprocess.normalise(torch.from_numpy(pixels)).numpy()
     assert np.abs(compiled({"images": images})["logits"] - direct(bundle, pixels)).max() < 1e-4
-    files = sorted((home / "photos").iterdir())
-    ours, theirs = (load(run).predict(files) for run in (home / "bundle", out))
+    files = sorted((exported_folder / "photos").iterdir())
+    ours, theirs = (load(run).predict(files) for run in (exported_folder / "bundle", out))
     assert [a.names for a in ours] == [a.names for a in theirs]
     for path in (out, out.with_suffix(".bin")):
         raw = path.read_bytes()
@@ -512,14 +533,16 @@ def test_openvino_s_file_answers_and_shows_damage(home, tmp_path):
 
 
 @pytest.mark.slow
-def test_torch_s_file_answers_elsewhere(home, tmp_path):
+def test_torch_s_file_answers_elsewhere(exported_folder, tmp_path):
     out = tmp_path / "model.pt2"
-    (told,) = export(home / "bundle", "torch", out, [os.fspath(home / "photos")], dynamic_size=True)["exports"]
+    (told,) = export(
+        exported_folder / "bundle", "torch", out, [os.fspath(exported_folder / "photos")], dynamic_size=True
+    )["exports"]
     assert told["max_abs_logit_difference"] < 1e-5
     extra = {"vitreous.json": ""}
     module = torch.export.load(out, extra_files=extra).module()
     assert json.loads(extra["vitreous.json"])["card"]["classes"] == ["ant", "bée", "cat"]
-    bundle, pixels = load_bundle(home / "bundle"), noise(3, 3, 24, 40)
+    bundle, pixels = load_bundle(exported_folder / "bundle"), noise(3, 3, 24, 40)
     found = module(bundle.preprocess.normalise(torch.from_numpy(pixels)))[0].detach().numpy()
     assert np.abs(found - direct(bundle, pixels)).max() < 1e-5
     assert str(Path(verb.__file__).parent).encode() not in out.read_bytes()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import vitreous
-from tests.reports.test_scenes import run  # noqa: F401
+from tests.reports.test_scenes import scenes_run  # noqa: F401
 from vitreous.apps.export.export import export
 from vitreous.errors import UsageError
 from vitreous.tasks.export_proof import ProofImages, compare_outputs
@@ -12,22 +12,22 @@ from vitreous.tasks.segmentation import Segmentation
 
 
 @pytest.mark.parametrize("form", [("onnx", "m.onnx"), ("openvino", "m.xml")])
-def test_a_file_gives_the_class_maps_of_its_run(run, tmp_path, form):  # noqa: F811
+def test_a_file_gives_the_class_maps_of_its_run(scenes_run, tmp_path, form):  # noqa: F811
     library, name = form
     pytest.importorskip("openvino" if library == "openvino" else "onnxruntime")
-    photos = sorted((run.parent / "data" / "train" / "images").iterdir())
-    document = export(run, library, tmp_path / name, list(map(str, photos * 2)))["exports"][0]
+    photos = sorted((scenes_run.parent / "data" / "train" / "images").iterdir())
+    document = export(scenes_run, library, tmp_path / name, list(map(str, photos * 2)))["exports"][0]
     assert document["max_abs_logit_difference"] < 1e-3 and document["outputs"] == "logits"
-    exported, original = vitreous.load(tmp_path / name), vitreous.load(run, precision="fp32")
+    exported, original = vitreous.load(tmp_path / name), vitreous.load(scenes_run, precision="fp32")
     assert exported.card.task.classes == original.card.task.classes == ("ground", "square", "disc")
     for picture in (photos[0], np.full((7, 90, 3), 90, np.uint8), np.full((50, 33, 3), 40, np.uint8)):
         ours, theirs = (predictor.segment(picture).classes for predictor in (original, exported))
         assert ours.shape == theirs.shape and np.mean(ours == theirs) > 0.999
 
 
-def test_any_size_is_by_tiles(run, tmp_path):  # noqa: F811
+def test_any_size_is_by_tiles(scenes_run, tmp_path):  # noqa: F811
     with pytest.raises(UsageError, match="tiles of one size"):
-        export(run, "onnx", tmp_path / "m.onnx", dynamic_size=True)
+        export(scenes_run, "onnx", tmp_path / "m.onnx", dynamic_size=True)
 
 
 class Answering:

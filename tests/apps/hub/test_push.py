@@ -24,7 +24,7 @@ from vitreous.weights.bundle import load_bundle
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory) -> Path:
+def trained_run(tmp_path_factory) -> Path:
     """A run folder as training leaves it: a bundle, and a summary."""
     folder = tmp_path_factory.mktemp("runs") / "pets"
     model = vitreous.create("ViT-32x2/8", image_size=32, num_classes=3)
@@ -79,18 +79,18 @@ def outcome(call: Callable[[], object]) -> object:
         return error.code, str(error)
 
 
-def test_what_is_pushed_loads_back_and_says_what_it_is(hub, run, tmp_path):
+def test_what_is_pushed_loads_back_and_says_what_it_is(hub, trained_run, tmp_path):
     options = {"licence": "mit", "tags": ["pets"], "private": True, "transformers": True}
-    pushed = vitreous.push(run, "hf:me/pets", **options)
+    pushed = vitreous.push(trained_run, "hf:me/pets", **options)
     assert pushed["commit"].startswith("c0ffee") and pushed["url"] == f"{hub}/me/pets"
     assert "visibility" in Hub.created[0] or Hub.created[0]["private"]
-    loaded, model = vitreous.load("hf:me/pets", device="cpu"), load_bundle(run / "model").model
+    loaded, model = vitreous.load("hf:me/pets", device="cpu"), load_bundle(trained_run / "model").model
     assert loaded.card.classes == ("ant", "bee", "cat: a | pipe")
     state = loaded.model.state_dict()
     assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
-    code, text = outcome(lambda: vitreous.push(run, "hf:me/pets"))
+    code, text = outcome(lambda: vitreous.push(trained_run, "hf:me/pets"))
     assert code == 2 and "exists already" in text and "update=True" in text
-    assert vitreous.push(run, "hf:me/pets", update=True)["commit"].startswith("c0ffee")
+    assert vitreous.push(trained_run, "hf:me/pets", update=True)["commit"].startswith("c0ffee")
     files = Hub.repositories["me/pets"]
     assert set(files) >= {"model.json", "weights.safetensors", "README.md", "config.json", "model.safetensors"}
     sent = b"".join(content for name, content in files.items() if not name.endswith(".safetensors"))
@@ -98,9 +98,9 @@ def test_what_is_pushed_loads_back_and_says_what_it_is(hub, run, tmp_path):
 
 
 @pytest.mark.slow
-def test_transformers_reads_what_was_pushed(hub, run, tmp_path):
-    vitreous.push(run, "hf:me/pets", transformers=True)
-    files, model = Hub.repositories["me/pets"], load_bundle(run / "model").model
+def test_transformers_reads_what_was_pushed(hub, trained_run, tmp_path):
+    vitreous.push(trained_run, "hf:me/pets", transformers=True)
+    files, model = Hub.repositories["me/pets"], load_bundle(trained_run / "model").model
     from transformers import ViTForImageClassification
 
     folder = tmp_path / "read"
@@ -113,10 +113,12 @@ def test_transformers_reads_what_was_pushed(hub, run, tmp_path):
         torch.testing.assert_close(theirs(images).logits, model(images), rtol=1e-4, atol=1e-4)
 
 
-def test_the_card_has_the_hubs_metadata_and_the_figures(run, tmp_path):
+def test_the_card_has_the_hubs_metadata_and_the_figures(trained_run, tmp_path):
     from huggingface_hub import ModelCard
 
-    result = say("push", str(run), "hf:me/pets", "--dry-run", "--license", "mit", "--out", str(tmp_path / "out"))
+    result = say(
+        "push", str(trained_run), "hf:me/pets", "--dry-run", "--license", "mit", "--out", str(tmp_path / "out")
+    )
     assert result.returncode == 0 and "nothing was sent" in result.stdout
     assert "mae-b16, which is CC-BY-NC-4.0" in result.stderr
     text = (tmp_path / "out" / "README.md").read_text()
@@ -146,8 +148,8 @@ def test_the_card_has_the_hubs_metadata_and_the_figures(run, tmp_path):
     assert "cat: a | pipe" in json.dumps(answer)
 
 
-def test_a_bundle_alone_is_pushed_without_figures(run, tmp_path):
-    card = document(say("push", str(run / "model"), "hf:me/pets", "--dry-run", "--json"))["card"]
+def test_a_bundle_alone_is_pushed_without_figures(trained_run, tmp_path):
+    card = document(say("push", str(trained_run / "model"), "hf:me/pets", "--dry-run", "--json"))["card"]
     assert "0.7500" in card  # it lies in its run
     vitreous.save(vitreous.create("ViT-32x1/8", image_size=16, num_classes=0), tmp_path / "model")
     result = say("push", str(tmp_path / "model"), "hf:me/encoder", "--dry-run")
@@ -166,28 +168,28 @@ def test_a_bundle_alone_is_pushed_without_figures(run, tmp_path):
         ({"/objects/": 413}, "hf_writes", 6, ["413"]),
     ],
 )
-def test_what_the_hub_refuses_is_told_with_the_way_out(hub, run, monkeypatch, broken, token, code, words):
+def test_what_the_hub_refuses_is_told_with_the_way_out(hub, trained_run, monkeypatch, broken, token, code, words):
     Hub.broken = broken
     monkeypatch.setenv("HF_TOKEN", token)
-    answer = outcome(lambda: vitreous.push(run, "hf:me/pets"))
+    answer = outcome(lambda: vitreous.push(trained_run, "hf:me/pets"))
     assert answer[0] == code and all(word in answer[1] for word in words), answer
     assert "weights.safetensors" not in Hub.repositories.get("me/pets", {})
 
 
-def test_without_a_network_nothing_is_tried(hub, run, tmp_path, monkeypatch):
+def test_without_a_network_nothing_is_tried(hub, trained_run, tmp_path, monkeypatch):
     monkeypatch.setenv("VITREOUS_OFFLINE", "1")
-    code, text = outcome(lambda: vitreous.push(run, "hf:me/pets"))
+    code, text = outcome(lambda: vitreous.push(trained_run, "hf:me/pets"))
     assert code == 2 and "VITREOUS_OFFLINE forbids" in text and not Hub.requests
     monkeypatch.delenv("VITREOUS_OFFLINE")
     point_client_at("http://127.0.0.1:9", tmp_path / "hub", monkeypatch)
-    code, text = outcome(lambda: vitreous.push(run, "hf:me/pets"))
+    code, text = outcome(lambda: vitreous.push(trained_run, "hf:me/pets"))
     assert code == 6 and "cannot be reached" in text and "HF_ENDPOINT" in text
 
 
-def test_without_the_hubs_client_the_way_to_it_is_told(run, monkeypatch):
+def test_without_the_hubs_client_the_way_to_it_is_told(trained_run, monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(UsageError, match=r"pip install 'vitreous\[hub\]'"):
-        vitreous.push(run, "hf:me/pets", dry_run=True)
+        vitreous.push(trained_run, "hf:me/pets", dry_run=True)
 
 
 @pytest.mark.parametrize(
@@ -202,8 +204,8 @@ def test_without_the_hubs_client_the_way_to_it_is_told(run, monkeypatch):
         (["FOLDER", "hf:me/pets", "--dry-run"], "vitreous convert"),
     ],
 )
-def test_what_cannot_be_pushed_is_refused(run, tmp_path, words, hint):
-    named = {"RUN": str(run), "FOLDER": str(tmp_path)}
+def test_what_cannot_be_pushed_is_refused(trained_run, tmp_path, words, hint):
+    named = {"RUN": str(trained_run), "FOLDER": str(tmp_path)}
     result = say("push", *(named.get(word, word) for word in words))
     assert result.returncode == 2 and hint in result.stderr
 

@@ -9,13 +9,13 @@ from PIL import Image
 
 import vitreous
 from tests.inference.asking import Site, file, form, save_bundle
-from tests.reports.test_scenes import CLASSES, run  # noqa: F401
+from tests.reports.test_scenes import CLASSES, scenes_run  # noqa: F401
 from vitreous.apps.server.server import running
 
 
 @pytest.fixture(scope="module")
-def predictor(run):  # noqa: F811
-    return vitreous.load(run)
+def predictor(scenes_run):  # noqa: F811
+    return vitreous.load(scenes_run)
 
 
 @pytest.fixture(scope="module")

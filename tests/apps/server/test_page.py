@@ -47,7 +47,7 @@ pytestmark = needs_chromium
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory):
+def page_models(tmp_path_factory):
     """A bundle whose heads look at different places, with an index; and pictures."""
     root = tmp_path_factory.mktemp("page")
     torch.manual_seed(0)
@@ -71,13 +71,13 @@ def home(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def predictor(home):
-    return load(home / "model")
+def predictor(page_models):
+    return load(page_models / "model")
 
 
 @pytest.fixture(scope="module")
-def address(home, predictor):
-    with running(predictor, QUIET, home / "model") as server:
+def address(page_models, predictor):
+    with running(predictor, QUIET, page_models / "model") as server:
         yield server.address
 
 
@@ -198,18 +198,18 @@ def alike(shown: np.ndarray, weights) -> bool:
     return shown.argmax() == weights.argmax() and bool((np.diff(ordered) > -0.01).all()) and np.ptp(shown) > 0.2
 
 
-def test_an_encoder_without_a_head_shows_attention_and_neighbours(browser, home, tmp_path):
-    shutil.copytree(home / "model", tmp_path / "encoder")
-    bundle = load_bundle(home / "model")
+def test_an_encoder_without_a_head_shows_attention_and_neighbours(browser, page_models, tmp_path):
+    shutil.copytree(page_models / "model", tmp_path / "encoder")
+    bundle = load_bundle(page_models / "model")
     model = remove_head(bundle.model)
     Bundle(model, Features(), bundle.preprocess).save(tmp_path / "encoder")
     (tmp_path / "photos").mkdir()
     for number in range(2):
-        shutil.copy(home / f"{number}.png", tmp_path / "photos")
+        shutil.copy(page_models / f"{number}.png", tmp_path / "photos")
     write_index(tmp_path / "encoder", tmp_path / "photos")
     with running(load(tmp_path / "encoder", headless=True), QUIET, tmp_path / "encoder") as server:
         visit = Visit(browser, server.address)
-        visit.take(home / "1.png")
+        visit.take(page_models / "1.png")
         visit.see("#model", "features, no classes")
         expect(visit.find("#answer")).to_be_hidden()
         visit.see("#neighbours li:first-child", "1.png")
@@ -219,9 +219,9 @@ def test_an_encoder_without_a_head_shows_attention_and_neighbours(browser, home,
 
 
 @pytest.mark.parametrize("visit", [("desk", "light"), pytest.param(("phone", "dark"), marks=slow)], indirect=True)
-def test_a_picture_gets_the_names_and_probabilities_that_python_gives(visit, home, predictor):
-    visit.take(home / "0.png")
-    wanted = predictor.predict([home / "0.png"], top=7)[0]
+def test_a_picture_gets_the_names_and_probabilities_that_python_gives(visit, page_models, predictor):
+    visit.take(page_models / "0.png")
+    wanted = predictor.predict([page_models / "0.png"], top=7)[0]
     names = visit.find("#answers .name").all_text_contents()
     shares = [text.replace("\u00a0", " ") for text in visit.find("#answers .share").all_text_contents()]
     assert names == list(wanted.names[:5]) and visit.find("#answers b").count() == 0
@@ -237,13 +237,13 @@ def test_a_picture_gets_the_names_and_probabilities_that_python_gives(visit, hom
 
 
 @pytest.mark.parametrize("visit", [("desk", "dark"), pytest.param(("phone", "light"), marks=slow)], indirect=True)
-def test_sliders_show_every_block_and_head_with_one_question(visit, home, predictor):
-    visit.take(home / "0.png")
+def test_sliders_show_every_block_and_head_with_one_question(visit, page_models, predictor):
+    visit.take(page_models / "0.png")
     visit.choose("kind", "raw")
     visit.choose("edges", "blocks")
     visit.set("opacity", 100)
     asked = len(visit.attentions())
-    every = np.array(numbers(predictor, home / "0.png", kind="raw", layer="all", head="all")["weights"])
+    every = np.array(numbers(predictor, page_models / "0.png", kind="raw", layer="all", head="all")["weights"])
     seen = set()
     for layer in (0, 2):
         for head, weights in (
@@ -262,7 +262,7 @@ def test_sliders_show_every_block_and_head_with_one_question(visit, home, predic
     visit.choose("edges", "smooth")
     assert visit.drawn() != smooth
     visit.choose("kind", "rollout")
-    rolled = np.array(numbers(predictor, home / "0.png", layer="all")["weights"])
+    rolled = np.array(numbers(predictor, page_models / "0.png", layer="all")["weights"])
     visit.choose("edges", "blocks")
     for layer in (0, 2):
         visit.set("layer", layer)
@@ -274,8 +274,8 @@ def test_sliders_show_every_block_and_head_with_one_question(visit, home, predic
 
 
 @pytest.mark.parametrize("visit", [pytest.param(("desk", "light"), marks=slow), ("phone", "light")], indirect=True)
-def test_a_patch_that_is_clicked_or_touched_is_asked_what_it_looks_at(visit, home, predictor):
-    visit.take(home / "0.png")
+def test_a_patch_that_is_clicked_or_touched_is_asked_what_it_looks_at(visit, page_models, predictor):
+    visit.take(page_models / "0.png")
     visit.choose("kind", "raw")
     visit.choose("edges", "blocks")
     visit.set("opacity", 100)
@@ -289,13 +289,15 @@ def test_a_patch_that_is_clicked_or_touched_is_asked_what_it_looks_at(visit, hom
     assert visit.attentions()[-1].endswith("query=1,3")
     visit.page.mouse.move(1, 1)
     visit.settle()
-    assert alike(visit.patches(), numbers(predictor, home / "0.png", kind="raw", head="0", query="1,3")["weights"])
+    assert alike(
+        visit.patches(), numbers(predictor, page_models / "0.png", kind="raw", head="0", query="1,3")["weights"]
+    )
     visit.find("#back").click()
     visit.see("#meaning", "from the pooled output")
     visit.find("#back").wait_for(state="hidden")
 
 
-def test_the_image_without_the_map_is_beside_the_attention(visit, home):
+def test_the_image_without_the_map_is_beside_the_attention(visit, page_models):
     def read_plain() -> np.ndarray:
         url = visit.page.evaluate("document.getElementById('plain').toDataURL()")
         found = Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))).convert("RGB")
@@ -307,10 +309,10 @@ def test_the_image_without_the_map_is_beside_the_attention(visit, home):
 
     visit.see("#model", "classes")
     before = visit.find("#layer").bounding_box()
-    visit.take(home / "0.png")
+    visit.take(page_models / "0.png")
     assert visit.find("#layer").bounding_box() == before
     plain = read_plain()
-    photo = np.asarray(Image.open(home / "0.png").convert("RGB"), float)
+    photo = np.asarray(Image.open(page_models / "0.png").convert("RGB"), float)
     assert np.abs(average_blocks(plain) - average_blocks(photo)).max() < 10  # of 255
     visit.set("opacity", 100)
     visit.set("layer", 0)
@@ -325,8 +327,8 @@ def test_the_image_without_the_map_is_beside_the_attention(visit, home):
     assert np.ptp(rows) > side - 2 and np.ptp(columns) > side - 2
 
 
-def test_everything_can_be_done_with_the_keyboard(visit, home, predictor):
-    visit.take(home / "0.png")
+def test_everything_can_be_done_with_the_keyboard(visit, page_models, predictor):
+    visit.take(page_models / "0.png")
     keys, found = visit.page.keyboard, []
     visit.page.evaluate("document.activeElement.blur()")
     for _ in range(40):
@@ -359,7 +361,7 @@ def test_everything_can_be_done_with_the_keyboard(visit, home, predictor):
     keys.press("ArrowLeft")
     start = [int(number) - 1 for number in re.findall(r"\d+", visit.find("#said").text_content())[:2]]
     steps = [("ArrowUp", max(0, start[0] - 1), start[1]), ("ArrowRight", max(0, start[0] - 1), min(4, start[1] + 1))]
-    weights = np.array(numbers(predictor, home / "0.png")["weights"])
+    weights = np.array(numbers(predictor, page_models / "0.png")["weights"])
     for key, row, column in steps:
         keys.press(key)
         visit.see(
@@ -376,9 +378,9 @@ def test_everything_can_be_done_with_the_keyboard(visit, home, predictor):
     assert visit.find("#layer-text").text_content() == "1 of 3"
 
 
-def test_pictures_of_the_session_come_back_with_their_answers(visit, home, predictor):
-    visit.take(home / "0.png", home / "1.png")
-    first, second = (predictor.predict([home / f"{number}.png"])[0].names[0] for number in range(2))
+def test_pictures_of_the_session_come_back_with_their_answers(visit, page_models, predictor):
+    visit.take(page_models / "0.png", page_models / "1.png")
+    first, second = (predictor.predict([page_models / f"{number}.png"])[0].names[0] for number in range(2))
     visit.see("#answers li:first-child .name", second)
     drawn, asked = visit.drawn(), len(visit.attentions())
     visit.page.get_by_role("button", name="0.png").click()
@@ -394,26 +396,26 @@ def test_pictures_of_the_session_come_back_with_their_answers(visit, home, predi
     expect(visit.find("#history li")).to_have_count(1)
 
 
-def test_a_format_that_browsers_do_not_know_is_answered_all_the_same(visit, home, predictor):
-    picture(5, (96, 64)).save(home / "drawn.tif")
-    visit.take(home / "drawn.tif")
-    visit.see("#answers li:first-child .name", predictor.predict([home / "drawn.tif"])[0].names[0])
+def test_a_format_that_browsers_do_not_know_is_answered_all_the_same(visit, page_models, predictor):
+    picture(5, (96, 64)).save(page_models / "drawn.tif")
+    visit.take(page_models / "drawn.tif")
+    visit.see("#answers li:first-child .name", predictor.predict([page_models / "drawn.tif"])[0].names[0])
     visit.see("#readout", "this browser cannot show the image")
     assert visit.find("#zoom").is_hidden() and visit.find("#history img").count() == 0
 
 
-def test_refusals_say_what_is_wrong_and_what_to_do_and_leave_the_last_answer(visit, home, predictor):
-    visit.take(home / "0.png")
+def test_refusals_say_what_is_wrong_and_what_to_do_and_leave_the_last_answer(visit, page_models, predictor):
+    visit.take(page_models / "0.png")
     best = visit.find("#answers li:first-child .name").text_content()
     visit.refused = 1
-    visit.page.set_input_files("#file", home / "<i>notes.jpg")
+    visit.page.set_input_files("#file", page_models / "<i>notes.jpg")
     visit.see("[role=alert]", "<i>notes.jpg: not an image of a known format")
     visit.see("[role=alert]", "Known are JPEG")
     assert (
         visit.find("[role=alert] i").count() == 0 and visit.find("#answers li:first-child .name").text_content() == best
     )
     visit.page.get_by_role("button", name="Close").click()
-    visit.page.set_input_files("#file", home / "large.png")
+    visit.page.set_input_files("#file", page_models / "large.png")
     visit.see("[role=alert]", "large.png has 1.0 MiB, more than the 1.0 MiB")
     full = {
         "error": {"code": "queue_full", "message": "40 pictures are waiting", "hint": "ask again", "request_id": "x"}
@@ -421,7 +423,7 @@ def test_refusals_say_what_is_wrong_and_what_to_do_and_leave_the_last_answer(vis
     visit.page.route(
         "**/v1/predict*", lambda route: route.fulfill(status=429, json=full, headers={"Retry-After": "3"}), times=1
     )
-    visit.page.set_input_files("#file", home / "1.png")
+    visit.page.set_input_files("#file", page_models / "1.png")
     visit.see("[role=alert]", "40 pictures are waiting")
     visit.see("[role=alert]", "Try again in 3 seconds.")
     visit.page.get_by_role("button", name="Try again").click()
@@ -430,15 +432,15 @@ def test_refusals_say_what_is_wrong_and_what_to_do_and_leave_the_last_answer(vis
     visit.settle()
     other = {"model": {"name": "x", "version": "another"}, "predictions": []}
     visit.page.route("**/v1/predict*", lambda route: route.fulfill(json=other), times=1)
-    visit.page.set_input_files("#file", home / "0.png")
+    visit.page.set_input_files("#file", page_models / "0.png")
     visit.see("[role=alert]", "The server has another model now.")
     visit.see("#history [aria-current]", "1.png")
 
 
-def test_positions_and_filters_and_nearest_images_are_those_of_the_model(visit, home, predictor):
-    visit.take(home / "photos" / "train" / "bee" / "1.png")
-    index = open_index(home / "model")
-    pixels = read_for(predictor, home / "photos" / "train" / "bee" / "1.png")
+def test_positions_and_filters_and_nearest_images_are_those_of_the_model(visit, page_models, predictor):
+    visit.take(page_models / "photos" / "train" / "bee" / "1.png")
+    index = open_index(page_models / "model")
+    pixels = read_for(predictor, page_models / "photos" / "train" / "bee" / "1.png")
     wanted = index.nearest(predictor.engine.features(pixels[None])[0], 8)
     expect(visit.find("#neighbours li")).to_have_count(8)
     told = visit.find("#neighbours li").all_text_contents()
@@ -467,7 +469,7 @@ def test_positions_and_filters_and_nearest_images_are_those_of_the_model(visit, 
 
 
 @slow
-def test_drop_paste_and_camera(visit, home):
+def test_drop_paste_and_camera(visit, page_models):
     visit.see("#model", "classes")
     carried = visit.page.evaluate_handle(
         """async () => {
@@ -521,14 +523,14 @@ EVERY = [pytest.param((size, theme), marks=[slow] * (size != "phone")) for size 
 
 
 @pytest.mark.parametrize("visit", EVERY, indirect=True)
-def test_it_can_be_read_and_touched_in_every_size_and_theme(visit, home):
+def test_it_can_be_read_and_touched_in_every_size_and_theme(visit, page_models):
     visit.see("#model", "classes")
     frame = visit.find("#stage").bounding_box()
-    visit.take(home / "0.png")
+    visit.take(page_models / "0.png")
     after = visit.find("#stage").bounding_box()
     assert frame == after
     visit.refused = 1
-    visit.page.set_input_files("#file", home / "<i>notes.jpg")
+    visit.page.set_input_files("#file", page_models / "<i>notes.jpg")
     visit.see("[role=alert]", "not an image")
     assert visit.page.evaluate(CONTRAST) == []
     visit.find("#picture").click(position=visit.at(4, 0))
@@ -544,20 +546,20 @@ def test_it_can_be_read_and_touched_in_every_size_and_theme(visit, home):
     assert visit.page.eval_on_selector_all("button, input, canvas[tabindex]", named) == []
 
 
-def test_a_server_that_is_gone_is_said_to_be(browser, home, predictor):
-    with running(predictor, QUIET, home / "model") as server:
+def test_a_server_that_is_gone_is_said_to_be(browser, page_models, predictor):
+    with running(predictor, QUIET, page_models / "model") as server:
         visit = Visit(browser, server.address)
-        visit.take(home / "0.png")
+        visit.take(page_models / "0.png")
     visit.refused = 1
-    visit.page.set_input_files("#file", home / "1.png")
+    visit.page.set_input_files("#file", page_models / "1.png")
     visit.see("[role=alert]", "The server does not answer.")
     visit.leave()
 
 
 @slow
-def test_a_token_is_asked_for_and_kept_for_the_tab(browser, home, predictor):
+def test_a_token_is_asked_for_and_kept_for_the_tab(browser, page_models, predictor):
     settings = replace(QUIET, access=Access(token=b"a-secret-of-this-test"))
-    with running(predictor, settings, home / "model") as server:
+    with running(predictor, settings, page_models / "model") as server:
         visit = Visit(browser, server.address)
         visit.refused = 1
         visit.find("#token-value").fill("wrong")
@@ -565,7 +567,7 @@ def test_a_token_is_asked_for_and_kept_for_the_tab(browser, home, predictor):
         visit.see("#token-text", "not the token")
         visit.find("#token-value").fill("a-secret-of-this-test")
         visit.page.keyboard.press("Enter")
-        visit.take(home / "0.png")
+        visit.take(page_models / "0.png")
         visit.page.reload()
         visit.see("#model", "7 classes")
         visit.leave()

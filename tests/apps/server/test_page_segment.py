@@ -6,7 +6,7 @@ from PIL import Image
 import vitreous
 from tests.apps.server.test_page import QUIET, Visit, browser, expect  # noqa: F401
 from tests.browser import needs_chromium
-from tests.reports.test_scenes import run  # noqa: F401
+from tests.reports.test_scenes import scenes_run  # noqa: F401
 from vitreous.apps.server.server import running
 from vitreous.reports.pages.formats import format_share
 
@@ -14,9 +14,9 @@ pytestmark = needs_chromium
 
 
 @pytest.mark.parametrize(("size", "theme"), [("desk", "light"), ("phone", "dark")])
-def test_classes_lie_over_the_picture_and_are_switched_off(run, browser, tmp_path, size, theme):  # noqa: F811
-    predictor = vitreous.load(run)
-    image = sorted((run.parent / "data" / "train" / "images").iterdir())[0]
+def test_classes_lie_over_the_picture_and_are_switched_off(scenes_run, browser, tmp_path, size, theme):  # noqa: F811
+    predictor = vitreous.load(scenes_run)
+    image = sorted((scenes_run.parent / "data" / "train" / "images").iterdir())[0]
     Image.open(image).resize((96, 72), Image.Resampling.NEAREST).save(tmp_path / "scene.png")
     answer = predictor.segment(tmp_path / "scene.png")
     with running(predictor, QUIET) as server:

@@ -7,8 +7,8 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from vitreous.errors import UsageError
 from vitreous.models.configs.base import ExportRules, ModelConfig, PreprocessDefaults
-from vitreous.models.configs.dense import OnBackbone
 from vitreous.models.configs.vit import ViTConfig
+from vitreous.models.configs.wrapped import OnBackbone
 
 DetectionHeads = Literal["vitdet", "light"]
 Scores = Literal["softmax", "sigmoid"]

@@ -8,8 +8,8 @@ from typing import ClassVar, Literal
 
 from vitreous.errors import UsageError
 from vitreous.models.configs.base import ExportRules, ModelConfig
-from vitreous.models.configs.dense import OnBackbone
 from vitreous.models.configs.vit import ViTConfig
+from vitreous.models.configs.wrapped import OnBackbone
 
 DenseHead = Literal["linear", "multiscale", "unet", "upernet"]
 

@@ -24,7 +24,7 @@ from vitreous.reports.pages.formats import format_percent
 from vitreous.reports.pages.plots import COLOURS, INK, confusion, markup, strip_axes, style
 from vitreous.reports.pages.thumbnails import data_uri, shrink
 from vitreous.tasks.detections import Detections, detect
-from vitreous.tasks.metric_names import BOXES, ERRORS, SIZES
+from vitreous.tasks.metrics import BOXES, ERRORS, SIZES
 from vitreous.tasks.report import Report
 from vitreous.tasks.tiles import class_map, native_pixels
 

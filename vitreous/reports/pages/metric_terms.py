@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from vitreous.tasks.metric_names import BOXES, ERRORS, SIZES
-from vitreous.tasks.metrics import METRICS
+from vitreous.tasks.metrics import BOXES, ERRORS, METRICS, SIZES
 
 #: metric, by its key without `train/`, `val/`, `training_images/` or `box_` -> one or two sentences on it; those of
 #: `METRICS` are in its rows

@@ -28,8 +28,7 @@ from vitreous.reports.pages.unlabelled import alarms, headline, measured_curves
 from vitreous.system.disk import write_text
 from vitreous.tasks.calibration import BINS, confidence_bins
 from vitreous.tasks.detection import Detection
-from vitreous.tasks.metric_names import BOXES
-from vitreous.tasks.metrics import METRICS, label_metric
+from vitreous.tasks.metrics import BOXES, METRICS, label_metric
 from vitreous.tasks.report import Report, leading_of
 from vitreous.tasks.segmentation import Segmentation
 from vitreous.training.folder import Folder, read_lines
