@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from sklearn.neighbors import KNeighborsClassifier
 
-from vitreous.data.layouts.digits import digits
+from vitreous.data.layouts.named import digits
 from vitreous.system.machine import processor
 
 

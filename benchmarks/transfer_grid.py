@@ -23,8 +23,8 @@ from PIL import Image
 
 from vitreous.config import from_yaml
 from vitreous.data.holdout import hold_out
-from vitreous.data.layouts.digits import digits
 from vitreous.data.layouts.folder import folder
+from vitreous.data.layouts.named import digits
 from vitreous.system.machine import processor
 from vitreous.training.run import Run
 

@@ -7,8 +7,8 @@ import pytest
 
 from tests.conftest import make_folder, picture
 from vitreous.data.holdout import hold_out
-from vitreous.data.layouts.digits import digits
 from vitreous.data.layouts.folder import natural
+from vitreous.data.layouts.named import digits
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError, UsageError
 

@@ -19,7 +19,7 @@ from PIL import Image
 
 from tests.conftest import TINY, make_folder, say
 from vitreous.data.holdout import hold_out
-from vitreous.data.layouts.digits import digits
+from vitreous.data.layouts.named import digits
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError, Interrupted, NonFiniteError, UsageError
 from vitreous.jobs import transfer

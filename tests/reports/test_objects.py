@@ -16,7 +16,7 @@ from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.run_data import open_run_data
 from vitreous.errors import DataError, UsageError
 from vitreous.evaluation.coco import objects_function
-from vitreous.inference.open_model import open_bundle
+from vitreous.inference.open_model import open_bundle, read_task
 from vitreous.models.configs.detector import DetectorConfig
 from vitreous.models.configs.vit import ViTConfig
 from vitreous.models.detector import Detector
@@ -24,7 +24,6 @@ from vitreous.progress import NullListener
 from vitreous.reports import dense as scenes
 from vitreous.reports.answers import Computing
 from vitreous.reports.compare import compare
-from vitreous.reports.dense import task_kind
 from vitreous.reports.evaluate import evaluate
 from vitreous.reports.pages import dense as page
 from vitreous.tasks.detection import Detection
@@ -198,7 +197,7 @@ def test_two_models_are_compared_on_the_same_images(bundles, painted, tmp_path):
 
 
 def test_what_is_about_classes_of_images_is_refused(bundles, tmp_path):
-    assert task_kind(bundles / "boxes") is Detection
+    assert read_task(bundles / "boxes") is Detection
     with pytest.raises(UsageError, match=r"abstain is about a class for each image, and .* finds objects"):
         evaluate(bundles / "boxes", write_coco(tmp_path / "data", 2), abstain=0.5)
 

@@ -11,9 +11,9 @@ from tests.data.annotations.scenery import write_maps, write_objects
 from tests.objectives.test_segmentation import OPTIONS
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError, UsageError
+from vitreous.inference.open_model import read_task
 from vitreous.reports.answers import Computing
 from vitreous.reports.compare import compare
-from vitreous.reports.dense import task_kind
 from vitreous.reports.evaluate import evaluate
 from vitreous.tasks.classification import Classification
 from vitreous.tasks.segmentation import Segmentation
@@ -122,8 +122,8 @@ def size_of(home):
 
 
 def test_what_a_run_answers_is_read_from_its_description_alone(scenes_run, tmp_path):
-    assert task_kind(scenes_run) is task_kind(scenes_run / "model") is Segmentation
-    assert task_kind(tmp_path) is task_kind("hf:nobody/nothing") is Classification
+    assert read_task(scenes_run) is read_task(scenes_run / "model") is Segmentation
+    assert read_task(tmp_path) is read_task("hf:nobody/nothing") is Classification
 
 
 def test_two_runs_are_compared_on_the_same_images(scenes_run, tmp_path):

@@ -80,9 +80,9 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     """Evaluate, and print the figures. Raises UsageError for options that clash."""
     if (second := other_run(options)) is not None:
         return compare_runs(options, second, console)
-    from vitreous.reports.dense import task_kind
+    from vitreous.inference.open_model import read_task
 
-    if not task_kind(options.run).reads_images:
+    if not read_task(options.run).reads_images:
         from vitreous.cli.evaluate import evaluate_generator
 
         return evaluate_generator(options, console)

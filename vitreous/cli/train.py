@@ -64,11 +64,11 @@ def next_command(run: str) -> str:
     """The command that puts a trained model to use."""
     from pathlib import Path
 
-    from vitreous.reports.dense import task_kind
+    from vitreous.inference.open_model import read_task
     from vitreous.training.folder import Folder
 
     folder = Folder(Path(run))
-    return task_kind(run).example_command(run, folder.config.is_file() and folder.run().preprocess.is_animated)
+    return read_task(run).example_command(run, folder.config.is_file() and folder.run().preprocess.is_animated)
 
 
 def print_header(run: Run, data: Data, console: Console) -> None:

@@ -19,11 +19,10 @@ from vitreous.data.annotations.volumes import are_volumes, volumes
 from vitreous.data.annotations.yolo import has_config, is_yolo, yolo
 from vitreous.data.grouping import grouped
 from vitreous.data.layouts.arrow import hub, is_parquet, parquet
-from vitreous.data.layouts.digits import digits
 from vitreous.data.layouts.folder import LAYOUT, folder, images_below, list_images
 from vitreous.data.layouts.imagenet import imagenet, is_imagenet
 from vitreous.data.layouts.lists import are_lists, lists
-from vitreous.data.layouts.named import named
+from vitreous.data.layouts.named import digits, named
 from vitreous.data.layouts.packed import is_pack, packed
 from vitreous.data.layouts.split_names import find_split_folders
 from vitreous.data.layouts.table import table

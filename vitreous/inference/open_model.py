@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,9 +14,12 @@ from vitreous.errors import UsageError, check_path
 from vitreous.models.dense import Dense
 from vitreous.models.packed import check_packs
 from vitreous.nn.sizes import grid_of
+from vitreous.tasks.base import Task
+from vitreous.tasks.classification import Classification
 from vitreous.tasks.features import Features
+from vitreous.tasks.table import TASKS
 from vitreous.weights.adopt import bundle_in, open_weights
-from vitreous.weights.bundle import Bundle, load_bundle
+from vitreous.weights.bundle import DESCRIPTION, Bundle, load_bundle
 from vitreous.weights.model_paths import find_newest_run, holds_images, is_run
 from vitreous.weights.options import WeightsSource, known_of
 from vitreous.weights.published import nearest_name, published_row
@@ -102,3 +106,13 @@ def check_task(
         hint = f"use `vitreous embed`, or train one: vitreous train DATA --init {run}"
         raise UsageError(f"{run} {bundle.task.missing_outputs[0]}", hint)
     return bundle
+
+
+def read_task(run: str | os.PathLike[str]) -> type[Task]:
+    """Return the task of a run or a bundle from its `model.json` alone; classification where there is none."""
+    try:
+        folder = None if known_of(run) else bundle_in(Path(run))
+        task = json.loads((folder / DESCRIPTION).read_text("utf-8")).get("task") if folder else None
+    except (OSError, ValueError, AttributeError, TypeError):
+        task = None
+    return TASKS.get(task.get("name") if isinstance(task, dict) else None, Classification)  # type: ignore[arg-type]

@@ -14,9 +14,9 @@ from vitreous.data.split import Data
 from vitreous.errors import DataError, UsageError
 from vitreous.evaluation.comparison import Answers, Comparison
 from vitreous.evaluation.comparison import compare as compared
-from vitreous.inference.open_model import open_bundle
+from vitreous.inference.open_model import open_bundle, read_task
 from vitreous.reports.answers import Answered, Computing, answers_to
-from vitreous.reports.dense import judge_opened, task_kind
+from vitreous.reports.dense import judge_opened
 from vitreous.reports.readings import record
 from vitreous.reports.training_overlap import exposure_notes, seen
 from vitreous.tasks.classification_metrics import judge
@@ -47,7 +47,7 @@ def compare(
     takes images for one label and the other for several.
     """
     computing, runs = computing or Computing(), [os.fspath(first), os.fspath(second)]
-    kinds = [task_kind(run) for run in (first, second)]
+    kinds = [read_task(run) for run in (first, second)]
     if any(kind.is_dense for kind in kinds):
         if kinds[0] is not kinds[1]:
             dense = 0 if kinds[0].is_dense else 1

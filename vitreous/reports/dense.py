@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import cast
 
 from vitreous.data.annotations.painted import find_objects, has_masks, paint_classes, with_masks, wrapped
@@ -26,25 +24,10 @@ from vitreous.inference.open_model import open_bundle
 from vitreous.reports.answers import Answered, Computing, progress_counter
 from vitreous.system.cores import default_workers
 from vitreous.system.machine import pick_device, warning
-from vitreous.tasks.base import Task
-from vitreous.tasks.classification import Classification
 from vitreous.tasks.detection import Detection
 from vitreous.tasks.report import Report
 from vitreous.tasks.segmentation import Segmentation
-from vitreous.tasks.table import TASKS
-from vitreous.weights.adopt import bundle_in
-from vitreous.weights.bundle import DESCRIPTION, Bundle
-from vitreous.weights.options import known_of
-
-
-def task_kind(run: str | os.PathLike[str]) -> type[Task]:
-    """The task of a run or a bundle, by its description alone; classification for what has none."""
-    try:
-        folder = None if known_of(run) else bundle_in(Path(run))
-        task = json.loads((folder / DESCRIPTION).read_text("utf-8")).get("task") if folder else None
-    except (OSError, ValueError, AttributeError, TypeError):
-        task = None
-    return TASKS.get(task.get("name") if isinstance(task, dict) else None, Classification)  # type: ignore[arg-type]
+from vitreous.weights.bundle import Bundle
 
 
 def judge_scenes(

@@ -13,10 +13,11 @@ from vitreous.config import apply_options
 from vitreous.data.clip_views import ONE
 from vitreous.errors import UsageError
 from vitreous.inference.engine import CHUNK, InferenceOptions
+from vitreous.inference.open_model import read_task
 from vitreous.progress import Listener, NullListener
 from vitreous.reports.answers import Answered, Computing, compute_answers
 from vitreous.reports.calibrate import calibrate, effect
-from vitreous.reports.dense import judge_scenes, task_kind
+from vitreous.reports.dense import judge_scenes
 from vitreous.reports.familiarity import outliers, suspected
 from vitreous.reports.generated import GenerationOptions, judge_generator
 from vitreous.reports.options import EvaluateOptions, ProtocolOptions
@@ -70,7 +71,7 @@ def evaluate(
     computing = Computing(
         batch_size, workers, how or InferenceOptions(), bad_images, listener=listener or NullListener()
     )
-    kind = task_kind(run)
+    kind = read_task(run)
     if not kind.reads_images:
         return evaluate_generator(
             protocol, run, data=data, split=split, computing=computing, settings=settings, options=dict(options)

@@ -24,7 +24,7 @@ from vitreous.apps.studies.others import find_sources
 from vitreous.apps.studies.registry import STUDIES
 from vitreous.apps.studies.study import SCALES, Cell, Reading, Setting, change, with_parents
 from vitreous.apps.studies.vit_design import POSITIONS, position_cells
-from vitreous.data.layouts.digits import digits
+from vitreous.data.layouts.named import digits
 from vitreous.errors import Interrupted, UsageError
 
 QUICK = {"steps": 3, "seeds": 2, "device": "cpu", "precision": "fp32", "progress": False}

@@ -90,7 +90,7 @@ def write_digits(home: Path, part: str, quarters: int) -> str:
     from PIL import Image
 
     from vitreous.data.holdout import hold_out
-    from vitreous.data.layouts.digits import digits_table
+    from vitreous.data.layouts.named import digits_table
 
     folder = home / f"digits-{part.replace(' ', '-')}"
     if folder.is_dir():
