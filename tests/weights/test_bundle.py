@@ -70,7 +70,7 @@ def test_a_single_flipped_bit_is_noticed(bundle, tmp_path):
         ({"classes": "ant"}, r"classes ant\s+they are a list of names"),
         (
             {"task": {"name": "captions"}},
-            r"task captions is not one of classification, features, segmentation, detection, generation\s+install a newer",
+            r"task captions is not one of classification, features, segmentation, detection, generation, regression\s+install a newer",
         ),
         (
             {"task": {"name": "generation"}, "process": {"name": "melting"}},
