@@ -144,7 +144,7 @@ def test_memory_that_runs_out_is_told_apart_from_other_errors(tmp_path, monkeypa
 
 def test_a_cpu_is_asked_for_no_more_than_it_has(tmp_path, monkeypatch):
     session, _ = make(tmp_path, model=STILL)
-    one = probe.activations(STILL, device="cpu") * 4
+    one = STILL.count_activations(device="cpu") * 4
     monkeypatch.setattr(probe, "free_memory", lambda device: int(3.5 * one / probe.SPARE))
     run = probe.fitted(session.run, session.inputs, session.folder, SINGLE_PROCESS, lambda text: None)
     assert run.micro_batch == 2

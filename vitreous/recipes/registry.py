@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from vitreous.models.names import configure
 from vitreous.recipes import (
     augreg,
     deit,
@@ -75,9 +76,11 @@ def own_length(recipe: Recipe, base: Run) -> int:
 
 
 def example(name: str, model: str | None = None) -> Run:
-    """A recipe's run, with its first model or another, on the data that it was written for."""
+    """Return a recipe's run, with its first model or another, on the data that it was written for; on clips where the
+    other is a model of clips."""
     recipe = find(name)
-    facts, classes = SETS[recipe.data]
+    is_of_clips = model is not None and configure(model).has_time_axis
+    facts, classes = SETS["Kinetics-400" if is_of_clips else recipe.data]
     classes = classes if recipe.objective.labelled or recipe.objective.generates else 0
     options = TrainOptions(recipe.data, recipe=name, model=model)
     named = None if name in OWN else recipe

@@ -48,7 +48,7 @@ def compare(
     """
     computing, runs = computing or Computing(), [os.fspath(first), os.fspath(second)]
     kinds = [read_task(run) for run in (first, second)]
-    if any(kind.is_dense for kind in kinds):
+    if any(one.is_dense for one in kinds):
         if kinds[0] is not kinds[1]:
             dense = 0 if kinds[0].is_dense else 1
             problem = f"{runs[dense]} {kinds[dense].does}, {runs[1 - dense]} does not"

@@ -19,7 +19,7 @@ from vitreous.weights.bundle import Bundle
 
 READINGS = "evaluations.jsonl"
 #: protocols by leading metric, where it is not top1
-PROTOCOLS = {str(kind.leading): kind.protocol for kind in TASKS.values() if kind.protocol != "top1"}
+PROTOCOLS = {str(task.leading): task.protocol for task in TASKS.values() if task.protocol != "top1"}
 
 
 def slug(text: str, dots: bool = False) -> str:

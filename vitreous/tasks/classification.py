@@ -16,6 +16,7 @@ from vitreous.system.tables import marked
 from vitreous.tasks.base import Example, PredictionFormat, PredictionOptions, Task
 from vitreous.tasks.calibration import THRESHOLD, check_abstain, probabilities
 from vitreous.tasks.classification_metrics import judge, rate_images
+from vitreous.tasks.features import Features
 from vitreous.tasks.predictions import error_column, path_columns, predictions_html
 from vitreous.tasks.report import Report
 
@@ -167,6 +168,11 @@ class Classification(Task):
     def outputs(self) -> tuple[str, ...]:
         """The classes."""
         return self.classes
+
+    @property
+    def missing_outputs(self) -> tuple[str, str]:
+        """That there is no head: a classification without classes is one of features."""
+        return Features().missing_outputs
 
     @property
     def summary(self) -> str:
