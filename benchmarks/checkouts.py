@@ -4,19 +4,24 @@ python benchmarks/checkouts.py ../before --rounds 5
 
 For a refactoring, which has to keep speed and bits. `before` is another checkout, for example of
 `git worktree add ../before COMMIT`; both run in the Python environment of this command. Prints the median seconds of
-each command, the ratio before / after, and its spread over the rounds. Data are digits that the script writes.
+each command, the ratio before / after, and its spread over the rounds. Data are digits that the script writes. Also
+timed: requests to a server, and the loader alone, by `vitreous bench`.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import http.client
+import json
 import os
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +38,8 @@ COMMANDS = {
     "embed": (*VITREOUS, "embed", "run", "photos", "--engine", "torch", "--out", "features.npz"),
     "data check": (*VITREOUS, "data", "check", "photos", "--workers", "0"),
 }
+REQUESTS, CLIENTS = 400, 8  # to a server, and from how many connections
+LOADER = ("bench", "--tasks", "loader", "--images", "jpeg", "--only", "vitreous*", "--rounds", "3", "--json")
 #: files that have to be bit-identical, after the commands above
 OUTPUTS = ("run/model/weights.safetensors", "predictions.jsonl", "features.npz")
 
@@ -47,10 +54,54 @@ def write_digits(folder: Path) -> None:
 
 def time_command(words: tuple[str, ...], checkout: Path, folder: Path) -> float:
     """Run a command of a checkout in a folder, and return its seconds. Raises CalledProcessError if it fails."""
-    environment = os.environ | {"PYTHONPATH": str(checkout), "VITREOUS_ENGINE_CHOICE": "0"}
     start = time.perf_counter()
-    subprocess.run(words, cwd=folder, env=environment, check=True, capture_output=True)
+    subprocess.run(words, cwd=folder, env=environment_of(checkout), check=True, capture_output=True)
     return time.perf_counter() - start
+
+
+def environment_of(checkout: Path) -> dict[str, str]:
+    """Return the environment in which Python imports the package of a checkout."""
+    return os.environ | {"PYTHONPATH": str(checkout), "VITREOUS_ENGINE_CHOICE": "0"}
+
+
+def time_requests(checkout: Path, folder: Path) -> float:
+    """Return the seconds that a server of the trained run takes for `REQUESTS` images from `CLIENTS` connections."""
+    images = [path.read_bytes() for path in sorted((folder / "photos" / "0").iterdir())[:CLIENTS]]
+    words = (*VITREOUS, "serve", "run", "--port", "0", "--engine", "torch")
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, cwd=folder, env=environment_of(checkout), stdout=pipe, text=True) as server:
+        try:
+            assert server.stdout
+            address = re.search(r"http://([\d.]+):(\d+)", server.stdout.readline())
+            assert address, "the server did not print its address"
+
+            def send(image: bytes) -> None:
+                connection = http.client.HTTPConnection(address[1], int(address[2]), timeout=60)
+                for _ in range(REQUESTS // CLIENTS):
+                    connection.request("POST", "/v1/predict", image, {"Content-Type": "image/png"})
+                    response = connection.getresponse()
+                    content = response.read()
+                    assert response.status == 200, content
+                connection.close()
+
+            send(images[0])  # warms up
+            start = time.perf_counter()
+            with ThreadPoolExecutor(CLIENTS) as pool:
+                list(pool.map(send, images))
+            return time.perf_counter() - start
+        finally:
+            server.terminate()
+
+
+def time_loader(checkout: Path, folder: Path) -> float:
+    """Return the seconds in which the loader decodes and augments 1,000 JPEG files of 320 x 240 pixels."""
+    (folder / "jpeg").mkdir(exist_ok=True)
+    for number in range(32):
+        pixels = np.random.default_rng(number).integers(0, 256, (15, 20, 3), dtype=np.uint8)
+        Image.fromarray(pixels).resize((320, 240)).save(folder / "jpeg" / f"{number}.jpg")
+    words = (*VITREOUS, *LOADER)
+    done = subprocess.run(words, cwd=folder, env=environment_of(checkout), check=True, capture_output=True, text=True)
+    return 1000 / json.loads(done.stdout)["rows"][0]["images_per_second"]
 
 
 def digest_output(path: Path) -> str:
@@ -68,7 +119,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     checkouts = {"before": options.before.resolve(), "after": HERE}
-    seconds: dict[str, dict[str, list[float]]] = {name: {"before": [], "after": []} for name in COMMANDS}
+    names = (*COMMANDS, "requests", "loader")
+    seconds: dict[str, dict[str, list[float]]] = {name: {"before": [], "after": []} for name in names}
     with tempfile.TemporaryDirectory() as scratch:
         for number in range(options.rounds):
             for side in sorted(checkouts, reverse=bool(number % 2)):
@@ -76,6 +128,8 @@ def main() -> None:
                 write_digits(folder / "photos")
                 for name, words in COMMANDS.items():
                     seconds[name][side].append(time_command(words, checkouts[side], folder))
+                seconds["requests"][side].append(time_requests(checkouts[side], folder))
+                seconds["loader"][side].append(time_loader(checkouts[side], folder))
         for name, sides in seconds.items():
             ratios = [before / after for before, after in zip(sides["before"], sides["after"], strict=True)]
             medians = {side: statistics.median(times) for side, times in sides.items()}

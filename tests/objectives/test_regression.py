@@ -136,17 +136,32 @@ def test_a_run_stores_what_its_outputs_mean(measured, run):
     assert "Images with the largest error" in page and "<h2>Classes</h2>" not in page
 
 
-def test_the_same_run_has_the_same_bits_and_a_resumed_one_too(measured, run, tmp_path):
+class Stop(Exception):
+    """Raised by a listener to end a run."""
+
+
+class StopAfter(vitreous.progress.NullListener):
+    """Ends a run once it has trained on `images`."""
+
+    def __init__(self, images: int) -> None:
+        self.images = images
+
+    def progress(self, verb, done, total, text):
+        if verb == "train" and done >= self.images:
+            raise Stop
+
+
+def test_a_stopped_run_ends_in_the_same_bits(measured, run, tmp_path):
     out, _ = run
-    again = tmp_path / "again"
-    vitreous.train(measured / "values.csv", out=again, progress=False, **QUICK | {"epochs": 1})
-    vitreous.train(resume=True, out=again, progress=False, epochs=2, override=True)
-    whole, part = (load_bundle(place / "model").model.state_dict() for place in (out, again))
-    assert whole.keys() == part.keys()
-    other = tmp_path / "other"
-    vitreous.train(measured / "values.csv", out=other, progress=False, **QUICK)
-    twin = load_bundle(other / "model").model.state_dict()
-    assert all(torch.equal(whole[name], twin[name]) for name in whole)
+    stopped = tmp_path / "stopped"
+    with pytest.raises(Stop):
+        vitreous.train(measured / "values.csv", out=stopped, listener=StopAfter(32), **QUICK)
+    assert not (stopped / "model").exists() and list((stopped / "checkpoints").glob("step-*"))
+    vitreous.train(resume=True, out=stopped, progress=False)
+    whole, resumed = (load_bundle(place / "model") for place in (out, stopped))
+    assert whole.task == resumed.task
+    tensors = resumed.model.state_dict()
+    assert all(torch.equal(tensor, tensors[name]) for name, tensor in whole.model.state_dict().items())
 
 
 def test_evaluate_and_predict_agree(measured, run, tmp_path):
