@@ -38,7 +38,7 @@ COMMANDS = {
     "embed": (*VITREOUS, "embed", "run", "photos", "--engine", "torch", "--out", "features.npz"),
     "data check": (*VITREOUS, "data", "check", "photos", "--workers", "0"),
 }
-REQUESTS, CLIENTS = 400, 8  # to a server, and from how many connections
+REQUESTS, CLIENTS = 2_000, 8  # to a server, and from how many connections
 LOADER = ("bench", "--tasks", "loader", "--images", "jpeg", "--only", "vitreous*", "--rounds", "3", "--json")
 #: files that have to be bit-identical, after the commands above
 OUTPUTS = ("run/model/weights.safetensors", "predictions.jsonl", "features.npz")
@@ -68,8 +68,9 @@ def time_requests(checkout: Path, folder: Path) -> float:
     """Return the seconds that a server of the trained run takes for `REQUESTS` images from `CLIENTS` connections."""
     images = [path.read_bytes() for path in sorted((folder / "photos" / "0").iterdir())[:CLIENTS]]
     words = (*VITREOUS, "serve", "run", "--port", "0", "--engine", "torch")
-    pipe = subprocess.PIPE
-    with subprocess.Popen(words, cwd=folder, env=environment_of(checkout), stdout=pipe, text=True) as server:
+    pipe, null = subprocess.PIPE, subprocess.DEVNULL
+    environment = environment_of(checkout)
+    with subprocess.Popen(words, cwd=folder, env=environment, stdout=pipe, stderr=null, text=True) as server:
         try:
             assert server.stdout
             address = re.search(r"http://([\d.]+):(\d+)", server.stdout.readline())
