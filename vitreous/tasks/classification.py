@@ -14,8 +14,6 @@ from vitreous.errors import UsageError, WeightsError
 from vitreous.system.notebook import Markup, html_table
 from vitreous.system.tables import marked
 from vitreous.tasks.base import Example, PredictionFormat, PredictionOptions, Task
-from vitreous.tasks.calibration import THRESHOLD, check_abstain, probabilities
-from vitreous.tasks.classification_metrics import judge, rate_images
 from vitreous.tasks.features import Features
 from vitreous.tasks.predictions import error_column, path_columns, predictions_html
 from vitreous.tasks.report import Report
@@ -199,11 +197,15 @@ class Classification(Task):
 
     def activate(self, outputs: np.ndarray) -> np.ndarray:
         """(n, K) logits, divided by the temperature -> (n, K) probabilities."""
+        from vitreous.tasks.calibration import probabilities
+
         return probabilities(outputs.astype(np.float64) / self.temperature, self.loss)
 
     def prediction_format(self, options: PredictionOptions) -> ClassFormat:
         """Unset options: the best classes, or, where an image may have several, all above `THRESHOLD`. Raises
         UsageError for an `abstain` that cannot be."""
+        from vitreous.tasks.calibration import THRESHOLD, check_abstain
+
         top, threshold = options.top, options.threshold
         check_abstain(options.abstain)
         if options.abstain is not None and self.multilabel:
@@ -216,6 +218,8 @@ class Classification(Task):
 
     def evaluate(self, outputs: np.ndarray, labels: np.ndarray, readable: np.ndarray) -> Report:
         """The metrics of `judge`, of (n, K) logits divided by the temperature."""
+        from vitreous.tasks.classification_metrics import judge
+
         scaled = outputs if self.temperature == 1 else outputs.astype(np.float64) / self.temperature
         return judge(scaled, labels, self.classes, readable)
 
@@ -233,6 +237,9 @@ class Classification(Task):
     ) -> dict[str, list[Example]]:
         """(n, K) logits -> worst: of the wrong ones, where the label's probability is lowest; with several labels an
         image, the highest loss. Least certain: where the two best classes are nearest, or a class to 0.5."""
+        from vitreous.tasks.calibration import probabilities
+        from vitreous.tasks.classification_metrics import rate_images
+
         logits = outputs if self.temperature == 1 else outputs.astype(np.float64) / self.temperature
         loss, margin, wrong = rate_images(logits, split.labels)
         worst = [int(s) for s in np.argsort(-loss, kind="stable") if readable[s] and wrong[s]][:count]
@@ -260,6 +267,8 @@ class Classification(Task):
         be several."""
         if not self.multilabel:
             return float((ours.argmax(1) == theirs.argmax(1)).mean())
+        from vitreous.tasks.calibration import THRESHOLD
+
         decided = [self.activate(side) > THRESHOLD for side in (ours, theirs)]
         return float((decided[0] == decided[1]).mean())
 

@@ -9,8 +9,6 @@ import numpy as np
 
 from vitreous.errors import WeightsError
 from vitreous.tasks.base import ExportRules, PredictionOptions, Task
-from vitreous.tasks.detection_proof import ObjectProof, compare_objects
-from vitreous.tasks.detections import fit_image
 from vitreous.tasks.metrics import METRICS
 from vitreous.tasks.tiles import native_pixels
 
@@ -19,6 +17,7 @@ if TYPE_CHECKING:
 
     from vitreous.data.decoding.spectral import Picture
     from vitreous.data.modalities.base import Preprocess
+    from vitreous.tasks.detection_proof import ObjectProof
     from vitreous.tasks.export_proof import ProofImages
 
 
@@ -83,6 +82,8 @@ class Detection(Task):
 
     def prepare_input(self, picture: Picture, preprocess: Preprocess) -> np.ndarray:
         """A decoded image -> (C, *image): the whole image, scaled to fit."""
+        from vitreous.tasks.detections import fit_image
+
         return fit_image(native_pixels(picture), preprocess)[0]
 
     def compute(self, engine: Any, pixels: np.ndarray) -> np.ndarray:
@@ -97,6 +98,8 @@ class Detection(Task):
         self, original: Any, export: Any, images: ProofImages, config: Any, progress: Callable[[int], None]
     ) -> ObjectProof:
         """Compare the objects that both find."""
+        from vitreous.tasks.detection_proof import compare_objects
+
         return compare_objects(original, export, images, config.threshold, progress)
 
     def select_figures(self, figures: dict[str, float | None]) -> dict[str, float | None]:

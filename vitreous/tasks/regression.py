@@ -17,7 +17,6 @@ from vitreous.errors import DataError, WeightsError, first_names
 from vitreous.system.tables import marked
 from vitreous.tasks.base import Example, PredictionFormat, PredictionOptions, Scatter, Task, refuse_options
 from vitreous.tasks.predictions import error_column, path_columns, predictions_html
-from vitreous.tasks.regression_metrics import measure_errors
 from vitreous.tasks.report import Report
 
 if TYPE_CHECKING:
@@ -178,6 +177,8 @@ class Regression(Task):
 
     def evaluate(self, outputs: np.ndarray, labels: np.ndarray, readable: np.ndarray) -> Report:
         """R2, MAE, RMSE and Spearman's correlation of each target, and their means."""
+        from vitreous.tasks.regression_metrics import measure_errors
+
         return measure_errors(self.activate(outputs), labels, self.targets, readable)
 
     def align_labels(self, split: Split, data: Data) -> Split:
