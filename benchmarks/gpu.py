@@ -270,7 +270,7 @@ CIFAR = ("Conv32-128x1-256x1-256+ViT-128x4/8", 512, 10_000.0)
 def measure(case: Any, given: argparse.Namespace) -> dict[str, Any]:
     """Build a case, warm it up, and time it: median and spread of the windows, share of the peak, memory."""
     from vitreous.apps.bench.race import work_for
-    from vitreous.system.cores import peak_memory, synchronise
+    from vitreous.system.cores import peak_memory, wait_for_device
     from vitreous.training.throughput import quick_peak
 
     peak = quick_peak(given.device, "bf16")
@@ -279,11 +279,11 @@ def measure(case: Any, given: argparse.Namespace) -> dict[str, Any]:
     turn = case.build(case.work)
     built = time.perf_counter()
     turn()
-    synchronise(given.device)
+    wait_for_device(given.device)
     first = time.perf_counter() - built
     for _ in range(5):  # the fourth pass records a CUDA graph
         turn()
-    synchronise(given.device)
+    wait_for_device(given.device)
     rates = []
     for _ in range(WINDOWS):
         units, seconds = work_for(0.05 if given.tiny else WINDOW_SECONDS, turn, given.device)

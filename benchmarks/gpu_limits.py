@@ -18,7 +18,7 @@ from vitreous.apps.bench.work import Work
 from vitreous.models.zoo import create
 from vitreous.nn.encoder import compile_blocks
 from vitreous.objectives.supervised import Supervised
-from vitreous.system.cores import synchronise
+from vitreous.system.cores import wait_for_device
 from vitreous.training.optimizer import Optimizers
 from vitreous.training.ranks import Ranks
 from vitreous.training.run import Optimizer
@@ -70,7 +70,7 @@ def profile_step(work: Work, steps: int = 3, shown: int = 16) -> Row:
     with torch.profiler.profile(activities=kinds) as profile:
         for _ in range(steps):
             turn()
-        synchronise(work.device)
+        wait_for_device(work.device)
     events = [event for event in profile.key_averages() if event.self_device_time_total > 0]
     events.sort(key=lambda event: -event.self_device_time_total)
     total = sum(event.self_device_time_total for event in events)

@@ -181,19 +181,8 @@ class ImageEstimator(BaseEstimator):
         return tags
 
 
-class VitreousClassifier(ClassifierMixin, ImageEstimator):
-    """A Vision Transformer that names images, trained as `vitreous train` does (the recipe of the data, one loop).
-
-    `model`: a name that `vitreous models` lists (None: one that suits the data). `init`: weights to start from, as
-    `vitreous train --init` takes them. `image_shape`: (H, W) or (H, W, C) of the rows of a flat X. `epochs`,
-    `batch_size` and `lr` are the recipe's where they are None. `augment`: whether images are augmented as the recipe
-    has it; "auto": 8-bit colours are, numbers are not. `random_state`: an int for the same weights every time.
-    `verbose` shows progress. `train_options`: any other option of `vitreous.train` by name, and `settings`, values of
-    the run by their path: `{"recipe": "deit3", "device": "cpu", "settings": {"optimizer.betas": ["0.9", "0.95"]}}`.
-
-    Fitted: `classes_`, `bundle_` (model, task, preprocessing), `predictor_` (as `vitreous.load` gives it), `summary_`,
-    and `history_`, the lines of metrics. `fit` raises what `vitreous.train` raises.
-    """
+class SupervisedEstimator(ImageEstimator):
+    """The parameters of estimators that learn from labels; `VitreousClassifier` describes them."""
 
     def __init__(
         self,
@@ -213,15 +202,40 @@ class VitreousClassifier(ClassifierMixin, ImageEstimator):
         self.epochs, self.batch_size, self.lr, self.augment = epochs, batch_size, lr, augment
         self.random_state, self.verbose, self.train_options = random_state, verbose, train_options
 
-    def fit(self, X: Any, y: Any) -> Self:
-        """Train on n images of classes y, (n,) of any type. Raises ValueError for other y, and for one class alone."""
+    def read_training_images(self, X: Any, y: Any) -> Images:
+        """X as `read_images` returns it, for training. Raises ValueError without y, and as that."""
         images = self.read_images(X, reset=True)
         if y is None:
             raise ValueError("requires y to be passed, but the target y is None")
+        return images
+
+
+def check_equal_lengths(images: Images, labels: np.ndarray) -> None:
+    """Raise ValueError, in scikit-learn's words, unless there is a label for each image; labels are (n,) or (n, T)."""
+    if len(labels) != len(images):
+        raise ValueError(f"Found input variables with inconsistent numbers of samples: {len(images)}, {len(labels)}")
+
+
+class VitreousClassifier(ClassifierMixin, SupervisedEstimator):
+    """A Vision Transformer that names images, trained as `vitreous train` does (the recipe of the data, one loop).
+
+    `model`: a name that `vitreous models` lists (None: one that suits the data). `init`: weights to start from, as
+    `vitreous train --init` takes them. `image_shape`: (H, W) or (H, W, C) of the rows of a flat X. `epochs`,
+    `batch_size` and `lr` are the recipe's where they are None. `augment`: whether images are augmented as the recipe
+    has it; "auto": 8-bit colours are, numbers are not. `random_state`: an int for the same weights every time.
+    `verbose` shows progress. `train_options`: any other option of `vitreous.train` by name, and `settings`, values of
+    the run by their path: `{"recipe": "deit3", "device": "cpu", "settings": {"optimizer.betas": ["0.9", "0.95"]}}`.
+
+    Fitted: `classes_`, `bundle_` (model, task, preprocessing), `predictor_` (as `vitreous.load` gives it), `summary_`,
+    and `history_`, the lines of metrics. `fit` raises what `vitreous.train` raises.
+    """
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Train on n images of classes y, (n,) of any type. Raises ValueError for other y, and for one class alone."""
+        images = self.read_training_images(X, y)
         check_classification_targets(y)
         y = column_or_1d(y, warn=True)
-        if len(y) != len(images):
-            raise ValueError(f"Found input variables with inconsistent numbers of samples: {len(images)}, {len(y)}")
+        check_equal_lengths(images, y)
         self.classes_, labels = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError("Classifier can't train when only one class is present.")
@@ -241,7 +255,7 @@ class VitreousClassifier(ClassifierMixin, ImageEstimator):
         return self.compute_rows(X, self.predictor_.activations)
 
 
-class VitreousRegressor(RegressorMixin, ImageEstimator):
+class VitreousRegressor(RegressorMixin, SupervisedEstimator):
     """A Vision Transformer that predicts values of images, trained as `vitreous train` does (recipe `regression`).
 
     The parameters are those of `VitreousClassifier`, and `train_options={"loss": "huber"}` chooses a loss. Several
@@ -251,39 +265,16 @@ class VitreousRegressor(RegressorMixin, ImageEstimator):
     `vitreous.train` raises.
     """
 
-    def __init__(
-        self,
-        model: str | None = None,
-        *,
-        init: str | None = None,
-        image_shape: tuple[int, ...] | None = None,
-        epochs: float | None = None,
-        batch_size: int | None = None,
-        lr: float | None = None,
-        augment: bool | str = "auto",
-        random_state: int | np.random.RandomState | None = None,
-        verbose: bool = False,
-        train_options: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.model, self.init, self.image_shape = model, init, image_shape
-        self.epochs, self.batch_size, self.lr, self.augment = epochs, batch_size, lr, augment
-        self.random_state, self.verbose, self.train_options = random_state, verbose, train_options
-
     def fit(self, X: Any, y: Any) -> Self:
         """Train on n images with values y, (n,) or (n, T) numbers. Raises ValueError for other y, for NaN where there
         is one target, and for fewer than two images."""
-        images = self.read_images(X, reset=True)
-        if y is None:
-            raise ValueError("requires y to be passed, but the target y is None")
+        images = self.read_training_images(X, y)
         names = list(map(str, getattr(y, "columns", [getattr(y, "name", None) or "target"])))
         settings: dict[str, Any] = {"ensure_2d": False, "dtype": np.float64, "input_name": "y", "estimator": self}
         values: Any = check_array(y, ensure_all_finite="allow-nan", **settings)  # type: ignore[arg-type]
         if values.ndim == 1 or values.shape[1] == 1:
             check_array(values, **settings)
-        if len(values) != len(images):
-            raise ValueError(
-                f"Found input variables with inconsistent numbers of samples: {len(images)}, {len(values)}"
-            )
+        check_equal_lengths(images, values)
         if len(values) < 2:
             raise ValueError("Regressor can't train on n_samples = 1.")
         self.is_one_column_ = values.ndim == 1

@@ -109,15 +109,15 @@ assert "torch" not in sys.modules
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory):
+def grid_folder(tmp_path_factory):
     return write_grids(tmp_path_factory.mktemp("grids"), 20)
 
 
 @pytest.mark.usefixtures("_grids")
-def test_a_folder_of_a_new_modality_is_data_and_is_searched(home, tmp_path):
-    data = open_data(home)
+def test_a_folder_of_a_new_modality_is_data_and_is_searched(grid_folder, tmp_path):
+    data = open_data(grid_folder)
     assert data.classes == ("hill", "slope") and {kind_of(split) for split in data.splits.values()} == {"grids"}
-    assert len(data.splits["test"]) == 20 and len(GridPreprocess.find_files(str(home))) == 60
+    assert len(data.splits["test"]) == 20 and len(GridPreprocess.find_files(str(grid_folder))) == 60
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "0.grid").write_text("1 2\n3\n")
     with pytest.raises(DataError, match=r"0\.grid: no grid of numbers"):
@@ -125,30 +125,30 @@ def test_a_folder_of_a_new_modality_is_data_and_is_searched(home, tmp_path):
 
 
 @pytest.mark.usefixtures("_grids")
-def test_a_new_modality_is_trained_evaluated_and_predicted(home, tmp_path, capsys):
+def test_a_new_modality_is_trained_evaluated_and_predicted(grid_folder, tmp_path, capsys):
     """A run learns what hills and slopes are, workers read as one process, its bundle comes back, and commands take
     files, folders and arrays."""
     ways = {"device": "cpu", "precision": "fp32"}
     settings = {"preprocess.unit_height": ["0.5"]}
     options = {"model": "ViT-32x1/4", "epochs": 8, "batch_size": 8, "workers": 1, "settings": settings}
-    summary = vitreous.train(home, out=tmp_path / "run", progress=False, **options, **ways)
+    summary = vitreous.train(grid_folder, out=tmp_path / "run", progress=False, **options, **ways)
     assert summary["test"]["top1"] == 1.0, summary["test"]
     bundle = load_bundle(tmp_path / "run" / "model")
     preprocess = bundle.preprocess
     assert isinstance(preprocess, GridPreprocess) and preprocess.unit_height == 0.5 and preprocess.image == (8, 12)
     document = vitreous.evaluate(tmp_path / "run", **ways)
     assert document["test"]["nll"] == pytest.approx(summary["test"]["nll"], abs=1e-3)
-    split = open_data(home).splits["test"]
+    split = open_data(grid_folder).splits["test"]
     one, two = (next(EvalLoader(split, preprocess, workers).batches(20))[1] for workers in (0, 2))
     assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
-    file = home / "test" / "hill" / "0.grid"
+    file = grid_folder / "test" / "hill" / "0.grid"
     predictor = vitreous.load(tmp_path / "run", **ways)
     by_path, by_array = predictor.predict([file, np.loadtxt(file, dtype=np.float32)])
     assert by_path.names[0] == by_array.names[0] == "hill"
     assert by_path.probabilities == pytest.approx(by_array.probabilities, abs=1e-5)  # the file has five decimals
     capsys.readouterr()
     with pytest.raises(SystemExit) as done:
-        main(["predict", str(tmp_path / "run"), str(home / "test"), "--json", "--device", "cpu"])
+        main(["predict", str(tmp_path / "run"), str(grid_folder / "test"), "--json", "--device", "cpu"])
     assert not done.value.code and capsys.readouterr().out.count(".grid") == 20
     (tmp_path / "empty").mkdir()
     with pytest.raises(SystemExit):
@@ -157,11 +157,11 @@ def test_a_new_modality_is_trained_evaluated_and_predicted(home, tmp_path, capsy
 
 
 @pytest.mark.usefixtures("_grids")
-def test_a_new_modality_is_refused_by_models_of_others(home, tmp_path):
+def test_a_new_modality_is_refused_by_models_of_others(grid_folder, tmp_path):
     vitreous.save(vitreous.create("ViT-32x1/4", 16, 2), tmp_path / "flat")
     with pytest.raises(UsageError, match=r"flat takes images, and .* has grids"):
-        vitreous.evaluate(tmp_path / "flat", home, device="cpu")
+        vitreous.evaluate(tmp_path / "flat", grid_folder, device="cpu")
     with pytest.raises(UsageError, match=r"the weights of .* are for images, the data are grids"):
-        vitreous.train(home, out=tmp_path / "run", init=str(tmp_path / "flat"), progress=False, device="cpu")
+        vitreous.train(grid_folder, out=tmp_path / "run", init=str(tmp_path / "flat"), progress=False, device="cpu")
     with pytest.raises(UsageError, match=r"has grids, and mae takes pictures"):
-        vitreous.train(home, out=tmp_path / "run", recipe="mae", progress=False, device="cpu")
+        vitreous.train(grid_folder, out=tmp_path / "run", recipe="mae", progress=False, device="cpu")

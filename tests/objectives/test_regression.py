@@ -112,14 +112,14 @@ def measured(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def run(measured, tmp_path_factory):
+def regression_run(measured, tmp_path_factory):
     """A run of two targets, and its summary."""
     out = tmp_path_factory.mktemp("run") / "run"
     return out, vitreous.train(measured / "values.csv", out=out, progress=False, **QUICK)
 
 
-def test_a_run_stores_what_its_outputs_mean(measured, run):
-    out, summary = run
+def test_a_run_stores_what_its_outputs_mean(measured, regression_run):
+    out, summary = regression_run
     bundle = load_bundle(out / "model")
     assert bundle.task.targets == ("glow", "size") and bundle.classes == ()
     labels = np.genfromtxt(measured / "values.csv", delimiter=",", skip_header=1)[:, 1]
@@ -151,8 +151,8 @@ class StopAfter(vitreous.progress.NullListener):
             raise Stop
 
 
-def test_a_stopped_run_ends_in_the_same_bits(measured, run, tmp_path):
-    out, _ = run
+def test_a_stopped_run_ends_in_the_same_bits(measured, regression_run, tmp_path):
+    out, _ = regression_run
     stopped = tmp_path / "stopped"
     with pytest.raises(Stop):
         vitreous.train(measured / "values.csv", out=stopped, listener=StopAfter(32), **QUICK)
@@ -164,8 +164,8 @@ def test_a_stopped_run_ends_in_the_same_bits(measured, run, tmp_path):
     assert all(torch.equal(tensor, tensors[name]) for name, tensor in whole.model.state_dict().items())
 
 
-def test_evaluate_and_predict_agree(measured, run, tmp_path):
-    out, summary = run
+def test_evaluate_and_predict_agree(measured, regression_run, tmp_path):
+    out, summary = regression_run
     document = vitreous.evaluate(out)
     assert document["test"]["mae"] == pytest.approx(summary["test"]["mae"])
     assert [row["target"] for row in document["targets"]] == ["glow", "size"] and document["confused"] is None
@@ -185,9 +185,9 @@ def test_evaluate_and_predict_agree(measured, run, tmp_path):
     assert [row["values"]["size"] for row in listed] == pytest.approx([answer.values[1] for answer in found])
 
 
-def test_a_file_of_predictions_is_continued(measured, run, tmp_path):
+def test_a_file_of_predictions_is_continued(measured, regression_run, tmp_path):
     """One row an image, whatever its first value: 1 is no rank."""
-    out, _ = run
+    out, _ = regression_run
     words = ["predict", str(out), *(str(measured / f"{n}.png") for n in range(6)), "--device", "cpu"]
     words += ["--out", str(tmp_path / "p.csv")]
     assert say(*words).returncode == 0
@@ -213,25 +213,25 @@ def test_a_file_of_predictions_is_continued(measured, run, tmp_path):
     (["train", "--resume", "RUN", "--targets", "size", "--epochs", "9"], "targets: ('glow', 'size') -> ('size',)"),
     (["data", "pack", "DATA", "--out", "PACK"], "DATA has values, which a pack would lose"),
 ])  # fmt: skip
-def test_what_is_for_classes_is_refused(measured, run, tmp_path, words, message):
-    names = {"RUN": run[0], "DATA": measured / "values.csv", "IMAGE": measured / "1.png"}
+def test_what_is_for_classes_is_refused(measured, regression_run, tmp_path, words, message):
+    names = {"RUN": regression_run[0], "DATA": measured / "values.csv", "IMAGE": measured / "1.png"}
     ended = say(*(str(names.get(word, word)) for word in words), cwd=tmp_path)
     for name, place in names.items():
         message = message.replace(name, str(place))
     assert ended.returncode and message in ended.stderr and "Traceback" not in ended.stderr
 
 
-def test_soups_are_refused(run, tmp_path):
-    bundle = load_bundle(run[0] / "model")
+def test_soups_are_refused(regression_run, tmp_path):
+    bundle = load_bundle(regression_run[0] / "model")
     bundle.model.head.bias.data += 1
     bundle.save(tmp_path / "other")
-    ended = say("soup", str(run[0]), str(tmp_path / "other"), "--out", str(tmp_path / "soup"))
+    ended = say("soup", str(regression_run[0]), str(tmp_path / "other"), "--out", str(tmp_path / "soup"))
     assert ended.returncode and "soups are of models that name classes" in ended.stderr
 
 
-def test_one_column_of_several_and_weights_of_a_run(measured, run, tmp_path):
+def test_one_column_of_several_and_weights_of_a_run(measured, regression_run, tmp_path):
     """The head of the same targets goes on, another one is new; `--init` takes the numbers of fine-tuning."""
-    out, _ = run
+    out, _ = regression_run
     options = {**QUICK, "epochs": 1, "init": str(out / "model"), "ema": 0, "progress": False}
     options.pop("model")
     same, other = tmp_path / "same", tmp_path / "other"

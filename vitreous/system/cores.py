@@ -61,7 +61,7 @@ def default_workers() -> int:
     return min(cores(), 8)
 
 
-def synchronise(device: str) -> None:
+def wait_for_device(device: str) -> None:
     """Wait until a GPU has finished the work it was given; return at once on a CPU."""
     if device.startswith("cuda"):
         import torch

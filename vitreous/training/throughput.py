@@ -10,7 +10,7 @@ from functools import lru_cache
 import torch
 
 from vitreous.nn.frozen import Packed, can_pack
-from vitreous.system.cores import peak_memory, synchronise
+from vitreous.system.cores import peak_memory, wait_for_device
 from vitreous.system.machine import DTYPES, has_bf16, thread_pool
 from vitreous.training.loop import State
 from vitreous.training.ranks import Ranks
@@ -118,6 +118,6 @@ def best_of(product: Callable[[], object], device: str, times: int = 3) -> float
         for _ in range(times + 1):
             started = time.perf_counter()
             product()
-            synchronise(device)
+            wait_for_device(device)
             seconds.append(time.perf_counter() - started)
     return min(seconds[1:])

@@ -37,7 +37,7 @@ def test_timing_waits_for_a_gpu_after_twice_as_many_turns_each_time(monkeypatch,
         seen.append(launched[0])
         launched[0] = 0
 
-    monkeypatch.setattr(race_module, "synchronise", wait)
+    monkeypatch.setattr(race_module, "wait_for_device", wait)
     monkeypatch.setattr(race_module.time, "perf_counter", lambda: clock[0])
     assert race_module.work_for(7.5, turn, device) == (16.0, 8.0)
     assert seen == runs

@@ -6,31 +6,22 @@ import json
 
 import numpy as np
 import pytest
-import torch
 
 from tests.conftest import picture
+from tests.inference.made import save_value_model
 from vitreous.apps.export.export import export
-from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import VitreousError
 from vitreous.inference.predict import load
-from vitreous.models.config import ViTConfig
-from vitreous.models.zoo import build_model
 from vitreous.tasks.regression import Regression
-from vitreous.weights.bundle import Bundle
 
 TASK = Regression(("age", "height"), (40.0, 1.5), (10.0, 0.25))
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory):
+def value_model(tmp_path_factory):
     """A bundle of two targets, and a folder of pictures."""
     root = tmp_path_factory.mktemp("values")
-    torch.manual_seed(0)
-    model = build_model(
-        ViTConfig(image=(16, 16), patch=(8, 8), classes=2, width=16, depth=1, heads=2, hidden=32)
-    ).eval()
-    torch.nn.init.normal_(model.head.weight)
-    Bundle(model, TASK, ImagePreprocess((16, 16))).save(root / "model")
+    save_value_model(root / "model", TASK)
     (root / "pictures").mkdir()
     for number in range(12):
         picture(number).save(root / "pictures" / f"{number}.png")
@@ -39,35 +30,37 @@ def home(tmp_path_factory):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("to", "suffix"), [("onnx", ".onnx"), ("openvino", ".xml"), ("torch", ".pt2")])
-def test_a_file_predicts_the_same_values(home, tmp_path, to, suffix):
+def test_a_file_predicts_the_same_values(value_model, tmp_path, to, suffix):
     pytest.importorskip({"onnx": "onnxscript", "openvino": "openvino", "torch": "torch"}[to])
     place = tmp_path / f"model{suffix}"
-    (row,) = export(home / "model", to, out=place, images=[str(home / "pictures")])["exports"]
+    (row,) = export(value_model / "model", to, out=place, images=[str(value_model / "pictures")])["exports"]
     assert row["outputs"] == "logits" and row["top1"] is None and row["top1_agreement"] == 1
     assert row["max_abs_logit_difference"] < 1e-4
     if to == "torch":
         return
-    paths = sorted((home / "pictures").iterdir())
-    answers, expected = (load(one, device="cpu", precision="fp32").predict(paths) for one in (place, home / "model"))
+    paths = sorted((value_model / "pictures").iterdir())
+    answers, expected = (
+        load(one, device="cpu", precision="fp32").predict(paths) for one in (place, value_model / "model")
+    )
     assert [answer.targets for answer in answers] == [TASK.targets] * 12
     assert np.allclose([one.values for one in answers], [one.values for one in expected], rtol=1e-4)
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_other_programs_find_what_outputs_mean(home, tmp_path):
+def test_other_programs_find_what_outputs_mean(value_model, tmp_path):
     onnx = pytest.importorskip("onnx")
     pytest.importorskip("onnxscript")
     place = tmp_path / "model.onnx"
-    export(home / "model", "onnx", out=place, images=[str(home / "pictures")])
+    export(value_model / "model", "onnx", out=place, images=[str(value_model / "pictures")])
     told = {entry.key: entry.value for entry in onnx.load(place).metadata_props}
     assert json.loads(told["targets"]) == ["age", "height"]
     assert (json.loads(told["target_mean"]), json.loads(told["target_std"])) == ([40, 1.5], [10, 0.25])
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_file_with_other_values_is_not_kept(home, tmp_path, monkeypatch):
+def test_a_file_with_other_values_is_not_kept(value_model, tmp_path, monkeypatch):
     pytest.importorskip("onnxscript")
     monkeypatch.setattr(Regression, "measure_agreement", lambda self, ours, theirs: 0.5)
     with pytest.raises(VitreousError, match=r"the export was not kept: 50\.0% of its answers are others"):
-        export(home / "model", "onnx", out=tmp_path / "model.onnx", images=[str(home / "pictures")])
+        export(value_model / "model", "onnx", out=tmp_path / "model.onnx", images=[str(value_model / "pictures")])
     assert not (tmp_path / "model.onnx").exists()

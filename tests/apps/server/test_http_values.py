@@ -8,33 +8,24 @@ import urllib.request
 from dataclasses import replace
 
 import pytest
-import torch
 
 from tests.browser import find_chromium, needs_chromium
 from tests.conftest import picture
+from tests.inference.made import save_value_model
 from vitreous.apps.server.server import running
 from vitreous.apps.server.settings import Settings
-from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.inference.predict import load
-from vitreous.models.config import ViTConfig
-from vitreous.models.zoo import build_model
 from vitreous.tasks.regression import Regression
-from vitreous.weights.bundle import Bundle
 
 QUIET = replace(Settings(), port=0, quiet=True, decoders=1)
 TASK = Regression(("age <b>", "height"), (40.0, 1.5), (10.0, 0.25))
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory):
+def value_model(tmp_path_factory):
     """A bundle of two targets, and two pictures."""
     root = tmp_path_factory.mktemp("values")
-    torch.manual_seed(0)
-    model = build_model(
-        ViTConfig(image=(16, 16), patch=(8, 8), classes=2, width=16, depth=1, heads=2, hidden=32)
-    ).eval()
-    torch.nn.init.normal_(model.head.weight)
-    Bundle(model, TASK, ImagePreprocess((16, 16))).save(root / "model")
+    save_value_model(root / "model", TASK)
     for number in range(2):
         picture(number).save(root / f"{number}.png")
     (root / "notes.txt").write_text("no picture")
@@ -42,8 +33,8 @@ def home(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def address(home):
-    with running(load(home / "model", device="cpu"), QUIET) as server:
+def address(value_model):
+    with running(load(value_model / "model", device="cpu"), QUIET) as server:
         yield server.address
 
 
@@ -67,10 +58,10 @@ def get(address, path):
         return json.load(answer)
 
 
-def test_values_are_those_of_python(home, address):
-    names = [home / "0.png", home / "notes.txt", home / "1.png"]
+def test_values_are_those_of_python(value_model, address):
+    names = [value_model / "0.png", value_model / "notes.txt", value_model / "1.png"]
     found = post(address, "v1/predict", *names)["predictions"]
-    expected = load(home / "model", device="cpu").predict([names[0], names[2]])
+    expected = load(value_model / "model", device="cpu").predict([names[0], names[2]])
     for row, answer in zip((found[0], found[2]), expected, strict=True):
         assert row["values"] == dict(zip(TASK.targets, answer.values, strict=True)) and row["error"] is None
     assert found[1]["values"] == {} and found[1]["error"]["message"]
@@ -87,18 +78,18 @@ def test_the_model_is_described(address):
 
 
 @pytest.mark.parametrize("query", ["top=1", "threshold=0.5"])
-def test_options_of_classifiers_are_refused(home, address, query):
+def test_options_of_classifiers_are_refused(value_model, address, query):
     with pytest.raises(urllib.error.HTTPError) as error:
-        post(address, f"v1/predict?{query}", home / "0.png")
+        post(address, f"v1/predict?{query}", value_model / "0.png")
     told = json.load(error.value)["error"]
     assert error.value.code == 422 and told["message"].startswith(f"{query.partition('=')[0]} is for models that name")
 
 
 @needs_chromium
-def test_the_page_shows_the_values(home, address):
+def test_the_page_shows_the_values(value_model, address):
     """In a browser: a line for each target, no bar, and the same numbers in the history."""
     playwright = pytest.importorskip("playwright.sync_api")
-    answer = load(home / "model", device="cpu").predict(home / "0.png")
+    answer = load(value_model / "model", device="cpu").predict(value_model / "0.png")
     texts = [f"{value:.5g}" for value in answer.values]
     with playwright.sync_playwright() as play:
         browser = play.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox"])
@@ -106,7 +97,7 @@ def test_the_page_shows_the_values(home, address):
         page.on("console", lambda message: said.append(message.text))
         page.on("pageerror", lambda error: said.append(str(error)))
         page.goto(address)
-        page.set_input_files("#file", str(home / "0.png"))
+        page.set_input_files("#file", str(value_model / "0.png"))
         expect = playwright.expect
         expect(page.locator("#model")).to_contain_text("predicts age <b>, height")
         expect(page.locator("#answers li")).to_have_count(2)

@@ -14,7 +14,7 @@ from typing import Any
 
 from vitreous.apps.bench.profile import Profile, profile_turn
 from vitreous.apps.bench.work import LIMITS, Answering, Contender, Timing, Turn, Work
-from vitreous.system.cores import default_spinning, peak_memory, synchronise
+from vitreous.system.cores import default_spinning, peak_memory, wait_for_device
 
 PATIENCE = 900.0  # seconds that a contender may take to get ready or to do its turn
 EXACTLY = -1.0  # the order to say how exact answers are
@@ -118,7 +118,7 @@ def work_for(seconds: float, turn: Turn, device: str = "cpu") -> tuple[float, fl
     units, done, ahead, started, passed = 0.0, 0, 1, time.perf_counter(), 0.0
     while not done or passed < seconds:
         units += sum(turn() for _ in range(ahead))
-        synchronise(device)
+        wait_for_device(device)
         done, passed = done + ahead, time.perf_counter() - started
         remaining = round(done / passed * (seconds - passed))
         ahead = 1 if device == "cpu" else max(1, min(2 * ahead, remaining))
@@ -143,7 +143,7 @@ def serve(pipe: Connection, contender: Contender, work: Work) -> None:
         turn = contender.build(work)
         ready = time.perf_counter()
         turn()
-        synchronise(work.device)
+        wait_for_device(work.device)
         pipe.send(("ready", (ready - started, time.perf_counter() - ready)))
         while True:
             seconds = pipe.recv()
