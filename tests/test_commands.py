@@ -124,7 +124,7 @@ def test_options_in_running_text_are_those_of_a_verb():
 @cache
 def option_names(verb: str) -> set[str]:
     """Every option in the help of a verb."""
-    return {"--json", *re.findall(r"--[a-z][a-z0-9-]*", say(*verb.split(), "--help").stdout)}
+    return {"--json", *re.findall(r"--[a-z][a-z0-9-]*", say(*verb.split(), "--help-all").stdout)}
 
 
 #: what the test adds to a command of the first page: fewer steps, images of few pixels, a free port

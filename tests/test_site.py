@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import importlib.util
 import os
@@ -15,7 +14,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from vitreous.cli.help import list_options
 from vitreous.cli.main import VERBS
+from vitreous.recipes.options import TrainOptions
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -111,24 +112,17 @@ def test_faults_of_a_site_are_seen(site, tmp_path):
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_the_reference_has_every_option_of_a_verb(reference, verb):
-    """As fields of its options, which the site does not read; a change of the parser's help text is found here."""
-    fields = dataclasses.fields(importlib.import_module(VERBS[verb][0]).Options)
-    entries = reference.help_entries(verb)
-    positional = [field for field in fields if "Positional" in str(field.type)]
-    options = [entry for entry in entries if entry.names]
-    names = [name for entry in options for name in entry.names]
-    own = {field.name.replace("_", "-") for field in fields if field.name not in ("settings", "classes")}
-    assert {f"--{name}" for name in own} - {f"--{field.name}" for field in positional} <= set(names)
-    assert len(entries) - len(options) == len(positional) and len(names) == len(set(names))
-    assert len(options) == len(fields) - len(positional) - ("settings" in {field.name for field in fields})
-    assert all(entry.text for entry in options)
+    page = reference.verb_page(verb, "")
+    for entry in list_options(importlib.import_module(VERBS[verb][0]).Options):
+        assert page.count(f"\n### `{entry.label}` {{ #") == 1, entry.name
+        assert entry.is_positional or page.index(f"## {entry.section}\n") < page.index(f"### `{entry.label}`")
 
 
 def test_an_option_of_two_names_and_one_of_choices_become_sections(reference):
-    (entry,) = [one for one in reference.help_entries("train") if "--lr" in one.names]
-    assert reference.entry_lines(entry)[0] == "### `--learning-rate FLOAT, --lr FLOAT` { #learning-rate }"
+    (entry,) = [one for one in list_options(TrainOptions) if one.name == "lr"]
+    assert reference.entry_lines(entry)[0] == "### `--lr, --learning-rate FLOAT` { #lr }"
     page = reference.verb_page("data check", "")
-    assert "### `DATA` { #data }" in page and "One of `train`, `val`, `test`." in page and "#help" not in page
+    assert "### `DATA` { #data }" in page and "### `--split {train,val,test}` { #split }" in page
 
 
 @pytest.mark.slow

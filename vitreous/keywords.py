@@ -226,14 +226,14 @@ class LoaderKeywords(TypedDict, total=False):
     decay: Literal["cosine", "linear", "constant", "rsqrt", "steps"] | None
     cooldown_steps: int | None
     layer_decay: float | None
+    clip_grad: float | None
+    ema: float | None
+    ema_warmup: bool | None
     last_blocks: int | None
     lora: int | None
     loss: Literal["softmax", "sigmoid", "binary", "mse", "l1", "huber"] | None
     class_weights: Literal["even", "balanced"] | None
     sampling: Literal["even", "balanced", "repeat-factor"] | None
-    clip_grad: float | None
-    ema: float | None
-    ema_warmup: bool | None
     label_smoothing: float | None
     drop_path: float | None
     dropout: float | None

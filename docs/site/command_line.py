@@ -3,80 +3,24 @@
 from __future__ import annotations
 
 import inspect
-import io
-import os
 import re
-from contextlib import redirect_stdout, suppress
-from dataclasses import dataclass
 from importlib import import_module
 
 from plain_text import escape
 
+from vitreous.cli.help import OptionHelp, list_options, order_sections
+
 EXAMPLE = re.compile(r"^Example: (.*(?:\n +.*)*)$", re.MULTILINE)
 
 
-@dataclass(frozen=True)
-class Entry:
-    """An option or a positional argument in the help of a verb."""
-
-    names: tuple[str, ...]  # `--exact`, `--no-exact`; none for a positional argument
-    metavar: str
-    text: str
-
-
-def help_entries(verb: str) -> list[Entry]:
-    """Options and arguments as `vitreous VERB --help` prints them, but for --help itself. Raises ValueError for a help
-    text of another form."""
-    entries: list[tuple[str, list[str]]] = []
-    for line in help_text(verb).partition("\n ---")[2].splitlines():
-        if re.match(r"  \S", line):
-            invocation, _, text = line.strip().partition("  ")
-            entries.append((invocation, [text]))
-        elif line.startswith("    ") and entries:
-            entries[-1][1].append(line)
-    if not entries:
-        raise ValueError(f"the help of vitreous {verb} has another form than that of tyro 1.0: adapt help_entries")
-    read = [entry_of(invocation, " ".join(" ".join(text).split())) for invocation, text in entries]
-    return [entry for entry in read if "--help" not in entry.names]
-
-
-def help_text(verb: str) -> str:
-    """What `vitreous VERB --help` prints into a file of ASCII, in one column."""
-    from vitreous.cli.main import VERBS, parse
-
-    text = io.StringIO()
-    width = os.environ.get("COLUMNS")
-    os.environ["COLUMNS"] = "120"
-    try:
-        with redirect_stdout(text), suppress(SystemExit):
-            parse(import_module(VERBS[verb][0]).Options, verb, ["--help"])
-    finally:
-        os.environ.pop("COLUMNS")
-        os.environ |= {"COLUMNS": width} if width is not None else {}
-    return text.getvalue()
-
-
-def entry_of(invocation: str, text: str) -> Entry:
-    """`--learning-rate FLOAT, --lr FLOAT` or `RUN`, and what it does."""
-    if not invocation.startswith("-"):
-        return Entry((), invocation, text)
-    names, metavars = zip(*(form.partition(" ")[::2] for form in invocation.split(", ")), strict=True)
-    return Entry(names, metavars[-1], text)
-
-
-def entry_lines(entry: Entry) -> list[str]:
-    """An option as a section: its names and what it takes, and what it does."""
-    metavar = entry.metavar
-    choices = re.findall(r"[^{},]+", metavar) if metavar.startswith("{") and metavar.endswith("}") else []
-    taken = "" if choices else f" {metavar}".rstrip()
-    names = [f"{name}{taken}" for name in entry.names] or [metavar]
-    anchor = re.sub(r"\W+", "-", names[0].partition(" ")[0] if entry.names else metavar).strip("-").lower()
-    values = ["One of " + ", ".join(f"`{choice}`" for choice in choices) + ".", ""] if choices else []
-    return [f"### `{', '.join(names)}` {{ #{anchor} }}", "", escape(entry.text), "", *values]
+def entry_lines(entry: OptionHelp) -> list[str]:
+    """An option as a section: its names and placeholder, and its description."""
+    anchor = re.sub(r"\W+", "-", re.split("[ ,]", entry.label)[0]).strip("-").lower()
+    return [f"### `{entry.label}` {{ #{anchor} }}", "", escape(entry.description), ""]
 
 
 def verb_page(verb: str, about: str) -> str:
-    """The page of a verb: what it does, examples, every option."""
+    """The page of a verb: description, examples, all options by section."""
     from vitreous.cli.main import VERBS
 
     kind = import_module(VERBS[verb][0]).Options
@@ -85,17 +29,19 @@ def verb_page(verb: str, about: str) -> str:
     text = escape(EXAMPLE.sub("", description)) or about
     lines = [f"# vitreous {verb}", "", text, ""]
     lines += ["```text", *examples, "```", ""] if examples else []
-    entries = help_entries(verb)
-    for title, chosen in (
-        ("Arguments", [entry for entry in entries if not entry.names]),
-        ("Options", [entry for entry in entries if entry.names]),
-    ):
+    entries = list(list_options(kind))
+    options = [entry for entry in entries if not entry.is_positional]
+    sections = {"Arguments": [entry for entry in entries if entry.is_positional]}
+    for title in order_sections(kind, options):
+        sections[title] = [entry for entry in options if entry.section == title]
+    for title, chosen in sections.items():
         lines += [f"## {title}", ""] if chosen else []
         for entry in chosen:
             lines += entry_lines(entry)
-    lines += ["### `--json` { #json }", "", "Print one JSON document on stdout, and everything else on stderr.", ""]
+    lines += ["## Output format", "", "### `--json` { #json }", ""]
+    lines += ["Print one JSON document to stdout and everything else to stderr.", ""]
     if "settings" in kind.__dataclass_fields__:
-        text = "Set any value of the run by its path in config.yaml, as in `--optimizer.betas 0.9 0.95`."
+        text = "Set any field of config.yaml by its path: `--optimizer.betas 0.9 0.95`."
         lines += ["### `--PATH.TO.FIELD VALUE` { #settings }", "", text, ""]
     return "\n".join(lines)
 

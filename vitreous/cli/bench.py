@@ -10,7 +10,7 @@ from vitreous.cli.console import Console
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How fast this machine is with vitreous, and with every other library that is installed, in turn at the same work.
+    """Measure the speed of vitreous and of other installed libraries on this machine, in alternating rounds.
 
     Example: vitreous bench --tasks inference train --models ViT-Ti/16 ViT-S/16 --batch-sizes 1 16
     """
@@ -19,25 +19,25 @@ class Options:
         "inference",
         "train",
     )
-    """What to measure; loader and predict read the photographs of --images, memory makes pictures of CIFAR's size."""
+    """What to measure; loader and predict need --images, memory generates images of CIFAR size."""
     models: tuple[str, ...] = ("ViT-S/16",)
-    """Models, with random weights."""
+    """Models, randomly initialised."""
     batch_sizes: tuple[int, ...] = (16,)
-    """Images of one forward pass or step."""
+    """Images per forward pass or step."""
     image_size: int | None = None
-    """Pixels (default: the model's own)."""
+    """Image size in pixels (default: the model's)."""
     images: str | None = None
-    """A folder of photographs."""
+    """Folder of photographs."""
     only: tuple[str, ...] = ("*",)
-    """Contenders to let in, by the beginning of their names, with * and ?: vitreous, 'timm, default'."""
+    """Contenders to run, by the start of their names, with * and ?: vitreous, 'timm, default'."""
     rounds: int = 5
-    """Rounds that count, after one to warm up."""
+    """Measured rounds, after one warm-up round."""
     seconds: float = 1.0
-    """How long a contender works in a round, at least."""
+    """Minimum seconds per contender and round."""
     profile: bool = False
-    """Record, after the rounds, what the time goes into: products, norms, copies, ... (on a CPU)."""
+    """After the rounds, record the share of time per operation: matrix products, norms, copies, ... (CPU only)."""
     out: str | None = None
-    """Write a dated page into this folder, the hardware in its name."""
+    """Folder for a dated page with the hardware in its name."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1 or mps."""
     seed: int = 0

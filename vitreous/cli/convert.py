@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from tyro.conf import Positional, arg
 
@@ -13,37 +13,37 @@ from vitreous.weights.options import WeightsOptions
 
 @dataclass(frozen=True, kw_only=True)
 class Options(WeightsOptions):
-    """Read weights of any known format and write them as another, checked bit for bit.
+    """Convert weights between formats; the result is verified bit for bit.
 
     Example: vitreous convert hf:google/vit-base-patch16-224 vit.npz --to google-npz
     """
 
-    weights: Annotated[Positional[str], arg(metavar="IN")]
-    """A run folder, a bundle, a file or folder of a known format, a name of `vitreous models --weights`, hf:org/name,
-    timm:name, or https://...#sha256=..."""
-    out: Annotated[Positional[str], arg(metavar="OUT")]
-    """The file or folder to make."""
-    to: str = "bundle"
-    """bundle, huggingface, timm, google-npz, linen-npz, big-vision-npz, bit-npz, torchvision, dinov2, clip, sam,
-    swin or videomae.
+    SECTIONS: ClassVar[dict[str, str]] = {"to": "Output", "heads": "Architecture"}
 
-    With what pre-training needs to go on: bundle, mae, huggingface-mae, videomae-pretraining, huggingface-videomae,
-    dino or dinov2-teacher.
-    """
+    weights: Annotated[Positional[str], arg(metavar="IN")]
+    """A run folder, a bundle, a file or folder of a supported format, a name listed by `vitreous models --weights`,
+    hf:org/name, timm:name, or https://...#sha256=..."""
+    out: Annotated[Positional[str], arg(metavar="OUT")]
+    """File or folder to create."""
+    to: str = "bundle"
+    """Format: bundle, huggingface, timm, google-npz, linen-npz, big-vision-npz, bit-npz, torchvision, dinov2, clip,
+    sam, swin or videomae. With the parts that pre-training needs to continue: bundle, mae, huggingface-mae,
+    videomae-pretraining, huggingface-videomae, dino or dinov2-teacher."""
     image_size: Annotated[tuple[int, ...] | None, arg(metavar="PIXELS...")] = None
-    """Another resolution: one side, height and width, or frames before them; positions are resized."""
+    """New image size in pixels: one number, height and width, or frames, height and width; position embeddings are
+    resized."""
     num_classes: int | None = None
-    """Another head, of zeros; 0 for none."""
+    """Replace the head by a zero-initialised head with this many classes; 0 for no head."""
     class_map: Annotated[str | None, arg(metavar="FILE")] = None
-    """The rows of the head to keep, a number a line, as Microsoft's map22kto1k.txt: class i is row i of the file."""
+    """File with the rows of the head to keep, one index per line, such as Microsoft's map22kto1k.txt."""
     channels: int | None = None
-    """Another number of input channels: one takes the sum of the old, more take them in turn."""
+    """New number of input channels: one channel sums the original weights, more channels repeat them."""
     heads: int | None = None
-    """Attention heads, where the files do not tell."""
+    """Number of attention heads, for files that do not store it."""
     gelu: Literal["none", "tanh", "quick"] | None = None
-    """The form of GELU, where the files do not tell: none is the exact one."""
+    """GELU variant, for files that do not store it; none is exact (erf)."""
     window: int | None = None
-    """Tokens along a side of a Swin V2's windows, where the files do not tell."""
+    """Swin V2 window size in tokens, for files that do not store it."""
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:

@@ -14,35 +14,33 @@ MARKS = {"fails": "FAILS", "warns": "warning", "tells": "note"}
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What is wrong with a data set, before an hour is spent on it: unreadable files, copies, splits and classes, sizes
-    and kinds.
+    """Check a dataset before training: unreadable files, duplicates, splits, class balance, image sizes and formats.
 
-    Ends with 0 if nothing hinders training, and with 1 if it fails: the layout is refused, images cannot be read, an
-    image is in two splits or under two labels, or a group is in two splits.
+    Exits with 1 if the check fails: unknown layout, unreadable images, or an image or group in two splits or with two
+    labels.
 
     Example: vitreous data check photos/ --out report.html
     """
 
     data: Annotated[Positional[str], arg(metavar="DATA")]
-    """A data set, as `vitreous train` takes it, of clips too, or a folder of images."""
+    """A dataset as for `vitreous train`, or a folder of images."""
     split: Literal["train", "val", "test"] | None = None
-    """Check this part of it alone."""
+    """Check only this split."""
     out: Annotated[str | None, arg(metavar="REPORT.html")] = None
-    """Write a page that shows it."""
+    """Write an HTML report."""
     image_size: int | None = None
-    """Side of the model's input, pixels (default: the one that `vitreous train` takes for the first image)."""
+    """Model input size in pixels (default: as `vitreous train` would choose)."""
     group_by: Annotated[str | None, arg(metavar="COLUMN|REGEX")] = None
-    """What names the group of an image: a column of a CSV file, or a regular expression for its path, as
-    'patient(\\d+)'."""
+    """Groups of images: a column of a CSV file, or a regular expression for paths, such as 'patient(\\d+)'."""
     axes: Literal[1, 2, 3] | None = None
-    """What .npy files and TIFF stacks are, where they could be either: 1 signals, 2 pictures, 3 volumes (default: as
-    their endings and shapes say)."""
+    """How to read .npy files and TIFF stacks that are ambiguous: 1 signals, 2 images, 3 volumes (default: from file
+    names and shapes)."""
     ignore_index: int | None = None
-    """The number of pixels without a class in class maps, besides 255 (default: 255 alone)."""
+    """Value of ignored pixels in index masks, in addition to 255 (default: 255 only)."""
     targets: Annotated[tuple[str, ...], arg(metavar="COLUMN...")] = ()
-    """Columns of numbers of a CSV or Parquet file that are learned (default: as `vitreous train`)."""
+    """Regression: numeric columns of a CSV or Parquet file to check (default: as for `vitreous train`)."""
     workers: int | None = None
-    """Processes that read images; changes nothing (default: one a core)."""
+    """Processes that read images; does not change the results (default: one per core)."""
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:

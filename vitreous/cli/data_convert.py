@@ -12,19 +12,19 @@ from vitreous.cli.console import Console
 
 @dataclass(frozen=True)
 class Options:
-    """Write images with boxes or masks in another format, as a new folder.
+    """Convert a dataset with boxes or masks to another annotation format, in a new folder.
 
     Example: vitreous data convert cells/ cells-coco --to coco
     """
 
     source: Annotated[Positional[str], arg(metavar="DATA")]
-    """COCO, Pascal VOC, YOLO, LabelMe, a CSV file of boxes, or masks beside images."""
+    """COCO, Pascal VOC, YOLO, LabelMe, a CSV file of boxes, or masks next to images."""
     out: Annotated[Positional[str], arg(metavar="DIR")]
-    """The folder to make."""
+    """Folder to create."""
     ignore_index: int | None = None
-    """The number of pixels without a class in class maps, besides 255 (default: 255 alone)."""
+    """Value of ignored pixels in index masks, in addition to 255 (default: 255 only)."""
     to: Literal["coco", "yolo", "voc", "masks"] = "coco"
-    """The format: coco keeps boxes, masks and crowds; yolo masks or boxes; voc boxes; masks a class for every pixel."""
+    """Format: coco keeps boxes, masks and crowd regions; yolo masks or boxes; voc boxes; masks one class per pixel."""
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:

@@ -16,33 +16,33 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """List the images of a data set that are in others too: the same bytes, the same pixels, or a near copy (cut to
-    half of its area, shifted, framed, scaled, recompressed, mirrored, changed in colour); of clips the same bytes, or
-    clips whose frames look alike and that move alike. Nothing is deleted.
+    """List images of a dataset that other datasets contain too: the same file, the same pixels, or a near-duplicate (a
+    crop of at least half of the area, shifted, framed, scaled, recompressed, mirrored, recoloured); for clips the same
+    file, or similar frames and motion. Nothing is deleted.
 
     Example: vitreous data dedup photos/ --against pets/ --against flowers/ --out copies.csv
     """
 
     data: Annotated[Positional[str], arg(metavar="DATA")]
-    """A data set, as `vitreous train` takes it, or a folder of images; its test split stays out of it."""
+    """A dataset as for `vitreous train`, or a folder of images; its test split is not searched."""
     out: Annotated[str, arg(metavar="LIST.csv")]
-    """The list to write: path, copy_of, reason, score."""
+    """Output list with the columns path, copy_of, reason, score."""
     against: Annotated[tuple[str, ...], arg(metavar="DATA...")] = ()
-    """The data sets that it must not share images with."""
+    """Datasets to compare with."""
     against_split: Literal["auto", "train", "val", "test", "all"] = "auto"
-    """Which part of those; auto is the test split, or everything where there is none."""
+    """Split of those datasets; auto is the test split, or all images if there is none."""
     within: bool = False
-    """List images of DATA that are copies of an earlier one there, too."""
+    """Also list duplicates within DATA."""
     apply_to: Annotated[str | None, arg(metavar="OUT.csv")] = None
-    """Write the data set without the copies, as a table that `vitreous train` takes."""
+    """Also write the dataset without duplicates, as a table for `vitreous train`."""
     threshold: float = 0.54
-    """How alike a near copy is to its original at least, where the one lies best over the other; up to 1."""
+    """Minimum similarity of a near-duplicate to its original after alignment, up to 1."""
     model: Annotated[str | None, arg(metavar="RUN")] = None
-    """A run folder or a bundle, whose features look for copies too."""
+    """Run folder or bundle whose features are used as an additional search."""
     device: str = "auto"
-    """Where the model of --model computes: auto, cpu, cuda, cuda:1 or mps."""
+    """Device for --model: auto, cpu, cuda, cuda:1 or mps."""
     workers: int | None = None
-    """Processes that decode images; changes nothing (default: one a core)."""
+    """Processes that decode images; does not change the results (default: one per core)."""
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:

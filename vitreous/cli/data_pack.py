@@ -14,39 +14,39 @@ UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Write a data set once as shards made for training: scaled, checksummed, readable by anyone.
+    """Pack a dataset into shards for training: downscaled, with checksums, in an open format.
 
-    Given again, the same command continues an interrupted pack, or checks a finished one.
+    Running the same command again continues an interrupted pack, or verifies a finished one.
 
     Example: vitreous data pack photos/ --out photos-packed --to uint8
     """
 
     source: Annotated[Positional[str], arg(metavar="DATA")]
-    """A data set, as `vitreous train` takes it."""
+    """A dataset as for `vitreous train`."""
     out: Annotated[str, arg(metavar="DIR")]
-    """The folder to make."""
+    """Folder to create."""
     to: Literal["tar", "uint8"] = "tar"
-    """tar: WebDataset archives of JPEG and PNG; uint8: decoded pixels that are mapped into memory, larger and
+    """tar: WebDataset archives of JPEG and PNG files. uint8: decoded pixels that are memory-mapped; larger and
     faster."""
     short_side: int = 256
-    """Pixels; what is larger is scaled down to it, nothing is scaled up."""
+    """Downscale images to this height or width in pixels, whichever is shorter; smaller images are kept."""
     quality: int = 90
-    """Of the JPEG that a scaled picture becomes; others stay as they are."""
+    """JPEG quality of downscaled images; other images are copied."""
     lossless: bool = False
-    """Scaled pictures that were no JPEG become PNG."""
+    """Store downscaled images that were not JPEG as PNG."""
     shard_size: str = "256M"
-    """Bytes of a file, with K, M or G."""
+    """Size of a shard in bytes, with K, M or G."""
     latents: str | None = None
-    """Latents in the place of pixels, for `vitreous train --recipe dit`: the folder, or hf: name, of an autoencoder
-    that diffusers reads (extra `gen`). Of each image the middle, a square of --short-side, is encoded once."""
+    """Store latents instead of pixels, for `vitreous train --recipe dit`: folder or hf: name of an autoencoder of
+    diffusers (extra `gen`). The centre square of --short-side pixels is encoded once per image."""
     mirror: bool = False
-    """With --latents: those of each training image mirrored, too, as latents cannot be flipped."""
+    """With --latents: also store the latents of the mirrored training images, since latents cannot be flipped."""
     device: str = "auto"
-    """Where the autoencoder computes: auto, cpu, cuda, cuda:1 or mps."""
+    """Device for the autoencoder: auto, cpu, cuda, cuda:1 or mps."""
     bad_images: Literal["stop", "skip"] = "stop"
-    """Images that cannot be read: end with their names and no pack, or leave them out and name them in pack.json."""
+    """Stop at unreadable images without a pack, or skip them and list them in pack.json."""
     workers: int | None = None
-    """Processes that decode; changes no byte (default: one a core)."""
+    """Processes that decode images; does not change the output (default: one per core)."""
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from vitreous.cli.console import Console
 
 @dataclass(frozen=True)
 class Options:
-    """Versions, devices, number formats, and a training step of two seconds.
+    """Print versions, devices and supported dtypes, and time a training step of about two seconds.
 
     Example: vitreous doctor --fix
     """
@@ -18,7 +18,7 @@ class Options:
     device: str = "auto"
     """auto, cpu, cuda, cuda:1 or mps."""
     fix: bool = False
-    """List what is not installed, and the command that adds it; runs neither the command nor the step."""
+    """List missing packages and the command that installs them, without running it."""
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:

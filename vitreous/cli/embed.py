@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from vitreous.cli.console import Console
 from vitreous.cli.inference import (
@@ -25,16 +25,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Options(ImageArguments):
-    """Features of images: what the model's head reads, for search, clustering and models of your own.
+    """Compute features of images (the inputs of the model's head), for search, clustering or other models.
 
     Example: vitreous embed runs/pets new/ --out new.npz
     """
 
+    SECTIONS: ClassVar[dict[str, str]] = {"out": "Output"}
+
     out: str | None = None
-    """Write to this .npz, .parquet or .jsonl file (default: embeddings.npz)."""
+    """Output file: .npz, .parquet or .jsonl (default: embeddings.npz)."""
     index: bool = False
-    """Instead: keep the features of the run's training images in its bundle, so that the page of `serve` shows the
-    nearest."""
+    """Store the features of the training images in the run's bundle instead, so that the page of `serve` shows nearest
+    neighbours."""
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from tyro.conf import Positional, arg
 
@@ -29,48 +29,68 @@ SETTING = {"knn": "k", "linear": "l2", "real": "images", "objectnet": "among"}  
 
 @dataclass(frozen=True, kw_only=True)
 class Options(EvaluateOptions, ProtocolOptions, InferenceArguments):
-    """Judge a trained model on a split of its own data, or of other data with classes of the same names; or two on the
-    same images.
+    """Evaluate a trained model on a split of its dataset, or of another dataset with the same class names; or compare
+    two models on the same images.
 
     Example: vitreous evaluate runs/pets photos/ --split test
     """
 
+    COMMON: ClassVar[tuple[str, ...]] = (
+        "split",
+        "protocol",
+        "calibrate",
+        "abstain",
+        "outliers",
+        "suspects",
+        "report",
+        "bad_images",
+        "device",
+        "engine",
+    )
+    SECTIONS: ClassVar[dict[str, str]] = {
+        "protocol": "Evaluation",
+        "split": "Evaluation",
+        "samples": "Generative models",
+        "batch_size": "Loading",
+    }
+
     run: Annotated[Positional[str], arg(metavar="RUN")]
     """A run folder or a bundle."""
     data: Annotated[Positional[str | None], arg(metavar="[RUN|DATA]")] = None
-    """A second run or bundle to compare with the first, or a data set (default: the run's own)."""
+    """A second run or bundle to compare with the first, or a dataset (default: the run's dataset)."""
     more: Annotated[Positional[str | None], arg(metavar="[DATA]")] = None
-    """A data set, after two runs."""
+    """A dataset, after two runs."""
     protocol: Literal["top1", "knn", "linear", "fewshot", "vtab", "real", "objectnet"] = "top1"
-    """The head (top1; real and objectnet by --labels), or a classifier on features: knn, linear, fewshot; vtab is
-    linear on 19 tasks."""
+    """top1: the model's head. knn, linear, fewshot: a classifier on frozen features. vtab: linear on 19 tasks. real,
+    objectnet: the head, evaluated with the labels of --labels."""
     split: Literal["train", "val", "test"] | None = None
-    """Which part of it (default: test, or val where there is no test split)."""
+    """Split to evaluate (default: test, or val if there is no test split)."""
     samples: int = 1000
-    """Of a model that makes images: how many are made and compared with those of the split, evenly of all classes."""
+    """Generative models: number of generated images, evenly over the classes."""
     features: str = "pixels"
-    """In which space they are compared: `pixels`; the features of a run, a bundle or weights; or a file of the weights
-    of FID's Inception network, as torch-fidelity has it (extra `gen`)."""
+    """Feature space of the comparison: `pixels`; a run, a bundle or weights; or a file with the Inception weights of
+    FID as stored by torch-fidelity (extra `gen`)."""
     reference: str | None = None
-    """Real images, or the moments of their features, in the place of data: an .npz file as ADM's reference batches."""
+    """Reference statistics instead of a dataset: an .npz file with images or feature moments, such as ADM's reference
+    batches."""
     guidance: float = 1.0
-    """How far their answers are moved away from those for no class."""
+    """Classifier-free guidance scale; 1 for none."""
     guided_channels: int | None = None
-    """Guide only so many of the first channels (default: all)."""
+    """Apply guidance to the first channels only (default: all)."""
     interval: tuple[float, float] = (0.0, 1.0)
-    """The part of the way from noise (0) to image (1) on which guidance is used."""
+    """Apply guidance only between these points of sampling, from noise (0) to image (1)."""
     sampler: Literal["ddim", "ddpm", "dpm-solver", "heun", "euler"] | None = None
-    """How noise is taken away of them, in --steps steps (default: as `vitreous sample`)."""
+    """Sampler (default: as for `vitreous sample`)."""
     vae: str | None = None
-    """Of a model of latents: the autoencoder that decodes them (default: that which its run names)."""
+    """Latent models: autoencoder that decodes the latents (default: as stored in the run)."""
     size: Annotated[str | None, arg(metavar="HEIGHTxWIDTH")] = None
-    """At what size they are made and compared, of those that the model learned at (default: its own)."""
+    """Image size to generate and compare, if the model was trained at several (default: the model's)."""
     frames: int | None = None
-    """The same of clips."""
+    """Frames per generated clip."""
     batch_size: int = 64
-    """Images decoded at a time; changes no figure."""
+    """Images decoded at a time; does not change the results."""
     workers: int | None = None
-    """Processes that decode images; changes no figure."""
+    """Processes that decode images; does not change the results."""
 
     def __post_init__(self) -> None:
         """Check nothing: `run` takes the options of the head or of a protocol out of these, which are checked then."""

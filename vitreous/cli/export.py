@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from tyro.conf import Positional, arg
 
@@ -13,33 +13,35 @@ from vitreous.weights.options import WeightsOptions
 
 @dataclass(frozen=True, kw_only=True)
 class Options(WeightsOptions):
-    """A trained model as a file for other programs, kept only once it answers real images as the original does.
+    """Export a model to a file, which is kept only if its predictions on real images match the PyTorch model.
 
     Example: vitreous export runs/pets --to onnx
     """
 
+    SECTIONS: ClassVar[dict[str, str]] = {"to": "Output", "images": "Verification"}
+
     run: Annotated[Positional[str], arg(metavar="RUN")]
-    """A run folder, a bundle, or weights of a known format."""
+    """A run folder, a bundle, or weights of a supported format."""
     to: str = "onnx"
-    """onnx, torch (torch.export), openvino; or timm, huggingface, google-npz and other formats of weights that
-    `convert` writes."""
+    """Format: onnx, torch (torch.export), openvino, or a weight format of `convert`, such as timm, huggingface or
+    google-npz."""
     out: str | None = None
-    """The file to make (default: model.onnx and the like, in the run's folder)."""
+    """Output file (default: model.onnx etc. in the run folder)."""
     dynamic_size: bool = False
-    """Let height and width be any that the patch divides; the batch is free always."""
+    """Accept any image size that is divisible by the patch size. The batch size is always dynamic."""
     quantize: Literal["int8"] | None = None
-    """Compute products in int8, calibrated on training images of the run, or of --data, or on half of --images."""
+    """Quantise matrix products to int8, calibrated on training images of the run, on --data, or on half of --images."""
     images: Annotated[tuple[str, ...], arg(metavar="PATH...")] = ()
-    """Judge it on these files, or those in these folders (default: the run's validation images)."""
+    """Files or folders of images for the verification (default: the run's validation images)."""
     data: str | None = None
-    """Judge it on this data set, which has labels: top-1 is told too."""
+    """Labelled dataset for the verification; top-1 accuracy is reported too."""
     max_loss: float | None = None
-    """Share of answers that may change, 0 to 1 (default: none, and logits within 1e-3; for int8 0.02). Top-1 may fall
-    by half of it."""
+    """Maximum share of predictions that may change, 0 to 1 (default: 0, with logits within 1e-3; 0.02 for int8). Top-1
+    accuracy may drop by half of it."""
     accept_loss: bool = False
-    """Keep the file whatever it lost."""
+    """Keep the file even if the verification fails."""
     overwrite: bool = False
-    """Replace an earlier file once the new one is kept."""
+    """Replace an existing file, once the new one has passed the verification."""
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 from tyro.conf import Positional, arg
 
@@ -29,10 +29,12 @@ UNREADABLE = 3  # the exit code where there are some
 class InferenceArguments(InferenceOptions, ReadingOptions):
     """How a model is computed, and what happens to images that cannot be read."""
 
+    SECTIONS: ClassVar[dict[str, str]] = {"bad_images": "Images"}
+
     bad_images: Literal["stop", "skip"] = "stop"
-    """Stop at images that cannot be read, or name them, count them as wrong, and go on."""
+    """Stop at unreadable images, or report them, count them as errors, and continue."""
     seed: int = 0
-    """Accepted for uniformity; nothing here is left to chance."""
+    """Accepted for uniformity; nothing is random."""
 
     def how(self) -> InferenceOptions:
         """The options of the engine."""
@@ -49,49 +51,49 @@ class ImageArguments(InferenceArguments):
     """Which images, and what becomes of them."""
 
     run: Annotated[Positional[str], arg(metavar="RUN")]
-    """A run folder, a bundle, weights in another library's format or by their name (`vitreous models --weights`), or an
-    exported file."""
+    """A run folder, a bundle, an exported file, or weights: a file of a supported format or a name listed by `vitreous
+    models --weights`."""
     images: Annotated[Positional[tuple[str, ...]], arg(metavar="IMAGE...")] = ()
-    """Image files, or of a model of clips video files; folders, 'patterns/**/*.jpg', @list.txt, - for a list on stdin,
-    .csv, .tsv, .tar, .parquet."""
+    """Image files (video files for models of clips), folders, 'patterns/**/*.jpg', @list.txt, - for a list on stdin,
+    .csv, .tsv, .tar or .parquet."""
     list: tuple[str, ...] = ()
-    """Files with one path a line, or paths between NUL bytes; the same as @FILE."""
+    """Files with one path per line, or NUL-separated paths; the same as @FILE."""
     column: str | None = None
-    """The column of CSV and Parquet files that has the images (default: path, image, file ...)."""
+    """Column of CSV and Parquet files that contains the images (default: path, image, file ...)."""
     exact: bool = False
-    """Decode every JPEG at its full size; else those at least four times too large are decoded at 1/2 to 1/8, which
-    moves pixels of photographs by 0.4 of 255 on average, by less than 16 at most."""
+    """Decode JPEG files at full resolution. By default, images at least four times too large are decoded at 1/2 to 1/8,
+    which changes pixel values by 0.4 of 255 on average and by less than 16."""
     bad_images: Literal["skip", "stop"] = "skip"
-    """Give images that cannot be read a row with the reason, go on, and exit with 3; or stop at the first."""
+    """Skip unreadable images (report them in the output and exit with code 3), or stop at the first."""
     resume: bool = False
-    """Continue the file of --out: rows that are written are not computed again."""
+    """Continue an interrupted --out file; finished rows are not computed again."""
     ray: Annotated[str | None, arg(metavar="ADDRESS")] = None
-    """Compute on a Ray cluster: its address, or `local` for one started here. Needs the extra `ray`."""
+    """Address of a Ray cluster to compute on, or `local` to start one here; needs the extra `ray`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerArguments(ImageArguments):
     """Which answers, and what they are written to."""
 
+    SECTIONS: ClassVar[dict[str, str]] = {"threshold": "Predictions"}
+
     threshold: float | None = None
-    """Name classes of a probability above it alone (default: 0.5 where an image may have several, else none). Of a
-    detector: objects whose score is at least this (default: 0.5; 0 for COCO's results, which judges want whole)."""
+    """Minimum probability of a listed class (default: 0.5 for multi-label models, else none); for detectors, minimum
+    score (default: 0.5; use 0 to compute COCO metrics)."""
     out: str | None = None
-    """Write the answers to this .jsonl, .csv or .parquet file as they come, and print none: for any number of
-    images. Of a model that gives a class to every pixel: a folder for class maps, a PNG an image. Of a detector also
-    COCO's results, .json, or a folder for masks or for text files."""
+    """Stream predictions to this .jsonl, .csv or .parquet file instead of printing them. Segmentation: a folder for
+    index masks, one PNG per image. Detection: also .json (COCO results), or a folder for masks or YOLO text files."""
     to: Literal["table", "coco", "yolo", "masks"] | None = None
-    """Of a detector: what --out is written as (default: by its ending; a folder has a PNG of the instances of each
-    image)."""
+    """Detection: format of --out (default: from its extension; a folder gets one PNG of instances per image)."""
     coco_ids: str | None = None
-    """A COCO file whose ids of images and categories COCO's results take (default: both are counted from 1, as
-    NAME.images.json beside them says)."""
+    """COCO file whose image and category ids are used in COCO results (default: counted from 1 and listed in
+    NAME.images.json)."""
     tiles: bool = False
-    """Of a detector: answer images larger than the model's at their own resolution, by tiles that overlap."""
+    """Detection: process images larger than the model input in overlapping tiles at full resolution."""
     overlay: str | None = None
-    """Of models that give classes to pixels, and of detectors: a folder for the images with the answers over them."""
+    """Segmentation and detection: folder for images with the predictions drawn on them."""
     csv: str | None = None
-    """Print the answers, and write them to this CSV file too: a row for each of the top classes, or each object."""
+    """Also write the printed predictions to this CSV file: one row per top class or object."""
 
 
 def require_images(options: ImageArguments) -> None:

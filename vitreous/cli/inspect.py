@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from tyro.conf import Positional, arg
 
@@ -14,7 +14,7 @@ from vitreous.weights.options import WeightsOptions
 
 @dataclass(frozen=True, kw_only=True)
 class Options(InspectOptions, WeightsOptions):
-    """Look inside a model: what it has learned and what it looks at, as pictures and as numbers.
+    """Draw inspection figures of a model (attention rollout, attention distance, filters, position embeddings).
 
     Example: vitreous inspect runs/pets dog.jpg --figures rollout attention
 
@@ -22,12 +22,14 @@ class Options(InspectOptions, WeightsOptions):
     fourier, features, nearest, reconstruction, similarity, cost. Of models of clips: clips, distance, similarity, cost.
     """
 
+    SECTIONS: ClassVar[dict[str, str]] = {"out": "Output"}
+
     run: Annotated[Positional[str], arg(metavar="RUN")]
     """A run folder, a bundle, or weights."""
     images: Annotated[Positional[tuple[str, ...]], arg(metavar="IMAGE...")] = ()
-    """Images, or folders of them, for the figures that show one (default: some of the data)."""
+    """Images or folders, for figures that show images (default: images of the dataset)."""
     out: str | None = None
-    """Folder for the files (default: RUN/inspect)."""
+    """Output folder (default: RUN/inspect)."""
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:

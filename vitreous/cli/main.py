@@ -16,6 +16,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from vitreous.cli.console import Console, as_json, prepare_streams, reserve_stdout
+from vitreous.cli.help import format_help, wants_help
 from vitreous.errors import Interrupted, UsageError, VitreousError, nearest, out_of_memory, printable
 from vitreous.progress import ABANDONED, discard, speaks, write_line
 from vitreous.system.cores import bound_threads
@@ -24,30 +25,30 @@ ANSWERS_ABOUT_IMAGES = ("predict", "embed", "evaluate", "inspect")  # verbs that
 LONGER = ("predict", "embed", "sample", "push")  # verbs that need more than a model
 SHOWN = 3  # words after the model that a hint repeats
 
-#: verb -> (module, what it does); the module has a frozen dataclass `Options` and a function `run(options, console)`
+#: verb -> (module, summary); the module has a frozen dataclass `Options` and a function `run(options, console)`
 VERBS = {
-    "train": ("vitreous.cli.train", "train a model, judge it and save it"),
-    "evaluate": ("vitreous.cli.evaluate", "judge a trained model on a split"),
-    "predict": ("vitreous.cli.predict", "names and probabilities for images"),
+    "train": ("vitreous.cli.train", "train, evaluate and save a model"),
+    "evaluate": ("vitreous.cli.evaluate", "evaluate a model on a split, or compare two models"),
+    "predict": ("vitreous.cli.predict", "predictions for images"),
     "embed": ("vitreous.cli.embed", "features of images, as npz, Parquet or JSONL"),
-    "sample": ("vitreous.cli.sample", "images of a model that makes them"),
-    "serve": ("vitreous.cli.serve", "a page and an HTTP interface for a model"),
-    "export": ("vitreous.cli.export", "a model as a file for other programs, checked against the original"),
-    "inspect": ("vitreous.cli.inspect", "what a model has learned and what it looks at, as figures"),
-    "study": ("vitreous.cli.study", "a table or figure of a paper: its runs, and a page of the result"),
+    "sample": ("vitreous.cli.sample", "images or clips from a generative model"),
+    "serve": ("vitreous.cli.serve", "web page and HTTP API for a model"),
+    "export": ("vitreous.cli.export", "ONNX, OpenVINO and other files, verified against the PyTorch model"),
+    "inspect": ("vitreous.cli.inspect", "figures of attention, filters, position embeddings and features"),
+    "study": ("vitreous.cli.study", "reproduce a table or figure of a paper"),
     "soup": ("vitreous.cli.soup", "average the weights of several runs"),
-    "watch": ("vitreous.cli.watch", "the curves of a run in a browser, while it trains"),
-    "data check": ("vitreous.cli.data_check", "what is wrong with a data set, before an hour is spent on it"),
-    "data dedup": ("vitreous.cli.data_dedup", "the images of a data set that are in another one too"),
-    "data convert": ("vitreous.cli.data_convert", "boxes and masks in another format"),
-    "data pack": ("vitreous.cli.data_pack", "a data set as shards made for training"),
-    "convert": ("vitreous.cli.convert", "weights of one format as another"),
-    "push": ("vitreous.cli.push", "a trained model on the Hugging Face Hub, with its card"),
-    "recipes": ("vitreous.cli.recipes", "list the recipes, or tell one: its numbers and what was published"),
-    "models": ("vitreous.cli.models", "list the models, with parameters and cost"),
-    "bench": ("vitreous.cli.bench", "how fast it is here, beside other libraries"),
-    "completion": ("vitreous.cli.completion", "the script by which a shell completes verbs and options"),
-    "doctor": ("vitreous.cli.doctor", "what this machine has and can do"),
+    "watch": ("vitreous.cli.watch", "curves of a run in a browser"),
+    "data check": ("vitreous.cli.data_check", "find problems of a dataset before training"),
+    "data dedup": ("vitreous.cli.data_dedup", "find images that another dataset contains too"),
+    "data convert": ("vitreous.cli.data_convert", "convert boxes and masks between formats"),
+    "data pack": ("vitreous.cli.data_pack", "pack a dataset into shards for training"),
+    "convert": ("vitreous.cli.convert", "convert weights between formats"),
+    "push": ("vitreous.cli.push", "publish a model on the Hugging Face Hub"),
+    "recipes": ("vitreous.cli.recipes", "list recipes, or show one with its hyperparameters"),
+    "models": ("vitreous.cli.models", "list models, or published weights"),
+    "bench": ("vitreous.cli.bench", "compare the speed with other libraries on this machine"),
+    "completion": ("vitreous.cli.completion", "shell completion script"),
+    "doctor": ("vitreous.cli.doctor", "what this machine has and supports"),
 }
 WAYS = "use --micro-batch auto, --recompute, or a smaller model"  # out of too little memory
 
@@ -138,6 +139,9 @@ def command(words: list[str]) -> int:
         return 0
     verb, arguments = verb_of(words)
     module = import_module(VERBS[verb][0])
+    if wants_help(arguments):
+        print(format_help(module.Options, verb, "--help-all" in arguments))
+        return 0
     rest, settings = split_settings(arguments) if "settings" in module.Options.__dataclass_fields__ else (arguments, {})
     require_model(verb, module.Options, [word for word in rest if word != "--json"])
     options, documented = parse(module.Options, verb, rest)
@@ -191,9 +195,8 @@ def parse(kind: type[Any], verb: str, words: list[str]) -> tuple[Any, bool]:
     hide_empty_defaults(kind)
     documented = "--json" in words
     words = [word for word in words if word != "--json"]
-    description = (kind.__doc__ or "") + "\n\n--json prints one JSON document on stdout, everything else on stderr."
     try:
-        options = tyro.cli(kind, prog=f"vitreous {verb}", description=description, args=words, config=(DisallowNone,))
+        options = tyro.cli(kind, prog=f"vitreous {verb}", args=words, config=(DisallowNone,))
         return options, documented
     except SystemExit as end:
         if documented and end.code == 2:
@@ -204,20 +207,22 @@ def parse(kind: type[Any], verb: str, words: list[str]) -> tuple[Any, bool]:
 @cache
 def hide_empty_defaults(kind: type[Any]) -> None:
     """Hide defaults that are None, False or empty in the help of a verb; once, for it changes the annotations."""
-    from typing import Annotated, get_type_hints
+    from typing import Annotated, ClassVar, get_origin, get_type_hints
 
     from tyro.conf import arg
 
     empty = ("None", "False", "", "''")
     hint = arg(help_behavior_hint=lambda default: "" if default in empty else f"(default: {default})")
     hinted = get_type_hints(kind, include_extras=True)
-    kind.__annotations__ = {name: Annotated[one, hint] for name, one in hinted.items()}
+    kind.__annotations__ = {
+        name: one if get_origin(one) is ClassVar else Annotated[one, hint] for name, one in hinted.items()
+    }
 
 
 def overview() -> str:
     """The text that `vitreous` alone prints."""
     rows = "\n".join(f"  {verb:10} {text}" for verb, (_, text) in VERBS.items())
-    advice = "`vitreous VERB --help` tells more; `vitreous train digits` is a good start."
+    advice = "`vitreous VERB --help` shows the options of a verb. To start: `vitreous train digits`"
     return f"usage: vitreous VERB [OPTIONS]\n\n{rows}\n\n{advice}"
 
 

@@ -12,20 +12,20 @@ from vitreous.cli.console import Console
 
 @dataclass(frozen=True)
 class Options:
-    """List the models: parameters, tokens and cost of one image; or the published weights that have a name here.
+    """List models with parameters, tokens and GFLOPs per image; or published weights by name.
 
     Example: vitreous models 'ViT-*' --image-size 384
     Example: vitreous models 'dino*' --weights
     """
 
     pattern: Positional[str] = "*"
-    """Names to list, with * and ?; or one of any sizes, as ViT-128x6/4."""
+    """Model names, with * and ?; or a custom size such as ViT-128x6/4."""
     weights: bool = False
-    """Published weights, by the names that --init, load and every verb take: size, licence, published accuracy."""
+    """List published weights instead: name for --init and load, size, licence, published accuracy."""
     image_size: int | None = None
-    """Pixels (default: the multiple of the patch nearest 224)."""
+    """Image size in pixels (default: the multiple of the patch size nearest 224)."""
     num_classes: int | None = None
-    """Classes of the head (default: the name's own, 1000 for most)."""
+    """Classes of the head (default: as in the model name, 1000 for most)."""
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from vitreous.cli.class_maps import write_maps
 from vitreous.cli.console import Console
@@ -35,15 +35,28 @@ EXAMPLES = 512  # images that int8 may be calibrated on
 
 @dataclass(frozen=True, kw_only=True)
 class Options(AnswerArguments):
-    """Names and probabilities for images.
+    """Predict classes, masks, objects or values for images.
 
     Example: vitreous predict runs/pets new/*.jpg --top 3
     """
 
+    COMMON: ClassVar[tuple[str, ...]] = (
+        "top",
+        "threshold",
+        "abstain",
+        "out",
+        "csv",
+        "overlay",
+        "tiles",
+        "bad_images",
+        "device",
+        "engine",
+    )
+
     top: int | None = None
-    """How many classes to name at most (default: 3; all above --threshold where an image may have several)."""
+    """Maximum number of classes per image (default: 3; for multi-label models all above --threshold)."""
     abstain: float | None = None
-    """Say "unsure" of an image whose highest probability is below this, above 0 to 1."""
+    """Predict "unsure" if the highest probability is below this value (0 to 1)."""
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:

@@ -12,29 +12,29 @@ from vitreous.cli.console import Console
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Publish a run's bundle on the Hugging Face Hub, with a model card that has its figures.
+    """Publish a bundle on the Hugging Face Hub, with a model card that lists its metrics.
 
     Example: vitreous push runs/pets hf:me/pets --license apache-2.0 --dry-run
     """
 
     run: Annotated[Positional[str], arg(metavar="RUN")]
-    """A run folder that finished, or a bundle."""
+    """A finished run folder, or a bundle."""
     to: Annotated[Positional[str], arg(metavar="hf:ORG/NAME")]
-    """The repository: hf:, your account or organisation, and a name."""
+    """Repository: hf:, your user or organisation, and a name."""
     private: bool = False
-    """Make it visible to the account alone."""
+    """Create a private repository."""
     license: str | None = None
-    """The licence that the card states, as the Hub writes it: apache-2.0, mit, cc-by-4.0, other (default: none)."""
+    """Licence for the model card, as a Hub identifier: apache-2.0, mit, cc-by-4.0, other (default: none)."""
     tags: tuple[str, ...] = ()
-    """More tags of the card."""
+    """Additional tags for the model card."""
     transformers: bool = False
-    """Add the files that transformers reads, where it has such a model."""
+    """Add the files that transformers needs, if it supports the architecture."""
     update: bool = False
-    """Add a commit to a repository that is there."""
+    """Add a commit to an existing repository."""
     dry_run: bool = False
-    """Send nothing: print the card, and list the files."""
+    """Print the model card and the list of files; upload nothing."""
     out: str | None = None
-    """With --dry-run: the folder to write what would be sent."""
+    """With --dry-run: write the files to this folder."""
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:

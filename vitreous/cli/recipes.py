@@ -30,13 +30,13 @@ OF_DECAY = {"milestones": "steps", "timescale": "rsqrt"}
 
 @dataclass(frozen=True)
 class Options:
-    """List the recipes of `vitreous train --recipe NAME`, or tell one: its numbers, its command and what was published.
+    """List the recipes of `vitreous train --recipe NAME`, or show one: hyperparameters, command and published results.
 
     Example: vitreous recipes 'finetune-*'
     """
 
     pattern: Positional[str] = "*"
-    """A recipe's name, or names to list, with * and ?."""
+    """Recipe name, or a pattern with * and ?."""
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from tyro.conf import Positional, arg
 
@@ -13,48 +13,57 @@ from vitreous.weights.options import WeightsOptions
 
 @dataclass(frozen=True, kw_only=True)
 class Options(WeightsOptions):
-    """Images, or clips, of a model that makes them.
+    """Generate images or clips with a generative model.
 
     Example: vitreous sample runs/pets --class cat --count 16 --guidance 2 --out cats.png
     """
 
+    SECTIONS: ClassVar[dict[str, str]] = {
+        "out": "Images",
+        "guidance": "Sampling",
+        "inpaint": "Inpainting",
+        "vae": "Device and decoder",
+    }
+
     run: Annotated[Positional[str], arg(metavar="RUN")]
-    """A run folder, a bundle, or weights in another library's format."""
+    """A run folder, a bundle, or weights of a supported format."""
     out: Annotated[str, arg(metavar="PLACE")]
-    """A .png file for a grid, with the class below each image; of clips a .gif or .mp4 file, or a .png with the frames
-    of each in a row. Or a folder for CLASS-00000.png, or .gif, and so on, where what is there is not made again."""
+    """Output: a .png file for a grid of labelled images; for clips a .gif or .mp4 file, or a .png file with one row of
+    frames per clip; or a folder for CLASS-00000.png (or .gif) and so on. Images that a folder already contains are not
+    generated again."""
     classes: Annotated[tuple[str, ...], arg(name="class", metavar="NAME...")] = ()
-    """What to make images of (default: each class of the model)."""
+    """Classes to generate (default: every class of the model)."""
     count: int | None = None
-    """Images in total, of the classes in turn (default: one of each class)."""
+    """Total number of images, cycling through the classes (default: one per class)."""
     guidance: float = 1.0
-    """How far answers are moved away from those for no class: above 1 images are more typical and less varied."""
+    """Classifier-free guidance scale; values above 1 give more typical and less varied images."""
     interval: tuple[float, float] = (0.0, 1.0)
-    """The part of the way from noise (0) to image (1) on which guidance is used."""
+    """Apply guidance only between these points of sampling, from noise (0) to image (1)."""
     guided_channels: int | None = None
-    """Guide only so many of the first channels; DiT's published code guides 3 of 4 latents (default: all)."""
+    """Apply guidance to the first channels only; the published DiT code guides 3 of 4 latent channels (default:
+    all)."""
     sampler: Literal["ddim", "ddpm", "dpm-solver", "heun", "euler"] | None = None
-    """How noise is taken away (default: ddim for a diffusion, heun for a flow; dpm-solver needs the extra `gen`)."""
+    """Sampler (default: ddim for diffusion, heun for flow matching; dpm-solver needs the extra `gen`)."""
     steps: int | None = None
-    """In how many steps (default: 50 of ddim, 250 of ddpm, 25 of heun)."""
+    """Sampling steps (default: ddim 50, ddpm 250, heun 25)."""
     size: Annotated[str | None, arg(metavar="HEIGHTxWIDTH")] = None
-    """In pixels, as in 64x48 (default: that which the model learned from, or most of it)."""
+    """Image size in pixels, such as 64x48 (default: the size most used in training)."""
     frames: int | None = None
-    """Of each clip (default: as many as the model learned from)."""
+    """Frames per clip (default: as in training)."""
     seed: int = 0
-    """What noise is drawn from: an image is a function of it, of its class and of its number."""
+    """Seed of the noise; an image depends only on seed, class and its number."""
     to_seed: int | None = None
-    """Go from the image of --seed to that of another seed, in as many images as --count gives each class."""
+    """Interpolate from the noise of --seed to that of this seed; --count is the number of images per class."""
     inpaint: str | None = None
-    """An image file that stays as it is but where --mask is white."""
+    """Image to inpaint; only the white area of --mask is generated."""
     mask: str | None = None
-    """A picture of the same size as --inpaint."""
+    """Mask of the same size as --inpaint."""
     vae: str | None = None
-    """Of a model of latents: the folder, or hf: name, of the autoencoder that decodes them. Needs the extra `gen`."""
+    """Latent models: folder or hf: name of the autoencoder that decodes the latents; needs the extra `gen`."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1 or mps."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """Numbers to compute with; auto is bf16 where the device has it, else fp32."""
+    """Compute dtype. auto is bf16 if the device supports it, else fp32."""
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:

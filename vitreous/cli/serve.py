@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NoReturn
 
 from tyro.conf import Positional, arg
 
@@ -16,53 +16,54 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Options(ReadingOptions):
-    """A page and an HTTP interface for a trained model, on this machine unless you say --public.
+    """Serve a model as a web page and an HTTP API; only this machine can connect without --public.
 
     Example: vitreous serve runs/pets
     """
 
+    SECTIONS: ClassVar[dict[str, str]] = {"host": "Server", "queue": "Limits", "exact": "Device and engine"}
+
     run: Annotated[Positional[str], arg(metavar="RUN")]
     """A run folder, a bundle, or an exported file."""
     host: str = "127.0.0.1"
-    """The address to listen at; another than this machine's own needs --public."""
+    """Address to listen on; an address that other machines can reach needs --public."""
     port: int = 8000
-    """0 finds a free one."""
+    """Port to listen on; 0 selects a free one."""
     public: bool = False
-    """Listen to other machines. Whoever asks needs the token, which is printed once unless --token-file has it."""
+    """Accept connections from other machines. Requests need a token, which is printed once unless --token-file is
+    set."""
     token_file: str | None = None
-    """A file with the token, of at least 16 characters."""
+    """File with the token, at least 16 characters."""
     host_name: tuple[str, ...] = ()
-    """Names by which browsers may call this server, beside its address."""
+    """Host names that browsers may use for this server, in addition to its address."""
     root_path: str = ""
-    """The path below which a reverse proxy shows this server, as /vit; whether the proxy removes it from requests makes
-    no difference (default: none)."""
+    """URL path below which a reverse proxy serves this server, such as /vit. The proxy may strip it from requests or
+    not."""
     queue: int = 0
-    """Pictures that may wait; 0 is as many as the model answers in a second, at least 8. Further requests are refused
-    with 429."""
+    """Maximum number of queued images; further requests get status 429. 0: one second of work, at least 8."""
     max_bytes: int = 20 * 2**20
-    """The largest request."""
+    """Maximum request size in bytes."""
     max_pixels: int = 25_000_000
-    """The largest picture. A JPEG of up to 178,000,000 is decoded at 1/2 to 1/8, but not for classes of pixels or
-    objects."""
+    """Maximum image size in pixels. JPEG files of up to 178,000,000 pixels are decoded at 1/2 to 1/8, except for
+    segmentation and detection."""
     decoders: int = 0
-    """Processes that decode pictures; 0 is one a core, at least two."""
+    """Processes that decode images; 0: one per core, at least two."""
     exact: bool = False
-    """Decode every JPEG at its full size."""
+    """Decode JPEG files at full resolution."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1 or mps."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """Numbers to compute with; auto is bf16 where the device has it, else fp32."""
+    """Compute dtype. auto is bf16 if the device supports it, else fp32."""
     engine: Literal["auto", "torch", "compiled", "openvino"] = "auto"
-    """Inference engine. auto measures at the first start which installed engine answers one image sooner (with --bulk:
-    more of them). torch gives the same outputs with and without the extra `export`, which openvino needs. compiled:
-    torch.compile, on a GPU."""
+    """Inference engine. auto measures the installed engines at the first start and uses the one with the lowest latency
+    (with --bulk: the highest throughput). openvino needs the extra `export`; compiled is torch.compile on a GPU; torch
+    gives the same outputs on machines with and without the extra."""
     vae: str | None = None
-    """Of a model of latents: the autoencoder that decodes them (default: that which its run names)."""
+    """Latent models: autoencoder that decodes the latents (default: as stored in the run)."""
     bulk: bool = False
-    """Answer more pictures a second (a fifth more with ViT-S/16 on two cores), each of them later: larger parts are
-    computed together."""
+    """Optimise for throughput instead of latency: larger batches (a fifth more images/s with ViT-S/16 on two cores)."""
     quiet: bool = False
-    """No line on stderr for each request."""
+    """Do not log requests to stderr."""
 
 
 def run(options: Options, console: Console) -> NoReturn:

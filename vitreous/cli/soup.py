@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from tyro.conf import Positional, arg
 
@@ -18,19 +18,21 @@ class Options(InferenceArguments):
     Example: vitreous soup runs/pets-1 runs/pets-2 runs/pets-3 --greedy --out runs/pets-soup
     """
 
+    SECTIONS: ClassVar[dict[str, str]] = {"out": "Soup"}
+
     runs: Annotated[Positional[tuple[str, ...]], arg(metavar="RUN...")]
-    """Run folders or bundles; their order means nothing."""
+    """Run folders or bundles, in any order."""
     out: Annotated[str, arg(metavar="BUNDLE")]
-    """The folder to make."""
+    """Folder of the new bundle."""
     greedy: bool = False
-    """From the best run on, keep those with which the soup is not worse on the validation images (default: keep
+    """Greedy soup: start with the best run and add runs that do not lower the validation metric (default: average
     all)."""
     data: str | None = None
-    """A data set to judge them on (default: the runs' own)."""
+    """Dataset for the evaluation (default: the runs' dataset)."""
     split: Literal["val", "train"] = "val"
-    """Which part of it; the test split is never read."""
+    """Split for the evaluation; the test split is never used."""
     workers: int | None = None
-    """Processes that decode images; changes no figure."""
+    """Processes that decode images; does not change the results."""
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:

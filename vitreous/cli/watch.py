@@ -13,15 +13,15 @@ from vitreous.errors import check_installed
 
 @dataclass(frozen=True)
 class Options:
-    """The curves of a run in a browser, while it trains and after, at 127.0.0.1: for this machine alone.
+    """Show the curves of a run in a browser during and after training; listens on 127.0.0.1 only.
 
     Example: vitreous watch runs/latest
     """
 
     run: Annotated[Positional[str], arg(metavar="RUN")] = "runs/latest"
-    """A run folder, which may not be there yet; its run may train here or on a machine that shares the folder."""
+    """A run folder, which may not exist yet; the run may train here or on a machine that shares the folder."""
     port: int = 8001
-    """0 finds a free one."""
+    """Port to listen on; 0 selects a free one."""
 
 
 def run(options: Options, console: Console) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,17 +17,18 @@ Pictures = Callable[[], "Iterable[Tensor]"]
 class InferenceOptions:
     """How outputs are computed, in the words of the command line."""
 
+    SECTIONS: ClassVar[dict[str, str]] = {"device": "Device and engine"}
+
     device: str = "auto"
     """auto, cpu, cuda, cuda:1 or mps."""
     precision: Literal["auto", "fp32", "bf16", "int8"] = "auto"
-    """Numbers to compute with; auto is bf16 where the device has it, else fp32; int8 needs --engine openvino."""
+    """Compute dtype. auto is bf16 if the device supports it, else fp32; int8 needs --engine openvino."""
     engine: Literal["auto", "torch", "compiled", "openvino"] = "auto"
-    """Inference engine. auto measures the installed engines once, if the job is long enough, and takes the fastest
-    whose outputs agree with PyTorch's. torch gives the same outputs with and without the extra `export`, which openvino
-    needs. compiled: torch.compile, on a GPU."""
+    """Inference engine. auto measures the installed engines once if the job is long enough, and uses the fastest whose
+    outputs agree with PyTorch. openvino needs the extra `export`; compiled is torch.compile on a GPU; torch gives the
+    same outputs on machines with and without the extra."""
     merge_tokens: int = 0
-    """Tokens that each block merges with the one most like it (ToMe): faster, and less exact."""
+    """Similar tokens merged per block (ToMe): faster, less exact."""
     _: KW_ONLY
     clip_views: str = "1x1"
-    """Of models of clips: sets of frames evenly over each clip, and crops along the longer side of each, as 4x3; the
-    answer is by the mean of their logits."""
+    """Clips: temporal views x spatial crops, such as 4x3; their logits are averaged."""

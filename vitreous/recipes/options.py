@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from tyro.conf import Positional, Suppress, arg
 
@@ -30,211 +30,240 @@ class RunField:
 
 @dataclass(frozen=True)
 class TrainOptions(WeightsOptions):
-    """Train a Vision Transformer, judge it, and save it.
+    """Train a Vision Transformer, evaluate it, and save it.
 
     Example: vitreous train photos/ --model ViT-S/16 --epochs 100 --out runs/photos
 
-    Every other value of the run can be set by its path, as config.yaml has it: --optimizer.betas 0.9 0.95
+    Any other field of config.yaml can be set by its path: --optimizer.betas 0.9 0.95
     """
 
+    COMMON: ClassVar[tuple[str, ...]] = (
+        "model",
+        "init",
+        "recipe",
+        "image_size",
+        "epochs",
+        "batch_size",
+        "lr",
+        "out",
+        "resume",
+        "dry_run",
+    )
+    SECTIONS: ClassVar[dict[str, str]] = {
+        "recipe": "Model and recipe",
+        "out": "Run folder",
+        "image_size": "Model input",
+        "epochs": "Length and batch size",
+        "optimizer": "Optimiser and schedule",
+        "last_blocks": "Fine-tuning",
+        "loss": "Loss and sampling",
+        "label_smoothing": "Regularisation and augmentation",
+        "bad_images": "Data",
+        "device": "Device and processes",
+        "lr_grid": "Learning rate search",
+        "log_every": "Logging, evaluation and checkpoints",
+    }
+
     data: Annotated[Positional[str], arg(metavar="DATA")] = ""
-    """`digits`, a folder with train/, val/, test/ of CLASS/*, a folder of CLASS/*, or a CSV file path[,label][,split]
-    or path,VALUE...[,split]; with --resume a run folder, or none: a run knows its data."""
+    """`digits`, a folder with train/, val/, test/ of CLASS/*, a folder of CLASS/*, or a CSV file: path[,label][,split]
+    or path,VALUE...[,split]. With --resume: a run folder, or nothing."""
     _: KW_ONLY
     recipe: str | None = None
-    """A recipe by name; `vitreous recipes` lists them (default: one that suits the data)."""
+    """Name of a recipe; `vitreous recipes` lists them (default: chosen from the data)."""
     model: str | None = None
-    """ViT-B/16, R50+ViT-B/16, BiT-R50x1, vit_base_patch16_224, ViT-WIDTHxDEPTH/PATCH; see `vitreous models`
+    """Model name: ViT-B/16, R50+ViT-B/16, BiT-R50x1, vit_base_patch16_224, ViT-WIDTHxDEPTH/PATCH; see `vitreous models`
     (default: from the recipe)."""
     init: Annotated[
         OptionalPath, RunField("init", none=FROM_SCRATCH), Synonyms("pretrained", "weights", "initial_checkpoint")
     ] = None
-    """Weights to start from: a run folder, a bundle, a file or folder of a known format, a name of
-    `vitreous models --weights`, hf:org/name, timm:name; `none`: from scratch (default: published weights for fewer than
-    2,000 photographs, if they are in the cache or can be downloaded, else none)."""
+    """Initial weights: a run folder, a bundle, a file or folder of a supported format, a name listed by `vitreous
+    models --weights`, hf:org/name or timm:name; `none` trains from scratch (default: published weights for fewer than
+    2,000 photographs if they are cached or can be downloaded, else none)."""
     out: Annotated[OptionalPath, Synonyms("output_dir", "output", "project")] = None
-    """The run folder to make (default: runs/DATE-MODEL-DATA)."""
+    """Run folder to create (default: runs/DATE-MODEL-DATA)."""
     resume: Annotated[bool, Synonyms("checkpoint")] = False
-    """Continue a run, as in `train --resume runs/a`, which is short for --resume --out runs/a (default:
-    runs/latest)."""
+    """Continue a run: `train --resume runs/a` is short for --resume --out runs/a (default: runs/latest)."""
     override: bool = False
-    """With --resume: go on with other settings than the run began with."""
+    """With --resume: allow settings that differ from those of the run."""
     allow_data_change: bool = False
-    """With --resume: go on though the data are not what they were."""
+    """With --resume: allow a dataset that has changed since the run started."""
     config: OptionalPath = None
-    """A config.yaml to take every value from; options given beside it win."""
+    """Read all values from this config.yaml; options on the command line take precedence."""
     dry_run: bool = False
-    """Print the plan (model, memory, time) and train nothing."""
+    """Print the plan (model, memory, time) without training."""
     world: int | None = None
-    """With --dry-run: plan for so many devices of the kind --device (a100, h100, h200, b200, mi300x), by count and by
-    data sheets (default: for this machine, by a few timed steps)."""
+    """With --dry-run: estimate for this many devices of the type --device (a100, h100, h200, b200, mi300x), from spec
+    sheets (default: this machine, measured with a few steps)."""
     images: int | None = None
-    """With --world: training images that the data stand for (default: as many as they are)."""
+    """With --world: number of training images to assume (default: the dataset's)."""
     image_size: Annotated[int | None, Synonyms("img_size", "imgsz", "input_size")] = None
-    """Side of the model's input, pixels (default: from the recipe, the weights or the model's name)."""
+    """Height and width of the model input in pixels (default: from the recipe, the weights or the model name)."""
     patch_size: int | None = None
-    """Side of a patch, pixels (default: from the model's name)."""
+    """Height and width of a patch in pixels (default: from the model name)."""
     native_aspect: bool = False
-    """Keep every picture's own aspect ratio instead of cutting squares: each has about --tokens patches, and the model
-    is judged and used so (NaViT)."""
+    """Keep the aspect ratio of each image instead of cropping a square; each image has about --tokens patches (NaViT).
+    The model is evaluated and used in the same way."""
     tokens: Annotated[str | None, arg(metavar="N|LOW-HIGH")] = None
-    """With --native-aspect: patches of a picture, at most; 64-256: in training any number between, drawn for each
-    picture (default: as many as the model's own square has)."""
+    """With --native-aspect: maximum number of patches per image. A range such as 64-256 draws a number for each
+    training image (default: as many as the model's square input has)."""
     frames: int | None = None
-    """Frames of a clip that the model sees (default: from the weights, else 8)."""
+    """Frames per clip (default: from the weights, else 8)."""
     stride: int | None = None
-    """Frames of a clip from one that is seen to the next; 0: they are spread over the whole clip (default: from the
-    weights, else 0)."""
+    """Frames from one sampled frame to the next; 0 spreads the frames over the whole clip (default: from the weights,
+    else 0)."""
     buckets: Annotated[tuple[str, ...] | None, arg(metavar="[SIZE...]")] = None
-    """Train a model that makes images at several sizes, each image at the nearest: 64x48, of clips 8x64x48; alone:
-    sizes that suit the data. A folder may hold clips and pictures (default: one size)."""
+    """Train a generative model at several sizes; each image is assigned to the nearest: 64x48, for clips 8x64x48.
+    Without values: sizes chosen from the data, which may mix clips and images (default: one size)."""
     epochs: Annotated[float | None, RunField("epochs"), Synonyms("num_epochs", "num_train_epochs")] = None
     """Passes over the training images (default: from the recipe)."""
     steps: int | None = None
     """Optimiser steps, instead of --epochs."""
     batch_size: Annotated[int | None, RunField("batch_size"), Synonyms("batch")] = None
-    """Images of one forward pass, over all devices (default: from the recipe)."""
+    """Images per forward pass, over all devices (default: from the recipe)."""
     accumulate: Annotated[int | None, RunField("accumulate")] = None
-    """Batches to an optimiser step (default: from the recipe)."""
+    """Batches per optimiser step: gradient accumulation (default: from the recipe)."""
     micro_batch: str | None = None
-    """Images that a device computes at a time, or `auto` for what its memory holds; batch and schedule stay (default:
-    all at once)."""
+    """Images that a device computes at a time, or `auto` for as many as its memory holds. The batch size and the
+    schedule do not change (default: the whole batch)."""
     recompute: Annotated[bool, RunField("recompute")] = False
-    """Gradient checkpointing: less memory, a third more work."""
+    """Gradient checkpointing: less memory for about a third more compute."""
     optimizer: Annotated[
         Literal["adamw", "sgd", "lamb", "lars", "muon"] | None, RunField("optimizer.name"), Synonyms("opt")
     ] = None
-    """Muon moves the matrices of the blocks, and AdamW the rest (default: from the recipe)."""
+    """Optimiser; muon applies Muon to the weight matrices of the blocks and AdamW to all other parameters (default:
+    from the recipe)."""
     lr: Annotated[
         float | None, RunField("optimizer.lr"), Synonyms("learning_rate", "lr0"), arg(aliases=["--learning-rate"])
     ] = None
     """Peak learning rate (default: from the recipe)."""
     weight_decay: Annotated[float | None, RunField("optimizer.weight_decay")] = None
-    """Decoupled weight decay of matrices, multiplied by the learning rate (default: from the recipe)."""
+    """Decoupled weight decay of weight matrices, multiplied by the learning rate (default: from the recipe)."""
     warmup_steps: Annotated[int | None, RunField("schedule.warmup_steps"), Synonyms("warmup")] = None
     """Steps of linear warm-up (default: from the recipe)."""
     decay: Annotated[Literal["cosine", "linear", "constant", "rsqrt", "steps"] | None, RunField("schedule.decay")] = (
         None
     )
-    """Shape of the learning rate after the warm-up (default: from the recipe)."""
+    """Learning rate schedule after the warm-up (default: from the recipe)."""
     cooldown_steps: Annotated[int | None, RunField("schedule.cooldown_steps")] = None
-    """Steps at the end in which the learning rate is also multiplied by a line that falls to 0 (default: from the
-    recipe)."""
+    """Steps at the end during which the learning rate is also multiplied by a factor that falls linearly to 0 (default:
+    from the recipe)."""
     layer_decay: Annotated[float | None, RunField("optimizer.layer_decay")] = None
-    """Factor of the learning rate from one block to the one before it (default: from the recipe)."""
+    """Factor of the learning rate from each block to the block before it (default: from the recipe)."""
+    clip_grad: Annotated[float | None, RunField("optimizer.clip")] = None
+    """Maximum gradient norm (default: from the recipe)."""
+    ema: Annotated[float | None, RunField("ema", none=0)] = None
+    """Decay of the exponential moving average of the weights, which is evaluated and saved; 0 for none (default: from
+    the recipe)."""
+    ema_warmup: Annotated[bool | None, RunField("ema_warmup")] = None
+    """Use a smaller decay in the first steps, so that the average forgets the initial weights (default: from the
+    recipe; on if the run is shorter than half of the recipe's)."""
     last_blocks: Annotated[int | None, RunField("tune.last_blocks")] = None
-    """Train the head and the last K blocks alone; 0: a frozen backbone (default: all blocks)."""
+    """Train only the head and the last K blocks; 0 freezes the whole backbone (default: all blocks)."""
     lora: Annotated[int | None, RunField("tune.lora_rank")] = None
-    """Train adapters of this rank (LoRA) and the head alone; needs the extra lora (default: no adapters)."""
+    """Train only the head and LoRA adapters of this rank; needs the extra lora (default: no adapters)."""
     loss: Annotated[
         Literal["softmax", "sigmoid", "binary", "mse", "l1", "huber"] | None, RunField("objective.loss")
     ] = None
-    """sigmoid: each class a question of its own, for images with several labels; mse, l1, huber: of values, which
-    regression learns (default: from the recipe and the labels)."""
+    """sigmoid: an independent binary loss for each class, for multi-label data. mse, l1, huber: regression (default:
+    from the recipe and the labels)."""
     class_weights: Literal["even", "balanced"] | None = None
-    """balanced: rare classes weigh more in the loss, in segmentation classes of few pixels (default: from the
-    recipe)."""
+    """balanced: weight the loss by inverse class frequency; for segmentation, by pixels (default: from the recipe)."""
     sampling: Annotated[Literal["even", "balanced", "repeat-factor"] | None, RunField("data.sampling")] = None
-    """balanced: every class is shown as often as any other; repeat-factor: images of rare classes are shown more often,
-    as LVIS has it (default: from the recipe)."""
-    clip_grad: Annotated[float | None, RunField("optimizer.clip")] = None
-    """Largest norm of the gradient (default: from the recipe)."""
-    ema: Annotated[float | None, RunField("ema", none=0)] = None
-    """Decay of the averaged weights, which are then judged and saved; 0 for none (default: from the recipe)."""
-    ema_warmup: Annotated[bool | None, RunField("ema_warmup")] = None
-    """Use less of --ema in the first steps, so that the average forgets the initial weights (default: from the recipe;
-    yes in runs of less than half of its steps)."""
+    """balanced: sample all classes equally often. repeat-factor: repeat images of rare classes as in LVIS (default:
+    from the recipe)."""
     label_smoothing: Annotated[float | None, RunField("objective.smoothing"), Synonyms("smoothing")] = None
-    """Share of the target given to all classes alike (default: from the recipe)."""
+    """Share of the target probability that is spread over all classes (default: from the recipe)."""
     drop_path: Annotated[float | None, RunField("model.drop_path")] = None
-    """Stochastic depth of the last block (default: from the recipe)."""
+    """Stochastic depth rate of the last block (default: from the recipe)."""
     dropout: Annotated[float | None, RunField("model.dropout")] = None
-    """Dropout, as the paper places it (default: from the recipe)."""
+    """Dropout rate, placed as in the ViT paper (default: from the recipe)."""
     patch_dropout: Annotated[float | None, RunField("objective.patch_dropout")] = None
-    """Share of the patches left out in the first part of the training: faster, and a regulariser (default: from the
+    """Share of the patches dropped in the first part of training: faster, and a regulariser (default: from the
     recipe)."""
     progressive: Annotated[float | None, RunField("objective.progressive")] = None
-    """Side of the first pictures as a share of the model's; they grow to it: faster (default: from the recipe)."""
+    """Size of the first training images relative to the model input; it grows to 1 during training, which is faster
+    (default: from the recipe)."""
     mixup: Annotated[float | None, RunField("views.mixup")] = None
-    """Alpha of MixUp; 0 for none (default: from the recipe)."""
+    """MixUp alpha; 0 for none (default: from the recipe)."""
     cutmix: Annotated[float | None, RunField("views.cutmix")] = None
-    """Alpha of CutMix; 0 for none (default: from the recipe)."""
+    """CutMix alpha; 0 for none (default: from the recipe)."""
     rand_augment: Annotated[int | None, RunField("views.rand_layers")] = None
-    """Operations of RandAugment to a picture; 0 for none (default: from the recipe)."""
+    """RandAugment operations per image; 0 for none (default: from the recipe)."""
     erase: Annotated[float | None, RunField("views.erase")] = None
     """Probability of random erasing (default: from the recipe)."""
     bad_images: Literal["stop", "skip"] = "stop"
-    """What to do about images that cannot be read."""
+    """Stop at unreadable images, or skip them."""
     workers: Annotated[int | None, RunField("data.workers"), Synonyms("num_workers")] = None
-    """Processes that decode images (default: by their cost, the model and the cores)."""
+    """Processes that decode images (default: chosen from decoding cost, model and cores)."""
     seed: Annotated[int | None, RunField("seed")] = None
-    """Seed of weights, order and augmentation (default: 0)."""
+    """Seed of weights, data order and augmentation (default: 0)."""
     split_seed: Annotated[int | None, RunField("data.split_seed")] = None
-    """Seed of the split, where the data have none (default: 0)."""
+    """Seed of the validation split if the dataset has none (default: 0)."""
     group_by: Annotated[str | None, RunField("data.group_by"), arg(metavar="COLUMN|REGEX")] = None
-    """Keep groups together in splits: the column of a CSV file that names them (`group` needs no naming), or a regular
-    expression for the paths, as 'patient(\\d+)'."""
+    """Keep groups of images in one split: a column of a CSV file (a column named `group` is used without this option),
+    or a regular expression for paths, such as 'patient(\\d+)'."""
     targets: Annotated[tuple[str, ...] | None, arg(metavar="COLUMN...")] = None
-    """Learn values: the columns of numbers of a CSV or Parquet file that hold them (default: where a file has no column
-    of labels, all columns of numbers)."""
+    """Regression: numeric columns of a CSV or Parquet file to predict (default: all numeric columns if the file has no
+    label column)."""
     axes: Annotated[Literal[1, 2, 3] | None, RunField("data.axes")] = None
-    """What .npy files and TIFF stacks are, where they could be either: 1 signals, 2 pictures, 3 volumes (default: as
-    their endings and shapes say)."""
+    """How to read .npy files and TIFF stacks that are ambiguous: 1 signals, 2 images, 3 volumes (default: from file
+    names and shapes)."""
     ignore_index: Annotated[int | None, RunField("data.ignore_index")] = None
-    """The number of pixels without a class in class maps, besides 255 (default: 255 alone)."""
+    """Value of ignored pixels in index masks, in addition to 255 (default: 255 only)."""
     exclude: Annotated[OptionalPath, RunField("data.exclude")] = None
-    """A list of training images to leave out, as `vitreous data dedup` writes it."""
+    """List of training images to exclude, as written by `vitreous data dedup`."""
     exact: Annotated[bool, RunField("data.exact")] = False
-    """Decode photographs whole, also where a crop shrinks them to less than half; slower."""
+    """Decode JPEG files at full resolution, even if a crop is downscaled by more than two; slower."""
     device: str | None = None
     """auto, cpu, cuda, cuda:1 or mps (default: auto)."""
     precision: Annotated[Literal["auto", "fp32", "bf16", "fp16"] | None, Synonyms("amp")] = None
-    """Numbers to compute with; weights are kept in fp32 (default: auto, bf16 where the device computes with it)."""
+    """Compute dtype; weights are kept in fp32 (default: auto, which is bf16 if the device supports it)."""
     compile: Annotated[bool | None, RunField("compile")] = None
-    """Compile the blocks of the model with torch.compile (default: on a GPU, where the run is long enough to gain by
-    it)."""
+    """Compile the blocks with torch.compile (default: on GPUs, if the run is long enough to benefit)."""
     shards: Annotated[int | None, RunField("shards")] = None
-    """Parts of a batch computed side by side on a CPU (default: one a core, at most 8)."""
+    """Shards of a batch that are computed in parallel on a CPU (default: one per core, at most 8)."""
     reproducible: Annotated[bool, RunField("reproducible")] = False
-    """The same bits with 1, 2 or 4 processes, and across a change; slower."""
+    """Bit-identical results with 1, 2 or 4 processes, also if the number changes on --resume; slower."""
     timeout: Annotated[float | None, RunField("timeout")] = None
-    """Seconds that processes wait for each other before they give up (default: 300)."""
+    """Seconds that processes wait for each other before the run fails (default: 300)."""
     parallel: Annotated[Literal["ddp", "fsdp"] | None, RunField("parallel")] = None
-    """Under torchrun: the whole model in each process, or a share of it (default: ddp, the whole)."""
+    """Under torchrun: ddp replicates the model in each process, fsdp shards it (default: ddp)."""
     skip_steps: Annotated[int | None, RunField("skip_steps")] = None
-    """Steps that are not finite that may be left out before the run stops (default: 0)."""
+    """Number of non-finite steps to skip before the run stops (default: 0)."""
     lr_grid: tuple[float, ...] | None = None
-    """Choose the learning rate on held-out training images, then train on all of them; alone: the paper's grid."""
+    """Select the learning rate on held-out training images, then train on all of them. Without values: the grid of the
+    ViT paper."""
     ray: str | None = None
-    """With --lr-grid: the Ray cluster that makes the trials (`auto`, HOST:PORT; `local` starts one here); all its
-    machines see --out."""
+    """With --lr-grid: Ray cluster that runs the trials: `auto`, HOST:PORT, or `local` to start one here. All its
+    machines need access to --out."""
     log_every: Annotated[int | None, RunField("log_every")] = None
-    """Steps between two lines of metrics (default: by the length of the run)."""
+    """Steps between two log lines (default: from the length of the run)."""
     evaluate_every: Annotated[int | None, RunField("evaluate_every")] = None
-    """Steps between two evaluations on the validation split (default: a sixth of the run, or a twentieth
-    with --keep-best or --early-stop)."""
+    """Steps between two evaluations on the validation split (default: a sixth of the run, or a twentieth with
+    --keep-best or --early-stop)."""
     save_every: Annotated[int | None, RunField("save_every")] = None
     """Steps between two checkpoints (default: a sixth of the run)."""
     keep_best: Annotated[bool, RunField("keep_best")] = False
-    """Save the weights of the best evaluation on the validation split, by its leading figure, and evaluate 20 times
-    (default: so where labels are learned and there is such a split, of 6 evaluations)."""
+    """Save the weights of the best evaluation on the validation split, by its first metric, and evaluate 20 times
+    (default: on for labelled data with a validation split, with 6 evaluations)."""
     keep_last: bool = False
-    """Save the weights of the last step, whatever the evaluations say."""
+    """Save the weights of the last step, even if an earlier evaluation was better."""
     early_stop: Annotated[int | None, RunField("early_stop")] = None
-    """Stop after so many evaluations in a row that were not better than the best (default: train to the end)."""
+    """Stop after this many evaluations without a new best (default: train to the end)."""
     stop_on_collapse: Annotated[bool, RunField("stop_on_collapse")] = False
-    """Without labels: stop at the first alarm of a collapse, with a checkpoint and exit code 7 (default: warn only)."""
+    """Self-supervised objectives: at the first sign of representation collapse, save a checkpoint and stop with exit
+    code 7 (default: only warn)."""
     keep: Annotated[int | None, RunField("keep")] = None
-    """Checkpoints to keep (default: 2)."""
+    """Number of checkpoints to keep (default: 2)."""
     log_to: tuple[Literal["tensorboard", "wandb", "mlflow", "none"], ...] = ()
-    """Programs that get a copy of metrics, config, pictures and model (docs/trackers.md); each needs the extra of its
-    name. A resumed run goes on with its own; `none` ends that."""
+    """Trackers that receive metrics, config, images and model (docs/trackers.md); each needs the extra of its name. A
+    resumed run continues with its trackers; `none` turns them off."""
     log_timeout: float = 10.0
-    """Seconds that the run waits at its end for what --log-to still has to send."""
+    """Seconds to wait for trackers at the end of the run."""
     live: bool = False
-    """Curves in the terminal while the run trains; elsewhere a line for each evaluation."""
+    """Draw curves in the terminal during training; without a terminal, print one line per evaluation."""
     settings: Suppress[dict[str, list[str]]] = field(default_factory=dict)
-    """Anything else of the run, by its path: `--optimizer.betas 0.9 0.95`."""
+    """Any other field of the run by its path: `--optimizer.betas 0.9 0.95`."""
 
     def run_fields(self) -> dict[str, Any]:
         """Return the fields of `Run` that the options set, by their dotted paths."""

@@ -4,7 +4,7 @@ PyTorch."""
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 from vitreous.config import OptionalPath
 from vitreous.errors import UsageError, nearest
@@ -17,74 +17,87 @@ Probe = Literal["regression", "mae", "dino", "dinov2"]
 class InspectOptions:
     """What `vitreous inspect` shows, and of which images."""
 
+    SECTIONS: ClassVar[dict[str, str]] = {
+        "figures": "Figures",
+        "data": "Images",
+        "layers": "Settings of figures",
+        "device": "Device",
+    }
+
     figures: tuple[str, ...] = ()
-    """Which figures."""
+    """Names of the figures."""
     all: bool = False
-    """Every figure that the model has."""
+    """Draw every figure that the model supports."""
     data: str | None = None
-    """A data set to take images from (default: the run's own)."""
+    """Dataset to take images from (default: the run's dataset)."""
     split: Literal["train", "val", "test"] | None = None
-    """Which part of it (default: val)."""
+    """Split to take images from (default: val)."""
     count: int = 128
-    """Images that a mean is taken over; the paper's distance has 128."""
+    """Number of images to average over; the ViT paper's attention distance uses 128."""
     image_size: tuple[int, ...] = ()
-    """Pixels along a side, or height and width (default: the model's own)."""
+    """Image size in pixels: one number, or height and width (default: the model's)."""
     layers: tuple[int, ...] = ()
-    """Blocks to look at, from 0, or from -1 backwards (default: all, or the last where only one is shown)."""
+    """Blocks to show, counted from 0, or from -1 backwards (default: all, or the last if a figure shows one)."""
     heads: tuple[int, ...] = ()
-    """Heads to show, from 0 (default: all)."""
+    """Heads to show, counted from 0 (default: all)."""
     fusion: Literal["mean", "max", "min"] = "mean"
-    """How rollout makes one map of all heads."""
+    """How attention rollout combines the heads of a block."""
     residual: float = 0.5
-    """Share of the identity in each block's map for rollout; 0 leaves the residual path out."""
+    """Weight of the identity matrix in each block of attention rollout; 0 ignores the residual path."""
     discard: float = 0.0
-    """Share of the smallest weights that rollout sets to zero in each block."""
+    """Share of the smallest attention weights that rollout sets to zero in each block."""
     mass: float = 0.6
-    """Share of a head's attention that segments keep."""
+    """Share of a head's attention mass that segments keep."""
     of_class: str | None = None
-    """The class whose gradient is taken (default: the one predicted)."""
+    """Class whose gradient is used (default: the predicted class)."""
     other: OptionalPath = None
-    """Another model, to compare layers with."""
+    """Second model for the comparison of layers."""
     batch_sizes: tuple[int, ...] = ()
-    """Batches that cost tries (default: powers of two, as long as memory holds them)."""
+    """Batch sizes for the cost figure (default: powers of two until memory is full)."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1 or mps."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """Numbers the model computes with; attention is always looked at in float32."""
+    """Compute dtype; attention is always computed in fp32."""
     batch_size: int = 8
-    """Images computed at a time."""
+    """Images per forward pass."""
     seed: int = 0
-    """Which images of the data are taken."""
+    """Seed for the choice of images."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureOptions:
     """What becomes of the features that are computed on the way."""
 
+    SECTIONS: ClassVar[dict[str, str]] = {"cache": "Protocols on features"}
+
     cache: bool = True
-    """Keep features in XDG_CACHE_HOME/vitreous/features for the next time."""
+    """Cache features in XDG_CACHE_HOME/vitreous/features."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions(FeatureOptions):
     """What an evaluation does beside judging the head."""
 
+    SECTIONS: ClassVar[dict[str, str]] = {"calibrate": "Predictions and report"}
+
     calibrate: bool = False
-    """Fit a temperature to the validation images, and store it in the bundle: later answers are divided by it."""
+    """Fit a softmax temperature on the validation split and store it in the bundle; later predictions use it."""
     abstain: float | None = None
-    """Tell what is gained by not answering where the highest probability is below this, above 0 to 1."""
+    """Report accuracy and coverage when predictions below this confidence are rejected (0 to 1)."""
     outliers: OptionalPath = None
-    """Write a table to this file: path and score of each image, from the one least like the training images on."""
+    """Write path and outlier score of each image to this file, most unusual first, compared with the training
+    images."""
     against: OptionalPath = None
-    """Other data, with or without labels: tell how well they are known from the judged images by that score."""
+    """Second dataset, with or without labels: report how well the outlier score separates it from the evaluated
+    images."""
     suspects: OptionalPath = None
-    """Write a table to this file: images whose label is probably wrong, the surest first."""
+    """Write probable label errors to this file, most probable first."""
     boundary: bool = False
-    """Judge class maps by the F-measure of their boundaries too: some ten milliseconds a class of an image."""
+    """Segmentation: also compute the boundary F-measure (about 10 ms per class and image)."""
     tiles: bool = False
-    """Look for objects in large images at their own resolution, by tiles that overlap."""
+    """Detection: process large images in overlapping tiles at full resolution."""
     report: OptionalPath = None
-    """Where the page with all of it goes (default: report.html in the run's folder)."""
+    """Path of the HTML report (default: report.html in the run folder)."""
 
 
 @dataclass(frozen=True)
@@ -95,30 +108,31 @@ class ProtocolOptions(FeatureOptions):
     protocol: str
     _: KW_ONLY
     k: tuple[int, ...] = ()
-    """Neighbours of knn (default: 10 20 100 200, as far as there are so many images)."""
+    """knn: numbers of neighbours (default: 10 20 100 200, up to the number of images)."""
     temperature: float = 0.07
-    """Of knn: a neighbour of cosine s counts exp(s / temperature)."""
+    """knn: a neighbour with cosine similarity s has weight exp(s / temperature)."""
     shots: tuple[int, ...] = ()
-    """Training images a class of fewshot (default: 1 5 10 25, as far as some class has so many)."""
+    """fewshot: training images per class (default: 1 5 10 25, up to the size of the largest class)."""
     seeds: int = 3
-    """Draws of those images."""
+    """fewshot: number of random draws."""
     l2: float | None = None
-    """Penalty on the weights of fewshot (default: 1024), or of linear and vtab (default: the best on training images
-    held out)."""
+    """L2 penalty of the classifier (default: 1024 for fewshot; for linear and vtab selected on held-out training
+    images)."""
     labels: OptionalPath = None
-    """File of real (real.json) or of objectnet (JSON or CSV: class, ImageNet's numbers)."""
+    """File with the labels of real (real.json) or objectnet (JSON or CSV: class, ImageNet indices)."""
     seed: int = 0
-    """Which training images linear holds out, and the first draw of fewshot."""
+    """Seed of the held-out images of linear, and of the first draw of fewshot."""
     probe: Probe = "regression"
-    """How linear fits its head: logistic regression, or by the steps that MAE, DINO or DINOv2 was published with."""
+    """linear: logistic regression, or the training schedule published with MAE, DINO or DINOv2."""
     epochs: float | None = None
-    """Passes of a published probe over the training images (default: mae 90, of wide models 50; dino 100)."""
+    """Epochs of a published schedule (default: mae 90, for wide models 50; dino 100)."""
     steps: int | None = None
-    """The same in steps (default: dinov2 12,500, at most 100 passes)."""
+    """Steps of a published schedule, instead of --epochs (default: dinov2 12,500, at most 100 epochs)."""
     probe_batch: int | None = None
-    """Images of such a step, to which rates are in proportion (default: mae 16,384, others 1,024, at most all)."""
+    """Batch size of a published schedule; the learning rate scales with it (default: mae 16,384, others 1,024, at most
+    all images)."""
     probe_augment: bool = True
-    """Crop and mirror its training images at random, as published; small or lettered images lose much by it."""
+    """Random crops and flips in a published schedule. Turn off for small images or text."""
 
     def __post_init__(self) -> None:
         self.check_probe()

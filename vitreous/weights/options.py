@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import KW_ONLY, dataclass
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, ClassVar, get_args
 
 from tyro.conf import arg
 
@@ -88,12 +88,13 @@ def words_of(source: str | os.PathLike[str]) -> list[str]:
 class WeightsOptions:
     """Options of every verb that reads weights; docs/weights.md has a table of what each format tells."""
 
+    SECTIONS: ClassVar[dict[str, str]] = {"resize": "Weights"}
+
     resize: Resize | None = None
-    """The rule by which the weights' positions are resized to another image size (default: that of the format's
-    authors)."""
+    """How position embeddings are resized to another grid (default: as in the source of the weights)."""
     source_size: Annotated[tuple[int, ...] | None, arg(metavar="PIXELS...")] = None
-    """Height and width of the images that the weights' positions are for, or one side of a square; of clips, frames
-    before them (default: as the file says)."""
+    """Image size in pixels for which the position embeddings were trained: one number, or height and width; for clips,
+    frames first (default: read from the file)."""
 
     def source(self, path: str) -> str | WeightsSource:
         """The weights at a path, with these options."""
@@ -105,11 +106,13 @@ class WeightsOptions:
 class ReadingOptions(WeightsOptions):
     """Options of every verb that asks a model about pictures."""
 
+    SECTIONS: ClassVar[dict[str, str]] = {"native_aspect": "Native aspect ratio"}
+
     native_aspect: bool = False
-    """Read every picture at its own aspect ratio, neither cut nor squashed: for ViTs whose positions are added at the
-    input. Models trained so are always asked so."""
+    """Keep the aspect ratio of each image instead of cropping or squashing it, for ViTs that add positions at the
+    input. Models trained with --native-aspect always do."""
     tokens: int | None = None
-    """Patches of a picture at its own aspect ratio, at most (default: as many as the model was trained with)."""
+    """With --native-aspect: maximum number of patches per image (default: as in training)."""
 
     def source(self, path: str) -> str | WeightsSource:
         """The weights at a path, with these options. Raises UsageError for too few tokens."""

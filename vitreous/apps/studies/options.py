@@ -15,44 +15,44 @@ UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 @dataclass(frozen=True)
 class StudyOptions:
-    """Answer a question of a paper: train the runs of one of its tables or figures, and write a page of the result.
+    """Reproduce a table or figure of a paper: train its runs and write a page with the result.
 
     Example: vitreous study positions --data photos/ --seeds 5 --out runs/studies
 
-    Without a name: the list, with what each costs at three scales. A run that another study in --out has made is not
-    made again.
+    Without a name: list the studies with their cost at three scales. Studies in one --out folder share runs.
     """
 
     name: Annotated[Positional[str], arg(metavar="NAME")] = ""
-    """A study; without a name they are listed."""
+    """Name of a study; without it, the list of studies."""
     data: str | None = None
-    """The data to learn from, as `train` takes it (default: digits, with 30 % of its images held out to judge)."""
+    """Training dataset, as for `train` (default: digits, with 30 % of the images held out as test split)."""
     to: Annotated[tuple[str, ...] | None, arg(metavar="[NAME=]DATA...")] = None
-    """The other data sets of a study of transfer, few shots or pre-training; of `groups` folders of data sets (default:
-    parts of the digits)."""
+    """Target datasets of studies of transfer, few-shot learning or pre-training; for `groups`, folders of datasets
+    (default: subsets of the digits)."""
     scale: Literal["small", "gpu", "published"] | None = None
-    """How large models and runs are (default: small)."""
+    """Size of models and runs (default: small)."""
     _: KW_ONLY
     seeds: int | None = None
-    """Runs of each cell, seeds 0, 1, 2 … (default: by the scale)."""
+    """Runs per cell, with seeds 0, 1, 2 ... (default: from the scale)."""
     steps: int | None = None
-    """Optimiser steps of each run (default: by the scale)."""
+    """Optimiser steps per run (default: from the scale)."""
     budget: str | None = None
-    """Shorten all runs alike so that the study takes about so long here: 90s, 30m, 2h (default: no limit)."""
+    """Shorten all runs by one factor to fit this time on this machine: 90s, 30m, 2h (default: no limit)."""
     ray: str | None = None
-    """Make the runs on this Ray cluster (`auto`, HOST:PORT; `local` starts one here); all its machines see --out."""
+    """Ray cluster that runs the trainings: `auto`, HOST:PORT, or `local` to start one here. All its machines need
+    access to --out."""
     resume: bool = False
-    """Go on with the study in --out; its settings are those that it began with."""
+    """Continue the study in --out with its settings."""
     out: str = "runs/studies"
-    """The folder of studies and of the runs that they share."""
+    """Folder for studies and the runs that they share."""
     dry_run: bool = False
-    """Print how many runs, hours and bytes it takes, by a few timed steps of each model, and train nothing."""
+    """Estimate runs, hours and disk space from a few timed steps per model; train nothing."""
     device: str | None = None
     """auto, cpu, cuda, cuda:1 or mps (default: auto)."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] | None = None
-    """Numbers to compute with (default: auto)."""
+    """Compute dtype (default: auto)."""
     workers: int | None = None
-    """Processes that decode images; changes no figure."""
+    """Processes that decode images; does not change the results."""
 
     def __post_init__(self) -> None:
         if self.to is not None and not self.to:

@@ -1,0 +1,279 @@
+"""Values of images from scratch in equal time: `vitreous train` compared with timm's ViT and scikit-learn.
+
+    python benchmarks/regression.py TABLE.csv --work DIR --rows ROWS.jsonl --out benchmarks/results/DATE-regression-HARDWARE.md
+
+TABLE.csv has `path`, one column of values, and `split` with train, val and test. Each method trains on `train` with
+each seed and is evaluated once on `test`. Methods of one seed differ in nothing but the method: the table fixes the
+splits.
+
+| method | what it is |
+|---|---|
+| vitreous | `vitreous train TABLE.csv` with default settings, for the images that the minutes hold |
+| timm | `vit_tiny_patch16_224` with one output at the size of the images, standardised targets, mean squared error, AdamW, warm-up and cosine, mirrored images, the best of three learning rates on `val` |
+| ridge regression, random forest | scikit-learn on pixels scaled to 32 x 32; the forest's depth and the penalty are chosen on `val` |
+| mean | the mean of the training values |
+
+Training time is processor time of one thread, so runs can share a machine with OMP_NUM_THREADS=1. The run of timm with
+each further learning rate is not counted in its minutes. A second call continues with the missing rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import math
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from pretraining import EqualTime
+
+import vitreous
+from vitreous.system.machine import has_bf16, processor
+from vitreous.tasks.intervals import bootstrap, percentile_interval
+
+PIXELS = 32  # height and width of scikit-learn's images
+LEARNING_RATES = (1e-4, 3e-4, 1e-3)  # of timm's model
+BATCH = 64
+WARMUP = 0.05  # share of the time
+PENALTIES = tuple(10.0**power for power in range(0, 8))
+DEPTHS = (4, 8, None)
+TREES = 500
+
+
+@dataclass(frozen=True)
+class Plan(EqualTime):
+    """The same for a table of values."""
+
+    minutes: float = 4.0
+    cores: int = 1
+    measured: int = 8
+
+    def finished_rows(self) -> dict[tuple[str, str, int], dict[str, Any]]:
+        """The stored rows, by table, method and seed."""
+        return {(row["table"], row["method"], row["seed"]): row for row in self.stored()}
+
+    def run_folder(self, name: str) -> Path:
+        """The folder of a run."""
+        return self.work / self.folder.stem / "".join(c if c.isalnum() else "-" for c in name)
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Images of a split as (N, H, W, 3) uint8, and their values (N,)."""
+
+    paths: list[str]
+    images: np.ndarray
+    values: np.ndarray
+
+
+def read_splits(table: Path) -> tuple[str, dict[str, Samples]]:
+    """The name of the target and the samples of each split; all images have the size of the first."""
+    with table.open(newline="") as file:
+        records = list(csv.DictReader(file))
+    (target,) = set(records[0]) - {"path", "split"}
+    splits = {}
+    for name in ("train", "val", "test"):
+        chosen = [record for record in records if record["split"] == name]
+        paths = [str(table.parent / record["path"]) for record in chosen]
+        images = np.stack([np.asarray(Image.open(path).convert("RGB")) for path in paths])
+        splits[name] = Samples(paths, images, np.array([float(record[target]) for record in chosen]))
+    return target, splits
+
+
+def train_vitreous(plan: Plan, splits: dict[str, Samples], seed: int) -> dict[str, np.ndarray]:
+    """Predictions for val and test after `vitreous train`."""
+    folder = plan.run_folder(f"vitreous {seed}")
+    plan.train(plan.folder, folder, plan.run_folder("vitreous"), seed)
+    model = vitreous.load(folder)
+    return {
+        name: np.array([prediction.values[0] for prediction in model.predict(splits[name].paths)])
+        for name in ("val", "test")
+    }
+
+
+def train_timm(plan: Plan, splits: dict[str, Samples], seed: int) -> dict[str, np.ndarray]:
+    """Predictions for val and test of the learning rate with the best R2 on val."""
+    runs = [timm_run(plan, splits, seed, learning_rate) for learning_rate in LEARNING_RATES]
+    return max(runs, key=lambda predictions: r2(splits["val"].values, predictions["val"]))
+
+
+def timm_run(plan: Plan, splits: dict[str, Samples], seed: int, learning_rate: float) -> dict[str, np.ndarray]:
+    """Predictions for val and test after training for the processor time of the plan."""
+    import timm
+
+    torch.manual_seed(seed)
+    train, size = splits["train"], splits["train"].images.shape[1:3]
+    mean, std = train.values.mean(), train.values.std()
+    images, targets = to_tensor(train.images), torch.from_numpy((train.values - mean) / std).float()
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=1, img_size=size)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.05, fused=True)
+    order, started = torch.randperm(len(images)), time.process_time()
+    while (spent := (time.process_time() - started) / plan.seconds) < 1:
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate * min(1.0, spent / WARMUP) * (1 + math.cos(math.pi * spent)) / 2
+        if len(order) < BATCH:
+            order = torch.cat([order, torch.randperm(len(images))])
+        batch, order = order[:BATCH], order[BATCH:]
+        views = torch.where(torch.rand(len(batch), 1, 1, 1) < 0.5, images[batch].flip(3), images[batch])
+        with torch.autocast("cpu", torch.bfloat16, enabled=has_bf16("cpu")):
+            loss = F.mse_loss(model(views).float()[:, 0], targets[batch])
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    model.eval()
+    with torch.inference_mode():
+        return {
+            name: torch.cat([model(part)[:, 0] for part in to_tensor(splits[name].images).split(BATCH)]).numpy() * std
+            + mean
+            for name in ("val", "test")
+        }
+
+
+def to_tensor(images: np.ndarray) -> torch.Tensor:
+    """(N, H, W, 3) uint8 -> (N, 3, H, W) float32 in [-1, 1]."""
+    return torch.from_numpy(images).permute(0, 3, 1, 2).float().div_(127.5).sub_(1)
+
+
+def scaled_pixels(images: np.ndarray) -> np.ndarray:
+    """(N, H, W, 3) uint8 -> (N, 3 * PIXELS ** 2) in [0, 1]."""
+    small = [np.asarray(Image.fromarray(image).resize((PIXELS, PIXELS), Image.Resampling.BOX)) for image in images]
+    return np.stack(small).reshape(len(small), -1) / 255
+
+
+def fit_ridge(plan: Plan, splits: dict[str, Samples], seed: int) -> dict[str, np.ndarray]:
+    """Predictions for val and test of ridge regression with the penalty of the best R2 on val."""
+    from sklearn.linear_model import Ridge
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    return best_of_sklearn(splits, [make_pipeline(StandardScaler(), Ridge(alpha=alpha)) for alpha in PENALTIES])
+
+
+def fit_forest(plan: Plan, splits: dict[str, Samples], seed: int) -> dict[str, np.ndarray]:
+    """Predictions for val and test of a random forest with the depth of the best R2 on val."""
+    from sklearn.ensemble import RandomForestRegressor
+
+    forests = (RandomForestRegressor(TREES, max_depth=depth, max_features="sqrt", random_state=seed) for depth in DEPTHS)
+    return best_of_sklearn(splits, list(forests))
+
+
+def best_of_sklearn(splits: dict[str, Samples], models: list[Any]) -> dict[str, np.ndarray]:
+    """Predictions for val and test of the model with the best R2 on val."""
+    pixels = {name: scaled_pixels(samples.images) for name, samples in splits.items()}
+    fitted = [model.fit(pixels["train"], splits["train"].values) for model in models]
+    best = max(fitted, key=lambda model: r2(splits["val"].values, model.predict(pixels["val"])))
+    return {name: best.predict(pixels[name]) for name in ("val", "test")}
+
+
+def predict_mean(plan: Plan, splits: dict[str, Samples], seed: int) -> dict[str, np.ndarray]:
+    """The mean of the training values."""
+    return {name: np.full(len(splits[name].values), splits["train"].values.mean()) for name in ("val", "test")}
+
+
+#: method -> function, and whether its result depends on the seed
+METHODS: dict[str, tuple[Callable[[Plan, dict[str, Samples], int], dict[str, np.ndarray]], bool]] = {
+    "vitreous": (train_vitreous, True),
+    "timm": (train_timm, True),
+    "ridge regression": (fit_ridge, False),
+    "random forest": (fit_forest, True),
+    "mean": (predict_mean, False),
+}
+
+
+def r2(values: np.ndarray, predictions: np.ndarray) -> float:
+    """The coefficient of determination."""
+    return 1 - float(((values - predictions) ** 2).sum() / ((values - values.mean()) ** 2).sum())
+
+
+def r2_interval(values: np.ndarray, predictions: np.ndarray) -> list[float]:
+    """The 95 % interval of R2, by a bootstrap over images."""
+
+    def draw_r2(counts: np.ndarray) -> dict[str, np.ndarray]:
+        total = counts.sum(0)
+        mean = values @ counts / total
+        spread = (values**2) @ counts - total * mean**2
+        return {"r2": 1 - ((values - predictions) ** 2) @ counts / spread}
+
+    return [round(bound, 4) for bound in percentile_interval(bootstrap(draw_r2, len(values))["r2"])]
+
+
+def measure_row(plan: Plan, method: str, seed: int) -> dict[str, Any]:
+    """One method with one seed, evaluated on val and test."""
+    _, splits = read_splits(plan.folder)
+    predictions = METHODS[method][0](plan, splits, seed)
+    row: dict[str, Any] = {"table": plan.folder.stem, "method": method, "seed": seed, "minutes": plan.minutes}
+    for name, predicted in predictions.items():
+        values = splits[name].values
+        row[name] = {
+            "r2": r2(values, predicted),
+            "interval": r2_interval(values, predicted),
+            "mae": float(np.abs(values - predicted).mean()),
+            "images": len(values),
+        }
+    return row | {"train_images": len(splits["train"].values)}
+
+
+def format_page(plan: Plan) -> str:
+    """The tables of all stored rows."""
+    lines = [
+        f"# Regression from scratch, {time.strftime('%Y-%m-%d')}",
+        "",
+        f"{processor()}, torch {torch.__version__}, one thread. vitreous and timm train for {plan.minutes:g} minutes of",
+        "processor time. R2 and mean absolute error (MAE) on the test images: mean of the seeds, and R2 of each seed with",
+        "its 95 % interval (bootstrap over images).",
+        "",
+        "    python benchmarks/regression.py TABLE.csv --work DIR --rows ROWS.jsonl",
+    ]
+    rows = plan.finished_rows()
+    for table in dict.fromkeys(row["table"] for row in plan.stored()):
+        first = next(row for row in plan.stored() if row["table"] == table)
+        lines += ["", f"## {table}: {first['train_images']} training images, {first['test']['images']} test images", ""]
+        lines += ["| method | val R2 | test R2 | test MAE | test R2 of each seed (95 % interval) |", "|---|---|---|---|---|"]
+        for method in METHODS:
+            seeds = [row for (stored, name, _), row in sorted(rows.items()) if (stored, name) == (table, method)]
+            if seeds:
+                val, test, error = (
+                    statistics.mean(row[split][metric] for row in seeds)
+                    for split, metric in (("val", "r2"), ("test", "r2"), ("test", "mae"))
+                )
+                each = ", ".join(
+                    f"{row['test']['r2']:.2f} ({row['test']['interval'][0]:.2f} to {row['test']['interval'][1]:.2f})"
+                    for row in seeds
+                )
+                lines.append(f"| {method} | {val:.2f} | **{test:.2f}** | {error:.1f} | {each} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Measure the missing rows, and print the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    Plan.add_options(parser)
+    parser.add_argument("--methods", nargs="*", choices=METHODS, default=list(METHODS), help="none: print the page")
+    arguments = vars(parser.parse_args())
+    methods, out = arguments.pop("methods"), arguments.pop("out")
+    plan = Plan(**arguments)
+    for method in methods:
+        for seed in range(plan.seeds if METHODS[method][1] else 1):
+            if (plan.folder.stem, method, seed) not in plan.finished_rows():
+                row = measure_row(plan, method, seed)
+                with plan.rows.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+                print(json.dumps(row), flush=True)
+    text = format_page(plan)
+    print(text)
+    if out:
+        out.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

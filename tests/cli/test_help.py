@@ -1,0 +1,123 @@
+"""`--help` lists the common options of a verb, `--help-all` all of them by section."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields
+from importlib import import_module
+from typing import Annotated, ClassVar, Literal
+
+import pytest
+from tyro.conf import Positional, Suppress, arg
+
+from vitreous.cli.help import format_help, list_options, read_sections
+from vitreous.cli.main import VERBS, command
+
+OPTIONS = {verb: import_module(module).Options for verb, (module, _) in VERBS.items()}
+
+
+@dataclass(frozen=True)
+class Toy:
+    """Do something with a file.
+
+    Example: vitreous toy file
+    """
+
+    COMMON: ClassVar[tuple[str, ...]] = ("scale",)
+    SECTIONS: ClassVar[dict[str, str]] = {"scale": "Size", "mode": "Mode"}
+
+    file: Annotated[Positional[str], arg(metavar="FILE")]
+    """Input file."""
+    scale: Annotated[float, arg(aliases=["--factor"])] = 2.0
+    """Scale factor."""
+    crop: tuple[int, int] | None = None
+    """Crop in
+    pixels."""
+    mode: Literal["fast", "exact"] | None = None
+    """How to resize."""
+    cache: bool = True
+    """Keep the result."""
+    check: Annotated[bool, "mark"] = False
+    """Verify the result."""
+    average: bool | None = None
+    """Average the result."""
+    names: Annotated[tuple[str, ...], arg(name="name", metavar="NAME...")] = ()
+    """Names."""
+    secret: Suppress[int] = 3
+    """Hidden."""
+
+
+COMMON = """usage: vitreous toy [OPTIONS] FILE
+
+Do something with a file.
+
+Example: vitreous toy file
+
+Arguments:
+  FILE                    Input file.
+
+Common options:
+  --scale, --factor FLOAT
+                          Scale factor. (default: 2.0)
+
+All 7 options: vitreous toy --help-all
+
+--json prints one JSON document to stdout and everything else to stderr."""
+
+ALL = """Size:
+  --scale, --factor FLOAT
+                          Scale factor. (default: 2.0)
+  --crop INT INT          Crop in pixels.
+
+Mode:
+  --mode {fast,exact}     How to resize.
+  --cache, --no-cache     Keep the result. (default: on)
+  --check                 Verify the result.
+  --average, --no-average
+                          Average the result.
+  --name NAME...          Names."""
+
+
+def test_common_options_and_all_options():
+    assert format_help(Toy, "toy", show_all=False) == COMMON
+    assert ALL in format_help(Toy, "toy", show_all=True)
+
+
+def test_a_narrow_terminal_gets_narrow_lines(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    lines = format_help(OPTIONS["train"], "train", show_all=True).split("\n")
+    assert all(len(line) <= 60 for line in lines if line.startswith(" " * 26))
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_option_has_a_description_and_a_section(verb):
+    kind = OPTIONS[verb]
+    entries = {entry.name: entry for entry in list_options(kind)}
+    assert all(entry.description for entry in entries.values())
+    named = {field.name for field in fields(kind)}
+    assert set(getattr(kind, "COMMON", ())) <= set(entries) and set(read_sections(kind)) <= named
+    if len(entries) > 25:
+        assert len(getattr(kind, "COMMON", ())) == 10 and len({entry.section for entry in entries.values()}) > 4
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_option_that_help_shows_is_parsed(verb, capsys):
+    """The names are those that the parser knows: an unknown one would end with 2 and its name."""
+    from vitreous.cli.main import parse
+
+    for entry in list_options(OPTIONS[verb]):
+        names, *placeholders = entry.label.replace(", ", ",").split(" ")
+        for name in () if entry.is_positional else names.split(","):
+            choices = re.findall(r"One of ([^,.]+)|$", entry.description)[0]
+            words = [choices or (text.strip("{}").split(",")[0] if "{" in text else "3") for text in placeholders]
+            with pytest.raises(SystemExit):
+                parse(OPTIONS[verb], verb, [name, *words, "--no-such-option"])
+            printed = re.sub(r"[\s│]+", " ", capsys.readouterr().err)
+            assert re.search(
+                "[Uu]nrecognized options: --no-such-option|[Rr]equired|value for argument '[a-z]", printed
+            ), (entry.label, printed)
+
+
+def test_help_is_printed_before_anything_is_parsed(capsys):
+    assert command(["train", "--no-such-option", "--help"]) == 0
+    assert capsys.readouterr().out.startswith("usage: vitreous train [OPTIONS] DATA")

@@ -1,0 +1,195 @@
+"""The text of `vitreous VERB --help` and `--help-all`, from the options dataclass of the verb.
+
+The description of an option is the string below its field. `SECTIONS` of a dataclass maps the first option of a section
+to the section's title, and `COMMON` of a verb names the options that `--help` lists; a verb without it lists all.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import shutil
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import MISSING, Field, dataclass, fields
+from functools import cache
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from tyro.conf import Positional, Suppress
+
+MAX_WIDTH = 100  # characters of a line
+COLUMN = 26  # where descriptions begin
+MAX_CHOICES = 40  # characters of choices that stand beside the option; more are listed after its description
+FIRST_SECTION = "Options"
+#: type of a value -> its placeholder
+PLACEHOLDERS = {int: "INT", float: "FLOAT", str: "STR"}
+
+
+@dataclass(frozen=True)
+class OptionHelp:
+    """An option or positional argument as its help shows it."""
+
+    name: str
+    section: str
+    label: str
+    description: str
+    is_positional: bool
+
+
+def wants_help(words: Sequence[str]) -> bool:
+    """Whether the words of a command contain a request for help."""
+    return any(word in ("-h", "--help", "--help-all") for word in words)
+
+
+def format_help(options_type: type[Any], verb: str, show_all: bool) -> str:
+    """The help text of a verb: its common options, or with `show_all` all of them by section."""
+    entries = list(list_options(options_type))
+    positional = [entry for entry in entries if entry.is_positional]
+    options = [entry for entry in entries if not entry.is_positional]
+    common = getattr(options_type, "COMMON", ())
+    width = min(MAX_WIDTH, shutil.get_terminal_size((MAX_WIDTH, 24)).columns)
+    usage = " ".join(("usage: vitreous", verb, "[OPTIONS]", *(entry.label for entry in positional)))
+    parts = [
+        usage,
+        *(fill_paragraph(text, width) for text in inspect.cleandoc(options_type.__doc__ or "").split("\n\n")),
+    ]
+    if positional:
+        parts.append(format_section("Arguments", positional, width))
+    if common and not show_all:
+        chosen = {entry.name: entry for entry in options}
+        parts.append(format_section("Common options", [chosen[name] for name in common], width))
+        parts.append(f"All {len(options)} options: vitreous {verb} --help-all")
+    else:
+        for section in order_sections(options_type, options):
+            chosen_entries = [entry for entry in options if entry.section == section]
+            parts.append(format_section(section, chosen_entries, width))
+    parts.append("--json prints one JSON document to stdout and everything else to stderr.")
+    return "\n\n".join(parts)
+
+
+def fill_paragraph(text: str, width: int) -> str:
+    """A paragraph of a description in lines of that width; examples keep their lines."""
+    if text.startswith("Example:"):
+        return text
+    return textwrap.fill(" ".join(text.split()), width, break_on_hyphens=False, break_long_words=False)
+
+
+def order_sections(options_type: type[Any], options: Sequence[OptionHelp]) -> list[str]:
+    """The titles of the sections that have options: those of the verb's own class first, then those of its bases."""
+    titles = [title for base in options_type.__mro__ for title in vars(base).get("SECTIONS", {}).values()]
+    present = {entry.section for entry in options}
+    return [title for title in dict.fromkeys((FIRST_SECTION, *titles)) if title in present]
+
+
+def format_section(title: str, entries: Sequence[OptionHelp], width: int) -> str:
+    """The lines of a section: label and description of each entry."""
+    lines = [f"{title}:"]
+    for entry in entries:
+        wrapped = textwrap.wrap(entry.description, width - COLUMN, break_on_hyphens=False, break_long_words=False)
+        label = f"  {entry.label}"
+        if len(label) > COLUMN - 2:
+            lines.append(label)
+            label = ""
+        lines.append(f"{label:{COLUMN}}{wrapped[0] if wrapped else ''}".rstrip())
+        lines += [" " * COLUMN + line for line in wrapped[1:]]
+    return "\n".join(lines)
+
+
+def list_options(options_type: type[Any]) -> Iterator[OptionHelp]:
+    """The options of a dataclass in the order of its fields; those marked `Suppress` are left out."""
+    hints = get_type_hints(options_type, include_extras=True)
+    descriptions, sections = read_descriptions(options_type), read_sections(options_type)
+    section = FIRST_SECTION
+    for field in fields(options_type):
+        section = sections.get(field.name, section)
+        marks = read_marks(hints[field.name])
+        if not any(mark in get_args(Suppress[int]) for mark in marks):
+            is_positional = any(mark in get_args(Positional[int]) for mark in marks)
+            label, choices = format_label(field, hints[field.name], marks, is_positional)
+            words = [descriptions.get(field.name, ""), choices, format_default(field)]
+            yield OptionHelp(field.name, section, label, " ".join(filter(None, words)), is_positional)
+
+
+def read_descriptions(options_type: type[Any]) -> dict[str, str]:
+    """The strings below the fields of a dataclass and its bases, by the names of the fields."""
+    found: dict[str, str] = {}
+    for base in reversed(options_type.__mro__[:-1]):
+        found |= parse_descriptions(base)
+    return found
+
+
+@cache
+def parse_descriptions(options_type: type[Any]) -> dict[str, str]:
+    """The strings below the fields of one class, from its source."""
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(options_type))).body
+    found: dict[str, str] = {}
+    name = ""
+    for node in getattr(tree, "body", ()):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            name = node.target.id
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and name:
+            found[name] = " ".join(str(node.value.value).split())
+            name = ""
+    return found
+
+
+def read_sections(options_type: type[Any]) -> dict[str, str]:
+    """First option of a section -> its title, of a dataclass and its bases."""
+    sections: dict[str, str] = {}
+    for base in reversed(options_type.__mro__):
+        sections |= vars(base).get("SECTIONS", {})
+    return sections
+
+
+def read_marks(hint: Any) -> tuple[Any, ...]:
+    """The marks in all levels of `Annotated`."""
+    return hint.__metadata__ if get_origin(hint) is Annotated else ()
+
+
+def format_label(field: Field[Any], hint: Any, marks: Sequence[Any], is_positional: bool) -> tuple[str, str]:
+    """The option with its placeholder, such as `--epochs FLOAT`, and a sentence with its choices if they are many."""
+    name = next((mark.name for mark in marks if getattr(mark, "name", None)), field.name).replace("_", "-")
+    metavar = next((mark.metavar for mark in marks if getattr(mark, "metavar", None)), None)
+    aliases = [alias for mark in marks for alias in getattr(mark, "aliases", None) or ()]
+    if is_positional:
+        return metavar or name.upper(), ""
+    spelled = ", ".join((f"--{name}", *aliases))
+    if is_flag(hint):
+        return (spelled if field.default is False else f"{spelled}, --no-{name}"), ""
+    placeholder = metavar or format_type(hint)
+    if len(placeholder) > MAX_CHOICES:
+        return f"{spelled} NAME", f"One of {placeholder.strip('{}').replace(',', ', ')}."
+    return f"{spelled} {placeholder}", ""
+
+
+def is_flag(hint: Any) -> bool:
+    """Whether an option of this type has no value: `bool`, also optional."""
+    if get_origin(hint) is Annotated:
+        return is_flag(get_args(hint)[0])
+    return hint is bool or set(get_args(hint)) == {bool, NoneType}
+
+
+def format_type(hint: Any) -> str:
+    """The placeholder of a type: `INT`, `{a,b}`, `FLOAT...`."""
+    arguments = get_args(hint)
+    if get_origin(hint) is Annotated:
+        return format_type(arguments[0])
+    if get_origin(hint) in (Union, UnionType):
+        return "|".join(dict.fromkeys(format_type(one) for one in arguments if one is not NoneType))
+    if get_origin(hint) is Literal:
+        return "{" + ",".join(map(str, arguments)) + "}"
+    if get_origin(hint) is tuple:
+        if arguments[-1] is Ellipsis:
+            return f"{format_type(arguments[0])}..."
+        return " ".join(map(format_type, arguments))
+    return PLACEHOLDERS.get(hint, "STR")
+
+
+def format_default(field: Field[Any]) -> str:
+    """`(default: 8)`; nothing for options that are off, unset or empty by default."""
+    default = field.default
+    if default is MISSING or default is None or default is False or default in ("", ()):
+        return ""
+    words = " ".join(map(str, default)) if isinstance(default, tuple) else "on" if default is True else str(default)
+    return f"(default: {words})"
