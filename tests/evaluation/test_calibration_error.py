@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vitreous.evaluation.comparison import Answers, compare
+from vitreous.tasks.comparison import Answers, compare_classifiers
 from vitreous.tasks.calibration import BINS, Gaps, calibration_error, confidence_bins, difference_errors, image_gaps
 from vitreous.tasks.classification_metrics import judge
 
@@ -84,7 +84,7 @@ def test_the_interval_of_a_difference_holds_it_and_the_true_one(sharpness, expec
     covered = 0
     for seed in range(20):
         first, second = (answers_of(seed, sharpness=factor) for factor in sharpness)
-        found = compare(first, second)
+        found = compare_classifiers(first, second)
         low, high = found.intervals["ece"]
         assert low <= found.differences["ece"] <= high
         covered += low <= expected <= high

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from vitreous.errors import NonFiniteError
+from vitreous.tasks.comparison import Answers, Comparison
 from vitreous.tasks.intervals import DRAWS, FEWEST, Interval, bootstrap, percentile_interval
 from vitreous.tasks.report import Report
 
@@ -52,6 +53,39 @@ def measure_errors(predicted: np.ndarray, labels: np.ndarray, targets: tuple[str
         figure="r2",
         details={"targets": rows},
     )
+
+
+def compare_values(first: Answers, second: Answers, targets: tuple[str, ...]) -> Comparison:
+    """Compare the values (n, T) of two models, in the targets' units, with labels (n, T).
+
+    Each target is measured on the images that both could read and that have its label; intervals of the differences
+    are percentiles over the same bootstrap draws for both. Figures, differences and intervals are means over the
+    targets; `details` has those of each.
+    """
+    readable, rows = first.readable & second.readable, list[dict[str, Any]]()
+    draws = dict[str, list[np.ndarray]]()
+    for place, name in enumerate(targets):
+        present = readable & ~np.isnan(first.labels[:, place])
+        true = first.labels[present, place].astype(np.float64)
+        sides = [side.logits[present, place] for side in (first, second)]
+        once = np.ones((len(true), 1))
+        pairs = [{key: value.item() for key, value in weigh_errors(true, side, once).items()} for side in sides]
+        figures = {key: [pair[key] if np.isfinite(pair[key]) else None for pair in pairs] for key in METRICS}
+        changes = {key: None if None in pair else pair[1] - pair[0] for key, pair in figures.items()}
+        drawn = [draw_errors(true, side) for side in sides]  # with one seed: the same images
+        paired = {key: values - drawn[0][key] for key, values in drawn[1].items()}
+        ends = {key: interval_of(paired.get(key), changes[key]) for key in METRICS}
+        row = {"target": name, "images": len(true), "figures": figures, "difference": changes, "interval": ends}
+        rows.append(row)
+        for key in METRICS:
+            if changes[key] is not None and key in paired:
+                draws.setdefault(key, []).append(paired[key])
+    means = {key: tuple(mean_of([row["figures"][key][side] for row in rows]) for side in (0, 1)) for key in METRICS}
+    differences = {key: mean_of([row["difference"][key] for row in rows]) for key in METRICS}
+    intervals = {
+        key: interval_of(np.mean(draws[key], 0) if key in draws else None, differences[key]) for key in METRICS
+    }
+    return Comparison("r2", means, differences=differences, intervals=intervals, details={"targets": rows})
 
 
 def mean_of(values: list[float | None]) -> float | None:
