@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vitreous.tasks.comparison import Answers, compare_classifiers
 from vitreous.tasks.calibration import BINS, Gaps, calibration_error, confidence_bins, difference_errors, image_gaps
 from vitreous.tasks.classification_metrics import judge
+from vitreous.tasks.comparison import Answers, compare_classifiers
 
 #: how the probability of being right follows from the confidence, and the confidences (n,) of n images
 WORLDS = {

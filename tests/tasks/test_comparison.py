@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from vitreous.tasks.comparison import Answers, compare_classifiers, format_p, mcnemar, paired_interval
 from vitreous.tasks.classification_metrics import judge
+from vitreous.tasks.comparison import Answers, compare_classifiers, format_p, mcnemar, paired_interval
 
 
 def simulated(images: int, sharp: float, seed: int, classes: int = 4, several: bool = False) -> Answers:

@@ -215,9 +215,8 @@ def compare_runs(options: Options, second: str, console: Console) -> dict[str, A
     if counts := document["counts"]:
         right = f"{counts['both']} right by both, {counts['only_a']} by the first alone, {counts['only_b']} by the"
         console.say(f"of {document['images']} images {right} second alone, {counts['neither']} by neither")
-    if rows := document.get("targets", ())[:SHOWN]:
-        if len(rows) > 1:
-            console.table(*target_differences(rows))
+    if len(rows := document.get("targets", [])) > 1:
+        console.table(*target_differences(rows[:SHOWN]))
     if signs := [*describe_changes(document)]:
         console.say(f"second less first: {', '.join(signs)}")
     console.say(document["verdict"])
@@ -257,11 +256,12 @@ def head_lines(document: dict[str, Any], console: Console) -> Iterator[str]:
     metric, objects = METRICS[leading_of(document[document["split"]])], document.get("objects")
     rank, name = metric.class_rank
     rows = sorted(document["per_class"], key=lambda row: row[rank] if row[rank] is not None else 2.0)
+    columns = metric.class_columns(rows)
     last = ["taken_for"] if any("taken_for" in row for row in rows) else []
     console.table(
-        ["class", "images", *(label for _, label in metric.of_class), *["most confused with"] * len(last)],
+        ["class", "images", *(column.label for column in columns), *["most confused with"] * len(last)],
         [
-            [row["class"], row["images"], *(percent(row[key]) for key, _ in metric.of_class), *map(row.get, last)]
+            [row["class"], row["images"], *(percent(row[column.key]) for column in columns), *map(row.get, last)]
             for row in rows[:SHOWN]
         ],
     )

@@ -179,6 +179,12 @@ class Task(ABC):
         """The task that `settings` wrote. Raises WeightsError, naming `origin`, for values that cannot be."""
 
     @classmethod
+    def from_run(cls, settings: dict[str, Any], classes: tuple[str, ...], origin: str) -> Self:
+        """The task of a run that has not finished, from the settings of its objective and its `targets`. Raises
+        WeightsError as `from_settings`."""
+        return cls.from_settings(settings, classes, origin)
+
+    @classmethod
     def example_command(cls, run: str, clips: bool) -> str:
         """The command that puts a trained `run` to use; `clips`: of clips rather than images."""
         return f"vitreous {cls.verb} {run} IMAGE …"

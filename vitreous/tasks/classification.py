@@ -164,6 +164,11 @@ class Classification(Task):
             raise WeightsError(f"{origin}: temperature {temperature}", "it is a number above 0; 1 changes nothing")
         return cls(classes, multilabel, loss, float(temperature))
 
+    @classmethod
+    def from_run(cls, settings: dict[str, Any], classes: tuple[str, ...], origin: str) -> Self:
+        """One class an image: the settings of an objective do not tell whether there are several."""
+        return cls(classes)
+
     @property
     def outputs(self) -> tuple[str, ...]:
         """The classes."""

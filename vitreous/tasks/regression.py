@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
+from vitreous.config import differences
 from vitreous.errors import DataError, UsageError, WeightsError, first_names
 from vitreous.system.tables import marked
 from vitreous.tasks.base import Example, PredictionFormat, PredictionOptions, Scatter, Task, refuse_options
@@ -188,11 +189,10 @@ class Regression(Task):
         lines = super().describe_differences(other)
         if lines or not isinstance(other, Regression):
             return lines
-        ours, theirs = (dict(zip(task.targets, zip(task.mean, task.std))) for task in (self, other))
-        lines = []
-        for name in (name for name in self.targets if ours[name] != theirs[name]):
-            (mean, std), (other_mean, other_std) = ours[name], theirs[name]
-            lines.append(f"mean and std of {name}: {mean:.6g}, {std:.6g} -> {other_mean:.6g}, {other_std:.6g}")
+        for place, name in enumerate(self.targets):
+            index = other.targets.index(name)
+            before, after = (self.mean[place], self.std[place]), (other.mean[index], other.std[index])
+            lines += differences(before, after, f"mean and std of {name}")
         return lines
 
     def shared_targets(self, other: Task) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +28,15 @@ def task_of(config: Any, classes: tuple[str, ...]) -> Task:
     if config.generates_images:
         return Generation(classes)
     return Classification(classes) if classes else Features()
+
+
+def task_of_run(config: Any, run: Mapping[str, Any], origin: str) -> Task:
+    """The task of a run that has not finished, whose model has this config, by the mapping in its config.yaml. Raises
+    WeightsError, naming `origin`, for settings that the task does not have."""
+    objective, data = run["objective"], run["data"]
+    names = tuple(data["classes"]) if config.classes else ()
+    kind = TASKS.get(objective["name"]) or type(task_of(config, names))
+    return kind.from_run({**objective, "targets": data.get("targets", [])}, names, origin)
 
 
 def replace_classes(task: Task, classes: tuple[str, ...]) -> Task:
