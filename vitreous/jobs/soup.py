@@ -7,6 +7,7 @@ all were trained from the same weights.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
@@ -270,8 +271,9 @@ def greedy_soup(
 
 
 def leading_figure(report: Report | None) -> float:
-    """The leading figure, negative where lower is better, by which ingredients are chosen; 0 if nothing was judged."""
-    return report.score[0] if report else 0.0
+    """The leading figure, negative where lower is better, by which ingredients are chosen; minus infinity
+    if nothing was measured."""
+    return report.score[0] if report else -math.inf
 
 
 def add_weights(total: dict[str, Tensor], bundle: Bundle, outputs: tuple[str, ...]) -> dict[str, Tensor]:

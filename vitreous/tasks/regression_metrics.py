@@ -75,8 +75,8 @@ def compare_values(first: Answers, second: Answers, targets: tuple[str, ...]) ->
         drawn = [draw_errors(true, side) for side in sides]  # with one seed: the same images
         paired = {key: values - drawn[0][key] for key, values in drawn[1].items()}
         ends = {key: interval_of(paired.get(key), changes[key]) for key in METRICS}
-        row = {"target": name, "images": len(true), "figures": figures, "difference": changes, "interval": ends}
-        rows.append(row)
+        row = {"target": name, "images": len(true), "figures": figures, "difference": changes}
+        rows.append(row | {"interval": {key: pair and list(pair) for key, pair in ends.items()}})
         for key in METRICS:
             if changes[key] is not None and key in paired:
                 draws.setdefault(key, []).append(paired[key])
