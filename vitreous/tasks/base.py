@@ -168,6 +168,7 @@ class Task(ABC):
 
     classes: tuple[str, ...]  # none where a task has none
     masks: bool = False  # whether objects have masks beside their boxes
+    autoencoder: str = ""  # that decodes the latents which a model makes
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:
@@ -224,6 +225,15 @@ class Task(ABC):
         """What predictions depend on, as JSON has it; the version of a model is a digest of it: class names, loss,
         whether an image may have several classes, temperature, and other settings."""
         return [self.classes, "softmax", False, 1.0]
+
+    def answers_at(self, endpoint: str) -> bool:
+        """Whether that method of `Predictor`, or address of the server, makes the predictions."""
+        return self.endpoint == endpoint
+
+    def require_endpoint(self, endpoint: str, problem: str) -> None:
+        """Raise UsageError, with the `problem`, where another method of `Predictor` makes the predictions."""
+        if not self.answers_at(endpoint):
+            raise UsageError(problem, f"use {self.endpoint}")
 
     def with_temperature(self, temperature: float) -> Self:
         """The task with a temperature that logits are divided by; itself where it has none."""

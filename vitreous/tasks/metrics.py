@@ -45,8 +45,8 @@ class Metric:
 
     @property
     def class_rank(self) -> tuple[str, str]:
-        """Key and label of the metric by which classes are ranked."""
-        return self.ranks, next(column.label for column in self.of_class if column.key == self.ranks)
+        """Key and label of the metric by which classes are ranked; no label where there are no classes."""
+        return self.ranks, next((column.label for column in self.of_class if column.key == self.ranks), "")
 
     def class_columns(self, rows: Sequence[Mapping[str, Any]]) -> list[Metric]:
         """The columns of a table of classes: those that its rows have, as some need masks or rare classes."""

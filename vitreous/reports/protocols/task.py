@@ -51,8 +51,7 @@ class ProtocolTask:
 
     def require_one_label(self, reason: str, hint: str) -> None:
         """Raise UsageError, with a `reason` behind the problem, for several labels an image."""
-        if self.data.multilabel:
-            raise UsageError(f"{self.source} has several labels an image{reason}", hint)
+        self.data.label_kind.require_one_label(f"{self.source} has several labels an image{reason}", hint)
 
     @property
     def judged(self) -> Split:
