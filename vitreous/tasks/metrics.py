@@ -27,7 +27,8 @@ class Metric:
 
     Of a metric that leads evaluations also the `secondary` ones, printed after it; `of_class`, the metrics of a class
     that tables of classes have as columns, and `ranks`, the key of the one by which classes are ranked; and what is
-    `counted`."""
+    `counted`. `class_mean`: the key of the metric of a class whose mean over the classes with images it is, of images
+    with one label each."""
 
     key: str
     label: str
@@ -37,6 +38,7 @@ class Metric:
     of_class: tuple[Metric, ...] = ()
     ranks: str = "f1"
     counted: str = "images"
+    class_mean: str = ""
 
     @property
     def leads(self) -> bool:
@@ -102,6 +104,7 @@ CLASSIFICATION = (
         "macro_f1",
         "macro F1",
         explanation="F1 of each class, averaged over classes, so that rare classes count as much as frequent ones.",
+        class_mean="f1",
     ),
     Metric(
         "micro_f1", "micro F1", explanation="F1 over all pairs of image and label, so that frequent labels count more."

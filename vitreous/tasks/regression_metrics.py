@@ -12,9 +12,10 @@ import numpy as np
 from vitreous.errors import NonFiniteError
 from vitreous.tasks.comparison import Answers, Comparison
 from vitreous.tasks.intervals import DRAWS, FEWEST, Interval, bootstrap, percentile_interval
+from vitreous.tasks.metrics import REGRESSION
 from vitreous.tasks.report import Report
 
-METRICS = ("r2", "mae", "rmse", "spearman")
+METRICS = tuple(metric.key for metric in REGRESSION)  # the keys of `weigh_errors`, in the order of the table
 MANY = 20_000  # values from which the bootstrap draws a tenth as often
 LEAST = 2  # values of a target from which R2 and Spearman's correlation are defined
 

@@ -15,6 +15,7 @@ from vitreous.inference.features import Features
 from vitreous.reports.answers import Computing, split_features
 from vitreous.reports.options import ProtocolOptions
 from vitreous.system.machine import pick_device
+from vitreous.tasks.classification_metrics import CLASS_MEANS
 from vitreous.tasks.report import Report
 from vitreous.weights.bundle import Bundle
 
@@ -130,7 +131,7 @@ class ProtocolResult:
 
 def mean_report(images: int, unreadable: int, top1: float | None) -> Report:
     """Return a report of a mean, which has no interval of its own."""
-    names = ("top1", "top5", "macro_f1", "nll", "ece")
+    names = ("top1", "top5", *CLASS_MEANS, "nll", "ece")
     return Report(
         images,
         unreadable,
