@@ -107,6 +107,12 @@ CLASSIFICATION = (
         class_mean="f1",
     ),
     Metric(
+        "balanced_accuracy",
+        "balanced accuracy",
+        explanation="Recall averaged over classes: top-1 if every class had as many images. Higher is better.",
+        class_mean="recall",
+    ),
+    Metric(
         "micro_f1", "micro F1", explanation="F1 over all pairs of image and label, so that frequent labels count more."
     ),
     Metric(
