@@ -35,6 +35,8 @@ class Options:
     """List images of DATA that are copies of an earlier one there, too."""
     apply_to: Annotated[str | None, arg(metavar="OUT.csv")] = None
     """Write the data set without the copies, as a table that `vitreous train` takes."""
+    targets: Annotated[tuple[str, ...], arg(metavar="COLUMN...")] = ()
+    """Columns of numbers of DATA, a CSV or Parquet file, that are learned (default: as `vitreous train`)."""
     threshold: float = 0.54
     """How alike a near copy is to its original at least, where the one lies best over the other; up to 1."""
     model: Annotated[str | None, arg(metavar="RUN")] = None
@@ -60,9 +62,11 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
     if options.workers is not None and options.workers < 0:
         raise UsageError(f"--workers cannot be {options.workers}")
-    data, out = open_images(options.data), Path(options.out)
+    data, out = open_images(options.data, options.targets), Path(options.out)
     if options.apply_to and not (isinstance(data, Data) and data.labelled):
-        raise UsageError(f"{options.data} has no classes: there is no table of it to write", "leave --apply-to out")
+        raise UsageError(
+            f"{options.data} has no classes or values: there is no table of it to write", "leave --apply-to out"
+        )
     for path in (out, *([Path(options.apply_to)] if options.apply_to else [])):
         if not path.absolute().parent.is_dir():
             raise UsageError(f"no folder {path.absolute().parent}", "make it first")
