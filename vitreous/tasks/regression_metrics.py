@@ -59,34 +59,45 @@ def measure_errors(predicted: np.ndarray, labels: np.ndarray, targets: tuple[str
 def compare_values(first: Answers, second: Answers, targets: tuple[str, ...]) -> Comparison:
     """Compare the values (n, T) of two models, in the targets' units, with labels (n, T).
 
-    Each target is measured on the images that both could read and that have its label; intervals of the differences
-    are percentiles over the same bootstrap draws for both. Figures, differences and intervals are means over the
-    targets; `details` has those of each.
+    Each target is measured on the images that both could read and that have its label. Figures, differences and
+    intervals are means over the targets; `details` has those of each.
     """
     readable, rows = first.readable & second.readable, list[dict[str, Any]]()
     draws = dict[str, list[np.ndarray]]()
     for place, name in enumerate(targets):
         present = readable & ~np.isnan(first.labels[:, place])
-        true = first.labels[present, place].astype(np.float64)
         sides = [side.logits[present, place] for side in (first, second)]
-        once = np.ones((len(true), 1))
-        pairs = [{key: value.item() for key, value in weigh_errors(true, side, once).items()} for side in sides]
-        figures = {key: [pair[key] if np.isfinite(pair[key]) else None for pair in pairs] for key in METRICS}
-        changes = {key: None if None in pair else pair[1] - pair[0] for key, pair in figures.items()}
-        drawn = [draw_errors(true, side) for side in sides]  # with one seed: the same images
-        paired = {key: values - drawn[0][key] for key, values in drawn[1].items()}
-        ends = {key: interval_of(paired.get(key), changes[key]) for key in METRICS}
-        row = {"target": name, "images": len(true), "figures": figures, "difference": changes}
-        rows.append(row | {"interval": {key: pair and list(pair) for key, pair in ends.items()}})
-        for key in METRICS:
-            if changes[key] is not None and key in paired:
-                draws.setdefault(key, []).append(paired[key])
-    means = {key: tuple(mean_of([row["figures"][key][side] for row in rows]) for side in (0, 1)) for key in METRICS}
-    differences = {key: mean_of([row["difference"][key] for row in rows]) for key in METRICS}
-    intervals = {
-        key: interval_of(np.mean(draws[key], 0) if key in draws else None, differences[key]) for key in METRICS
-    }
-    return Comparison("r2", means, differences=differences, intervals=intervals, details={"targets": rows})
+        row, drawn = compare_target(first.labels[present, place].astype(np.float64), *sides)
+        rows.append({"target": name, **row})
+        for key in drawn:
+            draws.setdefault(key, []).append(drawn[key])
+    figures = {key: tuple(mean_of([row["figures"][key][side] for row in rows]) for side in (0, 1)) for key in METRICS}
+    changes = {key: mean_of([row["difference"][key] for row in rows]) for key in METRICS}
+    ends = {key: interval_of(np.mean(draws[key], 0) if key in draws else None, changes[key]) for key in METRICS}
+    pairs = {key: (before, after) for key, (before, after) in figures.items()}
+    return Comparison("r2", pairs, differences=changes, intervals=ends, details={"targets": rows})
+
+
+def compare_target(
+    true: np.ndarray, first: np.ndarray, second: np.ndarray
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """(n,) labels of one target, and the values of two models -> each metric of both, its difference, and the
+    percentile interval over the same bootstrap draws for both; and these draws, (D,) each, of the differences that are
+    defined."""
+    once = np.ones((len(true), 1))
+    before, after = (weigh_errors(true, side, once) for side in (first, second))
+    drawn_before, drawn_after = (draw_errors(true, side) for side in (first, second))  # with one seed: the same draws
+    figures, changes, ends, draws = {}, {}, {}, dict[str, np.ndarray]()
+    for key in METRICS:
+        values = [side[key].item() for side in (before, after)]
+        defined = bool(np.isfinite(values).all())
+        figures[key] = [value if np.isfinite(value) else None for value in values]
+        changes[key] = values[1] - values[0] if defined else None
+        if defined and key in drawn_after:
+            draws[key] = drawn_after[key] - drawn_before[key]
+        interval = interval_of(draws.get(key), changes[key])
+        ends[key] = None if interval is None else list(interval)
+    return {"images": len(true), "figures": figures, "difference": changes, "interval": ends}, draws
 
 
 def mean_of(values: list[float | None]) -> float | None:
