@@ -238,7 +238,10 @@ def worse_run(regression_run, tmp_path_factory):
     return place
 
 
-def test_two_runs_are_compared_by_the_errors_on_the_same_images(measured, regression_run, worse_run):
+def test_two_runs_are_compared_by_the_errors_on_the_same_images(
+    measured, regression_run, worse_run, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)  # for the page of a bundle
     out, _ = regression_run
     found = compare(out, worse_run, split="train", computing=Computing(workers=0))
     alone = [evaluate(run, measured / "values.csv", split="train", workers=0)["train"] for run in (out, worse_run)]

@@ -36,7 +36,7 @@ class LabelKind(ABC):
 
     @abstractmethod
     def has_label(self, labels: np.ndarray) -> bool:
-        """Whether any of n images has a label."""
+        """Labels (n,) or (n, K) -> whether any image has one."""
 
     @abstractmethod
     def count_classes(self, labels: np.ndarray, classes: int) -> np.ndarray:

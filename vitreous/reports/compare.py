@@ -134,7 +134,11 @@ def describe_comparison(
     a, b = both
     sides = []
     for one, report, seen_by in zip(both, reports, facts, strict=True):
-        head = {"run": one.run, "model": one.bundle.model.config.name(), "temperature": one.bundle.temperature}
+        head = {
+            "run": one.run,
+            "model": one.bundle.model.config.name(),
+            "temperature": one.bundle.classification.temperature,
+        }
         sides.append(head | seen_by | report.summary())
     names = [os.path.basename(one.run.rstrip("/")) for one in both]
     names = names if names[0] != names[1] and all(names) else [a.run, b.run]

@@ -207,7 +207,9 @@ def likeliest_classes(scene: Scene) -> list[dict[str, Any]]:
         if bundle.classes:
             with torch.no_grad():
                 logits = model(scene.preprocess.normalise(one.pixels[None].to(scene.device)))
-            row = probabilities(logits.double().cpu().numpy() / bundle.temperature, bundle.loss)[0]
+            row = probabilities(
+                logits.double().cpu().numpy() / bundle.classification.temperature, bundle.classification.loss
+            )[0]
             best = np.argsort(-row, kind="stable")[:BEST]
             classes = [{"class": bundle.classes[i], "probability": float(row[i])} for i in best]
         answers.append({"path": one.name, "classes": classes})

@@ -8,7 +8,7 @@ from typing import Any
 
 from vitreous.errors import WeightsError
 from vitreous.tasks.base import Task
-from vitreous.tasks.classification import Classification, Loss
+from vitreous.tasks.classification import Classification
 from vitreous.tasks.detection import Detection
 from vitreous.tasks.features import Features
 from vitreous.tasks.generation import Generation
@@ -83,7 +83,7 @@ def task_from_json(description: dict[str, Any], origin: str) -> Task:
 
 
 class WithTask:
-    """Shorthands for the settings of `self.task`; a model of features has no classes."""
+    """Shorthands for a classification in `self.task`; other tasks have no classes, and a temperature of 1."""
 
     task: Task
 
@@ -96,18 +96,3 @@ class WithTask:
     def classes(self) -> tuple[str, ...]:
         """Class names in the order of the logits."""
         return self.classification.classes
-
-    @property
-    def multilabel(self) -> bool:
-        """Whether an image may have any number of the classes."""
-        return self.classification.multilabel
-
-    @property
-    def loss(self) -> Loss:
-        """The loss that the model was trained with."""
-        return self.classification.loss
-
-    @property
-    def temperature(self) -> float:
-        """What logits are divided by."""
-        return self.classification.temperature

@@ -86,8 +86,7 @@ def remaining(data: Data, names: frozenset[str], home: Path) -> str:
 
 
 def write_label(data: Data, label: np.ndarray) -> list[str]:
-    """The cells of an image's label: the names of its classes, or the value of each target, empty where there is
-    none."""
+    """A label () or (K,) -> its cells: the names of its classes, or the value of each target, empty for none."""
     if data.targets:
         return ["" if math.isnan(value) else f"{value:.17g}" for value in label.tolist()]
     return ["|".join(data.classes[int(k)] for k in (np.flatnonzero(label) if label.ndim else [label]))]
