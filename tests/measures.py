@@ -207,10 +207,12 @@ def config_names() -> frozenset[str]:
 
 
 def task_tests() -> int:
-    """Conditions outside tasks/ that read an attribute which says what the task or the modality is."""
+    """Tests of the task or the modality outside tasks/: conditions that read an attribute which says what it is, and
+    what `is_task_test` finds anywhere."""
     rooms = {path: path.relative_to(PACKAGE).parts[0] for path in parse_package()}
-    trees = (tree for path, tree in parse_package().items() if rooms[path] != "tasks")
-    return sum(is_task_test(condition) for tree in trees for condition in conditions_of(tree))
+    trees = [tree for path, tree in parse_package().items() if rooms[path] != "tasks"]
+    conditions = sum(reads_task_attribute(condition) for tree in trees for condition in conditions_of(tree))
+    return conditions + sum(is_task_test(node) for tree in trees for node in ast.walk(tree))
 
 
 def conditions_of(tree: ast.Module) -> Iterator[ast.expr]:
@@ -222,10 +224,47 @@ def conditions_of(tree: ast.Module) -> Iterator[ast.expr]:
             yield from node.ifs
 
 
-def is_task_test(condition: ast.expr) -> bool:
+def reads_task_attribute(condition: ast.expr) -> bool:
     """Whether a condition reads one of `TASK_ATTRIBUTES`."""
     nodes = ast.walk(condition)
     return any(isinstance(node, ast.Attribute) and node.attr in TASK_ATTRIBUTES for node in nodes)
+
+
+def is_task_test(node: ast.AST) -> bool:
+    """Whether a node compares a task's name, asks whether something is of a class of tasks/, or looks for an attribute
+    that some tasks have: `task.name == "detection"`, `isinstance(task, Detection)`, `getattr(task, "masks", False)`."""
+    if isinstance(node, ast.Compare):
+        return any(is_task_name(side) for side in (node.left, *node.comparators))
+    if not isinstance(node, ast.Call):
+        return False
+    if called_name(node) == "isinstance":
+        names = {inner.id for inner in ast.walk(node.args[1]) if isinstance(inner, ast.Name)}
+        return not names.isdisjoint(task_names())
+    if called_name(node) in ("getattr", "hasattr"):
+        return is_task(node.args[0]) or ast.unparse(node.args[1]).strip("'") in TASK_ATTRIBUTES
+    return False
+
+
+def is_task(node: ast.expr) -> bool:
+    """Whether an expression is a task: `task`, `bundle.task`, `task_of(config)`."""
+    if isinstance(node, ast.Call):
+        return called_name(node) in ("task_of", "read_task", "task_from_json")
+    return (node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")) == "task"
+
+
+def is_task_name(node: ast.expr) -> bool:
+    """Whether an expression is the name of a task: `bundle.task.name`, `Detection.name`."""
+    if not isinstance(node, ast.Attribute) or node.attr not in ("name", "leading", "endpoint", "verb"):
+        return False
+    return is_task(node.value) or (isinstance(node.value, ast.Name) and node.value.id in task_names())
+
+
+@cache
+def task_names() -> frozenset[str]:
+    """Names of the tasks: classes of tasks/ that derive from `Task`."""
+    trees = (tree for path, tree in parse_package().items() if path.parent == PACKAGE / "tasks")
+    classes = (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    return frozenset(node.name for node in classes if "Task" in {ast.unparse(base) for base in node.bases})
 
 
 def long_positional_calls() -> int:

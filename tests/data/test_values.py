@@ -80,7 +80,7 @@ def test_groups_stay_together(tmp_path):
     ([("age", lambda r: r), ("split", lambda r: "train")], ("split",), "the column split is no target", "name columns"),
     ([("labels", lambda r: r)], (), "unknown column labels", "did you mean label?"),
     ([("age", lambda r: "")], (), "unknown column age", "expected a header"),
-    ([("age", lambda r: r), ("city", lambda r: "x")], (), "unknown column city", "to learn values, name their columns: --ta"),
+    ([("age", lambda r: r), ("city", lambda r: "x")], (), "unknown column city", "to learn values, name their columns for train, "),
 ])  # fmt: skip
 def test_what_holds_no_numbers_is_refused(tmp_path, columns, targets, message, hint):
     with pytest.raises(DataError) as error:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vitreous.evaluation.comparison import Answers, compare
 from vitreous.tasks.calibration import BINS, Gaps, calibration_error, confidence_bins, difference_errors, image_gaps
 from vitreous.tasks.classification_metrics import judge
+from vitreous.tasks.comparison import Answers, compare_classifiers
 
 #: how the probability of being right follows from the confidence, and the confidences (n,) of n images
 WORLDS = {
@@ -84,7 +84,7 @@ def test_the_interval_of_a_difference_holds_it_and_the_true_one(sharpness, expec
     covered = 0
     for seed in range(20):
         first, second = (answers_of(seed, sharpness=factor) for factor in sharpness)
-        found = compare(first, second)
+        found = compare_classifiers(first, second)
         low, high = found.intervals["ece"]
         assert low <= found.differences["ece"] <= high
         covered += low <= expected <= high

@@ -33,6 +33,9 @@ def test_figures_are_those_of_scikit_learn(answers):
     assert report.figures["top1"] == metrics.accuracy_score(labels, predicted)
     assert report.figures["top5"] == metrics.top_k_accuracy_score(labels, logits, k=5)
     assert report.figures["macro_f1"] == pytest.approx(metrics.f1_score(labels, predicted, average="macro"))
+    assert report.figures["balanced_accuracy"] == pytest.approx(metrics.balanced_accuracy_score(labels, predicted))
+    low, high = report.intervals["balanced_accuracy"]
+    assert low < report.figures["balanced_accuracy"] < high
     assert report.figures["nll"] == pytest.approx(metrics.log_loss(labels, p))
     assert np.array_equal(report.confusion, metrics.confusion_matrix(labels, predicted))
     for row, (precision, recall) in enumerate(

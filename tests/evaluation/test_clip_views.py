@@ -74,7 +74,9 @@ def test_the_mean_of_logits_is_that_of_every_view_and_one_view_is_the_usual_answ
     assert plain["clip_views"] == "1x1"
     several = vitreous.evaluate(str(clip_run[0]), split="train", workers=0, clip_views="3x3", **CPU)
     labels = torch.from_numpy(split.labels)
-    nll = torch.nn.functional.cross_entropy(torch.from_numpy(logits).double() / bundle.temperature, labels).item()
+    nll = torch.nn.functional.cross_entropy(
+        torch.from_numpy(logits).double() / bundle.classification.temperature, labels
+    ).item()
     assert several["train"]["nll"] == pytest.approx(nll, abs=1e-4) and several["train"] != plain["train"]
     assert several["clip_views"] == "3x3"
     lines = (clip_run[0] / "evaluations.jsonl").read_text().splitlines()
@@ -90,7 +92,7 @@ def test_predict_and_embed_average_over_views(clip_run):
     assert plain.predict(clips) == again.predict(clips) != several.predict(clips)
     bundle = load_bundle(clip_run[0] / "model")
     rows = ClipViews(2, 3).pixels(open_clip(clips[0]), bundle.preprocess)
-    logits = several.engine.logits(rows).mean(0).astype(np.float64) / bundle.temperature
+    logits = several.engine.logits(rows).mean(0).astype(np.float64) / bundle.classification.temperature
     answer = several.predict(clips[0], top=2)
     wanted = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
     assert answer.probabilities == pytest.approx(sorted(wanted, reverse=True), abs=1e-6)

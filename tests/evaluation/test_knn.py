@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from sklearn.neighbors import KNeighborsClassifier, NearestNeighbors
 
+from vitreous.data.labels import ONE_LABEL, SEVERAL_LABELS
 from vitreous.evaluation import knn
 from vitreous.evaluation.knn import neighbours, votes
-from vitreous.tasks.labels import ONE_LABEL, SEVERAL_LABELS
 
 
 def clusters(count, seed, classes=4, width=6):

@@ -143,7 +143,7 @@ def test_models_of_images_with_several_labels_are_chosen_by_their_map(folder, tm
         "score"
     ] < 1
     bundle = load_bundle(tmp_path / "soup")
-    assert bundle.loss == "sigmoid" and bundle.multilabel
+    assert bundle.classification.loss == "sigmoid" and bundle.classification.multilabel
 
 
 def test_the_test_split_is_never_read(folder, tmp_path, monkeypatch):

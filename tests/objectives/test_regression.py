@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,13 +15,18 @@ from tests.conftest import TINY, picture, say
 from tests.objectives.sessions import session_of
 from vitreous.data.augmentation.augment import Augment
 from vitreous.errors import DataError, UsageError
+from vitreous.jobs.soup import soup
 from vitreous.models.config import ViTConfig
 from vitreous.models.zoo import build_model
 from vitreous.objectives.base import Progress, Setting
 from vitreous.objectives.regression import Regression, RegressionConfig, value_loss
+from vitreous.reports.answers import Computing
+from vitreous.reports.compare import compare
+from vitreous.reports.evaluate import evaluate
 from vitreous.tasks.regression import Regression as RegressionTask
 from vitreous.training.folder import Folder
 from vitreous.training.loop import fit
+from vitreous.weights.adopt import open_weights, starting_point
 from vitreous.weights.bundle import load_bundle
 
 QUICK = {key: value for key, value in TINY.items() if key not in ("mixup", "epochs")} | {"epochs": 2, "workers": 0}
@@ -202,7 +208,6 @@ def test_a_file_of_predictions_is_continued(measured, regression_run, tmp_path):
 @pytest.mark.parametrize(("words", "message"), [
     (["evaluate", "RUN", "--calibrate"], "--calibrate is about a class for each image, and RUN predicts values of"),
     (["evaluate", "RUN", "--protocol", "knn"], "--protocol knn is for classes, and DATA has values of glow, size"),
-    (["evaluate", "RUN", "RUN"], "RUN predicts values of images, and runs are compared that name classes"),
     (["predict", "RUN", "IMAGE", "--top", "2"], "--top is for models that name classes of images"),
     (["train", "DATA", "--recipe", "photos"], "photos learns classes, and DATA has values of glow (32 images), size"),
     (["train", "DATA", "--mixup", "0.2"], "MixUp and CutMix mix classes"),
@@ -221,12 +226,81 @@ def test_what_is_for_classes_is_refused(measured, regression_run, tmp_path, word
     assert ended.returncode and message in ended.stderr and "Traceback" not in ended.stderr
 
 
-def test_soups_are_refused(regression_run, tmp_path):
+@pytest.fixture(scope="module")
+def worse_run(regression_run, tmp_path_factory):
+    """The model of `regression_run` with its targets in the other order and a mean that is off by one unit of std."""
     bundle = load_bundle(regression_run[0] / "model")
+    task, state = bundle.task, bundle.model.state_dict()
+    bundle.model.load_state_dict(state | {name: state[name].flip(0) for name in state if name.startswith("head.")})
     bundle.model.head.bias.data += 1
-    bundle.save(tmp_path / "other")
-    ended = say("soup", str(regression_run[0]), str(tmp_path / "other"), "--out", str(tmp_path / "soup"))
-    assert ended.returncode and "soups are of models that name classes" in ended.stderr
+    place = tmp_path_factory.mktemp("worse") / "worse"
+    replace(bundle, task=RegressionTask(task.targets[::-1], task.mean[::-1], task.std[::-1])).save(place)
+    return place
+
+
+def test_two_runs_are_compared_by_the_errors_on_the_same_images(
+    measured, regression_run, worse_run, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)  # for the page of a bundle
+    out, _ = regression_run
+    found = compare(out, worse_run, split="train", computing=Computing(workers=0))
+    alone = [evaluate(run, measured / "values.csv", split="train", workers=0)["train"] for run in (out, worse_run)]
+    for key in ("r2", "mae", "rmse", "spearman"):
+        assert found["figures"][key] == pytest.approx([one[key] for one in alone])
+        assert found["difference"][key] == pytest.approx(alone[1][key] - alone[0][key])
+    assert [row["target"] for row in found["targets"]] == ["glow", "size"]
+    assert [row["images"] for row in found["targets"]] == [32, 16]
+    low, high = found["interval"]["r2"]
+    assert low <= found["difference"]["r2"] <= high
+    assert json.loads(json.dumps(found, allow_nan=False)) == found and found["mcnemar_p"] is None
+    itself = compare(out, out / "model", split="val", computing=Computing(workers=0))
+    assert itself["verdict"] == "no difference can be told: both have the same R² (95 % interval 0.000 to 0.000)"
+
+
+def test_a_comparison_is_printed(regression_run, worse_run, tmp_path):
+    ended = say("evaluate", str(regression_run[0]), str(worse_run), "--split", "train", "--workers", "0", cwd=tmp_path)
+    assert ended.returncode == 0 and "second less first" in ended.stdout and "MAE +" in ended.stdout
+    assert ended.stdout.splitlines()[-1].startswith("run is better by ") and " R² (95 % interval " in ended.stdout
+
+
+def test_runs_of_other_targets_are_not_compared(regression_run, tmp_path):
+    bundle = load_bundle(regression_run[0] / "model")
+    replace(bundle, task=RegressionTask(("age", "height"), (0.0, 0.0), (1.0, 1.0))).save(tmp_path / "other")
+    with pytest.raises(UsageError, match=r"run predicts glow, size, .*other predicts age, height: they have no target"):
+        compare(regression_run[0], tmp_path / "other")
+
+
+def test_a_soup_is_chosen_by_r2(measured, regression_run, worse_run, tmp_path):
+    """Heads are averaged by the names of their targets, and a soup is not better with a model that is off."""
+    runs = [regression_run[0], worse_run]
+    document = soup(runs, tmp_path / "both", workers=0)
+    ours, theirs, made = (load_bundle(place) for place in (runs[0] / "model", worse_run, tmp_path / "both"))
+    order = [made.task.targets.index(name) for name in ours.task.targets]
+    rows = made.model.head.bias.detach()[order], ours.model.head.bias.detach() + 0.5
+    assert torch.allclose(*rows) and made.task.outputs in (ours.task.outputs, theirs.task.outputs)
+    scores = {row["run"]: row["score"] for row in document["ingredients"]}
+    assert document["val"]["leading"] == "r2"
+    measured_alone = evaluate(runs[0], measured / "values.csv", split="val", workers=0)["val"]
+    assert scores[str(runs[0])] == pytest.approx(measured_alone["r2"])
+    greedy = soup(runs, tmp_path / "greedy", greedy=True, workers=0)
+    best = max(greedy["ingredients"], key=lambda row: row["score"])
+    assert best["kept"] and greedy["val"]["r2"] >= best["score"]
+
+
+def test_values_that_are_standardised_by_other_numbers_are_not_averaged(regression_run, tmp_path):
+    bundle = load_bundle(regression_run[0] / "model")
+    mean, std = (1.0, *bundle.task.mean[1:]), bundle.task.std
+    bundle.model.head.bias.data += 1
+    replace(bundle, task=RegressionTask(bundle.task.targets, mean, std)).save(tmp_path / "other")
+    with pytest.raises(UsageError, match=r"cannot be averaged:\n    mean and std of glow: \(.*\) -> \(.*\)"):
+        soup([regression_run[0], tmp_path / "other"], tmp_path / "soup", workers=0)
+
+
+def test_a_checkpoint_of_a_run_is_a_regression(regression_run):
+    """Its config.yaml has the targets and the numbers that they are standardised by."""
+    place = next((regression_run[0] / "checkpoints").glob("step-*"))
+    task = load_bundle(regression_run[0] / "model").task
+    assert open_weights(place).task == task and starting_point(place).classifies
 
 
 def test_one_column_of_several_and_weights_of_a_run(measured, regression_run, tmp_path):

@@ -156,7 +156,7 @@ def test_several_labels_are_compared_by_map(tmp_path, runs, monkeypatch):
     assert found["mcnemar_p"] is None and found["counts"] is None and "mAP" in found["verdict"]
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     result = asked(one, runs[1], tmp_path / "x.csv", cwd=tmp_path)
-    assert result.returncode == 2 and "names one class an image" in result.stderr
+    assert result.returncode == 2 and "names one of 2 classes, or several, " in result.stderr
     for words in (["--abstain", "0.5"], ["--suspects", "s.csv"]):
         result = asked(one, tmp_path / "x.csv", *words, cwd=tmp_path)
         assert result.returncode == 2 and "one label an image" in result.stderr

@@ -92,7 +92,7 @@ def test_a_temperature_is_fitted_on_val_stored_and_used(run_copy, photos):
         assert found["test"][name] == before["test"][name]
     bundle = load_bundle(run_copy / "model")
     assert (
-        bundle.temperature == held["temperature"]
+        bundle.classification.temperature == held["temperature"]
         and (run_copy / "model" / "weights.safetensors").read_bytes() == weights
     )
     again, said = asked(run_copy, "--split", "val")
@@ -107,7 +107,7 @@ def test_predict_divides_by_the_temperature(run_copy, photos):
     files = sorted((photos / "test" / "ant").iterdir())
     plain = load(run_copy).predict(files, top=3)
     asked(run_copy, "--calibrate")
-    t = load_bundle(run_copy / "model").temperature
+    t = load_bundle(run_copy / "model").classification.temperature
     for before, after in zip(plain, load(run_copy).predict(files, top=3), strict=True):
         assert before.names == after.names
         powers = np.array(before.probabilities) ** (1 / t)
@@ -118,7 +118,7 @@ def test_bundles_of_before_have_temperature_one_and_odd_ones_are_refused(run_cop
     place = run_copy / "model" / "model.json"
     stored = json.loads(place.read_text())
     place.write_text(json.dumps({name: value for name, value in stored.items() if name != "temperature"}))
-    assert load_bundle(run_copy / "model").temperature == 1.0
+    assert load_bundle(run_copy / "model").classification.temperature == 1.0
     for odd in (0, -1, "2", True, None, float("inf")):
         place.write_text(json.dumps(stored | {"temperature": odd}))
         with pytest.raises(WeightsError, match="temperature"):
@@ -127,11 +127,11 @@ def test_bundles_of_before_have_temperature_one_and_odd_ones_are_refused(run_cop
 
 def test_a_temperature_survives_conversion_but_not_another_head(run_copy, tmp_path):
     asked(run_copy, "--calibrate")
-    t = load_bundle(run_copy / "model").temperature
+    t = load_bundle(run_copy / "model").classification.temperature
     for words, wanted in (([], t), (["--image-size", "32"], t), (["--num-classes", "5"], 1.0)):
         out = tmp_path / f"made{len(words)}{wanted}"
         assert say("convert", str(run_copy), str(out), *words, cwd=tmp_path).returncode == 0
-        assert load_bundle(out).temperature == wanted
+        assert load_bundle(out).classification.temperature == wanted
 
 
 def test_nothing_to_calibrate_is_said(run_copy, photos, tmp_path):

@@ -8,11 +8,12 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
-from vitreous.data.split import Arrays
-from vitreous.errors import WeightsError
+from vitreous.data.split import Arrays, Data
+from vitreous.errors import UsageError, WeightsError
 from vitreous.reports.options import EvaluateOptions
 from vitreous.tasks.base import PredictionFormat, PredictionOptions, Task
 from vitreous.tasks.classification import Classification
+from vitreous.tasks.comparison import Answers
 from vitreous.tasks.detection import Detection
 from vitreous.tasks.features import Features
 from vitreous.tasks.generation import Generation
@@ -104,6 +105,27 @@ def test_an_evaluation_has_metrics_examples_and_charts(name):
     assert all(task.example_notes[kind] for kind, rows in examples.items() if rows)
     assert 5 not in {one.sample for rows in examples.values() for one in rows}
     assert all(len(chart.x) == len(chart.y) <= 7 for chart in task.draw_charts(OUTPUTS, labels, READABLE))
+
+
+@pytest.mark.parametrize("name", LABELS)
+def test_a_model_does_not_differ_from_itself(name):
+    task, labels = EXAMPLES[name], LABELS[name]
+    side = Answers(OUTPUTS, labels, READABLE)
+    split = Arrays(np.zeros((8, 2, 2), np.uint8), labels)
+    data = Data("x", classes=task.classes, splits={"test": split}, targets=task.label_columns)
+    assert task.describe_differences(task) == [] and task.check_comparison(task, ("a", "b")) == ""
+    found = task.compare_outputs(task, side, side, data)
+    assert found.figure == task.leading and set(found.differences.values()) == {0}
+    assert found.verdict("a", "b").startswith("no difference can be told: both have the same ")
+    assert json.loads(json.dumps(found.details)) == found.details
+
+
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if name != "multilabel"])
+def test_models_of_other_tasks_are_not_compared(name):
+    task, other = EXAMPLES[name], EXAMPLES["multilabel"]
+    with pytest.raises(UsageError, match=r"^(one|two) "):
+        task.check_comparison(other, ("one", "two"))
+    assert task.describe_differences(other)
 
 
 @pytest.mark.parametrize("name", LABELS)

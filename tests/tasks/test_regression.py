@@ -13,8 +13,9 @@ from sklearn.metrics import mean_absolute_error, r2_score, root_mean_squared_err
 from vitreous.data.split import Arrays, Data
 from vitreous.errors import DataError, NonFiniteError, UsageError, WeightsError
 from vitreous.tasks.base import PredictionOptions
+from vitreous.tasks.comparison import Answers
 from vitreous.tasks.regression import Regression
-from vitreous.tasks.regression_metrics import METRICS, measure_errors, rank_values, weigh_errors
+from vitreous.tasks.regression_metrics import METRICS, compare_values, measure_errors, rank_values, weigh_errors
 from vitreous.tasks.table import task_from_json, task_to_json
 
 TASK = Regression(("age", "height"), (40.0, 1.5), (10.0, 0.25))
@@ -66,6 +67,36 @@ def test_weighed_metrics_are_those_of_images_drawn_so_often():
 def test_ranks_of_values_drawn_several_times():
     ranks = rank_values(np.array([5.0, 1, 5, 9]), np.array([[1, 2], [1, 0], [1, 1], [1, 3]]))
     assert ranks[:, 0].tolist() == [2.5, 1, 2.5, 4] and ranks[[0, 2, 3], 1].tolist() == [2, 2, 5]
+
+
+def test_two_models_are_compared_on_the_images_that_both_have():
+    """Differences are those of scikit-learn's metrics, and the interval that of images drawn one after the other."""
+    labels, predicted = values(40)
+    other = predicted + np.random.default_rng(5).normal(0, [1, 0.1], predicted.shape)
+    readable = np.arange(40) % 9 != 0, np.arange(40) % 13 != 0
+    sides = [Answers(side, labels, good) for side, good in zip((predicted, other), readable, strict=True)]
+    found = compare_values(sides[0], sides[1], TASK.targets)
+    for place, row in enumerate(found.details["targets"]):
+        own = readable[0] & readable[1] & ~np.isnan(labels[:, place])
+        y, a, b = labels[own, place], predicted[own, place], other[own, place]
+        assert row["images"] == own.sum() and row["figures"]["mae"] == pytest.approx(
+            [mean_absolute_error(y, a), mean_absolute_error(y, b)]
+        )
+        assert row["difference"]["r2"] == pytest.approx(r2_score(y, b) - r2_score(y, a))
+        generator, draws = np.random.default_rng(0), []
+        for _ in range(1000):
+            rows = generator.integers(len(y), size=len(y))
+            draws.append(r2_score(y[rows], b[rows]) - r2_score(y[rows], a[rows]))
+        assert row["interval"]["r2"] == pytest.approx(np.percentile(draws, [2.5, 97.5]))
+    rows = found.details["targets"]
+    assert found.differences["r2"] == pytest.approx(np.mean([row["difference"]["r2"] for row in rows]))
+
+
+def test_models_of_labels_that_are_all_the_same_have_no_r2_to_compare():
+    side = Answers(np.array([[1.0], [2.0]]), np.array([[3.0], [3.0]]), np.ones(2, bool))
+    found = compare_values(side, side, ("age",))
+    assert found.figures["r2"] == (None, None) and found.differences["mae"] == 0 and not found.significant
+    assert found.verdict("a", "b") == "no difference can be told: R² is not defined for both on these images"
 
 
 def test_large_values_keep_their_digits():

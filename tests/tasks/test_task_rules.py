@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from vitreous.data.labels import label_kind
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import UsageError
 from vitreous.tasks.base import PREDICT_OPTIONS, PredictionOptions
@@ -10,7 +11,6 @@ from vitreous.tasks.classification import Classification
 from vitreous.tasks.detection import Detection
 from vitreous.tasks.features import Features
 from vitreous.tasks.generation import Generation
-from vitreous.tasks.labels import label_kind
 from vitreous.tasks.metrics import METRICS
 from vitreous.tasks.regression import Regression
 from vitreous.tasks.segmentation import Segmentation

@@ -42,12 +42,15 @@ def test_what_is_saved_comes_back(bundle, tmp_path):
 def test_how_it_answers_comes_back_and_older_bundles_answer_with_one_class(bundle, tmp_path):
     replace(bundle, task=Classification(bundle.classes, True, "sigmoid")).save(tmp_path / "several")
     again = open_weights(tmp_path / "several").bundle()
-    assert (again.loss, again.multilabel) == ("sigmoid", True)
+    assert (again.classification.loss, again.classification.multilabel) == ("sigmoid", True)
     path = tmp_path / "model" / "model.json"
     old = json.loads(path.read_text())
     del old["loss"], old["multilabel"]
     path.write_text(json.dumps(old))
-    assert (load_bundle(tmp_path / "model").loss, load_bundle(tmp_path / "model").multilabel) == ("softmax", False)
+    assert (
+        load_bundle(tmp_path / "model").classification.loss,
+        load_bundle(tmp_path / "model").classification.multilabel,
+    ) == ("softmax", False)
 
 
 def test_a_single_flipped_bit_is_noticed(bundle, tmp_path):

@@ -35,6 +35,8 @@ class Options:
     """Also list duplicates within DATA."""
     apply_to: Annotated[str | None, arg(metavar="OUT.csv")] = None
     """Also write the dataset without duplicates, as a table for `vitreous train`."""
+    targets: Annotated[tuple[str, ...], arg(metavar="COLUMN...")] = ()
+    """Regression: numeric columns of DATA, a CSV or Parquet file (default: as for `vitreous train`)."""
     threshold: float = 0.54
     """Minimum similarity of a near-duplicate to its original after alignment, up to 1."""
     model: Annotated[str | None, arg(metavar="RUN")] = None
@@ -60,9 +62,11 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
     if options.workers is not None and options.workers < 0:
         raise UsageError(f"--workers cannot be {options.workers}")
-    data, out = open_images(options.data), Path(options.out)
+    data, out = open_images(options.data, options.targets), Path(options.out)
     if options.apply_to and not (isinstance(data, Data) and data.labelled):
-        raise UsageError(f"{options.data} has no classes: there is no table of it to write", "leave --apply-to out")
+        raise UsageError(
+            f"{options.data} has no classes or values: there is no table of it to write", "leave --apply-to out"
+        )
     for path in (out, *([Path(options.apply_to)] if options.apply_to else [])):
         if not path.absolute().parent.is_dir():
             raise UsageError(f"no folder {path.absolute().parent}", "make it first")

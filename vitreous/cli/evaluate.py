@@ -235,16 +235,35 @@ def compare_runs(options: Options, second: str, console: Console) -> dict[str, A
     if counts := document["counts"]:
         right = f"{counts['both']} right by both, {counts['only_a']} by the first alone, {counts['only_b']} by the"
         console.say(f"of {document['images']} images {right} second alone, {counts['neither']} by neither")
-    changes, ends = document["difference"], document["interval"]
-    signs = [
-        f"{name.upper()} {changes[name]:+.3f}{interval(ends[name], '+.3f')}"
-        for name in ("nll", "ece")
-        if changes.get(name) is not None
-    ]
-    if signs:
+    if len(rows := document.get("targets", [])) > 1:
+        console.table(*target_differences(rows[:SHOWN]))
+    if signs := [*describe_changes(document)]:
         console.say(f"second less first: {', '.join(signs)}")
     console.say(document["verdict"])
     return document
+
+
+def describe_changes(document: dict[str, Any]) -> Iterator[str]:
+    """The differences of the metrics that are no shares, with their intervals; the verdict has the leading one."""
+    changes, ends = document["difference"], document["interval"]
+    for name in (name for name, change in changes.items() if change is not None and name in METRICS):
+        metric = METRICS[name]
+        if not metric.is_share and not metric.leads:
+            yield f"{metric.label} {changes[name]:+{metric.form}}{interval(ends[name], '+' + metric.form)}"
+
+
+def target_differences(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:
+    """Head and rows of the table of two regressions: a row for each target, the second's metrics less the first's."""
+    metrics = [METRICS[key] for key in rows[0]["difference"]]
+    cells = []
+    for row in rows:
+        cell = [row["target"], row["images"]]
+        for metric in metrics:
+            change, ends = row["difference"][metric.key], row["interval"][metric.key]
+            form = "+" + metric.form
+            cell.append("-" if change is None else format(change, form) + interval(ends, form))
+        cells.append(cell)
+    return ["second less first", "images", *(metric.label for metric in metrics)], cells
 
 
 def head_lines(document: dict[str, Any], console: Console) -> Iterator[str]:
@@ -257,11 +276,12 @@ def head_lines(document: dict[str, Any], console: Console) -> Iterator[str]:
     metric, objects = METRICS[leading_of(document[document["split"]])], document.get("objects")
     rank, name = metric.class_rank
     rows = sorted(document["per_class"], key=lambda row: row[rank] if row[rank] is not None else 2.0)
+    columns = metric.class_columns(rows)
     last = ["taken_for"] if any("taken_for" in row for row in rows) else []
     console.table(
-        ["class", "images", *(label for _, label in metric.of_class), *["most confused with"] * len(last)],
+        ["class", "images", *(column.label for column in columns), *["most confused with"] * len(last)],
         [
-            [row["class"], row["images"], *(percent(row[key]) for key, _ in metric.of_class), *map(row.get, last)]
+            [row["class"], row["images"], *(percent(row[column.key]) for column in columns), *map(row.get, last)]
             for row in rows[:SHOWN]
         ],
     )

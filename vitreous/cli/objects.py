@@ -74,7 +74,7 @@ def choose_form(options: AnswerArguments, predictor: Predictor) -> Form:
     from vitreous.errors import UsageError, printable
 
     suffix = os.path.splitext(options.out)[1].lower() if options.out else ""
-    masks = bool(getattr(predictor.card.task, "masks", False))
+    masks = predictor.card.task.masks
     if not options.out:
         if options.to is not None:
             raise UsageError(f"--to {options.to} writes files", "name where: --out FILE or FOLDER")

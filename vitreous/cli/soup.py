@@ -37,9 +37,9 @@ class Options(InferenceArguments):
 
 def run(options: Options, console: Console) -> dict[str, Any]:
     """Average, and print a table of the ingredients."""
-    from vitreous.cli.console import figures, percent
+    from vitreous.cli.console import figures
     from vitreous.jobs.soup import soup
-    from vitreous.tasks.metrics import label_metric
+    from vitreous.tasks.metrics import METRICS
     from vitreous.tasks.report import leading_of
 
     o = options
@@ -55,12 +55,13 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         listener=console,
     )
     judged = document.get(options.split)
-    name = label_metric(leading_of(judged) if judged else "top1")
-    rows = [
-        [row["run"], percent(row["score"], 2), percent(row["score_with"], 2), "yes" if row["kept"] else "no"]
-        for row in document["ingredients"]
-    ]
-    console.table(["ingredient", f"{options.split} {name}", "soup with it", "kept"], rows)
+    leading = leading_of(judged) if judged else "top1"
+    form = METRICS[leading].form
+    rows = []
+    for row in document["ingredients"]:
+        texts = ("-" if row[key] is None else format(row[key], form) for key in ("score", "score_with"))
+        rows.append([row["run"], *texts, "yes" if row["kept"] else "no"])
+    console.table(["ingredient", f"{options.split} {METRICS[leading].label}", "soup with it", "kept"], rows)
     if judged:
         console.say(figures(options.split, judged))
     console.say(f"next: vitreous predict {document['bundle']} IMAGE ...")

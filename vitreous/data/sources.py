@@ -128,11 +128,11 @@ def open_data_of_run(
         raise DataError(problem + (f" ({error.message})" if "{" in source else ""), hint) from None
 
 
-def open_images(source: str | os.PathLike[str]) -> Data | Files:
-    """A data set; or, where it has neither labels nor splits of its own, or cannot be opened as one, every image below
-    the folder. Raises DataError where there are none."""
+def open_images(source: str | os.PathLike[str], targets: tuple[str, ...] = ()) -> Data | Files:
+    """A data set, with `targets` as `open_data` has them; or, where it has neither labels nor splits of its own, or
+    cannot be opened as one, every image below the folder. Raises DataError where there are none."""
     try:
-        data = open_data(source)
+        data = open_data(source, targets=targets)
     except DataError:
         paths = list_images(Path(source)) if os.path.isdir(source) else []
         if not paths:

@@ -17,6 +17,7 @@ from PIL import Image
 
 from vitreous.data.decoding.decode import decode, read_regular
 from vitreous.data.holdout import hold_out
+from vitreous.data.labels import LabelKind, label_kind
 from vitreous.data.latents import Latents
 from vitreous.errors import DataError, printable
 
@@ -261,6 +262,11 @@ class Data:
         """Whether labels are (n, K) float32: an image may have several, or none."""
         return self.labelled and not self.targets and next(iter(self.splits.values())).labels.ndim == 2
 
+    @property
+    def label_kind(self) -> LabelKind:
+        """What differs between labels of one class an image and of several."""
+        return label_kind(self.multilabel)
+
     def holding_out(self, share: float | None, split_seed: int) -> Data:
         """The data with that share of all training images as `val`, drawn within each class; None: as they are.
 
@@ -307,7 +313,7 @@ def require_labels(data: Data) -> None:
         raise data.unlabelled or data.unlearnable or DataError(f"{data.name} has no labels", "name data with classes")
     if data.targets and not any(is_labelled(split) for split in data.splits.values()):
         raise DataError(f"{data.name}: no image has a value of {', '.join(data.targets)}", "fill in some")
-    if data.multilabel and not any(split.labels.any() for split in data.splits.values()):
+    if not data.targets and not any(data.label_kind.has_label(split.labels) for split in data.splits.values()):
         raise data.unlearnable or DataError(f"{data.name}: no image has a label", "name the classes of the images")
 
 

@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitreous.data.labels import label_kind
 from vitreous.data.split import Split
 from vitreous.errors import DataError
 from vitreous.evaluation.evaluator import Evaluator, Outputs
 from vitreous.tasks.classification_metrics import judge
-from vitreous.tasks.labels import label_kind
 from vitreous.tasks.report import Report
 
 MEMORY, QUERIES = 16_384, 1_024  # images whose similarities are in memory at a time

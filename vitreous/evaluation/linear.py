@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitreous.data.labels import LabelKind, label_kind
 from vitreous.errors import DataError
-from vitreous.tasks.labels import LabelKind, label_kind
 from vitreous.tasks.multilabel_metrics import MeanAveragePrecision
 
 SMALL = 10_000_000  # numbers of features that scikit-learn is given, in float64

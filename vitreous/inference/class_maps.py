@@ -76,7 +76,7 @@ def class_maps(
     Raises UsageError for a model that has no classes of pixels, DataError where `bad_images` is stop.
     """
     names, preprocess = card.task.classes, card.preprocess
-    require_endpoint(card, "segment", "names classes of images, not of pixels")
+    card.task.require_endpoint("segment", f"{card.name} names classes of images, not of pixels")
 
     voids: dict[int, np.ndarray] = {}  # by the identity of their items, which wait for them
 
@@ -105,12 +105,6 @@ def class_maps(
                 yield ClassMap(
                     item.name, names, row, image, shares=shares_of(row, names), header=read_place(item, row.ndim)
                 )
-
-
-def require_endpoint(card: Card, endpoint: str, problem: str) -> None:
-    """Raise UsageError, with the `problem`, for a model whose predictions another method of `Predictor` makes."""
-    if card.task.endpoint != endpoint:
-        raise UsageError(f"{card.name} {problem}", f"use {card.task.endpoint}")
 
 
 def read_place(item: Item, axes: int) -> Any:

@@ -48,7 +48,7 @@ def generator_predictor(bundle: Bundle, how: InferenceOptions | None = None, vae
         raise UsageError("--engine openvino makes no images", "leave it out")
     if bundle.preprocess.is_animated:
         raise UsageError(f"{card.name} makes clips, and a server answers with pictures", "use `vitreous sample`")
-    decoded = bool(vae or getattr(bundle.task, "autoencoder", ""))
+    decoded = bool(vae or bundle.task.autoencoder)
     if (channels not in (1, 3) and not decoded) or len(bundle.preprocess.image) != 2:
         problem = f"{card.name} makes images of {channels} channels and {len(bundle.preprocess.image)} axes"
         hint = "a page shows those of 1 or 3 channels and 2 axes: name what decodes latents, --vae FOLDER"

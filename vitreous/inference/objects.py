@@ -17,7 +17,7 @@ from vitreous.data.annotations.drawing import class_colours
 from vitreous.data.annotations.shapes import mask_of_runs
 from vitreous.errors import DataError, UsageError
 from vitreous.inference.card import Card
-from vitreous.inference.class_maps import native, picture_of, require_endpoint
+from vitreous.inference.class_maps import native, picture_of
 from vitreous.inference.pipeline import chunk_of, flow
 from vitreous.inference.sources import Item
 from vitreous.tasks.detections import Detections, detect, detections_of, fit_image
@@ -140,7 +140,7 @@ def image_objects(
     Raises UsageError for a model that finds no objects, DataError where `bad_images` is stop.
     """
     classes, preprocess = card.task.classes, card.preprocess
-    require_endpoint(card, "detect", "finds no objects on images")
+    card.task.require_endpoint("detect", f"{card.name} finds no objects on images")
 
     def decode(fitted: Fitted) -> np.ndarray | DataError:
         try:

@@ -132,14 +132,14 @@ def fail_to_read(message: str) -> NoReturn:
 class Worker:
     """One process of the cluster that computes. Ray creates it, and creates it again where it dies."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, job: Task) -> None:
         import torch
 
-        os.chdir(task.place)
+        os.chdir(job.place)
         torch.set_num_threads(1)
-        self.task, self.failure = task, None
+        self.task, self.failure = job, None
         try:
-            self.predictor = load(task.run, task.how, exact=task.exact, headless=task.verb == "embeddings")
+            self.predictor = load(job.run, job.how, exact=job.exact, headless=job.verb == "embeddings")
         except VitreousError as error:  # raised here, Ray would create another worker, again and again
             self.failure = error
 

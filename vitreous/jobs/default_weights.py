@@ -50,7 +50,7 @@ def takes_weights(options: TrainOptions, opened: Data) -> bool:
     """Whether a run is one on few photographs that published weights fit: it learns from labels, masks or boxes, by no
     published recipe, which may need other weights, and neither its size nor its patches are changed."""
     split, objective = opened.split("train"), objective_of(options)
-    if len(split) >= FEW_PHOTOGRAPHS or kind_of(split) != "images" or options.buckets is not None:
+    if len(split) >= FEW_PHOTOGRAPHS or kind_of(split) != "images":
         return False
     if options.recipe not in OWN_RECIPES or not (objective.annotated or objective.labelled):
         return False

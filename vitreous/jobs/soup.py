@@ -7,6 +7,7 @@ all were trained from the same weights.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
@@ -18,7 +19,6 @@ import torch
 from torch import Tensor
 
 from vitreous.config import differences
-from vitreous.data.class_order import align_labels
 from vitreous.data.loader import EvalLoader
 from vitreous.data.options import DataOptions
 from vitreous.data.run_data import sample_images
@@ -32,9 +32,7 @@ from vitreous.models.config import ModelConfig, replace_fields
 from vitreous.models.zoo import skip_init
 from vitreous.progress import Listener, NullListener
 from vitreous.system.cores import default_workers
-from vitreous.tasks.classification_metrics import judge
 from vitreous.tasks.report import Report
-from vitreous.tasks.table import replace_classes
 from vitreous.training.folder import Folder
 from vitreous.weights.adopt import bundle_in
 from vitreous.weights.bundle import DESCRIPTION, WEIGHTS, Bundle, fill, load_bundle
@@ -71,9 +69,10 @@ class SoupEvaluator:
     listener: Listener
 
     def judge(self, bundle: Bundle, name: str) -> Report:
-        """The figures of a model. Raises DataError for images that cannot be read and classes that the model does not
-        know."""
-        split = align_labels(self.data.split(self.split), self.data, bundle.classes, bundle.multilabel)
+        """The metrics of a model at a temperature of 1. Raises DataError for images that cannot be read, and for
+        classes or targets that the model and the data do not share."""
+        task = bundle.task.with_temperature(1.0)
+        split = task.align_labels(self.data.split(self.split), self.data)
         preprocess, done = bundle.preprocess, 0
 
         def count_images(images: int) -> None:
@@ -84,9 +83,7 @@ class SoupEvaluator:
         engine = make_engine(bundle.model, preprocess, self.how, lambda: sample_images(self.data, preprocess))
         logits, bad = logits_of(engine, EvalLoader(split, preprocess, self.workers), on_images=count_images)
         stop_at_unreadable(bad, len(split), "skip" if self.skip else "stop")
-        return judge(
-            logits, split.labels, bundle.classes, np.array([sample not in bad for sample in range(len(split))])
-        )
+        return task.evaluate(logits, split.labels, np.array([sample not in bad for sample in range(len(split))]))
 
 
 def soup(
@@ -103,8 +100,8 @@ def soup(
     """Average the weights of runs or bundles of one architecture into the bundle `out`; returns a document with every
     figure.
 
-    Uniform soups take all. Greedy ones go through them from the best on and keep each with which the soup's accuracy
-    (mAP, where images have several labels) does not fall. They are judged on the validation images of `data`, by
+    Uniform soups take all. Greedy ones go through them from the best on and keep each with which the soup's leading
+    metric (top-1, mAP or R²) does not fall. They are judged on the validation images of `data`, by
     default of the data set that all were trained on, never on a test split; a uniform soup does without where there are
     none. The order of `runs` means nothing. Raises UsageError for models that differ, listing how, and where `out` is
     there already; DataError and WeightsError.
@@ -117,7 +114,7 @@ def soup(
             f"a soup is not chosen on the {split} split", "use --split val, and `vitreous evaluate` when it is made"
         )
     ingredients = open_ingredients(runs)
-    classes = check_compatible(ingredients)
+    outputs = check_compatible(ingredients)
     evaluator = None
     try:
         opened, source = open_judging_data(ingredients, None if data is None else os.fspath(data), split, listener)
@@ -135,7 +132,7 @@ def soup(
         if greedy or data is not None:
             raise
         listener.note(f"nothing is judged: {error.message}")
-    rows, bundle, report = greedy_soup(ingredients, classes, evaluator, greedy)
+    rows, bundle, report = greedy_soup(ingredients, outputs, evaluator, greedy)
     document = {
         "soup": "greedy" if greedy else "uniform",
         "data": evaluator and evaluator.source,
@@ -161,7 +158,7 @@ def open_ingredients(runs: Sequence[str | os.PathLike[str]]) -> list[Ingredient]
             raise UsageError(f"{run} is neither a run nor a bundle", f"make one of it: vitreous convert {run} FOLDER")
         bundle = load_bundle(folder)
         if not bundle.task.reads_images:
-            raise UsageError(f"{run} makes images, and a soup is of models that classify them", "leave it out")
+            raise UsageError(f"{run} makes images, and a soup is of models that read them", "leave it out")
         digest = json.loads((folder / DESCRIPTION).read_text("utf-8"))["sha256"][WEIGHTS]
         if digest in ingredients:
             raise UsageError(f"{ingredients[digest].run} and {run} are the same weights", "name each model once")
@@ -177,8 +174,8 @@ def open_ingredients(runs: Sequence[str | os.PathLike[str]]) -> list[Ingredient]
 
 
 def check_compatible(ingredients: Sequence[Ingredient]) -> tuple[str, ...]:
-    """The classes, in the first's order. Raises UsageError where models have other classes or none, take other
-    pictures, mean their answers otherwise, or differ in more than what only training asks, listing how."""
+    """The outputs, classes or targets, in the first's order. Raises UsageError where models have other outputs or none,
+    take other images, or differ in more than what only training asks, listing how."""
     first, *others = ingredients
     a = first.like
     for one in others:
@@ -186,24 +183,14 @@ def check_compatible(ingredients: Sequence[Ingredient]) -> tuple[str, ...]:
         lines = differences(without_dropout(a.model.config), without_dropout(b.model.config)) + differences(
             a.preprocess, b.preprocess, "preprocess."
         )
-        lines += differences(a.loss, b.loss, "loss") + differences(
-            a.multilabel, b.multilabel, "several labels an image"
-        )
-        only = [
-            ", ".join(sorted(set(ours) - set(theirs))[:20])
-            for ours, theirs in ((a.classes, b.classes), (b.classes, a.classes))
-        ]
-        lines += [f"classes: {only[0] or 'none'} -> {only[1] or 'none'} besides those of both"] if any(only) else []
-        if lines:
+        if lines := lines + a.task.describe_differences(b.task):
             listing = "".join(f"\n    {line}" for line in lines)
             raise UsageError(
                 f"{first.run} and {one.run} cannot be averaged:{listing}", "use runs of one model and one data set"
             )
-    if a.task.outputs and not a.classes:
-        raise UsageError(f"{first.run} {a.task.does}, and soups are of models that name classes", "use other runs")
-    if not a.classes:
-        raise UsageError(f"{first.run} has no head: it gives features, not classes", "use runs of `vitreous train`")
-    return a.classes
+    if not a.task.outputs:
+        raise UsageError(f"{first.run} {a.task.missing_outputs[0]}", "use runs of `vitreous train`")
+    return a.task.outputs
 
 
 def without_dropout(config: ModelConfig) -> ModelConfig:
@@ -228,7 +215,13 @@ def open_judging_data(
     views: dict[str, Data] = {}
     for run, data in (pair for pair in known if os.path.realpath(pair[1].source) == os.path.realpath(source)):
         opened = open_data_of_run(
-            run, source, data.split_seed, data.group_by, axes=data.axes, ignore_index=data.ignore_index
+            run,
+            source,
+            data.split_seed,
+            data.group_by,
+            axes=data.axes,
+            ignore_index=data.ignore_index,
+            targets=data.targets,
         )
         view = opened.holding_out(data.hold_out, data.split_seed)
         if data.fingerprint not in (opened.fingerprint(), view.fingerprint()):
@@ -242,27 +235,28 @@ def open_judging_data(
             f"the runs held out different images of {source}",
             "judge them on data with a val folder of their own: --data DATA",
         )
-    chosen = next(iter(views.values())) if views else open_data(source)
+    columns = ingredients[0].like.task.label_columns
+    chosen = next(iter(views.values())) if views else open_data(source, targets=columns)
     require_labels(chosen)
     chosen.split(split)
     return chosen, source
 
 
 def greedy_soup(
-    ingredients: Sequence[Ingredient], classes: tuple[str, ...], evaluator: SoupEvaluator | None, greedy: bool
+    ingredients: Sequence[Ingredient], outputs: tuple[str, ...], evaluator: SoupEvaluator | None, greedy: bool
 ) -> tuple[list[dict[str, Any]], Bundle, Report | None]:
     """A row for each ingredient, from the best on; the soup; and its figures. Greedy soups are Recipe 1 of
     arXiv:2203.05482."""
     alone = {one.sha256: evaluator.judge(one.bundle(), one.run) for one in ingredients} if evaluator else {}
     rows: list[dict[str, Any]] = []
     total: dict[str, Tensor] = {}
-    count, report = 0, None
+    count, report, like = 0, None, ingredients[0].like
     # of equals, the first hash first
     for one in sorted(ingredients, key=lambda one: -leading_figure(alone.get(one.sha256))):
-        trial, tried, accepted = add_weights(total, one.bundle(), classes), None, True
+        trial, tried, accepted = add_weights(total, one.bundle(), outputs), None, True
         if greedy and evaluator:
             tried = (
-                evaluator.judge(average_weights(one.like, trial, count + 1, classes), f"soup with {one.run}")
+                evaluator.judge(average_weights(like, trial, count + 1), f"soup with {one.run}")
                 if count
                 else alone[one.sha256]
             )
@@ -272,26 +266,27 @@ def greedy_soup(
             total, count = trial, count + 1
         own, together = (None if figures is None else figures.leading[1] for figures in (alone.get(one.sha256), tried))
         rows.append({"run": one.run, "sha256": one.sha256, "score": own, "score_with": together, "kept": accepted})
-    averaged_bundle = average_weights(ingredients[0].like, total, count, classes)
+    averaged_bundle = average_weights(like, total, count)
     return rows, averaged_bundle, report or (evaluator.judge(averaged_bundle, "soup") if evaluator else None)
 
 
 def leading_figure(report: Report | None) -> float:
-    """The leading figure, negative where lower is better, by which ingredients are chosen; 0 if nothing was judged."""
-    return report.score[0] if report else 0.0
+    """The leading figure, negative where lower is better, by which ingredients are chosen; minus infinity
+    if nothing was measured."""
+    return report.score[0] if report else -math.inf
 
 
-def add_weights(total: dict[str, Tensor], bundle: Bundle, classes: tuple[str, ...]) -> dict[str, Tensor]:
+def add_weights(total: dict[str, Tensor], bundle: Bundle, outputs: tuple[str, ...]) -> dict[str, Tensor]:
     """Add one more model's weights to float64 sums of the same shapes; the rows of its head in the order of
-    `classes`."""
-    order = torch.tensor([bundle.classes.index(name) for name in classes])
+    `outputs`."""
+    order = torch.tensor([bundle.task.outputs.index(name) for name in outputs])
     state = {name: tensor.double() for name, tensor in bundle.model.state_dict().items()}
     state |= {name: tensor[order] for name, tensor in state.items() if name.startswith("head.")}
     return {name: total[name] + tensor for name, tensor in state.items()} if total else state
 
 
-def average_weights(like: Bundle, total: dict[str, Tensor], count: int, classes: tuple[str, ...]) -> Bundle:
+def average_weights(like: Bundle, total: dict[str, Tensor], count: int) -> Bundle:
     """Return a model as `like` whose weights are the sums, of the same shapes, divided by `count`."""
     model = skip_init(like.model.config)
     fill(model, {name: (tensor / count).float() for name, tensor in total.items()}, "the soup")
-    return replace(like, model=model.eval(), task=replace_classes(like.task, classes))
+    return replace(like, model=model.eval())

@@ -128,7 +128,7 @@ def plan_protocol(run: Run, opened: Data, inputs: Inputs, options: TrainOptions)
     images = len(opened.split("train"))
     share = hold_out_of(run) or next(share for below, share in SHARES if images < below)
     # small classes: a share that rounds to nothing would judge nothing
-    if share * images < run.model.classes and not opened.multilabel:
+    if share * images < opened.label_kind.least_held_out(run.model.classes):
         share = SHARES[0][1]
     held = hold_out_inputs(opened, inputs, share, run.data.split_seed)
     assert held.val is not None

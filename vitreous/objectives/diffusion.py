@@ -14,6 +14,7 @@ from torch import Tensor
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.batch import Batch
 from vitreous.data.keys import key, normal, uniform
+from vitreous.data.labels import label_kind
 from vitreous.data.split import Split
 from vitreous.errors import UsageError
 from vitreous.evaluation.denoising import DenoisingEvaluator
@@ -97,8 +98,8 @@ class GeneratorObjective(Objective):
     def __init__(self, model: Any, config: Any, setting: Setting) -> None:
         """Raises UsageError for images with several labels."""
         super().__init__()
-        if setting.multilabel:
-            raise UsageError("images with several labels cannot be made by class", "use --model.classes 0")
+        problem = "images with several labels cannot be made by class"
+        label_kind(setting.multilabel).require_one_label(problem, "use --model.classes 0")
         self.model: DiT = model
         self.config, self.setting, self.process = config, setting, config.process
 

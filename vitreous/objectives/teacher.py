@@ -156,7 +156,7 @@ def card_in(metadata: dict[str, str], source: str) -> tuple[tuple[str, ...], Nor
     try:
         card: Any = json.loads(metadata[CARD])["card"]
         seen = from_plain(AnyPreprocess, card["preprocess"])
-        return getattr(task_from_json(card, source), "classes", ()), (seen.mean, seen.std)
+        return task_from_json(card, source).classes, (seen.mean, seen.std)
     except (KeyError, ValueError, TypeError) as error:
         raise WeightsError(f"{source} has a card that cannot be read ({error})", "export the teacher again") from None
 

@@ -38,9 +38,8 @@ def architecture(
     Raises UsageError for a --model that is not that of the weights or not of the recipe's kind, and a --patch-size for
     what has none of its own.
     """
-    if recipe is not None and recipe.of_clips and not facts.template.is_animated:
-        problem = f"{recipe.name} is for clips, and the data are {facts.template.noun}"
-        raise UsageError(problem, "use --recipe mae, or name clips")
+    if recipe is not None:
+        recipe.check_data(facts)
     model = BUILDERS.get(facts.template.form, for_images)(options, facts, classes, start, recipe)
     if recipe is not None and recipe.for_models not in ("any", model.recipe_family):
         kind = {"bit": "ResNets", "vit": "Vision Transformers", "swin": "Swin Transformers"}[recipe.for_models]

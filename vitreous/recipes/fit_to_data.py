@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from vitreous.data.annotations.map_statistics import balance_classes
 from vitreous.data.split import Data
@@ -53,12 +54,8 @@ def fit_to_labels(objective: ObjectiveConfig, data: Data, options: TrainOptions,
         return replace(objective, class_weights=weigh_pixels(facts, options))
     if not isinstance(objective, SupervisedConfig):
         return objective
-    if data.multilabel and objective.loss == "softmax":
-        if options.loss == "softmax":
-            raise UsageError(
-                f"images of {data.name} have several labels, and a softmax gives one", "use --loss sigmoid"
-            )
-        objective = replace(objective, loss="sigmoid")
+    loss: Any = data.label_kind.choose_loss(objective.loss, options.loss, data.name)
+    objective = replace(objective, loss=loss)
     if options.class_weights is not None:
         labels, classes = data.split("train").labels, len(data.classes)
         weights = balanced(labels, classes) if options.class_weights == "balanced" else ()

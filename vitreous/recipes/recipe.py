@@ -15,6 +15,7 @@ from vitreous.data.modalities.base import Preprocess
 from vitreous.data.modalities.clips import ClipPreprocess
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.options import DataOptions
+from vitreous.errors import UsageError
 from vitreous.models.config import ModelConfig, replace_fields
 from vitreous.models.names import configure
 from vitreous.objectives.base import ObjectiveConfig
@@ -150,6 +151,12 @@ class Recipe:
     def of_clips(self) -> bool:
         """Whether its table names models of clips, and it takes nothing else."""
         return bool(self.models) and len(configure(self.models[0]).image) == 3
+
+    def check_data(self, facts: DatasetInfo) -> None:
+        """Raise UsageError for data of another modality than a recipe of clips needs."""
+        if self.of_clips and not facts.template.is_animated:
+            problem = f"{self.name} is for clips, and the data are {facts.template.noun}"
+            raise UsageError(problem, "use --recipe mae, or name clips")
 
 
 def fixed_side(pixels: int) -> Callable[[str, DatasetInfo], int]:

@@ -25,7 +25,6 @@ from vitreous.inference.open_model import open_bundle
 from vitreous.progress import Listener, NullListener
 from vitreous.system.cores import default_workers
 from vitreous.system.machine import pick_device, warning
-from vitreous.tasks.calibration import probabilities
 from vitreous.tasks.report import Report
 from vitreous.weights.bundle import Bundle
 
@@ -70,7 +69,7 @@ class Answered:
     @cached_property
     def logits(self) -> np.ndarray:
         """(n, K) logits divided by the bundle's temperature, in float64, where logits that differ stay different."""
-        return self.raw if self.bundle.temperature == 1 else self.raw.astype(np.float64) / self.bundle.temperature
+        return self.bundle.classification.scale_logits(self.raw)
 
     @property
     def report(self) -> Report:
@@ -85,7 +84,7 @@ class Answered:
     @cached_property
     def confidence(self) -> np.ndarray:
         """(n,) float64: the highest probability of each image, 0 of an unreadable one."""
-        return np.where(self.readable, probabilities(self.logits, self.bundle.loss).max(1), 0.0)
+        return np.where(self.readable, self.bundle.task.activate(self.raw).max(1), 0.0)
 
     @cached_property
     def right(self) -> np.ndarray:

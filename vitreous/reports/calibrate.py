@@ -46,12 +46,12 @@ def calibrate(run: str | os.PathLike[str], data: str | os.PathLike[str] | None, 
 
 def effect(answers: Answered) -> dict[str, Any] | None:
     """Return what the bundle's temperature changes on the judged images; None where there is none."""
-    if answers.bundle.temperature == 1:
+    if answers.bundle.classification.temperature == 1:
         return None
     return {
-        "temperature": answers.bundle.temperature,
+        "temperature": answers.bundle.classification.temperature,
         "fitted_on": answers.bundle.provenance.get("temperature"),
-        answers.name: {"before": soft(answers, 1.0), "after": soft(answers, answers.bundle.temperature)},
+        answers.name: {"before": soft(answers, 1.0), "after": soft(answers, answers.bundle.classification.temperature)},
     }
 
 
@@ -60,13 +60,17 @@ def soft(answers: Answered, temperature: float) -> dict[str, float | None]:
     rows = answers.readable
     logits, targets = answers.raw[rows].astype(np.float64) / temperature, of_loss(answers)[rows]
     right = logits.argmax(1) == answers.split.labels[rows] if answers.split.labels.ndim == 1 else None
-    ece = None if right is None else calibration_error(probabilities(logits, answers.bundle.loss).max(1), right)
+    ece = (
+        None
+        if right is None
+        else calibration_error(probabilities(logits, answers.bundle.classification.loss).max(1), right)
+    )
     return {"nll": float(losses(logits, targets).mean()), "ece": ece}
 
 
 def of_loss(answers: Answered) -> np.ndarray:
     """Return labels as the bundle's loss has them: (n,) for softmax, else (n, K) in {0, 1}."""
     labels = answers.split.labels
-    if labels.ndim == 2 or answers.bundle.loss == "softmax":
+    if labels.ndim == 2 or answers.bundle.classification.loss == "softmax":
         return labels
     return np.eye(len(answers.bundle.classes), dtype=np.float32)[labels]

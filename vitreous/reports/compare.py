@@ -6,20 +6,15 @@ import os
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from vitreous.data.class_order import class_indices
 from vitreous.data.run_data import choose_split, open_run_data
 from vitreous.data.split import Data
 from vitreous.errors import DataError, UsageError
-from vitreous.evaluation.comparison import Answers, Comparison
-from vitreous.evaluation.comparison import compare as compared
 from vitreous.inference.open_model import open_bundle, read_task
 from vitreous.reports.answers import Answered, Computing, answers_to
 from vitreous.reports.dense import judge_opened
 from vitreous.reports.readings import record
 from vitreous.reports.training_overlap import exposure_notes, seen
-from vitreous.tasks.classification_metrics import judge
+from vitreous.tasks.comparison import Answers, Comparison
 from vitreous.tasks.report import Report
 from vitreous.training.folder import Folder
 from vitreous.weights.adopt import bundle_in
@@ -42,9 +37,10 @@ def compare(
     """Judge two runs on the same images: each one's figures, their differences, and whether chance explains them.
 
     The images are of `data`, by default of the first run's data set, or of the second's where the first is a bundle
-    alone: of test unless another split is named, or val. Classes are matched by name. Each reading is added to its
-    run's `evaluations.jsonl`. Raises DataError for a class of the data that a model does not know; UsageError where one
-    takes images for one label and the other for several.
+    alone: of test unless another split is named, or val. Classes and targets are matched by name. Each reading is added
+    to its run's `evaluations.jsonl`. Raises DataError for a class of the data that a model does not know, or a target
+    without values; UsageError for runs of different tasks, and where one takes images for one label and the other for
+    several.
     """
     computing, runs = computing or Computing(), [os.fspath(first), os.fspath(second)]
     kinds = [read_task(run) for run in (first, second)]
@@ -55,26 +51,23 @@ def compare(
             raise UsageError(problem, "compare runs that answer the same question")
         return compare_scenes(runs, data, split, computing)
     bundles = [open_bundle(run, note=computing.listener.note) for run in (first, second)]
-    if other := next((one for one in zip(runs, bundles, strict=True) if not one[1].classes), None):
-        problem = f"{other[0]} {other[1].task.does}, and runs are compared that name classes of images"
-        raise UsageError(problem, "compare their metrics: vitreous evaluate RUN")
-    if bundles[0].task.leading != bundles[1].task.leading:
-        problem = f"{runs[bundles[0].multilabel]} names one class an image, the other run names several"
-        raise UsageError(problem, "compare runs that answer the same question")
+    tasks = [bundle.task for bundle in bundles]
+    if line := tasks[0].check_comparison(tasks[1], (runs[0], runs[1])):
+        computing.listener.note(line)
     home = runs[0] if data is not None or Folder(Path(runs[0])).config.is_file() else runs[1]
-    source, opened = open_run_data(home, data, split)
+    columns = tuple(dict.fromkeys(name for task in tasks for name in task.label_columns))
+    source, opened = open_run_data(home, data, split, targets=columns)
     split = choose_split(opened, split, computing.listener.note)
     for run, bundle in zip(runs, bundles, strict=True):
-        known_to(run, bundle, source, opened)
-    if set(bundles[0].classes) != set(bundles[1].classes):
-        computing.listener.note("the runs do not know the same classes; they are compared on those of the data")
+        check_labels(run, bundle, source, opened, split)
     pairs = zip(runs, bundles, strict=True)
     both = [
         answers_to(run, bundle, source=source, opened=opened, split=split, computing=computing) for run, bundle in pairs
     ]
-    reports = [judge(one.logits, one.split.labels, one.bundle.classes, one.readable) for one in both]
+    reports = [one.report for one in both]
     exposures = recorded(both, reports, None if data is not None else home, computing)
-    comparison = compared(*(answers_of(one) for one in both))
+    first_outputs, second_outputs = (Answers(one.raw, one.split.labels, one.readable) for one in both)
+    comparison = tasks[0].compare_outputs(tasks[1], first_outputs, second_outputs, opened)
     return describe_comparison(both, reports, exposures, comparison)
 
 
@@ -90,7 +83,7 @@ def compare_scenes(
     home = runs[0] if data is not None or Folder(Path(runs[0])).config.is_file() else runs[1]
     source, opened = open_run_data(home, data, split, labelled=False)
     split = choose_split(opened, split, computing.listener.note)
-    boxes = not all(getattr(bundle.task, "masks", False) for bundle in bundles)
+    boxes = not all(bundle.task.masks for bundle in bundles)
     pairs = zip(runs, bundles, strict=True)
     both, reports = zip(
         *(
@@ -104,9 +97,7 @@ def compare_scenes(
     differences = {name: None if a is None or b is None else b - a for name, (a, b) in figures.items()}
     evaluators: list[Any] = [one.evaluator for one in both]
     intervals = evaluators[0].paired_intervals(both[0].raw, evaluators[1], both[1].raw)
-    comparison = Comparison(
-        reports[0].figure, figures, differences=differences, intervals=intervals, counts=None, p=None
-    )
+    comparison = Comparison(reports[0].figure, figures, differences=differences, intervals=intervals)
     return describe_comparison(list(both), list(reports), exposures, comparison)
 
 
@@ -127,21 +118,13 @@ def recorded(
     return exposures
 
 
-def known_to(run: str, bundle: Bundle, source: str, opened: Data) -> None:
-    """Raise DataError, with the run's name, where a run does not know a class of the data."""
+def check_labels(run: str, bundle: Bundle, source: str, opened: Data, split: str) -> None:
+    """Raise DataError, with the run's name, where the labels of a split are not those of a run: for a class that it
+    does not know, or a target that the data have no values of."""
     try:
-        class_indices(opened, bundle.classes)
+        bundle.task.align_labels(opened.split(split), opened)
     except DataError as error:
         raise DataError(f"{run}, on {source}: {error.message}", error.hint) from None
-
-
-def answers_of(answers: Answered) -> Answers:
-    """Return logits (n, K) and labels of a comparison: several labels in the order of the data's classes."""
-    logits, labels = answers.logits.astype(np.float64), answers.split.labels
-    if labels.ndim == 2:
-        order = class_indices(answers.opened, answers.bundle.classes)
-        return Answers(logits[:, order], labels[:, order], answers.readable)
-    return Answers(logits, labels, answers.readable)
 
 
 def describe_comparison(
@@ -151,7 +134,11 @@ def describe_comparison(
     a, b = both
     sides = []
     for one, report, seen_by in zip(both, reports, facts, strict=True):
-        head = {"run": one.run, "model": one.bundle.model.config.name(), "temperature": one.bundle.temperature}
+        head = {
+            "run": one.run,
+            "model": one.bundle.model.config.name(),
+            "temperature": one.bundle.classification.temperature,
+        }
         sides.append(head | seen_by | report.summary())
     names = [os.path.basename(one.run.rstrip("/")) for one in both]
     names = names if names[0] != names[1] and all(names) else [a.run, b.run]
@@ -168,4 +155,5 @@ def describe_comparison(
         "figures": {name: list(pair) for name, pair in comparison.figures.items()},
         "significant": comparison.significant,
         "verdict": comparison.verdict(*names),
+        **comparison.details,
     }

@@ -17,7 +17,6 @@ from vitreous.evaluation.familiarity import CONFIDENT, K, find_suspects, fit_det
 from vitreous.reports.answers import Answered, Computing, split_features
 from vitreous.reports.training_overlap import identities, without_excluded
 from vitreous.system.tables import write_table
-from vitreous.tasks.calibration import probabilities
 from vitreous.training.folder import Folder
 
 SHOWN = 10  # images of a kind in a document
@@ -58,7 +57,7 @@ def memory(answers: Answered, computing: Computing, alone: bool = False) -> Memo
     split = opened.splits.get("train")
     bundle, chosen = answers.bundle, answers.split
     if split is not None:
-        chosen = align_labels(split, opened, bundle.classes, bundle.multilabel)
+        chosen = align_labels(split, opened, bundle.classes, bundle.classification.multilabel)
     features = split_features(bundle, chosen, "training images", computing)
     return Memory(source, chosen, features.rows, np.flatnonzero(features.good))
 
@@ -131,7 +130,7 @@ def suspected(answers: Answered, computing: Computing, file: str) -> dict[str, A
     names = identities(answers.split, answers.source)
     own = np.array([at.get(place.get(names[row], -1), -1) for row in rows], dtype=np.int64)
     shares = neighbour_shares(features[rows], known.usable, known.labels, len(classes), own)
-    listed = find_suspects(probabilities(answers.logits[rows], answers.bundle.loss), shares, answers.split.labels[rows])
+    listed = find_suspects(answers.bundle.task.activate(answers.raw[rows]), shares, answers.split.labels[rows])
     table = [
         {
             "path": answers.split.name(int(rows[one.sample])),

@@ -205,9 +205,7 @@ def open_sampler(
         sampler.image = size_to_make(bundle, options.size, options.frames, sampler.stride, note)
         if sampler.decode is not None:
             return sampler, ImagePreprocess(tuple(side * sampler.stride for side in sampler.image)), options.features
-        own = bundle.preprocess
-        own = own if sampler.image in own.buckets else own.adjust(buckets=())
-        return sampler, own.with_image(sampler.image), options.features
+        return sampler, bundle.preprocess.with_only_size(sampler.image), options.features
     if options.features != PIXELS:
         problem = f"{opened.name} has latents, and --features reads pictures"
         raise UsageError(problem, f"name the pictures: vitreous evaluate RUN PICTURES --features {options.features}")

@@ -28,7 +28,6 @@ from vitreous.reports.readings import slug
 from vitreous.system.disk import write_text
 from vitreous.system.machine import pick_device, warning
 from vitreous.system.tables import write_table
-from vitreous.tasks.calibration import probabilities
 from vitreous.weights.bundle import Bundle
 
 if TYPE_CHECKING:
@@ -207,7 +206,7 @@ def likeliest_classes(scene: Scene) -> list[dict[str, Any]]:
         if bundle.classes:
             with torch.no_grad():
                 logits = model(scene.preprocess.normalise(one.pixels[None].to(scene.device)))
-            row = probabilities(logits.double().cpu().numpy() / bundle.temperature, bundle.loss)[0]
+            row = bundle.task.activate(logits.double().cpu().numpy())[0]
             best = np.argsort(-row, kind="stable")[:BEST]
             classes = [{"class": bundle.classes[i], "probability": float(row[i])} for i in best]
         answers.append({"path": one.name, "classes": classes})

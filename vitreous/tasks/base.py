@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from vitreous.data.decoding.spectral import Picture
     from vitreous.data.modalities.base import Preprocess
     from vitreous.data.split import Data, Split
+    from vitreous.tasks.comparison import Answers, Comparison
     from vitreous.tasks.detection_proof import ObjectProof
     from vitreous.tasks.export_proof import ProofImages
     from vitreous.tasks.report import Report
@@ -163,8 +164,11 @@ class Task(ABC):
     evaluate_options: ClassVar[frozenset[str]] = frozenset()  # of `evaluate`, that are for this task and not for all
     example_notes: ClassVar[dict[str, str]] = {}  # how a page describes each kind of `choose_examples`
     protocol: ClassVar[str] = "top1"  # what a reading of this task is called in evaluations.jsonl
+    output_noun: ClassVar[str] = "classes"  # what `outputs` are
 
     classes: tuple[str, ...]  # none where a task has none
+    masks: bool = False  # whether objects have masks beside their boxes
+    autoencoder: str = ""  # that decodes the latents which a model makes
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:
@@ -174,6 +178,12 @@ class Task(ABC):
     @abstractmethod
     def from_settings(cls, description: dict[str, Any], classes: tuple[str, ...], origin: str) -> Self:
         """The task that `settings` wrote. Raises WeightsError, naming `origin`, for values that cannot be."""
+
+    @classmethod
+    def from_run(cls, settings: dict[str, Any], classes: tuple[str, ...], origin: str) -> Self:
+        """The task of a run that has not finished, from the settings of its objective and its `targets`. Raises
+        WeightsError as `from_settings`."""
+        return cls.from_settings(settings, classes, origin)
 
     @classmethod
     def example_command(cls, run: str, clips: bool) -> str:
@@ -215,6 +225,15 @@ class Task(ABC):
         """What predictions depend on, as JSON has it; the version of a model is a digest of it: class names, loss,
         whether an image may have several classes, temperature, and other settings."""
         return [self.classes, "softmax", False, 1.0]
+
+    def answers_at(self, endpoint: str) -> bool:
+        """Whether that method of `Predictor`, or address of the server, makes the predictions."""
+        return self.endpoint == endpoint
+
+    def require_endpoint(self, endpoint: str, problem: str) -> None:
+        """Raise UsageError, with the `problem`, where another method of `Predictor` makes the predictions."""
+        if not self.answers_at(endpoint):
+            raise UsageError(problem, f"use {self.endpoint}")
 
     def with_temperature(self, temperature: float) -> Self:
         """The task with a temperature that logits are divided by; itself where it has none."""
@@ -298,6 +317,31 @@ class Task(ABC):
 
     def measure_agreement(self, ours: np.ndarray, theirs: np.ndarray) -> float:
         """(n, ...) outputs of a model, and of its exported file -> the share of equal predictions."""
+        raise NotImplementedError(f"{self.name} has no outputs for whole images")
+
+    def describe_differences(self, other: Task) -> list[str]:
+        """In what the outputs of two models have other meanings, a line each; their order means nothing."""
+        if type(self) is not type(other):
+            return [f"task: {self.name} -> {other.name}"]
+        ours, theirs = set(self.outputs) - set(other.outputs), set(other.outputs) - set(self.outputs)
+        first, second = (", ".join(sorted(names)[:20]) or "none" for names in (ours, theirs))
+        return [f"{self.output_noun}: {first} -> {second} besides those of both"] if ours or theirs else []
+
+    def check_comparison(self, other: Task, names: tuple[str, str]) -> str:
+        """Return a note about what is compared, "" if nothing is to be said. Raises UsageError, with the `names` of
+        both models, where they do not answer one question by outputs for whole images."""
+        for task, name in zip((self, other), names, strict=True):
+            if not task.outputs:
+                problem = f"{name} {task.does}, and runs are compared by outputs for whole images"
+                raise UsageError(problem, "compare their metrics: vitreous evaluate RUN")
+        if type(self) is not type(other) or self.leading != other.leading:
+            problem = f"{names[0]} {self.summary}, {names[1]} {other.summary}"
+            raise UsageError(problem, "compare runs that answer the same question")
+        return ""
+
+    def compare_outputs(self, other: Self, first: Answers, second: Answers, data: Data) -> Comparison:
+        """Compare the (n, K) outputs of a model of this task and of one of the `other`, whose labels are in the order
+        of each one's outputs, on the same images of `data`; differences are the second's less the first's."""
         raise NotImplementedError(f"{self.name} has no outputs for whole images")
 
     def count_hits(self, outputs: np.ndarray, labels: np.ndarray) -> int | None:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
 
-from vitreous.data.class_order import align_labels
+from vitreous.config import differences
+from vitreous.data.class_order import align_labels, class_indices
 from vitreous.errors import UsageError, WeightsError
 from vitreous.system.notebook import Markup, html_table
 from vitreous.system.tables import marked
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from vitreous.data.split import Data, Split
+    from vitreous.tasks.comparison import Answers, Comparison
 
 Loss = Literal["softmax", "sigmoid", "binary"]
 LOSSES: tuple[str, ...] = get_args(Loss)
@@ -162,6 +164,11 @@ class Classification(Task):
             raise WeightsError(f"{origin}: temperature {temperature}", "it is a number above 0; 1 changes nothing")
         return cls(classes, multilabel, loss, float(temperature))
 
+    @classmethod
+    def from_run(cls, settings: dict[str, Any], classes: tuple[str, ...], origin: str) -> Self:
+        """One class an image: the settings of an objective do not tell whether there are several."""
+        return cls(classes)
+
     @property
     def outputs(self) -> tuple[str, ...]:
         """The classes."""
@@ -216,12 +223,43 @@ class Classification(Task):
         top = top or (len(self.classes) if self.multilabel else options.usual)
         return ClassFormat(self.classes, top, threshold, options.abstain or 0.0)
 
+    def scale_logits(self, outputs: np.ndarray) -> np.ndarray:
+        """(n, K) logits divided by the temperature, in float64, where logits that differ stay different."""
+        return outputs if self.temperature == 1 else outputs.astype(np.float64) / self.temperature
+
+    def describe_differences(self, other: Task) -> list[str]:
+        """Loss, whether an image has several labels, and classes that only one of them has."""
+        if not isinstance(other, Classification):
+            return super().describe_differences(other)
+        lines = differences(self.loss, other.loss, "loss")
+        lines += differences(self.multilabel, other.multilabel, "several labels an image")
+        return lines + super().describe_differences(other)
+
+    def check_comparison(self, other: Task, names: tuple[str, str]) -> str:
+        """Note classes that only one of them has."""
+        note = super().check_comparison(other, names)
+        if set(self.classes) != set(other.classes):
+            note = "the runs do not know the same classes; they are compared on those of the data"
+        return note
+
+    def compare_outputs(self, other: Self, first: Answers, second: Answers, data: Data) -> Comparison:
+        """Compare logits divided by the temperatures; several labels in the order of the data's classes."""
+        from vitreous.tasks.comparison import Answers, compare_classifiers
+
+        scaled = []
+        for task, answers in ((self, first), (other, second)):
+            logits, labels = task.scale_logits(answers.logits).astype(np.float64), answers.labels
+            if labels.ndim == 2:
+                order = class_indices(data, task.classes)
+                logits, labels = logits[:, order], labels[:, order]
+            scaled.append(Answers(logits, labels, answers.readable))
+        return compare_classifiers(*scaled)
+
     def evaluate(self, outputs: np.ndarray, labels: np.ndarray, readable: np.ndarray) -> Report:
         """The metrics of `judge`, of (n, K) logits divided by the temperature."""
         from vitreous.tasks.classification_metrics import judge
 
-        scaled = outputs if self.temperature == 1 else outputs.astype(np.float64) / self.temperature
-        return judge(scaled, labels, self.classes, readable)
+        return judge(self.scale_logits(outputs), labels, self.classes, readable)
 
     def align_labels(self, split: Split, data: Data) -> Split:
         """Labels in the model's class order. Raises DataError for a class that the model does not know, UsageError for
@@ -240,7 +278,7 @@ class Classification(Task):
         from vitreous.tasks.calibration import probabilities
         from vitreous.tasks.classification_metrics import rate_images
 
-        logits = outputs if self.temperature == 1 else outputs.astype(np.float64) / self.temperature
+        logits = self.scale_logits(outputs)
         loss, margin, wrong = rate_images(logits, split.labels)
         worst = [int(s) for s in np.argsort(-loss, kind="stable") if readable[s] and wrong[s]][:count]
         unsure = [int(s) for s in np.argsort(margin, kind="stable") if readable[s]][:count]

@@ -13,17 +13,21 @@ import numpy as np
 from vitreous.errors import NonFiniteError
 from vitreous.tasks.calibration import Gaps, calibration_error, image_gaps, log_softmax, losses, probabilities
 from vitreous.tasks.intervals import DRAWS, Interval, bootstrap, percentile_interval, wilson
+from vitreous.tasks.metrics import CLASSIFICATION
 from vitreous.tasks.multilabel_metrics import judge_multilabel
 from vitreous.tasks.report import Report
 
 TOP5_CLASSES = 10  # classes from which top-5 is measured: of fewer it says little
+#: metrics that are means over classes -> the metric of a class that they are the mean of
+CLASS_MEANS = {metric.key: metric.class_mean for metric in CLASSIFICATION if metric.class_mean}
 CONFUSED = 10  # pairs of classes in a list of the most confused ones
 
 
 def judge(
     logits: np.ndarray, labels: np.ndarray, classes: tuple[str, ...], readable: np.ndarray | None = None
 ) -> Report:
-    """(n, K) logits and (n,) labels -> top-1, top-5, macro F1, negative log-likelihood and calibration error.
+    """(n, K) logits and (n,) labels -> top-1, top-5, means over classes (`CLASS_MEANS`), negative log-likelihood and
+    calibration error.
 
     Labels (n, K) are judged by `judge_multilabel`. Images that are not `readable` (n,) count as wrong in accuracies and
     recalls, and have no part in NLL and ECE. Equal logits rank by position. top-5 is None for five classes or fewer.
@@ -48,9 +52,9 @@ def judge(
         np.bincount(part, minlength=len(classes)) for part in (labels, predicted[readable], labels[readable][right])
     )
     present = support > 0
-    f1 = 2 * right_of_class / np.maximum(support + predictions, 1)
+    rates = class_rates(right_of_class, predictions, support)
     figures = {"top1": None, "top5": None} | {name: hit / count for name, hit in hits.items()}
-    figures["macro_f1"] = float(f1[present].mean()) if present.any() else 0.0
+    figures |= {name: float(rates[of][present].mean()) if present.any() else 0.0 for name, of in CLASS_MEANS.items()}
     figures["nll"] = float(nll.mean()) if len(nll) else None
     figures["ece"] = calibration_error(confidence, right) if len(nll) else None
     intervals: dict[str, Interval | None] = dict.fromkeys(figures)
@@ -58,6 +62,16 @@ def judge(
     intervals |= bootstrap_intervals(labels[readable], predicted[readable], nll, confidence, len(classes))
     rows = class_table(right_of_class, predictions, support, cells, classes)
     return Report(count, int((~readable).sum()), figures=figures, intervals=intervals, per_class=rows, cells=cells)
+
+
+def class_rates(right: np.ndarray, predictions: np.ndarray, support: np.ndarray) -> dict[str, np.ndarray]:
+    """Counts (K, ...) of right predictions, of predictions, and of images of each class -> recall, precision and F1 by
+    key; 0 where a class has none."""
+    return {
+        "recall": right / np.maximum(support, 1),
+        "precision": right / np.maximum(predictions, 1),
+        "f1": 2 * right / np.maximum(support + predictions, 1),
+    }
 
 
 def rank_of(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -79,21 +93,23 @@ def confusion_cells(labels: np.ndarray, predicted: np.ndarray, classes: int) -> 
 def bootstrap_intervals(
     labels: np.ndarray, predicted: np.ndarray, nll: np.ndarray, confidence: np.ndarray, classes: int
 ) -> dict[str, Interval]:
-    """Intervals of macro F1, NLL and ECE, from (n,) arrays of the readable images; none for fewer than two images."""
+    """Intervals of the means over classes, NLL and ECE, from (n,) arrays of the readable images; none for fewer than
+    two images."""
     count, right = len(nll), labels == predicted
     if count < 2:
         return {}
     gaps = image_gaps(confidence, right)
 
     def figures(counts: np.ndarray) -> dict[str, np.ndarray]:
-        """(n, D) how often each image is drawn -> macro F1 and NLL (D,), gaps of the calibration error (BINS, D)."""
+        """(n, D) how often each image is drawn -> means over classes and NLL (D,), gaps of the calibration error
+        (BINS, D)."""
         support, predictions = class_sums(labels, counts, classes), class_sums(predicted, counts, classes)
-        f1 = 2 * class_sums(labels[right], counts[right], classes) / np.maximum(support + predictions, 1)
-        macro_f1 = f1.sum(0) / (support > 0).sum(0)
-        return {"macro_f1": macro_f1, "nll": nll @ counts / count, "gaps": gaps.T @ counts / count}
+        rates = class_rates(class_sums(labels[right], counts[right], classes), predictions, support)
+        means = {name: rates[of].sum(0, where=support > 0) / (support > 0).sum(0) for name, of in CLASS_MEANS.items()}
+        return {**means, "nll": nll @ counts / count, "gaps": gaps.T @ counts / count}
 
     draws = bootstrap(figures, count, DRAWS if count * classes < 5e6 else DRAWS // 10)
-    intervals = {name: percentile_interval(draws[name]) for name in ("macro_f1", "nll")}
+    intervals = {name: percentile_interval(draws[name]) for name in (*CLASS_MEANS, "nll")}
     return intervals | {"ece": Gaps.of_images(gaps).interval(draws["gaps"].T)}
 
 
@@ -145,7 +161,7 @@ def judge_answer_sets(logits: np.ndarray, right: np.ndarray, readable: np.ndarra
     matches = np.take_along_axis(right[judged], best, 1) & readable[judged, None]
     count, hits = len(matches), {"top1": int(matches[:, 0].sum()), "top5": int(matches.any(1).sum())}
     figures: dict[str, float | None] = {name: hit / count if count else None for name, hit in hits.items()}
-    none = dict.fromkeys(("macro_f1", "nll", "ece"))
+    none = dict.fromkeys((*CLASS_MEANS, "nll", "ece"))
     intervals: dict[str, Interval | None] = {name: wilson(hit, count) for name, hit in hits.items()}
     return Report(
         count,

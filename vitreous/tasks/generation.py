@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
 from vitreous.errors import WeightsError
-from vitreous.generation.process import Diffusion, Process, process_from_json, process_to_json
+from vitreous.generation.process import Diffusion, Process, process_from_json, process_of, process_to_json
 from vitreous.tasks.base import Task
 
 
@@ -47,6 +47,11 @@ class Generation(Task):
         if not isinstance(autoencoder, str):
             raise WeightsError(f"{origin}: autoencoder {autoencoder}", "it is a folder or an hf: name")
         return cls(classes, process_from_json(description.get("process"), origin), autoencoder)
+
+    @classmethod
+    def from_run(cls, settings: dict[str, Any], classes: tuple[str, ...], origin: str) -> Self:
+        """The generation of a run, whose objective has the fields of the process."""
+        return cls(classes, process_of(settings, origin), settings.get("autoencoder", ""))
 
     def identify(self) -> list[Any]:
         """No classes of images that are read, and the settings."""

@@ -3,29 +3,12 @@ for `--help`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-SIZES = ("small", "medium", "large")
-
-#: COCO's twelve figures by their key
-COCO = (
-    {"ap": "AP", "ap50": "AP50", "ap75": "AP75"}
-    | {f"ap_{size}": f"AP {size}" for size in (*SIZES, "rare", "common", "frequent")}
-    | {f"ar{count}": f"AR{count}" for count in (1, 10, 100)}
-    | {f"ar_{size}": f"AR {size}" for size in SIZES}
-)
-#: figures of class maps beside mIoU, Dice and the accuracy of pixels
-MAPS = {
-    "boundary_f": "boundary F",
-    "pq": "PQ",
-    "sq": "SQ",
-    "rq": "RQ",
-    "pq_things": "PQ of things",
-    "pq_stuff": "PQ of the rest",
-}
+SIZES, FREQUENCIES = ("small", "medium", "large"), ("rare", "common", "frequent")
 BOXES = "box_"  # what keys of boxes begin with where masks lead
-#: keys of figures of objects -> their names
-OBJECTS = COCO | {BOXES + key: f"box {name}" for key, name in COCO.items()}
 #: kinds of errors by their key, as they stand in sentences
 ERRORS = {
     "localisation": "wrong place",
@@ -37,25 +20,25 @@ ERRORS = {
 }
 
 
-RETRIEVAL = (("recall", "recall"), ("precision", "precision"))  # keys and labels of two metrics of a class
-
-
 @dataclass(frozen=True)
 class Metric:
     """A metric: its key in files, its label for people, the format of its value (`.2%` for shares), one or two
     sentences that pages show.
 
-    Of a metric that leads evaluations also the `secondary` ones, printed after it; `of_class`, keys and labels of the
-    metrics of a class, and `ranks`, the key of the one by which classes are ranked; and what is `counted`."""
+    Of a metric that leads evaluations also the `secondary` ones, printed after it; `of_class`, the metrics of a class
+    that tables of classes have as columns, and `ranks`, the key of the one by which classes are ranked; and what is
+    `counted`. `class_mean`: the key of the metric of a class whose mean over the classes with images it is, of images
+    with one label each."""
 
     key: str
     label: str
     form: str = ".2%"
     explanation: str = ""
     secondary: tuple[str, ...] | None = None
-    of_class: tuple[tuple[str, str], ...] = (*RETRIEVAL, ("f1", "F1"))
+    of_class: tuple[Metric, ...] = ()
     ranks: str = "f1"
     counted: str = "images"
+    class_mean: str = ""
 
     @property
     def leads(self) -> bool:
@@ -64,8 +47,12 @@ class Metric:
 
     @property
     def class_rank(self) -> tuple[str, str]:
-        """Key and label of the metric by which classes are ranked."""
-        return self.ranks, dict(self.of_class)[self.ranks]
+        """Key and label of the metric by which classes are ranked; no label where there are no classes."""
+        return self.ranks, next((column.label for column in self.of_class if column.key == self.ranks), "")
+
+    def class_columns(self, rows: Sequence[Mapping[str, Any]]) -> list[Metric]:
+        """The columns of a table of classes: those that its rows have, as some need masks or rare classes."""
+        return [column for column in self.of_class if any(column.key in row for row in rows)]
 
     @property
     def is_share(self) -> bool:
@@ -78,12 +65,21 @@ class Metric:
         return self.form.replace(".2", ".1") if self.is_share else self.form
 
 
+#: metrics of one class
+RECALL = Metric("recall", "recall", explanation="Share of the class's samples that the model finds.")
+PRECISION = Metric("precision", "precision", explanation="Share of the class's predictions that are right.")
+F1 = Metric("f1", "F1", explanation="Harmonic mean of precision and recall.")
+DICE = "2 × intersection / (predicted + true pixels), which equals F1 of pixels. Higher is better."
+COCO_AP = "Average precision, mean over classes and IoU thresholds from 0.50 to 0.95. Higher is better."
+COCO_AP50 = "Average precision at an IoU threshold of 0.5: rough localisation is enough."
+
 CLASSIFICATION = (
     Metric(
         "top1",
         "top-1",
         explanation="Share of images whose label is the most probable class. Higher is better.",
         secondary=("top5", "nll", "ece"),
+        of_class=(RECALL, PRECISION, F1),
     ),
     Metric(
         "map",
@@ -91,7 +87,12 @@ CLASSIFICATION = (
         explanation="Mean over classes of average precision, the area under the precision-recall curve. Higher is "
         "better.",
         secondary=("macro_f1", "micro_f1", "nll"),
-        of_class=(("ap", "AP"), *RETRIEVAL, ("f1", "F1")),
+        of_class=(
+            Metric("ap", "AP", explanation="Average precision: area under the precision-recall curve."),
+            RECALL,
+            PRECISION,
+            F1,
+        ),
         ranks="ap",
     ),
     Metric(
@@ -103,6 +104,13 @@ CLASSIFICATION = (
         "macro_f1",
         "macro F1",
         explanation="F1 of each class, averaged over classes, so that rare classes count as much as frequent ones.",
+        class_mean="f1",
+    ),
+    Metric(
+        "balanced_accuracy",
+        "balanced accuracy",
+        explanation="Recall averaged over classes: top-1 if every class had as many images. Higher is better.",
+        class_mean="recall",
     ),
     Metric(
         "micro_f1", "micro F1", explanation="F1 over all pairs of image and label, so that frequent labels count more."
@@ -160,31 +168,80 @@ SEGMENTATION = (
         explanation="Intersection over union of predicted and true pixels of a class, mean over classes. Higher is "
         "better.",
         secondary=("dice", "pixel_accuracy", "boundary_f", "pq"),
-        of_class=(("iou", "IoU"), *RETRIEVAL, ("f1", "Dice"), ("image_dice", "Dice of an image")),
+        of_class=(
+            Metric(
+                "iou",
+                "IoU",
+                explanation="Intersection over union: pixels that both prediction and ground truth assign to the "
+                "class, divided by those that either does.",
+            ),
+            RECALL,
+            PRECISION,
+            Metric("f1", "Dice", explanation=DICE),
+            Metric(
+                "image_dice",
+                "Dice per image",
+                explanation="Dice of each image that has the class, averaged over these images.",
+            ),
+        ),
         ranks="iou",
         counted="pixels",
     ),
-    Metric(
-        "dice",
-        "Dice",
-        explanation="2 × intersection / (predicted + true pixels), which equals F1 of pixels. Higher is better.",
-    ),
+    Metric("dice", "Dice", explanation=DICE),
     Metric(
         "pixel_accuracy",
         "pixel accuracy",
         explanation="Share of pixels with the right class. Frequent classes dominate it.",
     ),
-    *(Metric(key, label) for key, label in MAPS.items()),
+    Metric(
+        "boundary_f",
+        "boundary F",
+        explanation="F1 of predicted and true boundaries within a small tolerance in pixels.",
+    ),
+    Metric("pq", "PQ", explanation="Panoptic quality: segmentation quality × recognition quality. Higher is better."),
+    Metric("sq", "SQ", explanation="Segmentation quality: mean IoU of matched segments."),
+    Metric("rq", "RQ", explanation="Recognition quality: F1 of segments matched at an IoU above 0.5."),
+    Metric("pq_things", "PQ of things", explanation="Panoptic quality of countable objects."),
+    Metric("pq_stuff", "PQ of the rest", explanation="Panoptic quality of background classes."),
 )
-DETECTION = (
+#: COCO's twelve metrics, and those of LVIS, of the regions that lead: masks, or boxes where there are no masks
+REGIONS = (
     Metric(
         "ap",
         "AP",
+        explanation=COCO_AP,
         secondary=("ap50", "ap75", "ar100", "box_ap", "box_ap50"),
-        of_class=(("ap", "AP"), ("ap50", "AP50"), *RETRIEVAL, ("f1", "F1")),
+        of_class=(
+            Metric("ap", "AP", explanation=COCO_AP),
+            Metric("ap50", "AP50", explanation=COCO_AP50),
+            Metric("box_ap", "box AP", explanation=COCO_AP),
+            RECALL,
+            PRECISION,
+            F1,
+        ),
         ranks="ap",
     ),
-    *(Metric(key, label) for key, label in OBJECTS.items() if key != "ap"),
+    Metric("ap50", "AP50", explanation=COCO_AP50),
+    Metric("ap75", "AP75", explanation="Average precision at an IoU threshold of 0.75: boxes must fit tightly."),
+    *(Metric(f"ap_{size}", f"AP {size}", explanation=f"Average precision of {size} objects.") for size in SIZES),
+    *(Metric(f"ap_{kind}", f"AP {kind}", explanation=f"Average precision of {kind} classes.") for kind in FREQUENCIES),
+    *(
+        Metric(
+            f"ar{count}",
+            f"AR{count}",
+            explanation=f"Recall with at most {count} detections per image, mean over classes and IoU thresholds 0.50 "
+            "to 0.95.",
+        )
+        for count in (1, 10, 100)
+    ),
+    *(Metric(f"ar_{size}", f"AR {size}", explanation=f"Recall of {size} objects.") for size in SIZES),
+)
+DETECTION = (
+    *REGIONS,
+    *(
+        replace(metric, key=BOXES + metric.key, label=f"box {metric.label}", secondary=None, of_class=())
+        for metric in REGIONS
+    ),
 )
 GENERATION = (
     Metric(

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
-from vitreous.errors import DataError, WeightsError, first_names
+from vitreous.config import differences
+from vitreous.errors import DataError, UsageError, WeightsError, first_names
 from vitreous.system.tables import marked
 from vitreous.tasks.base import Example, PredictionFormat, PredictionOptions, Scatter, Task, refuse_options
 from vitreous.tasks.predictions import error_column, path_columns, predictions_html
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from vitreous.data.split import Data, Split
+    from vitreous.tasks.comparison import Answers, Comparison
 
 NEAR = 0.05  # standard deviations that predictions of a model and its exported file may differ by to count as equal
 CHARTED = 3  # targets of a page with charts of their own
@@ -113,6 +115,7 @@ class Regression(Task):
         "worst": "Images with the largest error, in standard deviations of the target; of several targets the mean."
     }
     leading: ClassVar[str] = "r2"  # type: ignore[misc]
+    output_noun: ClassVar[str] = "targets"
 
     classes: ClassVar[tuple[str, ...]] = ()  # type: ignore[misc]
 
@@ -180,6 +183,42 @@ class Regression(Task):
         from vitreous.tasks.regression_metrics import measure_errors
 
         return measure_errors(self.activate(outputs), labels, self.targets, readable)
+
+    def describe_differences(self, other: Task) -> list[str]:
+        """Targets that only one of them has, and those that are standardised by other numbers."""
+        lines = super().describe_differences(other)
+        if lines or not isinstance(other, Regression):
+            return lines
+        for place, name in enumerate(self.targets):
+            index = other.targets.index(name)
+            before, after = (self.mean[place], self.std[place]), (other.mean[index], other.std[index])
+            lines += differences(before, after, f"mean and std of {name}")
+        return lines
+
+    def shared_targets(self, other: Task) -> list[str]:
+        """The targets of both, in the order of this one."""
+        return [name for name in self.targets if name in other.outputs]
+
+    def check_comparison(self, other: Task, names: tuple[str, str]) -> str:
+        """Note targets that only one of them has. Raises UsageError where they have no target in common."""
+        super().check_comparison(other, names)
+        if not (shared := self.shared_targets(other)):
+            problem = f"{names[0]} {self.summary}, {names[1]} {other.summary}: they have no target in common"
+            raise UsageError(problem, "compare runs that answer the same question")
+        alike = set(self.targets) == set(other.outputs)
+        return "" if alike else f"the runs do not predict the same targets; compared on {first_names(shared, 8)}"
+
+    def compare_outputs(self, other: Self, first: Answers, second: Answers, data: Data) -> Comparison:
+        """Compare the values of the targets that both have."""
+        from vitreous.tasks.comparison import Answers
+        from vitreous.tasks.regression_metrics import compare_values
+
+        shared, sides = self.shared_targets(other), []
+        for task, answers in ((self, first), (other, second)):
+            columns = [task.targets.index(name) for name in shared]
+            values, labels = task.activate(answers.logits)[:, columns], answers.labels[:, columns]
+            sides.append(Answers(values, labels, answers.readable))
+        return compare_values(sides[0], sides[1], tuple(shared))
 
     def align_labels(self, split: Split, data: Data) -> Split:
         """Values in the order of the targets. Raises DataError for data without values of one of them."""

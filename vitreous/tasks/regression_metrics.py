@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 
 from vitreous.errors import NonFiniteError
+from vitreous.tasks.comparison import Answers, Comparison
 from vitreous.tasks.intervals import DRAWS, FEWEST, Interval, bootstrap, percentile_interval
+from vitreous.tasks.metrics import REGRESSION
 from vitreous.tasks.report import Report
 
-METRICS = ("r2", "mae", "rmse", "spearman")
+METRICS = tuple(metric.key for metric in REGRESSION)  # the keys of `weigh_errors`, in the order of the table
 MANY = 20_000  # values from which the bootstrap draws a tenth as often
 LEAST = 2  # values of a target from which R2 and Spearman's correlation are defined
 
@@ -52,6 +54,50 @@ def measure_errors(predicted: np.ndarray, labels: np.ndarray, targets: tuple[str
         figure="r2",
         details={"targets": rows},
     )
+
+
+def compare_values(first: Answers, second: Answers, targets: tuple[str, ...]) -> Comparison:
+    """Compare the values (n, T) of two models, in the targets' units, with labels (n, T).
+
+    Each target is measured on the images that both could read and that have its label. Figures, differences and
+    intervals are means over the targets; `details` has those of each.
+    """
+    readable, rows = first.readable & second.readable, list[dict[str, Any]]()
+    draws = dict[str, list[np.ndarray]]()
+    for place, name in enumerate(targets):
+        present = readable & ~np.isnan(first.labels[:, place])
+        sides = [side.logits[present, place] for side in (first, second)]
+        row, drawn = compare_target(first.labels[present, place].astype(np.float64), *sides)
+        rows.append({"target": name, **row})
+        for key in drawn:
+            draws.setdefault(key, []).append(drawn[key])
+    figures = {key: tuple(mean_of([row["figures"][key][side] for row in rows]) for side in (0, 1)) for key in METRICS}
+    changes = {key: mean_of([row["difference"][key] for row in rows]) for key in METRICS}
+    ends = {key: interval_of(np.mean(draws[key], 0) if key in draws else None, changes[key]) for key in METRICS}
+    pairs = {key: (before, after) for key, (before, after) in figures.items()}
+    return Comparison("r2", pairs, differences=changes, intervals=ends, details={"targets": rows})
+
+
+def compare_target(
+    true: np.ndarray, first: np.ndarray, second: np.ndarray
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """(n,) labels of one target, and the values of two models -> each metric of both, its difference, and the
+    percentile interval over the same bootstrap draws for both; and these draws, (D,) each, of the differences that are
+    defined."""
+    once = np.ones((len(true), 1))
+    before, after = (weigh_errors(true, side, once) for side in (first, second))
+    drawn_before, drawn_after = (draw_errors(true, side) for side in (first, second))  # with one seed: the same draws
+    figures, changes, ends, draws = {}, {}, {}, dict[str, np.ndarray]()
+    for key in METRICS:
+        values = [side[key].item() for side in (before, after)]
+        defined = bool(np.isfinite(values).all())
+        figures[key] = [value if np.isfinite(value) else None for value in values]
+        changes[key] = values[1] - values[0] if defined else None
+        if defined and key in drawn_after:
+            draws[key] = drawn_after[key] - drawn_before[key]
+        interval = interval_of(draws.get(key), changes[key])
+        ends[key] = None if interval is None else list(interval)
+    return {"images": len(true), "figures": figures, "difference": changes, "interval": ends}, draws
 
 
 def mean_of(values: list[float | None]) -> float | None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from vitreous.errors import WeightsError
 from vitreous.tasks.base import Task
-from vitreous.tasks.classification import Classification, Loss
+from vitreous.tasks.classification import Classification
 from vitreous.tasks.detection import Detection
 from vitreous.tasks.features import Features
 from vitreous.tasks.generation import Generation
@@ -27,6 +28,15 @@ def task_of(config: Any, classes: tuple[str, ...]) -> Task:
     if config.generates_images:
         return Generation(classes)
     return Classification(classes) if classes else Features()
+
+
+def task_of_run(config: Any, run: Mapping[str, Any], origin: str) -> Task:
+    """The task of a run that has not finished, whose model has this config, by the mapping in its config.yaml. Raises
+    WeightsError, naming `origin`, for settings that the task does not have."""
+    objective, data = run["objective"], run["data"]
+    names = tuple(data["classes"]) if config.classes else ()
+    kind = TASKS.get(objective["name"]) or type(task_of(config, names))
+    return kind.from_run({**objective, "targets": data.get("targets", [])}, names, origin)
 
 
 def replace_classes(task: Task, classes: tuple[str, ...]) -> Task:
@@ -73,7 +83,7 @@ def task_from_json(description: dict[str, Any], origin: str) -> Task:
 
 
 class WithTask:
-    """Shorthands for the settings of `self.task`; a model of features has no classes."""
+    """Shorthands for a classification in `self.task`; other tasks have no classes, and a temperature of 1."""
 
     task: Task
 
@@ -86,18 +96,3 @@ class WithTask:
     def classes(self) -> tuple[str, ...]:
         """Class names in the order of the logits."""
         return self.classification.classes
-
-    @property
-    def multilabel(self) -> bool:
-        """Whether an image may have any number of the classes."""
-        return self.classification.multilabel
-
-    @property
-    def loss(self) -> Loss:
-        """The loss that the model was trained with."""
-        return self.classification.loss
-
-    @property
-    def temperature(self) -> float:
-        """What logits are divided by."""
-        return self.classification.temperature

@@ -16,7 +16,6 @@ from vitreous.config import from_plain, read_yaml
 from vitreous.data.modalities.base import Preprocess
 from vitreous.data.modalities.table import AnyPreprocess
 from vitreous.errors import UsageError, WeightsError
-from vitreous.generation.process import process_of
 from vitreous.models.config import ModelConfig
 from vitreous.models.zoo import Model, skip_init
 from vitreous.nn.grid import axis_weights, resize
@@ -24,8 +23,7 @@ from vitreous.nn.position import SinCosPosition
 from vitreous.nn.sizes import format_size
 from vitreous.tasks.base import Task
 from vitreous.tasks.features import Features
-from vitreous.tasks.generation import Generation
-from vitreous.tasks.table import WithTask, task_of
+from vitreous.tasks.table import WithTask, task_of, task_of_run
 from vitreous.weights.bundle import DESCRIPTION, Bundle, fill, load_bundle
 from vitreous.weights.fetch import fetch, nothing_at
 from vitreous.weights.foreign import DetectedCheckpoint, find, weights_in
@@ -158,12 +156,6 @@ def checkpoint(place: Path) -> Weights:
             f"{place} holds adapters of a run that has not finished", "finish it with --resume, and name the run"
         )
     model: ModelConfig = from_plain(ModelConfig, run["model"])
-    names = tuple(run["data"]["classes"])
-    task = task_of(model, names if model.classes else ())
-    if model.generates_images:
-        objective = run["objective"]
-        process, autoencoder = process_of(objective, os.fspath(config)), objective.get("autoencoder", "")
-        task = Generation(names if model.classes else (), process, autoencoder)
 
     def state() -> dict[str, Tensor]:
         held = (tensors_in(place, "ema") or tensors_in(place, "model")) | tensors_in(place, "frozen")
@@ -175,7 +167,7 @@ def checkpoint(place: Path) -> Weights:
         CHECKPOINT,
         config=model,
         preprocess=from_plain(AnyPreprocess, run["preprocess"]),
-        task=task,
+        task=task_of_run(model, run, os.fspath(config)),
         state=state,
     )
 

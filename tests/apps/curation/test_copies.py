@@ -347,6 +347,29 @@ def test_the_table_of_what_remains_is_the_data_set_without_the_copies(tmp_path):
         remaining(open_data("digits"), frozenset(), tmp_path)
 
 
+def test_the_table_of_what_remains_has_the_values_of_each_target(tmp_path):
+    scene(0).save(tmp_path / "photo.png")
+    for name in "bcdefg":
+        scene(ord(name)).save(tmp_path / f"{name}.png")
+    lines = ["path,age,size,note,split", "photo.png,1.1,,x,train", "b.png,2,30,y,train", "c.png,,7,z,test"]
+    lines += [f"{name}.png,{number / 3!r},{number},w,train" for number, name in enumerate("defg")]
+    (tmp_path / "values.csv").write_text("\n".join(lines))
+    data = open_data(tmp_path / "values.csv", targets=("age", "size"))
+    text = remaining(data, frozenset([str(tmp_path / "b.png")]), tmp_path)
+    (tmp_path / "rest.csv").write_text(text)
+    rest = open_data(tmp_path / "rest.csv")
+    assert rest.targets == ("age", "size") and text.splitlines()[0] == "path,age,size,split"
+
+    def rows(opened):
+        splits = opened.splits.items()
+        return {split.name(row): (part, *split.labels[row]) for part, split in splits for row in range(len(split))}
+
+    before = {name: row for name, row in rows(data).items() if not name.endswith("b.png") and row[0] != "val"}
+    after = rows(rest)
+    assert all(after[name][1:] == pytest.approx(row[1:], abs=0, nan_ok=True) for name, row in before.items())
+    assert len(after) == 6
+
+
 def test_the_command_writes_the_list_and_the_table_and_says_what_it_compared_with(tmp_path, monkeypatch, capsys):
     for label in ("ant", "bee"):
         for seed in range(3):

@@ -61,7 +61,7 @@ class Served:
             attention_api.abilities(bundle) if bundle and card.task.inspectable else {}
         )
         return {
-            **{name: card.task.endpoint == name for name in ("predict", "segment", "detect")},
+            **{name: card.task.answers_at(name) for name in ("predict", "segment", "detect")},
             "embed": self.has_features,
             "frames": card.preprocess.is_animated,
             "sample": self.generator is not None,
@@ -94,8 +94,8 @@ class Served:
             "pool": pool,
             "task": card.task.name,
             "targets": list(card.task.label_columns),
-            "multilabel": card.multilabel,
-            "temperature": card.temperature,
+            "multilabel": card.classification.multilabel,
+            "temperature": card.classification.temperature,
             "precision": self.predictor.engine.precision,
             "engine": self.predictor.engine.name,
             "provenance": card.provenance,

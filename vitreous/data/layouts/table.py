@@ -202,7 +202,11 @@ def columns_of_numbers(header: Header, rows: list[tuple[int, list[str]]], where:
     if others:
         separated = ";" in others[0] or "\t" in others[0]
         hint = "separate cells with commas" if separated else nearest(others[0], COLUMNS) or EXPECTED
-        hint = f"to learn values, name their columns: --targets {' '.join(numeric)}" if numeric else hint
+        hint = (
+            f"to learn values, name their columns for train, data check or data dedup: --targets {' '.join(numeric)}"
+            if numeric
+            else hint
+        )
         raise DataError(f"{where}: unknown column {printable(others[0]) or 'without a name'}", hint)
     return tuple(numeric)
 

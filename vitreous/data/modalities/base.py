@@ -305,6 +305,10 @@ class Preprocess(ABC):
         """The same for inputs of another size."""
         return replace(self, image=image)
 
+    def with_only_size(self, image: tuple[int, ...]) -> Preprocess:
+        """The same for inputs of another size, which need be none of `buckets`."""
+        return self.with_image(image)
+
     @property
     def buckets(self) -> tuple[tuple[int, ...], ...]:
         """The sizes of which each sample is trained at the nearest (`data.buckets`); () where all are trained at

@@ -105,8 +105,13 @@ class SizedPreprocess(PlanarPreprocess):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if any(len(size) != len(self.image) for size in self.buckets):
+        axes = {len(size) for size in self.buckets}
+        if axes - {len(self.image)}:
             raise UsageError(f"buckets are sizes of {len(self.image)} axes, as {format_size(self.image)} is")
+
+    def with_only_size(self, image: tuple[int, ...]) -> SizedPreprocess:
+        """The same for inputs of another size, and with the buckets only if it is one of them."""
+        return replace(self, image=image, buckets=self.buckets * (image in self.buckets))
 
     def with_buckets(self, buckets: tuple[tuple[int, ...], ...]) -> SizedPreprocess:
         """The same with these `buckets`. Raises UsageError for sizes of other axes."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from vitreous.tasks.metrics import BOXES, ERRORS, METRICS, SIZES
+from vitreous.tasks.metrics import BOXES, ERRORS, F1, METRICS
 
 #: metric, by its key without `train/`, `val/`, `training_images/` or `box_` -> one or two sentences on it; those of
 #: `METRICS` are in its rows
@@ -21,23 +21,7 @@ EXPLANATIONS = {
     "prototype_entropy": "Entropy of the mean target. Near 0, all images share one prototype, which is a collapse; "
     "near ln K, images are spread over all prototypes.",
     "lr": "Step size of the optimizer, after warmup and decay.",
-    "iou": "Intersection over union: pixels that both prediction and ground truth assign to the class, divided by "
-    "those that either does.",
-    "image_dice": "Dice of each image that has the class, averaged over these images.",
-    "boundary_f": "F1 of predicted and true boundaries within a small tolerance in pixels.",
-    "pq": "Panoptic quality: segmentation quality × recognition quality. Higher is better.",
-    "sq": "Segmentation quality: mean IoU of matched segments.",
-    "rq": "Recognition quality: F1 of segments matched at an IoU above 0.5.",
-    "pq_things": "Panoptic quality of countable objects.",
-    "pq_stuff": "Panoptic quality of background classes.",
-    "ap": "Average precision: area under the precision-recall curve.",
-    "ap_coco": "Average precision, mean over classes and IoU thresholds from 0.50 to 0.95. Higher is better.",
-    "ap50": "Average precision at an IoU threshold of 0.5: rough localisation is enough.",
-    "ap75": "Average precision at an IoU threshold of 0.75: boxes must fit tightly.",
     "tide": "AP50 points that would be gained if all errors of one kind were corrected (TIDE, arXiv:2008.08115).",
-    "recall": "Share of the class's samples that the model finds.",
-    "precision": "Share of the class's predictions that are right.",
-    "f1": "Harmonic mean of precision and recall.",
     "cosine": "Cosine similarity of two feature vectors: 1 is the same direction.",
     "interval": "95 % confidence interval: how far the metric may differ on other images of the same kind.",
     "overfitting": "Shown if validation loss rose by at least 5 % above its minimum in both of the last two "
@@ -50,21 +34,14 @@ EXPLANATIONS = {
     "waiting": "Share of the time in which training waited for data.",
     "images_per_second": "Training throughput since the previous line.",
     "exaflops": "Floating-point operations of the run so far, in units of 10^18.",
-    **{key: metric.explanation for key, metric in METRICS.items() if metric.explanation},
+    F1.key: F1.explanation,
+    **{key: metric.explanation for key, metric in METRICS.items()},
 }
 
 
 def explain_metric(name: str) -> str:
     """Return the explanation of a metric by its key, prefixes included; empty if there is none."""
     key = re.sub(r"^(train|val|training_images)/", "", name).removeprefix(BOXES)
-    for size in (*SIZES, "rare", "common", "frequent"):
-        if key in (f"ap_{size}", f"ar_{size}"):
-            kind = "Average precision" if key.startswith("ap") else "Recall"
-            return f"{kind} of {size} {'objects' if size in SIZES else 'classes'}."
-    if count := re.fullmatch(r"ar(\d+)", key):
-        return (
-            f"Recall with at most {count[1]} detections per image, mean over classes and IoU thresholds 0.50 to 0.95."
-        )
     if key in ERRORS:
         return EXPLANATIONS["tide"]
     return EXPLANATIONS.get(key, "")
@@ -78,9 +55,13 @@ class MetricTerms:
 
     def __call__(self, label: str, key: str) -> Any:
         """Return markup of a metric's label with its explanation; the label alone if `key` has none."""
+        return self.explain(label, explain_metric(key))
+
+    def explain(self, label: str, text: str) -> Any:
+        """Return markup of a label with an explanation; the label alone if that is empty."""
         from markupsafe import Markup, escape
 
-        if not (text := explain_metric(key)):
+        if not text:
             return escape(label)
         self.count += 1
         button = Markup('<button type="button" aria-describedby="term-{}">{}</button>').format(self.count, label)

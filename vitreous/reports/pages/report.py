@@ -28,7 +28,7 @@ from vitreous.reports.pages.unlabelled import alarms, headline, measured_curves
 from vitreous.system.disk import write_text
 from vitreous.tasks.calibration import BINS, confidence_bins
 from vitreous.tasks.detection import Detection
-from vitreous.tasks.metrics import BOXES, METRICS, label_metric
+from vitreous.tasks.metrics import METRICS, label_metric
 from vitreous.tasks.report import Report, leading_of
 from vitreous.tasks.segmentation import Segmentation
 from vitreous.training.folder import Folder, read_lines
@@ -148,7 +148,7 @@ def grid(folder: Folder, run: Run, table: dict[str, Any], summary: dict[str, Any
 
 def evaluated(answers: Answered, report: Report) -> dict[str, Any]:
     """Return what an evaluation found, for the page."""
-    task, (rank, rank_label) = answers.bundle.task, METRICS[report.figure].class_rank
+    task, (rank, _) = answers.bundle.task, METRICS[report.figure].class_rank
     rows = sorted(report.per_class, key=lambda row: row[rank] if row[rank] is not None else 2.0)
     worst, best = rows, []
     if len(rows) > ROWS:
@@ -156,7 +156,7 @@ def evaluated(answers: Answered, report: Report) -> dict[str, Any]:
     figures = [
         {
             "title": label_metric(name),
-            "key": "ap_coco" if name.removeprefix(BOXES) == "ap" else name,
+            "key": name,
             "value": format_figure(name, value),
             "range": format_interval(name, report.ends.get(name)),
         }
@@ -173,9 +173,11 @@ def evaluated(answers: Answered, report: Report) -> dict[str, Any]:
         "worst": worst,
         "best": best,
         "left": len(rows) - len(worst) - len(best),
-        "rank": rank_label,
+        "columns": METRICS[report.figure].class_columns(rows),
+        "confusable": any("taken_for" in row for row in rows),
         **matrix(report, tuple(row["class"] for row in report.per_class)),
         "targets": target_rows(report),
+        "target_columns": [METRICS[key] for row in report.details.get("targets", [])[:1] for key in row["interval"]],
         **{"scenes": None, "objects": None, "reliability": None, "cards": {}, "charts": []},
         **SECTIONS.get(task.name, image_section)(answers, report),
     }

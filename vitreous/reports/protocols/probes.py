@@ -16,7 +16,6 @@ from vitreous.reports.protocols.published import judge_by_published
 from vitreous.reports.protocols.task import ProtocolResult, ProtocolTask, mean_report
 from vitreous.tasks.classification_metrics import judge
 from vitreous.tasks.intervals import wilson
-from vitreous.tasks.labels import label_kind
 
 NEIGHBOURS, HEADLINE = (10, 20, 100, 200), 20  # DINO's list; nothing is chosen by what is judged
 SHOTS = 5  # the paper's "linear 5-shot"
@@ -44,7 +43,7 @@ def judge_by_neighbours(task: ProtocolTask) -> ProtocolResult:
         raise UsageError(problem, f"use at most --k {len(rows)}")
     ks = sorted(set(task.options.k)) or [k for k in NEIGHBOURS if k <= len(rows)] or [len(rows)]
     memory = train.rows if train.good.all() else train.rows[rows]
-    labels, kind = task.training.labels[rows], label_kind(task.data.multilabel)
+    labels, kind = task.training.labels[rows], task.data.label_kind
     cosines, near = knn.neighbours(memory, judged.rows, max(ks), task.device)
     head = HEADLINE if HEADLINE in ks else ks[0]
     figures, headline = [], None

@@ -15,6 +15,7 @@ from vitreous.inference.features import Features
 from vitreous.reports.answers import Computing, split_features
 from vitreous.reports.options import ProtocolOptions
 from vitreous.system.machine import pick_device
+from vitreous.tasks.classification_metrics import CLASS_MEANS
 from vitreous.tasks.report import Report
 from vitreous.weights.bundle import Bundle
 
@@ -51,8 +52,7 @@ class ProtocolTask:
 
     def require_one_label(self, reason: str, hint: str) -> None:
         """Raise UsageError, with a `reason` behind the problem, for several labels an image."""
-        if self.data.multilabel:
-            raise UsageError(f"{self.source} has several labels an image{reason}", hint)
+        self.data.label_kind.require_one_label(f"{self.source} has several labels an image{reason}", hint)
 
     @property
     def judged(self) -> Split:
@@ -131,7 +131,7 @@ class ProtocolResult:
 
 def mean_report(images: int, unreadable: int, top1: float | None) -> Report:
     """Return a report of a mean, which has no interval of its own."""
-    names = ("top1", "top5", "macro_f1", "nll", "ece")
+    names = ("top1", "top5", *CLASS_MEANS, "nll", "ece")
     return Report(
         images,
         unreadable,

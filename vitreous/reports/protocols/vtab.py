@@ -125,10 +125,9 @@ def task_data(task: Task, data: Data, seed: int) -> tuple[Data, str]:
     """Return data with the task's splits `train`, `val` and `test` and its classes; and what to note.
 
     Raw labels become classes by the task's rule. The published 1,000 images come as lists; of a whole data set 1,000
-    are drawn. Raises DataError for several labels an image, or labels that are not the task's.
+    are drawn. Raises UsageError for several labels an image, DataError for labels that are not the task's.
     """
-    if data.multilabel:
-        raise DataError("its images have several labels", "a task of VTAB has one")
+    data.label_kind.require_one_label("its images have several labels", "a task of VTAB has one")
     test, notes = data.split("test"), []
     train, dev = data.split("train"), data.splits.get("val")
     if dev is None or len(train) > TRAIN or len(dev) > DEV:

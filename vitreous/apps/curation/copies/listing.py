@@ -56,7 +56,7 @@ def listed(copies: Sequence[dict[str, Any]]) -> str:
 
 def remaining(data: Data, names: frozenset[str], home: Path) -> str:
     """Write the data set without some samples as the CSV `path,label[,split]` that `train` reads, of parts of clips
-    `path,label,split,start,end`, its paths relative to `home`.
+    `path,label,split,start,end`, of values `path,TARGET...[,split]`, its paths relative to `home`.
 
     Raises UsageError for data that are not image files, DataError for a path or a class that the format cannot hold.
     """
@@ -64,11 +64,8 @@ def remaining(data: Data, names: frozenset[str], home: Path) -> str:
     if wrong:
         problem = f"the class {printable(wrong[0])} cannot be written to a CSV file"
         raise DataError(problem, "rename it, or use --exclude with the list")
-    if data.targets:
-        problem = f"{data.name} has values, and a CSV file of the rest holds classes"
-        raise UsageError(problem, "use the list: vitreous train DATA --exclude LIST")
     unsplit = data.unsplit and data.whole is not None
-    rows = [["path", "label", "split"]]
+    rows = [["path", *(data.targets or ["label"]), "split"]]
     cut = any(isinstance(split, ClipFiles) and split.parts is not None for split in data.splits.values())
     rows[0] += ["start", "end"] if cut else []
     for part, split in undrawn_splits(data).items():
@@ -80,9 +77,16 @@ def remaining(data: Data, names: frozenset[str], home: Path) -> str:
             if not is_utf8(path):
                 problem = f"{split.name(int(sample))}: a name that is not UTF-8 cannot be written to a CSV file"
                 raise DataError(problem, "rename it")
-            known = [data.classes[int(k)] for k in (np.flatnonzero(label) if split.labels.ndim == 2 else [label])]
-            rows.append([f"./{path}" if path.startswith(MARKED) else path, "|".join(known), part])
+            rows.append([f"./{path}" if path.startswith(MARKED) else path, *write_label(data, label), part])
             if cut and isinstance(split, ClipFiles):
                 start, end = split.part(int(sample)) or (0.0, math.inf)
                 rows[-1] += [repr(start) if start else "", repr(end) if math.isfinite(end) else ""]
-    return as_csv(row[:2] + row[3:] if unsplit else row for row in rows)
+    place = rows[0].index("split", 1 + len(data.targets))
+    return as_csv(row[:place] + row[place + 1 :] if unsplit else row for row in rows)
+
+
+def write_label(data: Data, label: np.ndarray) -> list[str]:
+    """A label () or (K,) -> its cells: the names of its classes, or the value of each target, empty for none."""
+    if data.targets:
+        return ["" if math.isnan(value) else f"{value:.17g}" for value in label.tolist()]
+    return ["|".join(data.classes[int(k)] for k in (np.flatnonzero(label) if label.ndim else [label]))]

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from vitreous.evaluation.comparison import Answers, compare, format_p, mcnemar, paired_interval
 from vitreous.tasks.classification_metrics import judge
+from vitreous.tasks.comparison import Answers, compare_classifiers, format_p, mcnemar, paired_interval
 
 
 def simulated(images: int, sharp: float, seed: int, classes: int = 4, several: bool = False) -> Answers:
@@ -30,7 +30,7 @@ def test_mcnemar_is_the_binomial_test(cells):
 
 def test_counts_and_figures_are_those_of_each_model_alone():
     a, b = simulated(500, 1.0, 1), simulated(500, 1.5, 2)
-    found = compare(a, b)
+    found = compare_classifiers(a, b)
     right = [answers.logits.argmax(1) == answers.labels for answers in (a, b)]
     assert found.counts == {
         "both": (right[0] & right[1]).sum(),
@@ -54,13 +54,13 @@ def test_the_bootstrap_of_a_difference_pairs_the_images():
     wide = Answers(np.hstack([a.logits, np.full((300, 1), -np.inf)]), a.labels, a.readable)
     # each p is halved
     flat = Answers(np.hstack([a.logits, np.logaddexp.reduce(a.logits, 1, keepdims=True)]), a.labels, a.readable)
-    low, high = compare(wide, flat).intervals["nll"]
+    low, high = compare_classifiers(wide, flat).intervals["nll"]
     assert low == pytest.approx(np.log(2)) and high == pytest.approx(np.log(2))
 
 
 def test_swapping_the_models_swaps_the_sign():
     a, b = simulated(200, 1.0, 1), simulated(200, 1.4, 2)
-    there, back = compare(a, b), compare(b, a)
+    there, back = compare_classifiers(a, b), compare_classifiers(b, a)
     assert there.p == back.p
     for name in there.differences:
         assert there.differences[name] == pytest.approx(-back.differences[name])
@@ -78,25 +78,27 @@ def test_the_interval_of_the_difference_covers_about_as_often_as_it_says():
 
 def test_several_labels_are_compared_by_map():
     a, b = simulated(300, 0.5, 1, several=True), simulated(300, 1.5, 2, several=True)
-    found = compare(a, b)
+    found = compare_classifiers(a, b)
     assert found.p is None and found.counts is None and found.figure == "map" and found.significant
     for place, answers in enumerate((a, b)):
         report = judge(answers.logits, answers.labels, tuple("abcd"))
         assert found.figures["map"][place] == pytest.approx(report.figures["map"])
         assert found.figures["nll"][place] == pytest.approx(report.figures["nll"])
     assert "two is better by" in found.verdict("one", "two") and "mAP" in found.verdict("one", "two")
-    assert not compare(a, a).significant and "both have the same mAP" in compare(a, a).verdict("one", "two")
+    assert not compare_classifiers(a, a).significant and "both have the same mAP" in compare_classifiers(a, a).verdict(
+        "one", "two"
+    )
 
 
 def test_unreadable_images_are_wrong_and_have_no_loss():
     a, b = simulated(100, 2.0, 1), simulated(100, 2.0, 1)
     readable = np.ones(100, bool)
     readable[:10] = False
-    found = compare(a, Answers(b.logits, b.labels, readable))
+    found = compare_classifiers(a, Answers(b.logits, b.labels, readable))
     hits = a.right[:10].sum()
     assert found.counts["only_a"] == hits and found.counts["only_b"] == 0
     assert found.differences["nll"] == 0 and found.differences["ece"] == 0  # of the ninety images that both could read
-    none = compare(a, Answers(b.logits, b.labels, np.zeros(100, bool)))
+    none = compare_classifiers(a, Answers(b.logits, b.labels, np.zeros(100, bool)))
     assert none.figures["nll"] == (None, None) and none.figures["top1"][1] == 0
 
 
@@ -106,7 +108,7 @@ def test_one_image_all_right_all_wrong(images):
     right = Answers(np.tile([1.0, 0.0], (images, 1)), labels, ones)
     wrong = Answers(np.tile([0.0, 1.0], (images, 1)), labels, ones)
     for pair, difference in (((right, right), 0), ((wrong, wrong), 0), ((wrong, right), 1), ((right, wrong), -1)):
-        found = compare(*pair)
+        found = compare_classifiers(*pair)
         low, high = found.intervals["top1"]
         assert found.differences["top1"] == difference and -1 <= low < high <= 1
         assert found.significant == (difference != 0 and images > 1)

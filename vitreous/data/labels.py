@@ -1,4 +1,4 @@
-"""Labels of one class an image, and of several: what evaluations on features do differently for each.
+"""Labels of one class an image, and of several: what data, objectives and evaluations do differently for each.
 
 In shapes, n is images and K classes.
 """
@@ -10,6 +10,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from vitreous.errors import UsageError
+
 LEAST_SHARE = 1e-30  # of votes, so that its logarithm is a number
 
 
@@ -19,6 +21,22 @@ class LabelKind(ABC):
     metric: ClassVar[str]  # the key of the metric that evaluations are compared by
     least_classes: ClassVar[int]  # that a classifier needs images of
     is_exclusive: ClassVar[bool]  # a classifier has one softmax, and not a sigmoid for each class
+
+    def require_one_label(self, problem: str, hint: str) -> None:  # noqa: B027
+        """Raise UsageError where an image may have several labels."""
+
+    def choose_loss(self, loss: str, named: str | None, source: str) -> str:
+        """The loss of logits: `loss`, by default, or the one that was `named`. Raises UsageError for one that labels of
+        the data, `source`, do not fit."""
+        return loss
+
+    def least_held_out(self, classes: int) -> int:
+        """Images that a share of the data must have so that each class may have one among them."""
+        return classes
+
+    @abstractmethod
+    def has_label(self, labels: np.ndarray) -> bool:
+        """Labels (n,) or (n, K) -> whether any image has one."""
 
     @abstractmethod
     def count_classes(self, labels: np.ndarray, classes: int) -> np.ndarray:
@@ -39,6 +57,10 @@ class OneLabel(LabelKind):
     metric = "top1"
     least_classes = 2
     is_exclusive = True
+
+    def has_label(self, labels: np.ndarray) -> bool:
+        """(n,) labels: all images have one."""
+        return len(labels) > 0
 
     def count_classes(self, labels: np.ndarray, classes: int) -> np.ndarray:
         """(n,) labels -> (K,)."""
@@ -61,6 +83,27 @@ class SeveralLabels(LabelKind):
     metric = "map"
     least_classes = 0
     is_exclusive = False
+
+    def require_one_label(self, problem: str, hint: str) -> None:
+        """Raise UsageError."""
+        raise UsageError(problem, hint)
+
+    def choose_loss(self, loss: str, named: str | None, source: str) -> str:
+        """A sigmoid in the place of the default softmax. Raises UsageError for a softmax that was named."""
+        if loss != "softmax":
+            return loss
+        if named == "softmax":
+            problem = f"images of {source} have several labels, and a softmax gives one"
+            raise UsageError(problem, "use --loss sigmoid")
+        return "sigmoid"
+
+    def least_held_out(self, classes: int) -> int:
+        """None: images are not held out by class."""
+        return 0
+
+    def has_label(self, labels: np.ndarray) -> bool:
+        """(n, K) labels."""
+        return bool(labels.any())
 
     def count_classes(self, labels: np.ndarray, classes: int) -> np.ndarray:
         """(n, K) labels -> (K,)."""

@@ -5,15 +5,15 @@ In shapes, n is images, K classes, D draws of the bootstrap.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from vitreous.tasks.calibration import BINS, Gaps, difference_errors, image_gaps, log_softmax, losses
 from vitreous.tasks.intervals import DRAWS, Figures, Interval, bootstrap, mcnemar, paired_interval
 from vitreous.tasks.intervals import percentile_interval as percentiles
-from vitreous.tasks.metrics import label_metric
+from vitreous.tasks.metrics import METRICS, label_metric
 from vitreous.tasks.multilabel_metrics import MeanAveragePrecision, draw_count
 
 LEVEL = 0.05  # p-values below it are significant
@@ -21,7 +21,8 @@ LEVEL = 0.05  # p-values below it are significant
 
 @dataclass(frozen=True)
 class Answers:
-    """A model's outputs: logits (n, K) float64, labels (n,) or (n, K) in its class order, readable (n,) bool."""
+    """A model's outputs for n images: logits or values (n, K), labels (n,) or (n, K) in the order of its outputs,
+    readable (n,) bool."""
 
     logits: np.ndarray
     labels: np.ndarray
@@ -35,14 +36,16 @@ class Answers:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The result of `compare`. `figures` has each model's; `counts` and `p` are None for multilabel images."""
+    """The metrics of two models on the same images: `figures` has each model's, by key. `counts` and `p` are of
+    McNemar's test, which needs one label an image; `details` are further entries of the document."""
 
-    figure: str  # the leading one: top1 or map
+    figure: str  # the leading one
     figures: dict[str, tuple[float | None, float | None]]
     differences: dict[str, float | None]
     intervals: dict[str, Interval | None]
-    counts: dict[str, int] | None
-    p: float | None
+    counts: dict[str, int] | None = None
+    p: float | None = None
+    details: dict[str, Any] = field(default_factory=dict)
 
     @property
     def significant(self) -> bool:
@@ -55,20 +58,30 @@ class Comparison:
     def verdict(self, first: str, second: str) -> str:
         """Return one sentence for people; `first` and `second` are the models' names."""
         name = label_metric(self.figure)
-        difference, ends = self.differences[self.figure] or 0.0, self.intervals[self.figure]
+        difference, ends = self.differences[self.figure], self.intervals[self.figure]
+        if difference is None:
+            return f"no difference can be told: {name} is not defined for both on these images"
         better, sign = (second, 1) if difference >= 0 else (first, -1)
-        low, high = sorted(100 * sign * end for end in ends) if ends else (math.nan, math.nan)
-        tests = [f"95 % interval {low:.1f} to {high:.1f}"] if ends else []
+        tests = []
+        if ends:
+            low, high = (self.format_amount(end) for end in sorted(sign * end for end in ends))
+            tests = [f"95 % interval {low} to {high}"]
         tests += [f"McNemar p {format_p(self.p)}"] if self.p is not None else []
-        amount = f"{100 * abs(difference):.1f} points of {name} ({', '.join(tests)})"
+        points = "points of " if METRICS[self.figure].is_share else ""
+        amount = f"{self.format_amount(abs(difference))} {points}{name} ({', '.join(tests)})"
         if self.significant:
             return f"{better} is better by {amount}"
         ahead = f"{better} is ahead by {amount}" if difference else f"both have the same {name} ({', '.join(tests)})"
         return f"no difference can be told: {ahead}"
 
+    def format_amount(self, value: float) -> str:
+        """Format a difference of the leading metric: in points where it is a share."""
+        metric = METRICS[self.figure]
+        return f"{100 * value:.1f}" if metric.is_share else format(value, metric.form)
 
-def compare(first: Answers, second: Answers) -> Comparison:
-    """Compare two models on the same images in the same order, with intervals and tests of the differences.
+
+def compare_classifiers(first: Answers, second: Answers) -> Comparison:
+    """Compare two classifiers on the same images in the same order, with intervals and tests of the differences.
 
     Accuracies: McNemar's exact test, and an interval of their difference. mAP, NLL: percentile intervals over the same
     bootstrap draws for both; ECE: from the same draws, with bounds of its bias. An unreadable image is wrong (or never
@@ -88,7 +101,7 @@ def compare(first: Answers, second: Answers) -> Comparison:
         if name != "map" and not both.any():
             figures[name], differences[name], intervals[name] = (None, None), None, None
     if multilabel:
-        return Comparison("map", figures, differences=differences, intervals=intervals, counts=None, p=None)
+        return Comparison("map", figures, differences=differences, intervals=intervals)
     right, also = first.right, second.right
     cells = {"both": right & also, "only_a": right & ~also, "only_b": ~right & also, "neither": ~right & ~also}
     counts = {name: int(part.sum()) for name, part in cells.items()}
