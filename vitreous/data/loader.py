@@ -286,7 +286,7 @@ def in_workers(
         options |= {"timeout": HANG, "prefetch_factor": prefetch, "worker_init_fn": start_worker}
     try:
         with stop_signals_blocked():  # also for the moment before a worker has started
-            batches = iter(DataLoader(items, batch_sampler=places, **options))  # type: ignore[arg-type]
+            batches = iter(DataLoader(items, batch_sampler=places, **options))
         yield from WORKER_DEATHS.watch(batches) if workers else batches
     except RuntimeError as error:
         if "DataLoader" not in str(error):

@@ -241,7 +241,7 @@ def volume_bytes(classes: np.ndarray, header: Any) -> bytes:
         return file.getvalue()
     import nibabel
 
-    kind: Any = nibabel.Nifti2Image if header.sizeof_hdr == 540 else nibabel.Nifti1Image  # type: ignore[attr-defined]
+    kind: Any = nibabel.Nifti2Image if header.sizeof_hdr == 540 else nibabel.Nifti1Image
     header.set_data_dtype(numbers.dtype)
     header.set_slope_inter(1, 0)
     header["cal_min"] = header["cal_max"] = 0

@@ -32,6 +32,7 @@ from vitreous.nn.cuda_graphs import CapturedPasses, uses_graphs
 from vitreous.nn.encoder import compile_blocks
 from vitreous.nn.frozen import frozen
 from vitreous.nn.merge import Merging
+from vitreous.nn.torch_types import from_numpy
 from vitreous.system.machine import (
     DTYPES,
     capabilities,
@@ -108,7 +109,7 @@ class ModelEngine:
     def logits(self, pixels: Pixels) -> np.ndarray:
         """(B, C, *image) pixels -> (B, K) float32."""
         assert isinstance(pixels, np.ndarray), "only PyTorch takes images of different sizes"
-        return compute_in_chunks(lambda chunk: self(torch.from_numpy(chunk)).numpy(), pixels, self.chunk_size)
+        return compute_in_chunks(lambda chunk: self(from_numpy(chunk)).numpy(), pixels, self.chunk_size)
 
     def features(self, pixels: Pixels) -> np.ndarray:
         """(B, C, *image) pixels -> (B, D) float32, the head's input."""
@@ -202,9 +203,9 @@ class TorchEngine(ModelEngine):
         threads, size = torch.get_num_threads(), self.chunk_size
         is_shared = threads == 1 or self.device != "cpu"
         if not self.preprocess.stacks:
-            chunks: Any = [[torch.from_numpy(np.ascontiguousarray(image))] for image in pixels]
+            chunks: Any = [[from_numpy(np.ascontiguousarray(image))] for image in pixels]
         else:
-            batch = torch.from_numpy(np.ascontiguousarray(pixels))
+            batch = from_numpy(np.ascontiguousarray(pixels))
             missing = -len(batch) % size
             chunks = (torch.cat([batch, batch.new_zeros(missing, *batch.shape[1:])]) if missing else batch).split(size)
             if self.low_latency and not is_shared:
@@ -220,7 +221,7 @@ class TorchEngine(ModelEngine):
         """Whether one thread and all of them compute the same bits for a chunk of `size` images: measured on noise,
         once. The split of a product depends on its shape, not on its values."""
         if (size, threads) not in self.same_bits:
-            pixels = torch.from_numpy(self.preprocess.noise(size))
+            pixels = from_numpy(self.preprocess.noise(size))
             (alone,) = thread_pool(threads).map(self.forward_chunk, [pixels])
             self.same_bits[size, threads] = torch.equal(alone, self.forward_chunk(pixels))
         return self.same_bits[size, threads]
@@ -274,7 +275,7 @@ class OpenVinoEngine(ModelEngine):
 
     def __call__(self, pixels: Tensor) -> Tensor:
         """(B, C, *image) uint8 -> (B, K) float32 logits."""
-        return torch.from_numpy(np.asarray(self.compiled([pixels.numpy()])[0]).astype(np.float32))
+        return from_numpy(np.asarray(self.compiled([pixels.numpy()])[0]).astype(np.float32))
 
 
 def input_dtype(config: ModelConfig, dtype: torch.dtype) -> torch.dtype:
@@ -369,7 +370,7 @@ def compute_chunk(engine: ModelEngine, images: list[Tensor | DataError], views: 
         blank = blank.expand(views.count, *blank.shape)
     pixels = [blank if isinstance(image, DataError) else image for image in images]
     if views is not None:
-        return views.mean(lambda parts: engine(torch.from_numpy(parts)).numpy())(torch.stack(pixels).numpy())
+        return views.mean(lambda parts: engine(from_numpy(parts)).numpy())(torch.stack(pixels).numpy())
     return engine(p.collate(pixels)).numpy()
 
 

@@ -33,6 +33,7 @@ from vitreous.inference.graph_cache import cache_key, installed_version
 from vitreous.inference.options import Pictures
 from vitreous.models.zoo import Model
 from vitreous.nn.cuda_graphs import WARM_UP_PASSES
+from vitreous.nn.torch_types import from_numpy
 from vitreous.system.disk import atomic, cache
 from vitreous.system.machine import capabilities, pick_device, processor
 from vitreous.version import __version__
@@ -144,7 +145,7 @@ def evaluation_engine(
         model,
         preprocess,
         options=options,
-        compute=lambda engine, pixels: engine(torch.from_numpy(pixels)).numpy(),
+        compute=lambda engine, pixels: engine(from_numpy(pixels)).numpy(),
         batch_size=batch_size,
         total_images=images,
         baseline=engine,

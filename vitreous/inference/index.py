@@ -19,6 +19,7 @@ import numpy as np
 
 from vitreous.data.layouts.video import open_sample
 from vitreous.errors import DataError, UsageError, WeightsError
+from vitreous.nn.torch_types import from_numpy
 from vitreous.system.cores import default_workers
 from vitreous.system.disk import atomic
 
@@ -203,13 +204,12 @@ def labels_of(data: Data, split: Split, rows: np.ndarray) -> Iterator[str]:
 
 def thumbnails(split: Split, rows: np.ndarray, preprocess: Preprocess) -> Iterator[bytes]:
     """A small JPEG of what the model sees of each of the images at `rows` (n,)."""
-    import torch
 
     from vitreous.data.rgb_images import rgb_image
 
     def small(row: int) -> bytes:
         array = preprocess.to_array(preprocess.decode(open_sample(split, row), split.name(row)))
-        picture = rgb_image(torch.from_numpy(array))
+        picture = rgb_image(from_numpy(array))
         picture.thumbnail((THUMBNAIL, THUMBNAIL))
         buffer = io.BytesIO()
         picture.save(buffer, "JPEG", quality=QUALITY)

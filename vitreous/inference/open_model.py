@@ -72,7 +72,7 @@ def find_bundle(run: str | os.PathLike[str], note: Callable[[str], None]) -> Bun
         note(text)
     bundle = replace(bundle, preprocess=preprocess_for(run, bundle))
     if not bundle.preprocess.stacks:
-        bundle.model.any_size = True  # type: ignore[union-attr]
+        bundle.model.any_size = True
     return bundle
 
 

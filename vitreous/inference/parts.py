@@ -132,7 +132,7 @@ class NpzParts(Parts):
                 dtype = np.result_type(*(dtype for _, dtype in kinds))
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
                     described = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
-                    np.lib.format.write_array_header_1_0(file, described)  # type: ignore[arg-type]
+                    np.lib.format.write_array_header_1_0(file, described)
                     for part in parts:
                         array = load_array(part, name)
                         if array.shape[1:] != rest:  # a part of which no image could be read

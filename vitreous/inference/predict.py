@@ -298,7 +298,7 @@ class Predictor:
     def activations(self, pixels: Pixels) -> np.ndarray:
         """(B, C, *image) pixels, or views (B, V, C, *image) -> (B, K) float64: probabilities of classes, or values of
         targets."""
-        logits = self.clip_views.mean(self.engine.logits) if self.clip_views else self.engine.logits  # type: ignore[arg-type]
+        logits = self.clip_views.mean(self.engine.logits) if self.clip_views else self.engine.logits
         return self.card.task.activate(logits(pixels))  # type: ignore[arg-type]
 
 

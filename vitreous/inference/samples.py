@@ -29,6 +29,7 @@ from vitreous.inference.image_grid import picture_of as picture_of
 from vitreous.inference.image_sampler import Canvas, sampler_of
 from vitreous.inference.open_model import open_generator
 from vitreous.inference.sample_sizes import MOST_FRAMES, size_to_make, written
+from vitreous.nn.torch_types import from_numpy
 from vitreous.progress import Display, Listener, NullListener
 from vitreous.system.disk import atomic_path, write_error, write_text
 from vitreous.weights.bundle import Bundle
@@ -198,8 +199,8 @@ class Generator:
     def canvas_of(self, picture: np.ndarray, mask: np.ndarray, count: int) -> Canvas:
         """(C, H, W) and (1, H, W) uint8 at the size that is made -> the same for so many images: what is black in the
         mask stays as it is."""
-        image = self.bundle.preprocess.normalise(torch.from_numpy(picture)[None])
-        given = torch.from_numpy(mask)[None] < 128
+        image = self.bundle.preprocess.normalise(from_numpy(picture)[None])
+        given = from_numpy(mask)[None] < 128
         return Canvas(image.expand(count, -1, -1, -1), given.expand(count, -1, -1, -1))
 
 

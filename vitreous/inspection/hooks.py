@@ -270,8 +270,8 @@ def space_time_views(
     elif name.endswith(".time"):
         yield "time", line, 0, part, x[:, prefix:], ()
     elif isinstance(part, SpaceTimeHeads) and grid[0] > 1:
-        yield "space", slot, prefix, part.half(of_time=False), x, ()
-        yield "time", line, 0, part.half(of_time=True), x.transpose(1, 2)[:, prefix:], ()
+        yield "space", slot, prefix, part.half_heads(of_time=False), x, ()
+        yield "time", line, 0, part.half_heads(of_time=True), x.transpose(1, 2)[:, prefix:], ()
     else:
         yield "space", slot, prefix, part, x, ()
 

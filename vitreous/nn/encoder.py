@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+
+from vitreous.nn.torch_types import checkpoint, compile_module
 
 
 class Encoder(nn.Module):
@@ -77,8 +77,10 @@ def compile_blocks(module: nn.Module) -> None:
     not compiled.
     """
     # a student and its teacher, at two image sizes and with and without stochastic depth, share the code of one block
-    torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
+    import torch._dynamo.config as dynamo
+
+    dynamo.recompile_limit = max(64, dynamo.recompile_limit)
     for encoder in module.modules():
         if isinstance(encoder, Encoder):
             for block in encoder.blocks:
-                block.compile()
+                compile_module(block)

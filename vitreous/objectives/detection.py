@@ -24,6 +24,7 @@ from vitreous.models.configs.adapter import Adapter, add_adapter
 from vitreous.models.configs.detector import DetectionHeads, Scores
 from vitreous.models.detector import Detector
 from vitreous.models.zoo import Model
+from vitreous.nn.torch_types import from_numpy
 from vitreous.objectives.base import Objective, ObjectiveConfig, Progress, Setting
 from vitreous.system.machine import copy_to_device
 from vitreous.tasks.base import Task
@@ -117,7 +118,7 @@ class DetectionObjective(Objective):
         the federated loss "federated" (B, K) bool, the classes that the loss of each image counts, another."""
         device, positions = batch["images"].device, batch["positions"].numpy()
         keys = key(self.setting.seed, SAMPLING, positions).view("int64")
-        batch = batch | {"keys": copy_to_device(torch.from_numpy(keys), device)}
+        batch = batch | {"keys": copy_to_device(from_numpy(keys), device)}
         if not self.config.federated:
             return batch
         classes = len(self.setting.classes)
@@ -125,7 +126,7 @@ class DetectionObjective(Objective):
         frequencies = np.array(self.config.frequencies or (1,) * classes)
         keys = key(self.setting.seed, FEDERATED, positions)
         counted = federated_classes(present, frequencies, self.config.federated, keys)
-        return batch | {"federated": copy_to_device(torch.from_numpy(counted), device)}
+        return batch | {"federated": copy_to_device(from_numpy(counted), device)}
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         losses = self.model.losses(batch["images"], batch)

@@ -23,6 +23,7 @@ from vitreous.errors import UsageError
 from vitreous.models.config import ModelConfig
 from vitreous.models.vit import ViT
 from vitreous.models.zoo import Model
+from vitreous.nn.torch_types import from_numpy
 from vitreous.objectives.base import FrozenUpdate, ObjectiveConfig, Progress, Setting
 from vitreous.objectives.dino import add_outputs, collapse, cross_views, describe_targets, follow, prototype_names
 from vitreous.objectives.heads import Head, HeadOptions, check_head, compare_views
@@ -187,7 +188,7 @@ class DINOv2(Unlabelled):
         keys = key(self.setting.seed, _MASK, batch["positions"].numpy()[:, None], torch.arange(GLOBAL).numpy())
         grid = self.model.config.grid
         masks = ibot_masks(keys.ravel(), grid, self.config.mask_shares, self.config.mask_probability)
-        masks = torch.from_numpy(masks).reshape(*keys.shape, *grid)
+        masks = from_numpy(masks).reshape(*keys.shape, *grid)
         counts = masks.flatten(1).sum(1)  # on the processor, where `forward` reads it without waiting for a GPU
         return {**batch, "masks": copy_to_device(masks, batch["images"].device), "masked": counts}
 

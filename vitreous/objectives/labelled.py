@@ -90,4 +90,4 @@ class Labelled(Objective):
         config, tokens = self.model.config, self.setting.tokens
         if tokens:  # a strip has as many
             config = config.with_options(image=(tokens * config.patch[0], config.patch[1]))
-        return 6 * forward_macs(self.config, config, progress.samples, progress.total)  # type: ignore[arg-type]
+        return 6 * forward_macs(self.config, config, progress.samples, progress.total)

@@ -30,6 +30,7 @@ from vitreous.nn.block import Block, Mlp
 from vitreous.nn.encoder import Encoder, stack
 from vitreous.nn.grid import patchify, take, unpatchify
 from vitreous.nn.position import SinusoidPosition, sincos
+from vitreous.nn.torch_types import from_numpy
 from vitreous.objectives.base import ObjectiveConfig, Progress, Reconstruction, Setting
 from vitreous.objectives.unlabelled import Unlabelled, check_takes_patches, check_views, hide_patches
 from vitreous.system.machine import copy_to_device
@@ -178,7 +179,7 @@ class MAE(Unlabelled):
         """(B,) keys -> (B, K) and (B, M) int64: the visible patches and the masked ones."""
         masks = (tube_masks if self.config.tubes else random_masks)(keys, self.model.config.grid, self.config.mask)
         masked = masks.mask.reshape(len(keys), -1).nonzero()[1].reshape(len(keys), -1)
-        return copy_to_device(torch.from_numpy(masks.keep), device), copy_to_device(torch.from_numpy(masked), device)
+        return copy_to_device(from_numpy(masks.keep), device), copy_to_device(from_numpy(masked), device)
 
     def targets(self, images: Tensor, masked: Tensor) -> Tensor:
         """(B, C, *image), (B, M) int64 -> (B, M, V) float32: the pixels of these patches, normalised where the config

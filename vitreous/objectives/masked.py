@@ -23,6 +23,7 @@ from vitreous.models.config import ModelConfig
 from vitreous.models.vit import ViT
 from vitreous.models.zoo import Model
 from vitreous.nn.grid import patchify, take, unpatchify
+from vitreous.nn.torch_types import from_numpy
 from vitreous.objectives.base import ObjectiveConfig, Progress, Reconstruction, Setting
 from vitreous.objectives.unlabelled import Unlabelled, check_takes_patches, check_views
 from vitreous.system.machine import copy_to_device
@@ -125,8 +126,8 @@ class MaskedPatches(Unlabelled):
         config = self.config
         drawn = corruptions(keys, self.model.config.grid, config.share, config.masked, config.swapped)
         predicted = drawn.predicted.reshape(len(keys), -1)
-        places = copy_to_device(torch.from_numpy(predicted.nonzero()[1].reshape(len(keys), -1)), device)
-        return copy_to_device(torch.from_numpy(drawn.source.reshape(len(keys), -1)), device), places
+        places = copy_to_device(from_numpy(predicted.nonzero()[1].reshape(len(keys), -1)), device)
+        return copy_to_device(from_numpy(drawn.source.reshape(len(keys), -1)), device), places
 
     def targets(self, images: Tensor, places: Tensor) -> Tensor:
         """(B, C, *image) normalised, (B, M) int64 -> what the head has to say of these patches.

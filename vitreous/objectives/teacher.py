@@ -22,6 +22,7 @@ from vitreous.errors import UsageError, WeightsError
 from vitreous.inference.graph_cache import weights_digest
 from vitreous.inference.libraries import needed
 from vitreous.models.zoo import Model
+from vitreous.nn.torch_types import from_numpy
 from vitreous.system.cores import cores
 from vitreous.system.machine import copy_to_device
 from vitreous.tasks.table import task_from_json
@@ -145,7 +146,7 @@ class OnnxTeacher(Teacher):
         """(B, C, *own image) that `read` made -> (B, K) float32, on the same device."""
         pixels = np.ascontiguousarray(images.float().cpu().numpy())
         answers = self.session.run([self.output], {self.input: pixels})[0]
-        return copy_to_device(torch.from_numpy(np.array(answers, dtype=np.float32)), images.device)
+        return copy_to_device(from_numpy(np.array(answers, dtype=np.float32)), images.device)
 
 
 def card_in(metadata: dict[str, str], source: str) -> tuple[tuple[str, ...], Normalisation] | None:

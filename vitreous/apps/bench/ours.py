@@ -47,7 +47,7 @@ def answering(work: Work) -> tuple[Model, Preprocess]:
     """Return a model with random weights whose answers differ, and its preprocessing."""
     torch.manual_seed(0)
     model = create(work.model, work.image_size, CLASSES)
-    nn.init.normal_(model.head.weight, std=0.02)  # type: ignore[arg-type]
+    nn.init.normal_(model.head.weight, std=0.02)
     return model, ImagePreprocess((work.image_size, work.image_size), share=0.9)
 
 
