@@ -8,7 +8,7 @@ import typing
 from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeGuard, TypeVar
 
 from vitreous.errors import UsageError, closest, nearest
 
@@ -16,6 +16,15 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 T = TypeVar("T")
+#: what `json.loads` returns
+Json: TypeAlias = dict[str, Any] | list[Any] | str | float | bool | None
+
+
+def is_list(value: object) -> TypeGuard[list[Any]]:
+    """Whether a value is a list."""
+    return isinstance(value, list)
+
+
 MAX_BYTES = 1_000_000
 
 

@@ -52,7 +52,7 @@ class ClassMap:
     classes: np.ndarray | None = None
     image: Image.Image | None = None
     _: KW_ONLY
-    shares: dict[str, float] = field(default_factory=dict)
+    shares: dict[str, float] = field(default_factory=dict[str, float])
     error: str | None = None
     file: str | None = None
     overlay: str | None = None
@@ -266,7 +266,7 @@ def common_root(words: Sequence[str]) -> str:
 
     Empty where a word is a list, whose names are kept whole.
     """
-    homes = []
+    homes: list[str] = []
     for word in words:
         if word == "-" or word.startswith("@"):
             return ""

@@ -10,7 +10,7 @@ B images, K classes, D features.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from functools import cached_property
 from typing import Any, Protocol
@@ -23,13 +23,14 @@ from vitreous.data.clip_views import ONE, ClipViews
 from vitreous.data.loader import EvalLoader
 from vitreous.data.modalities.base import Preprocess
 from vitreous.errors import DataError, UsageError
-from vitreous.inference.options import InferenceOptions, Pictures
+from vitreous.inference.options import InferenceOptions, Pictures, Precision
 from vitreous.inference.outputs import Outputs, compute_in_chunks, pack_outputs, unpack_outputs
 from vitreous.models.config import ModelConfig
-from vitreous.models.packed import Packed
+from vitreous.models.packed import Packed, check_packs
+from vitreous.models.vit import ViT
 from vitreous.models.zoo import Model
 from vitreous.nn.cuda_graphs import CapturedPasses, uses_graphs
-from vitreous.nn.encoder import compile_blocks
+from vitreous.nn.encoder import Encoder, compile_blocks
 from vitreous.nn.frozen import frozen
 from vitreous.nn.merge import Merging
 from vitreous.nn.torch_types import from_numpy
@@ -147,16 +148,16 @@ class TorchEngine(ModelEngine):
         model: Model,
         preprocess: Preprocess,
         device: str = "cpu",
-        precision: str = "auto",
+        precision: Precision = "auto",
         *,
         merge_tokens: int = 0,
     ) -> None:
         settle_process()  # before weights are laid out
-        options = InferenceOptions(device, precision, "torch", merge_tokens)  # type: ignore[arg-type]
+        options = InferenceOptions(device, precision, "torch", merge_tokens)
         super().__init__(model, preprocess, pick_precision(precision, device), options)
         self.device, self.dtype = device, DTYPES[self.precision]
         self.model = frozen(model.to(device), self.dtype, packs(device))
-        self.packed = None if preprocess.stacks else Packed(self.model)  # type: ignore[arg-type]
+        self.packed = None if preprocess.stacks else pack_model(self.model, model.config)
         if merge_tokens:
             if self.packed is not None:
                 problem = "tokens merge only in pictures of one size, not at their own aspect"
@@ -165,7 +166,9 @@ class TorchEngine(ModelEngine):
                 problem = "tokens merge only in plain ViTs without attention pooling"
                 raise UsageError(problem, "leave --merge-tokens out")
             mean = model.config.pool == "mean"
-            self.model.encoder = Merging(self.model.encoder, merge_tokens, model.config.prefix, mean)  # type: ignore[arg-type]
+            encoder = self.model.encoder
+            assert isinstance(encoder, Encoder)
+            self.model.encoder = Merging(encoder, merge_tokens, model.config.prefix, mean)
         self.input_dtype = input_dtype(model.config, self.dtype)
         tiled = self.dtype == torch.bfloat16 and capabilities().get("amx_bf16", False)
         self.chunk_tokens = TILED_TOKENS if tiled else TOKENS
@@ -203,11 +206,12 @@ class TorchEngine(ModelEngine):
         threads, size = torch.get_num_threads(), self.chunk_size
         is_shared = threads == 1 or self.device != "cpu"
         if not self.preprocess.stacks:
-            chunks: Any = [[from_numpy(np.ascontiguousarray(image))] for image in pixels]
+            chunks: Sequence[Tensor | list[Tensor]] = [[from_numpy(np.ascontiguousarray(image))] for image in pixels]
         else:
             batch = from_numpy(np.ascontiguousarray(pixels))
             missing = -len(batch) % size
-            chunks = (torch.cat([batch, batch.new_zeros(missing, *batch.shape[1:])]) if missing else batch).split(size)
+            whole = torch.cat([batch, batch.new_zeros(missing, *batch.shape[1:])]) if missing else batch
+            chunks = torch.split(whole, size)
             if self.low_latency and not is_shared:
                 is_shared = 2 * len(chunks) <= threads or not self.threads_keep_bits(size, threads)
         return self.forward_chunks(chunks, is_shared)[: len(pixels)].cpu().numpy()
@@ -240,7 +244,7 @@ class TorchEngine(ModelEngine):
 
     def forward(self, images: Tensor) -> Tensor:
         """(b, C, *image) normalised -> (b, K) float32, of a detector as `outputs` has it."""
-        outputs = self.model(images)
+        outputs: Tensor | tuple[Tensor, ...] = self.model(images)
         return pack_outputs(outputs) if isinstance(outputs, tuple) else outputs.float()
 
     def to_input(self, pixels: Tensor) -> Tensor:
@@ -294,10 +298,17 @@ def split_batch(images: int, most: int, threads: int) -> tuple[int, bool]:
     return (size, False) if threads > 1 and busy >= 1 - IDLE else (most, True)
 
 
+def pack_model(model: nn.Module, config: ModelConfig) -> Packed:
+    """A model that takes lists of images at their own aspect ratio. Raises UsageError as `Packed` does."""
+    check_packs(config)
+    assert isinstance(model, ViT)
+    return Packed(model)
+
+
 def remove_head(model: Model) -> Model:
     """Return the model without a head, its weights shared: it outputs the head's input."""
     twin = copy(model)
-    twin._modules = {**model._modules, "head": nn.Identity()}
+    vars(twin)["_modules"] = {**vars(model)["_modules"], "head": nn.Identity()}
     twin.config = model.config.with_options(classes=0)
     return twin
 
@@ -374,12 +385,14 @@ def compute_chunk(engine: ModelEngine, images: list[Tensor | DataError], views: 
     return engine(p.collate(pixels)).numpy()
 
 
-def chunks(batches: Iterable[tuple[Tensor, list]], size: int) -> Iterator[tuple[list[int], list]]:
+def chunks(
+    batches: Iterable[tuple[Tensor, list[Tensor | DataError]]], size: int
+) -> Iterator[tuple[list[int], list[Tensor | DataError]]]:
     """Regroup batches of any size, (b,) samples and images, into batches of `size`, the last one shorter."""
     samples: list[int] = []
-    images: list = []
+    images: list[Tensor | DataError] = []
     for more_samples, more_images in batches:
-        samples, images = samples + more_samples.tolist(), images + more_images
+        samples, images = samples + more_samples.numpy().tolist(), images + more_images
         while len(images) >= size:
             yield samples[:size], images[:size]
             samples, images = samples[size:], images[size:]

@@ -28,7 +28,7 @@ import torch
 from vitreous.config import to_plain
 from vitreous.data.modalities.base import Preprocess
 from vitreous.errors import ResourceError, VitreousError
-from vitreous.inference.engine import CHUNK, InferenceOptions, ModelEngine, make_engine
+from vitreous.inference.engine import CHUNK, InferenceOptions, ModelEngine, TorchEngine, make_engine
 from vitreous.inference.graph_cache import cache_key, installed_version
 from vitreous.inference.options import Pictures
 from vitreous.models.zoo import Model
@@ -140,7 +140,8 @@ def evaluation_engine(
     engine = make_engine(model, preprocess, options, pictures)
     if options.engine != "auto":
         return engine
-    batch_size = CHUNK if engine.device != "cpu" else IMAGES_PER_THREAD * torch.get_num_threads()  # type: ignore[attr-defined]
+    on_cpu = not isinstance(engine, TorchEngine) or engine.device == "cpu"
+    batch_size = IMAGES_PER_THREAD * torch.get_num_threads() if on_cpu else CHUNK
     engine = choose_engine(
         model,
         preprocess,
@@ -277,7 +278,7 @@ def newest_files(folder: Path) -> list[Path]:
 
 def list_choices() -> list[str]:
     """Return a line for each stored measurement of the installed versions, newest first."""
-    lines = []
+    lines: list[str] = []
     for path in newest_files(cache("engines")):
         record = load_record(path)
         if record is None:

@@ -129,7 +129,9 @@ class ImageSampler:
         name, steps = options.sampler_of(self.process)
         asked = labels.to(self.device) if self.classes else None
         ask = guide_prediction(self.answer, asked, self.classes, options)
-        mend = leave if canvas is None else lambda noisy, a, b: keep(canvas, noisy, noise, a, b)
+
+        def mend(noisy: Tensor, a: float, b: float) -> Tensor:
+            return leave(noisy, a, b) if canvas is None else keep(canvas, noisy, noise, a, b)
 
         def draw(step: int) -> Tensor:
             rows = key(keys.numpy().view(np.uint64), step + 1)

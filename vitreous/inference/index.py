@@ -131,7 +131,7 @@ def write_index(
     good = np.flatnonzero(features.good)
     if not len(good):
         raise DataError("no image can be read", "`vitreous data check` tells why")
-    arrays: dict[str, np.ndarray] = {"features": unit_rows(features.rows, good)}
+    arrays: dict[str, Any] = {"features": unit_rows(features.rows, good)}
     texts = {
         "labels": Texts.of(label.encode() for label in labels_of(opened, images, good)),
         "names": Texts.of(Path(images.name(int(row))).name.encode("utf-8", "replace") for row in good),
@@ -141,7 +141,7 @@ def write_index(
     arrays |= {f"{name}_ends": text.ends for name, text in texts.items()}
     place = folder / FILE
     with atomic(place, shared=True) as file:
-        np.savez(file, record=np.array(json.dumps({"format": FORMAT, **bundle_key(folder)})), **arrays)  # type: ignore[arg-type]
+        np.savez(file, record=np.array(json.dumps({"format": FORMAT, **bundle_key(folder)})), **arrays)
     return place
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -13,13 +13,16 @@ if TYPE_CHECKING:
 Pictures = Callable[[], "Iterable[Tensor]"]
 
 
+Precision: TypeAlias = Literal["auto", "fp32", "bf16", "int8"]
+
+
 @dataclass(frozen=True)
 class InferenceOptions:
     """How outputs are computed, in the words of the command line."""
 
     device: str = "auto"
     """auto, cpu, cuda, cuda:1 or mps."""
-    precision: Literal["auto", "fp32", "bf16", "int8"] = "auto"
+    precision: Precision = "auto"
     """Numbers to compute with; auto is bf16 where the device has it, else fp32; int8 needs --engine openvino."""
     engine: Literal["auto", "torch", "compiled", "openvino"] = "auto"
     """Inference engine. auto measures the installed engines once, if the job is long enough, and takes the fastest

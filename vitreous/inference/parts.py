@@ -120,7 +120,8 @@ class NpzParts(Parts):
     def write(self, path: Path, rows: Sequence[Any]) -> None:
         """Write the arrays of rows."""
         with open(path, "wb") as file:
-            np.savez(file, **arrays(rows))  # type: ignore[arg-type]
+            contents: dict[str, Any] = arrays(rows)
+            np.savez(file, **contents)
 
     def join(self, path: Path, parts: list[Path]) -> None:
         """Write all parts as one file, an array and a part at a time."""

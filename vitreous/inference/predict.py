@@ -15,6 +15,7 @@ import numpy as np
 
 from vitreous.config import apply_options
 from vitreous.data.clip_views import ONE, ClipViews, clip_views_of
+from vitreous.data.modalities.clips import ClipPreprocess
 from vitreous.errors import DataError, UsageError, check_path
 from vitreous.inference.card import Card
 from vitreous.inference.class_maps import ClassMap, class_maps
@@ -182,8 +183,10 @@ class Predictor:
         vectors = stack_embeddings(rows)
         return vectors[0] if is_image(images) else vectors
 
-    @overload
-    def segment(self, images: ImageInput, **options: Unpack[SegmentKeywords]) -> ClassMap:
+    @overload  # a str is an Iterable[str] too
+    def segment(  # pyright: ignore[reportOverlappingOverload]
+        self, images: ImageInput, **options: Unpack[SegmentKeywords]
+    ) -> ClassMap:
         """One image -> one answer."""
         ...
 
@@ -206,8 +209,10 @@ class Predictor:
         answers = list(class_maps(self.card, self.engine, as_items(images, self.card.preprocess), bad_images, pictures))
         return answers[0] if is_image(images) else answers
 
-    @overload
-    def detect(self, images: ImageInput, **options: Unpack[DetectKeywords]) -> ImageObjects:
+    @overload  # a str is an Iterable[str] too
+    def detect(  # pyright: ignore[reportOverlappingOverload]
+        self, images: ImageInput, **options: Unpack[DetectKeywords]
+    ) -> ImageObjects:
         """One image -> one answer."""
         ...
 
@@ -273,9 +278,11 @@ class Predictor:
     def picture(self, item: Item) -> np.ndarray | DataError:
         """An item as (C, *image) pixels, or its views (V, C, *image), or why it cannot be read."""
         try:
+            preprocess = self.card.preprocess
             if self.clip_views:
-                return read_views(item, self.card.preprocess, self.clip_views)  # type: ignore[arg-type]  # of clips
-            return read_item(item, self.card.preprocess, self.exact)
+                assert isinstance(preprocess, ClipPreprocess)  # as `clip_views_of` checks
+                return read_views(item, preprocess, self.clip_views)
+            return read_item(item, preprocess, self.exact)
         except DataError as error:
             return error
 
@@ -298,8 +305,10 @@ class Predictor:
     def activations(self, pixels: Pixels) -> np.ndarray:
         """(B, C, *image) pixels, or views (B, V, C, *image) -> (B, K) float64: probabilities of classes, or values of
         targets."""
-        logits = self.clip_views.mean(self.engine.logits) if self.clip_views else self.engine.logits
-        return self.card.task.activate(logits(pixels))  # type: ignore[arg-type]
+        if self.clip_views is None:
+            return self.card.task.activate(self.engine.logits(pixels))
+        assert isinstance(pixels, np.ndarray)  # clips are of one size
+        return self.card.task.activate(self.clip_views.mean(self.engine.logits)(pixels))
 
 
 def load(

@@ -189,7 +189,7 @@ class Generator:
         if self.sampler.decode is not None:
             raise UsageError("--inpaint is for models of pixels, not of latents", "leave it out")
         picture, mask = preprocess.decode(options.inpaint), ImagePreprocess(preprocess.image, 1).decode(options.mask)
-        if not isinstance(picture, Image.Image) or not isinstance(mask, Image.Image):
+        if not isinstance(picture, Image.Image):
             raise DataError(f"{options.inpaint} is no picture")
         if picture.size != mask.size:
             sizes = [" x ".join(map(str, one.size)) for one in (picture, mask)]

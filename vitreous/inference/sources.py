@@ -216,7 +216,7 @@ def read_table(path: str, column: str | None) -> Iterator[Item]:
     with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         reader = csv.reader(file, delimiter="\t" if path.lower().endswith(".tsv") else ",", strict=True)
         try:
-            head = next(reader, [])
+            head = next(reader, list[str]())
             place = head.index(choose_column(name, head, column, PATHS))
             for row in reader:
                 if not row:
@@ -287,7 +287,7 @@ def read_rows(path: str, column: str | None) -> Iterator[Item]:
                     number += 1
 
 
-def item_of_row(value: Any, called: str, home: str) -> Item:
+def item_of_row(value: dict[str, Any] | bytes | str | None, called: str, home: str) -> Item:
     """The image that a value of Parquet is."""
     content, where = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
     if isinstance(content, str):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
 from vitreous.nn.torch_types import checkpoint, compile_module
+
+M = TypeVar("M", bound=nn.Module)
 
 
 class Encoder(nn.Module):
@@ -61,9 +63,7 @@ class Encoder(nn.Module):
         return block(x, *context)
 
 
-def stack(
-    depth: int, block: Callable[[int, float], nn.Module], drop_path: float = 0.0, rises: bool = True
-) -> list[nn.Module]:
+def stack(depth: int, block: Callable[[int, float], M], drop_path: float = 0.0, rises: bool = True) -> list[M]:
     """`depth` blocks, each made from its number and its stochastic depth rate: it rises linearly from 0 to `drop_path`,
     or is that."""
     return [block(i, drop_path * i / max(depth - 1, 1) if rises else drop_path) for i in range(depth)]

@@ -20,7 +20,6 @@ little and takes a third off the error.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from copy import deepcopy
 from functools import cache
 from typing import Any
@@ -38,7 +37,7 @@ from vitreous.nn.local import LocalAttention
 from vitreous.nn.relative import GridAttention, RelativeAttention, RotaryAttention
 from vitreous.nn.resnet import LineAttention, StandardizedConv
 from vitreous.nn.spacetime import SpaceTimeHeads
-from vitreous.nn.torch_types import bias_of
+from vitreous.nn.torch_types import bias_of, named_modules
 from vitreous.nn.windows import ContinuousPositionBias, WindowAttention, attend_short
 
 
@@ -87,8 +86,7 @@ def copied(module: nn.Module, dtype: torch.dtype, packed: bool, without: str = "
     twin = kind.__new__(kind)
     vars(twin).update(state, _parameters=own, _buffers=dict(state["_buffers"]), _modules=children)
     if packed and isinstance(module, Encoder) and module.read:
-        parts: Iterable[tuple[str, nn.Module]] = module.blocks[-1].named_modules()
-        for name, part in parts:
+        for name, part in named_modules(module.blocks[-1]):
             if type(part) is Attention:
                 twin.get_submodule(f"blocks.{len(module.blocks) - 1}.{name}").qkv = Plain(part.qkv, dtype)
     return twin

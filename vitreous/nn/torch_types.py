@@ -29,12 +29,20 @@ if TYPE_CHECKING:
         """The inverse of `ndtr`, of any shape."""
         ...
 
+    def vector_norm(x: Tensor, ord: float, dim: int) -> Tensor:
+        """The norm along an axis, which is gone."""
+        ...
+
     def once_differentiable(backward: F) -> F:
         """A backward pass that is not differentiated itself."""
         ...
 
     def checkpoint(block: Callable[..., Tensor], *arguments: Any, use_reentrant: bool) -> Tensor:
         """What a block gives for these arguments, computed again in the backward pass."""
+        ...
+
+    def named_modules(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+        """A module, its modules and theirs, by their names in it."""
         ...
 
     def compile_module(module: nn.Module) -> None:
@@ -58,12 +66,13 @@ if TYPE_CHECKING:
 
 else:
     from_numpy, ndtr, ndtri = torch.from_numpy, torch.special.ndtr, torch.special.ndtri
-    once_differentiable, checkpoint = function.once_differentiable, torch.utils.checkpoint.checkpoint
-    compile_module, ModuleList = nn.Module.compile, nn.ModuleList
+    vector_norm, once_differentiable = torch.linalg.vector_norm, function.once_differentiable
+    checkpoint = torch.utils.checkpoint.checkpoint
+    named_modules, compile_module, ModuleList = nn.Module.named_modules, nn.Module.compile, nn.ModuleList
 
 
 class FunctionContext(function.FunctionCtx):
-    """What `forward` of a `torch.autograd.Function` leaves to `backward`; a function that leaves more than tensors names
+    """What `forward` of a `torch.autograd.Function` leaves to `backward`; a function that leaves more names
     it in a subclass."""
 
     saved_tensors: tuple[Tensor, ...]

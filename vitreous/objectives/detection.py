@@ -86,11 +86,13 @@ class DetectionConfig(ObjectiveConfig):
 
     def detector(self, backbone: ModelConfig, classes: int) -> DetectorConfig:
         """Return the config of the whole model. Raises UsageError for a backbone that no heads fit."""
-        own = {field.name: getattr(self, field.name) for field in fields(DetectorConfig) if hasattr(self, field.name)}
-        return DetectorConfig(**own | {"backbone": add_adapter(backbone, self.adapter), "classes": classes})
+        names = [field.name for field in fields(DetectorConfig) if hasattr(self, field.name)]
+        settings: dict[str, Any] = {name: getattr(self, name) for name in names}
+        settings.update(backbone=add_adapter(backbone, self.adapter), classes=classes)
+        return DetectorConfig(**settings)
 
     @property
-    def splittable(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def splittable(self) -> bool:
         """Whether images of a batch do not see each other: not with batch norm."""
         return self.adapter != "batch"
 

@@ -13,6 +13,7 @@ from vitreous.data.batch import Batch
 from vitreous.data.split import Split
 from vitreous.evaluation.evaluator import Evaluator, TaskEvaluator
 from vitreous.models.packed import Packed
+from vitreous.models.vit import ViT
 from vitreous.models.zoo import Model
 from vitreous.objectives.base import Objective, Progress, Setting
 from vitreous.objectives.progressive import draw_patches, forward_macs, resize_images, sides_at
@@ -44,11 +45,12 @@ class Labelled(Objective):
         setting, config, position = self.setting, self.config, int(batch["positions"][0])
         classes = self.model.config.classes
         drops = config.patch_dropout and progress.samples < config.patch_dropout_until * progress.total
-        if isinstance(batch["images"], list):
+        images: Tensor | list[Tensor] = batch["images"]
+        if isinstance(images, list):
             if drops:
-                batch = {**batch, "keep": self.draw_patches_of_each(batch["images"], position)}
+                batch = {**batch, "keep": self.draw_patches_of_each(images, position)}
             return batch
-        images, labels = batch["images"], batch["labels"]
+        labels = batch["labels"]
         if isinstance(setting.views, Augment):
             images, labels = setting.views.mix(
                 images, labels, classes=classes, seed=setting.seed, batch=position, apart=setting.repeats
@@ -70,7 +72,8 @@ class Labelled(Objective):
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         model = self.model
         if isinstance(batch["images"], list):
-            outputs = Packed(model)(batch["images"], batch.get("keep")).float()  # type: ignore[arg-type]
+            assert isinstance(model, ViT)  # as `Packed` checks by its config
+            outputs = Packed(model)(batch["images"], batch.get("keep")).float()
         elif "keep" in batch:
             outputs = model.forward_patches(batch["images"], batch["keep"]).float()
         else:

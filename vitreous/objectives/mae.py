@@ -134,7 +134,7 @@ class Decoder(nn.Module):
         blocks = stack(config.decoder_depth, lambda i, rate: Block(own, Attention(own, heads), Mlp(own, 4 * own)))
         if videomae:
             for block in blocks:
-                block.attention.part.qkv = QueryValueBias(own)  # type: ignore[union-attr]
+                block.attention.part.qkv = QueryValueBias(own)
         self.encoder = Encoder(own, blocks)
         self.head = nn.Linear(own, shape.channels * math.prod(shape.patch))
         xavier(self)
@@ -193,7 +193,7 @@ class MAE(Unlabelled):
 
     def parts(self, patches: Tensor) -> Tensor:
         """(B, M, V) -> (B, M, G, V / G): what is normalised by itself, the patch (G = 1) or each of its C channels."""
-        return patches.unflatten(-1, (self.model.config.channels if self.config.normalise_channels else 1, -1))
+        return torch.unflatten(patches, -1, (self.model.config.channels if self.config.normalise_channels else 1, -1))
 
     def moments(self, parts: Tensor) -> tuple[Tensor, Tensor]:
         """(B, M, G, V / G) -> mean and deviation, (B, M, G, 1): by the unbiased variance sqrt(var + 1e-6), of channels
@@ -230,7 +230,7 @@ class MAE(Unlabelled):
             predicted = (self.parts(predicted) * deviation + mean).flatten(-2)
         places = masked[..., None].expand_as(predicted)
         shown = (whole.scatter(1, places, torch.zeros_like(predicted)), whole.scatter(1, places, predicted))
-        seen, restored = (unpatchify(patches.unflatten(1, grid), patch) for patches in shown)
+        seen, restored = (unpatchify(torch.unflatten(patches, 1, grid), patch) for patches in shown)
         return Reconstruction(seen, restored, *[self.hidden(masked).unflatten(1, grid)] * 2)
 
     def flops(self, progress: Progress) -> float:

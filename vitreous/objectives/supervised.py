@@ -17,6 +17,7 @@ from vitreous.errors import UsageError
 from vitreous.models.config import ModelConfig
 from vitreous.models.initial import mimetic
 from vitreous.models.zoo import Model
+from vitreous.nn.torch_types import bias_of
 from vitreous.objectives.base import ObjectiveConfig, Setting
 from vitreous.objectives.labelled import Labelled
 from vitreous.objectives.progressive import Thinning
@@ -78,7 +79,7 @@ class SupervisedConfig(Thinning, ObjectiveConfig):
         if self.mimetic:
             mimetic(model)
         head = getattr(model, "head", None)
-        if self.head_bias and isinstance(head, nn.Linear) and head.bias is not None:
+        if self.head_bias and isinstance(head, nn.Linear) and bias_of(head) is not None:
             nn.init.constant_(head.bias, self.head_bias)
 
     def build(self, model: Model, setting: Setting) -> Supervised:

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitreous.config import from_plain
+from vitreous.data.modalities.base import Preprocess
 from vitreous.data.modalities.table import AnyPreprocess
 from vitreous.errors import UsageError, WeightsError
 from vitreous.inference.graph_cache import weights_digest
@@ -43,6 +44,7 @@ class Teacher:
 
     channels: int
     size: tuple[int, ...] | None
+    checked: tuple[int, int]
 
     def __init__(self, source: str, classes: tuple[str, ...], normalisation: Normalisation, digest: str) -> None:
         self.source, self.classes, self.normalisation = source, classes, normalisation
@@ -130,15 +132,15 @@ class OnnxTeacher(Teacher):
         entry, answer = self.session.get_inputs()[0], self.session.get_outputs()[0]
         self.input, self.output = entry.name, answer.name
         card = card_in(self.session.get_modelmeta().custom_metadata_map, source)
-        if card is None and given is None:
-            problem = f"{source} does not tell its mean and deviation, which `vitreous export` writes into its files"
-            raise UsageError(problem, ASKED)
         if card is not None:
             classes, normalisation = card
-        else:
+        elif given is not None:
             count = answer.shape[-1] if isinstance(answer.shape[-1], int) else 0
             classes, normalisation = tuple(map(str, range(count))), given
-        super().__init__(source, classes, normalisation, hashlib.sha256(raw).hexdigest())  # type: ignore[arg-type]
+        else:
+            problem = f"{source} does not tell its mean and deviation, which `vitreous export` writes into its files"
+            raise UsageError(problem, ASKED)
+        super().__init__(source, classes, normalisation, hashlib.sha256(raw).hexdigest())
         sides = tuple(entry.shape[2:])
         self.size = sides if all(isinstance(side, int) for side in sides) else None
 
@@ -156,7 +158,7 @@ def card_in(metadata: dict[str, str], source: str) -> tuple[tuple[str, ...], Nor
         return None
     try:
         card: Any = json.loads(metadata[CARD])["card"]
-        seen = from_plain(AnyPreprocess, card["preprocess"])
+        seen: Preprocess = from_plain(AnyPreprocess, card["preprocess"])
         return getattr(task_from_json(card, source), "classes", ()), (seen.mean, seen.std)
     except (KeyError, ValueError, TypeError) as error:
         raise WeightsError(f"{source} has a card that cannot be read ({error})", "export the teacher again") from None

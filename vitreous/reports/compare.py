@@ -58,7 +58,7 @@ def compare(
     if other := next((one for one in zip(runs, bundles, strict=True) if not one[1].classes), None):
         problem = f"{other[0]} {other[1].task.does}, and runs are compared that name classes of images"
         raise UsageError(problem, "compare their metrics: vitreous evaluate RUN")
-    if bundles[0].task.leading != bundles[1].task.leading:
+    if bundles[0].task.leading_metric != bundles[1].task.leading_metric:
         problem = f"{runs[bundles[0].multilabel]} names one class an image, the other run names several"
         raise UsageError(problem, "compare runs that answer the same question")
     home = runs[0] if data is not None or Folder(Path(runs[0])).config.is_file() else runs[1]

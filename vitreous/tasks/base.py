@@ -30,9 +30,11 @@ if TYPE_CHECKING:
     from vitreous.tasks.report import Report
 
 #: options of `predict` that tasks may take -> the models that they are for
-PREDICT_OPTIONS = dict.fromkeys(("to", "coco_ids", "tiles"), "detectors")
-PREDICT_OPTIONS |= dict.fromkeys(("top", "threshold", "abstain", "csv", "ray"), "models that name classes of images")
-PREDICT_OPTIONS |= {"overlay": "models that say what is where"}
+PREDICT_OPTIONS: dict[str, str] = {
+    **dict.fromkeys(("to", "coco_ids", "tiles"), "detectors"),
+    **dict.fromkeys(("top", "threshold", "abstain", "csv", "ray"), "models that name classes of images"),
+    "overlay": "models that say what is where",
+}
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,12 @@ class PredictionFormat(ABC):
 
     formats: tuple[str, ...] = (".jsonl", ".csv", ".parquet")
     part = 4096  # predictions in memory at a time where a format writes many at once
-    column: str  # the heading of `describe` in a terminal
-    head: list[str]  # the columns of CSV
+    column: ClassVar[str]  # the heading of `describe` in a terminal
+
+    @property
+    @abstractmethod
+    def head(self) -> list[str]:
+        """The columns of CSV."""
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -159,9 +165,8 @@ class Task(ABC):
     predict_options: ClassVar[frozenset[str]] = frozenset(("top", "threshold", "abstain", "csv", "ray"))
     export_rules: ClassVar[ExportRules] = ExportRules()
     export_tolerance: ClassVar[float] = 0.0  # the share of predictions of an export in float32 that may differ
-    leading: str = "top1"  # the key of the metric that evaluations are compared by
+    leading: ClassVar[str] = "top1"  # the key of `leading_metric`, where settings do not choose it
     evaluate_options: ClassVar[frozenset[str]] = frozenset()  # of `evaluate`, that are for this task and not for all
-    example_notes: ClassVar[dict[str, str]] = {}  # how a page describes each kind of `choose_examples`
     protocol: ClassVar[str] = "top1"  # what a reading of this task is called in evaluations.jsonl
 
     classes: tuple[str, ...]  # none where a task has none
@@ -185,6 +190,16 @@ class Task(ABC):
         """The names of the K numbers that the head gives for a whole image; none for a model without a head and for
         one whose outputs have places in the image."""
         return ()
+
+    @property
+    def leading_metric(self) -> str:
+        """The key of the metric that evaluations are compared by."""
+        return self.leading
+
+    @property
+    def example_notes(self) -> dict[str, str]:
+        """How a page describes each kind of `choose_examples`."""
+        return {}
 
     @property
     def label_columns(self) -> tuple[str, ...]:

@@ -60,13 +60,17 @@ class ClassFormat(PredictionFormat):
     """At most `top` of the `classes`, of a probability above `threshold`; unsure where the highest is below
     `abstain`."""
 
-    column: ClassVar[str] = "classes"  # type: ignore[misc]
-    head: ClassVar[list[str]] = ["path", "rank", "class", "probability", "error", "unsure"]  # type: ignore[misc]
+    column: ClassVar[str] = "classes"
 
     classes: tuple[str, ...] = ()
     top: int = USUAL
     threshold: float = -1.0
     abstain: float = 0.0
+
+    @property
+    def head(self) -> list[str]:
+        """A column each for the rank, the class and its probability."""
+        return ["path", "rank", "class", "probability", "error", "unsure"]
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -75,7 +79,7 @@ class ClassFormat(PredictionFormat):
 
     def predict(self, row: np.ndarray, path: str) -> Prediction:
         """The prediction for an image from its (K,) probabilities."""
-        best = [i for i in np.argsort(-row, kind="stable")[: self.top] if row[i] > self.threshold]
+        best = [int(i) for i in np.argsort(-row, kind="stable")[: self.top] if row[i] > self.threshold]
         names, values = tuple(self.classes[i] for i in best), tuple(float(row[i]) for i in best)
         return Prediction(path, names, values, unsure=bool(row.max() < self.abstain))
 
@@ -178,7 +182,7 @@ class Classification(Task):
         return f"names one of {len(self.classes)} classes" + ", or several" * self.multilabel
 
     @property
-    def leading(self) -> str:  # type: ignore[override]
+    def leading_metric(self) -> str:
         """top-1, or mAP where an image may have several classes."""
         return "map" if self.multilabel else "top1"
 
@@ -254,7 +258,7 @@ class Classification(Task):
         return {"worst": [describe(s) for s in worst], "unsure": [describe(s) for s in unsure]}
 
     @property
-    def example_notes(self) -> dict[str, str]:  # type: ignore[override]
+    def example_notes(self) -> dict[str, str]:
         """How a page describes the worst and the least certain images."""
         nearest = "Images with the smallest difference between the two most probable classes."
         return {

@@ -85,7 +85,7 @@ def weigh_errors(true: np.ndarray, predicted: np.ndarray, counts: np.ndarray) ->
     counts = counts.astype(np.float64)
     number = np.maximum(counts.sum(0), 1)
     if not len(true):
-        return dict.fromkeys(METRICS, np.full(counts.shape[1], np.nan))
+        return dict.fromkeys(METRICS, np.full(int(counts.shape[1]), np.nan))
     errors = predicted - true
     squares, mean = errors**2 @ counts, true @ counts / number
     centred = true - true.mean()  # sums of squares of large values would lose their digits
