@@ -267,7 +267,8 @@ def set_paths(value: T, settings: dict[str, list[str]], before: str = "") -> T:
         owned = items(value)[name] if name in items(value) else getattr(value, name)
         changes[name] = set_paths(owned, inner, f"{before}{name}.")
     if isinstance(value, dict):
-        return {**value, **changes}  # type: ignore[return-value]
+        changed: Any = {**value, **changes}
+        return changed
     if not changes:
         return value
     with_options = getattr(value, "with_options", None)  # of a dataclass whose type follows from its fields

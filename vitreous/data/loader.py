@@ -26,7 +26,7 @@ from vitreous.data.decoding.spectral import Picture
 from vitreous.data.keys import key, one_key
 from vitreous.data.layouts.video import open_sample
 from vitreous.data.modalities.base import Preprocess
-from vitreous.data.modalities.clips import open_as_clip
+from vitreous.data.modalities.clips import ClipPreprocess, open_as_clip
 from vitreous.data.sampling import Order, repeat_factors, stream
 from vitreous.data.shared_memory import usable_workers
 from vitreous.data.split import Split, is_labelled
@@ -187,7 +187,8 @@ class EvalLoader:
         split = self.split
         if self.views is not None:
             clip = open_as_clip(open_sample(split, sample), split.name(sample))
-            return torch.from_numpy(self.views.pixels(clip, self.preprocess))  # type: ignore[arg-type]  # of clips
+            assert isinstance(self.preprocess, ClipPreprocess)
+            return torch.from_numpy(self.views.pixels(clip, self.preprocess))
         return self.preprocess.to_tensor(self.preprocess.decode(open_sample(split, sample), split.name(sample)))
 
 

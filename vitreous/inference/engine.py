@@ -33,7 +33,6 @@ from vitreous.nn.cuda_graphs import CapturedPasses, uses_graphs
 from vitreous.nn.encoder import Encoder, compile_blocks
 from vitreous.nn.frozen import frozen
 from vitreous.nn.merge import Merging
-from vitreous.nn.torch_types import from_numpy
 from vitreous.system.machine import (
     DTYPES,
     capabilities,
@@ -43,6 +42,7 @@ from vitreous.system.machine import (
     settle_process,
     thread_pool,
 )
+from vitreous.system.torch_types import from_numpy
 
 # tokens of a chunk: more fall out of the caches, fewer leave cores waiting for each other; and with tiles (AMX), whose
 # products wait for weights, which a chunk reads once

@@ -33,9 +33,9 @@ from vitreous.inference.graph_cache import cache_key, installed_version
 from vitreous.inference.options import Pictures
 from vitreous.models.zoo import Model
 from vitreous.nn.cuda_graphs import WARM_UP_PASSES
-from vitreous.nn.torch_types import from_numpy
 from vitreous.system.disk import atomic, cache
 from vitreous.system.machine import capabilities, pick_device, processor
+from vitreous.system.torch_types import from_numpy
 from vitreous.version import __version__
 
 #: largest relative L2 difference between the outputs of two engines; in bfloat16 each may be off by 1e-2

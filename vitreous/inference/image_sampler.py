@@ -24,8 +24,8 @@ from vitreous.generation.settings import SamplingOptions
 from vitreous.inference.engine import TOKENS, split_batch
 from vitreous.nn.frozen import frozen
 from vitreous.nn.sizes import grid_of
-from vitreous.nn.torch_types import from_numpy
 from vitreous.system.machine import DTYPES, packs, pick_device, pick_precision, settle_process, thread_pool
+from vitreous.system.torch_types import from_numpy
 from vitreous.tasks.generation import Generation
 from vitreous.weights.autoencoder import Autoencoder
 from vitreous.weights.bundle import Bundle

@@ -19,9 +19,9 @@ import numpy as np
 
 from vitreous.data.layouts.video import open_sample
 from vitreous.errors import DataError, UsageError, WeightsError
-from vitreous.nn.torch_types import from_numpy
 from vitreous.system.cores import default_workers
 from vitreous.system.disk import atomic
+from vitreous.system.torch_types import from_numpy
 
 if TYPE_CHECKING:
     from vitreous.data.modalities.base import Preprocess

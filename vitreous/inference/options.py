@@ -14,6 +14,7 @@ Pictures = Callable[[], "Iterable[Tensor]"]
 
 
 Precision: TypeAlias = Literal["auto", "fp32", "bf16", "int8"]
+EngineName: TypeAlias = Literal["auto", "torch", "compiled", "openvino"]
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class InferenceOptions:
     """auto, cpu, cuda, cuda:1 or mps."""
     precision: Precision = "auto"
     """Numbers to compute with; auto is bf16 where the device has it, else fp32; int8 needs --engine openvino."""
-    engine: Literal["auto", "torch", "compiled", "openvino"] = "auto"
+    engine: EngineName = "auto"
     """Inference engine. auto measures the installed engines once, if the job is long enough, and takes the fastest
     whose outputs agree with PyTorch's. torch gives the same outputs with and without the extra `export`, which openvino
     needs. compiled: torch.compile, on a GPU."""

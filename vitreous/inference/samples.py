@@ -29,9 +29,9 @@ from vitreous.inference.image_grid import picture_of as picture_of
 from vitreous.inference.image_sampler import Canvas, sampler_of
 from vitreous.inference.open_model import open_generator
 from vitreous.inference.sample_sizes import MOST_FRAMES, size_to_make, written
-from vitreous.nn.torch_types import from_numpy
 from vitreous.progress import Display, Listener, NullListener
 from vitreous.system.disk import atomic_path, write_error, write_text
+from vitreous.system.torch_types import from_numpy
 from vitreous.weights.bundle import Bundle
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 
 from vitreous.nn import kernels
-from vitreous.nn.torch_types import FunctionContext, once_differentiable, open_to_kinds
 from vitreous.system.machine import capabilities
+from vitreous.system.torch_types import FunctionContext, once_differentiable, open_to_kinds
 
 
 @dataclass(frozen=True)

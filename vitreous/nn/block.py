@@ -14,7 +14,7 @@ from torch.compiler import is_compiling
 
 from vitreous.nn import kernels
 from vitreous.nn.attention import ALL
-from vitreous.nn.torch_types import FunctionContext, once_differentiable
+from vitreous.system.torch_types import FunctionContext, once_differentiable
 
 
 class Mlp(nn.Module):

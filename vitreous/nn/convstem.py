@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitreous.nn.torch_types import ModuleList
+from vitreous.system.torch_types import ModuleList
 
 
 class ChannelNorm(nn.Module):

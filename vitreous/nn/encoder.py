@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from vitreous.nn.torch_types import checkpoint, compile_module
+from vitreous.system.torch_types import checkpoint, compile_module
 
 M = TypeVar("M", bound=nn.Module)
 

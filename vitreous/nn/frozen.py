@@ -37,8 +37,8 @@ from vitreous.nn.local import LocalAttention
 from vitreous.nn.relative import GridAttention, RelativeAttention, RotaryAttention
 from vitreous.nn.resnet import LineAttention, StandardizedConv
 from vitreous.nn.spacetime import SpaceTimeHeads
-from vitreous.nn.torch_types import bias_of, named_modules
 from vitreous.nn.windows import ContinuousPositionBias, WindowAttention, attend_short
+from vitreous.system.torch_types import bias_of, named_modules
 
 
 def frozen(module: nn.Module, dtype: torch.dtype = torch.float32, packed: bool = False) -> nn.Module:

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from vitreous.nn.torch_types import ndtr
 from vitreous.system.native import native
+from vitreous.system.torch_types import ndtr
 
 LONG, POINTER, FLOAT = ctypes.c_long, ctypes.c_void_p, ctypes.c_float
 MOST_KEYS = 8192  # of attention: each thread copies keys and values of a head, and on the way back keeps its N Q slopes

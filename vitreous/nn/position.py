@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from vitreous.nn.attention import ALL
 from vitreous.nn.grid import resize
-from vitreous.nn.torch_types import ModuleList
 from vitreous.system.machine import fixed_table
+from vitreous.system.torch_types import ModuleList
 
 
 class TokenPositions(NamedTuple):

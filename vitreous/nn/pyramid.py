@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitreous.nn.torch_types import ModuleList
+from vitreous.system.torch_types import ModuleList
 
 
 class LayerNorm2d(nn.Module):

@@ -24,9 +24,9 @@ from vitreous.models.configs.adapter import Adapter, add_adapter
 from vitreous.models.configs.detector import DetectionHeads, Scores
 from vitreous.models.detector import Detector
 from vitreous.models.zoo import Model
-from vitreous.nn.torch_types import from_numpy
 from vitreous.objectives.base import Objective, ObjectiveConfig, Progress, Setting
 from vitreous.system.machine import copy_to_device
+from vitreous.system.torch_types import from_numpy
 from vitreous.tasks.base import Task
 from vitreous.tasks.detection import Detection
 

@@ -5,6 +5,7 @@ B images of C channels. What a model of a flow learns differs in the process alo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -23,10 +24,10 @@ from vitreous.generation.process import Betas, Diffusion, Predicts, Process
 from vitreous.models.config import ModelConfig
 from vitreous.models.dit import DiT
 from vitreous.models.zoo import Model
-from vitreous.nn.torch_types import from_numpy
 from vitreous.objectives.base import Objective, ObjectiveConfig, Progress, Setting
 from vitreous.objectives.unlabelled import check_views
 from vitreous.system.machine import copy_to_device
+from vitreous.system.torch_types import from_numpy
 from vitreous.tasks.base import Task
 from vitreous.tasks.generation import Generation
 
@@ -122,7 +123,8 @@ class GeneratorObjective(Objective):
 
     def answer(self, batch: Batch) -> Tensor:
         """-> (B, C or 2 C, *image) float32."""
-        return self.model(batch["images"], batch["time"], batch.get("labels")).float()  # type: ignore[call-arg]
+        model: Callable[..., Tensor] = self.model
+        return model(batch["images"], batch["time"], batch.get("labels")).float()
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         answer = self.answer(batch)[:, : batch["target"].shape[1]]

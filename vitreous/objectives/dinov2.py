@@ -23,7 +23,6 @@ from vitreous.errors import UsageError
 from vitreous.models.config import ModelConfig
 from vitreous.models.vit import ViT
 from vitreous.models.zoo import Model
-from vitreous.nn.torch_types import from_numpy
 from vitreous.objectives.base import FrozenUpdate, ObjectiveConfig, Progress, Setting
 from vitreous.objectives.dino import add_outputs, collapse, cross_views, describe_targets, follow, prototype_names
 from vitreous.objectives.heads import Head, HeadOptions, check_head, compare_views
@@ -38,6 +37,7 @@ from vitreous.objectives.unlabelled import (
     koleo_of_views,
 )
 from vitreous.system.machine import copy_to_device
+from vitreous.system.torch_types import from_numpy
 
 ITERATIONS = 3  # of Sinkhorn and Knopp
 _MASK = 0x69424F54  # sets the draws of masks apart from those of augmentation

@@ -13,9 +13,9 @@ from vitreous.errors import UsageError
 from vitreous.generation.noising import Line
 from vitreous.generation.process import Flow
 from vitreous.models.zoo import Model
-from vitreous.nn.torch_types import ndtri
 from vitreous.objectives.base import Progress, Setting
 from vitreous.objectives.diffusion import GeneratorConfig, GeneratorObjective
+from vitreous.system.torch_types import ndtri
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitreous.errors import UsageError
-from vitreous.nn.torch_types import FunctionContext, once_differentiable
 from vitreous.objectives.base import identity
+from vitreous.system.torch_types import FunctionContext, once_differentiable
 
 Reduce = Callable[[Tensor], Tensor]
 BATCH_EPS = 1e-5  # added to the variance of a batch norm

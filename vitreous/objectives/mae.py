@@ -30,10 +30,10 @@ from vitreous.nn.block import Block, Mlp
 from vitreous.nn.encoder import Encoder, stack
 from vitreous.nn.grid import patchify, take, unpatchify
 from vitreous.nn.position import SinusoidPosition, sincos
-from vitreous.nn.torch_types import from_numpy
 from vitreous.objectives.base import ObjectiveConfig, Progress, Reconstruction, Setting
 from vitreous.objectives.unlabelled import Unlabelled, check_takes_patches, check_views, hide_patches
 from vitreous.system.machine import copy_to_device
+from vitreous.system.torch_types import from_numpy
 
 _MASK = 0x6D6165  # sets the draws of masks apart from those of augmentation
 

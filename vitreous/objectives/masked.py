@@ -23,10 +23,10 @@ from vitreous.models.config import ModelConfig
 from vitreous.models.vit import ViT
 from vitreous.models.zoo import Model
 from vitreous.nn.grid import patchify, take, unpatchify
-from vitreous.nn.torch_types import from_numpy
 from vitreous.objectives.base import ObjectiveConfig, Progress, Reconstruction, Setting
 from vitreous.objectives.unlabelled import Unlabelled, check_takes_patches, check_views
 from vitreous.system.machine import copy_to_device
+from vitreous.system.torch_types import from_numpy
 
 Target = Literal["mean-colour", "small-colours", "pixels"]
 LEVELS = 8  # of a channel: 3 bits

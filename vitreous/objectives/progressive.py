@@ -18,8 +18,8 @@ from torch import Tensor
 from vitreous.data.keys import key
 from vitreous.models.config import ModelConfig
 from vitreous.nn.sizes import grid_of
-from vitreous.nn.torch_types import from_numpy
 from vitreous.system.machine import copy_to_device
+from vitreous.system.torch_types import from_numpy
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ from vitreous.errors import UsageError
 from vitreous.models.config import ModelConfig
 from vitreous.models.initial import mimetic
 from vitreous.models.zoo import Model
-from vitreous.nn.torch_types import bias_of
 from vitreous.objectives.base import ObjectiveConfig, Setting
 from vitreous.objectives.labelled import Labelled
 from vitreous.objectives.progressive import Thinning
+from vitreous.system.torch_types import bias_of
 from vitreous.tasks.base import Task
 from vitreous.tasks.classification import Classification, Loss
 

@@ -23,9 +23,9 @@ from vitreous.errors import UsageError, WeightsError
 from vitreous.inference.graph_cache import weights_digest
 from vitreous.inference.libraries import needed
 from vitreous.models.zoo import Model
-from vitreous.nn.torch_types import from_numpy
 from vitreous.system.cores import cores
 from vitreous.system.machine import copy_to_device
+from vitreous.system.torch_types import from_numpy
 from vitreous.tasks.table import task_from_json
 from vitreous.weights.adopt import open_weights
 from vitreous.weights.bundle import Bundle

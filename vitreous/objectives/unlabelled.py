@@ -23,8 +23,8 @@ from vitreous.evaluation.rankme import FeatureEvaluator
 from vitreous.models.config import ModelConfig
 from vitreous.models.zoo import Model
 from vitreous.nn.sizes import format_size, grid_of
-from vitreous.nn.torch_types import vector_norm
 from vitreous.objectives.base import Objective, Progress, Setting
+from vitreous.system.torch_types import vector_norm
 from vitreous.tasks.base import Task
 from vitreous.tasks.features import Features
 

@@ -241,7 +241,8 @@ def write_figure(figure: FigureResult, folder: Path) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     place = folder / figure.name
     figure.figure.savefig(f"{place}.png", dpi=150, bbox_inches="tight", metadata={"Software": None})
-    np.savez_compressed(f"{place}.npz", **figure.numbers)  # type: ignore[arg-type]
+    numbers: dict[str, Any] = figure.numbers
+    np.savez_compressed(f"{place}.npz", **numbers)
     files = {"png": f"{figure.name}.png", "svg": f"{figure.name}.svg", "npz": f"{figure.name}.npz"}
     if figure.animation is not None:
         Path(f"{place}.gif").write_bytes(figure.animation)
