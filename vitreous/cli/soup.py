@@ -41,7 +41,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     from vitreous.tasks.report import leading_of
 
     o = options
-    document = soup(
+    averaged = soup(
         o.runs,
         o.out,
         greedy=o.greedy,
@@ -52,6 +52,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         bad_images=o.bad_images,
         listener=console,
     )
+    document: dict[str, Any] = {**averaged}
     judged = document.get(options.split)
     name = label_metric(leading_of(judged) if judged else "top1")
     rows = [

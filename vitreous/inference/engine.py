@@ -26,8 +26,7 @@ from vitreous.errors import DataError, UsageError
 from vitreous.inference.options import InferenceOptions, Pictures, Precision
 from vitreous.inference.outputs import Outputs, compute_in_chunks, pack_outputs, unpack_outputs
 from vitreous.models.config import ModelConfig
-from vitreous.models.packed import Packed, check_packs
-from vitreous.models.vit import ViT
+from vitreous.models.packed import Packed
 from vitreous.models.zoo import Model
 from vitreous.nn.cuda_graphs import CapturedPasses, uses_graphs
 from vitreous.nn.encoder import Encoder, compile_blocks
@@ -157,7 +156,7 @@ class TorchEngine(ModelEngine):
         super().__init__(model, preprocess, pick_precision(precision, device), options)
         self.device, self.dtype = device, DTYPES[self.precision]
         self.model = frozen(model.to(device), self.dtype, packs(device))
-        self.packed = None if preprocess.stacks else pack_model(self.model, model.config)
+        self.packed = None if preprocess.stacks else Packed(self.model)  # type: ignore[arg-type]  # which checks the config
         if merge_tokens:
             if self.packed is not None:
                 problem = "tokens merge only in pictures of one size, not at their own aspect"
@@ -296,13 +295,6 @@ def split_batch(images: int, most: int, threads: int) -> tuple[int, bool]:
     size = max(1, math.ceil(images / (rounds * threads)))
     busy = images / (size * threads * rounds)
     return (size, False) if threads > 1 and busy >= 1 - IDLE else (most, True)
-
-
-def pack_model(model: nn.Module, config: ModelConfig) -> Packed:
-    """A model that takes lists of images at their own aspect ratio. Raises UsageError as `Packed` does."""
-    check_packs(config)
-    assert isinstance(model, ViT)
-    return Packed(model)
 
 
 def remove_head(model: Model) -> Model:

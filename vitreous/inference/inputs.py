@@ -37,7 +37,7 @@ TAKES = "a path, bytes, an open binary file, a PIL image, an array (H, W, C), a 
 
 
 def is_tensor(value: object) -> TypeGuard[Tensor]:
-    """Whether a value is a tensor; where PyTorch is not imported, nothing is."""
+    """Whether a value is a tensor, of any shape; where PyTorch is not imported, nothing is."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 

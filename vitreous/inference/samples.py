@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from vitreous.config import OptionalPath, apply_options
 from vitreous.data.modalities.images import ImagePreprocess
+from vitreous.documents import SampleDocument
 from vitreous.errors import DataError, UsageError, nearest
 from vitreous.generation.samplers import State
 from vitreous.generation.settings import SamplingOptions
@@ -221,7 +222,7 @@ def sample(
     listener: Listener | None = None,
     progress: bool = True,
     **options: Unpack[SampleKeywords],
-) -> dict[str, Any]:
+) -> SampleDocument:
     """Make images, write them, and return the document of `vitreous sample --json`; `options` are the fields of
     `SampleOptions`.
 

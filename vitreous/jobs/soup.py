@@ -11,7 +11,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from vitreous.data.run_data import sample_images
 from vitreous.data.screen import stop_at_unreadable
 from vitreous.data.sources import open_data, open_data_of_run
 from vitreous.data.split import Data, require_labels
+from vitreous.documents import SoupDocument
 from vitreous.errors import UsageError, VitreousError
 from vitreous.inference.engine import InferenceOptions, logits_of, make_engine
 from vitreous.inference.open_model import open_bundle
@@ -99,7 +100,7 @@ def soup(
     how: InferenceOptions | None = None,
     bad_images: str = "stop",
     listener: Listener | None = None,
-) -> dict[str, Any]:
+) -> SoupDocument:
     """Average the weights of runs or bundles of one architecture into the bundle `out`; returns a document with every
     figure.
 
@@ -146,7 +147,8 @@ def soup(
     bundle.provenance = dict(document)
     bundle.save(target)
     count = sum(parameter.numel() for parameter in bundle.model.parameters())
-    return {"model": bundle.model.config.name(), "parameters": count, **document, "bundle": str(target)}
+    document = {"model": bundle.model.config.name(), "parameters": count, **document, "bundle": str(target)}
+    return cast(SoupDocument, document)
 
 
 def open_ingredients(runs: Sequence[str | os.PathLike[str]]) -> list[Ingredient]:

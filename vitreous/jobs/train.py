@@ -10,13 +10,14 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import torch
 
 from vitreous.config import apply_options, differences
 from vitreous.data.exclusions import read_excluded as names_in
 from vitreous.data.split import Data
+from vitreous.documents import RunSummary
 from vitreous.errors import UsageError, check_path
 from vitreous.jobs.evaluate_run import evaluate_run
 from vitreous.jobs.plan import LATEST, extends_complete_run, open_resumed, plan, with_data
@@ -45,7 +46,7 @@ def train(
     listener: Listener | None = None,
     progress: bool = True,
     **options: Unpack[TrainKeywords],
-) -> dict[str, Any]:
+) -> RunSummary:
     """Train on a data set and return the run's summary; `options` are the fields of `TrainOptions`, as on the command
     line.
 
@@ -62,10 +63,10 @@ def train(
     known = ("data", "listener", "progress")
     (wanted,) = apply_options("train", dict(options), TrainOptions(os.fspath(data)), known=known)
     if listener is not None or not progress:
-        return launch(wanted, listener or NullListener())
+        return cast(RunSummary, launch(wanted, listener or NullListener()))
     display = Display()
     try:
-        return launch(wanted, display)
+        return cast(RunSummary, launch(wanted, display))
     finally:
         display.close()
 

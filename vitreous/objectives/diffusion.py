@@ -5,7 +5,6 @@ B images of C channels. What a model of a flow learns differs in the process alo
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -123,8 +122,7 @@ class GeneratorObjective(Objective):
 
     def answer(self, batch: Batch) -> Tensor:
         """-> (B, C or 2 C, *image) float32."""
-        model: Callable[..., Tensor] = self.model
-        return model(batch["images"], batch["time"], batch.get("labels")).float()
+        return self.model(batch["images"], batch["time"], batch.get("labels")).float()  # type: ignore[call-arg]
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         answer = self.answer(batch)[:, : batch["target"].shape[1]]

@@ -13,7 +13,6 @@ from vitreous.data.batch import Batch
 from vitreous.data.split import Split
 from vitreous.evaluation.evaluator import Evaluator, TaskEvaluator
 from vitreous.models.packed import Packed
-from vitreous.models.vit import ViT
 from vitreous.models.zoo import Model
 from vitreous.objectives.base import Objective, Progress, Setting
 from vitreous.objectives.progressive import draw_patches, forward_macs, resize_images, sides_at
@@ -72,8 +71,8 @@ class Labelled(Objective):
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         model = self.model
         if isinstance(batch["images"], list):
-            assert isinstance(model, ViT)  # as `Packed` checks by its config
-            outputs = Packed(model)(batch["images"], batch.get("keep")).float()
+            packed = Packed(model)  # type: ignore[arg-type]  # which checks the config
+            outputs = packed(batch["images"], batch.get("keep")).float()
         elif "keep" in batch:
             outputs = model.forward_patches(batch["images"], batch["keep"]).float()
         else:
