@@ -22,7 +22,7 @@ POSITIONAL = 4  # parameters of a constructor that may be given without their na
 ROWS = [
     {"errors", "version"},
     {"system"},
-    {"config", "documents"},
+    {"config"},
     {"nn.grid", "progress"},
     {"nn"},
     {"models", "data", "generation"},

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from vitreous.config import OptionalPath, apply_options
 from vitreous.data.modalities.images import ImagePreprocess
-from vitreous.documents import SampleDocument
 from vitreous.errors import DataError, UsageError, nearest
 from vitreous.generation.samplers import State
 from vitreous.generation.settings import SamplingOptions
@@ -33,6 +32,7 @@ from vitreous.inference.sample_sizes import MOST_FRAMES, size_to_make, written
 from vitreous.progress import Display, Listener, NullListener
 from vitreous.system.disk import atomic_path, write_error, write_text
 from vitreous.system.torch_types import from_numpy
+from vitreous.tasks.documents import SampleDocument
 from vitreous.weights.bundle import Bundle
 
 if TYPE_CHECKING:

@@ -25,7 +25,6 @@ from vitreous.data.run_data import sample_images
 from vitreous.data.screen import stop_at_unreadable
 from vitreous.data.sources import open_data, open_data_of_run
 from vitreous.data.split import Data, require_labels
-from vitreous.documents import SoupDocument
 from vitreous.errors import UsageError, VitreousError
 from vitreous.inference.engine import InferenceOptions, logits_of, make_engine
 from vitreous.inference.open_model import open_bundle
@@ -34,6 +33,7 @@ from vitreous.models.zoo import skip_init
 from vitreous.progress import Listener, NullListener
 from vitreous.system.cores import default_workers
 from vitreous.tasks.classification_metrics import judge
+from vitreous.tasks.documents import SoupDocument
 from vitreous.tasks.report import Report
 from vitreous.tasks.table import replace_classes
 from vitreous.training.folder import Folder

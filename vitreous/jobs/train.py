@@ -17,7 +17,6 @@ import torch
 from vitreous.config import apply_options, differences
 from vitreous.data.exclusions import read_excluded as names_in
 from vitreous.data.split import Data
-from vitreous.documents import RunSummary
 from vitreous.errors import UsageError, check_path
 from vitreous.jobs.evaluate_run import evaluate_run
 from vitreous.jobs.plan import LATEST, extends_complete_run, open_resumed, plan, with_data
@@ -25,6 +24,7 @@ from vitreous.jobs.transfer import TRIALS, check_options, initial_document, plan
 from vitreous.progress import Display, Listener, NullListener
 from vitreous.recipes.options import TrainOptions
 from vitreous.system.machine import environment, pick_device, warning
+from vitreous.tasks.documents import RunSummary
 from vitreous.training.best import check_selection
 from vitreous.training.folder import Folder
 from vitreous.training.live import live_curves

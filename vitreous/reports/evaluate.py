@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from vitreous.config import apply_options
 from vitreous.data.clip_views import ONE
-from vitreous.documents import EvaluationDocument
 from vitreous.errors import UsageError
 from vitreous.inference.engine import CHUNK, InferenceOptions
 from vitreous.inference.open_model import read_task
@@ -27,6 +26,7 @@ from vitreous.reports.training_overlap import exposure_notes, seen
 from vitreous.tasks.base import Task
 from vitreous.tasks.calibration import check_abstain, judge_abstention
 from vitreous.tasks.classification_metrics import most_confused
+from vitreous.tasks.documents import EvaluationDocument
 from vitreous.tasks.report import Report
 from vitreous.training.folder import Folder
 from vitreous.weights.options import words_of

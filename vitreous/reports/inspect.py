@@ -18,7 +18,6 @@ from PIL import Image
 
 from vitreous.config import apply_options
 from vitreous.data.modalities.base import Preprocess
-from vitreous.documents import FigureFiles, InspectionDocument
 from vitreous.errors import UsageError, nearest
 from vitreous.inference.open_model import open_bundle
 from vitreous.progress import Listener, NullListener
@@ -30,6 +29,7 @@ from vitreous.system.disk import write_text
 from vitreous.system.machine import pick_device, warning
 from vitreous.system.tables import write_table
 from vitreous.tasks.calibration import probabilities
+from vitreous.tasks.documents import FigureFiles, InspectionDocument
 from vitreous.weights.bundle import Bundle
 
 if TYPE_CHECKING:

@@ -41,6 +41,11 @@ class ValuePrediction:
     values: tuple[float, ...] = ()
     error: str | None = None
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The targets, as other predictions name their classes."""
+        return self.targets
+
     def _repr_html_(self) -> str:
         return predictions_html([self])
 

@@ -15,7 +15,6 @@ import torch
 from vitreous.apps.export.formats import FORMS, ExportTarget, open_export
 from vitreous.apps.export.graph import check_dynamic
 from vitreous.apps.export.proof_images import gather, other_sizes
-from vitreous.documents import ExportDocument, ExportedFile
 from vitreous.errors import ResourceError, UsageError, VitreousError, check_path, nearest
 from vitreous.inference.card import card_of
 from vitreous.inference.engine import Engine, make_engine
@@ -25,6 +24,7 @@ from vitreous.inference.options import InferenceOptions
 from vitreous.progress import Listener, NullListener
 from vitreous.system.disk import publish, sha256
 from vitreous.tasks.detection_proof import ObjectProof
+from vitreous.tasks.documents import ExportDocument, ExportedFile
 from vitreous.tasks.export_proof import Proof, ProofImages
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.convert import convert

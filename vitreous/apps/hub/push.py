@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from vitreous.apps.hub.model_card import LICENCES, public_provenance, write_card
-from vitreous.documents import PushDocument
 from vitreous.errors import ResourceError, UsageError, VitreousError, WeightsError, check_path, install_hint
 from vitreous.system.disk import publish, write_text
+from vitreous.tasks.documents import PushDocument
 from vitreous.weights.adopt import bundle_in
 from vitreous.weights.bundle import DESCRIPTION, WEIGHTS, Bundle, load_bundle
 from vitreous.weights.convert import convert
