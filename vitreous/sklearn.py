@@ -147,7 +147,7 @@ class ImageEstimator(BaseEstimator):
                 raise ValueError(f"X of shape {array.shape} is one picture in colours: give X[None]")
             return as_pixels(array)
         given: Any = X
-        table: np.ndarray = validate_data(self, given, reset=reset, dtype=None if is_numeric(X) else "numeric")
+        table: Any = validate_data(self, given, reset=reset, dtype=None if is_numeric(X) else "numeric")
         if self.image_shape is None:
             if not reset and self.bundle_.preprocess.image[0] != 1:
                 raise ValueError(f"X has {table.shape[1]} features, but pictures are expected: give image_shape")

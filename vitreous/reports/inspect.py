@@ -244,8 +244,14 @@ def write_figure(figure: FigureResult, folder: Path) -> FigureFiles:
     figure.figure.savefig(f"{place}.png", dpi=150, bbox_inches="tight", metadata={"Software": None})
     numbers: dict[str, Any] = figure.numbers
     np.savez_compressed(f"{place}.npz", **numbers)
-    files = FigureFiles(name=figure.name, title=figure.title, caption=figure.caption)
-    files |= {"png": f"{figure.name}.png", "svg": f"{figure.name}.svg", "npz": f"{figure.name}.npz"}
+    files: FigureFiles = {
+        "name": figure.name,
+        "title": figure.title,
+        "caption": figure.caption,
+        "png": f"{figure.name}.png",
+        "svg": f"{figure.name}.svg",
+        "npz": f"{figure.name}.npz",
+    }
     if figure.animation is not None:
         Path(f"{place}.gif").write_bytes(figure.animation)
         files["gif"] = f"{figure.name}.gif"

@@ -1,18 +1,18 @@
 """Types of the documents that the public functions return, which are also what `--json` prints.
 
-A key that a model's task, or an option, does not fill is missing or None. Values of type `object` are described where
-they are made.
+Of the metrics and of the keys about them, a document has those of the model's task, or of the protocol that it was
+evaluated by; a value that nothing fills is None. Values of type `object` are described where they are made.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, TypeAlias, TypedDict
+from typing import Literal, NotRequired, TypeAlias, TypedDict
 
 Row: TypeAlias = dict[str, str | int | float | None]
 
 
-class Metrics(TypedDict, total=False):
+class Metrics(TypedDict):
     """Metrics of one split, those of the model's task: the keys of `tasks.metrics.METRICS`, and how they are read."""
 
     top1: float | None
@@ -78,7 +78,7 @@ class Metrics(TypedDict, total=False):
     better: Literal["higher", "lower"]
 
 
-class RunSummary(TypedDict, total=False):
+class RunSummary(TypedDict):
     """`vitreous.train`: what `summary.json` of a run has."""
 
     model: str
@@ -98,12 +98,12 @@ class RunSummary(TypedDict, total=False):
     val: Metrics | None
     test: Metrics | None
     selection: Mapping[str, object] | None
-    lr_grid: Mapping[str, object]
+    lr_grid: NotRequired[Mapping[str, object]]
     run: str
     bundle: str
 
 
-class EvaluationDocument(TypedDict, total=False):
+class EvaluationDocument(TypedDict):
     """`vitreous.evaluate`: the metrics are under the name of the split that was evaluated."""
 
     model: str
@@ -118,7 +118,7 @@ class EvaluationDocument(TypedDict, total=False):
     bundle: str
     split: str
     protocol: str
-    figures: dict[str, float | None]
+    figures: NotRequired[list[Row]]
     readings: list[Mapping[str, object]]
     classes: list[str]
     targets: list[str]
@@ -129,14 +129,14 @@ class EvaluationDocument(TypedDict, total=False):
     trained_on: bool | None
     trained_on_images: int | None
     chosen_on: object
-    clip_views: str
+    clip_views: NotRequired[str]
     abstain: object
     outliers: object
     suspects: object
     report: str | None
 
 
-class FigureFiles(TypedDict, total=False):
+class FigureFiles(TypedDict):
     """A figure of `vitreous.inspect`: names of its files in the folder."""
 
     name: str
@@ -145,8 +145,8 @@ class FigureFiles(TypedDict, total=False):
     png: str
     svg: str
     npz: str
-    gif: str
-    csv: str
+    gif: NotRequired[str]
+    csv: NotRequired[str]
 
 
 class InspectionDocument(TypedDict):
@@ -174,7 +174,7 @@ class Ingredient(TypedDict):
     kept: bool
 
 
-class SoupDocument(TypedDict, total=False):
+class SoupDocument(TypedDict):
     """`vitreous.soup`: the metrics are under the name of the split that the models were evaluated on."""
 
     model: str
@@ -182,8 +182,8 @@ class SoupDocument(TypedDict, total=False):
     soup: Literal["greedy", "uniform"]
     data: str | None
     split: str | None
-    train: Metrics | None
-    val: Metrics | None
+    train: NotRequired[Metrics | None]
+    val: NotRequired[Metrics | None]
     ingredients: list[Ingredient]
     bundle: str
 
@@ -204,7 +204,7 @@ class SampleDocument(TypedDict):
     seconds: float
 
 
-class ExportedFile(TypedDict, total=False):
+class ExportedFile(TypedDict):
     """A file of `vitreous.export`, and how its outputs compare with the model's on `images` images."""
 
     format: str
@@ -216,13 +216,13 @@ class ExportedFile(TypedDict, total=False):
     top1: dict[str, float] | None
     images_per_second: float | None
     original_images_per_second: float | None
-    original_bytes: int
-    sha256: str
-    quantised: str | None
-    dynamic_size: bool
-    judged_on: str
-    loss: str | None
-    outputs: str
+    original_bytes: NotRequired[int]
+    sha256: NotRequired[str]
+    quantised: NotRequired[str | None]
+    dynamic_size: NotRequired[bool]
+    judged_on: NotRequired[str]
+    loss: NotRequired[str | None]
+    outputs: NotRequired[str]
 
 
 class ExportDocument(TypedDict):
