@@ -59,7 +59,7 @@ reveal_type(predictor.segment("dog.jpg"))  # ClassMap
 reveal_type(predictor.detect(["dog.jpg"], tiles=True))  # list[ImageObjects]
 summary = vitreous.train("photos", epochs=3)
 reveal_type(summary.get("val"))  # Metrics | None
-reveal_type(vitreous.export("runs/pets")["exports"][0].get("bytes"))  # int | None
+reveal_type(vitreous.export("runs/pets")["exports"][0]["bytes"])  # int
 VitreousClassifier(epochs=3).fit([photo, photo], ["cat", "dog"]).predict(["dog.jpg"])
 VitreousRegressor().fit(np.zeros((2, 8, 8)), [0.5, 1.5])
 vitreous.train("photos", epochs=3, model="ViT-S/16", lr_grid=[0.1, 0.2], settings={"optimizer.betas": ["0.9", "0.95"]})

@@ -15,7 +15,6 @@ import numpy as np
 
 from vitreous.config import apply_options
 from vitreous.data.clip_views import ONE, ClipViews, clip_views_of
-from vitreous.data.modalities.clips import ClipPreprocess
 from vitreous.errors import DataError, UsageError, check_path
 from vitreous.inference.card import Card
 from vitreous.inference.class_maps import ClassMap, class_maps
@@ -287,7 +286,6 @@ class Predictor:
         try:
             preprocess = self.card.preprocess
             if self.clip_views:
-                assert isinstance(preprocess, ClipPreprocess)  # as `clip_views_of` checks
                 return read_views(item, preprocess, self.clip_views)
             return read_item(item, preprocess, self.exact)
         except DataError as error:

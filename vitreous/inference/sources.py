@@ -72,8 +72,9 @@ def read_item(item: Item, preprocess: Preprocess, exact: bool = False) -> np.nda
     return read(content, preprocess, None if isinstance(content, str) else printable(item.name), exact)
 
 
-def read_views(item: Item, preprocess: ClipPreprocess, views: ClipViews) -> np.ndarray:
+def read_views(item: Item, preprocess: Preprocess, views: ClipViews) -> np.ndarray:
     """A clip as its views (V, C, *image). Raises DataError, with its name."""
+    assert isinstance(preprocess, ClipPreprocess)  # as `clip_views_of` checks
     content = item.content() if item.pixels is None else item.pixels()
     clip = open_as_clip(content, None if isinstance(content, str) else printable(item.name))
     return views.pixels(clip, preprocess)

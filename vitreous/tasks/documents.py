@@ -118,7 +118,7 @@ class EvaluationDocument(TypedDict):
     bundle: str
     split: str
     protocol: str
-    figures: NotRequired[list[Row]]
+    figures: list[Row]
     readings: list[Mapping[str, object]]
     classes: list[str]
     targets: list[str]

@@ -25,8 +25,7 @@ from vitreous.data.loader import TrainLoader
 from vitreous.data.modalities.base import IMAGENET, Preprocess
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.split import Arrays, Files, Split
-from vitreous.inference.engine import InferenceOptions, ModelEngine, OpenVinoEngine, make_engine
-from vitreous.inference.options import EngineName, Precision
+from vitreous.inference.engine import InferenceOptions, ModelEngine, OpenVinoEngine, Precision, make_engine
 from vitreous.inference.predict import load
 from vitreous.models.zoo import Model, create
 from vitreous.nn.cuda_graphs import CapturedPasses
@@ -63,7 +62,9 @@ def run_engine(engine: ModelEngine, pixels: np.ndarray) -> np.ndarray:
     return engine(torch.from_numpy(pixels)).numpy()
 
 
-def inference(work: Work, precision: Precision = "auto", engine: EngineName = "auto") -> Turn:
+def inference(
+    work: Work, precision: Precision = "auto", engine: Literal["auto", "torch", "compiled", "openvino"] = "auto"
+) -> Turn:
     """Bytes to logits; both options auto: the engine that a server of such batches chooses. int8 is calibrated anew, on
     other images."""
     pixels = noise(work, work.batch_size, 0)
