@@ -163,7 +163,9 @@ def fit_forest(plan: Plan, splits: dict[str, Samples], seed: int) -> dict[str, n
     """Predictions for val and test of a random forest with the depth of the best R2 on val."""
     from sklearn.ensemble import RandomForestRegressor
 
-    forests = (RandomForestRegressor(TREES, max_depth=depth, max_features="sqrt", random_state=seed) for depth in DEPTHS)
+    forests = (
+        RandomForestRegressor(TREES, max_depth=depth, max_features="sqrt", random_state=seed) for depth in DEPTHS
+    )
     return best_of_sklearn(splits, list(forests))
 
 
@@ -238,7 +240,10 @@ def format_page(plan: Plan) -> str:
     for table in dict.fromkeys(row["table"] for row in plan.stored()):
         first = next(row for row in plan.stored() if row["table"] == table)
         lines += ["", f"## {table}: {first['train_images']} training images, {first['test']['images']} test images", ""]
-        lines += ["| method | val R2 | test R2 | test MAE | test R2 of each seed (95 % interval) |", "|---|---|---|---|---|"]
+        lines += [
+            "| method | val R2 | test R2 | test MAE | test R2 of each seed (95 % interval) |",
+            "|---|---|---|---|---|",
+        ]
         for method in METHODS:
             seeds = [row for (stored, name, _), row in sorted(rows.items()) if (stored, name) == (table, method)]
             if seeds:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import re
 import subprocess
 import sys
 import textwrap
@@ -308,6 +309,12 @@ def imported_modules(tree: ast.Module) -> set[str]:
     return {node.module for node in nodes if node.module and node.module.startswith("vitreous.")}
 
 
+def ignore_comments() -> int:
+    """Comments that silence a type checker."""
+    marks = re.compile(r"# (type|pyright): ignore")
+    return sum(len(marks.findall(path.read_text("utf-8"))) for path in parse_package())
+
+
 def files_of_predict() -> int:
     """Files outside models/ and nn/ between `vitreous predict` and the logits, as `TRACE` counts them."""
     command = [sys.executable, "-c", textwrap.dedent(TRACE)]
@@ -327,6 +334,7 @@ MEASURES: dict[str, Callable[[], float]] = {
     "calls with more than five positional arguments": long_positional_calls,
     "imports of the most dependent file": most_imports,
     "files between `vitreous predict` and the logits": files_of_predict,
+    "type: ignore comments": ignore_comments,
 }
 
 

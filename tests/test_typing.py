@@ -5,13 +5,17 @@ from __future__ import annotations
 import ast
 import dataclasses
 import json
+import re
 import subprocess
 import sys
+import tomllib
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+import vitreous
 from tests.keywords import FILE, render_file
 from vitreous.keywords import ModelKeywords
 from vitreous.models.config import BiTConfig, DiTConfig, SwinConfig, ViTConfig
@@ -21,14 +25,20 @@ from vitreous.models.configs.hybrid import HybridConfig
 from vitreous.models.configs.segmenter import SegmenterConfig
 from vitreous.models.configs.video import VideoConfig
 from vitreous.models.configs.vit_variants import SAMConfig
+from vitreous.tasks import documents
+from vitreous.tasks.metrics import METRICS
 from vitreous.weights.create import SYNONYMS
 
 ROOT = Path(__file__).parents[1]
 #: right and wrong uses: `# Type` is what the expression of the line has, `# error` a line that is refused
 USES = """\
 from typing import reveal_type
+import numpy as np
 import torch
+from PIL import Image
 import vitreous
+from vitreous.sklearn import VitreousClassifier, VitreousRegressor
+photo = Image.new("RGB", (8, 8))
 images = torch.rand(1, 3, 224, 224)
 reveal_type(vitreous.create("ViT-B/16"))  # ViT
 reveal_type(vitreous.create("vit-b/16", num_classes=3, global_pool="avg", drop_path_rate=0.1))  # ViT
@@ -42,10 +52,16 @@ reveal_type(model.num_features)  # int
 reveal_type(vitreous.ViT(vitreous.ViTConfig())(images))  # Tensor
 vitreous.save(model, "mine", classes=["cat", "dog"])
 predictor = vitreous.load("runs/pets", precision="fp32")
-reveal_type(predictor.predict("dog.jpg"))  # Prediction | Any
-reveal_type(predictor.predict(["dog.jpg"], top=3))  # list[Prediction] | Any
+reveal_type(predictor.predict("dog.jpg"))  # Prediction | ValuePrediction | ClassMap | ImageObjects
+reveal_type(predictor.predict(["dog.jpg"], top=3))  # list[Prediction | ValuePrediction | ClassMap | ImageObjects]
+reveal_type(predictor.predict("dog.jpg").names)  # tuple[str, ...]
 reveal_type(predictor.segment("dog.jpg"))  # ClassMap
 reveal_type(predictor.detect(["dog.jpg"], tiles=True))  # list[ImageObjects]
+summary = vitreous.train("photos", epochs=3)
+reveal_type(summary.get("val"))  # Metrics | None
+reveal_type(vitreous.export("runs/pets")["exports"][0]["bytes"])  # int
+VitreousClassifier(epochs=3).fit([photo, photo], ["cat", "dog"]).predict(["dog.jpg"])
+VitreousRegressor().fit(np.zeros((2, 8, 8)), [0.5, 1.5])
 vitreous.train("photos", epochs=3, model="ViT-S/16", lr_grid=[0.1, 0.2], settings={"optimizer.betas": ["0.9", "0.95"]})
 vitreous.evaluate("runs/pets", protocol="knn", k=5, device="cpu")
 vitreous.inspect("runs/pets", "dog.jpg", figures="rollout")
@@ -62,6 +78,8 @@ vitreous.inspect("runs/pets", figure="rollout")  # error
 vitreous.sample("runs/faces", "out.png", guidence=2.0)  # error
 vitreous.create_loader("photos", epochs="three")  # error
 predictor.predict("dog.jpg", bad_images="ignore")  # error
+summary["vall"]  # error
+VitreousClassifier(epochs="three")  # error
 """
 
 
@@ -100,3 +118,69 @@ def test_keywords_of_models_are_the_fields_of_their_configs():
 
 def test_the_wheel_says_that_it_is_typed():
     assert (ROOT / "vitreous" / "py.typed").is_file()
+
+
+#: rooms whose every function is typed, as pyright's strict rules have it
+STRICT_ROOMS = {"vitreous/nn", "vitreous/objectives", "vitreous/inference", "vitreous/tasks"}
+#: public classes that no name of `vitreous` is of, by the module that they are in
+CLASSES = {
+    "vitreous.inference.predict": ("Predictor",),
+    "vitreous.jobs.loader": ("BatchLoader",),
+    "vitreous.sklearn": ("VitreousClassifier", "VitreousRegressor", "VitreousEmbedder"),
+}
+#: methods that are untyped yet
+OPEN = {"ViT.build_stem", "ViT.prepare"}
+
+
+def test_rooms_are_checked_strictly():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["pyright"]
+    assert set(settings["strict"]) >= STRICT_ROOMS and "vitreous" in settings["include"]
+    switched_off = {name for name, value in settings.items() if value in (False, "none") and name.startswith("report")}
+    assert not switched_off
+    files = [path for room in STRICT_ROOMS for path in (ROOT / room).rglob("*.py")]
+    assert not [path for path in files if re.search(r"# pyright: (basic|standard|report)", path.read_text("utf-8"))]
+
+
+def signatures(module: str, name: str) -> Iterator[tuple[str, ast.FunctionDef]]:
+    """The public functions or methods of this name in a module, overloads too, and those of base classes in it."""
+    body = ast.parse((ROOT / f"{module.replace('.', '/')}.py").read_text("utf-8")).body
+    for node in body:
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            yield name, node
+        elif isinstance(node, ast.ClassDef) and node.name == name:
+            methods = [method for method in node.body if isinstance(method, ast.FunctionDef)]
+            yield from ((f"{name}.{one.name}", one) for one in methods if one.name == "__init__" or one.name[0] != "_")
+            for base in node.bases:
+                yield from signatures(module, ast.unparse(base).partition("[")[0])
+
+
+PUBLIC = [(home, name) for name, home in vitreous._HOMES.items()]
+PUBLIC += [(home, name) for home, names in CLASSES.items() for name in names]
+
+
+@pytest.mark.parametrize(("module", "name"), PUBLIC)
+def test_public_signatures_are_typed_without_any(module, name):
+    found = list(signatures(module, name))
+    assert found or name == "ViTConfig"
+    for label, function in found:
+        arguments = function.args
+        taken = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
+        untyped = [
+            one.arg for one in taken if one is not None and one.annotation is None and one.arg not in ("self", "cls")
+        ]
+        assert not untyped and function.returns is not None, label
+        annotations = [one.annotation for one in taken if one is not None and one.annotation is not None]
+        words = {
+            node.id for one in (*annotations, function.returns) for node in ast.walk(one) if isinstance(node, ast.Name)
+        }
+        assert "Any" not in words or label in OPEN, label
+
+
+def test_documents_have_the_metrics_that_there_are():
+    assert documents.Metrics.__annotations__.keys() == METRICS.keys() | {
+        "images",
+        "unreadable",
+        "interval",
+        "leading",
+        "better",
+    }

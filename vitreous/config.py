@@ -8,7 +8,7 @@ import typing
 from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeGuard, TypeVar
 
 from vitreous.errors import UsageError, closest, nearest
 
@@ -16,6 +16,15 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 T = TypeVar("T")
+#: what `json.loads` returns
+Json: TypeAlias = dict[str, Any] | list[Any] | str | float | bool | None
+
+
+def is_list(value: object) -> TypeGuard[list[Any]]:
+    """Whether a value is a list."""
+    return isinstance(value, list)
+
+
 MAX_BYTES = 1_000_000
 
 
@@ -258,7 +267,8 @@ def set_paths(value: T, settings: dict[str, list[str]], before: str = "") -> T:
         owned = items(value)[name] if name in items(value) else getattr(value, name)
         changes[name] = set_paths(owned, inner, f"{before}{name}.")
     if isinstance(value, dict):
-        return {**value, **changes}  # type: ignore[return-value]
+        changed: Any = {**value, **changes}
+        return changed
     if not changes:
         return value
     with_options = getattr(value, "with_options", None)  # of a dataclass whose type follows from its fields

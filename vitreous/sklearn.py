@@ -20,9 +20,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import numpy as np
+from numpy.typing import ArrayLike
 from PIL import Image
 from sklearn.base import (
     BaseEstimator,
@@ -31,7 +32,7 @@ from sklearn.base import (
     RegressorMixin,
     TransformerMixin,
 )
-from sklearn.utils import check_array, check_random_state
+from sklearn.utils import Tags, check_array, check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
@@ -41,6 +42,7 @@ from vitreous.errors import DataError, UsageError
 from vitreous.inference.inputs import as_items
 from vitreous.inference.options import InferenceOptions
 from vitreous.inference.predict import Predictor, load, predictor_of
+from vitreous.inference.sources import Item
 from vitreous.jobs.in_memory import train_in_memory
 from vitreous.progress import Display, NullListener
 from vitreous.recipes.options import TrainOptions
@@ -53,7 +55,10 @@ ROW_LEAST = 4  # of a row at least, filled up with 0: recipes hide some
 SEEDS = 2**31  # of a run
 TAKEN = ("out", "resume", "override", "dry_run", "data", "seed")  # options of `train` that have no meaning here
 
-Images = np.ndarray | list[Any]
+Picture: TypeAlias = str | Image.Image | np.ndarray
+Images: TypeAlias = np.ndarray | list[Picture]
+#: what estimators take: an array or a data frame, paths, or images
+ImagesLike: TypeAlias = ArrayLike | Sequence[str | os.PathLike[str] | Image.Image]
 
 
 class ImageEstimator(BaseEstimator):
@@ -62,11 +67,19 @@ class ImageEstimator(BaseEstimator):
     `bundle_` is the trained model with what belongs to it, and `predictor_` answers by it, as `vitreous.load` does.
     """
 
+    image_shape: tuple[int, ...] | None
+    augment: bool | str
+    random_state: int | np.random.RandomState | None
+    verbose: bool
+    train_options: Mapping[str, object] | None
+    bundle_: Bundle
+    predictor_: Predictor
+
     def fit_model(
         self,
         images: Images,
         labels: np.ndarray | None,
-        options: dict[str, Any],
+        options: Mapping[str, object],
         classes: Sequence[str] = (),
         targets: Sequence[str] = (),
     ) -> None:
@@ -88,18 +101,19 @@ class ImageEstimator(BaseEstimator):
         bundle, self.summary_, self.history_ = outcome
         self.keep(bundle)
 
-    def options_of_train(self, options: dict[str, Any]) -> TrainOptions:
+    def options_of_train(self, options: Mapping[str, object]) -> TrainOptions:
         """The options of a run: this estimator's parameters, then `options`, then `train_options`. Raises UsageError
         for one that has no meaning here, and as `train` does."""
         given = {name: getattr(self, name, None) for name in ("model", "epochs", "batch_size", "lr", "init")}
-        extra = dict(self.train_options or {})
+        chosen: dict[str, Any] = dict(options)
+        extra: dict[str, Any] = dict(self.train_options or {})
         if refused := sorted(set(extra) & set(TAKEN)):
             hint = "seed is random_state; the run folder is a temporary one, and save(FOLDER) keeps the model"
             raise UsageError(f"train_options cannot have {', '.join(refused)}", hint)
-        settings = {**options.pop("settings", {}), **extra.pop("settings", {})}
+        settings = {**chosen.pop("settings", {}), **extra.pop("settings", {})}
         seed = int(check_random_state(self.random_state).randint(SEEDS))
         given = {name: value for name, value in given.items() if value is not None}
-        merged = {**given, **options, **extra, "seed": seed, "settings": settings}
+        merged = {**given, **chosen, **extra, "seed": seed, "settings": settings}
         return apply_options("train_options", merged, TrainOptions("memory"))[0]
 
     def augments(self, images: Images) -> bool:
@@ -110,11 +124,11 @@ class ImageEstimator(BaseEstimator):
 
     def keep(self, bundle: Bundle) -> None:
         """Keep a model, ready to answer."""
-        device = (self.train_options or {}).get("device") or "auto"
+        device = str((self.train_options or {}).get("device") or "auto")
         self.bundle_ = bundle
-        self.predictor_: Predictor = predictor_of("", bundle, InferenceOptions(device=device))
+        self.predictor_ = predictor_of("", bundle, InferenceOptions(device=device))
 
-    def read_images(self, X: Any, reset: bool) -> Images:
+    def read_images(self, X: ImagesLike, reset: bool) -> Images:
         """X as an array (n, H, W[, C]), uint8 or float32, or a list of paths, PIL images or arrays; channels may be
         first. `reset` as scikit-learn's `validate_data` has it. Raises ValueError and TypeError as that does, and
         UsageError for an `image_shape` that does not fit."""
@@ -123,7 +137,8 @@ class ImageEstimator(BaseEstimator):
                 raise ValueError("Found array with 0 sample(s) while a minimum of 1 is required.")
             return [channels_last(row) if isinstance(row, np.ndarray) else row for row in pictures]
         if getattr(X, "ndim", 2) > 2:
-            array = check_array(X, allow_nd=True, dtype=None, ensure_2d=False, estimator=self)  # type: ignore[arg-type]
+            options: dict[str, Any] = {"allow_nd": True, "dtype": None, "ensure_2d": False, "estimator": self}
+            array: np.ndarray = check_array(X, **options)
             if array.ndim > 4:
                 raise ValueError(
                     f"Found array with dim {array.ndim}, expected (n, H, W), (n, H, W, C) or (n, C, H, W)."
@@ -131,7 +146,8 @@ class ImageEstimator(BaseEstimator):
             if array.ndim == 3 and array.dtype == np.uint8 and array.shape[2] in (3, 4):
                 raise ValueError(f"X of shape {array.shape} is one picture in colours: give X[None]")
             return as_pixels(array)
-        table: Any = validate_data(self, X, reset=reset, dtype=None if is_numeric(X) else "numeric")
+        given: Any = X
+        table: Any = validate_data(self, given, reset=reset, dtype=None if is_numeric(X) else "numeric")
         if self.image_shape is None:
             if not reset and self.bundle_.preprocess.image[0] != 1:
                 raise ValueError(f"X has {table.shape[1]} features, but pictures are expected: give image_shape")
@@ -142,14 +158,14 @@ class ImageEstimator(BaseEstimator):
             raise UsageError(problem, "give (H, W) or (H, W, C) whose product is the number of features")
         return as_pixels(table.reshape(len(table), *shape))
 
-    def items(self, X: Any) -> list[Any]:
+    def items(self, X: ImagesLike) -> list[Item]:
         """X as what the predictor takes. Raises as `read_images`."""
         images, preprocess = self.read_images(X, reset=False), self.predictor_.card.preprocess
         if isinstance(images, np.ndarray):
             images = list(preprocess.cast_pixels(images))
         return as_items(images, preprocess)
 
-    def compute_rows(self, X: Any, compute: Callable[[Any], np.ndarray]) -> np.ndarray:
+    def compute_rows(self, X: ImagesLike, compute: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
         """The rows (n, ...) of `compute`, (B, C, *image) -> (B, ...), for the images of X. Raises DataError for a file
         that cannot be read."""
         chunks = self.predictor_.rows(self.items(X), compute, "stop")
@@ -165,16 +181,17 @@ class ImageEstimator(BaseEstimator):
         self.bundle_.save(folder)
         return folder
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Pickled without the predictor, which is made anew."""
-        return {name: value for name, value in super().__getstate__().items() if name != "predictor_"}
+        state: Any = super().__getstate__()  # scikit-learn's, with its version
+        return {name: value for name, value in state.items() if name != "predictor_"}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         super().__setstate__(state)
         if hasattr(self, "bundle_"):
             self.keep(self.bundle_)
 
-    def __sklearn_tags__(self) -> Any:
+    def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         tags.input_tags.three_d_array = True
         tags.input_tags.string = True
@@ -196,13 +213,13 @@ class SupervisedEstimator(ImageEstimator):
         augment: bool | str = "auto",
         random_state: int | np.random.RandomState | None = None,
         verbose: bool = False,
-        train_options: Mapping[str, Any] | None = None,
+        train_options: Mapping[str, object] | None = None,
     ) -> None:
         self.model, self.init, self.image_shape = model, init, image_shape
         self.epochs, self.batch_size, self.lr, self.augment = epochs, batch_size, lr, augment
         self.random_state, self.verbose, self.train_options = random_state, verbose, train_options
 
-    def read_training_images(self, X: Any, y: Any) -> Images:
+    def read_training_images(self, X: ImagesLike, y: ArrayLike | None) -> Images:
         """X as `read_images` returns it, for training. Raises ValueError without y, and as that."""
         images = self.read_images(X, reset=True)
         if y is None:
@@ -230,25 +247,25 @@ class VitreousClassifier(ClassifierMixin, SupervisedEstimator):
     and `history_`, the lines of metrics. `fit` raises what `vitreous.train` raises.
     """
 
-    def fit(self, X: Any, y: Any) -> Self:
+    def fit(self, X: ImagesLike, y: ArrayLike) -> Self:
         """Train on n images of classes y, (n,) of any type. Raises ValueError for other y, and for one class alone."""
         images = self.read_training_images(X, y)
         check_classification_targets(y)
-        y = column_or_1d(y, warn=True)
-        check_equal_lengths(images, y)
-        self.classes_, labels = np.unique(y, return_inverse=True)
+        column = column_or_1d(y, warn=True)
+        check_equal_lengths(images, column)
+        self.classes_, labels = np.unique(column, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError("Classifier can't train when only one class is present.")
         names = [str(name) or "(empty)" for name in self.classes_]
         self.fit_model(images, labels.astype(np.int64), row_options(self, images), classes=names)
         return self
 
-    def predict(self, X: Any) -> np.ndarray:
+    def predict(self, X: ImagesLike) -> np.ndarray:
         """The class of each image, (n,) of the type of y."""
         best = self.predict_proba(X).argmax(1)
         return self.classes_[best]
 
-    def predict_proba(self, X: Any) -> np.ndarray:
+    def predict_proba(self, X: ImagesLike) -> np.ndarray:
         """The probability of each class, (n, classes) float64, columns as `classes_`. Raises NotFittedError, and
         DataError for a file that cannot be read."""
         check_is_fitted(self, "bundle_")
@@ -265,13 +282,14 @@ class VitreousRegressor(RegressorMixin, SupervisedEstimator):
     `vitreous.train` raises.
     """
 
-    def fit(self, X: Any, y: Any) -> Self:
+    def fit(self, X: ImagesLike, y: ArrayLike) -> Self:
         """Train on n images with values y, (n,) or (n, T) numbers. Raises ValueError for other y, for NaN where there
         is one target, and for fewer than two images."""
         images = self.read_training_images(X, y)
         names = list(map(str, getattr(y, "columns", [getattr(y, "name", None) or "target"])))
         settings: dict[str, Any] = {"ensure_2d": False, "dtype": np.float64, "input_name": "y", "estimator": self}
-        values: Any = check_array(y, ensure_all_finite="allow-nan", **settings)  # type: ignore[arg-type]
+        allowed: dict[str, Any] = {**settings, "ensure_all_finite": "allow-nan"}
+        values: np.ndarray = check_array(y, **allowed)
         if values.ndim == 1 or values.shape[1] == 1:
             check_array(values, **settings)
         check_equal_lengths(images, values)
@@ -285,14 +303,14 @@ class VitreousRegressor(RegressorMixin, SupervisedEstimator):
         self.fit_model(images, values, options, targets=self.targets_)
         return self
 
-    def predict(self, X: Any) -> np.ndarray:
+    def predict(self, X: ImagesLike) -> np.ndarray:
         """The values of each image, (n,) or (n, T) float64 as y was. Raises NotFittedError, and DataError for a file
         that cannot be read."""
         check_is_fitted(self, "bundle_")
         values = self.compute_rows(X, self.predictor_.activations)
         return values[:, 0] if self.is_one_column_ else values
 
-    def __sklearn_tags__(self) -> Any:
+    def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         return tags
@@ -318,13 +336,13 @@ class VitreousEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ImageE
         augment: bool | str = "auto",
         random_state: int | np.random.RandomState | None = None,
         verbose: bool = False,
-        train_options: Mapping[str, Any] | None = None,
+        train_options: Mapping[str, object] | None = None,
     ) -> None:
         self.weights, self.recipe, self.model, self.image_shape = weights, recipe, model, image_shape
         self.epochs, self.batch_size, self.augment = epochs, batch_size, augment
         self.random_state, self.verbose, self.train_options = random_state, verbose, train_options
 
-    def fit(self, X: Any, y: Any = None) -> Self:
+    def fit(self, X: ImagesLike, y: ArrayLike | None = None) -> Self:
         """Load the weights, or train without labels; y is not looked at. Raises UsageError for an exported file, and
         what `vitreous.load` and `vitreous.train` raise."""
         images = self.read_images(X, reset=True)
@@ -337,7 +355,7 @@ class VitreousEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ImageE
             self.keep(bundle)
         return self
 
-    def transform(self, X: Any) -> np.ndarray:
+    def transform(self, X: ImagesLike) -> np.ndarray:
         """Features, (n, D) float32. Raises NotFittedError, and DataError for a file that cannot be read."""
         check_is_fitted(self, "bundle_")
         return self.compute_rows(X, self.predictor_.engine.features)
@@ -347,13 +365,13 @@ class VitreousEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ImageE
         """D, which names the columns of a data frame."""
         return self.bundle_.model.config.width
 
-    def __sklearn_tags__(self) -> Any:
+    def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         tags.transformer_tags.preserves_dtype = []  # features are float32
         return tags
 
 
-def listed_pictures(X: Any) -> list[Any] | None:
+def listed_pictures(X: Any) -> list[Picture] | None:
     """X as a list, where it is a list of paths, PIL images or arrays (H, W[, C]) of different sizes, an array of texts,
     (n,) or (n, 1), or one column of them; None for anything else. Raises ValueError for one image alone, and for a list
     of several kinds."""
@@ -374,7 +392,7 @@ def listed_pictures(X: Any) -> list[Any] | None:
         kinds = sorted({type(row).__name__ for row in rows})
         raise ValueError(f"X mixes {' and '.join(kinds)}: give one kind of images")
     arrays = all(isinstance(row, np.ndarray) and row.ndim in (2, 3) for row in rows)
-    return rows if arrays and len({row.shape for row in rows}) > 1 else None
+    return rows if arrays and len({row.shape for row in rows if isinstance(row, np.ndarray)}) > 1 else None
 
 
 def is_numeric(X: Any) -> bool:
@@ -407,11 +425,11 @@ def as_rows(table: np.ndarray) -> np.ndarray:
     return rows if numbers == 1 else rows.reshape(len(table), 1, tokens, numbers)
 
 
-def row_options(estimator: Any, images: Images) -> dict[str, Any]:
+def row_options(estimator: ImageEstimator, images: Images) -> dict[str, object]:
     """Options of `train` for rows of numbers, of which each place is a token; none for pictures."""
     if not isinstance(images, np.ndarray) or estimator.image_shape is not None or images.shape[1] != 1:
         return {}
-    model = {} if estimator.model or getattr(estimator, "init", None) else {"model": ROW_MODEL}
+    model = {} if getattr(estimator, "model", None) or getattr(estimator, "init", None) else {"model": ROW_MODEL}
     settings = {"model.patch": ["1", "1"]}
     if getattr(estimator, "recipe", "") == "mae":  # a patch of one number has no deviation to be divided by
         settings["objective.normalise"] = ["false"]

@@ -124,7 +124,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         if by_head
         else {"protocol": select_options(ProtocolOptions, o)}
     )
-    document = evaluate(o.source(o.run), o.data, how=o.how(), listener=console, **ways)
+    document: dict[str, Any] = {**evaluate(o.source(o.run), o.data, how=o.how(), listener=console, **ways)}
     judged = None if o.protocol == "vtab" else document[document["split"]]
     if by_head:
         console.say(figures(document["split"], judged))
@@ -363,7 +363,8 @@ def evaluate_generator(options: Any, console: Console) -> dict[str, Any]:
     ways: dict[str, Any] = {
         name: getattr(o, name) for name in ("split", "batch_size", "workers", "bad_images", "protocol")
     }
-    document = evaluate(o.source(o.run), o.data, how=o.how(), listener=console, settings=asked, **ways)
+    judged = evaluate(o.source(o.run), o.data, how=o.how(), listener=console, settings=asked, **ways)
+    document: dict[str, Any] = {**judged}
     judged = document[document["split"]]
     compared = f"{judged['images']:,} {document['split']} images" if judged["images"] else document["data"]
     where = f"{compared} by {judged['features']} ({judged['dimensions']} numbers)"

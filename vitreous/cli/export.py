@@ -50,7 +50,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
     o = options
     max_loss = "any" if o.accept_loss else o.max_loss
-    document = export(
+    written = export(
         o.source(o.run),
         o.to,
         o.out,
@@ -62,6 +62,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         overwrite=o.overwrite,
         listener=console,
     )
+    document: dict[str, Any] = {**written}
     for row in document["exports"]:
         for label, text in lines(row):
             console.say(f"{label:9} {text}")

@@ -39,7 +39,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     from vitreous.reports.inspect import inspect
 
     settings = select_options(InspectOptions, options)
-    document = inspect(options.source(options.run), options.images, options.out, settings, console)
+    document: dict[str, Any] = {**inspect(options.source(options.run), options.images, options.out, settings, console)}
     console.table(
         ["figure", "file"], [[one["title"], f"{document['out']}/{one['png']}"] for one in document["figures"]]
     )

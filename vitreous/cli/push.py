@@ -43,7 +43,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     from vitreous.cli.console import readable_bytes
 
     o = options
-    document = push(
+    pushed = push(
         o.run,
         o.to,
         private=o.private,
@@ -55,6 +55,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         out=o.out,
         note=console.note,
     )
+    document: dict[str, Any] = {**pushed}
     if o.dry_run:
         console.say(document["card"])
     console.table(["file", "size"], [[name, readable_bytes(size)] for name, size in document["files"].items()])

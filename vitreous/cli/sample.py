@@ -73,7 +73,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     from vitreous.inference.samples import SampleOptions, sample
 
     asked = {one.name: getattr(options, one.name) for one in fields(SampleOptions)}
-    document = sample(options.source(options.run), options.out, console, **asked)
+    document: dict[str, Any] = {**sample(options.source(options.run), options.out, console, **asked)}
     files, (name, steps) = document["files"], document["sampler"]
     rate = f"{document['seconds']:.1f} s, {name} in {steps} steps, {document['precision']}"
     count = document["count"]

@@ -43,7 +43,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     from vitreous.tasks.report import leading_of
 
     o = options
-    document = soup(
+    averaged = soup(
         o.runs,
         o.out,
         greedy=o.greedy,
@@ -54,6 +54,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         bad_images=o.bad_images,
         listener=console,
     )
+    document: dict[str, Any] = {**averaged}
     judged = document.get(options.split)
     leading = leading_of(judged) if judged else "top1"
     form = METRICS[leading].form

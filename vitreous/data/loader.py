@@ -26,7 +26,7 @@ from vitreous.data.decoding.spectral import Picture
 from vitreous.data.keys import key, one_key
 from vitreous.data.layouts.video import open_sample
 from vitreous.data.modalities.base import Preprocess
-from vitreous.data.modalities.clips import open_as_clip
+from vitreous.data.modalities.clips import ClipPreprocess, open_as_clip
 from vitreous.data.sampling import Order, repeat_factors, stream
 from vitreous.data.shared_memory import usable_workers
 from vitreous.data.split import Split, is_labelled
@@ -187,7 +187,8 @@ class EvalLoader:
         split = self.split
         if self.views is not None:
             clip = open_as_clip(open_sample(split, sample), split.name(sample))
-            return torch.from_numpy(self.views.pixels(clip, self.preprocess))  # type: ignore[arg-type]  # of clips
+            assert isinstance(self.preprocess, ClipPreprocess)
+            return torch.from_numpy(self.views.pixels(clip, self.preprocess))
         return self.preprocess.to_tensor(self.preprocess.decode(open_sample(split, sample), split.name(sample)))
 
 
@@ -286,7 +287,7 @@ def in_workers(
         options |= {"timeout": HANG, "prefetch_factor": prefetch, "worker_init_fn": start_worker}
     try:
         with stop_signals_blocked():  # also for the moment before a worker has started
-            batches = iter(DataLoader(items, batch_sampler=places, **options))  # type: ignore[arg-type]
+            batches = iter(DataLoader(items, batch_sampler=places, **options))
         yield from WORKER_DEATHS.watch(batches) if workers else batches
     except RuntimeError as error:
         if "DataLoader" not in str(error):

@@ -106,8 +106,6 @@ class Paths(Sequence[Path]):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Paths) and self._bytes == other._bytes and np.array_equal(self._ends, other._ends)
 
-    __hash__ = None  # type: ignore[assignment]
-
 
 def relative(paths: list[str]) -> list[str]:
     """Paths relative to the innermost folder that holds them all: `os.path.commonpath`, in less time and memory."""

@@ -140,6 +140,7 @@ def read_ahead(reader: EvalLoader) -> Iterator[Loaded]:
     from vitreous.tasks.tiles import native_pixels
 
     split, preprocess = reader.split, reader.preprocess
+    assert isinstance(split, AnnotatedSplit), "only annotated data have objects"
 
     def load(sample: int) -> Loaded:
         try:
@@ -147,7 +148,7 @@ def read_ahead(reader: EvalLoader) -> Iterator[Loaded]:
         except DataError as error:
             picture = error
         try:
-            truth = split.target(sample)  # type: ignore[attr-defined]
+            truth = split.target(sample)
         except DataError as error:
             truth = no_objects((1, 1)) if isinstance(picture, DataError) else error
         return Loaded(picture, truth)

@@ -100,7 +100,7 @@ class TaskEvaluator(Evaluator):
     """Evaluates outputs (n, K) as the task of the model does, by `Task.evaluate`."""
 
     def __init__(self, task: Task) -> None:
-        self.task, self.name = task, task.leading
+        self.task, self.name = task, task.leading_metric
 
     def report(self, outputs: Outputs, *others: Outputs) -> Report:
         """The metrics of the task."""

@@ -97,5 +97,8 @@ def classes_of(task: Task, names: tuple[str, ...]) -> np.ndarray | None:
 def means(top1: Mapping[str, float]) -> dict[str, float | None]:
     """Return the mean top-1 of each group and of all 19 tasks, None where one is missing."""
     parts = {group: [name for name, task in TASKS.items() if task.group == group] for group in GROUPS}
-    values = {part: [top1.get(name) for name in names] for part, names in {**parts, "mean": list(TASKS)}.items()}
-    return {part: None if None in of else float(np.mean(of)) for part, of in values.items()}  # type: ignore[arg-type]
+    names_of = {**parts, "mean": list(TASKS)}
+    return {
+        part: float(np.mean([top1[name] for name in names])) if set(names) <= set(top1) else None
+        for part, names in names_of.items()
+    }

@@ -114,7 +114,7 @@ def dpm_solver(
     if mend is not leave:
         raise UsageError("the sampler dpm-solver fills no masks", "use --sampler ddim")
     try:
-        from diffusers import DPMSolverMultistepScheduler  # pyright: ignore[reportPrivateImportUsage]
+        from diffusers.schedulers.scheduling_dpmsolver_multistep import DPMSolverMultistepScheduler
     except ImportError:
         raise UsageError(
             "the sampler dpm-solver needs diffusers, which is not installed",

@@ -27,7 +27,7 @@ class CardFields:
     name: str
     version: str
     preprocess: AnyPreprocess
-    provenance: dict[str, Any] = field(default_factory=dict)
+    provenance: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True)

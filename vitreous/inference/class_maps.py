@@ -52,7 +52,7 @@ class ClassMap:
     classes: np.ndarray | None = None
     image: Image.Image | None = None
     _: KW_ONLY
-    shares: dict[str, float] = field(default_factory=dict)
+    shares: dict[str, float] = field(default_factory=dict[str, float])
     error: str | None = None
     file: str | None = None
     overlay: str | None = None
@@ -235,7 +235,7 @@ def volume_bytes(classes: np.ndarray, header: Any) -> bytes:
         return file.getvalue()
     import nibabel
 
-    kind: Any = nibabel.Nifti2Image if header.sizeof_hdr == 540 else nibabel.Nifti1Image  # type: ignore[attr-defined]
+    kind: Any = nibabel.Nifti2Image if header.sizeof_hdr == 540 else nibabel.Nifti1Image
     header.set_data_dtype(numbers.dtype)
     header.set_slope_inter(1, 0)
     header["cal_min"] = header["cal_max"] = 0
@@ -260,7 +260,7 @@ def common_root(words: Sequence[str]) -> str:
 
     Empty where a word is a list, whose names are kept whole.
     """
-    homes = []
+    homes: list[str] = []
     for word in words:
         if word == "-" or word.startswith("@"):
             return ""

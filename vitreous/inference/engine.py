@@ -10,7 +10,7 @@ B images, K classes, D features.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from functools import cached_property
 from typing import Any, Protocol
@@ -23,13 +23,13 @@ from vitreous.data.clip_views import ONE, ClipViews
 from vitreous.data.loader import EvalLoader
 from vitreous.data.modalities.base import Preprocess
 from vitreous.errors import DataError, UsageError
-from vitreous.inference.options import InferenceOptions, Pictures
+from vitreous.inference.options import InferenceOptions, Pictures, Precision
 from vitreous.inference.outputs import Outputs, compute_in_chunks, pack_outputs, unpack_outputs
 from vitreous.models.config import ModelConfig
 from vitreous.models.packed import Packed
 from vitreous.models.zoo import Model
 from vitreous.nn.cuda_graphs import CapturedPasses, uses_graphs
-from vitreous.nn.encoder import compile_blocks
+from vitreous.nn.encoder import Encoder, compile_blocks
 from vitreous.nn.frozen import frozen
 from vitreous.nn.merge import Merging
 from vitreous.system.machine import (
@@ -41,6 +41,7 @@ from vitreous.system.machine import (
     settle_process,
     thread_pool,
 )
+from vitreous.system.torch_types import from_numpy
 
 # tokens of a chunk: more fall out of the caches, fewer leave cores waiting for each other; and with tiles (AMX), whose
 # products wait for weights, which a chunk reads once
@@ -108,7 +109,7 @@ class ModelEngine:
     def logits(self, pixels: Pixels) -> np.ndarray:
         """(B, C, *image) pixels -> (B, K) float32."""
         assert isinstance(pixels, np.ndarray), "only PyTorch takes images of different sizes"
-        return compute_in_chunks(lambda chunk: self(torch.from_numpy(chunk)).numpy(), pixels, self.chunk_size)
+        return compute_in_chunks(lambda chunk: self(from_numpy(chunk)).numpy(), pixels, self.chunk_size)
 
     def features(self, pixels: Pixels) -> np.ndarray:
         """(B, C, *image) pixels -> (B, D) float32, the head's input."""
@@ -146,16 +147,16 @@ class TorchEngine(ModelEngine):
         model: Model,
         preprocess: Preprocess,
         device: str = "cpu",
-        precision: str = "auto",
+        precision: Precision = "auto",
         *,
         merge_tokens: int = 0,
     ) -> None:
         settle_process()  # before weights are laid out
-        options = InferenceOptions(device, precision, "torch", merge_tokens)  # type: ignore[arg-type]
+        options = InferenceOptions(device, precision, "torch", merge_tokens)
         super().__init__(model, preprocess, pick_precision(precision, device), options)
         self.device, self.dtype = device, DTYPES[self.precision]
         self.model = frozen(model.to(device), self.dtype, packs(device))
-        self.packed = None if preprocess.stacks else Packed(self.model)  # type: ignore[arg-type]
+        self.packed = None if preprocess.stacks else Packed(self.model)  # type: ignore[arg-type]  # which checks the config
         if merge_tokens:
             if self.packed is not None:
                 problem = "tokens merge only in pictures of one size, not at their own aspect"
@@ -164,7 +165,9 @@ class TorchEngine(ModelEngine):
                 problem = "tokens merge only in plain ViTs without attention pooling"
                 raise UsageError(problem, "leave --merge-tokens out")
             mean = model.config.pool == "mean"
-            self.model.encoder = Merging(self.model.encoder, merge_tokens, model.config.prefix, mean)  # type: ignore[arg-type]
+            encoder = self.model.encoder
+            assert isinstance(encoder, Encoder)
+            self.model.encoder = Merging(encoder, merge_tokens, model.config.prefix, mean)
         self.input_dtype = input_dtype(model.config, self.dtype)
         tiled = self.dtype == torch.bfloat16 and capabilities().get("amx_bf16", False)
         self.chunk_tokens = TILED_TOKENS if tiled else TOKENS
@@ -202,11 +205,12 @@ class TorchEngine(ModelEngine):
         threads, size = torch.get_num_threads(), self.chunk_size
         is_shared = threads == 1 or self.device != "cpu"
         if not self.preprocess.stacks:
-            chunks: Any = [[torch.from_numpy(np.ascontiguousarray(image))] for image in pixels]
+            chunks: Sequence[Tensor | list[Tensor]] = [[from_numpy(np.ascontiguousarray(image))] for image in pixels]
         else:
-            batch = torch.from_numpy(np.ascontiguousarray(pixels))
+            batch = from_numpy(np.ascontiguousarray(pixels))
             missing = -len(batch) % size
-            chunks = (torch.cat([batch, batch.new_zeros(missing, *batch.shape[1:])]) if missing else batch).split(size)
+            whole = torch.cat([batch, batch.new_zeros(missing, *batch.shape[1:])]) if missing else batch
+            chunks = torch.split(whole, size)
             if self.low_latency and not is_shared:
                 is_shared = 2 * len(chunks) <= threads or not self.threads_keep_bits(size, threads)
         return self.forward_chunks(chunks, is_shared)[: len(pixels)].cpu().numpy()
@@ -220,7 +224,7 @@ class TorchEngine(ModelEngine):
         """Whether one thread and all of them compute the same bits for a chunk of `size` images: measured on noise,
         once. The split of a product depends on its shape, not on its values."""
         if (size, threads) not in self.same_bits:
-            pixels = torch.from_numpy(self.preprocess.noise(size))
+            pixels = from_numpy(self.preprocess.noise(size))
             (alone,) = thread_pool(threads).map(self.forward_chunk, [pixels])
             self.same_bits[size, threads] = torch.equal(alone, self.forward_chunk(pixels))
         return self.same_bits[size, threads]
@@ -239,7 +243,7 @@ class TorchEngine(ModelEngine):
 
     def forward(self, images: Tensor) -> Tensor:
         """(b, C, *image) normalised -> (b, K) float32, of a detector as `outputs` has it."""
-        outputs = self.model(images)
+        outputs: Tensor | tuple[Tensor, ...] = self.model(images)
         return pack_outputs(outputs) if isinstance(outputs, tuple) else outputs.float()
 
     def to_input(self, pixels: Tensor) -> Tensor:
@@ -274,7 +278,7 @@ class OpenVinoEngine(ModelEngine):
 
     def __call__(self, pixels: Tensor) -> Tensor:
         """(B, C, *image) uint8 -> (B, K) float32 logits."""
-        return torch.from_numpy(np.asarray(self.compiled([pixels.numpy()])[0]).astype(np.float32))
+        return from_numpy(np.asarray(self.compiled([pixels.numpy()])[0]).astype(np.float32))
 
 
 def input_dtype(config: ModelConfig, dtype: torch.dtype) -> torch.dtype:
@@ -296,7 +300,7 @@ def split_batch(images: int, most: int, threads: int) -> tuple[int, bool]:
 def remove_head(model: Model) -> Model:
     """Return the model without a head, its weights shared: it outputs the head's input."""
     twin = copy(model)
-    twin._modules = {**model._modules, "head": nn.Identity()}
+    vars(twin)["_modules"] = {**vars(model)["_modules"], "head": nn.Identity()}
     twin.config = model.config.with_options(classes=0)
     return twin
 
@@ -369,16 +373,18 @@ def compute_chunk(engine: ModelEngine, images: list[Tensor | DataError], views: 
         blank = blank.expand(views.count, *blank.shape)
     pixels = [blank if isinstance(image, DataError) else image for image in images]
     if views is not None:
-        return views.mean(lambda parts: engine(torch.from_numpy(parts)).numpy())(torch.stack(pixels).numpy())
+        return views.mean(lambda parts: engine(from_numpy(parts)).numpy())(torch.stack(pixels).numpy())
     return engine(p.collate(pixels)).numpy()
 
 
-def chunks(batches: Iterable[tuple[Tensor, list]], size: int) -> Iterator[tuple[list[int], list]]:
+def chunks(
+    batches: Iterable[tuple[Tensor, list[Tensor | DataError]]], size: int
+) -> Iterator[tuple[list[int], list[Tensor | DataError]]]:
     """Regroup batches of any size, (b,) samples and images, into batches of `size`, the last one shorter."""
     samples: list[int] = []
-    images: list = []
+    images: list[Tensor | DataError] = []
     for more_samples, more_images in batches:
-        samples, images = samples + more_samples.tolist(), images + more_images
+        samples, images = samples + more_samples.numpy().tolist(), images + more_images
         while len(images) >= size:
             yield samples[:size], images[:size]
             samples, images = samples[size:], images[size:]

@@ -28,13 +28,14 @@ import torch
 from vitreous.config import to_plain
 from vitreous.data.modalities.base import Preprocess
 from vitreous.errors import ResourceError, VitreousError
-from vitreous.inference.engine import CHUNK, InferenceOptions, ModelEngine, make_engine
+from vitreous.inference.engine import CHUNK, InferenceOptions, ModelEngine, TorchEngine, make_engine
 from vitreous.inference.graph_cache import cache_key, installed_version
 from vitreous.inference.options import Pictures
 from vitreous.models.zoo import Model
 from vitreous.nn.cuda_graphs import WARM_UP_PASSES
 from vitreous.system.disk import atomic, cache
 from vitreous.system.machine import capabilities, pick_device, processor
+from vitreous.system.torch_types import from_numpy
 from vitreous.version import __version__
 
 #: largest relative L2 difference between the outputs of two engines; in bfloat16 each may be off by 1e-2
@@ -139,12 +140,13 @@ def evaluation_engine(
     engine = make_engine(model, preprocess, options, pictures)
     if options.engine != "auto":
         return engine
-    batch_size = CHUNK if engine.device != "cpu" else IMAGES_PER_THREAD * torch.get_num_threads()  # type: ignore[attr-defined]
+    on_cpu = not isinstance(engine, TorchEngine) or engine.device == "cpu"
+    batch_size = IMAGES_PER_THREAD * torch.get_num_threads() if on_cpu else CHUNK
     engine = choose_engine(
         model,
         preprocess,
         options=options,
-        compute=lambda engine, pixels: engine(torch.from_numpy(pixels)).numpy(),
+        compute=lambda engine, pixels: engine(from_numpy(pixels)).numpy(),
         batch_size=batch_size,
         total_images=images,
         baseline=engine,
@@ -276,7 +278,7 @@ def newest_files(folder: Path) -> list[Path]:
 
 def list_choices() -> list[str]:
     """Return a line for each stored measurement of the installed versions, newest first."""
-    lines = []
+    lines: list[str] = []
     for path in newest_files(cache("engines")):
         record = load_record(path)
         if record is None:

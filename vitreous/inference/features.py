@@ -119,7 +119,7 @@ def write_features(
         rows = np.ascontiguousarray(compute_chunk(engine, images), dtype="<f4")
         wrong = np.flatnonzero(~np.isfinite(rows).all(1))
         if len(wrong):
-            problem = f"the features of {reader.split.name(samples[wrong[0]])} are not finite"
+            problem = f"the features of {reader.split.name(samples[int(wrong[0])])} are not finite"
             raise NonFiniteError(problem, "use --precision fp32, or other weights")
         if not shape[0]:
             shape = count, rows.shape[1]

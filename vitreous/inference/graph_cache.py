@@ -102,8 +102,8 @@ def store(place: Path, facts: dict[str, Any], xml: bytes, weights: bytes) -> Non
     """
     place.parent.mkdir(parents=True, exist_ok=True)
     with atomic(place, shared=True) as file:
-        parts = {"xml": np.frombuffer(xml, np.uint8), "weights": np.frombuffer(weights, np.uint8)}
-        np.savez(file, facts=np.array(json.dumps(facts)), **parts)  # type: ignore[arg-type]
+        parts: dict[str, Any] = {"xml": np.frombuffer(xml, np.uint8), "weights": np.frombuffer(weights, np.uint8)}
+        np.savez(file, facts=np.array(json.dumps(facts)), **parts)
     total = 0
     for graph in sorted(place.parent.glob("*.graph"), key=lambda file: file.stat().st_mtime, reverse=True):
         total += graph.stat().st_size

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from importlib import import_module
 from importlib.util import find_spec
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
@@ -106,7 +107,7 @@ def write_clip(path: str | os.PathLike[str], suffix: str, frames: Sequence[Image
 def write_mp4(path: str | os.PathLike[str], frames: Sequence[Image.Image]) -> None:
     """Write an mp4 as browsers play it (H.264, yuv420p), with a white edge where a side is of an odd number of pixels.
     Raises OSError."""
-    import av
+    av: Any = import_module("av")  # whose types are partly missing
 
     width, height = (side + side % 2 for side in frames[0].size)
     with av.open(os.fspath(path), "w", format="mp4") as container:

@@ -25,6 +25,7 @@ from vitreous.inference.engine import TOKENS, split_batch
 from vitreous.nn.frozen import frozen
 from vitreous.nn.sizes import grid_of
 from vitreous.system.machine import DTYPES, packs, pick_device, pick_precision, settle_process, thread_pool
+from vitreous.system.torch_types import from_numpy
 from vitreous.tasks.generation import Generation
 from vitreous.weights.autoencoder import Autoencoder
 from vitreous.weights.bundle import Bundle
@@ -72,7 +73,7 @@ class ImageSampler:
     def noise(self, labels: Tensor, numbers: Tensor, seed: int) -> Tensor:
         """(n,) and (n,) int64 -> (n, C, *image) float32: what images of these classes and numbers start from."""
         keys = key(seed, START, labels.numpy(), numbers.numpy())
-        return torch.from_numpy(normal(keys, (self.config.channels, *self.image)))
+        return from_numpy(normal(keys, (self.config.channels, *self.image)))
 
     def sample(
         self,
@@ -93,7 +94,7 @@ class ImageSampler:
         """
         _, steps = options.sampler_of(self.process)
         start = self.noise(labels, numbers, options.seed) if noise is None else noise
-        keys = torch.from_numpy(key(options.seed, labels.numpy(), numbers.numpy()).view(np.int64))
+        keys = from_numpy(key(options.seed, labels.numpy(), numbers.numpy()).view(np.int64))
         tokens = math.prod(grid_of(self.image, self.config.patch)) * (
             2 if self.classes and options.guidance != 1 else 1
         )
@@ -128,11 +129,13 @@ class ImageSampler:
         name, steps = options.sampler_of(self.process)
         asked = labels.to(self.device) if self.classes else None
         ask = guide_prediction(self.answer, asked, self.classes, options)
-        mend = leave if canvas is None else lambda noisy, a, b: keep(canvas, noisy, noise, a, b)
+
+        def mend(noisy: Tensor, a: float, b: float) -> Tensor:
+            return leave(noisy, a, b) if canvas is None else keep(canvas, noisy, noise, a, b)
 
         def draw(step: int) -> Tensor:
             rows = key(keys.numpy().view(np.uint64), step + 1)
-            return torch.from_numpy(normal(rows, tuple(noise.shape[1:]))).to(self.device)
+            return from_numpy(normal(rows, tuple(noise.shape[1:]))).to(self.device)
 
         image = noise
         for state in SAMPLERS[name](self.process, ask, noise.to(self.device), steps, draw, mend):

@@ -21,6 +21,7 @@ from vitreous.data.layouts.video import open_sample
 from vitreous.errors import DataError, UsageError, WeightsError
 from vitreous.system.cores import default_workers
 from vitreous.system.disk import atomic
+from vitreous.system.torch_types import from_numpy
 
 if TYPE_CHECKING:
     from vitreous.data.modalities.base import Preprocess
@@ -130,7 +131,7 @@ def write_index(
     good = np.flatnonzero(features.good)
     if not len(good):
         raise DataError("no image can be read", "`vitreous data check` tells why")
-    arrays: dict[str, np.ndarray] = {"features": unit_rows(features.rows, good)}
+    arrays: dict[str, Any] = {"features": unit_rows(features.rows, good)}
     texts = {
         "labels": Texts.of(label.encode() for label in labels_of(opened, images, good)),
         "names": Texts.of(Path(images.name(int(row))).name.encode("utf-8", "replace") for row in good),
@@ -140,7 +141,7 @@ def write_index(
     arrays |= {f"{name}_ends": text.ends for name, text in texts.items()}
     place = folder / FILE
     with atomic(place, shared=True) as file:
-        np.savez(file, record=np.array(json.dumps({"format": FORMAT, **bundle_key(folder)})), **arrays)  # type: ignore[arg-type]
+        np.savez(file, record=np.array(json.dumps({"format": FORMAT, **bundle_key(folder)})), **arrays)
     return place
 
 
@@ -203,13 +204,12 @@ def labels_of(data: Data, split: Split, rows: np.ndarray) -> Iterator[str]:
 
 def thumbnails(split: Split, rows: np.ndarray, preprocess: Preprocess) -> Iterator[bytes]:
     """A small JPEG of what the model sees of each of the images at `rows` (n,)."""
-    import torch
 
     from vitreous.data.rgb_images import rgb_image
 
     def small(row: int) -> bytes:
         array = preprocess.to_array(preprocess.decode(open_sample(split, row), split.name(row)))
-        picture = rgb_image(torch.from_numpy(array))
+        picture = rgb_image(from_numpy(array))
         picture.thumbnail((THUMBNAIL, THUMBNAIL))
         buffer = io.BytesIO()
         picture.save(buffer, "JPEG", quality=QUALITY)

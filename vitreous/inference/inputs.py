@@ -19,7 +19,7 @@ import os
 import sys
 from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, TypeGuard, cast
 
 import numpy as np
 from PIL import Image
@@ -36,19 +36,19 @@ if TYPE_CHECKING:
 TAKES = "a path, bytes, an open binary file, a PIL image, an array (H, W, C), a tensor (C, H, W), or a list of them"
 
 
-def is_tensor(value: Any) -> bool:
-    """Whether a value is a tensor; where PyTorch is not imported, nothing is."""
+def is_tensor(value: object) -> TypeGuard[Tensor]:
+    """Whether a value is a tensor, of any shape; where PyTorch is not imported, nothing is."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
 
-def is_image(value: Any) -> bool:
+def is_image(value: object) -> TypeGuard[ImageInput]:
     """Whether a value is one image, rather than several."""
     kinds = (str, os.PathLike, bytes, bytearray, memoryview, Image.Image, np.ndarray)
     return isinstance(value, kinds) or is_tensor(value) or is_file(value)
 
 
-def is_file(value: Any) -> bool:
+def is_file(value: object) -> TypeGuard[BinaryIO]:
     """Whether a value is an open file, an `io.BytesIO` or an upload: what has a method `read`."""
     return callable(getattr(value, "read", None))
 
@@ -60,7 +60,7 @@ def read_file(file: Any, name: str) -> bytes:
             file.seek(0)
     except AttributeError:  # an upload's wrapper, which is at its beginning
         pass
-    content = file.read()
+    content: bytes | bytearray | memoryview | str = file.read()
     if not isinstance(content, (bytes, bytearray, memoryview)):
         raise UsageError(f"{name}: the file gives {type(content).__name__}, not bytes", 'open it with mode "rb"')
     return bytes(content)
@@ -72,10 +72,13 @@ def as_items(images: ImageInput | Iterable[ImageInput], preprocess: Preprocess) 
         return [as_item(images, preprocess, "image")]
     if not isinstance(images, Iterable):
         raise UsageError(f"{type(images).__name__} is no image", f"give {TAKES}")
-    return [as_item(image, preprocess, f"image {number}") for number, image in enumerate(images)]
+    return [
+        as_item(image, preprocess, f"image {number}")
+        for number, image in enumerate(cast("Iterable[ImageInput]", images))
+    ]
 
 
-def as_item(image: Any, preprocess: Preprocess, name: str) -> Item:
+def as_item(image: ImageInput, preprocess: Preprocess, name: str) -> Item:
     """One image as an item; its pixels are checked when they are read. Raises UsageError for other values."""
     if isinstance(image, (str, os.PathLike)):
         path = os.fsdecode(image)

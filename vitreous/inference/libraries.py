@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import Any
@@ -40,7 +40,7 @@ def check_installed(names: Iterable[str], who: str = "exported models need") -> 
 
 
 @contextmanager
-def setting(name: str, value: str) -> Iterator[None]:
+def setting(name: str, value: str) -> Generator[None, None, None]:
     """Set an environment variable for a while."""
     before = os.environ.get(name)
     os.environ[name] = value

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from vitreous.config import Json
 from vitreous.inference.card import Card
 from vitreous.nn.sizes import format_size
 from vitreous.system.notebook import html_table
@@ -46,7 +47,7 @@ def card_html(card: Card, origin: str, parameters: int | None, precision: str) -
 def figures_of(origin: str) -> list[tuple[str, str, float]]:
     """Figures of the validation and test splits, of the summary of a run folder; none of anything else."""
     try:
-        summary = json.loads((Path(origin) / "summary.json").read_text("utf-8"))
+        summary: dict[str, Json] = json.loads((Path(origin) / "summary.json").read_text("utf-8"))
     except (OSError, ValueError):
         return []
     parts = ((split, summary.get(split)) for split in ("val", "test"))

@@ -110,7 +110,7 @@ class CocoResults:
         """The objects of an image, without its id."""
         if row.detections is None:
             return []
-        results = []
+        results: list[dict[str, Any]] = []
         for number, (name, (left, top, right, bottom)) in enumerate(zip(row.names, row.boxes.tolist(), strict=True)):
             box = [round(edge, 3) for edge in (left, top, right - left, bottom - top)]
             result: dict[str, Any] = {"category_id": self.ids[name], "bbox": box, "score": short(row.scores[number])}

@@ -50,7 +50,7 @@ class ImageObjects:
     @property
     def names(self) -> tuple[str, ...]:
         """The class of each object."""
-        return () if self.detections is None else tuple(self.classes[label] for label in self.detections.labels)
+        return () if self.detections is None else tuple(self.classes[int(label)] for label in self.detections.labels)
 
     @property
     def boxes(self) -> np.ndarray:
@@ -85,7 +85,7 @@ class ImageObjects:
 
 def objects_of(detections: Detections, classes: tuple[str, ...]) -> list[dict[str, Any]]:
     """Detections as JSON has them; boxes to a thousandth of a pixel."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for number in range(len(detections)):
         edges = zip(("left", "top", "right", "bottom"), detections.boxes[number], strict=True)
         row: dict[str, Any] = {"label": classes[detections.labels[number]], "score": short(detections.scores[number])}

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from vitreous.config import Json
 from vitreous.data.modalities.base import Preprocess
 from vitreous.data.modalities.native import NativePreprocess
 from vitreous.errors import UsageError, check_path
@@ -72,7 +73,7 @@ def find_bundle(run: str | os.PathLike[str], note: Callable[[str], None]) -> Bun
         note(text)
     bundle = replace(bundle, preprocess=preprocess_for(run, bundle))
     if not bundle.preprocess.stacks:
-        bundle.model.any_size = True  # type: ignore[union-attr]
+        bundle.model.any_size = True
     return bundle
 
 
@@ -112,7 +113,7 @@ def read_task(run: str | os.PathLike[str]) -> type[Task]:
     """Return the task of a run or a bundle from its `model.json` alone; classification where there is none."""
     try:
         folder = None if known_of(run) else bundle_in(Path(run))
-        task = json.loads((folder / DESCRIPTION).read_text("utf-8")).get("task") if folder else None
+        task: Json = json.loads((folder / DESCRIPTION).read_text("utf-8")).get("task") if folder else None
     except (OSError, ValueError, AttributeError, TypeError):
         task = None
-    return TASKS.get(task.get("name") if isinstance(task, dict) else None, Classification)  # type: ignore[arg-type]
+    return TASKS.get(str(task.get("name")) if isinstance(task, dict) else "", Classification)

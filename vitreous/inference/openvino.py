@@ -131,7 +131,7 @@ def float_operations(graph: Any) -> list[str]:
 
 def first_products(starts: list[Any], beyond: Callable[[Any], list[Any]]) -> set[str]:
     """Return the names of the products met first on the way from `starts`, from each to those `beyond` it."""
-    products, seen, waiting = set(), set(), list(starts)
+    products, seen, waiting = set[str](), set[str](), list(starts)
     while waiting:
         op = waiting.pop()
         name = op.get_friendly_name()

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 #: the pictures that int8 is calibrated on, each (C, *image) uint8, made when they are needed
 Pictures = Callable[[], "Iterable[Tensor]"]
+
+
+Precision: TypeAlias = Literal["auto", "fp32", "bf16", "int8"]
+EngineName: TypeAlias = Literal["auto", "torch", "compiled", "openvino"]
 
 
 @dataclass(frozen=True)
@@ -21,9 +25,9 @@ class InferenceOptions:
 
     device: str = "auto"
     """auto, cpu, cuda, cuda:1 or mps."""
-    precision: Literal["auto", "fp32", "bf16", "int8"] = "auto"
+    precision: Precision = "auto"
     """Compute dtype. auto is bf16 if the device supports it, else fp32; int8 needs --engine openvino."""
-    engine: Literal["auto", "torch", "compiled", "openvino"] = "auto"
+    engine: EngineName = "auto"
     """Inference engine. auto measures the installed engines once if the job is long enough, and uses the fastest whose
     outputs agree with PyTorch. openvino needs the extra `export`; compiled is torch.compile on a GPU; torch gives the
     same outputs on machines with and without the extra."""

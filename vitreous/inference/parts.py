@@ -120,7 +120,8 @@ class NpzParts(Parts):
     def write(self, path: Path, rows: Sequence[Any]) -> None:
         """Write the arrays of rows."""
         with open(path, "wb") as file:
-            np.savez(file, **arrays(rows))  # type: ignore[arg-type]
+            contents: dict[str, Any] = arrays(rows)
+            np.savez(file, **contents)
 
     def join(self, path: Path, parts: list[Path]) -> None:
         """Write all parts as one file, an array and a part at a time."""
@@ -132,7 +133,7 @@ class NpzParts(Parts):
                 dtype = np.result_type(*(dtype for _, dtype in kinds))
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
                     described = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
-                    np.lib.format.write_array_header_1_0(file, described)  # type: ignore[arg-type]
+                    np.lib.format.write_array_header_1_0(file, described)
                     for part in parts:
                         array = load_array(part, name)
                         if array.shape[1:] != rest:  # a part of which no image could be read

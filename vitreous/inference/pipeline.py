@@ -74,7 +74,9 @@ def flow(
             pool.shutdown(cancel_futures=True)
 
 
-def answer_items(pictures: list[tuple[T, Any]], compute: Callable[[Any], Any]) -> list[tuple[T, Any]]:
+def answer_items(
+    pictures: list[tuple[T, np.ndarray | DataError]], compute: Callable[[Any], Any]
+) -> list[tuple[T, Any]]:
     """The rows of the images that could be read: (C, *image) each, `compute` maps (B, C, *image) to B rows."""
     rows = iter(compute(stacked(good)) if (good := [one for _, one in pictures if isinstance(one, np.ndarray)]) else ())
     return [(item, next(rows) if isinstance(picture, np.ndarray) else picture) for item, picture in pictures]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Unpack, overload
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from vitreous.inference.sources import Item, read_item, read_views
 from vitreous.tasks.base import PredictionFormat, PredictionOptions
 from vitreous.tasks.classification import Prediction
 from vitreous.tasks.predictions import Predictions
+from vitreous.tasks.regression import ValuePrediction
 from vitreous.weights.options import WeightsSource, words_of
 
 if TYPE_CHECKING:
@@ -40,6 +41,10 @@ if TYPE_CHECKING:
     from vitreous.models.config import Resize
     from vitreous.models.zoo import Model
     from vitreous.weights.bundle import Bundle
+
+
+ImagePrediction: TypeAlias = Prediction | ValuePrediction
+AnyPrediction: TypeAlias = ImagePrediction | ClassMap | ImageObjects
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,13 +117,15 @@ class Predictor:
         else:
             self.engine = choose_for_chunks(engine, total_images)
 
-    @overload
-    def predict(self, images: ImageInput, **options: Unpack[PredictKeywords]) -> Prediction | Any:
+    @overload  # a str is an Iterable[str] too
+    def predict(  # pyright: ignore[reportOverlappingOverload]
+        self, images: ImageInput, **options: Unpack[PredictKeywords]
+    ) -> AnyPrediction:
         """One image -> one answer."""
         ...
 
     @overload
-    def predict(self, images: Iterable[ImageInput], **options: Unpack[PredictKeywords]) -> list[Prediction] | Any:
+    def predict(self, images: Iterable[ImageInput], **options: Unpack[PredictKeywords]) -> list[AnyPrediction]:
         """Several images -> a list."""
         ...
 
@@ -130,7 +137,7 @@ class Predictor:
         on_images: Callable[[int], None] = lambda done: None,
         threshold: float | None = None,
         abstain: float | None = None,
-    ) -> Any:
+    ) -> AnyPrediction | list[AnyPrediction]:
         """The `top` classes of an image (5 if not said) of a probability above `threshold`: one answer for one image,
         and a list for several, in the order given. Of a detector this is `detect`, with the same threshold, and of a
         model that gives a class to every pixel `segment`: `ImageObjects` and `ClassMap` in the place of `Prediction`.
@@ -155,7 +162,7 @@ class Predictor:
         options: PredictionOptions,
         bad_images: Literal["stop", "skip"] = "stop",
         on_images: Callable[[int], None] = lambda done: None,
-    ) -> Any:
+    ) -> ImagePrediction | list[ImagePrediction]:
         """`predict` of a model whose head gives K numbers for a whole image."""
         answers = Predictions()
         form = self.prediction_format(options.top, options.threshold, options.abstain)
@@ -182,8 +189,10 @@ class Predictor:
         vectors = stack_embeddings(rows)
         return vectors[0] if is_image(images) else vectors
 
-    @overload
-    def segment(self, images: ImageInput, **options: Unpack[SegmentKeywords]) -> ClassMap:
+    @overload  # a str is an Iterable[str] too
+    def segment(  # pyright: ignore[reportOverlappingOverload]
+        self, images: ImageInput, **options: Unpack[SegmentKeywords]
+    ) -> ClassMap:
         """One image -> one answer."""
         ...
 
@@ -206,8 +215,10 @@ class Predictor:
         answers = list(class_maps(self.card, self.engine, as_items(images, self.card.preprocess), bad_images, pictures))
         return answers[0] if is_image(images) else answers
 
-    @overload
-    def detect(self, images: ImageInput, **options: Unpack[DetectKeywords]) -> ImageObjects:
+    @overload  # a str is an Iterable[str] too
+    def detect(  # pyright: ignore[reportOverlappingOverload]
+        self, images: ImageInput, **options: Unpack[DetectKeywords]
+    ) -> ImageObjects:
         """One image -> one answer."""
         ...
 
@@ -241,7 +252,7 @@ class Predictor:
 
     def predictions(
         self, items: Iterable[Item], form: PredictionFormat, bad_images: str = "skip"
-    ) -> Iterator[list[Any]]:
+    ) -> Iterator[list[ImagePrediction]]:
         """Items -> answers in order, at most a few hundred in memory. Raises UsageError for a model without a head."""
         self.require_outputs()
         for chunk in self.rows(items, self.activations, bad_images):
@@ -260,7 +271,7 @@ class Predictor:
             ]
 
     def rows(
-        self, items: Iterable[Item], compute: Callable[[Any], np.ndarray], bad_images: str
+        self, items: Iterable[Item], compute: Callable[[np.ndarray], np.ndarray], bad_images: str
     ) -> Iterator[list[Answer]]:
         """Items with their row of `compute`, (B, C, *image) -> (B, ...), or a DataError; raised where `bad_images` is
         stop."""
@@ -273,9 +284,10 @@ class Predictor:
     def picture(self, item: Item) -> np.ndarray | DataError:
         """An item as (C, *image) pixels, or its views (V, C, *image), or why it cannot be read."""
         try:
+            preprocess = self.card.preprocess
             if self.clip_views:
-                return read_views(item, self.card.preprocess, self.clip_views)  # type: ignore[arg-type]  # of clips
-            return read_item(item, self.card.preprocess, self.exact)
+                return read_views(item, preprocess, self.clip_views)
+            return read_item(item, preprocess, self.exact)
         except DataError as error:
             return error
 
@@ -298,8 +310,10 @@ class Predictor:
     def activations(self, pixels: Pixels) -> np.ndarray:
         """(B, C, *image) pixels, or views (B, V, C, *image) -> (B, K) float64: probabilities of classes, or values of
         targets."""
-        logits = self.clip_views.mean(self.engine.logits) if self.clip_views else self.engine.logits  # type: ignore[arg-type]
-        return self.card.task.activate(logits(pixels))  # type: ignore[arg-type]
+        if self.clip_views is None:
+            return self.card.task.activate(self.engine.logits(pixels))
+        assert isinstance(pixels, np.ndarray)  # clips are of one size
+        return self.card.task.activate(self.clip_views.mean(self.engine.logits)(pixels))
 
 
 def load(

@@ -5,7 +5,6 @@ its chunk; answers of a dead worker are not returned, so every image has one ans
 flight, so neither images nor answers are ever all in memory. Paths have to lead to the same files on every machine, the
 model's too; images out of archives and Parquet are read here and sent.
 """
-# pyright: reportMissingImports=false
 
 from __future__ import annotations
 

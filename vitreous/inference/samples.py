@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 import torch
@@ -31,6 +31,8 @@ from vitreous.inference.open_model import open_generator
 from vitreous.inference.sample_sizes import MOST_FRAMES, size_to_make, written
 from vitreous.progress import Display, Listener, NullListener
 from vitreous.system.disk import atomic_path, write_error, write_text
+from vitreous.system.torch_types import from_numpy
+from vitreous.tasks.documents import SampleDocument
 from vitreous.weights.bundle import Bundle
 
 if TYPE_CHECKING:
@@ -188,7 +190,7 @@ class Generator:
         if self.sampler.decode is not None:
             raise UsageError("--inpaint is for models of pixels, not of latents", "leave it out")
         picture, mask = preprocess.decode(options.inpaint), ImagePreprocess(preprocess.image, 1).decode(options.mask)
-        if not isinstance(picture, Image.Image) or not isinstance(mask, Image.Image):
+        if not isinstance(picture, Image.Image):
             raise DataError(f"{options.inpaint} is no picture")
         if picture.size != mask.size:
             sizes = [" x ".join(map(str, one.size)) for one in (picture, mask)]
@@ -198,8 +200,8 @@ class Generator:
     def canvas_of(self, picture: np.ndarray, mask: np.ndarray, count: int) -> Canvas:
         """(C, H, W) and (1, H, W) uint8 at the size that is made -> the same for so many images: what is black in the
         mask stays as it is."""
-        image = self.bundle.preprocess.normalise(torch.from_numpy(picture)[None])
-        given = torch.from_numpy(mask)[None] < 128
+        image = self.bundle.preprocess.normalise(from_numpy(picture)[None])
+        given = from_numpy(mask)[None] < 128
         return Canvas(image.expand(count, -1, -1, -1), given.expand(count, -1, -1, -1))
 
 
@@ -220,7 +222,7 @@ def sample(
     listener: Listener | None = None,
     progress: bool = True,
     **options: Unpack[SampleKeywords],
-) -> dict[str, Any]:
+) -> SampleDocument:
     """Make images, write them, and return the document of `vitreous sample --json`; `options` are the fields of
     `SampleOptions`.
 

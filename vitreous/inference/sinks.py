@@ -22,6 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from vitreous.config import Json
 from vitreous.errors import UsageError, printable
 from vitreous.inference.parts import CocoParts, NpzParts, ParquetParts, Parts
 from vitreous.inference.rows import Kind, line
@@ -68,7 +69,7 @@ class AnswerFile:
     def read_description(self) -> dict[str, Any] | None:
         """The job file, or None where there is none. Raises UsageError for one that cannot be read."""
         try:
-            document = json.loads(self.described.read_text("utf-8"))
+            document: Json = json.loads(self.described.read_text("utf-8"))
             if not isinstance(document, dict) or not {"made_by", "rows", "unreadable", "finished"} <= set(document):
                 raise ValueError
         except FileNotFoundError:

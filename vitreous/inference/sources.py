@@ -72,8 +72,9 @@ def read_item(item: Item, preprocess: Preprocess, exact: bool = False) -> np.nda
     return read(content, preprocess, None if isinstance(content, str) else printable(item.name), exact)
 
 
-def read_views(item: Item, preprocess: ClipPreprocess, views: ClipViews) -> np.ndarray:
+def read_views(item: Item, preprocess: Preprocess, views: ClipViews) -> np.ndarray:
     """A clip as its views (V, C, *image). Raises DataError, with its name."""
+    assert isinstance(preprocess, ClipPreprocess)  # as `clip_views_of` checks
     content = item.content() if item.pixels is None else item.pixels()
     clip = open_as_clip(content, None if isinstance(content, str) else printable(item.name))
     return views.pixels(clip, preprocess)
@@ -216,7 +217,7 @@ def read_table(path: str, column: str | None) -> Iterator[Item]:
     with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         reader = csv.reader(file, delimiter="\t" if path.lower().endswith(".tsv") else ",", strict=True)
         try:
-            head = next(reader, [])
+            head = next(reader, list[str]())
             place = head.index(choose_column(name, head, column, PATHS))
             for row in reader:
                 if not row:
@@ -287,7 +288,7 @@ def read_rows(path: str, column: str | None) -> Iterator[Item]:
                     number += 1
 
 
-def item_of_row(value: Any, called: str, home: str) -> Item:
+def item_of_row(value: dict[str, Any] | bytes | str | None, called: str, home: str) -> Item:
     """The image that a value of Parquet is."""
     content, where = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
     if isinstance(content, str):

@@ -78,7 +78,9 @@ def first_layer(model: VisionModel[Any]) -> tuple[str, Tensor]:
     first = model.first_layer()
     if isinstance(first, StandardizedConv):
         return "root convolution", first.filters().detach().float().cpu()
-    weight: Any = first.weight.detach()  # type: ignore[operator]
+    weight = first.weight
+    assert isinstance(weight, Tensor)
+    weight = weight.detach()
     if model.config.front == "patches":
         weight = weight.to_dense() if weight.is_mkldnn else weight  # as `nn.frozen` packs it
         return "patch embedding", weight.float().cpu().unflatten(1, (model.config.channels, *model.config.cell))

@@ -69,7 +69,8 @@ class AttentionCall:
         batch = math.prod(self.x.shape[: -1 - (1 if self.x.shape[-2] == self.tokens else len(self.grid))])
         size = max(1, most // (4 * batch * self.part.heads * self.tokens))  # type: ignore[operator]
         part = copy.copy(self.part)
-        part._modules = {**part._modules, "qkv": CachedLayer(part.qkv)} if "qkv" in part._modules else part._modules  # type: ignore[arg-type]
+        if "qkv" in (layers := vars(part)["_modules"]):
+            vars(part)["_modules"] = {**layers, "qkv": CachedLayer(layers["qkv"])}
         look = replace(self, part=part)
         for low in range(0, self.tokens, size):
             queries = slice(low, min(low + size, self.tokens))
@@ -270,8 +271,8 @@ def space_time_views(
     elif name.endswith(".time"):
         yield "time", line, 0, part, x[:, prefix:], ()
     elif isinstance(part, SpaceTimeHeads) and grid[0] > 1:
-        yield "space", slot, prefix, part.half(of_time=False), x, ()
-        yield "time", line, 0, part.half(of_time=True), x.transpose(1, 2)[:, prefix:], ()
+        yield "space", slot, prefix, part.half_heads(of_time=False), x, ()
+        yield "time", line, 0, part.half_heads(of_time=True), x.transpose(1, 2)[:, prefix:], ()
     else:
         yield "space", slot, prefix, part, x, ()
 

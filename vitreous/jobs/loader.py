@@ -95,7 +95,7 @@ class BatchLoader:
                 return
             if errors := [image for image in images if isinstance(image, DataError)]:
                 raise errors[0]
-            views = self.preprocess.collate(images)  # type: ignore[arg-type]
+            views = self.preprocess.collate([image for image in images if not isinstance(image, DataError)])
             batch: Batch = {"images": normalise_views(self.preprocess, views), "samples": samples}
             if is_labelled(reader.split):
                 batch["labels"] = torch.from_numpy(np.ascontiguousarray(reader.split.labels[samples.numpy()]))

@@ -12,7 +12,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -32,6 +32,7 @@ from vitreous.models.config import ModelConfig, replace_fields
 from vitreous.models.zoo import skip_init
 from vitreous.progress import Listener, NullListener
 from vitreous.system.cores import default_workers
+from vitreous.tasks.documents import SoupDocument
 from vitreous.tasks.report import Report
 from vitreous.training.folder import Folder
 from vitreous.weights.adopt import bundle_in
@@ -96,7 +97,7 @@ def soup(
     how: InferenceOptions | None = None,
     bad_images: str = "stop",
     listener: Listener | None = None,
-) -> dict[str, Any]:
+) -> SoupDocument:
     """Average the weights of runs or bundles of one architecture into the bundle `out`; returns a document with every
     figure.
 
@@ -143,7 +144,8 @@ def soup(
     bundle.provenance = dict(document)
     bundle.save(target)
     count = sum(parameter.numel() for parameter in bundle.model.parameters())
-    return {"model": bundle.model.config.name(), "parameters": count, **document, "bundle": str(target)}
+    document = {"model": bundle.model.config.name(), "parameters": count, **document, "bundle": str(target)}
+    return cast(SoupDocument, document)
 
 
 def open_ingredients(runs: Sequence[str | os.PathLike[str]]) -> list[Ingredient]:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import torch
 
@@ -24,6 +24,7 @@ from vitreous.jobs.transfer import TRIALS, check_options, initial_document, plan
 from vitreous.progress import Display, Listener, NullListener
 from vitreous.recipes.options import TrainOptions
 from vitreous.system.machine import environment, pick_device, warning
+from vitreous.tasks.documents import RunSummary
 from vitreous.training.best import check_selection
 from vitreous.training.folder import Folder
 from vitreous.training.live import live_curves
@@ -45,7 +46,7 @@ def train(
     listener: Listener | None = None,
     progress: bool = True,
     **options: Unpack[TrainKeywords],
-) -> dict[str, Any]:
+) -> RunSummary:
     """Train on a data set and return the run's summary; `options` are the fields of `TrainOptions`, as on the command
     line.
 
@@ -62,10 +63,10 @@ def train(
     known = ("data", "listener", "progress")
     (wanted,) = apply_options("train", dict(options), TrainOptions(os.fspath(data)), known=known)
     if listener is not None or not progress:
-        return launch(wanted, listener or NullListener())
+        return cast(RunSummary, launch(wanted, listener or NullListener()))
     display = Display()
     try:
-        return launch(wanted, display)
+        return cast(RunSummary, launch(wanted, display))
     finally:
         display.close()
 

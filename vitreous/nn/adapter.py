@@ -14,12 +14,12 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from vitreous.nn.deformable import DeformableAttention, centres_of
 
 STRIDES = (8, 16, 32)  # of the levels that exchange features with the ViT, in pixels
 COARSEST = STRIDES[-1]
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 Norm = Literal["group", "batch"]
 Grids = Sequence[tuple[int, int]]
@@ -78,7 +78,7 @@ class SpatialPrior(nn.Module):
 
     def forward(self, images: Tensor) -> list[Tensor]:
         """(B, C, H, W), sides that 32 divides -> four maps (B, D, h, w), the finest first."""
-        x, maps = self.stem(images), []
+        x, maps = self.stem(images), list[Tensor]()
         for stage, reduce in zip([nn.Identity(), *self.stages], self.reduce, strict=True):
             x = stage(x)
             maps.append(reduce(x))
@@ -197,7 +197,7 @@ def accept_single_values(module: nn.Module) -> None:
     """Let every batch norm of a module take inputs of one value per channel in training: such an input has no variance,
     so it is normalised by the running statistics, which stay as they are. PyTorch raises ValueError for it."""
     for part in module.modules():
-        if isinstance(part, _BatchNorm) and part.track_running_stats:
+        if isinstance(part, BATCH_NORMS) and part.track_running_stats:
             part.register_forward_pre_hook(use_running_statistics)
             part.register_forward_hook(use_batch_statistics, always_call=True)
 
@@ -207,14 +207,20 @@ def has_single_values(x: Tensor) -> bool:
     return x.numel() == x.shape[1]
 
 
-def use_running_statistics(norm: nn.Module, inputs: tuple[Any, ...]) -> None:
+class SwitchedNorm(nn.Module):
+    """A batch norm with the hooks of `accept_single_values`."""
+
+    is_single: bool
+
+
+def use_running_statistics(norm: SwitchedNorm, inputs: tuple[Any, ...]) -> None:
     """Before the forward pass of a batch norm: evaluation mode for a single value per channel."""
-    norm.is_single = norm.training and has_single_values(inputs[0])  # type: ignore[assignment]
+    norm.is_single = norm.training and has_single_values(inputs[0])
     if norm.is_single:
         norm.training = False
 
 
-def use_batch_statistics(norm: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+def use_batch_statistics(norm: SwitchedNorm, inputs: tuple[Any, ...], output: Any) -> None:
     """After the forward pass of a batch norm: training mode again, where it was on."""
     if norm.is_single:
         norm.training = True

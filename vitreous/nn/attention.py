@@ -13,10 +13,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
+from torch.compiler import is_compiling
 
 from vitreous.nn import kernels
 from vitreous.system.machine import capabilities
+from vitreous.system.torch_types import FunctionContext, once_differentiable, open_to_kinds
 
 
 @dataclass(frozen=True)
@@ -63,9 +64,9 @@ class Attention(nn.Module):
         for part in self.qkv.weight.chunk(3):  # Xavier on each D x D matrix: on the fused one it is too small by sqrt 2
             nn.init.xavier_uniform_(part)
         nn.init.xavier_uniform_(self.out.weight)
-        for linear in (self.qkv, self.out):
-            if linear.bias is not None:
-                nn.init.zeros_(linear.bias)
+        nn.init.zeros_(self.out.bias)
+        if bias:
+            nn.init.zeros_(self.qkv.bias)
 
     def forward(self, x: Tensor, *context: Any, queries: slice = ALL) -> Tensor:
         """(..., N, D) -> (..., Q, D): the answers to the `queries`, or to all N.
@@ -74,6 +75,7 @@ class Attention(nn.Module):
         """
         return self.out(self.inner(x, *context) if queries == ALL else self.inner(x, *context, queries=queries))
 
+    @open_to_kinds
     def inner(self, x: Tensor, mask: Tensor | Segments | None = None, queries: slice = ALL) -> Tensor:
         """(..., N, D) -> (..., Q, D): the heads' answers side by side, before the output layer mixes them.
 
@@ -95,6 +97,7 @@ class Attention(nn.Module):
             return None
         return self.qkv.weight, self.qkv.bias
 
+    @open_to_kinds
     def weights(self, x: Tensor, mask: Tensor | None = None, queries: slice = ALL) -> Tensor:
         """(..., N, D) -> (..., h, Q, N): the probabilities of the `queries`, or all N; rows are queries and sum to
         one."""
@@ -137,14 +140,14 @@ class QueryValueBias(nn.Linear):
             nn.init.xavier_uniform_(part)
 
     @property
-    def bias(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def bias(self) -> Tensor:
         """(3 D,): those of queries and values, with zeros for keys between them."""
         return torch.cat([self.query_bias, torch.zeros_like(self.query_bias), self.value_bias])
 
 
 def split_heads(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
     """(..., N, 3 D) -> queries, keys and values, each (..., h, N, d)."""
-    q, k, v = qkv.unflatten(-1, (3, heads, -1)).unbind(-3)  # (..., N, 3, h, d) -> 3 x (..., N, h, d)
+    q, k, v = torch.unflatten(qkv, -1, (3, heads, -1)).unbind(-3)  # (..., N, 3, h, d) -> 3 x (..., N, h, d)
     return q.transpose(-3, -2), k.transpose(-3, -2), v.transpose(-3, -2)
 
 
@@ -174,7 +177,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tenso
     1.4 to 1.7 times as long as `attend_in_parts`. With tiles (AMX) a kernel of our own takes half as long as either.
     """
     if q.dim() > 4 and bias is None:
-        return attend(*(x.flatten(0, -4) for x in (q, k, v))).unflatten(0, q.shape[:-3])
+        return torch.unflatten(attend(*(x.flatten(0, -4) for x in (q, k, v))), 0, q.shape[:-3])
     if bias is None and kernels.can_attend(q, k, v):
         learning = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
         return TiledAttention.apply(q, k, v) if learning else kernels.attend(q, k, v)
@@ -200,7 +203,7 @@ def prefers_parts(q: Tensor, k: Tensor) -> bool:
         and q.dim() == 4
         and q.shape[1] * q.shape[2] * k.shape[2] <= MOST_LOGITS
         and not (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad))
-        and not torch.compiler.is_compiling()  # pyright: ignore[reportPrivateImportUsage]
+        and not is_compiling()
         and products_pay()
     )
 
@@ -228,7 +231,7 @@ def attend_in_parts(
         part = slice(start, start + images)
         queries, keys, values = (x[part].flatten(0, 1) for x in (q, k, v))
         logits = torch.baddbmm(nothing, queries, keys.mT, beta=0, alpha=size**-0.5 if scale is None else scale)
-        y[part] = torch.bmm(logits.softmax(-1), values).unflatten(0, (-1, heads))
+        y[part] = torch.unflatten(torch.bmm(logits.softmax(-1), values), 0, (-1, heads))
     return y
 
 
@@ -242,7 +245,7 @@ def attend_unscaled(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None)
     tokens, extra = q.shape[-2], q.shape[-1] - v.shape[-1]
     learning = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     most = LEARNED_GRID if learning and q.dtype == torch.bfloat16 else SHORT_GRID
-    tracing = torch.compiler.is_compiling()  # pyright: ignore[reportPrivateImportUsage]
+    tracing = is_compiling()
     if mask is not None or q.device.type != "cpu" or tokens > most or tracing:
         y = F.scaled_dot_product_attention(q, k, F.pad(v, (0, extra)), attn_mask=mask, scale=1.0)
         return y[..., : v.shape[-1]]
@@ -260,9 +263,9 @@ def attend_segments(q: Tensor, k: Tensor, v: Tensor, segments: Segments) -> Tens
     if segments.masked:
         return attend(q, k, v, segments.mask(q.device))
     runs = segments.runs
-    parts = zip(*(x.split([length * count for length, count in runs], -2) for x in (q, k, v)), strict=True)
+    parts = zip(*(x.split_with_sizes([length * count for length, count in runs], -2) for x in (q, k, v)), strict=True)
     answers = [
-        attend(*(x.unflatten(-2, (count, length)) for x in part)).flatten(-3, -2)
+        attend(*(torch.unflatten(x, -2, (count, length)) for x in part)).flatten(-3, -2)
         for part, (length, count) in zip(parts, runs, strict=True)
     ]
     return torch.cat(answers, -2)
@@ -277,15 +280,15 @@ def attend_few(asking: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, h
     D^2: less for Q < d. `weight` (3 D, D) and `bias` (3 D,) are those of queries, keys and values.
     """
     size = x.shape[-1] // heads
-    asks, keys, values = weight.to(x.dtype).unflatten(0, (3, heads, size)).unbind()  # 3 x (h, d, D)
+    asks, keys, values = torch.unflatten(weight.to(x.dtype), 0, (3, heads, size)).unbind()  # 3 x (h, d, D)
     q = torch.einsum("...qc,hdc->...hqd", asking, asks)
     if bias is not None:
-        bias = bias.to(x.dtype).unflatten(0, (3, heads, 1, size))
+        bias = torch.unflatten(bias.to(x.dtype), 0, (3, heads, 1, size))
         q = q + bias[0]
     # (..., h Q, D): all heads look at the same x
     q = torch.einsum("...hqd,hdc->...hqc", q * size**-0.5, keys).flatten(-3, -2)
     seen = (q @ x.mT).softmax(-1) @ x
-    y = torch.einsum("...hqc,hdc->...hqd", seen.unflatten(-2, (heads, -1)), values)
+    y = torch.einsum("...hqc,hdc->...hqd", torch.unflatten(seen, -2, (heads, -1)), values)
     return (y if bias is None else y + bias[2]).transpose(-3, -2).flatten(-2)
 
 
@@ -294,7 +297,7 @@ class TiledAttention(torch.autograd.Function):
     queries (B, h, Q, d), keys and values (B, h, N, d) in bfloat16 -> (B, h, Q, d)."""
 
     @staticmethod
-    def forward(ctx, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def forward(ctx: FunctionContext, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         statistics = torch.empty(*q.shape[:-1], 2)
         y = kernels.attend(q, k, v, statistics)
         ctx.save_for_backward(q, k, v, y, statistics)
@@ -302,9 +305,15 @@ class TiledAttention(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, y, statistics = ctx.saved_tensors
+    def backward(ctx: FunctionContext, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,), (q, k, v, y, statistics) = gradients, ctx.saved_tensors
         return kernels.attend_backward(q, k, v=v, y=y, grad=grad, statistics=statistics)
+
+
+class KeptContext(FunctionContext):
+    """What `KeptAttention` leaves to its backward pass: the shape of the bias too."""
+
+    bias: torch.Size | None
 
 
 class KeptAttention(torch.autograd.Function):
@@ -316,7 +325,7 @@ class KeptAttention(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(ctx: KeptContext, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
         q, k, v = q.contiguous() * q.shape[-1] ** -0.5, k.contiguous(), v.contiguous()
         logits = torch.matmul(q, k.transpose(-2, -1))
         p = (logits if bias is None else logits.add_(bias)).softmax(-1)
@@ -326,12 +335,12 @@ class KeptAttention(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: KeptContext, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, p = ctx.saved_tensors
-        grad = grad.contiguous()
+        grad = gradients[0].contiguous()
         dv = p.transpose(-2, -1) @ grad
         ds = softmax_backward(grad @ v.transpose(-2, -1), p)
-        d_bias = add_shared(ds, ctx.bias) if ctx.needs_input_grad[3] else None
+        d_bias = add_shared(ds, ctx.bias) if ctx.bias is not None and ctx.needs_input_grad[3] else None
         return ds @ k * q.shape[-1] ** -0.5, ds.transpose(-2, -1) @ q, dv, d_bias
 
 

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
+from torch.compiler import is_compiling
 
 from vitreous.nn import kernels
 from vitreous.nn.attention import ALL
+from vitreous.system.torch_types import FunctionContext, once_differentiable
 
 
 class Mlp(nn.Module):
@@ -44,20 +45,27 @@ class Mlp(nn.Module):
         return x * torch.sigmoid(1.702 * x) if self.gelu == "quick" else F.gelu(x, approximate=self.gelu)
 
 
+class GeluContext(FunctionContext):
+    """What `GeluLinear` leaves to its backward pass: the form of GELU, and whether our kernel computes it."""
+
+    gelu: str
+    own: bool
+
+
 class GeluLinear(torch.autograd.Function):
     """W gelu(h) + b, of (..., M) h -> (..., D), that keeps h alone for the backward pass: GELU costs about a fiftieth
     of the two products around it, and its values as much memory as h."""
 
     @staticmethod
-    def forward(ctx, hidden: Tensor, weight: Tensor, bias: Tensor, gelu: str) -> Tensor:
+    def forward(ctx: GeluContext, hidden: Tensor, weight: Tensor, bias: Tensor, gelu: str) -> Tensor:
         ctx.save_for_backward(hidden, weight)
         ctx.gelu, ctx.own = gelu, kernels.takes_gelu(hidden)
         return F.linear(kernels.gelu(hidden, gelu) if ctx.own else F.gelu(hidden, approximate=gelu), weight, bias)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight = ctx.saved_tensors
+    def backward(ctx: GeluContext, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,), (hidden, weight) = gradients, ctx.saved_tensors
         of_hidden, of_weight, of_bias, _ = ctx.needs_input_grad
         rows = grad.flatten(0, -2)
         d_weight = d_hidden = None
@@ -102,7 +110,7 @@ def draw_kept_samples(y: Tensor, keep: float) -> Tensor:
     every block of a model has its own.
     """
     shape = (y.shape[0], *[1] * (y.dim() - 1))
-    if torch.compiler.is_compiling():  # pyright: ignore[reportPrivateImportUsage]
+    if is_compiling():
         return (torch.rand(shape, device=y.device) < keep).to(y.dtype) / keep
     return y.new_empty(shape).bernoulli_(keep).div_(keep)
 

@@ -12,6 +12,8 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitreous.system.torch_types import ModuleList
+
 
 class ChannelNorm(nn.Module):
     """LayerNorm over the channels of each place of a map, then ReLU."""
@@ -79,14 +81,14 @@ class ConvStem(nn.Module):
             raise ValueError(f"{len(widths)} widths and {len(blocks)} counts of units are not of the same stages")
         self.reduction, self.width_out = 2 ** (len(widths) - 1), widths[-1]
         inputs = (channels, *widths)
-        self.stages = nn.ModuleList(
+        self.stages = ModuleList(
             Stage(inputs[i], width, units, i + 1 < len(widths))
             for i, (width, units) in enumerate(zip(widths, blocks, strict=True))
         )
 
     def first_layer(self) -> nn.Module:
         """The convolution that reads the image."""
-        return self.stages[0].conv  # type: ignore[return-value]
+        return self.stages[0].conv
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, ceil(H / r), ceil(W / r), widths[-1]): channels last, for it is a grid of tokens."""
@@ -96,7 +98,7 @@ class ConvStem(nn.Module):
         """(B, C, H, W) -> (B, h, w, width): the map after each stage, the finest first."""
         # the layout that convolutions are fastest in on processors
         x = images.movedim(1, -1).contiguous().movedim(-1, 1)
-        maps = []
+        maps: list[Tensor] = []
         for stage in self.stages:
             x = stage(x)
             maps.append(x.movedim(1, -1))

@@ -6,14 +6,15 @@ B images of C channels, D width, K classes; image and grid are one length per ax
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
-TRANSPOSED = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
+Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
+CONVOLUTIONS: dict[int, Callable[..., Convolution]] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+TRANSPOSED: dict[int, Callable[..., nn.Module]] = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
 INTERPOLATION = {1: "linear", 2: "bilinear", 3: "trilinear"}
 GROUPS = 8  # of channels that are normalised together
 
@@ -50,7 +51,7 @@ class UNETDecoder(nn.Module):
     ) -> None:
         super().__init__()
         axes, patch = len(patches[0]), patches[0]
-        steps = []  # the patch after each step
+        steps: list[tuple[int, ...]] = []  # the patch after each step
         while max(patch) > 1:
             patch = tuple(max(1, side // 2) for side in patch)
             steps.append(patch)
@@ -70,9 +71,7 @@ class UNETDecoder(nn.Module):
             self.skips.append(nn.Identity() if skip is None else skip)
             self.blocks.append(ConvBlock(size * (1 if skip is None and not last else 2), size, axes))
             inputs, before = size, after
-        self.head = CONVOLUTIONS[axes](inputs, classes, 1)
-        nn.init.normal_(self.head.weight, std=inputs**-0.5)
-        nn.init.zeros_(self.head.bias)  # type: ignore[arg-type]
+        self.head = pixel_head(inputs, classes, axes)
 
     def forward(self, images: Tensor, maps: Sequence[Tensor]) -> Tensor:
         """(B, C, *image), maps (B, *grid, D), the coarsest first -> (B, K, *image) logits."""
@@ -87,6 +86,15 @@ class UNETDecoder(nn.Module):
         return self.head(crop(x, images.shape[2:]))
 
 
+def pixel_head(inputs: int, classes: int, axes: int) -> Convolution:
+    """A linear layer for every pixel, (B, D, *image) -> (B, K, *image): weights from N(0, 1 / D), biases of zero."""
+    head = CONVOLUTIONS[axes](inputs, classes, 1)
+    nn.init.normal_(head.weight, std=inputs**-0.5)
+    if head.bias is not None:
+        nn.init.zeros_(head.bias)
+    return head
+
+
 class ConvBlock(nn.Module):
     """Two 3-wide convolutions, each with GroupNorm and ReLU: (B, C, *grid) -> (B, D, *grid)."""
 
@@ -95,8 +103,9 @@ class ConvBlock(nn.Module):
         conv, groups = CONVOLUTIONS[axes], math.gcd(width, GROUPS)
         layers: list[nn.Module] = []
         for channels in (inputs, width):
-            layers += [conv(channels, width, 3, padding=1, bias=False), nn.GroupNorm(groups, width), nn.ReLU()]
-            nn.init.kaiming_normal_(layers[-3].weight, nonlinearity="relu")  # type: ignore[arg-type]
+            layer = conv(channels, width, 3, padding=1, bias=False)
+            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+            layers += [layer, nn.GroupNorm(groups, width), nn.ReLU()]
         self.layers = nn.Sequential(*layers)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -31,14 +31,14 @@ def sample_levels(values: Tensor, grids: Sequence[tuple[int, int]], places: Tens
     """
     batch, queries, heads = places.shape[:3]
     total = values.new_zeros(batch * heads, values.shape[-1], queries)
-    parts = values.split([rows * columns for rows, columns in grids], 1)
+    parts = values.split_with_sizes([rows * columns for rows, columns in grids], 1)
     for level, (part, grid) in enumerate(zip(parts, grids, strict=True)):
         image = part.permute(0, 2, 3, 1).reshape(batch * heads, -1, *grid)  # (B h, d, rows, columns)
         points = 2 * places[:, :, :, level].transpose(1, 2).flatten(0, 1) - 1  # (B h, Q, P, 2)
         read = F.grid_sample(image, points, mode="bilinear", padding_mode="zeros", align_corners=False)
         share = weights[:, :, :, level].transpose(1, 2).flatten(0, 1)[:, None]  # (B h, 1, Q, P)
         total = total + (read * share).sum(-1)
-    return total.unflatten(0, (batch, heads)).permute(0, 3, 1, 2)
+    return torch.unflatten(total, 0, (batch, heads)).permute(0, 3, 1, 2)
 
 
 class DeformableAttention(nn.Module):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
-import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+
+from vitreous.system.torch_types import checkpoint, compile_module
+
+M = TypeVar("M", bound=nn.Module)
 
 
 class Encoder(nn.Module):
@@ -61,9 +63,7 @@ class Encoder(nn.Module):
         return block(x, *context)
 
 
-def stack(
-    depth: int, block: Callable[[int, float], nn.Module], drop_path: float = 0.0, rises: bool = True
-) -> list[nn.Module]:
+def stack(depth: int, block: Callable[[int, float], M], drop_path: float = 0.0, rises: bool = True) -> list[M]:
     """`depth` blocks, each made from its number and its stochastic depth rate: it rises linearly from 0 to `drop_path`,
     or is that."""
     return [block(i, drop_path * i / max(depth - 1, 1) if rises else drop_path) for i in range(depth)]
@@ -77,8 +77,10 @@ def compile_blocks(module: nn.Module) -> None:
     not compiled.
     """
     # a student and its teacher, at two image sizes and with and without stochastic depth, share the code of one block
-    torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
+    import torch._dynamo.config as dynamo
+
+    dynamo.recompile_limit = max(64, dynamo.recompile_limit)
     for encoder in module.modules():
         if isinstance(encoder, Encoder):
             for block in encoder.blocks:
-                block.compile()
+                compile_module(block)

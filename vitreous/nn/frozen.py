@@ -38,6 +38,7 @@ from vitreous.nn.relative import GridAttention, RelativeAttention, RotaryAttenti
 from vitreous.nn.resnet import LineAttention, StandardizedConv
 from vitreous.nn.spacetime import SpaceTimeHeads
 from vitreous.nn.windows import ContinuousPositionBias, WindowAttention, attend_short
+from vitreous.system.torch_types import bias_of, named_modules
 
 
 def frozen(module: nn.Module, dtype: torch.dtype = torch.float32, packed: bool = False) -> nn.Module:
@@ -70,20 +71,22 @@ def copied(module: nn.Module, dtype: torch.dtype, packed: bool, without: str = "
         return FrozenWindows(module, dtype, packed)
     fused = not isinstance(module, Mlp) or (packed and (module.gelu != "quick" or fuses_gelu(dtype)))
     kind = FROZEN.get(type(module), type(module)) if fused else type(module)
-    twin = kind.__new__(kind)
-    twin.__dict__.update(module.__dict__)
-    twin._parameters, twin._buffers, twin._modules = dict(module._parameters), dict(module._buffers), {}
-    for name, child in module._modules.items():
+    state = dict(vars(module))
+    children: dict[str, nn.Module | None] = {}
+    for name, child in state["_modules"].items():
         if kind is FrozenMlp and isinstance(module, Mlp) and name == "fc1":
-            twin._modules[name] = Packed(module.fc1, dtype, gelu=module.gelu)
+            children[name] = Packed(module.fc1, dtype, gelu=module.gelu)
         elif name != without:
-            twin._modules[name] = (
+            children[name] = (
                 None if child is None else copied(child, torch.float32 if name == "head" else dtype, packed)
             )
-    for name, parameter in module._parameters.items():
-        twin._parameters[name] = None if parameter is None else nn.Parameter(parameter.detach(), requires_grad=False)
+    own: dict[str, nn.Parameter | None] = {}
+    for name, parameter in state["_parameters"].items():
+        own[name] = None if parameter is None else nn.Parameter(parameter.detach(), requires_grad=False)
+    twin = kind.__new__(kind)
+    vars(twin).update(state, _parameters=own, _buffers=dict(state["_buffers"]), _modules=children)
     if packed and isinstance(module, Encoder) and module.read:
-        for name, part in module.blocks[-1].named_modules():
+        for name, part in named_modules(module.blocks[-1]):
             if type(part) is Attention:
                 twin.get_submodule(f"blocks.{len(module.blocks) - 1}.{name}").qkv = Plain(part.qkv, dtype)
     return twin
@@ -108,9 +111,9 @@ class FrozenMlp(Mlp):
 class FrozenNorm(nn.LayerNorm):
     """A LayerNorm in float32."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         """(..., D) -> (..., D) float32."""
-        return super().forward(x.float())
+        return super().forward(input.float())
 
 
 class NarrowNorm(nn.LayerNorm):
@@ -126,12 +129,13 @@ class NarrowNorm(nn.LayerNorm):
     @staticmethod
     def takes(norm: nn.Module, dtype: torch.dtype, packed: bool) -> bool:
         """Whether a norm before products in `dtype` can be such."""
-        one_axis = type(norm) is nn.LayerNorm and len(norm.normalized_shape) == 1 and norm.normalized_shape[0] % 16 == 0
-        return one_axis and norm.bias is not None and packed and fuses(dtype)
+        if type(norm) is not nn.LayerNorm or len(norm.normalized_shape) != 1 or norm.normalized_shape[0] % 16:
+            return False
+        return bias_of(norm) is not None and packed and fuses(dtype)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         """(..., D) -> (..., D) bfloat16."""
-        return kernels.layer_norm(x.float(), self.weight, self.bias, self.eps)
+        return kernels.layer_norm(input.float(), self.weight, self.bias, self.eps)
 
 
 def fuses(dtype: torch.dtype) -> bool:
@@ -144,7 +148,7 @@ def fuses_gelu(dtype: torch.dtype) -> bool:
     return fuses(dtype) and kernels.gelu_pays()
 
 
-FROZEN = {Attention: FrozenAttention, Mlp: FrozenMlp, nn.LayerNorm: FrozenNorm}
+FROZEN: dict[type[nn.Module], type[nn.Module]] = {Attention: FrozenAttention, Mlp: FrozenMlp, nn.LayerNorm: FrozenNorm}
 
 
 class FrozenConv(StandardizedConv):
@@ -206,18 +210,21 @@ class FrozenBranch(nn.Module):
         last = LAST[type(branch.part)]
         narrow = NarrowNorm.takes(branch.norm, dtype, packed)
         self.norm = NarrowNorm(branch.norm) if narrow else copied(branch.norm, dtype, packed)
-        self.part = copied(branch.part, dtype, packed, without=last)
+        part = copied(branch.part, dtype, packed, without=last)
+        assert isinstance(part, Attention | Mlp | SwiGLU)  # those of `LAST`
+        self.part = part
         self.last = product(getattr(branch.part, last), dtype, packed, branch.scale)
 
     def forward(self, x: Tensor, *context: Any, queries: slice = ALL) -> Tensor:
         """(..., N, D) -> (..., N, D) float32, or the `queries` alone."""
         if queries == ALL:
-            return self.last.onto(self.part.inner(self.norm(x), *context), x)  # type: ignore[operator]
-        return self.last.onto(self.part.inner(self.norm(x), *context, queries=queries), x[..., queries, :])  # type: ignore[operator]
+            return self.last.onto(self.part.inner(self.norm(x), *context), x)
+        assert isinstance(self.part, Attention)
+        return self.last.onto(self.part.inner(self.norm(x), *context, queries=queries), x[..., queries, :])
 
 
 #: the parts that `FrozenBranch` knows, and the name of the linear layer that comes after `inner`
-LAST = {
+LAST: dict[type[nn.Module], str] = {
     Attention: "out",
     RelativeAttention: "out",
     RotaryAttention: "out",
@@ -287,7 +294,8 @@ class Packed(nn.Module):
 
 def scaled(linear: nn.Linear, dtype: torch.dtype, scale: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """Weight (n, m) and bias (n,) of a linear layer in `dtype`, its outputs multiplied by `scale` (n,)."""
-    weight, bias = linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
+    weight, own = linear.weight.detach(), bias_of(linear)
+    bias = None if own is None else own.detach()
     if scale is not None:
         weight, bias = weight * scale.detach()[:, None], None if bias is None else bias * scale.detach()
     return weight.to(dtype), None if bias is None else bias.to(dtype)

@@ -7,6 +7,7 @@ video. The grid lives in the shape, (B, *grid, D), so nothing here ever takes a 
 from __future__ import annotations
 
 import math
+from typing import NotRequired, TypedDict
 
 import torch
 import torch.nn.functional as F
@@ -15,8 +16,17 @@ from torch import Tensor
 from vitreous.nn.sizes import grid_of
 from vitreous.system.machine import fixed_table
 
+
+class Interpolation(TypedDict):
+    """Arguments of `F.interpolate` that do not depend on sizes."""
+
+    mode: str
+    align_corners: bool
+    antialias: NotRequired[bool]
+
+
 #: How a table of positions is read at another grid, by the rule of whoever trained it: arguments of `F.interpolate`.
-RESIZE = {
+RESIZE: dict[str, Interpolation] = {
     "bicubic-antialias": {"mode": "bicubic", "antialias": True, "align_corners": False},  # timm, DINOv2 with registers
     "bicubic": {"mode": "bicubic", "align_corners": False},  # DeiT, MAE, transformers
     "bicubic-offset": {"mode": "bicubic", "align_corners": False},  # DINO, DINOv2: the scale is (new + 0.1) / old

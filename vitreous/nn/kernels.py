@@ -13,14 +13,16 @@ from functools import cache
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from vitreous.system.native import native
+from vitreous.system.torch_types import ndtr
 
 LONG, POINTER, FLOAT = ctypes.c_long, ctypes.c_void_p, ctypes.c_float
 MOST_KEYS = 8192  # of attention: each thread copies keys and values of a head, and on the way back keeps its N Q slopes
 #: the f of x f(x), by the name of a GELU's form
 FORMS: dict[str, Callable[[Tensor], Tensor]] = {
-    "none": torch.special.ndtr,
+    "none": ndtr,
     "tanh": lambda x: torch.sigmoid(math.sqrt(8 / math.pi) * (x + 0.044715 * x**3)),
     "quick": lambda x: torch.sigmoid(1.702 * x),
 }
@@ -74,7 +76,7 @@ def can_transpose(x: Tensor) -> bool:
 def has_memory(x: Tensor) -> bool:
     """Whether x (..., D) is a tensor with numbers in memory: none that torch.compile traces, torch.vmap batches or
     another library has made of it."""
-    if torch.compiler.is_compiling() or type(x) is not Tensor:  # pyright: ignore[reportPrivateImportUsage]
+    if is_compiling() or type(x) is not Tensor:
         return False
     try:
         return x.data_ptr() != 0
@@ -207,7 +209,7 @@ def attend_backward(
     return dq, dk, dv
 
 
-def places(*tensors: Tensor) -> list:
+def places(*tensors: Tensor) -> list[int | ctypes.Array[ctypes.c_long]]:
     """Where tensors (B, h, N, d) begin, and then the strides of each over its first three axes."""
     return [*(x.data_ptr() for x in tensors), *((LONG * 3)(*x.stride()[:3]) for x in tensors)]
 

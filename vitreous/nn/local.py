@@ -29,7 +29,7 @@ class LocalAttention(Attention):
         super().__init__(width, heads, bias)
         self.window = window
 
-    def inner(self, x: Tensor, places: TokenPositions, queries: slice = ALL) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def inner(self, x: Tensor, places: TokenPositions, queries: slice = ALL) -> Tensor:
         """(B, P + N, D) -> (B, Q, D). Raises ValueError for patches that were left out, and for `queries` other than
         prefix tokens or everything."""
         if self.is_whole(places) or (queries.stop is not None and queries.stop <= places.prefix):
@@ -51,7 +51,7 @@ class LocalAttention(Attention):
         for axis, length in enumerate(sides, 1):
             rest = length % self.window
             if rest and length > self.window:
-                parts = grid.split([length - rest, rest], axis)
+                parts = grid.split_with_sizes([length - rest, rest], axis)
                 return torch.cat([self.within(part, first_keys, first_values) for part in parts], axis)
         size = tuple(min(length, self.window) for length in sides)
         windows = cut(grid, size)  # (B, *count, *size, 3 D)
@@ -65,7 +65,7 @@ class LocalAttention(Attention):
         answers = attend(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)).transpose(-3, -2).flatten(-2)
         return join(answers.view(len(grid), *count, *size, -1), sides)
 
-    def weights(self, x: Tensor, places: TokenPositions, queries: slice = ALL) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def weights(self, x: Tensor, places: TokenPositions, queries: slice = ALL) -> Tensor:
         """(B, P + N, D) -> (B, h, Q, P + N): the probabilities of the `queries`, or all tokens, 0 outside of a patch's
         window; rows are queries and sum to one."""
         q, k, _ = self.split(x)

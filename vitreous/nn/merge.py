@@ -9,8 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitreous.nn.attention import ALL, attend
+from vitreous.nn.attention import ALL, Attention, attend
+from vitreous.nn.block import Block
 from vitreous.nn.encoder import Encoder
+from vitreous.nn.frozen import FrozenBranch
 
 
 def merge(tokens: Tensor, metric: Tensor, sizes: Tensor, count: int, protected: int = 0) -> tuple[Tensor, Tensor]:
@@ -57,13 +59,15 @@ class Merging(nn.Module):
         patches, sizes = x.shape[1] - self.protected, x.new_ones(*x.shape[:2], 1)
         for block in self.blocks:
             few = slice(self.read) if not whole and block is self.blocks[-1] else ALL
+            assert isinstance(block, Block)
             branch = block.attention
-            q, k, v = branch.part.split(branch.norm(x))  # type: ignore[union-attr, operator]
+            assert isinstance(branch, FrozenBranch) and isinstance(branch.part, Attention)
+            q, k, v = branch.part.split(branch.norm(x))
             heads = attend(q[..., few, :], k, v, sizes.log().to(q.dtype)[:, None].mT)
-            x = branch.last.onto(heads.transpose(-3, -2).flatten(-2), x[:, few])  # type: ignore[union-attr, operator]
+            x = branch.last.onto(heads.transpose(-3, -2).flatten(-2), x[:, few])
             if few == ALL:
                 x, sizes = merge(x, k.mean(-3), sizes, self.count, self.protected)
-            x = block.mlp(x)  # type: ignore[operator]
+            x = block.mlp(x)
         x = self.norm(x)
         if self.mean:
             weight = sizes[:, self.protected :] * ((x.shape[1] - self.protected) / patches)

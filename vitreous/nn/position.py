@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from vitreous.nn.attention import ALL
 from vitreous.nn.grid import resize
 from vitreous.system.machine import fixed_table
+from vitreous.system.torch_types import ModuleList
 
 
 class TokenPositions(NamedTuple):
@@ -26,7 +27,7 @@ class TokenPositions(NamedTuple):
 
     grid: tuple[int, ...]
     prefix: int = 0
-    index: Tensor | None = None
+    index: Tensor | None = None  # pyright: ignore[reportIncompatibleMethodOverride]  # not that of tuples
 
     def read(self, table: Tensor) -> Tensor:
         """(*grid, C) -> (1 or B, K, C): the rows of a table that belong to the patch tokens."""
@@ -58,7 +59,15 @@ def sincos(grid: tuple[int, ...], width: int, base: float = 10000.0, form: str =
     return F.pad(crossed([torch.cat([one.sin(), one.cos()], 1) for one in angles], grid), (0, width - 2 * half * axes))
 
 
-class Learned(nn.Module):
+class Position(nn.Module):
+    """Positions of a grid: what each of its places adds to a token."""
+
+    def read(self, grid: tuple[int, ...]) -> Tensor:
+        """(*grid, D)."""
+        raise NotImplementedError
+
+
+class Learned(Position):
     """Learned 1-D positions (arXiv:2010.11929, Eq. 1): one vector per place of `grid`, drawn from N(0, 0.02^2).
 
     At another grid the table is resized (section 3.2), so a larger, smaller or non-square image needs no new model.
@@ -74,7 +83,7 @@ class Learned(nn.Module):
         return resize(self.table, grid, self.how)
 
 
-class LearnedAxes(nn.Module):
+class LearnedAxes(Position):
     """Learned 2-D positions (arXiv:2010.11929, D.4): a table per axis, an equal share of the channels each.
 
     e(i, j) = [X[j] | Y[i]]: the last axis comes first. Raises ValueError where the axes do not divide the width.
@@ -94,7 +103,7 @@ class LearnedAxes(nn.Module):
         )
 
 
-class FactorisedPosition(nn.Module):
+class FactorisedPosition(Position):
     """Learned positions of each axis, added up: e(i, j) = Y[i] + X[j] (NaViT, arXiv:2307.06304, section 2.1).
 
     At another grid each table is resized to the length of its axis, so that a place is a share of it: their fractional
@@ -103,24 +112,24 @@ class FactorisedPosition(nn.Module):
 
     def __init__(self, grid: tuple[int, ...], width: int, resize_rule: str = "bicubic-antialias") -> None:
         super().__init__()
-        self.axes = nn.ModuleList(Learned((length,), width, resize_rule) for length in grid)
+        self.axes = ModuleList(Learned((length,), width, resize_rule) for length in grid)
 
     def read(self, grid: tuple[int, ...]) -> Tensor:
         """(*grid, D)."""
-        table = self.axes[0].read(grid[:1])  # type: ignore[operator]
+        table = self.axes[0].read(grid[:1])
         for axis, length in zip(self.axes[1:], grid[1:], strict=True):
-            table = table[..., None, :] + axis.read((length,))  # type: ignore[operator]
+            table = table[..., None, :] + axis.read((length,))
         return table
 
 
-class FixedPosition(nn.Module):
+class FixedPosition(Position):
     """Positions without parameters; they know the device that their model was moved to."""
 
     device = torch.device("cpu")
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FixedPosition:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         self.device = fn(torch.empty(0, device=self.device)).device
-        return super()._apply(fn, recurse)
+        return super()._apply(fn, recurse)  # pyright: ignore[reportUnknownMemberType]
 
 
 class SinCosPosition(FixedPosition):
@@ -135,7 +144,7 @@ class SinCosPosition(FixedPosition):
         return fixed_table(sincos, self.device, grid, self.width, 10000.0, self.form)
 
 
-class SpaceTimePosition(nn.Module):
+class SpaceTimePosition(Position):
     """Learned positions of space and of time, apart: e(t, i, j) = T[t] + S[i, j] (ViViT, arXiv:2103.15691; MAE as
     spatiotemporal learners, arXiv:2205.09113).
 
@@ -149,7 +158,7 @@ class SpaceTimePosition(nn.Module):
 
     def read(self, grid: tuple[int, ...]) -> Tensor:
         """(T, h, w, D)."""
-        return self.time.read(grid[:1]).unflatten(0, (-1, *[1] * (len(grid) - 1))) + self.space.read(grid[1:])
+        return torch.unflatten(self.time.read(grid[:1]), 0, (-1, *[1] * (len(grid) - 1))) + self.space.read(grid[1:])
 
 
 class SinusoidPosition(FixedPosition):
@@ -172,12 +181,14 @@ def sinusoids(grid: tuple[int, ...], width: int) -> Tensor:
     """(*grid, width) float32: the table of `SinusoidPosition`."""
     frequencies = 10000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
     angles = torch.arange(math.prod(grid), dtype=torch.float64)[:, None] * frequencies
-    return torch.stack([angles.sin(), angles.cos()], -1).flatten(1)[:, :width].float().unflatten(0, grid)
+    table = torch.stack([angles.sin(), angles.cos()], -1).flatten(1)[:, :width].float()
+    return torch.unflatten(table, 0, grid)
 
 
 def everywhere(position: nn.Module, slots: Tensor | None, places: TokenPositions) -> Tensor:
     """(1 or B, P + K, D): what every token's position is; prefix tokens beyond the `slots` (S, D) have none."""
-    table = places.read(position.read(places.grid))  # type: ignore[operator]
+    assert isinstance(position, Position)
+    table = places.read(position.read(places.grid))
     front = table.new_zeros(places.prefix, table.shape[-1])
     if slots is not None:
         front = torch.cat([slots, front[len(slots) :]])

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitreous.system.torch_types import ModuleList
+
 
 class LayerNorm2d(nn.Module):
     """LayerNorm over the channels of each place of a map."""
@@ -100,11 +102,12 @@ class FeaturePyramid(nn.Module):
             raise ValueError(f"{levels} levels cannot be of {len(widths)} maps")
         self.levels = levels
         self.norms = nn.ModuleList(LayerNorm2d(own) for own in widths)
-        self.laterals = nn.ModuleList(nn.Conv2d(own, width, 1) for own in widths)
-        self.smooth = nn.ModuleList(nn.Conv2d(width, width, 3, padding=1) for _ in widths)
+        self.laterals = ModuleList(nn.Conv2d(own, width, 1) for own in widths)
+        self.smooth = ModuleList(nn.Conv2d(width, width, 3, padding=1) for _ in widths)
         for conv in (*self.laterals, *self.smooth):
-            nn.init.kaiming_uniform_(conv.weight, a=1)  # type: ignore[arg-type]
-            nn.init.zeros_(conv.bias)  # type: ignore[arg-type]
+            nn.init.kaiming_uniform_(conv.weight, a=1)
+            if conv.bias is not None:
+                nn.init.zeros_(conv.bias)
 
     def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
         """Maps (B, h, w, D), the finest first -> levels (B, W, h, w), the finest first."""

@@ -45,7 +45,8 @@ class RelativeAttention(Attention):
         """(B, h, Q, d), the `queries` of all N -> (B, h, Q, N): what is added to their logits."""
         whole = places.prefix + math.prod(places.grid)
         # (2 T - 1, h, d)
-        table = resize(self.table.flatten(1), (2 * whole - 1,), "bilinear").unflatten(1, self.table.shape[1:])
+        rows = resize(self.table.flatten(1), (2 * whole - 1,), "bilinear")
+        table = torch.unflatten(rows, 1, self.table.shape[1:])
         numbers = torch.arange(whole, device=q.device)[None]
         if places.index is not None:
             front = numbers[:, : places.prefix].expand(len(places.index), -1)
@@ -92,7 +93,7 @@ class RotaryAttention(Attention):
         """(*grid, d / 2): by how much each pair of a head's d channels is turned, in radians."""
         pairs = channels // 2 // self.axes
         frequencies = self.base ** (-torch.arange(pairs, device=device) / pairs)
-        parts = []
+        parts: list[Tensor] = []
         for axis, length in enumerate(grid):
             line = torch.arange(length, device=device)[:, None] * frequencies
             parts.append(line.view(*[-1 if a == axis else 1 for a in range(len(grid))], pairs).expand(*grid, pairs))
@@ -125,7 +126,7 @@ class GridAttention(Attention):
     def inner(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """(..., h, w, D) -> (..., h, w, D); `mask` (..., 1, h w, h w) bool, true where a query may attend to a key."""
         y = attend_unscaled(*self.joined(x), mask)
-        return y.transpose(-3, -2).flatten(-2).unflatten(-2, x.shape[-3:-1])
+        return torch.unflatten(y.transpose(-3, -2).flatten(-2), -2, x.shape[-3:-1])
 
     def weights(self, x: Tensor, mask: Tensor | None = None, queries: slice = ALL) -> Tensor:
         """(..., h, w, D) -> (..., heads, Q, h w): the probabilities of the `queries`, or all h w; rows are queries and
@@ -143,7 +144,7 @@ class GridAttention(Attention):
         """
         height, width = x.shape[-3:-1]
         q, k, v = self.split(x.flatten(-3, -2))
-        grid = q.unflatten(-2, (height, width))  # (..., heads, h, w, d)
+        grid = torch.unflatten(q, -2, (height, width))  # (..., heads, h, w, d)
         rows = torch.einsum("...ijc,ikc->...ijk", grid, relative(self.rows, height).to(q))
         columns = torch.einsum("...ijc,jkc->...ijk", grid, relative(self.columns, width).to(q))
         places = torch.arange(height * width, device=x.device)[:, None]

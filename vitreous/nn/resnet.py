@@ -228,18 +228,15 @@ class LineAttention(nn.Module):
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(..., L, C) -> queries and keys, each (..., heads, L, d / 2), and values, (..., heads, L, d)."""
-        qkv = (
-            within_lines(self.norm_qkv, self.qkv(x).to(self.relative.dtype))
-            .unflatten(-1, (self.heads, -1))
-            .transpose(-3, -2)
-        )
-        q, k, v = qkv.split(self.parts, -1)
+        qkv = within_lines(self.norm_qkv, self.qkv(x).to(self.relative.dtype))
+        heads = torch.unflatten(qkv, -1, (self.heads, -1)).transpose(-3, -2)
+        q, k, v = heads.split_with_sizes(self.parts, -1)
         return q, k, v
 
     def offsets(self, length: int) -> tuple[Tensor, Tensor, Tensor]:
         """rq and rk, each (L, L, d / 2), and rv, (L, L, d): entry [i, j] belongs to the offset j - i."""
         table, place = resize(self.relative, (2 * length - 1,)), torch.arange(length, device=self.relative.device)
-        rq, rk, rv = table[place - place[:, None] + length - 1].split(self.parts, -1)
+        rq, rk, rv = table[place - place[:, None] + length - 1].split_with_sizes(self.parts, -1)
         return rq, rk, rv
 
 
@@ -318,9 +315,9 @@ def stages(blocks: tuple[int, ...], width: int, unit: Callable[[int, int, int, i
 
     Each is made by unit(inputs, width, stride, scale), where `scale` is how many pixels a place of its input spans.
     """
-    stages, inputs = [], width
+    stages, inputs = list[nn.Module](), width
     for number, depth in enumerate(blocks):
-        inner, units = width * 2**number, []
+        inner, units = width * 2**number, list[nn.Module]()
         for index in range(depth):
             stride = 2 if number and not index else 1
             scale = 4 * 2 ** (number - 1 if stride == 2 else number)

@@ -63,7 +63,7 @@ class SpaceTimeHeads(Attention):
         time = attend(*lines).transpose(1, 3)
         return torch.cat([space, time], 2).transpose(-3, -2).flatten(-2)
 
-    def half(self, of_time: bool) -> HalfHeads:
+    def half_heads(self, of_time: bool) -> HalfHeads:
         """The half of the heads that is over time, or over space, by itself, for its `weights`."""
         return HalfHeads(self, of_time)
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitreous.nn.decoder import CONVOLUTIONS, GROUPS, TRANSPOSED, crop, enlarge
+from vitreous.nn.decoder import CONVOLUTIONS, GROUPS, TRANSPOSED, crop, enlarge, pixel_head
 
 BINS = (1, 2, 3, 6)  # along each axis, of the pyramid of means
 DROPOUTS = {1: nn.Dropout1d, 2: nn.Dropout2d, 3: nn.Dropout3d}  # of whole channels, by the number of axes
@@ -48,9 +48,7 @@ class UPerNetDecoder(nn.Module):
         self.smooth = nn.ModuleList(conv_norm(width, width, 3, axes) for _ in widths[1:])
         self.fuse = conv_norm(len(widths) * width, width, 3, axes)
         self.dropout = DROPOUTS[axes](dropout)
-        self.head = CONVOLUTIONS[axes](width, classes, 1)
-        nn.init.normal_(self.head.weight, std=width**-0.5)
-        nn.init.zeros_(self.head.bias)  # type: ignore[arg-type]
+        self.head = pixel_head(width, classes, axes)
 
     def forward(self, images: Tensor, maps: Sequence[Tensor]) -> Tensor:
         """(B, C, *image), maps (B, *grid, D), the coarsest first -> (B, K, *image) logits."""

@@ -133,7 +133,7 @@ class ContinuousPositionBias(nn.Module):
 
 def log_spaced(size: tuple[int, int], pretrained: int = 0, device: torch.device | None = None) -> Tensor:
     """-> (2 m - 1, 2 n - 1, 2) float32: s of `ContinuousPositionBias` for each offset, in rows and columns."""
-    axes = []
+    axes: list[Tensor] = []
     for length in size:
         line = (
             torch.arange(1 - length, length, dtype=torch.float32, device=device)
@@ -195,7 +195,7 @@ class PatchMerging(nn.Module):
 def merge(x: Tensor) -> Tensor:
     """(B, h, w, D) -> (B, ceil(h / 2), ceil(w / 2), 4 D): the tokens of each 2 x 2 side by side."""
     x = fill(x, (2, 2))
-    x = x.unflatten(2, (-1, 2)).unflatten(1, (-1, 2))  # (B, h / 2, 2, w / 2, 2, D)
+    x = torch.unflatten(torch.unflatten(x, 2, (-1, 2)), 1, (-1, 2))  # (B, h / 2, 2, w / 2, 2, D)
     return x.permute(0, 1, 3, 4, 2, 5).flatten(3)
 
 

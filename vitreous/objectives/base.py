@@ -72,9 +72,6 @@ class ObjectiveConfig:
     takes_clips: ClassVar[bool] = False  # learns from clips as from pictures
     takes_own_aspect: ClassVar[bool] = False  # learns from lists of pictures of different sizes
     takes_volumes: ClassVar[bool] = False  # learns from volumes and signals as from pictures
-    splittable: ClassVar[bool] = (
-        True  # the loss is a mean over samples that do not see each other, drawn without chance
-    )
     least_batch: ClassVar[int] = 1  # images of a batch that the loss needs
     shard_images: ClassVar[int] = 8  # images at least that a core of a processor computes by itself
 
@@ -85,6 +82,11 @@ class ObjectiveConfig:
         if cls.of_values:
             return targets
         return classes if cls.labelled or cls.generates else ()
+
+    @property
+    def splittable(self) -> bool:
+        """Whether the loss is a mean over samples that do not see each other, drawn without chance."""
+        return True
 
     @property
     def ships_features(self) -> bool:

@@ -26,6 +26,7 @@ from vitreous.models.detector import Detector
 from vitreous.models.zoo import Model
 from vitreous.objectives.base import Objective, ObjectiveConfig, Progress, Setting
 from vitreous.system.machine import copy_to_device
+from vitreous.system.torch_types import from_numpy
 from vitreous.tasks.base import Task
 from vitreous.tasks.detection import Detection
 
@@ -85,11 +86,13 @@ class DetectionConfig(ObjectiveConfig):
 
     def detector(self, backbone: ModelConfig, classes: int) -> DetectorConfig:
         """Return the config of the whole model. Raises UsageError for a backbone that no heads fit."""
-        own = {field.name: getattr(self, field.name) for field in fields(DetectorConfig) if hasattr(self, field.name)}
-        return DetectorConfig(**own | {"backbone": add_adapter(backbone, self.adapter), "classes": classes})
+        names = [field.name for field in fields(DetectorConfig) if hasattr(self, field.name)]
+        settings: dict[str, Any] = {name: getattr(self, name) for name in names}
+        settings.update(backbone=add_adapter(backbone, self.adapter), classes=classes)
+        return DetectorConfig(**settings)
 
     @property
-    def splittable(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def splittable(self) -> bool:
         """Whether images of a batch do not see each other: not with batch norm."""
         return self.adapter != "batch"
 
@@ -117,7 +120,7 @@ class DetectionObjective(Objective):
         the federated loss "federated" (B, K) bool, the classes that the loss of each image counts, another."""
         device, positions = batch["images"].device, batch["positions"].numpy()
         keys = key(self.setting.seed, SAMPLING, positions).view("int64")
-        batch = batch | {"keys": copy_to_device(torch.from_numpy(keys), device)}
+        batch = batch | {"keys": copy_to_device(from_numpy(keys), device)}
         if not self.config.federated:
             return batch
         classes = len(self.setting.classes)
@@ -125,7 +128,7 @@ class DetectionObjective(Objective):
         frequencies = np.array(self.config.frequencies or (1,) * classes)
         keys = key(self.setting.seed, FEDERATED, positions)
         counted = federated_classes(present, frequencies, self.config.federated, keys)
-        return batch | {"federated": copy_to_device(torch.from_numpy(counted), device)}
+        return batch | {"federated": copy_to_device(from_numpy(counted), device)}
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         losses = self.model.losses(batch["images"], batch)

@@ -27,6 +27,7 @@ from vitreous.models.zoo import Model
 from vitreous.objectives.base import Objective, ObjectiveConfig, Progress, Setting
 from vitreous.objectives.unlabelled import check_views
 from vitreous.system.machine import copy_to_device
+from vitreous.system.torch_types import from_numpy
 from vitreous.tasks.base import Task
 from vitreous.tasks.generation import Generation
 
@@ -107,8 +108,8 @@ class GeneratorObjective(Objective):
         """-> (B, C, *image) noise, and (B,) float64 numbers in [0, 1) for times and for classes left out: functions of
         the seed and the positions."""
         keys, images = key(self.setting.seed, _NOISE, batch["positions"].numpy()), batch["images"]
-        noise = copy_to_device(torch.from_numpy(normal(keys, tuple(images.shape[1:]))), images.device)
-        times, left_out = torch.from_numpy(uniform(keys, 2)).unbind(1)
+        noise = copy_to_device(from_numpy(normal(keys, tuple(images.shape[1:]))), images.device)
+        times, left_out = from_numpy(uniform(keys, 2)).unbind(1)
         return noise, times, left_out
 
     def assemble(self, batch: Batch, noised: Noised, left_out: Tensor) -> Batch:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -43,13 +43,16 @@ class DINOConfig(HeadOptions, ObjectiveConfig):
     would grow until they are all alike.
     """
 
-    splittable: ClassVar[bool] = False
-
     name: Literal["dino"] = "dino"
     temperature: float = 0.1
     centre_momentum: float = 0.9
     frozen: float = 0.01
     koleo: float = 0.0
+
+    @property
+    def splittable(self) -> bool:
+        """False: the teacher's centre is that of all samples."""
+        return False
 
     def __post_init__(self) -> None:
         check_head(self)
@@ -242,7 +245,8 @@ def follow(student: tuple[nn.Module, ...], teacher: tuple[nn.Module, ...], momen
     """
     pairs = zip(nn.ModuleList(student).parameters(), nn.ModuleList(teacher).parameters(), strict=True)
     for weight, follower in pairs:
-        whole = weight.full_tensor() if hasattr(weight, "full_tensor") else weight  # type: ignore[operator]
+        gather: Callable[[], Tensor] | None = getattr(weight, "full_tensor", None)
+        whole = weight if gather is None else gather()
         follower.lerp_(whole.detach().to(follower.dtype), 1 - momentum)
     for own, follower in zip(nn.ModuleList(student).buffers(), nn.ModuleList(teacher).buffers(), strict=True):
         follower.copy_(own)

@@ -37,6 +37,7 @@ from vitreous.objectives.unlabelled import (
     koleo_of_views,
 )
 from vitreous.system.machine import copy_to_device
+from vitreous.system.torch_types import from_numpy
 
 ITERATIONS = 3  # of Sinkhorn and Knopp
 _MASK = 0x69424F54  # sets the draws of masks apart from those of augmentation
@@ -57,7 +58,6 @@ class DINOv2Config(HeadOptions, ObjectiveConfig):
     of prototypes are then the teacher's.
     """
 
-    splittable: ClassVar[bool] = False
     least_batch: ClassVar[int] = 2  # an image's features have a nearest other
 
     name: Literal["dinov2"] = "dinov2"
@@ -73,6 +73,11 @@ class DINOv2Config(HeadOptions, ObjectiveConfig):
     koleo: float = 0.1
     frozen: float = 0.01
     teacher: str = ""
+
+    @property
+    def splittable(self) -> bool:
+        """False: features are compared with those of other samples."""
+        return False
 
     def __post_init__(self) -> None:
         check_head(self)
@@ -187,7 +192,7 @@ class DINOv2(Unlabelled):
         keys = key(self.setting.seed, _MASK, batch["positions"].numpy()[:, None], torch.arange(GLOBAL).numpy())
         grid = self.model.config.grid
         masks = ibot_masks(keys.ravel(), grid, self.config.mask_shares, self.config.mask_probability)
-        masks = torch.from_numpy(masks).reshape(*keys.shape, *grid)
+        masks = from_numpy(masks).reshape(*keys.shape, *grid)
         counts = masks.flatten(1).sum(1)  # on the processor, where `forward` reads it without waiting for a GPU
         return {**batch, "masks": copy_to_device(masks, batch["images"].device), "masked": counts}
 
@@ -204,9 +209,9 @@ class DINOv2(Unlabelled):
         logits = compare_views(self.head, views, count, self.reduce, self.idle) / config.temperature
         patch_logits = self.heads()[-1](patches, self.reduce, self.idle) / config.temperature
         losses = {
-            "dino": cross_views(targets.unflatten(0, (count, GLOBAL)), logits),
+            "dino": cross_views(torch.unflatten(targets, 0, (count, GLOBAL)), logits),
             "ibot": masked_cross_entropy(patch_targets, patch_logits, masks, index),
-            "koleo": koleo_of_views(whole.unflatten(0, (count, GLOBAL)), self.gather, self.idle),
+            "koleo": koleo_of_views(torch.unflatten(whole, 0, (count, GLOBAL)), self.gather, self.idle),
         }
         loss = losses["dino"] + config.patch_weight * losses["ibot"] + config.koleo * losses["koleo"]
         parts = {name: value.detach() for name, value in losses.items()}

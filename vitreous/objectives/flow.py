@@ -8,8 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-
 from vitreous.data.batch import Batch
 from vitreous.errors import UsageError
 from vitreous.generation.noising import Line
@@ -17,6 +15,7 @@ from vitreous.generation.process import Flow
 from vitreous.models.zoo import Model
 from vitreous.objectives.base import Progress, Setting
 from vitreous.objectives.diffusion import GeneratorConfig, GeneratorObjective
+from vitreous.system.torch_types import ndtri
 
 
 @dataclass(frozen=True)
@@ -54,5 +53,5 @@ class FlowObjective(GeneratorObjective):
         """Draw a time, noise, and whether the class is told, and mix image and noise."""
         noise, times, left_out = self.draws(batch)
         if self.config.times == "logit-normal":
-            times = torch.special.ndtri(times.clamp(min=1e-9)).sigmoid()
+            times = ndtri(times.clamp(min=1e-9)).sigmoid()
         return self.assemble(batch, Line(self.config.process).noised(batch["images"], noise, times), left_out)

@@ -13,10 +13,10 @@ from itertools import pairwise
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from vitreous.errors import UsageError
 from vitreous.objectives.base import identity
+from vitreous.system.torch_types import FunctionContext, once_differentiable
 
 Reduce = Callable[[Tensor], Tensor]
 BATCH_EPS = 1e-5  # added to the variance of a batch norm
@@ -83,6 +83,13 @@ def compare_views(head: Head, features: Sequence[Tensor], images: int, reduce: R
     return torch.cat([part.unflatten(0, (images, -1)) for part in rows], 1)
 
 
+class RowsContext(FunctionContext):
+    """What `BatchNorm` leaves to its backward pass: the mean over rows, and whether this process has none."""
+
+    average: Callable[[Tensor], Tensor]
+    idle: bool
+
+
 class BatchNorm(torch.autograd.Function):
     """(n, C) rows, less the mean and over the deviation of each channel, among the rows of all processes (`reduce` is
     the mean over them) that are not `idle`.
@@ -91,7 +98,7 @@ class BatchNorm(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, x: Tensor, reduce: Reduce, idle: bool) -> Tensor:
+    def forward(ctx: RowsContext, x: Tensor, reduce: Reduce, idle: bool) -> Tensor:
         ctx.average = partial(mean_of_rows, reduce=reduce, idle=idle)
         centred = x.float() - ctx.average(x.float())
         scale = (ctx.average(centred.square()) + BATCH_EPS).rsqrt()
@@ -102,8 +109,9 @@ class BatchNorm(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
-        (y, scale), dy = ctx.saved_tensors, grad.float()
+    def backward(ctx: RowsContext, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (grad,), (y, scale) = gradients, ctx.saved_tensors
+        dy = grad.float()
         dx = (dy - ctx.average(dy) - y * ctx.average(dy * y)) * scale
         return (torch.zeros_like(grad) if ctx.idle else dx.to(grad.dtype)), None, None
 

@@ -44,11 +44,12 @@ class Labelled(Objective):
         setting, config, position = self.setting, self.config, int(batch["positions"][0])
         classes = self.model.config.classes
         drops = config.patch_dropout and progress.samples < config.patch_dropout_until * progress.total
-        if isinstance(batch["images"], list):
+        images: Tensor | list[Tensor] = batch["images"]
+        if isinstance(images, list):
             if drops:
-                batch = {**batch, "keep": self.draw_patches_of_each(batch["images"], position)}
+                batch = {**batch, "keep": self.draw_patches_of_each(images, position)}
             return batch
-        images, labels = batch["images"], batch["labels"]
+        labels = batch["labels"]
         if isinstance(setting.views, Augment):
             images, labels = setting.views.mix(
                 images, labels, classes=classes, seed=setting.seed, batch=position, apart=setting.repeats
@@ -70,7 +71,8 @@ class Labelled(Objective):
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         model = self.model
         if isinstance(batch["images"], list):
-            outputs = Packed(model)(batch["images"], batch.get("keep")).float()  # type: ignore[arg-type]
+            packed = Packed(model)  # type: ignore[arg-type]  # which checks the config
+            outputs = packed(batch["images"], batch.get("keep")).float()
         elif "keep" in batch:
             outputs = model.forward_patches(batch["images"], batch["keep"]).float()
         else:
@@ -90,4 +92,4 @@ class Labelled(Objective):
         config, tokens = self.model.config, self.setting.tokens
         if tokens:  # a strip has as many
             config = config.with_options(image=(tokens * config.patch[0], config.patch[1]))
-        return 6 * forward_macs(self.config, config, progress.samples, progress.total)  # type: ignore[arg-type]
+        return 6 * forward_macs(self.config, config, progress.samples, progress.total)

@@ -33,6 +33,7 @@ from vitreous.nn.position import SinusoidPosition, sincos
 from vitreous.objectives.base import ObjectiveConfig, Progress, Reconstruction, Setting
 from vitreous.objectives.unlabelled import Unlabelled, check_takes_patches, check_views, hide_patches
 from vitreous.system.machine import copy_to_device
+from vitreous.system.torch_types import from_numpy
 
 _MASK = 0x6D6165  # sets the draws of masks apart from those of augmentation
 
@@ -133,7 +134,7 @@ class Decoder(nn.Module):
         blocks = stack(config.decoder_depth, lambda i, rate: Block(own, Attention(own, heads), Mlp(own, 4 * own)))
         if videomae:
             for block in blocks:
-                block.attention.part.qkv = QueryValueBias(own)  # type: ignore[union-attr]
+                block.attention.part.qkv = QueryValueBias(own)
         self.encoder = Encoder(own, blocks)
         self.head = nn.Linear(own, shape.channels * math.prod(shape.patch))
         xavier(self)
@@ -178,7 +179,7 @@ class MAE(Unlabelled):
         """(B,) keys -> (B, K) and (B, M) int64: the visible patches and the masked ones."""
         masks = (tube_masks if self.config.tubes else random_masks)(keys, self.model.config.grid, self.config.mask)
         masked = masks.mask.reshape(len(keys), -1).nonzero()[1].reshape(len(keys), -1)
-        return copy_to_device(torch.from_numpy(masks.keep), device), copy_to_device(torch.from_numpy(masked), device)
+        return copy_to_device(from_numpy(masks.keep), device), copy_to_device(from_numpy(masked), device)
 
     def targets(self, images: Tensor, masked: Tensor) -> Tensor:
         """(B, C, *image), (B, M) int64 -> (B, M, V) float32: the pixels of these patches, normalised where the config
@@ -192,7 +193,7 @@ class MAE(Unlabelled):
 
     def parts(self, patches: Tensor) -> Tensor:
         """(B, M, V) -> (B, M, G, V / G): what is normalised by itself, the patch (G = 1) or each of its C channels."""
-        return patches.unflatten(-1, (self.model.config.channels if self.config.normalise_channels else 1, -1))
+        return torch.unflatten(patches, -1, (self.model.config.channels if self.config.normalise_channels else 1, -1))
 
     def moments(self, parts: Tensor) -> tuple[Tensor, Tensor]:
         """(B, M, G, V / G) -> mean and deviation, (B, M, G, 1): by the unbiased variance sqrt(var + 1e-6), of channels
@@ -229,7 +230,7 @@ class MAE(Unlabelled):
             predicted = (self.parts(predicted) * deviation + mean).flatten(-2)
         places = masked[..., None].expand_as(predicted)
         shown = (whole.scatter(1, places, torch.zeros_like(predicted)), whole.scatter(1, places, predicted))
-        seen, restored = (unpatchify(patches.unflatten(1, grid), patch) for patches in shown)
+        seen, restored = (unpatchify(torch.unflatten(patches, 1, grid), patch) for patches in shown)
         return Reconstruction(seen, restored, *[self.hidden(masked).unflatten(1, grid)] * 2)
 
     def flops(self, progress: Progress) -> float:

@@ -26,6 +26,7 @@ from vitreous.nn.grid import patchify, take, unpatchify
 from vitreous.objectives.base import ObjectiveConfig, Progress, Reconstruction, Setting
 from vitreous.objectives.unlabelled import Unlabelled, check_takes_patches, check_views
 from vitreous.system.machine import copy_to_device
+from vitreous.system.torch_types import from_numpy
 
 Target = Literal["mean-colour", "small-colours", "pixels"]
 LEVELS = 8  # of a channel: 3 bits
@@ -125,8 +126,8 @@ class MaskedPatches(Unlabelled):
         config = self.config
         drawn = corruptions(keys, self.model.config.grid, config.share, config.masked, config.swapped)
         predicted = drawn.predicted.reshape(len(keys), -1)
-        places = copy_to_device(torch.from_numpy(predicted.nonzero()[1].reshape(len(keys), -1)), device)
-        return copy_to_device(torch.from_numpy(drawn.source.reshape(len(keys), -1)), device), places
+        places = copy_to_device(from_numpy(predicted.nonzero()[1].reshape(len(keys), -1)), device)
+        return copy_to_device(from_numpy(drawn.source.reshape(len(keys), -1)), device), places
 
     def targets(self, images: Tensor, places: Tensor) -> Tensor:
         """(B, C, *image) normalised, (B, M) int64 -> what the head has to say of these patches.
@@ -138,7 +139,7 @@ class MaskedPatches(Unlabelled):
         patches = take(patchify(images, shape.patch).flatten(1, -2), places)
         if self.config.target == "pixels":
             return patches
-        channels = patches.unflatten(-1, (shape.channels, *shape.patch))
+        channels = torch.unflatten(patches, -1, (shape.channels, *shape.patch))
         small = shrink(channels, SMALL if self.config.target == "small-colours" else 1, len(shape.patch))
         mean, std = (copy_to_device(torch.tensor(v), images.device) for v in self.setting.normalisation)
         levels = ((small * std[:, None] + mean[:, None]) * LEVELS).floor().clamp(0, LEVELS - 1).long()
@@ -164,7 +165,7 @@ class MaskedPatches(Unlabelled):
         shape = self.model.config
         patches = take(patchify(images, shape.patch).flatten(1, -2), source.clamp(min=0))
         patches = patches.masked_fill((source == MASK)[..., None], 0.0)
-        return unpatchify(patches.unflatten(1, shape.grid), shape.patch)
+        return unpatchify(torch.unflatten(patches, 1, shape.grid), shape.patch)
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         answers, targets = self.predict(batch["images"], batch["source"], batch["places"]), batch["targets"]
@@ -181,7 +182,7 @@ class MaskedPatches(Unlabelled):
         painted = answers if self.config.target == "pixels" else self.paint(answers)
         whole, hidden = patchify(images.float(), patch).flatten(1, -2), source == MASK
         restored = whole.scatter(1, places[..., None].expand_as(painted), painted)
-        seen, restored = self.corrupt(images.float(), source), unpatchify(restored.unflatten(1, grid), patch)
+        seen, restored = self.corrupt(images.float(), source), unpatchify(torch.unflatten(restored, 1, grid), patch)
         predicted = torch.zeros_like(hidden).scatter(1, places, True)
         return Reconstruction(seen, restored, hidden.unflatten(1, grid), predicted.unflatten(1, grid))
 
@@ -189,12 +190,12 @@ class MaskedPatches(Unlabelled):
         """(B, M, outputs) logits of colours -> (B, M, V) normalised pixels: the likeliest colour, or 4^axes of them, at
         the middle of its levels."""
         shape = self.model.config
-        colours = answers.unflatten(-1, (self.predictions, self.colours)).argmax(-1)
+        colours = torch.unflatten(answers, -1, (self.predictions, self.colours)).argmax(-1)
         digits = LEVELS ** torch.arange(shape.channels - 1, -1, -1, device=answers.device)
         levels = colours[:, :, None] // digits[:, None] % LEVELS
         mean, std = (torch.tensor(values, device=answers.device)[:, None] for values in self.setting.normalisation)
         side = SMALL if self.config.target == "small-colours" else 1
-        pixels = (((levels + 0.5) / LEVELS - mean) / std).unflatten(-1, (side,) * len(shape.patch))
+        pixels = torch.unflatten(((levels + 0.5) / LEVELS - mean) / std, -1, (side,) * len(shape.patch))
         for axis, length in enumerate(shape.patch, -len(shape.patch)):
             pixels = pixels.index_select(axis, torch.arange(length, device=answers.device) * side // length)
         return pixels.flatten(2)

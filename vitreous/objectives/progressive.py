@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -20,6 +19,7 @@ from vitreous.data.keys import key
 from vitreous.models.config import ModelConfig
 from vitreous.nn.sizes import grid_of
 from vitreous.system.machine import copy_to_device
+from vitreous.system.torch_types import from_numpy
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def draw_patches(images: Tensor, patch: Sequence[int], dropout: float, seed: int
     patches = math.prod(side // size for side, size in zip(images.shape[2:], patch, strict=True))
     positions = position + np.arange(len(images))
     order = key(seed, positions[:, None], np.arange(patches)[None]).argsort(1, kind="stable")
-    patch_indices = torch.from_numpy(np.sort(order[:, : patches_left(dropout, patches)], 1))
+    patch_indices = from_numpy(np.sort(order[:, : patches_left(dropout, patches)], 1))
     return copy_to_device(patch_indices, images.device)
 
 

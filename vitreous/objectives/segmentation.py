@@ -84,7 +84,7 @@ class SegmentationConfig(ObjectiveConfig):
         return self.head_dropout > 0
 
     @property
-    def splittable(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def splittable(self) -> bool:
         """Whether images of a batch do not see each other: not with batch norm."""
         return self.adapter != "batch"
 

@@ -20,6 +20,7 @@ from vitreous.models.zoo import Model
 from vitreous.objectives.base import ObjectiveConfig, Setting
 from vitreous.objectives.labelled import Labelled
 from vitreous.objectives.progressive import Thinning
+from vitreous.system.torch_types import bias_of
 from vitreous.tasks.base import Task
 from vitreous.tasks.classification import Classification, Loss
 
@@ -78,7 +79,7 @@ class SupervisedConfig(Thinning, ObjectiveConfig):
         if self.mimetic:
             mimetic(model)
         head = getattr(model, "head", None)
-        if self.head_bias and isinstance(head, nn.Linear) and head.bias is not None:
+        if self.head_bias and isinstance(head, nn.Linear) and bias_of(head) is not None:
             nn.init.constant_(head.bias, self.head_bias)
 
     def build(self, model: Model, setting: Setting) -> Supervised:

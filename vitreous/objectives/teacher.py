@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitreous.config import from_plain
+from vitreous.data.modalities.base import Preprocess
 from vitreous.data.modalities.table import AnyPreprocess
 from vitreous.errors import UsageError, WeightsError
 from vitreous.inference.graph_cache import weights_digest
@@ -24,6 +25,7 @@ from vitreous.inference.libraries import needed
 from vitreous.models.zoo import Model
 from vitreous.system.cores import cores
 from vitreous.system.machine import copy_to_device
+from vitreous.system.torch_types import from_numpy
 from vitreous.tasks.table import task_from_json
 from vitreous.weights.adopt import open_weights
 from vitreous.weights.bundle import Bundle
@@ -42,6 +44,7 @@ class Teacher:
 
     channels: int
     size: tuple[int, ...] | None
+    checked: tuple[int, int]
 
     def __init__(self, source: str, classes: tuple[str, ...], normalisation: Normalisation, digest: str) -> None:
         self.source, self.classes, self.normalisation = source, classes, normalisation
@@ -129,15 +132,15 @@ class OnnxTeacher(Teacher):
         entry, answer = self.session.get_inputs()[0], self.session.get_outputs()[0]
         self.input, self.output = entry.name, answer.name
         card = card_in(self.session.get_modelmeta().custom_metadata_map, source)
-        if card is None and given is None:
-            problem = f"{source} does not tell its mean and deviation, which `vitreous export` writes into its files"
-            raise UsageError(problem, ASKED)
         if card is not None:
             classes, normalisation = card
-        else:
+        elif given is not None:
             count = answer.shape[-1] if isinstance(answer.shape[-1], int) else 0
             classes, normalisation = tuple(map(str, range(count))), given
-        super().__init__(source, classes, normalisation, hashlib.sha256(raw).hexdigest())  # type: ignore[arg-type]
+        else:
+            problem = f"{source} does not tell its mean and deviation, which `vitreous export` writes into its files"
+            raise UsageError(problem, ASKED)
+        super().__init__(source, classes, normalisation, hashlib.sha256(raw).hexdigest())
         sides = tuple(entry.shape[2:])
         self.size = sides if all(isinstance(side, int) for side in sides) else None
 
@@ -145,7 +148,7 @@ class OnnxTeacher(Teacher):
         """(B, C, *own image) that `read` made -> (B, K) float32, on the same device."""
         pixels = np.ascontiguousarray(images.float().cpu().numpy())
         answers = self.session.run([self.output], {self.input: pixels})[0]
-        return copy_to_device(torch.from_numpy(np.array(answers, dtype=np.float32)), images.device)
+        return copy_to_device(from_numpy(np.array(answers, dtype=np.float32)), images.device)
 
 
 def card_in(metadata: dict[str, str], source: str) -> tuple[tuple[str, ...], Normalisation] | None:
@@ -155,7 +158,7 @@ def card_in(metadata: dict[str, str], source: str) -> tuple[tuple[str, ...], Nor
         return None
     try:
         card: Any = json.loads(metadata[CARD])["card"]
-        seen = from_plain(AnyPreprocess, card["preprocess"])
+        seen: Preprocess = from_plain(AnyPreprocess, card["preprocess"])
         return task_from_json(card, source).classes, (seen.mean, seen.std)
     except (KeyError, ValueError, TypeError) as error:
         raise WeightsError(f"{source} has a card that cannot be read ({error})", "export the teacher again") from None

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitreous.data.augmentation.augment import Augment
 from vitreous.data.augmentation.views import MultiCrop
 from vitreous.data.keys import permutation
 from vitreous.data.split import Split
@@ -23,6 +24,7 @@ from vitreous.models.config import ModelConfig
 from vitreous.models.zoo import Model
 from vitreous.nn.sizes import format_size, grid_of
 from vitreous.objectives.base import Objective, Progress, Setting
+from vitreous.system.torch_types import vector_norm
 from vitreous.tasks.base import Task
 from vitreous.tasks.features import Features
 
@@ -104,7 +106,7 @@ def hide_patches(images: Tensor, hidden: Tensor, model: ModelConfig) -> Tensor:
     """
     if model.front == "patches":
         return images
-    places = hidden.unflatten(1, grid_of(tuple(images.shape[2:]), model.patch))[:, None]
+    places = torch.unflatten(hidden, 1, grid_of(tuple(images.shape[2:]), model.patch))[:, None]
     for axis, side in enumerate(model.patch, 2):
         places = places.repeat_interleave(side, axis)
     return images.masked_fill(places, 0.0)
@@ -121,7 +123,7 @@ def check_local_views(model: ModelConfig, views: MultiCrop) -> None:
         )
 
 
-def check_views(views: Any, kind: type, name: str) -> None:
+def check_views(views: Any, kind: type[Augment | MultiCrop], name: str) -> None:
     """Raise UsageError for views of another kind than the objective compares."""
     if not isinstance(views, kind):
         raise UsageError(f"{name} takes views of the kind {kind.name}, not {views.name}", "leave --views.name out")
@@ -154,6 +156,6 @@ def koleo(features: Tensor, gather: Callable[[Tensor], tuple[Tensor, int]], idle
     with torch.no_grad():
         nearest = (everything @ everything.T).fill_diagonal_(-2).argmax(1)
     rows = torch.cat([everything[:start], own, everything[start + len(own) :]])
-    loss = -((rows - rows[nearest] + EPS).norm(dim=-1) + EPS).log().mean()
+    loss = -(vector_norm(rows - rows[nearest] + EPS, 2, -1) + EPS).log().mean()
     # a process's loss weighs as its share of the samples: its part of the gradient of the whole must weigh one
     return loss.detach() + (loss - loss.detach()) * (count / len(own))

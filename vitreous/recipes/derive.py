@@ -65,7 +65,7 @@ def derive(
             base.data, source=data.name, classes=data.classes, targets=data.targets, fingerprint=data.fingerprint()
         ),
         device=device,
-        precision=pick_precision(options.precision or "auto", device),  # type: ignore[arg-type]
+        precision=pick_precision(options.precision or "auto", device),
     )
     if start is not None and start.preprocess is not None:
         run = replace(run, preprocess=merge_preprocess(run.preprocess, start.preprocess, recipe))

@@ -70,7 +70,7 @@ def vitdet_lvis(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -
     run = scaled_run(model, facts, lr=1e-4 if model.depth == 32 else 2e-4, steps=156_250)
     if model.depth == 32:
         run = replace(run, model=replace_fields(run.model, {"drop_path": 0.4}))
-    objective = replace(run.objective, detections=300, threshold=0.02, scores="sigmoid", federated=50)  # type: ignore[type-var]
+    objective = replace(run.objective, detections=300, threshold=0.02, scores="sigmoid", federated=50)
     return replace(run, objective=objective, data=replace(run.data, sampling="repeat-factor"))
 
 
@@ -118,7 +118,7 @@ def adapter_mask(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) 
     windows = {"window": 14, "global_blocks": last_of_quarters(model.depth)}
     adapted = replace_fields(model, {"dropout": 0.0, "drop_path": drop_path, **windows})
     run = tripled_run(adapted, facts, decay_on, layer_decay)
-    run = replace(run, objective=replace(run.objective, adapter="batch"))  # type: ignore[type-var]
+    run = replace(run, objective=replace(run.objective, adapter="batch"))
     if model.width < 1024 or model.channels != 3:
         return run
     return replace(run, preprocess=replace(run.preprocess, mean=HALF[0], std=HALF[1]))

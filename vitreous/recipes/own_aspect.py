@@ -57,7 +57,7 @@ def at_own_aspect(run: Run, options: TrainOptions, note: Callable[[str], None]) 
             return run
         note("pictures are cut to squares, other than for the weights: --native-aspect keeps their aspect ratio")
         return replace(run, preprocess=run.preprocess.with_one_size("crop"))
-    own = math.prod(run.model.grid)  # type: ignore[union-attr]
+    own = math.prod(run.model.grid)
     low, high = parse_tokens(options.tokens) if options.tokens is not None else (own, own)
     if not isinstance(run.views, Augment):
         raise UsageError(f"{run.objective.name} takes pictures of one size", "leave --native-aspect out")

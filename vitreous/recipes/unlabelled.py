@@ -182,7 +182,7 @@ def dinov2(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run
     """
     if has_small_settings(model, facts, options):
         run = self_distillation(plain(model), facts) if small(model) else few_photographs(model, facts, DINOV2)
-        objective = DINOv2Config(**SMALL_HEAD)  # type: ignore[arg-type]
+        objective = DINOv2Config(**SMALL_HEAD)
         return replace(run, objective=objective, optimizer=replace(run.optimizer, clip_by="part"))
     drop = dropped(0.3, options)
     return short(model, facts, 4e-3, drop_path=drop, layer_decay=0.9, momentum=0.992, decay=0.4, warmup=10, epochs=100)
@@ -239,7 +239,7 @@ def self_distillation(model: ModelConfig, facts: DatasetInfo) -> Run:
         **common(model, facts),
         views=replace(DINO, locals=4 if side else 0, local_image=(side or 1,) * 2, blur=none, solarise=none),
         optimizer=Optimizer("muon", lr=2e-3, matrix_lr=0.02, weight_decay=0.04, clip=3.0, clip_by="tensor"),
-        objective=DINOConfig(**SMALL_HEAD, koleo=0.1),  # type: ignore[arg-type]
+        objective=DINOConfig(**SMALL_HEAD, koleo=0.1),
         schedules={"momentum": Ramp(0.99, 1.0), "teacher_temperature": Ramp(0.04, 0.04)},
         **length(facts, max(2, min(64, facts.images // 4)), Length(1e6, 10, 800)),
     )
@@ -293,7 +293,7 @@ def short(
 
 def fitting(views: MultiCrop, model: ModelConfig) -> MultiCrop:
     """The views, with local ones of a size that the model's patch divides: 96 pixels, or 98 for patches of 14."""
-    return replace(views, local_image=tuple(round(96 / side) * side for side in model.patch))  # type: ignore[arg-type]
+    return replace(views, local_image=tuple(round(96 / side) * side for side in model.patch))
 
 
 PLAIN = "ViT-192x9/4"  # images up to 64 pixels; tokens of their own patch alone, so nothing is computed for hidden ones

@@ -7,7 +7,7 @@ import shlex
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from vitreous.config import apply_options
 from vitreous.data.clip_views import ONE
@@ -26,6 +26,7 @@ from vitreous.reports.training_overlap import exposure_notes, seen
 from vitreous.tasks.base import Task
 from vitreous.tasks.calibration import check_abstain, judge_abstention
 from vitreous.tasks.classification_metrics import most_confused
+from vitreous.tasks.documents import EvaluationDocument
 from vitreous.tasks.report import Report
 from vitreous.training.folder import Folder
 from vitreous.weights.options import words_of
@@ -55,7 +56,7 @@ def evaluate(
     protocol: str | ProtocolOptions = "top1",
     settings: EvaluateOptions | GenerationOptions | None = None,
     **options: Unpack[EvaluateKeywords],
-) -> dict[str, Any]:
+) -> EvaluationDocument:
     """Judge a run's model on a split of its own data set, or of another one with classes of the same names.
 
     The split is test by default, or val without one, which is noted. The document has the keys of `summary.json`:
@@ -73,13 +74,15 @@ def evaluate(
     )
     kind = read_task(run)
     if not kind.reads_images:
-        return evaluate_generator(
+        document = evaluate_generator(
             protocol, run, data=data, split=split, computing=computing, settings=settings, options=dict(options)
         )
+        return cast(EvaluationDocument, document)
     if isinstance(settings, GenerationOptions):
         raise UsageError(f"GenerationOptions are about models that make images, and {run} makes none", "leave them out")
     if protocol != "top1":
-        return evaluate_protocol(protocol, run, data=data, split=split, computing=computing, options=dict(options))
+        document = evaluate_protocol(protocol, run, data=data, split=split, computing=computing, options=dict(options))
+        return cast(EvaluationDocument, document)
     how, chosen = apply_options("evaluate", dict(options), computing.how, settings or EvaluateOptions(), known=KNOWN)
     computing = replace(computing, how=how, cache=chosen.cache)
     check_abstain(chosen.abstain)
@@ -110,7 +113,7 @@ def evaluate(
     written = write_page(
         place, Folder(Path(run)), answers=answers, report=report, listener=computing.listener, command=command
     )
-    return document | {"report": os.fspath(place) if written else None}
+    return cast(EvaluationDocument, document | {"report": os.fspath(place) if written else None})
 
 
 def evaluate_generator(

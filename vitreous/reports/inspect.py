@@ -28,6 +28,7 @@ from vitreous.reports.readings import slug
 from vitreous.system.disk import write_text
 from vitreous.system.machine import pick_device, warning
 from vitreous.system.tables import write_table
+from vitreous.tasks.documents import FigureFiles, InspectionDocument
 from vitreous.weights.bundle import Bundle
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def inspect(
     settings: InspectOptions | None = None,
     listener: Listener | None = None,
     **options: Unpack[InspectKeywords],
-) -> dict[str, Any]:
+) -> InspectionDocument:
     """Make figures of a model: files, and a document that names them with what they show.
 
     `images` are files or folders of them, or one; figures of a data set take those of the run. `options` are the fields
@@ -110,7 +111,7 @@ def inspect(
     folder = Path(out) if out is not None else default_folder(Path(run))
     started, answers = time.perf_counter(), likeliest_classes(scene)
     figures, refused, drawings = make_figures(scene, names, folder)
-    document = {
+    document: InspectionDocument = {
         "run": os.fspath(run),
         "model": bundle.model.config.name(),
         "image_size": list(preprocess.image),
@@ -139,7 +140,7 @@ def without_adapter(bundle: Bundle, listener: Listener) -> Bundle:
 
 def make_figures(
     scene: Scene, names: Sequence[str], folder: Path
-) -> tuple[list[dict[str, Any]], dict[str, str], dict[str, str]]:
+) -> tuple[list[FigureFiles], dict[str, str], dict[str, str]]:
     """Make and write figures; return their files, where they were not named why others cannot be made, and the markup
     of each for the page.
 
@@ -150,7 +151,7 @@ def make_figures(
     from vitreous.reports.figures.drawing import LOOK
     from vitreous.reports.pages.plots import INKED
 
-    written, refused, drawings = [], {}, {}
+    written, refused, drawings = list[FigureFiles](), dict[str, str](), dict[str, str]()
     for name in names:
         kind = FIGURES[name]
         try:
@@ -194,12 +195,12 @@ def choose_figures(settings: InspectOptions, pictures: bool = False, of: str = "
     return sorted(names, key=lambda name: not FIGURES[name].of_pictures) if pictures else names
 
 
-def likeliest_classes(scene: Scene) -> list[dict[str, Any]]:
+def likeliest_classes(scene: Scene) -> list[Mapping[str, object]]:
     """Return the likeliest classes of the first images named, as `predict --json` writes them; none without a head.
 
     Computed in float32: call it before `scene.model` casts the weights to the precision of the figures.
     """
-    bundle, answers = scene.bundle, []
+    bundle, answers = scene.bundle, list[Mapping[str, object]]()
     model = bundle.model.to(scene.device).eval()
     for one in scene.pictures[:SEEN]:
         classes = []
@@ -235,20 +236,28 @@ def default_folder(run: Path) -> Path:
     return run / "inspect" if run.is_dir() else Path(f"inspect-{slug(run.stem)[:60] or 'image'}")
 
 
-def write_figure(figure: FigureResult, folder: Path) -> dict[str, Any]:
+def write_figure(figure: FigureResult, folder: Path) -> FigureFiles:
     """Write a figure's files; return their names with title and caption."""
     folder.mkdir(parents=True, exist_ok=True)
     place = folder / figure.name
     figure.figure.savefig(f"{place}.png", dpi=150, bbox_inches="tight", metadata={"Software": None})
-    np.savez_compressed(f"{place}.npz", **figure.numbers)  # type: ignore[arg-type]
-    files = {"png": f"{figure.name}.png", "svg": f"{figure.name}.svg", "npz": f"{figure.name}.npz"}
+    numbers: dict[str, Any] = figure.numbers
+    np.savez_compressed(f"{place}.npz", **numbers)
+    files: FigureFiles = {
+        "name": figure.name,
+        "title": figure.title,
+        "caption": figure.caption,
+        "png": f"{figure.name}.png",
+        "svg": f"{figure.name}.svg",
+        "npz": f"{figure.name}.npz",
+    }
     if figure.animation is not None:
         Path(f"{place}.gif").write_bytes(figure.animation)
         files["gif"] = f"{figure.name}.gif"
     if figure.table is not None:
         write_table(f"{place}.csv", *figure.table)
         files["csv"] = f"{figure.name}.csv"
-    return {"name": figure.name, "title": figure.title, "caption": figure.caption, **files}
+    return files
 
 
 def draw_for_page(figure: FigureResult) -> str:
@@ -267,7 +276,10 @@ def animation_markup(figure: FigureResult) -> str:
 
 
 def write_album(
-    folder: Path, document: dict[str, Any], drawings: Mapping[str, str], shown: Sequence[tuple[Image.Image, str]] = ()
+    folder: Path,
+    document: InspectionDocument,
+    drawings: Mapping[str, str],
+    shown: Sequence[tuple[Image.Image, str]] = (),
 ) -> None:
     """Write FOLDER/index.html for the figures of `inspect`'s document; each is in the page as markup, by its name.
 

@@ -138,7 +138,7 @@ def fixed_table(build: Callable[..., torch.Tensor], device: torch.device, *argum
 
     A table that is built on the host in every forward pass costs a copy, for which the host waits.
     """
-    if torch.compiler.is_compiling():  # pyright: ignore[reportPrivateImportUsage]
+    if torch.compiler.is_compiling():
         return build(*arguments).to(device)
     return build_table(build, device, *arguments)
 

@@ -41,7 +41,7 @@ def updatable_cell() -> Callable[[str], None] | None:
     kernel = sys.modules.get("IPython") and sys.modules["IPython"].get_ipython()
     if kernel is None or type(kernel).__name__ != "ZMQInteractiveShell":
         return None
-    from IPython.display import HTML, display  # pyright: ignore[reportMissingImports]
+    from IPython.display import HTML, display
 
     handle = display(HTML(""), display_id=True)
     return None if handle is None else lambda html: handle.update(HTML(html))

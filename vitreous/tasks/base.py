@@ -31,9 +31,11 @@ if TYPE_CHECKING:
     from vitreous.tasks.report import Report
 
 #: options of `predict` that tasks may take -> the models that they are for
-PREDICT_OPTIONS = dict.fromkeys(("to", "coco_ids", "tiles"), "detectors")
-PREDICT_OPTIONS |= dict.fromkeys(("top", "threshold", "abstain", "csv", "ray"), "models that name classes of images")
-PREDICT_OPTIONS |= {"overlay": "models that say what is where"}
+PREDICT_OPTIONS: dict[str, str] = {
+    **dict.fromkeys(("to", "coco_ids", "tiles"), "detectors"),
+    **dict.fromkeys(("top", "threshold", "abstain", "csv", "ray"), "models that name classes of images"),
+    "overlay": "models that say what is where",
+}
 
 
 @dataclass(frozen=True)
@@ -60,8 +62,12 @@ class PredictionFormat(ABC):
 
     formats: tuple[str, ...] = (".jsonl", ".csv", ".parquet")
     part = 4096  # predictions in memory at a time where a format writes many at once
-    column: str  # the heading of `describe` in a terminal
-    head: list[str]  # the columns of CSV
+    column: ClassVar[str]  # the heading of `describe` in a terminal
+
+    @property
+    @abstractmethod
+    def head(self) -> list[str]:
+        """The columns of CSV."""
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -160,9 +166,8 @@ class Task(ABC):
     predict_options: ClassVar[frozenset[str]] = frozenset(("top", "threshold", "abstain", "csv", "ray"))
     export_rules: ClassVar[ExportRules] = ExportRules()
     export_tolerance: ClassVar[float] = 0.0  # the share of predictions of an export in float32 that may differ
-    leading: str = "top1"  # the key of the metric that evaluations are compared by
+    leading: ClassVar[str] = "top1"  # the key of `leading_metric`, where settings do not choose it
     evaluate_options: ClassVar[frozenset[str]] = frozenset()  # of `evaluate`, that are for this task and not for all
-    example_notes: ClassVar[dict[str, str]] = {}  # how a page describes each kind of `choose_examples`
     protocol: ClassVar[str] = "top1"  # what a reading of this task is called in evaluations.jsonl
     output_noun: ClassVar[str] = "classes"  # what `outputs` are
 
@@ -195,6 +200,16 @@ class Task(ABC):
         """The names of the K numbers that the head gives for a whole image; none for a model without a head and for
         one whose outputs have places in the image."""
         return ()
+
+    @property
+    def leading_metric(self) -> str:
+        """The key of the metric that evaluations are compared by."""
+        return self.leading
+
+    @property
+    def example_notes(self) -> dict[str, str]:
+        """How a page describes each kind of `choose_examples`."""
+        return {}
 
     @property
     def label_columns(self) -> tuple[str, ...]:
@@ -334,12 +349,12 @@ class Task(ABC):
             if not task.outputs:
                 problem = f"{name} {task.does}, and runs are compared by outputs for whole images"
                 raise UsageError(problem, "compare their metrics: vitreous evaluate RUN")
-        if type(self) is not type(other) or self.leading != other.leading:
+        if type(self) is not type(other) or self.leading_metric != other.leading_metric:
             problem = f"{names[0]} {self.summary}, {names[1]} {other.summary}"
             raise UsageError(problem, "compare runs that answer the same question")
         return ""
 
-    def compare_outputs(self, other: Self, first: Answers, second: Answers, data: Data) -> Comparison:
+    def compare_outputs(self, other: Task, first: Answers, second: Answers, data: Data) -> Comparison:
         """Compare the (n, K) outputs of a model of this task and of one of the `other`, whose labels are in the order
         of each one's outputs, on the same images of `data`; differences are the second's less the first's."""
         raise NotImplementedError(f"{self.name} has no outputs for whole images")

@@ -62,13 +62,17 @@ class ClassFormat(PredictionFormat):
     """At most `top` of the `classes`, of a probability above `threshold`; unsure where the highest is below
     `abstain`."""
 
-    column: ClassVar[str] = "classes"  # type: ignore[misc]
-    head: ClassVar[list[str]] = ["path", "rank", "class", "probability", "error", "unsure"]  # type: ignore[misc]
+    column: ClassVar[str] = "classes"
 
     classes: tuple[str, ...] = ()
     top: int = USUAL
     threshold: float = -1.0
     abstain: float = 0.0
+
+    @property
+    def head(self) -> list[str]:
+        """A column each for the rank, the class and its probability."""
+        return ["path", "rank", "class", "probability", "error", "unsure"]
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -77,7 +81,7 @@ class ClassFormat(PredictionFormat):
 
     def predict(self, row: np.ndarray, path: str) -> Prediction:
         """The prediction for an image from its (K,) probabilities."""
-        best = [i for i in np.argsort(-row, kind="stable")[: self.top] if row[i] > self.threshold]
+        best = [int(i) for i in np.argsort(-row, kind="stable")[: self.top] if row[i] > self.threshold]
         names, values = tuple(self.classes[i] for i in best), tuple(float(row[i]) for i in best)
         return Prediction(path, names, values, unsure=bool(row.max() < self.abstain))
 
@@ -185,7 +189,7 @@ class Classification(Task):
         return f"names one of {len(self.classes)} classes" + ", or several" * self.multilabel
 
     @property
-    def leading(self) -> str:  # type: ignore[override]
+    def leading_metric(self) -> str:
         """top-1, or mAP where an image may have several classes."""
         return "map" if self.multilabel else "top1"
 
@@ -242,18 +246,19 @@ class Classification(Task):
             note = "the runs do not know the same classes; they are compared on those of the data"
         return note
 
-    def compare_outputs(self, other: Self, first: Answers, second: Answers, data: Data) -> Comparison:
+    def compare_outputs(self, other: Task, first: Answers, second: Answers, data: Data) -> Comparison:
         """Compare logits divided by the temperatures; several labels in the order of the data's classes."""
         from vitreous.tasks.comparison import Answers, compare_classifiers
 
-        scaled = []
+        assert isinstance(other, Classification)
+        scaled: list[Answers] = []
         for task, answers in ((self, first), (other, second)):
             logits, labels = task.scale_logits(answers.logits).astype(np.float64), answers.labels
             if labels.ndim == 2:
                 order = class_indices(data, task.classes)
                 logits, labels = logits[:, order], labels[:, order]
             scaled.append(Answers(logits, labels, answers.readable))
-        return compare_classifiers(*scaled)
+        return compare_classifiers(scaled[0], scaled[1])
 
     def evaluate(self, outputs: np.ndarray, labels: np.ndarray, readable: np.ndarray) -> Report:
         """The metrics of `judge`, of (n, K) logits divided by the temperature."""
@@ -292,7 +297,7 @@ class Classification(Task):
         return {"worst": [describe(s) for s in worst], "unsure": [describe(s) for s in unsure]}
 
     @property
-    def example_notes(self) -> dict[str, str]:  # type: ignore[override]
+    def example_notes(self) -> dict[str, str]:
         """How a page describes the worst and the least certain images."""
         nearest = "Images with the smallest difference between the two most probable classes."
         return {

@@ -76,8 +76,8 @@ def class_rates(right: np.ndarray, predictions: np.ndarray, support: np.ndarray)
 
 def rank_of(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """(n, K) scores and (n,) labels -> (n,) ranks of the labels from 0; equal scores rank by position."""
-    own = scores[np.arange(len(labels)), labels][:, None]
-    earlier = np.arange(scores.shape[1])[None] < labels[:, None]
+    own, count = scores[np.arange(len(labels)), labels][:, None], int(scores.shape[1])
+    earlier: np.ndarray = np.arange(count)[None] < labels[:, None]
     return ((scores > own) | ((scores == own) & earlier)).sum(1)
 
 
@@ -133,7 +133,7 @@ def class_table(
     wrong = cells[cells[:, 0] != cells[:, 1]]
     wrong = wrong[np.lexsort((wrong[:, 1], -wrong[:, 2], wrong[:, 0]))]  # of a label, the commonest answer first
     firsts = np.unique(wrong[:, 0], return_index=True)[1]
-    taken_for = {int(label): classes[answer] for label, answer, _ in wrong[firsts]}
+    taken_for = {int(label): classes[int(answer)] for label, answer, _ in wrong[firsts]}
     return [
         {
             "class": name,
@@ -185,7 +185,12 @@ def most_confused(
     rows, columns, counts = cells[cells[:, 0] != cells[:, 1]].T
     shares = counts / np.maximum(support[rows], 1)
     ordered = [
-        {"label": classes[rows[i]], "answer": classes[columns[i]], "count": int(counts[i]), "share": float(shares[i])}
+        {
+            "label": classes[int(rows[i])],
+            "answer": classes[int(columns[i])],
+            "count": int(counts[i]),
+            "share": float(shares[i]),
+        }
         for i in np.lexsort((-shares, -counts))[:limit]
     ]
     codes, place = np.unique(np.minimum(rows, columns) * len(classes) + np.maximum(rows, columns), return_inverse=True)

@@ -45,7 +45,7 @@ class Comparison:
     intervals: dict[str, Interval | None]
     counts: dict[str, int] | None = None
     p: float | None = None
-    details: dict[str, Any] = field(default_factory=dict)
+    details: dict[str, Any] = field(default_factory=dict[str, Any])
 
     @property
     def significant(self) -> bool:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
+from vitreous.config import is_list
 from vitreous.errors import WeightsError
 from vitreous.tasks.base import ExportRules, PredictionOptions, Task
 from vitreous.tasks.metrics import METRICS
@@ -40,7 +41,7 @@ class Detection(Task):
         int8_refusal="int8 is not for detectors: what it costs them was never judged",
         fit="whole",
     )
-    leading: ClassVar[str] = "ap"  # type: ignore[misc]
+    leading: ClassVar[str] = "ap"
     evaluate_options: ClassVar[frozenset[str]] = frozenset(("tiles",))
     protocol: ClassVar[str] = "coco"
 
@@ -77,7 +78,7 @@ class Detection(Task):
         self.check_keywords(predictor.card.name, options)
         asked = {} if options.threshold is None else {"threshold": options.threshold}
         objects = predictor.detect(images, bad_images=bad_images, **asked)
-        on_images(len(objects) if isinstance(objects, list) else 1)
+        on_images(len(objects) if is_list(objects) else 1)
         return objects
 
     def prepare_input(self, picture: Picture, preprocess: Preprocess) -> np.ndarray:
@@ -104,5 +105,5 @@ class Detection(Task):
 
     def select_figures(self, figures: dict[str, float | None]) -> dict[str, float | None]:
         """AP and what is printed after it."""
-        shown = (self.leading, *(METRICS[self.leading].secondary or ()))
+        shown = (self.leading_metric, *(METRICS[self.leading_metric].secondary or ()))
         return {name: value for name, value in figures.items() if name in shown}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
@@ -76,7 +76,7 @@ def compare_objects(
     starts = list(range(0, len(pictures), CHUNK))
     rounds = starts * 2 if len(starts) == 1 else starts
     for number, start in enumerate(rounds):
-        pixels, answers = pictures.pixels[start : start + CHUNK], []
+        pixels, answers = pictures.pixels[start : start + CHUNK], list[Sequence[np.ndarray]]()
         for side, engine in enumerate((original, export)):
             began = time.perf_counter()
             answers.append(engine.objects(pixels))
@@ -108,7 +108,7 @@ def both_ways(ours: Detections, theirs: Detections, least: float, room: int) -> 
     """Of each object that either side finds: how far box, score and mask are off in the other; None where the other
     does not find it. Left out are those that are missing for a score that is within `SCORE` of `least`, or of the
     lowest of an answer that has `room` for no more."""
-    rows = []
+    rows: list[tuple[float, float, float] | None] = []
     for one, other in ((ours, theirs), (theirs, ours)):
         floor = max(least, float(other.scores[-1]) if len(other) >= room else 0.0)
         for number in range(len(one)):
@@ -129,5 +129,5 @@ def difference_of(one: Detections, number: int, other: Detections) -> tuple[floa
     mask = 0.0
     if one.masks is not None and other.masks is not None:
         sides = (mask_of_runs(runs, one.size) for runs in (one.masks[number], other.masks[place]))
-        mask = float(np.mean(next(sides) != next(sides)))
+        mask = float((next(sides) != next(sides)).mean())
     return (box, score, mask) if box <= EDGE and score <= SCORE and mask <= PIXELS else None

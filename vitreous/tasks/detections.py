@@ -175,7 +175,7 @@ def detect(
         for top in starts(max(size[0], tile[0]), tile[0])
         for left in starts(max(size[1], tile[1]), tile[1])
     ]
-    parts = []
+    parts: list[Detections] = []
     for begin in range(0, len(windows), TOGETHER):
         some = windows[begin : begin + TOGETHER]
         outputs = compute(np.stack([filled(pixels[:, y0:y1, x0:x1], preprocess) for x0, y0, x1, y1 in some]))

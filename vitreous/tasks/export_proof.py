@@ -64,7 +64,7 @@ class Proof:
         if not self.finite:
             return "it gives numbers that are not finite"
         share = max(LOSS[quantised], self.tolerance) if allowed is None else allowed
-        reasons = []
+        reasons: list[str] = []
         if 1 - self.agreement > share + 1e-9:
             reasons.append(f"{1 - self.agreement:.1%} of its answers are others, {share:.1%} may be")
         if self.right and self.right[0] - self.right[1] > share / 2 + 1e-9:
@@ -87,7 +87,7 @@ def compare_outputs(
     starts = list(range(0, len(pictures), CHUNK))
     rounds: list[int] = starts * 2 if len(starts) == 1 else starts
     for number, start in enumerate(rounds):
-        pixels, outputs = pictures.pixels[start : start + CHUNK], []
+        pixels, outputs = pictures.pixels[start : start + CHUNK], list[np.ndarray]()
         for side, engine in enumerate((original, export)):
             began = time.perf_counter()
             outputs.append(task.compute(engine, pixels).astype(np.float64))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -23,9 +23,9 @@ class Features(Task):
     endpoint: ClassVar[str] = "embed"
     has_head: ClassVar[bool] = False
     export_rules: ClassVar[ExportRules] = ExportRules(outputs="features")
-    leading: ClassVar[str] = "rankme"  # type: ignore[misc]
+    leading: ClassVar[str] = "rankme"
 
-    classes: ClassVar[tuple[str, ...]] = ()  # type: ignore[misc]
+    classes: tuple[str, ...] = field(default=(), init=False, repr=False)
 
     def settings(self) -> dict[str, Any]:
         """No classes: so readers that know no tasks take it for a model without a head."""

@@ -53,7 +53,7 @@ def bootstrap(figures: Figures, images: int, draws: int = DRAWS) -> dict[str, np
     `figures` maps how often each image is drawn, (n, d) float32, to values (..., d), for some draws at a time.
     """
     generator = np.random.default_rng(0)
-    parts, size = [], max(1, CHUNK // images)
+    parts, size = list[dict[str, np.ndarray]](), max(1, CHUNK // images)
     for start in range(0, draws, size):
         drawn = (generator.integers(images, size=images) for _ in range(min(size, draws - start)))
         counts = [np.bincount(rows, minlength=images) for rows in drawn]

@@ -93,7 +93,7 @@ def average_precision(ranking: Ranking, counts: np.ndarray) -> np.ndarray:
     For thresholds t from the highest score down: sum_t (recall_t - recall_{t-1}) precision_t; ties are one threshold.
     """
     if not len(ranking.positives):
-        return np.zeros(counts.shape[1])
+        return np.zeros(int(counts.shape[1]))
     hits = counts.take(ranking.positives, 0)
     gained = np.add.reduceat(hits, np.searchsorted(ranking.part, np.arange(len(ranking.starts))), 0)
     retrieved = np.add.reduceat(counts.take(ranking.order, 0), ranking.starts, 0).cumsum(0)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeGuard
 
 import numpy as np
 
-from vitreous.config import differences
+from vitreous.config import Json, differences
 from vitreous.errors import DataError, UsageError, WeightsError, first_names
 from vitreous.system.tables import marked
 from vitreous.tasks.base import Example, PredictionFormat, PredictionOptions, Scatter, Task, refuse_options
@@ -42,6 +42,11 @@ class ValuePrediction:
     values: tuple[float, ...] = ()
     error: str | None = None
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The targets, as other predictions name their classes."""
+        return self.targets
+
     def _repr_html_(self) -> str:
         return predictions_html([self])
 
@@ -60,12 +65,12 @@ def describe_values(targets: Sequence[str], values: Sequence[float]) -> str:
 class ValueFormat(PredictionFormat):
     """The values of the `targets`, a column each."""
 
-    column: ClassVar[str] = "values"  # type: ignore[misc]
+    column: ClassVar[str] = "values"
 
     targets: tuple[str, ...]
 
     @property
-    def head(self) -> list[str]:  # type: ignore[override]
+    def head(self) -> list[str]:
         """Path, a column per target, error."""
         return ["path", *(marked(name) for name in self.targets), "error"]
 
@@ -111,13 +116,10 @@ class Regression(Task):
     protocol: ClassVar[str] = "regression"
     # of one scale whatever the units, so that several targets have a mean; orders models of one target as the mean
     # squared error does
-    example_notes: ClassVar[dict[str, str]] = {
-        "worst": "Images with the largest error, in standard deviations of the target; of several targets the mean."
-    }
-    leading: ClassVar[str] = "r2"  # type: ignore[misc]
+    leading: ClassVar[str] = "r2"
     output_noun: ClassVar[str] = "targets"
 
-    classes: ClassVar[tuple[str, ...]] = ()  # type: ignore[misc]
+    classes: tuple[str, ...] = field(default=(), init=False, repr=False)
 
     targets: tuple[str, ...]
     mean: tuple[float, ...]
@@ -131,18 +133,24 @@ class Regression(Task):
     def from_settings(cls, description: dict[str, Any], classes: tuple[str, ...], origin: str) -> Self:
         """The regression of a description. Raises WeightsError for targets without a mean and a standard deviation
         each."""
-        targets = description.get("targets")
+        targets: Json | tuple[Any, ...] = description.get("targets")
         if not isinstance(targets, list | tuple) or not targets or not all(isinstance(name, str) for name in targets):
             raise WeightsError(f"{origin}: targets {targets}", "they are a list of names")
         numbers = list[tuple[float, ...]]()
         for key in ("mean", "std"):
-            values: Any = description.get(key)
-            is_list = isinstance(values, list | tuple) and all(map(is_finite_number, values))
-            if not is_list or len(values) != len(targets) or (key == "std" and min(values) <= 0):
+            values = description.get(key)
+            numbers.append(tuple(map(float, values)) if is_row_of_numbers(values) else ())
+            if len(numbers[-1]) != len(targets) or (key == "std" and min(numbers[-1]) <= 0):
                 raise WeightsError(f"{origin}: {key} {values}", f"it is a number for each of {len(targets)} targets")
-            numbers.append(tuple(map(float, values)))
         mean, std = numbers
         return cls(tuple(targets), mean, std)
+
+    @property
+    def example_notes(self) -> dict[str, str]:
+        """How a page describes the worst images."""
+        return {
+            "worst": "Images with the largest error, in standard deviations of the target; of several targets the mean."
+        }
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -208,12 +216,14 @@ class Regression(Task):
         alike = set(self.targets) == set(other.outputs)
         return "" if alike else f"the runs do not predict the same targets; compared on {first_names(shared, 8)}"
 
-    def compare_outputs(self, other: Self, first: Answers, second: Answers, data: Data) -> Comparison:
+    def compare_outputs(self, other: Task, first: Answers, second: Answers, data: Data) -> Comparison:
         """Compare the values of the targets that both have."""
         from vitreous.tasks.comparison import Answers
         from vitreous.tasks.regression_metrics import compare_values
 
-        shared, sides = self.shared_targets(other), []
+        assert isinstance(other, Regression)
+        shared = self.shared_targets(other)
+        sides: list[Answers] = []
         for task, answers in ((self, first), (other, second)):
             columns = [task.targets.index(name) for name in shared]
             values, labels = task.activate(answers.logits)[:, columns], answers.labels[:, columns]
@@ -251,7 +261,7 @@ class Regression(Task):
 
     def draw_charts(self, outputs: np.ndarray, labels: np.ndarray, readable: np.ndarray) -> list[Scatter]:
         """For each of the first targets, predictions over labels, and residuals over predictions."""
-        values, charts = self.activate(outputs), []
+        values, charts = self.activate(outputs), list[Scatter]()
         for place, name in enumerate(self.targets[:CHARTED]):
             rows = np.flatnonzero(readable & ~np.isnan(labels[:, place]))
             if not len(rows):
@@ -270,6 +280,11 @@ class Regression(Task):
     def measure_agreement(self, ours: np.ndarray, theirs: np.ndarray) -> float:
         """The share of images with all values within `NEAR` standard deviations."""
         return float((np.abs(ours - theirs).max(1) <= NEAR).mean())
+
+
+def is_row_of_numbers(value: Json | tuple[Any, ...]) -> TypeGuard[Sequence[float]]:
+    """Whether a value of JSON is a list of finite numbers."""
+    return isinstance(value, list | tuple) and all(map(is_finite_number, value))
 
 
 def is_finite_number(value: Any) -> bool:

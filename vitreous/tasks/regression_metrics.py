@@ -87,7 +87,10 @@ def compare_target(
     once = np.ones((len(true), 1))
     before, after = (weigh_errors(true, side, once) for side in (first, second))
     drawn_before, drawn_after = (draw_errors(true, side) for side in (first, second))  # with one seed: the same draws
-    figures, changes, ends, draws = {}, {}, {}, dict[str, np.ndarray]()
+    figures: dict[str, list[float | None]] = {}
+    changes: dict[str, float | None] = {}
+    ends: dict[str, list[float] | None] = {}
+    draws: dict[str, np.ndarray] = {}
     for key in METRICS:
         values = [side[key].item() for side in (before, after)]
         defined = bool(np.isfinite(values).all())
@@ -131,7 +134,7 @@ def weigh_errors(true: np.ndarray, predicted: np.ndarray, counts: np.ndarray) ->
     counts = counts.astype(np.float64)
     number = np.maximum(counts.sum(0), 1)
     if not len(true):
-        return dict.fromkeys(METRICS, np.full(counts.shape[1], np.nan))
+        return dict.fromkeys(METRICS, np.full(int(counts.shape[1]), np.nan))
     errors = predicted - true
     squares, mean = errors**2 @ counts, true @ counts / number
     centred = true - true.mean()  # sums of squares of large values would lose their digits

@@ -34,7 +34,7 @@ class Report:
     cells: np.ndarray | None
     figure: str = "top1"
     better: Better = "higher"
-    details: dict[str, Any] = field(default_factory=dict)
+    details: dict[str, Any] = field(default_factory=dict[str, Any])
 
     @property
     def multilabel(self) -> bool:

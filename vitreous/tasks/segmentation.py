@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
+from vitreous.config import is_list
 from vitreous.tasks.base import PredictionOptions, Task
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ class Segmentation(Task):
     is_dense: ClassVar[bool] = True
     predict_options: ClassVar[frozenset[str]] = frozenset(("overlay",))
     export_tolerance: ClassVar[float] = 0.001  # the two highest logits of a pixel may be equal
-    leading: ClassVar[str] = "miou"  # type: ignore[misc]
+    leading: ClassVar[str] = "miou"
     evaluate_options: ClassVar[frozenset[str]] = frozenset(("boundary",))
     protocol: ClassVar[str] = "miou"
 
@@ -61,7 +62,7 @@ class Segmentation(Task):
         """A `ClassMap` for each image. Raises UsageError for options of classifiers."""
         self.check_keywords(predictor.card.name, options)
         maps = predictor.segment(images, bad_images=bad_images)
-        on_images(len(maps) if isinstance(maps, list) else 1)
+        on_images(len(maps) if is_list(maps) else 1)
         return maps
 
     def output_shape(self, image: tuple[int, ...]) -> tuple[int | None, ...]:

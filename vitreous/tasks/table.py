@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from vitreous.config import Json
 from vitreous.errors import WeightsError
 from vitreous.tasks.base import Task
 from vitreous.tasks.classification import Classification
@@ -72,10 +73,10 @@ def task_from_json(description: dict[str, Any], origin: str) -> Task:
 
     Raises WeightsError, naming `origin`, for an unknown task and for settings that no task has.
     """
-    classes = description.get("classes")
+    classes: Json | tuple[Any, ...] = description.get("classes")
     if not isinstance(classes, list | tuple) or not all(isinstance(name, str) for name in classes):
         raise WeightsError(f"{origin}: classes {classes}", "they are a list of names")
-    tag = description.get("task", {"name": "classification" if classes else "features"})
+    tag: Json = description.get("task", {"name": "classification" if classes else "features"})
     name = tag.get("name") if isinstance(tag, dict) else None
     if name not in TASKS:
         raise WeightsError(f"{origin}: task {name} is not one of {', '.join(TASKS)}", "install a newer vitreous")

@@ -65,8 +65,9 @@ def pairs_of(
     rivals: dict[int, list[int]] = {}
     joins: dict[int, list[int]] = {}
     dropped: set[int] = set()
-    rows = [np.flatnonzero(tile == number) for number in range(len(windows))]
-    for a, b in np.argwhere(np.triu(overlaps(windows, windows)[0] > 0, 1)):
+    rows: list[np.ndarray] = [np.flatnonzero(tile == number) for number in range(len(windows))]
+    touching: list[list[int]] = np.argwhere(np.triu(overlaps(windows, windows)[0] > 0, 1)).tolist()
+    for a, b in touching:
         seen = np.concatenate([np.maximum(windows[a, :2], windows[b, :2]), np.minimum(windows[a, 2:], windows[b, 2:])])
         first, second = boxes[rows[a]], boxes[rows[b]]
         same = labels[rows[a]][:, None] == labels[rows[b]]

@@ -8,8 +8,8 @@ covers.
 
 from __future__ import annotations
 
+import functools
 import itertools
-import math
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -56,7 +56,8 @@ def finished_rows(compute: Compute, pixels: np.ndarray, tile: tuple[int, ...]) -
     sides = [[slice(low, low + own) for low in starts(side, own)] for side, own in zip(size[1:], tile[1:], strict=True)]
     places = list(itertools.product(*sides))
     inside = tuple(slice(length) for length in pixels.shape[2:])
-    total, weights = None, np.zeros((height, *size[1:]), np.float32)
+    total: np.ndarray | None = None
+    weights = np.zeros((height, *size[1:]), np.float32)
     for number, top in enumerate(tops):
         for begin in range(0, len(places), TOGETHER):
             part = places[begin : begin + TOGETHER]
@@ -90,4 +91,4 @@ def tent(size: tuple[int, ...]) -> np.ndarray:
     """Weights (h, w) or (d, h, w) float32: the product over the axes of the distance to the nearer edge, above 0, at
     most 1."""
     sides = [np.minimum(np.arange(n) + 0.5, n - np.arange(n) - 0.5) / (n / 2) for n in size]
-    return math.prod(np.ix_(*sides)).astype(np.float32)  # type: ignore[union-attr]
+    return functools.reduce(np.multiply, np.ix_(*sides)).astype(np.float32)

@@ -17,6 +17,7 @@ from vitreous.system.machine import thread_pool
 from vitreous.training.flat import Flat
 from vitreous.training.ranks import Ranks
 from vitreous.training.run import Run
+from vitreous.training.sharded import set_gradient_sync
 from vitreous.training.shards import Forward, Scalars, Shards, add_scalars
 from vitreous.training.slices import StepSlice, even_bounds
 
@@ -99,7 +100,7 @@ class Compute:
         for number, (a, b) in enumerate(pairwise(even_bounds(0, size, passes))):
             piece = rows(batch, a, max(b, a + 1)) if passes > 1 else batch
             if self.sharded:
-                self.objective.set_requires_gradient_sync(step_slice.ends_step and number == passes - 1)  # type: ignore[operator]
+                set_gradient_sync(self.objective, step_slice.ends_step and number == passes - 1)
             scalars.append(self.shards.backward(piece, step_slice.share * (b - a) / size * self.mean))
         return {name: value / self.mean for name, value in add_scalars(scalars).items()}
 

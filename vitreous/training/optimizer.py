@@ -124,7 +124,8 @@ class Optimizers:
         """The matrices of a group, their gradients and their momenta, as views; filters as matrices (out, in k k)."""
         master, grad = self.flat.views(self.flat.master), self.flat.views(self.flat.master_grad)
         momenta, names = self.named("momentum_buffer"), self.flat.names[group]
-        return tuple([views[n].flatten(1) for n in names] for views in (master, grad, momenta))  # type: ignore[return-value]
+        weights, gradients, moved = ([views[n].flatten(1) for n in names] for views in (master, grad, momenta))
+        return weights, gradients, moved
 
     def moment(self, name: str, span: slice) -> Tensor:
         """The part (n,) of a moment for a span of the flat vector."""

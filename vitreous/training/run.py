@@ -259,7 +259,7 @@ class Run:
         wrong = {
             "--mixup and --cutmix": bool(views.mixup or views.cutmix) and "--mixup 0 --cutmix 0",
             "a simple crop": views.crop_style == "simple" and "--views.crop-style torchvision",
-            "stochastic depth": self.model.drop_path > 0 and "--drop-path 0",  # type: ignore[union-attr]
+            "stochastic depth": self.model.drop_path > 0 and "--drop-path 0",
             "progressive resolution": getattr(self.objective, "progressive", 1.0) < 1
             and "--progressive 1, and --tokens LOW-HIGH for pictures of several resolutions",
             "--compile": self.compile and "--no-compile",
@@ -298,7 +298,7 @@ class Run:
     @property
     def most_tokens(self) -> int:
         """Patches of an image at its own aspect, at most; 0: all have the model's size."""
-        return 0 if self.preprocess.stacks else self.preprocess.count_tokens(self.model.grid)  # type: ignore[union-attr]
+        return 0 if self.preprocess.stacks else self.preprocess.count_tokens(self.model.grid)
 
     @property
     def mean_tokens(self) -> int:

@@ -121,7 +121,9 @@ class Checkpointer:
         if ranks.is_main:
             write_text(temporary / STATE, text)
         writer = HuggingFaceStorageWriter(str(temporary), save_distributed=True)
-        self.writing = (async_save(held, storage_writer=writer, process_group=self.group), state.step, temporary)  # type: ignore[assignment]
+        saved = async_save(held, storage_writer=writer, process_group=self.group)
+        assert isinstance(saved, Future)  # as a process group of its own has it
+        self.writing = saved, state.step, temporary
 
     def poll(self, state: State) -> None:
         """Publish what was written in the background, if it is complete."""

@@ -135,7 +135,7 @@ def count_activations(run: Run, images: int, device: str) -> int | None:
     if run.recompute:  # the blocks' inputs, and what one block keeps
         depth = run.model.depth
         tokens = run.model.prefix + torch.Size(run.model.grid).numel()
-        numbers = numbers // depth + depth * tokens * run.model.width  # type: ignore[union-attr]
+        numbers = numbers // depth + depth * tokens * run.model.width
     return images * numbers * DTYPES[run.precision].itemsize
 
 

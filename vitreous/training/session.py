@@ -7,12 +7,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from vitreous.data.sampling import cuts
 from vitreous.errors import CollapseError, Interrupted, ResourceError
+from vitreous.inference.options import Precision
 from vitreous.models.zoo import Model
 from vitreous.progress import Listener, NullListener
 from vitreous.system.machine import settle_process
@@ -182,13 +183,15 @@ class Session:
 
     # Evaluation and selection
 
-    def evaluate_model(self, model: Model, precision: str) -> tuple[Report, dict[str, float | None]]:
+    def evaluate_model(
+        self, model: Model, precision: Precision | Literal["fp16"]
+    ) -> tuple[Report, dict[str, float | None]]:
         """Evaluate a model on the validation images. Returns the leading report, and all metrics by their names in
         metrics.jsonl. Raises Interrupted, in all processes, when a signal is received."""
         return self.evaluate_on(self.validation_images, model, precision)
 
     def evaluate_on(
-        self, images: validation.ValidationImages, model: Model, precision: str
+        self, images: validation.ValidationImages, model: Model, precision: Precision | Literal["fp16"]
     ) -> tuple[Report, dict[str, float | None]]:
         """Evaluate a model on some images, as `evaluate_model` does. Raises Interrupted."""
         return validation.evaluate_images(

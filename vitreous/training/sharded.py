@@ -7,6 +7,8 @@ computes with parameters of the run's precision; masters are float32, as in `tra
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -16,6 +18,9 @@ from vitreous.objectives.base import Objective
 from vitreous.training.flat import Flat, named_tensors, warm
 from vitreous.training.groups import GroupOf, default_group
 from vitreous.training.ranks import Ranks
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 
 class Sharded(Flat):
@@ -59,7 +64,7 @@ class Sharded(Flat):
 
     def local(self) -> dict[str, Tensor]:
         """This process's rows (n / W, ...) of every moving parameter: the memory that the module computes from."""
-        return {name: p.detach().to_local() for name, p in self.moving.items()}  # type: ignore[attr-defined]
+        return {name: local_rows(p.detach()) for name, p in self.moving.items()}
 
     def zero(self) -> None:
         """Forget the gradients."""
@@ -72,7 +77,7 @@ class Sharded(Flat):
         total = self.views(self.master_grad)
         for name, parameter in self.moving.items():
             if parameter.grad is not None:
-                total[name].add_(parameter.grad.detach().to_local())  # type: ignore[attr-defined]
+                total[name].add_(local_rows(parameter.grad.detach()))
                 parameter.grad = None
 
     def norm(self) -> Tensor:
@@ -108,7 +113,7 @@ class Sharded(Flat):
             size = -(-len(whole[name]) // self.ranks.world)
             view.copy_(whole[name][self.ranks.rank * size : (self.ranks.rank + 1) * size])
 
-    def pieces(self, views: dict[str, Tensor]) -> dict[str, Tensor]:
+    def pieces(self, views: dict[str, Tensor]) -> dict[str, DTensor]:
         """This process's views (n / W, ...) as DTensors of the whole shape; a name may have a word and a
         slash before it."""
         from torch.distributed.tensor import DTensor, Shard
@@ -125,7 +130,7 @@ class Sharded(Flat):
     def masters(self) -> dict[str, Tensor]:
         """The float32 masters by name, whole, each of its parameter's shape. Every process has to call this."""
         pieces = self.pieces(self.views(self.master))
-        return {name: piece.full_tensor() for name, piece in pieces.items()}  # type: ignore[attr-defined]
+        return {name: piece.full_tensor() for name, piece in pieces.items()}
 
     @torch.no_grad()
     def averaged(self) -> Model:
@@ -134,10 +139,26 @@ class Sharded(Flat):
         for name, tensor in named_tensors(self.eval_module):
             own = self.shipped[name]
             if own in average:
-                tensor.copy_(average[own].full_tensor())  # type: ignore[attr-defined]
+                tensor.copy_(average[own].full_tensor())
             elif own not in self.frozen:
                 tensor.copy_(live[own])
         return self.eval_module
+
+
+def local_rows(tensor: Tensor) -> Tensor:
+    """This process's rows (n / W, ...) of a tensor that FSDP shares out."""
+    from torch.distributed.tensor import DTensor
+
+    assert isinstance(tensor, DTensor)
+    return tensor.to_local()
+
+
+def set_gradient_sync(module: nn.Module, syncs: bool) -> None:
+    """Whether the next backward pass of a module that FSDP shares out adds up gradients over the processes."""
+    from torch.distributed.fsdp import FSDPModule
+
+    assert isinstance(module, FSDPModule)
+    module.set_requires_gradient_sync(syncs)
 
 
 def learns(module: nn.Module) -> bool:
@@ -148,4 +169,6 @@ def learns(module: nn.Module) -> bool:
 
 def group_on_cpu() -> dist.ProcessGroup:
     """A process group of its own for writing checkpoints in the background."""
-    return dist.new_group(backend="gloo")  # type: ignore[return-value]
+    group = dist.new_group(backend="gloo")
+    assert isinstance(group, dist.ProcessGroup)  # every process is in it
+    return group

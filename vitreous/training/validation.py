@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from vitreous.errors import Interrupted
 from vitreous.evaluation.evaluator import Evaluator, Outputs, Ragged
 from vitreous.evaluation.rankme import FeatureEvaluator
 from vitreous.inference.engine import CHUNK, TorchEngine, readable_mask
+from vitreous.inference.options import Precision
 from vitreous.models.zoo import Model
 from vitreous.tasks.report import Report
 from vitreous.training.batches import Inputs
@@ -70,15 +71,21 @@ def recorded_values(path: Path, name: str) -> list[float]:
 
 
 def evaluate_images(
-    images: ValidationImages, model: Model, run: Run, precision: str, *, ranks: Ranks, is_stopped: Callable[[], bool]
+    images: ValidationImages,
+    model: Model,
+    run: Run,
+    precision: Precision | Literal["fp16"],
+    *,
+    ranks: Ranks,
+    is_stopped: Callable[[], bool],
 ) -> tuple[Report, dict[str, float | None]]:
     """Evaluate a model on some images, of which every process computes a share.
 
     Returns the report of the leading evaluator, and all metrics by their names in metrics.jsonl. Raises Interrupted, in
     all processes, when `is_stopped` returns true in one.
     """
-    precision = "fp32" if precision == "fp16" else precision
-    engine = TorchEngine(model, run.preprocess, ranks.device(run.device), precision)
+    computed: Precision = "fp32" if precision == "fp16" else precision
+    engine = TorchEngine(model, run.preprocess, ranks.device(run.device), computed)
     compute_outputs = partial(shared_outputs, engine, ranks, run.data.workers, is_stopped)
     reports = [
         evaluator.report(*(compute_outputs(evaluator, split) for split in evaluator.splits(images.split)))

@@ -27,7 +27,7 @@ class Autoencoder:
 
     def __init__(self, place: str | os.PathLike[str], device: str = "cpu") -> None:
         try:
-            from diffusers import AutoencoderKL  # pyright: ignore[reportPrivateImportUsage]
+            from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
         except ImportError:
             raise UsageError(
                 "autoencoders of latents need diffusers, which is not installed", install_hint("gen")

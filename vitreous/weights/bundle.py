@@ -94,7 +94,7 @@ def on_cpu(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def save(
-    model: VisionModel[Any],
+    model: VisionModel[ModelConfig],
     path: str | os.PathLike[str],
     classes: Sequence[str] | None = None,
     preprocess: Preprocess | None = None,

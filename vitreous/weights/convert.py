@@ -136,7 +136,7 @@ def document(weights: Weights, config: ModelConfig, state: Tensors, adoption: Ad
 def tabulated(bundle: Bundle, stored: ModelConfig) -> Bundle:
     """The bundle with its fixed positions as learned ones."""
     model, config = build_model(stored), bundle.model.config
-    fixed = {"position.table": sincos(config.grid, config.width)}  # type: ignore[union-attr]
+    fixed = {"position.table": sincos(config.grid, config.width)}
     state = {name: torch.zeros_like(tensor) for name, tensor in model.state_dict().items() if name == "slots"}
     model.load_state_dict(bundle.model.state_dict() | fixed | state)
     return replace(bundle, model=model.eval())

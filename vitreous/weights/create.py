@@ -122,7 +122,7 @@ def create(
     channels: int | None = None,
     weights: str | os.PathLike[str] | None = None,
     **changes: Unpack[ModelKeywords],
-) -> VisionModel[Any]:
+) -> VisionModel[ModelConfig]:
     """Build a model: `create("ViT-B/16", image_size=384, num_classes=37)`, freshly initialised, or with `weights`.
 
     `image_size` in pixels, one number or one per axis; `num_classes` as the name has it (1000 for most), 0 leaves the

@@ -31,7 +31,7 @@ def inflate_positions(
     learns = {"position.table", "position.space.table"} & own.keys()
     rule = getattr(before, "position", "")
     if learns and rule.startswith("sincos"):
-        state["position.table"] = SinCosPosition(before.width, rule.removeprefix("sincos-")).read(before.grid)  # type: ignore[union-attr]
+        state["position.table"] = SinCosPosition(before.width, rule.removeprefix("sincos-")).read(before.grid)
     if "position.table" in state and "position.space.table" in own:
         state["position.space.table"] = state.pop("position.table")
     elif "position.table" in state and learns:

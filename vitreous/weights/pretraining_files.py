@@ -154,7 +154,7 @@ def write_pretraining(form: PretrainingFormat, bundle: Bundle, parts: ObjectiveP
 
 def verify_pretraining(form: PretrainingFormat, place: Path, bundle: Bundle, parts: ObjectiveParts) -> None:
     """Read what was written, and compare every bit. Raises WeightsError for a difference."""
-    settings = {"heads": bundle.model.config.heads} if form.suffix else None  # type: ignore[union-attr]
+    settings = {"heads": bundle.model.config.heads} if form.suffix else None
     again, others = open_weights(place, settings).state(), parts_of(place)
     expected: dict[str, Tensor] = {**bundle.model.state_dict(), **without(parts.state, form.leaves)}
     read = again | without(others.state if others else {}, form.leaves)

@@ -25,7 +25,7 @@ from vitreous.data.loader import TrainLoader
 from vitreous.data.modalities.base import IMAGENET, Preprocess
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.split import Arrays, Files, Split
-from vitreous.inference.engine import InferenceOptions, ModelEngine, OpenVinoEngine, make_engine
+from vitreous.inference.engine import InferenceOptions, ModelEngine, OpenVinoEngine, Precision, make_engine
 from vitreous.inference.predict import load
 from vitreous.models.zoo import Model, create
 from vitreous.nn.cuda_graphs import CapturedPasses
@@ -47,7 +47,7 @@ def answering(work: Work) -> tuple[Model, Preprocess]:
     """Return a model with random weights whose answers differ, and its preprocessing."""
     torch.manual_seed(0)
     model = create(work.model, work.image_size, CLASSES)
-    nn.init.normal_(model.head.weight, std=0.02)  # type: ignore[arg-type]
+    nn.init.normal_(model.head.weight, std=0.02)
     return model, ImagePreprocess((work.image_size, work.image_size), share=0.9)
 
 
@@ -62,7 +62,9 @@ def run_engine(engine: ModelEngine, pixels: np.ndarray) -> np.ndarray:
     return engine(torch.from_numpy(pixels)).numpy()
 
 
-def inference(work: Work, precision: str = "auto", engine: str = "auto") -> Turn:
+def inference(
+    work: Work, precision: Precision = "auto", engine: Literal["auto", "torch", "compiled", "openvino"] = "auto"
+) -> Turn:
     """Bytes to logits; both options auto: the engine that a server of such batches chooses. int8 is calibrated anew, on
     other images."""
     pixels = noise(work, work.batch_size, 0)
@@ -72,10 +74,10 @@ def inference(work: Work, precision: str = "auto", engine: str = "auto") -> Turn
         how = InferenceOptions(work.device)
         computing = choose_engine(*answering(work), how, run_engine, work.batch_size, math.inf)
     elif engine == "openvino":
-        options = InferenceOptions("cpu", precision, "openvino")  # type: ignore[arg-type]
+        options = InferenceOptions("cpu", precision, "openvino")
         computing = OpenVinoEngine(*answering(work), options, lambda: noise(work, 32, 1), keep=False)
     else:
-        computing = make_engine(*answering(work), InferenceOptions(work.device, precision, engine))  # type: ignore[arg-type]
+        computing = make_engine(*answering(work), InferenceOptions(work.device, precision, engine))
 
     def turn() -> float:
         computing(pixels)
@@ -127,12 +129,12 @@ def step_turn(flat: Flat, compute: Shards, optimizers: Optimizers, batch: dict[s
     return turn
 
 
-def predict(work: Work, precision: str = "auto", exact: bool = False) -> Turn:
+def predict(work: Work, precision: Precision = "auto", exact: bool = False) -> Turn:
     """Files to names and probabilities, the model already loaded."""
     files, (model, preprocess) = list_images(Path(work.images or ".")), answering(work)
     with tempfile.TemporaryDirectory() as scratch:
         Bundle(model, Classification(tuple(map(str, range(CLASSES)))), preprocess).save(Path(scratch) / "model")
-        predictor = load(Path(scratch) / "model", InferenceOptions(work.device, precision), exact=exact)  # type: ignore[arg-type]
+        predictor = load(Path(scratch) / "model", InferenceOptions(work.device, precision), exact=exact)
 
     def turn() -> float:
         return len(predictor.predict(files))

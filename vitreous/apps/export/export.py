@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from vitreous.inference.options import InferenceOptions
 from vitreous.progress import Listener, NullListener
 from vitreous.system.disk import publish, sha256
 from vitreous.tasks.detection_proof import ObjectProof
+from vitreous.tasks.documents import ExportDocument, ExportedFile
 from vitreous.tasks.export_proof import Proof, ProofImages
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.convert import convert
@@ -47,7 +48,7 @@ def export(
     max_loss: float | Literal["any"] | None = None,
     overwrite: bool = False,
     listener: Listener | None = None,
-) -> dict[str, Any]:
+) -> ExportDocument:
     """Write a run's model as `onnx`, `torch` (torch.export), `openvino`, or a format of weights that `convert` knows.
 
     The first three are run beside the original, on the files `images`, on `data`, or on the run's own validation
@@ -95,7 +96,7 @@ def export(
     figures = {"format": to, "file": str(place), "bytes": size, **proof.plain(), "original_bytes": original}
     figures |= {"sha256": digest, "quantised": quantize, "dynamic_size": dynamic_size}
     figures |= {"judged_on": pictures.name, "loss": reason or None, "outputs": bundle.task.export_rules.outputs}
-    return {"run": os.fspath(run), "exports": [figures]}
+    return {"run": os.fspath(run), "exports": [cast(ExportedFile, figures)]}
 
 
 def check_options(
@@ -161,7 +162,7 @@ def export_weights(
     more: bool,
     overwrite: bool,
     listener: Listener,
-) -> dict[str, Any]:
+) -> ExportDocument:
     """Write weights in another program's format by `convert`, which reads them back.
 
     Raises UsageError for an unknown format, and for options that are not about weights."""
@@ -180,7 +181,7 @@ def export_weights(
         replace_path(file, place.parent / file.name)
     figures = {"format": to, "file": str(place.parent / file.name), "bytes": document["bytes"], "images": 0}
     figures |= dict.fromkeys(NOT_MEASURED)
-    return {"run": os.fspath(run), "exports": [figures]}
+    return {"run": os.fspath(run), "exports": [cast(ExportedFile, figures)]}
 
 
 def replace_path(new: Path, place: Path) -> None:

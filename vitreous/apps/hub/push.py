@@ -14,6 +14,7 @@ from typing import Any
 from vitreous.apps.hub.model_card import LICENCES, public_provenance, write_card
 from vitreous.errors import ResourceError, UsageError, VitreousError, WeightsError, check_path, install_hint
 from vitreous.system.disk import publish, write_text
+from vitreous.tasks.documents import PushDocument
 from vitreous.weights.adopt import bundle_in
 from vitreous.weights.bundle import DESCRIPTION, WEIGHTS, Bundle, load_bundle
 from vitreous.weights.convert import convert
@@ -37,7 +38,7 @@ def push(
     dry_run: bool = False,
     out: str | os.PathLike[str] | None = None,
     note: Callable[[str], None] = lambda text: None,
-) -> dict[str, Any]:
+) -> PushDocument:
     """Publish the bundle of a finished run, or a bundle, as the repository `to`, `hf:org/name`; returns a document.
 
     A repository that is there gets another commit with `update`, and is refused without. `transformers` adds the files

@@ -76,7 +76,7 @@ class AttentionRequest:
             place = tuple(
                 parse_number("query", word, end, allowed, whole=query) for word, end in zip(words, most, strict=True)
             )
-        return AttentionRequest(kind, layer, head, place)  # type: ignore[arg-type]
+        return AttentionRequest(kind, layer, head, place)
 
 
 def parse_number(name: str, text: str, end: int, allowed: str, words: tuple[str, ...] = (), whole: str = "") -> Any:

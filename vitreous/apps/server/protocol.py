@@ -58,7 +58,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self.deaf = False  # nothing that comes is taken for a request any more
         self.unread_since: float | None = None  # when a client began not to read what it is sent
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.Transport) -> None:
         """Register a connection; above the limit, close the one that has been without a request for longest."""
         if len(self.connections) >= self.limits.connections:
             waiting = [c for c in self.connections if isinstance(c, LimitedProtocol) and c.phase != ANSWERING]

@@ -43,7 +43,7 @@ class HttpServer(uvicorn.Server):
 
     drain: Callable[[], Awaitable[None]]
 
-    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
+    def capture_signals(self) -> AbstractContextManager[None]:
         """Leave signals to `Server`."""
         return nullcontext()
 
@@ -86,7 +86,7 @@ class Server:
         self.http = HttpServer(
             configure_uvicorn(
                 self.gate,
-                http=partial(LimitedProtocol, self.limits, self.count_malformed, self.gate.refuse_full),  # type: ignore[arg-type]
+                http=partial(LimitedProtocol, self.limits, self.count_malformed, self.gate.refuse_full),
                 proxy_headers=False,
                 timeout_keep_alive=math.ceil(self.limits.idle_seconds),
                 backlog=ACCEPTED,

@@ -111,7 +111,7 @@ class RunFactory:
             options,
             data=cell.data or common.data,
             device=common.device,
-            precision=common.precision,  # type: ignore[arg-type]
+            precision=common.precision,
             workers=common.workers,
             init=options.init or FROM_SCRATCH,
         )

@@ -190,9 +190,10 @@ def find_unlearnable(data: Data, content: Content | None = None) -> DataError | 
 def first_learnable(split: Split, content: Content | None) -> tuple[Target | None, DataError | None]:
     """Return the first target of a split that has something to learn, and the first error of those that were read."""
     first = None
+    assert isinstance(split, AnnotatedSplit)
     for sample in range(len(split)):
         try:
-            target = split.target(sample)  # type: ignore[attr-defined]
+            target = split.target(sample)
         except DataError as error:
             first = first or error
             continue

@@ -143,9 +143,10 @@ def first_target(splits: Iterable[Split]) -> Target | None:
     """Return the first target of splits with a class map or with objects; None where there is none.
     Images whose target cannot be read are left to whoever reads them."""
     for split in splits:
+        assert isinstance(split, AnnotatedSplit)
         for sample in range(len(split)):
             try:
-                target = split.target(sample)  # type: ignore[attr-defined]
+                target = split.target(sample)
             except DataError:
                 continue
             if target.classes is not None or len(target):

@@ -30,6 +30,7 @@ from vitreous.data.decoding.regions import Regions
 from vitreous.data.decoding.spectral import Picture, bands_of
 from vitreous.data.keys import one_key, seeded, uniform
 from vitreous.data.modalities.base import image_to_tensor
+from vitreous.data.modalities.clips import ClipPreprocess
 from vitreous.data.modalities.planar import PlanarPreprocess
 from vitreous.errors import UsageError
 
@@ -146,7 +147,8 @@ class Augment:
         """
         if isinstance(picture, Clip):
             draws = uniform(np.array([one_key(sample_key, MOMENTS)], np.uint64), preprocess.image[0])[0]
-            numbers = preprocess.frame_numbers(len(picture), draws)  # type: ignore[attr-defined]  # of clips
+            assert isinstance(preprocess, ClipPreprocess)
+            numbers = preprocess.frame_numbers(len(picture), draws)
             frames, mode = picture.read(numbers), MODES[preprocess.channels]
             pictures = [Image.fromarray(frame).convert(mode) for frame in frames]
             return torch.stack([self.picture(frame, preprocess, sample_key) for frame in pictures], 1)

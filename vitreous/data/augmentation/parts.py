@@ -47,7 +47,7 @@ def cut(band: Image.Image, part: Part, preprocess: Preprocess, colour: tuple[flo
     left, top, right, bottom = part.inside((band.height, band.width))
     numbers = tuple(colour) if band.mode == "F" else tuple(map(round, colour))
     fill = 0 if not numbers else numbers[0] if len(numbers) == 1 else numbers
-    whole = Image.new(band.mode, (part.size[1], part.size[0]), fill)  # type: ignore[arg-type]
+    whole = Image.new(band.mode, (part.size[1], part.size[0]), fill)
     if right > left and bottom > top:
         x, y = part.width / part.size[1], part.height / part.size[0]
         box = (part.left + left * x, part.top + top * y, part.left + right * x, part.top + bottom * y)

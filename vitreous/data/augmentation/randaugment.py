@@ -79,7 +79,7 @@ def operations(
         "AutoContrast": lambda picture, level, filter: ImageOps.autocontrast(picture),
         "Equalize": lambda picture, level, filter: ImageOps.equalize(picture),
         "Invert": lambda picture, level, filter: ImageOps.invert(picture),
-        "Rotate": lambda picture, level, filter: picture.rotate(level * 30, filter, fillcolor=grey(picture)),  # type: ignore[arg-type]
+        "Rotate": lambda picture, level, filter: picture.rotate(level * 30, filter, fillcolor=grey(picture)),
         "ShearX": lambda picture, level, filter: moved(picture, (1, level * 0.3, 0, 0, 1, 0), filter),
         "ShearY": lambda picture, level, filter: moved(picture, (1, 0, 0, level * 0.3, 1, 0), filter),
         "Posterize": lambda picture, level, filter: posterize(picture, bits(abs(level))),

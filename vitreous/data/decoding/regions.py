@@ -234,7 +234,7 @@ def reduction_factor(size: tuple[int, int], target: tuple[int, int]) -> int:
 def decoder() -> Callable[[bytes, tuple[int, int, int], int], np.ndarray]:
     """The fastest decoder installed: (content, shape of the result, factor) -> (height, width, C) uint8."""
     try:
-        import simplejpeg  # type: ignore[reportMissingImports]
+        import simplejpeg
     except ImportError:
         return by_pillow
 

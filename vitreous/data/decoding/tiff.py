@@ -236,7 +236,7 @@ def check_codec(page: Any, name: str) -> None:
 def has_imagecodecs() -> bool:
     """Whether imagecodecs is installed."""
     try:
-        import imagecodecs  # type: ignore[reportMissingImports]  # noqa: F401
+        import imagecodecs  # noqa: F401
     except ImportError:
         return False
     return True
@@ -246,7 +246,7 @@ def load_codecs() -> None:
     """Load the decoders that imagecodecs otherwise loads when it first needs them, for a process that may open no file
     later."""
     if has_imagecodecs():
-        import imagecodecs  # type: ignore[reportMissingImports]
+        import imagecodecs
 
         for codec in ("lzw", "packbits", "lerc", "lzma", "zstd", "zlib", "deflate", "delta", "floatpred", "packints"):
             getattr(imagecodecs, f"{codec}_decode", None)

@@ -305,7 +305,7 @@ def open_nifti(content: bytes, name: str) -> VolumeFile:
     head = inflated(content, HEAD) if packed else content[:HEAD]
     if not is_nifti(head):
         raise DataError(f"{name}: not a volume of a known format", "known are NIfTI, .npy, .npz and TIFF")
-    kind = nibabel.Nifti2Header if head[4:7] == b"n+2" else nibabel.Nifti1Header  # type: ignore[attr-defined]
+    kind = nibabel.Nifti2Header if head[4:7] == b"n+2" else nibabel.Nifti1Header
     header: Any = kind.from_fileobj(io.BytesIO(head), check=False)
     shape, dtype, start = tuple(map(int, header.get_data_shape())), header.get_data_dtype(), header.get_data_offset()
     slope, inter = header.get_slope_inter()

@@ -21,4 +21,4 @@ class SignalPreprocess(VolumePreprocess):
     array_axes: ClassVar[int | None] = 1
 
     _: KW_ONLY
-    name: Literal["signals"] = "signals"  # type: ignore[assignment]
+    name: Literal["signals"] = "signals"

@@ -122,7 +122,7 @@ def choose_heads(numbers: Sequence[int], heads: int) -> list[int]:
 def depth_of(scene: Scene) -> int:
     """Return the number of blocks. Raises UsageError for a model without attention."""
     has_attention(scene.model)
-    return scene.model.config.depth  # type: ignore[union-attr]
+    return scene.model.config.depth
 
 
 def mosaic(tiles: np.ndarray, gap: int = 1, between: float = np.nan) -> np.ndarray:

@@ -66,7 +66,9 @@ def markup(figure: Figure, label: str, **options: Any) -> Any:
     figure.savefig(file, format="svg", transparent=True, metadata={"Date": None, "Creator": None}, **options)
     text = file.getvalue()
     text = text[text.index("<svg") :].replace(INK, "currentColor")
-    side = float(re.search(r'width="([\d.]+)pt"', text)[1]) * 96 / 72  # type: ignore[index]
+    width = re.search(r'width="([\d.]+)pt"', text)
+    assert width is not None, "matplotlib writes the width in points"
+    side = float(width[1]) * 96 / 72
     head = f'<svg role="img" aria-label="{escape(label)}" style="--side: {side:.0f}px"'
     return Markup(text.replace("<svg", head, 1))
 

@@ -256,7 +256,7 @@ def batches(
         rows, labels = [], []
         for _ in range(loads):
             batch = next(loaded)
-            rows.append(engine(batch["images"]))  # type: ignore[arg-type]
+            rows.append(engine(batch["images"]))
             labels.append(batch["labels"])
             count(len(rows[-1]))
         features = torch.cat(rows).to(task.device)

@@ -37,7 +37,7 @@ class MLflow:
 
     def log_line(self, line: Line) -> None:
         """Add the figures of a line."""
-        from mlflow.entities import Metric  # type: ignore[import-not-found]
+        from mlflow.entities import Metric
 
         now = int(1000 * time.time())
         self.client.log_batch(self.id, [Metric(name, x, now, line["step"]) for name, x in numbers_of(line).items()])
@@ -67,7 +67,7 @@ def experiment_of(client: Any) -> str:
 
 def parameters_of(config: Mapping[str, Any]) -> list[list[Any]]:
     """The values of a config by their paths, as parameters, in batches that MLflow takes."""
-    from mlflow.entities import Param  # type: ignore[import-not-found]
+    from mlflow.entities import Param
 
     pairs = [Param(name, str(value)[:LONGEST]) for name, value in flatten(config).items()]
     return [pairs[start : start + BATCH] for start in range(0, len(pairs), BATCH)]

@@ -114,7 +114,8 @@ def torchvision(work: Work, best: bool = False) -> Turn:
 
 def timm(work: Work, best: bool = False) -> Turn:
     """create_dataset and create_loader; by default they have one worker."""
-    from timm.data import create_dataset, create_loader  # type: ignore[attr-defined]
+    from timm.data.dataset_factory import create_dataset
+    from timm.data.loader import create_loader
 
     folder = Folder(work.images or ".")
     pictures: Any = Repeated(create_dataset("", root=folder.train))
@@ -126,7 +127,7 @@ def timm(work: Work, best: bool = False) -> Turn:
 
 def webdataset(work: Work, best: bool = False) -> Turn:
     """Two tars of the same files, shards and samples shuffled."""
-    import webdataset as wds
+    from webdataset.compat import WebDataset, WebLoader
 
     home = tempfile.TemporaryDirectory()
     shards = [str(Path(home.name) / f"{number}.tar") for number in range(2)]
@@ -139,13 +140,13 @@ def webdataset(work: Work, best: bool = False) -> Turn:
                     label = tarfile.TarInfo(f"{index:06d}.cls")
                     label.size = 1
                     tar.addfile(label, io.BytesIO(str(index % CLASSES).encode()))
-    stream = wds.WebDataset(shards, resampled=True, shardshuffle=False).shuffle(1000)  # type: ignore[attr-defined]
+    stream = WebDataset(shards, resampled=True, shardshuffle=False).shuffle(1000)
     stream = stream if best else stream.decode("pil")
     change = transform(work, best)
     stream = stream.to_tuple("jpg", "cls").map_tuple(
         (lambda raw: change(decoded(raw))) if best else change, lambda label: int(label)
     )
-    loader = wds.WebLoader(stream.batched(work.batch_size), batch_size=None, **workers(best))  # type: ignore[attr-defined]
+    loader = WebLoader(stream.batched(work.batch_size), batch_size=None, **workers(best))
     return turns(loader, home)
 
 

@@ -36,7 +36,7 @@ def timm(work: Work, best: bool = False, compiled: bool = False) -> Turn:
 
     Batches of 16 and two workers; or, `best`, batches of 32, a worker a core, and bfloat16 where the machine has it.
     """
-    from timm.data import create_transform  # type: ignore[attr-defined]
+    from timm.data.transforms_factory import create_transform
 
     dtype = torch.bfloat16 if best and has_bf16(work.device) else torch.float32
     model: Any = timm_model(work).eval().requires_grad_(False).to(work.device, dtype)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from vitreous.apps.bench.pretraining import PRETRAINING, images_of
 from vitreous.apps.bench.work import Turn, Work
 from vitreous.models.names import configure_vit
+from vitreous.objectives.heads import HeadOptions
 
 MOMENTUM = 0.996
 
@@ -68,7 +69,8 @@ def dino(work: Work, precision: str = "fp32", together: bool = False) -> Turn:
     torch.manual_seed(0)
     shape, (config, options, drop_path) = configure_vit(work.model, work.image_size), PRETRAINING[work.task]
     sizes: dict[str, Any] = {"embed_dim": shape.width, "depth": shape.depth, "num_heads": shape.heads, "num_classes": 0}
-    count = config.prototypes  # type: ignore[attr-defined]
+    assert isinstance(config, HeadOptions)
+    count = config.prototypes
 
     def network(rate: float) -> nn.Module:
         backbone = VisionTransformer(

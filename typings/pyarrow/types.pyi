@@ -1,0 +1,5 @@
+"""Predicates of pyarrow.types."""
+
+from typing import Any
+
+def __getattr__(name: str) -> Any: ...

@@ -1,0 +1,246 @@
+"""Types of the documents that the public functions return, which are also what `--json` prints.
+
+Of the metrics and of the keys about them, a document has those of the model's task, or of the protocol that it was
+evaluated by; a value that nothing fills is None. Values of type `object` are described where they are made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, NotRequired, TypeAlias, TypedDict
+
+Row: TypeAlias = dict[str, str | int | float | None]
+
+
+class Metrics(TypedDict):
+    """Metrics of one split, those of the model's task: the keys of `tasks.metrics.METRICS`, and how they are read."""
+
+    top1: float | None
+    map: float | None
+    top5: float | None
+    macro_f1: float | None
+    micro_f1: float | None
+    nll: float | None
+    ece: float | None
+    feature_deviation: float | None
+    knn_top1: float | None
+    knn_map: float | None
+    rankme: float | None
+    miou: float | None
+    dice: float | None
+    pixel_accuracy: float | None
+    boundary_f: float | None
+    pq: float | None
+    sq: float | None
+    rq: float | None
+    pq_things: float | None
+    pq_stuff: float | None
+    ap: float | None
+    ap50: float | None
+    ap75: float | None
+    ap_small: float | None
+    ap_medium: float | None
+    ap_large: float | None
+    ap_rare: float | None
+    ap_common: float | None
+    ap_frequent: float | None
+    ar1: float | None
+    ar10: float | None
+    ar100: float | None
+    ar_small: float | None
+    ar_medium: float | None
+    ar_large: float | None
+    box_ap: float | None
+    box_ap50: float | None
+    box_ap75: float | None
+    box_ap_small: float | None
+    box_ap_medium: float | None
+    box_ap_large: float | None
+    box_ap_rare: float | None
+    box_ap_common: float | None
+    box_ap_frequent: float | None
+    box_ar1: float | None
+    box_ar10: float | None
+    box_ar100: float | None
+    box_ar_small: float | None
+    box_ar_medium: float | None
+    box_ar_large: float | None
+    denoising_error: float | None
+    frechet_distance: float | None
+    r2: float | None
+    mae: float | None
+    rmse: float | None
+    spearman: float | None
+    images: int
+    unreadable: int
+    interval: dict[str, list[float] | None]
+    leading: str
+    better: Literal["higher", "lower"]
+
+
+class RunSummary(TypedDict):
+    """`vitreous.train`: what `summary.json` of a run has."""
+
+    model: str
+    parameters: int
+    data: str
+    steps: int
+    epochs: float
+    seed: int
+    wall_seconds: float
+    images_per_second: float
+    exaflops: float
+    flops_utilisation: float | None
+    device_hours: float
+    peak_memory_bytes: int | None
+    skipped: int
+    train: dict[str, float | None]
+    val: Metrics | None
+    test: Metrics | None
+    selection: Mapping[str, object] | None
+    lr_grid: NotRequired[Mapping[str, object]]
+    run: str
+    bundle: str
+
+
+class EvaluationDocument(TypedDict):
+    """`vitreous.evaluate`: the metrics are under the name of the split that was evaluated."""
+
+    model: str
+    parameters: int
+    data: str
+    wall_seconds: float
+    images_per_second: float
+    train: Metrics | None
+    val: Metrics | None
+    test: Metrics | None
+    run: str
+    bundle: str
+    split: str
+    protocol: str
+    figures: list[Row]
+    readings: list[Mapping[str, object]]
+    classes: list[str]
+    targets: list[str]
+    per_class: list[Row]
+    confusion: list[list[int]] | None
+    confused: Mapping[str, list[Row]] | None
+    calibration: Mapping[str, object] | None
+    trained_on: bool | None
+    trained_on_images: int | None
+    chosen_on: object
+    clip_views: NotRequired[str]
+    abstain: object
+    outliers: object
+    suspects: object
+    report: str | None
+
+
+class FigureFiles(TypedDict):
+    """A figure of `vitreous.inspect`: names of its files in the folder."""
+
+    name: str
+    title: str
+    caption: str
+    png: str
+    svg: str
+    npz: str
+    gif: NotRequired[str]
+    csv: NotRequired[str]
+
+
+class InspectionDocument(TypedDict):
+    """`vitreous.inspect`: `refused` has why figures cannot be made, by their names."""
+
+    run: str
+    model: str
+    image_size: list[int]
+    images: list[str]
+    answers: list[Mapping[str, object]]
+    figures: list[FigureFiles]
+    refused: dict[str, str]
+    out: str
+    page: str
+    wall_seconds: float
+
+
+class Ingredient(TypedDict):
+    """A model of a soup: its score, that of the soup with it, and whether it was kept."""
+
+    run: str
+    sha256: str
+    score: float | None
+    score_with: float | None
+    kept: bool
+
+
+class SoupDocument(TypedDict):
+    """`vitreous.soup`: the metrics are under the name of the split that the models were evaluated on."""
+
+    model: str
+    parameters: int
+    soup: Literal["greedy", "uniform"]
+    data: str | None
+    split: str | None
+    train: NotRequired[Metrics | None]
+    val: NotRequired[Metrics | None]
+    ingredients: list[Ingredient]
+    bundle: str
+
+
+class SampleDocument(TypedDict):
+    """`vitreous.sample`: `size` is that of an image, `sampler` its name and number of steps."""
+
+    run: str
+    files: list[str]
+    classes: list[str]
+    count: int
+    size: str
+    frames: int | None
+    seeds: list[int]
+    guidance: float
+    sampler: tuple[str, int]
+    precision: str
+    seconds: float
+
+
+class ExportedFile(TypedDict):
+    """A file of `vitreous.export`, and how its outputs compare with the model's on `images` images."""
+
+    format: str
+    file: str
+    bytes: int
+    images: int
+    max_abs_logit_difference: float | None
+    top1_agreement: float | None
+    top1: dict[str, float] | None
+    images_per_second: float | None
+    original_images_per_second: float | None
+    original_bytes: NotRequired[int]
+    sha256: NotRequired[str]
+    quantised: NotRequired[str | None]
+    dynamic_size: NotRequired[bool]
+    judged_on: NotRequired[str]
+    loss: NotRequired[str | None]
+    outputs: NotRequired[str]
+
+
+class ExportDocument(TypedDict):
+    """`vitreous.export`."""
+
+    run: str
+    exports: list[ExportedFile]
+
+
+class PushDocument(TypedDict):
+    """`vitreous.push`: `files` has the bytes of each file, `card` the text of the model card."""
+
+    repository: str
+    url: str
+    commit: str
+    files: dict[str, int]
+    bytes: int
+    private: bool
+    dry_run: bool
+    out: str | None
+    card: str
