@@ -36,7 +36,7 @@ MODELS: dict[str, tuple[str, dict[str, str]]] = {
             "width": "128",
             "depth": "5",
             "heads": "4",
-            "hidden": "512",
+            "mlp.hidden": "512",
         },
     ),
     "Swin": ("Swin-48x2-2-2/2-window4", {}),

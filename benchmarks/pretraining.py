@@ -56,7 +56,7 @@ JUDGING = 1000  # the seed on which rates are compared; the table has seeds 0, 1
 BATCH = 64  # images of a fine-tuning step
 NEVER = 10**9  # steps
 CUTMIX = {"views.cutmix": ["1.0"], "views.mix_probability": ["0.5"]}
-CALM = {"model.drop_path": ["0.1"], "views.shift": ["0.125"], "objective.smoothing": ["0.1"]}
+CALM = {"model.regularization.drop_path": ["0.1"], "views.shift": ["0.125"], "objective.smoothing": ["0.1"]}
 #: what each way of learning from labels chooses from
 WAYS: dict[str, dict[str, dict[str, Any]]] = {
     "fine-tuned": {

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,9 @@ class Backbone(nn.Module):
 
     def __init__(self, name: str) -> None:
         super().__init__()
-        config = replace(configure_vit(name, 32), classes=0, class_token=False, pool="mean", representation=None)
+        config = configure_vit(name, 32).with_options(
+            classes=0, class_token=False, pool="mean", head={"representation": None}
+        )
         self.model = build_model(config)
         self.model.any_size = True  # local views are smaller
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -113,7 +112,7 @@ class PlainViTDet(nn.Module):
         self.pos_embed = nn.Parameter(torch.zeros(1, 1 + c.table_grid[0] * c.table_grid[1], c.width))
         self.table_grid = c.table_grid
         self.blocks = nn.ModuleList(
-            PlainBlock(c.width, c.heads, c.hidden, c.window if i in c.windowed_blocks else 0, c.grid[0])
+            PlainBlock(c.width, c.heads, c.mlp.hidden, c.attention.window if i in c.windowed_blocks else 0, c.grid[0])
             for i in range(c.depth)
         )
 
@@ -159,7 +158,7 @@ def computed(work: Work, is_ours: bool) -> tuple[Callable[[Tensor], Tensor], tup
     config: Any = configure(work.model, work.image_size)
     task = work.task.partition(", ")[0]
     if task != "whole":
-        config = replace(config, depth=1, global_blocks=() if task == "windowed block" else (0,))
+        config = config.with_options(depth=1, attention={"global_blocks": () if task == "windowed block" else (0,)})
     model: Any = weighted(config) if is_ours else PlainViTDet(config)
     if task != "whole":
         block = model.encoder.blocks[0] if is_ours else model.blocks[0]

@@ -27,7 +27,7 @@ from vitreous.models.zoo import create
 from vitreous.system.machine import has_bf16, processor
 
 CLASSES = 1000
-WINDOWS: dict[str, Any] = {"window": 14, "global_blocks": (2, 5, 8, 11)}  # ViTDet's
+WINDOWS: dict[str, Any] = {"attention": {"window": 14, "global_blocks": (2, 5, 8, 11)}}  # ViTDet's
 
 
 def ours(work: Work, model: str, **settings: Any) -> Turn:

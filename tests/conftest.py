@@ -22,6 +22,7 @@ from PIL import Image
 from tests.forked import ForkingReader
 from vitreous.cli.main import main
 from vitreous.jobs import default_weights
+from vitreous.models.config import MlpConfig
 from vitreous.reports.pages import report
 from vitreous.system.cores import Neighbours
 from vitreous.weights import pickled
@@ -220,7 +221,9 @@ def published_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = mirror / PUBLISHED["vit-s16-augreg"].source.partition("://")[2]
     file.parent.mkdir(parents=True)
     torch.manual_seed(0)
-    model = ViT(ViTConfig(image=(224, 224), patch=(16, 16), width=32, depth=1, heads=1, hidden=64, classes=5))
+    model = ViT(
+        ViTConfig(image=(224, 224), patch=(16, 16), width=32, depth=1, heads=1, classes=5, mlp=MlpConfig(hidden=64))
+    )
     Bundle(model, Classification(tuple("abcde")), ImagePreprocess((224, 224))).save(mirror / "bundle")
     convert(mirror / "bundle", file, "google-npz")
     return mirror

@@ -78,11 +78,11 @@ TRACE = """
     import vitreous.models.vit as vit
     from vitreous.cli.main import main
     from vitreous.data.modalities.images import ImagePreprocess
-    from vitreous.models.config import ViTConfig
+    from vitreous.models.config import MlpConfig, ViTConfig
     from vitreous.weights.bundle import Bundle
     from vitreous.tasks.classification import Classification
     home = Path(tempfile.mkdtemp())
-    config = ViTConfig(image=(16, 16), patch=(8, 8), width=32, depth=1, heads=1, hidden=64, classes=2)
+    config = ViTConfig(image=(16, 16), patch=(8, 8), width=32, depth=1, heads=1, mlp=MlpConfig(64), classes=2)
     Bundle(vit.ViT(config), Classification(("a", "b")), ImagePreprocess((16, 16))).save(home / "model")
     images = [str(home / f"{number}.png") for number in range(40)]
     for image in images:

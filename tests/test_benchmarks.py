@@ -226,21 +226,13 @@ def test_a_processor_rate_counts_neither_start_nor_evaluation_and_is_kept(tmp_pa
 
 
 def test_vitdet_is_compared_with_the_same_model_of_plain_modules(monkeypatch):
-    from dataclasses import replace
 
     from vitreous.apps.bench.work import Work
     from vitreous.models.names import configure
 
     vitdet = script("vitdet")
-    small = replace(
-        configure("ViTDet-B/16", 64),
-        patch=(8, 8),
-        width=32,
-        depth=4,
-        heads=2,
-        hidden=64,
-        window=3,
-        global_blocks=(1, 3),
+    small = configure("ViTDet-B/16", 64).with_options(
+        patch=(8, 8), width=32, depth=4, heads=2, mlp={"hidden": 64}, attention={"window": 3, "global_blocks": (1, 3)}
     )
     assert vitdet.difference(small) < 1e-5
     monkeypatch.setattr(vitdet, "configure", lambda name, size: small)

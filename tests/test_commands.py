@@ -182,7 +182,7 @@ def write_small_dinov2(folder: Path) -> None:
     from safetensors.torch import load_file
 
     row = PUBLISHED["dinov2-s14"]
-    model = vitreous.create(row.model, image_size=row.image_size, width=32, depth=2, heads=2, hidden=128)
+    model = vitreous.create(row.model, image_size=row.image_size, width=32, depth=2, heads=2, mlp={"hidden": 128})
     vitreous.save(model, folder / "bundle")
     written = convert(folder / "bundle", folder / "weights", "dinov2")["out"]
     place = folder / "mirror" / row.source.partition("://")[2]

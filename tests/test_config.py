@@ -3,7 +3,17 @@ from dataclasses import replace
 import pytest
 
 from tests.training.test_loop import make
-from vitreous.config import differences, from_plain, from_yaml, set_paths, to_plain, to_yaml
+from vitreous.config import (
+    change_fields,
+    differences,
+    from_plain,
+    from_yaml,
+    list_paths,
+    nest_paths,
+    set_paths,
+    to_plain,
+    to_yaml,
+)
 from vitreous.errors import UsageError
 from vitreous.models.config import ModelConfig, SwinConfig, ViTConfig
 from vitreous.training.run import Ramp, Run
@@ -112,3 +122,44 @@ def test_what_is_no_field_cannot_be_set():
             set_paths(SwinConfig(), {name: ["1"]}, "model.")
         with pytest.raises(UsageError, match=f"unknown setting {name}"):
             from_plain(ModelConfig, {"family": "swin", name: 1})
+
+
+def test_groups_of_settings_are_set_field_by_field():
+    words = {"attention.window": ["7"], "attention.global-blocks": ["2", "5"], "norm.eps": ["1e-5"], "depth": ["6"]}
+    config = set_paths(ViTConfig(), words, "model.")
+    changes = {"depth": 6, "attention": {"window": 7, "global_blocks": (2, 5)}, "norm": {"eps": 1e-5}}
+    assert config == ViTConfig().with_options(**changes) == change_fields(ViTConfig(), changes)
+    assert (config.attention.qkv_bias, config.norm.final) == (True, "tokens"), "the other fields of a group stay"
+    assert from_plain(ModelConfig, to_plain(config)) == config
+    assert differences(ViTConfig(depth=6), config)[0] == "attention.window: 0 -> 7"
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("attention", "model.attention is a group of settings\n  set one of model.attention.kind, "),
+        ("window", "unknown setting model.window\n  perhaps you meant model.attention.window"),
+        ("attention.windw", "unknown setting model.attention.windw\n  did you mean window?"),
+        ("attention.kind", "model.attention.kind cannot be 7 (Input should be 'plain', 'relative', "),
+    ],
+)
+def test_a_setting_of_a_group_that_cannot_be_is_refused(path, message):
+    with pytest.raises(UsageError) as error:
+        set_paths(ViTConfig(), {path: ["7"]}, "model.")
+    assert str(error.value).startswith(message)
+
+
+def test_fields_without_their_group_are_unknown():
+    with pytest.raises(UsageError, match=r"unknown setting window\n  perhaps you meant attention\.window"):
+        from_plain(ModelConfig, {"window": 7})
+    for kind in (ViTConfig, SwinConfig):
+        with pytest.raises(UsageError, match="attention is a dict, and a constructor takes a group"):
+            kind(attention={"window": 7})  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"unknown setting mlp\.size\n  there are hidden, kind, gelu"):
+        ViTConfig().with_options(mlp={"size": 7})
+
+
+def test_paths_are_nested_and_listed():
+    nested = {"depth": 6, "attention": {"window": 7, "kind": "plain"}, "stem": {}}
+    paths = {"depth": 6, "attention.window": 7, "attention.kind": "plain", "stem": {}}
+    assert list_paths(nested) == paths and nest_paths(paths) == nested

@@ -17,8 +17,24 @@ import pytest
 
 import vitreous
 from tests.keywords import FILE, render_file
+from vitreous import keywords
 from vitreous.keywords import ModelKeywords
-from vitreous.models.config import BiTConfig, DiTConfig, SwinConfig, ViTConfig
+from vitreous.models.config import (
+    AttentionConfig,
+    BiTConfig,
+    DiTConfig,
+    HeadConfig,
+    MlpConfig,
+    NormConfig,
+    PositionConfig,
+    RegularizationConfig,
+    SwinAttentionConfig,
+    SwinConfig,
+    SwinMlpConfig,
+    SwinNormConfig,
+    SwinPositionConfig,
+    ViTConfig,
+)
 from vitreous.models.configs.adapter import AdapterConfig
 from vitreous.models.configs.detector import DetectorConfig
 from vitreous.models.configs.hybrid import HybridConfig
@@ -39,6 +55,7 @@ from PIL import Image
 import vitreous
 from vitreous.sklearn import VitreousClassifier, VitreousRegressor
 photo = Image.new("RGB", (8, 8))
+from vitreous.models.config import NormConfig
 images = torch.rand(1, 3, 224, 224)
 reveal_type(vitreous.create("ViT-B/16"))  # ViT
 reveal_type(vitreous.create("vit-b/16", num_classes=3, global_pool="avg", drop_path_rate=0.1))  # ViT
@@ -66,6 +83,9 @@ vitreous.train("photos", epochs=3, model="ViT-S/16", lr_grid=[0.1, 0.2], setting
 vitreous.evaluate("runs/pets", protocol="knn", k=5, device="cpu")
 vitreous.inspect("runs/pets", "dog.jpg", figures="rollout")
 vitreous.create_loader("photos", image_size=224, augment=False)
+vitreous.create("ViT-B/16", attention={"window": 7}, norm=NormConfig(eps=1e-5))
+vitreous.create("ViT-B/16", attention={"windw": 7})  # error
+vitreous.create("ViT-B/16", window=7)  # error
 vitreous.create("ViT-B/16", num_clases=3)  # error
 vitreous.create("ViT-B/16", features_only=True)  # error
 vitreous.create("ViT-B/16", pretrained=True)  # error
@@ -111,9 +131,25 @@ def test_keywords_are_generated_from_the_options_and_the_models_that_there_are()
 
 def test_keywords_of_models_are_the_fields_of_their_configs():
     fields = {field.name for kind in MODELS for field in dataclasses.fields(kind)}
-    fields -= {"family", "image", "classes", "channels", "backbone", "head"}
+    fields -= {"family", "image", "classes", "channels", "backbone"}
     fields |= set(SYNONYMS) - {"patch"} | {"axial", "first_norm", "global_pool", "pretrained"}
     assert set(ModelKeywords.__annotations__) == fields
+
+
+GROUPS = {
+    "positions": (keywords.PositionKeywords, (PositionConfig, SwinPositionConfig)),
+    "attention": (keywords.AttentionKeywords, (AttentionConfig, SwinAttentionConfig)),
+    "mlp": (keywords.MlpKeywords, (MlpConfig, SwinMlpConfig)),
+    "norm": (keywords.NormKeywords, (NormConfig, SwinNormConfig)),
+    "head": (keywords.HeadKeywords, (HeadConfig,)),
+    "regularization": (keywords.RegularizationKeywords, (RegularizationConfig,)),
+}
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_keywords_of_groups_are_the_fields_of_the_groups(group):
+    kind, configs = GROUPS[group]
+    assert set(kind.__annotations__) == {field.name for config in configs for field in dataclasses.fields(config)}
 
 
 def test_the_wheel_says_that_it_is_typed():

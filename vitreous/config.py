@@ -176,7 +176,7 @@ def unknown_keys(kind: Any, value: Any, path: str = "") -> list[tuple[str, str]]
         if key in hints:
             unknown += unknown_keys(hints[key], item, f"{path}{key}.")
         else:
-            unknown.append((f"{path}{key}", nearest(str(key), hints)))
+            unknown.append((f"{path}{key}", suggest_path(str(key), types_of_fields(kind), path)))
     return unknown
 
 
@@ -253,10 +253,14 @@ def set_paths(value: T, settings: dict[str, list[str]], before: str = "") -> T:
         head, _, rest = path.partition(".")
         name, whole = head.replace("-", "_"), f"{before}{path}"
         if name not in hints:
-            raise UsageError(f"unknown setting {whole}", nearest(name, hints) or f"there are {', '.join(hints)}")
+            hint = suggest_path(name, hints, before) or f"there are {', '.join(hints)}"
+            raise UsageError(f"unknown setting {whole}", hint)
         if rest:
             deeper.setdefault(name, {})[rest] = words
             continue
+        if dataclasses.is_dataclass(hints[name]):
+            paths = (f"{whole}.{field.name}" for field in dataclasses.fields(hints[name]))
+            raise UsageError(f"{whole} is a group of settings", f"set one of {', '.join(paths)}")
         plain = [yaml.safe_load(word) for word in words]
         takes_many = "tuple" in str(hints[name]) or len(plain) != 1
         try:
@@ -273,6 +277,54 @@ def set_paths(value: T, settings: dict[str, list[str]], before: str = "") -> T:
         return value
     with_options = getattr(value, "with_options", None)  # of a dataclass whose type follows from its fields
     return with_options(**changes) if with_options else dataclasses.replace(value, **changes)  # type: ignore[type-var]
+
+
+def suggest_path(name: str, hints: Mapping[str, Any], before: str = "") -> str:
+    """Suggest the path of an unknown setting, after `before`: the group that has a field of this name, else the nearest
+    of the fields by their types in `hints`; "" where none is near."""
+    groups = {key: hint for key, hint in hints.items() if isinstance(hint, type) and dataclasses.is_dataclass(hint)}
+    for key, group in groups.items():
+        if name in hints_of(group):
+            return f"perhaps you meant {before}{key}.{name}"
+    return nearest(name, hints)
+
+
+def nest_paths(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values by dotted path as nested dicts: `{"attention.window": 7}` is `{"attention": {"window": 7}}`."""
+    nested: dict[str, Any] = {}
+    for path, value in values.items():
+        *groups, name = path.split(".")
+        inner = nested
+        for group in groups:
+            inner = inner.setdefault(group, {})
+        inner[name] = value
+    return nested
+
+
+def list_paths(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested dicts as values by dotted path, as `nest_paths` reads them."""
+    paths: dict[str, Any] = {}
+    for name, value in values.items():
+        inner = list_paths(value) if isinstance(value, Mapping) else {}
+        paths |= {f"{name}.{path}": one for path, one in inner.items()} or {name: value}
+    return paths
+
+
+def change_fields(value: T, changes: Mapping[str, Any], before: str = "") -> T:
+    """Return a copy of a dataclass with these fields.
+
+    A dict changes the fields that it names of a dataclass in a field, and leaves its others. `before` is what stands
+    in front of the fields' names in messages. Raises UsageError for an unknown field.
+    """
+    changed: dict[str, Any] = {}
+    for name, change in changes.items():
+        if name not in hints_of(type(value)):
+            hint = suggest_path(name, types_of_fields(type(value)), before)
+            raise UsageError(f"unknown setting {before}{name}", hint or f"there are {', '.join(hints_of(type(value)))}")
+        current = getattr(value, name)
+        inside = isinstance(change, Mapping) and dataclasses.is_dataclass(current)
+        changed[name] = change_fields(current, change, f"{before}{name}.") if inside else change
+    return dataclasses.replace(value, **changed)  # type: ignore[type-var]
 
 
 def items(value: Any) -> dict[str, Any]:

@@ -13,13 +13,80 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict
 
 if TYPE_CHECKING:
-    from vitreous.models.config import ConvStemConfig, Numerics, Resize, StemConfig
+    from vitreous.models.config import (
+        AttentionConfig,
+        ConvStemConfig,
+        HeadConfig,
+        MlpConfig,
+        NormConfig,
+        Numerics,
+        PositionConfig,
+        RegularizationConfig,
+        Resize,
+        StemConfig,
+        SwinAttentionConfig,
+        SwinMlpConfig,
+        SwinNormConfig,
+        SwinPositionConfig,
+    )
     from vitreous.models.configs.adapter import Norm, TokenSource
     from vitreous.models.configs.detector import DetectionHeads, Scores
     from vitreous.models.configs.swin import Pad
     from vitreous.models.configs.video import Arrangement
 
 PathLike: TypeAlias = str | os.PathLike[str]
+
+
+class PositionKeywords(TypedDict, total=False):
+    """Fields of the group `positions` of a model's config."""
+
+    kind: Literal["learned", "axes", "factorised", "sincos", "sincos-big-vision", "none", "space-time", "sinusoid"]
+    at: Literal["input", "each", "shared"]
+    slots: int
+    resize: Resize
+
+
+class AttentionKeywords(TypedDict, total=False):
+    """Fields of the group `attention` of a model's config."""
+
+    kind: Literal["plain", "relative", "rotary", "decomposed"]
+    window: int
+    global_blocks: tuple[int, ...]
+    qkv_bias: bool
+    pretrained_window: tuple[int, ...]
+    pad: Pad
+
+
+class MlpKeywords(TypedDict, total=False):
+    """Fields of the group `mlp` of a model's config."""
+
+    hidden: int
+    kind: Literal["gelu", "swiglu"]
+    gelu: Literal["none", "tanh", "quick"]
+    ratio: float
+
+
+class NormKeywords(TypedDict, total=False):
+    """Fields of the group `norm` of a model's config."""
+
+    final: Literal["tokens", "pooled", "none"]
+    eps: float
+    layer_scale: float | None
+
+
+class HeadKeywords(TypedDict, total=False):
+    """Fields of the group `head` of a model's config."""
+
+    representation: int | None
+    bias: bool
+
+
+class RegularizationKeywords(TypedDict, total=False):
+    """Fields of the group `regularization` of a model's config."""
+
+    dropout: float
+    drop_path: float
+    drop_path_rises: bool
 
 
 class ModelKeywords(TypedDict, total=False):
@@ -31,27 +98,16 @@ class ModelKeywords(TypedDict, total=False):
     heads: int | tuple[int, ...] | DetectionHeads
     hidden: int
     class_token: bool
-    slots: int
     registers: int
-    position: Literal["learned", "axes", "factorised", "sincos", "sincos-big-vision", "none", "space-time", "sinusoid"]
-    position_at: Literal["input", "each", "shared"]
-    attention: Literal["plain", "relative", "rotary", "decomposed"]
-    window: int
-    global_blocks: tuple[int, ...]
     pool: Literal["class", "mean", "attention", "distilled"]
-    norm: Literal["tokens", "pooled", "none"] | Norm
-    representation: int | None
-    layer_scale: float | None
-    dropout: float
-    drop_path: float
-    drop_path_rises: bool
-    qkv_bias: bool
     projection_bias: bool
-    head_bias: bool
-    mlp: Literal["gelu", "swiglu"]
-    gelu: Literal["none", "tanh", "quick"]
+    positions: PositionKeywords | PositionConfig | SwinPositionConfig
+    attention: AttentionKeywords | AttentionConfig | SwinAttentionConfig
+    mlp: MlpKeywords | MlpConfig | SwinMlpConfig
+    norm: NormKeywords | NormConfig | SwinNormConfig | Norm
+    head: HeadKeywords | HeadConfig
+    regularization: RegularizationKeywords | RegularizationConfig
     eps: float
-    resize: Resize
     stem: StemConfig | ConvStemConfig
     conv_blocks: tuple[int, ...]
     position_grid: tuple[int, ...]
@@ -68,9 +124,6 @@ class ModelKeywords(TypedDict, total=False):
     axial: bool
     version: Literal[1, 2]
     patch_size: int | tuple[int, ...]
-    pretrained_window: tuple[int, ...]
-    pad: Pad
-    mlp_ratio: float
     learned_variance: bool
     qk_norm: bool
     time_shift: Literal[0, 1]

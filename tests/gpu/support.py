@@ -108,7 +108,7 @@ def supervised_session(home: Path, images: Tensor | None = None, **changes: Any)
     if labels is None:
         labels = split.labels if images is None else np.arange(len(pixels)) % 3
     split, size = Arrays(pixels, labels), pixels.shape[1:3]
-    model = replace(sessions.MODEL, image=size, classes=3, position="learned")
+    model = sessions.MODEL.with_options(image=size, classes=3, positions={"kind": "learned"})
     run = Run(
         data=DataOptions("synthetic", CLASSES, len(pixels), "", cache=True),
         model=model,

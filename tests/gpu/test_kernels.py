@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tests.contracts import randomise
 from tests.gpu.support import DEVICE, ON_GPU, check_close, check_tensors_close
-from vitreous.models.config import SwinConfig, ViTConfig
+from vitreous.models.config import AttentionConfig, MlpConfig, SwinAttentionConfig, SwinConfig, ViTConfig
 from vitreous.models.packed import Packed
 from vitreous.models.zoo import build_model
 from vitreous.nn.attention import Attention, NormedAttention, Segments, attend, attend_segments, attend_unscaled
@@ -192,7 +192,7 @@ def test_attend_segments_matches_single_sequences():
 PACKED = {
     "class token": {},
     "attention pooling, registers": {"class_token": False, "pool": "attention", "registers": 2},
-    "factorised positions": {"position": "factorised"},
+    "factorised positions": {"positions": {"kind": "factorised"}},
 }
 SIZES = ((32, 32), (16, 64), (40, 8), (8, 8), (24, 56), (32, 32))
 
@@ -201,7 +201,7 @@ SIZES = ((32, 32), (16, 64), (40, 8), (8, 8), (24, 56), (32, 32))
 def test_packed_rows_match_single_images(name):
     """Rows of images of several sizes: outputs and gradients are those of the images one by one, masked or not."""
     torch.manual_seed(0)
-    config = ViTConfig(image=(32, 32), patch=(8, 8), width=32, depth=2, heads=4, hidden=64, classes=5)
+    config = ViTConfig(image=(32, 32), patch=(8, 8), width=32, depth=2, heads=4, classes=5, mlp=MlpConfig(hidden=64))
     model = randomise(build_model(config.with_options(**PACKED[name]))).eval()
     model.any_size = True
     generator = torch.Generator().manual_seed(1)
@@ -224,14 +224,36 @@ def test_packed_rows_match_single_images(name):
 
 
 MODELS: dict[str, Any] = {
-    "plain": ViTConfig(image=(32, 32), patch=(8, 8), width=32, depth=2, heads=4, hidden=64, classes=5),
+    "plain": ViTConfig(image=(32, 32), patch=(8, 8), width=32, depth=2, heads=4, classes=5, mlp=MlpConfig(hidden=64)),
     "rotary": ViTConfig(
-        image=(32, 32), patch=(8, 8), width=32, depth=2, heads=4, hidden=64, classes=5, attention="rotary"
+        image=(32, 32),
+        patch=(8, 8),
+        width=32,
+        depth=2,
+        heads=4,
+        classes=5,
+        mlp=MlpConfig(hidden=64),
+        attention=AttentionConfig(kind="rotary"),
     ),
     "windows": ViTConfig(
-        image=(32, 32), patch=(8, 8), width=32, depth=2, heads=4, hidden=64, classes=5, window=2, global_blocks=(1,)
+        image=(32, 32),
+        patch=(8, 8),
+        width=32,
+        depth=2,
+        heads=4,
+        classes=5,
+        mlp=MlpConfig(hidden=64),
+        attention=AttentionConfig(window=2, global_blocks=(1,)),
     ),
-    "swin": SwinConfig(image=(32, 32), patch_size=(2, 2), classes=5, width=8, blocks=(2, 2), heads=(2, 2), window=4),
+    "swin": SwinConfig(
+        image=(32, 32),
+        patch_size=(2, 2),
+        classes=5,
+        width=8,
+        blocks=(2, 2),
+        heads=(2, 2),
+        attention=SwinAttentionConfig(window=4),
+    ),
 }
 
 

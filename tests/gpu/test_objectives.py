@@ -30,7 +30,7 @@ from tests.gpu.support import (
 )
 from tests.objectives import sessions
 from vitreous.data.augmentation.augment import Augment
-from vitreous.models.config import ViTConfig
+from vitreous.models.config import MlpConfig, SwinAttentionConfig, ViTConfig
 from vitreous.models.configs.swin import SwinConfig
 from vitreous.models.zoo import build_model, create
 from vitreous.objectives.base import Progress, Setting
@@ -58,9 +58,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "average and frozen blocks": {"ema": 0.9, "tune": FineTune(last_blocks=1)},
     "adapters": {"tune": FineTune(lora_rank=2)},
     "shards in order": {"shards": 2, "reproducible": True},
-    "rotary positions": {"model": lambda model: model.with_options(attention="rotary")},
-    "relative positions": {"model": lambda model: model.with_options(attention="relative")},
-    "windows": {"model": lambda model: replace(model, window=2, class_token=False, pool="mean")},
+    "rotary positions": {"model": lambda model: model.with_options(attention={"kind": "rotary"})},
+    "relative positions": {"model": lambda model: model.with_options(attention={"kind": "relative"})},
+    "windows": {"model": lambda model: model.with_options(class_token=False, pool="mean", attention={"window": 2})},
     "attention pooling, registers": {
         "model": lambda model: replace(model, class_token=False, pool="attention", registers=2)
     },
@@ -167,10 +167,18 @@ def draw(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(2))
 
 
-CLIPS = ViTConfig(image=(4, 16, 16), patch=(2, 8, 8), classes=3, width=32, depth=2, heads=2, hidden=64)
+CLIPS = ViTConfig(image=(4, 16, 16), patch=(2, 8, 8), classes=3, width=32, depth=2, heads=2, mlp=MlpConfig(hidden=64))
 VOLUMES = replace(CLIPS, image=(16, 16, 16), patch=(8, 8, 8), channels=1)
 PHOTOS = replace(CLIPS, image=(16, 16), patch=(4, 4))
-SWIN = SwinConfig(image=(16, 16), patch_size=(2, 2), classes=3, width=8, blocks=(2, 2), heads=(2, 2), window=4)
+SWIN = SwinConfig(
+    image=(16, 16),
+    patch_size=(2, 2),
+    classes=3,
+    width=8,
+    blocks=(2, 2),
+    heads=(2, 2),
+    attention=SwinAttentionConfig(window=4),
+)
 
 #: objectives that need other inputs than square images of one size in memory
 BATCHES: dict[str, Any] = {

@@ -22,7 +22,7 @@ from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.modalities.native import NativePreprocess
 from vitreous.generation.process import Flow
 from vitreous.inference.engine import TorchEngine
-from vitreous.models.config import SwinConfig, ViTConfig
+from vitreous.models.config import MlpConfig, SwinAttentionConfig, SwinConfig, ViTConfig
 from vitreous.models.zoo import build_model
 from vitreous.tasks.classification import Classification
 from vitreous.tasks.features import Features
@@ -46,7 +46,9 @@ def draw_photos(count: int = 11) -> list[Image.Image]:
 def make_vit(classes: int, **changes: Any) -> Any:
     """A small ViT with random weights."""
     torch.manual_seed(0)
-    config = ViTConfig(image=(32, 32), patch=(8, 8), width=32, depth=2, heads=4, hidden=64, classes=classes)
+    config = ViTConfig(
+        image=(32, 32), patch=(8, 8), width=32, depth=2, heads=4, classes=classes, mlp=MlpConfig(hidden=64)
+    )
     return randomise(build_model(config.with_options(**changes))).eval()
 
 
@@ -58,14 +60,20 @@ def save_model(home: Path, name: str) -> Path:
     elif name == "swin":
         torch.manual_seed(0)
         config = SwinConfig(
-            image=(32, 32), patch_size=(2, 2), classes=3, width=8, blocks=(1, 1), heads=(2, 2), window=4
+            image=(32, 32),
+            patch_size=(2, 2),
+            classes=3,
+            width=8,
+            blocks=(1, 1),
+            heads=(2, 2),
+            attention=SwinAttentionConfig(window=4),
         )
         Bundle(build_model(config).eval(), Classification(CLASSES), preprocess).save(home)
     elif name == "multilabel":
         task = Classification(CLASSES, multilabel=True, loss="sigmoid")
         Bundle(make_vit(3), task, preprocess).save(home)
     elif name == "rotary":
-        Bundle(make_vit(3, attention="rotary"), Classification(CLASSES), preprocess).save(home)
+        Bundle(make_vit(3, attention={"kind": "rotary"}), Classification(CLASSES), preprocess).save(home)
     elif name == "features":
         Bundle(make_vit(0), Features(), preprocess).save(home)
     return home

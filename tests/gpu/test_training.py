@@ -149,7 +149,7 @@ PROMISED: dict[str, dict[str, Any]] = {
     "reproducible, micro-batches": {"reproducible": True, "shards": 2, "micro_batch": 3, "accumulate": 2},
     "bf16": {"precision": "bf16", "ema": 0.9, "reproducible": ON_GPU, "shards": 1 + ON_GPU},
     "dropout": {
-        "model": lambda model: replace_model(model, dropout=0.1, drop_path=0.2),
+        "model": lambda model: replace_model(model, regularization={"dropout": 0.1, "drop_path": 0.2}),
         "reproducible": ON_GPU,
         "shards": 1 + ON_GPU,
     },
@@ -197,7 +197,7 @@ def test_reproducible_runs_are_bit_identical(name, precision, tmp_path):
             if name == "patch dropout":
                 options["objective"] = SupervisedConfig(patch_dropout=0.25)
             if name == "rotary":
-                options["model"] = lambda model: replace_model(model, attention="rotary")
+                options["model"] = lambda model: replace_model(model, attention={"kind": "rotary"})
             session, state = supervised_session(home, **options)
         else:
             session, state = objective_session(name, home, **options)
@@ -258,7 +258,10 @@ COMPILED: dict[str, tuple[str, dict[str, Any], bool]] = {
     "short last batch": ("supervised", {"epochs": 0.85}, True),
     "bf16, dropout": (
         "supervised",
-        {"precision": "bf16", "model": lambda model: replace_model(model, dropout=0.1, drop_path=0.2)},
+        {
+            "precision": "bf16",
+            "model": lambda model: replace_model(model, regularization={"dropout": 0.1, "drop_path": 0.2}),
+        },
         False,
     ),
     "several_sizes": ("supervised", {"objective": SupervisedConfig(progressive=0.5), "epochs": 2.0}, True),
@@ -295,7 +298,7 @@ def test_cuda_graphs_match_launched_kernels(name, precision, tmp_path, monkeypat
     monkeypatch.setattr(CapturedPasses, "capture", capture_and_note)
     options: dict[str, Any] = {"epochs": 2.5, "device": DEVICE, "precision": precision}
     if name == "dropout":
-        options["model"] = lambda model: replace_model(model, dropout=0.1, drop_path=0.2)
+        options["model"] = lambda model: replace_model(model, regularization={"dropout": 0.1, "drop_path": 0.2})
     losses = {}
     for graphs in ("0", "1"):
         monkeypatch.setenv("VITREOUS_CUDA_GRAPHS", graphs)
@@ -327,7 +330,7 @@ def test_auto_micro_batch_recovers_from_memory_errors(tmp_path, monkeypatch):
     images = draw_images(32, 96 if ON_GPU else 16)
     depth, width = (4, 128) if ON_GPU else (2, 32)
     options = {"images": images, "batch_size": 32, "epochs": 2.0, "device": DEVICE}
-    options["model"] = lambda model: replace_model(model, depth=depth, width=width, hidden=4 * width)
+    options["model"] = lambda model: replace_model(model, depth=depth, width=width, mlp={"hidden": 4 * width})
     session, state = supervised_session(tmp_path / "first", **options)
     run, inputs, notes = session.run, session.inputs, []
     del state

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 from vitreous.data.modalities.images import ImagePreprocess
-from vitreous.models.config import ViTConfig
+from vitreous.models.config import MlpConfig, ViTConfig
 from vitreous.models.zoo import build_model
 from vitreous.tasks.classification import Classification
 from vitreous.tasks.features import Features
@@ -29,7 +29,9 @@ def save_bundle(place: Path, seed: int = 0, classes: tuple[str, ...] = CLASSES) 
     """A ViT of 4 x 4 patches with a head that tells pictures apart, or, without classes, none."""
     torch.manual_seed(seed)
     model = build_model(
-        ViTConfig(image=(32, 32), patch=(8, 8), classes=len(classes), width=32, depth=2, heads=2, hidden=64)
+        ViTConfig(
+            image=(32, 32), patch=(8, 8), classes=len(classes), width=32, depth=2, heads=2, mlp=MlpConfig(hidden=64)
+        )
     ).eval()
     if classes:
         torch.nn.init.normal_(model.head.weight)

@@ -15,7 +15,7 @@ from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import DataError
 from vitreous.inference.predict import Predictor
 from vitreous.inference.reading import read
-from vitreous.models.config import ViTConfig
+from vitreous.models.config import MlpConfig, ViTConfig
 from vitreous.models.vit import ViT
 from vitreous.tasks.classification import Classification
 from vitreous.tasks.regression import Regression
@@ -27,7 +27,11 @@ CLASSES = ("ant", "bee", "cat", "=dog")
 def tiny(seed: int = 0, classes: tuple[str, ...] = CLASSES) -> Bundle:
     """A ViT of two blocks for 16 x 16 pixels, whose answers differ from picture to picture."""
     torch.manual_seed(seed)
-    model = ViT(ViTConfig(image=(16, 16), patch=(4, 4), width=24, depth=2, heads=2, hidden=48, classes=len(classes)))
+    model = ViT(
+        ViTConfig(
+            image=(16, 16), patch=(4, 4), width=24, depth=2, heads=2, classes=len(classes), mlp=MlpConfig(hidden=48)
+        )
+    )
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.2)
     return Bundle(model, Classification(classes), ImagePreprocess((16, 16)))
@@ -80,7 +84,15 @@ def save_value_model(folder: Path, task: Regression) -> None:
     """Write a bundle of random weights that predicts the values of `task` for images of 16 x 16 pixels."""
     torch.manual_seed(0)
     model = ViT(
-        ViTConfig(image=(16, 16), patch=(8, 8), classes=len(task.targets), width=16, depth=1, heads=2, hidden=32)
+        ViTConfig(
+            image=(16, 16),
+            patch=(8, 8),
+            classes=len(task.targets),
+            width=16,
+            depth=1,
+            heads=2,
+            mlp=MlpConfig(hidden=32),
+        )
     ).eval()
     nn.init.normal_(model.head.weight)
     Bundle(model, task, ImagePreprocess((16, 16))).save(folder)

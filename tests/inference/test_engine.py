@@ -105,7 +105,7 @@ def test_a_precision_that_openvino_cannot_compute_is_refused(monkeypatch):
             "Exception from core.cpp\nSupported primitive descriptors list is empty for node: Softmax\n\n"
         )
 
-    monkeypatch.setattr(openvino, "convert", lambda *given: None)
+    monkeypatch.setattr(openvino, "get_or_build", lambda *given: None)
     monkeypatch.setattr(ov.Core, "compile_model", compile_model)
     with pytest.raises(UsageError, match="bf16 here: Supported primitive") as caught:
         make_engine(build({}).eval(), PREPROCESS, InferenceOptions(engine="openvino", precision="bf16"))
@@ -167,7 +167,7 @@ def test_openvino_answers_as_the_model_does():
 def test_openvino_int8_is_calibrated_on_pictures(monkeypatch, tmp_path):
     pytest.importorskip("nncf")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    model = build({"width": 48, "hidden": 96}).eval()
+    model = build({"width": 48, "mlp": {"hidden": 96}}).eval()
     with pytest.raises(UsageError, match="at least 8"):
         make_engine(
             model, PREPROCESS, InferenceOptions(engine="openvino", precision="int8"), pictures=lambda: pixels(3)

@@ -25,7 +25,7 @@ FP32 = InferenceOptions("cpu", "fp32")
 MODELS = {
     "class token": ("ViT-32x1/8", {}),
     "mean": ("ViT-32x1/8", {"pool": "mean", "class_token": False}),
-    "representation": ("ViT-32x1/8", {"representation": 24}),
+    "representation": ("ViT-32x1/8", {"head": {"representation": 24}}),
     "headless": ("ViT-32x1/8", {"num_classes": 0}),
     "distilled": ("DeiT-Ti/16-distilled", {"depth": 1}),
     "BiT": ("BiT-R50x1", {"blocks": (1, 1), "width": 8, "image_size": 32}),

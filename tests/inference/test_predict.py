@@ -23,7 +23,7 @@ from vitreous.inference.options import InferenceOptions
 from vitreous.inference.pipeline import chunk_of, flow
 from vitreous.inference.predict import Predictor, load
 from vitreous.inference.sources import Item
-from vitreous.models.config import ViTConfig
+from vitreous.models.config import MlpConfig, ViTConfig
 from vitreous.models.zoo import build_model
 
 
@@ -157,7 +157,13 @@ def test_no_place_in_a_part_rounds_otherwise(precision, packed, width, heads, im
     monkeypatch.setattr(engine, "packs", lambda device: packed)
     torch.manual_seed(0)
     config = ViTConfig(
-        image=(image, image), patch=(patch, patch), width=width, depth=2, heads=heads, hidden=2 * width + 8, classes=7
+        image=(image, image),
+        patch=(patch, patch),
+        width=width,
+        depth=2,
+        heads=heads,
+        classes=7,
+        mlp=MlpConfig(hidden=2 * width + 8),
     )
     model = contracts.randomise(build_model(config).eval())
     made = TorchEngine(model, ImagePreprocess((image, image)), precision=precision)

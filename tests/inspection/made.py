@@ -17,17 +17,17 @@ KINDS = {
     "registers-mean": {**POOLED, "registers": 2},
     "pooled-by-attention": {"pool": "attention"},
     "distilled": {"pool": "distilled"},
-    "relative": {"attention": "relative"},
-    "rotary": {"attention": "rotary"},
-    "decomposed": {**POOLED, "attention": "decomposed"},
-    "each": {"position_at": "each"},
-    "shared": {"position_at": "shared"},
-    "scaled": {"layer_scale": 0.3},
+    "relative": {"attention": {"kind": "relative"}},
+    "rotary": {"attention": {"kind": "rotary"}},
+    "decomposed": {**POOLED, "attention": {"kind": "decomposed"}},
+    "each": {"positions": {"at": "each"}},
+    "shared": {"positions": {"at": "shared"}},
+    "scaled": {"norm": {"layer_scale": 0.3}},
 }
 #: kinds whose blocks do not
 NARROW = {
     "axial": {**POOLED, "axial": True},
-    "windows": {**POOLED, "attention": "decomposed", "window": 3, "global_blocks": (1,)},
+    "windows": {**POOLED, "attention": {"kind": "decomposed", "window": 3, "global_blocks": (1,)}},
 }
 IMAGE = (16, 20)  # patches of 4: a grid of 4 x 5
 

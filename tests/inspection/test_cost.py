@@ -40,7 +40,7 @@ def test_memory_is_what_is_alive_at_the_same_time():
 
 @pytest.mark.parametrize("batch", [1, 4])
 def test_memory_grows_with_the_batch_and_covers_the_widest_place(batch):
-    model = tiny(hidden=256, depth=2)  # all but the last block compute every token
+    model = tiny(depth=2, mlp={"hidden": 256})  # all but the last block compute every token
     with torch.no_grad():
         found = held(model, torch.zeros(batch, 3, 32, 32))
     assert found >= batch * (3 * 32 * 32 + 2 * 17 * 256) * 4

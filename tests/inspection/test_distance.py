@@ -13,7 +13,7 @@ from vitreous.errors import DataError
 from vitreous.inspection import distance as room
 from vitreous.inspection.distance import distance, distances, uniform
 from vitreous.inspection.hooks import watch
-from vitreous.models.config import ViTConfig
+from vitreous.models.config import MlpConfig, ViTConfig
 from vitreous.models.zoo import build_model, create
 
 
@@ -134,9 +134,9 @@ def test_hybrids_count_pixels_and_video_counts_them_within_the_frame():
             width=8,
             depth=1,
             heads=2,
-            hidden=8,
             class_token=False,
             pool="mean",
+            mlp=MlpConfig(hidden=8),
         )
     )
     for parameter in video.parameters():

@@ -40,7 +40,7 @@ def test_filters_lie_as_the_image_does(channels):
 
 
 def test_each_kind_of_first_layer():
-    hybrid = create("R26+ViT-S/32", image_size=32, width=24, heads=2, depth=1, hidden=24)
+    hybrid = create("R26+ViT-S/32", image_size=32, width=24, heads=2, depth=1, mlp={"hidden": 24})
     bit = create("BiT-R50x1", image_size=32, blocks=(1,), width=16)
     small = create("Conv+ViT-128x4/8", image_size=16, depth=1)
     shapes = {"root convolution": (64, 3, 7, 7), "first convolution of the stem": (32, 3, 3, 3)}

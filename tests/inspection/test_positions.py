@@ -86,25 +86,27 @@ def test_positions_of_rows_and_columns_have_more_contrast_than_any():
 
 
 def test_positions_are_read_as_the_model_reads_them():
-    learned = model(resize="bilinear")
+    learned = model(positions={"resize": "bilinear"})
     assert torch.equal(
         embeddings(learned, (4, 5))["input"], resize(learned.position.table.detach(), (4, 5), "bilinear")
     )
-    each = model(position_at="each", position="axes")
+    each = model(positions={"at": "each", "kind": "axes"})
     assert list(embeddings(each)) == ["block 0", "block 1"]
     assert torch.equal(embeddings(each)["block 1"], each.encoder.blocks[1].position.read(GRID))
-    assert list(embeddings(model(position_at="shared", position="sincos"))) == ["input"]
-    assert not embeddings(model(position="none", attention="rotary"))
+    assert list(embeddings(model(positions={"at": "shared", "kind": "sincos"}))) == ["input"]
+    assert not embeddings(model(positions={"kind": "none"}, attention={"kind": "rotary"}))
     assert not embeddings(model()).get("input").requires_grad
 
 
 def test_tables_of_relative_positions():
-    one_d = model(attention="relative", position="none")
+    one_d = model(attention={"kind": "relative"}, positions={"kind": "none"})
     first, second = tables(one_d)
     assert (first.layer, second.layer, first.axis) == (0, 1, "tokens")
     assert first.vectors.shape == (one_d.config.heads, 13, 16 // one_d.config.heads) and first.zero == 6  # 7 tokens
     assert torch.equal(first.vectors[0, 3], one_d.encoder.blocks[0].attention.part.table[3, 0])
-    windows = model(attention="decomposed", window=2, global_blocks=(1,), class_token=False, pool="mean")
+    windows = model(
+        class_token=False, pool="mean", attention={"kind": "decomposed", "window": 2, "global_blocks": (1,)}
+    )
     assert [(t.layer, t.axis, t.vectors.shape[1]) for t in tables(windows)] == [
         (0, "rows", 3), (0, "columns", 3), (1, "rows", 3), (1, "columns", 5)
     ]  # fmt: skip
@@ -114,7 +116,7 @@ def test_tables_of_relative_positions():
 @pytest.mark.parametrize("grid", [GRID, (3, 4)])
 def test_the_rotary_kernel_is_the_logit_of_equal_vectors(grid):
     """Attention's own turned queries and keys, of vectors whose pairs have length one, place by place."""
-    turning = model(attention="rotary", position="none")
+    turning = model(attention={"kind": "rotary"}, positions={"kind": "none"})
     part = turning.encoder.blocks[0].attention.part
     found = kernel(turning, grid)
     assert found.shape == (2 * grid[0] - 1, 2 * grid[1] - 1)
@@ -135,8 +137,12 @@ def test_models_without_positions_are_refused():
     with pytest.raises(UsageError, match="BiT"):
         has_positions(create("BiT-R50x1", blocks=(1,), width=16))
     with pytest.raises(UsageError, match="a set"):
-        has_positions(model(position="none"))
+        has_positions(model(positions={"kind": "none"}))
     with pytest.raises(UsageError, match="rows and columns"):
-        has_positions(model(position="none", axial=True, class_token=False, pool="mean"))
-    for changes in ({}, {"position": "none", "attention": "rotary"}, {"position": "sincos"}):
+        has_positions(model(axial=True, class_token=False, pool="mean", positions={"kind": "none"}))
+    for changes in (
+        {},
+        {"positions": {"kind": "none"}, "attention": {"kind": "rotary"}},
+        {"positions": {"kind": "sincos"}},
+    ):
         has_positions(model(**changes))

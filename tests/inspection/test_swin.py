@@ -13,7 +13,7 @@ from vitreous.inspection.hooks import watch
 from vitreous.inspection.positions import biases, has_positions
 from vitreous.inspection.rollout import rollout
 from vitreous.inspection.similarity import layers
-from vitreous.models.config import SwinConfig
+from vitreous.models.config import SwinAttentionConfig, SwinConfig
 from vitreous.models.zoo import build_model
 
 IMAGE = (20, 28)
@@ -23,7 +23,15 @@ IMAGE = (20, 28)
 def model():
     torch.manual_seed(0)
     swin = build_model(
-        SwinConfig(image=(32, 32), patch_size=(2, 2), width=8, blocks=(2, 2), heads=(1, 2), window=4, classes=3)
+        SwinConfig(
+            image=(32, 32),
+            patch_size=(2, 2),
+            width=8,
+            blocks=(2, 2),
+            heads=(1, 2),
+            classes=3,
+            attention=SwinAttentionConfig(window=4),
+        )
     ).eval()
     for name, parameter in swin.named_parameters():
         if name.endswith(("table", "qkv.weight")):
@@ -55,7 +63,14 @@ def test_every_attention_is_that_of_the_forward_pass(model, images):
 def test_heads_that_look_everywhere_alike_have_the_distance_of_uniform_attention(images):
     torch.manual_seed(0)
     flat = build_model(
-        SwinConfig(image=(32, 32), patch_size=(2, 2), width=8, blocks=(2, 2), heads=(1, 2), window=4)
+        SwinConfig(
+            image=(32, 32),
+            patch_size=(2, 2),
+            width=8,
+            blocks=(2, 2),
+            heads=(1, 2),
+            attention=SwinAttentionConfig(window=4),
+        )
     ).eval()
     for name, parameter in flat.named_parameters():
         if name.endswith(("table", "qkv.weight")):

@@ -90,7 +90,7 @@ def test_a_pass_ends_with_the_tokens_that_the_states_lead_to():
 
 @pytest.mark.parametrize("train", [True, False])
 def test_the_model_is_what_it_was(train):
-    model, x = made("plain", dropout=0.1, drop_path=0.1).train(train), images()
+    model, x = made("plain", regularization={"dropout": 0.1, "drop_path": 0.1}).train(train), images()
     model.encoder.blocks[1].eval()
     modes = [module.training for module in model.modules()]
     state = {key: value.clone() for key, value in model.state_dict().items()}

@@ -19,7 +19,7 @@ from vitreous.data.sources import open_data
 from vitreous.errors import DataError, UsageError
 from vitreous.inference.engine import InferenceOptions
 from vitreous.jobs.soup import soup
-from vitreous.models.config import ViTConfig
+from vitreous.models.config import MlpConfig, NormConfig, PositionConfig, ViTConfig
 from vitreous.models.zoo import build_model
 from vitreous.system.disk import sha256
 from vitreous.tasks.classification import Classification
@@ -37,11 +37,11 @@ CONFIG = ViTConfig(
     width=4,
     depth=1,
     heads=1,
-    hidden=4,
     class_token=False,
-    position="none",
     pool="mean",
-    norm="none",
+    mlp=MlpConfig(hidden=4),
+    positions=PositionConfig(kind="none"),
+    norm=NormConfig(final="none"),
 )
 EXACT = InferenceOptions("cpu", "fp32")
 
@@ -199,7 +199,7 @@ def test_models_that_differ_are_refused_with_what_differs(tmp_path):
     named = tinted(tmp_path / "named")
     description = json.loads((named / "model.json").read_text())
     (named / "model.json").write_text(json.dumps({**description, "classes": ["ant", "bee", "cow"]}))
-    regular = tinted(tmp_path / "dropped", size=2.0, config=replace(CONFIG, drop_path=0.1))
+    regular = tinted(tmp_path / "dropped", size=2.0, config=CONFIG.with_options(regularization={"drop_path": 0.1}))
     with pytest.raises(UsageError, match=r"classes: (cow -> cat|cat -> cow) besides"):
         soup([regular, named], tmp_path / "soup")
     sigmoid = load_bundle(one)

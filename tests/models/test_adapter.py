@@ -8,7 +8,7 @@ import torch
 from tests import contracts
 from vitreous.config import from_plain, to_plain
 from vitreous.errors import UsageError
-from vitreous.models.config import AdapterConfig, HybridConfig, ModelConfig, SAMConfig, ViTConfig
+from vitreous.models.config import AdapterConfig, ModelConfig, transformer_config
 from vitreous.models.configs.adapter import add_adapter
 from vitreous.models.configs.hybrid import ConvStemConfig
 from vitreous.models.names import configure
@@ -16,16 +16,24 @@ from vitreous.models.zoo import build_model, skip_init
 from vitreous.nn.adapter import Geometry
 from vitreous.nn.frozen import frozen
 
-SMALL = {"classes": 0, "width": 16, "depth": 5, "heads": 2, "hidden": 32}
-GRID = SMALL | {"class_token": False, "pool": "mean", "norm": "none"}
+SMALL = {"classes": 0, "width": 16, "depth": 5, "heads": 2, "mlp": {"hidden": 32}}
+GRID = SMALL | {"class_token": False, "pool": "mean", "norm": {"final": "none"}}
 OPTIONS = {"heads": 2, "ratio": 0.5, "prior": 8}
 BACKBONES = {
-    "plain": ViTConfig(image=(64, 96), patch=(16, 16), **GRID),
-    "tokens in front": ViTConfig(image=(64, 96), patch=(8, 8), registers=2, layer_scale=1.0, **SMALL),
-    "windows beside tokens": ViTConfig(image=(64, 96), patch=(8, 8), window=3, global_blocks=(4,), **SMALL),
-    "patches of 14": ViTConfig(image=(56, 84), patch=(14, 14), **SMALL),
-    "vitdet": SAMConfig(image=(64, 96), patch=(8, 8), window=3, global_blocks=(1, 3), **GRID),
-    "hybrid": HybridConfig(image=(64, 96), patch=(8, 8), stem=ConvStemConfig(widths=(4, 8), blocks=(0, 0)), **SMALL),
+    "plain": transformer_config(image=(64, 96), patch=(16, 16), **GRID),
+    "tokens in front": transformer_config(
+        **SMALL, image=(64, 96), patch=(8, 8), registers=2, norm={"layer_scale": 1.0}
+    ),
+    "windows beside tokens": transformer_config(
+        **SMALL, image=(64, 96), patch=(8, 8), attention={"window": 3, "global_blocks": (4,)}
+    ),
+    "patches of 14": transformer_config(image=(56, 84), patch=(14, 14), **SMALL),
+    "vitdet": transformer_config(
+        family="sam", **GRID, image=(64, 96), patch=(8, 8), attention={"window": 3, "global_blocks": (1, 3)}
+    ),
+    "hybrid": transformer_config(
+        family="hybrid", image=(64, 96), patch=(8, 8), stem=ConvStemConfig(widths=(4, 8), blocks=(0, 0)), **SMALL
+    ),
 }
 
 
@@ -46,8 +54,8 @@ PUBLISHED = {
 
 @pytest.mark.parametrize("size", PUBLISHED)
 def test_parameters_are_those_published_without_the_position_of_a_class_token(size):
-    plain = {"classes": 0, "class_token": False, "pool": "mean", "norm": "none", "layer_scale": 1.0}
-    config = add_adapter(replace(configure(f"ViT-{size}/16"), **plain))
+    plain = {"classes": 0, "class_token": False, "pool": "mean", "norm": {"final": "none", "layer_scale": 1.0}}
+    config = add_adapter(configure(f"ViT-{size}/16").with_options(**plain))
     model = skip_init(config)
     whole, prior, interactions = (
         sum(p.numel() for p in part.parameters()) for part in (model, model.prior, model.interactions)
@@ -123,7 +131,7 @@ def difference(x, reference):
 @pytest.mark.parametrize("token_source", ["last", "interaction"])
 @pytest.mark.parametrize("norm", ["group", "batch"])
 def test_tokens_are_added_as_in_the_authors_detection_and_segmentation_backbones(token_source, norm):
-    backbone = ViTConfig(image=(64, 96), patch=(16, 16), **GRID | {"depth": 8})
+    backbone = transformer_config(image=(64, 96), patch=(16, 16), **GRID | {"depth": 8})
     torch.manual_seed(0)
     config = AdapterConfig(backbone=backbone, norm=norm, token_source=token_source, **OPTIONS)
     model, images = contracts.randomise(build_model(config)).eval(), torch.randn(2, 3, 64, 96)
@@ -149,7 +157,7 @@ def test_interactions_are_spread_over_the_maps(interactions, expected):
 
 
 def test_an_adapter_is_exported():
-    backbone = ViTConfig(image=(32, 32), patch=(16, 16), **SMALL | {"depth": 1})
+    backbone = transformer_config(image=(32, 32), patch=(16, 16), **SMALL | {"depth": 1})
     model = contracts.randomise(build_model(AdapterConfig(backbone=backbone, interactions=1, **OPTIONS)))
     contracts.export_agrees(model, torch.randn(2, 3, 32, 32))
 
@@ -220,8 +228,8 @@ def test_frozen_copies_agree():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"backbone": ViTConfig(image=(64, 64), **SMALL | {"classes": 3})}, "classes=0"),
-        ({"backbone": ViTConfig(image=(4, 8, 8), patch=(2, 4, 4), **SMALL)}, "volumes"),
+        ({"backbone": transformer_config(image=(64, 64), **SMALL | {"classes": 3})}, "classes=0"),
+        ({"backbone": transformer_config(image=(4, 8, 8), patch=(2, 4, 4), **SMALL)}, "volumes"),
         ({"heads": 3}, "heads"),
         ({"interactions": 6}, "interactions=5"),
         ({"points": 0}, "above 0"),

@@ -145,7 +145,12 @@ def test_other_sizes(name):
 @pytest.mark.parametrize("image", [(224, 224), (225, 193), (32, 97), (7, 1)])
 def test_the_grid_is_the_map(image):
     config = BiTConfig(image=image, classes=0, width=8, blocks=(1, 1, 1, 1))
-    assert (config.patch, config.prefix, config.dropout, config.drop_path) == ((32, 32), 0, 0.0, 0.0)
+    assert (config.patch, config.prefix, config.regularization.dropout, config.regularization.drop_path) == (
+        (32, 32),
+        0,
+        0.0,
+        0.0,
+    )
     model, images = BiT(config), torch.randn(2, 3, *image)
     assert model.body(images).shape == (2, config.width_out, *config.grid)
     assert model.features(images).shape == (2, config.grid[0] * config.grid[1], config.width_out)

@@ -2,68 +2,71 @@ import pytest
 import torch
 
 from tests import contracts
-from vitreous.models.config import ConvStemConfig, StemConfig, ViTConfig, transformer_config
+from vitreous.models.config import ConvStemConfig, StemConfig, transformer_config
 from vitreous.models.vit import ViT
 from vitreous.models.zoo import build_model
 
-SMALL = {"image": (16, 16), "patch": (4, 4), "classes": 5, "width": 24, "depth": 2, "heads": 3, "hidden": 48}
+SMALL = {"image": (16, 16), "patch": (4, 4), "classes": 5, "width": 24, "depth": 2, "heads": 3, "mlp": {"hidden": 48}}
 MODELS = {
     "class": {},
-    "mean": {"pool": "mean", "class_token": False, "slots": 0},
-    "mean, norm after pooling": {"pool": "mean", "norm": "pooled"},
-    "attention": {"pool": "attention", "class_token": False, "slots": 0},
+    "mean": {"pool": "mean", "class_token": False, "positions": {"slots": 0}},
+    "mean, norm after pooling": {"pool": "mean", "norm": {"final": "pooled"}},
+    "attention": {"pool": "attention", "class_token": False, "positions": {"slots": 0}},
     "registers": {"registers": 3},
-    "pre-training head": {"representation": 24},
-    "layer scale": {"layer_scale": 1e-2, "qkv_bias": False, "gelu": "tanh"},
+    "pre-training head": {"head": {"representation": 24}},
+    "layer scale": {"norm": {"layer_scale": 1e-2}, "attention": {"qkv_bias": False}, "mlp": {"gelu": "tanh"}},
     "oblong": {"image": (12, 20), "patch": (4, 2)},
     "one channel": {"channels": 1},
     "twelve channels": {"channels": 12},
-    "distilled": {"pool": "distilled", "slots": 2},
-    "learned 2-D": {"position": "axes"},
-    "factorised": {"position": "factorised"},
-    "fixed": {"position": "sincos"},
-    "fixed, big_vision's": {"position": "sincos-big-vision"},
-    "no positions": {"position": "none"},
-    "at each block": {"position_at": "each"},
-    "2-D, at each block": {"position_at": "each", "position": "axes", "registers": 2},
-    "shared by all blocks": {"position_at": "shared"},
-    "fixed, shared by all blocks": {"position_at": "shared", "position": "sincos"},
-    "relative": {"position": "none", "attention": "relative"},
-    "rotary": {"position": "none", "attention": "rotary", "registers": 1},
+    "distilled": {"pool": "distilled", "positions": {"slots": 2}},
+    "learned 2-D": {"positions": {"kind": "axes"}},
+    "factorised": {"positions": {"kind": "factorised"}},
+    "fixed": {"positions": {"kind": "sincos"}},
+    "fixed, big_vision's": {"positions": {"kind": "sincos-big-vision"}},
+    "no positions": {"positions": {"kind": "none"}},
+    "at each block": {"positions": {"at": "each"}},
+    "2-D, at each block": {"positions": {"at": "each", "kind": "axes"}, "registers": 2},
+    "shared by all blocks": {"positions": {"at": "shared"}},
+    "fixed, shared by all blocks": {"positions": {"at": "shared", "kind": "sincos"}},
+    "relative": {"positions": {"kind": "none"}, "attention": {"kind": "relative"}},
+    "rotary": {"positions": {"kind": "none"}, "attention": {"kind": "rotary"}, "registers": 1},
     "axial": {"axial": True, "class_token": False, "pool": "mean"},
     "windows": {
-        "attention": "decomposed",
-        "window": 3,
-        "global_blocks": (1,),
+        "attention": {"kind": "decomposed", "window": 3, "global_blocks": (1,)},
         "class_token": False,
         "pool": "mean",
         "neck": 8,
-        "norm": "none",
-        "resize": "bicubic",
+        "norm": {"final": "none"},
+        "positions": {"resize": "bicubic"},
     },
     "windows with convolutions": {
-        "attention": "decomposed",
-        "window": 3,
+        "attention": {"kind": "decomposed", "window": 3},
         "conv_blocks": (0, 1),
         "class_token": False,
         "pool": "mean",
-        "norm": "none",
+        "norm": {"final": "none"},
         "position_grid": (3, 5),
     },
-    "windows beside prefix tokens": {"window": 3, "global_blocks": (1,), "registers": 2},
-    "gated": {"mlp": "swiglu"},
-    "CLIP": {"first_norm": True, "norm": "pooled", "gelu": "quick", "projection_bias": False, "head_bias": False},
+    "windows beside prefix tokens": {"attention": {"window": 3, "global_blocks": (1,)}, "registers": 2},
+    "gated": {"mlp": {"kind": "swiglu"}},
+    "CLIP": {
+        "first_norm": True,
+        "norm": {"final": "pooled"},
+        "mlp": {"gelu": "quick"},
+        "projection_bias": False,
+        "head": {"bias": False},
+    },
     "hybrid": {"image": (32, 32), "patch": (16, 16), "stem": StemConfig((1, 1, 1), 8)},
     "hybrid, root alone": {"image": (32, 32), "patch": (16, 16), "stem": StemConfig((), 8)},
     "convolutions": {"stem": ConvStemConfig(widths=(4, 6), blocks=(1, 0)), "class_token": False, "pool": "mean"},
     "convolutions, a token a place": {"stem": ConvStemConfig(widths=(4, 6, 8), blocks=(0, 1, 1)), "channels": 1},
-    "folded class position": {"slots": 0},
+    "folded class position": {"positions": {"slots": 0}},
 }
 
 
 def build(changes):
     torch.manual_seed(0)
-    return contracts.randomise(build_model(transformer_config(**{**SMALL, **changes})))
+    return contracts.randomise(build_model(transformer_config(**SMALL).with_options(**changes)))
 
 
 def images_for(model, scale=(1, 1)):
@@ -85,7 +88,9 @@ def test_other_sizes(name):
 
 
 def test_three_axes():
-    model = contracts.randomise(ViT(ViTConfig(**{**SMALL, "image": (4, 8, 8), "patch": (2, 4, 4), "heads": 2})))
+    model = contracts.randomise(
+        ViT(transformer_config(**{**SMALL, "image": (4, 8, 8), "patch": (2, 4, 4), "heads": 2}))
+    )
     for promise in contracts.ALL:
         promise(model, torch.randn(2, 3, 4, 8, 8))
     assert model.features(torch.randn(1, 3, 6, 8, 12)).shape == (1, 1 + 3 * 2 * 3, 24)

@@ -8,24 +8,40 @@ import torch
 from vitreous.config import from_plain, to_plain
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import UsageError
-from vitreous.models.config import AdapterConfig, BiTConfig, DetectorConfig, ModelConfig, SwinConfig, ViTConfig
-from vitreous.models.configs.hybrid import ConvStemConfig, HybridConfig
+from vitreous.models.config import (
+    AdapterConfig,
+    BiTConfig,
+    DetectorConfig,
+    ModelConfig,
+    SwinAttentionConfig,
+    SwinConfig,
+    transformer_config,
+)
+from vitreous.models.configs.hybrid import ConvStemConfig
 from vitreous.models.zoo import build_model
 from vitreous.nn.frozen import frozen
 from vitreous.tasks.detection import Detection
 from vitreous.weights.bundle import Bundle, load_bundle
 
-SMALL = {"classes": 0, "width": 16, "depth": 2, "heads": 2, "hidden": 32}
+SMALL = {"classes": 0, "width": 16, "depth": 2, "heads": 2, "mlp": {"hidden": 32}}
 BACKBONES = {
-    "vit": ViTConfig(image=(48, 64), patch=(8, 8), **SMALL),
-    "hybrid": HybridConfig(
-        image=(48, 64), patch=(8, 8), stem=ConvStemConfig(widths=(8, 8, 16), blocks=(0, 0, 0)), **SMALL
+    "vit": transformer_config(image=(48, 64), patch=(8, 8), **SMALL),
+    "hybrid": transformer_config(
+        family="hybrid", image=(48, 64), patch=(8, 8), stem=ConvStemConfig(widths=(8, 8, 16), blocks=(0, 0, 0)), **SMALL
     ),
     "bit": BiTConfig(image=(48, 64), classes=0, blocks=(1, 1, 1), width=8),
     "adapter": AdapterConfig(
-        backbone=ViTConfig(image=(48, 64), patch=(8, 8), **SMALL), heads=2, interactions=2, prior=8
+        backbone=transformer_config(image=(48, 64), patch=(8, 8), **SMALL), heads=2, interactions=2, prior=8
     ),
-    "swin": SwinConfig(image=(48, 64), patch_size=(4, 4), classes=0, width=8, blocks=(1, 1), heads=(2, 2), window=2),
+    "swin": SwinConfig(
+        image=(48, 64),
+        patch_size=(4, 4),
+        classes=0,
+        width=8,
+        blocks=(1, 1),
+        heads=(2, 2),
+        attention=SwinAttentionConfig(window=2),
+    ),
 }
 FEW = {"width": 16, "hidden": 32, "proposals": 40, "detections": 12, "threshold": 0.0}
 
@@ -127,7 +143,7 @@ def test_what_no_heads_fit_is_refused():
     with pytest.raises(UsageError, match="classes=0"):
         DetectorConfig(backbone=replace(BACKBONES["vit"], classes=2))
     with pytest.raises(UsageError, match="volumes"):
-        DetectorConfig(backbone=ViTConfig(image=(4, 8, 8), patch=(2, 4, 4), channels=1, **SMALL))
+        DetectorConfig(backbone=transformer_config(image=(4, 8, 8), patch=(2, 4, 4), channels=1, **SMALL))
     with pytest.raises(UsageError, match="finest"):
         config_of("vit", finest=64)
     for change in ({"nms": 0.0}, {"threshold": 1.0}, {"width": 0}, {"anchor": 0.0}):

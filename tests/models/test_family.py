@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from vitreous.errors import UsageError
 from vitreous.models.config import (
+    AttentionConfig,
     BiTConfig,
     ConvStemConfig,
     DiTConfig,
@@ -70,9 +70,9 @@ def test_parameter_counts_are_exact(name):
 def test_other_sizes_and_heads():
     assert parameters(configure("DeiT-B/16-distilled", 384)) == 87_630_032
     assert parameters(configure("CLIP-L/14", 336)) == 304_293_888
-    fixed = {"position": "sincos-big-vision", "pool": "mean", "class_token": False, "depth": 12}
+    fixed = {"positions": {"kind": "sincos-big-vision"}, "pool": "mean", "class_token": False, "depth": 12}
     assert sum(p.numel() for p in create("S/16", **fixed).parameters()) == 21_974_632  # arXiv:2205.01580
-    assert sum(p.numel() for p in create("S/16", representation=384, **fixed).parameters()) == 22_122_472
+    assert sum(p.numel() for p in create("S/16", head={"representation": 384}, **fixed).parameters()) == 22_122_472
 
 
 SPELLINGS = {
@@ -141,11 +141,17 @@ def test_names_need_no_pytorch():
     "changes,message",
     [
         ({"axial": True}, "without prefix tokens"),
-        ({"axial": True, "class_token": False, "pool": "mean", "attention": "rotary"}, "attention=plain"),
-        ({"window": 7, "attention": "rotary", "position": "none"}, "windows go with attention=plain"),
-        ({"window": 7, "global_blocks": (2, 12)}, "blocks are from 0 to 11"),
-        ({"neck": 8, "class_token": False, "pool": "mean"}, "attention=decomposed"),
-        ({"position_at": "each", "position": "none"}, "need a position"),
+        (
+            {"axial": True, "class_token": False, "pool": "mean", "attention": {"kind": "rotary"}},
+            "attention.kind=plain",
+        ),
+        (
+            {"attention": {"window": 7, "kind": "rotary"}, "positions": {"kind": "none"}},
+            "windows go with attention.kind=plain",
+        ),
+        ({"attention": {"window": 7, "global_blocks": (2, 12)}}, "blocks are from 0 to 11"),
+        ({"neck": 8, "class_token": False, "pool": "mean"}, "attention.kind=decomposed"),
+        ({"positions": {"at": "each", "kind": "none"}}, "need a position"),
         ({"pool": "distilled", "class_token": False}, "needs a class token"),
         ({"stem": StemConfig((3, 4, 9)), "patch": (8, 8)}, "not a multiple of 16"),
         ({"stem": ConvStemConfig(widths=(8, 16, 32), blocks=(0, 0, 0)), "patch": (14, 14)}, "not a multiple of 4"),
@@ -157,11 +163,11 @@ def test_configs_that_cannot_be_are_refused(changes, message):
 
 
 def test_a_class_makes_what_it_names():
-    with pytest.raises(UsageError, match="attention=decomposed is not for ViTConfig"):
-        ViTConfig(attention="decomposed")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"attention\.kind=decomposed is not for ViTConfig"):
+        ViTConfig(attention=AttentionConfig(kind="decomposed"))  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="unexpected keyword argument 'stem'"):
         ViTConfig(stem=StemConfig())  # type: ignore[call-arg]
-    clip = transformer_config(width=32, depth=1, heads=2, hidden=64, first_norm=True)
+    clip = transformer_config(width=32, depth=1, heads=2, first_norm=True, mlp={"hidden": 64})
     with pytest.raises(TypeError, match=r"CLIPConfig is the config of CLIP, not of ViT: use build_model\(config\)"):
         ViT(clip)
     assert type(build_model(clip)).__name__ == "CLIP" and type(ViT(clip.with_options(first_norm=False))) is ViT
@@ -171,7 +177,12 @@ def test_options_choose_the_family_and_keep_it():
     plain = ViTConfig(class_token=False, pool="mean")
     hybrid = plain.with_options(stem=ConvStemConfig())
     assert hybrid.family == hybrid.with_options(depth=3).family == "hybrid" and hybrid.with_options(stem=None) == plain
-    assert plain.with_options(attention="decomposed", window=7).with_options(attention="plain", window=0) == plain
+    assert (
+        plain.with_options(attention={"kind": "decomposed", "window": 7}).with_options(
+            attention={"kind": "plain", "window": 0}
+        )
+        == plain
+    )
     with pytest.raises(UsageError, match="no model has stem and axial"):
         hybrid.with_options(axial=True)
     with pytest.raises(UsageError, match="there is no family vitt\n  did you mean vit"):
@@ -244,7 +255,7 @@ def test_what_is_not_read_is_the_difference_of_two_passes(name):
     """By PyTorch's own count of operations, two to a multiply-add."""
     base, _, attention = name.rpartition("-")
     config = (
-        replace(configure_vit(base), attention=attention)
+        configure_vit(base).with_options(attention={"kind": attention})
         if attention in ("rotary", "relative")
         else configure_vit(name)
     )
@@ -268,7 +279,7 @@ def test_name_of_convolutions_says_their_units():
 def test_cost_of_convolutions_counts_units_and_cells():
     stem = ConvStemConfig(widths=(8, 16, 12), blocks=(2, 0, 1))
     config = transformer_config(
-        image=(32, 48), patch=(8, 4), channels=2, width=24, depth=2, heads=3, hidden=48, stem=stem
+        image=(32, 48), patch=(8, 4), channels=2, width=24, depth=2, heads=3, stem=stem, mlp={"hidden": 48}
     )
     assert config.macs() == by_hooks(config)
 
@@ -278,17 +289,19 @@ def test_cost_of_windows_counts_their_filling_and_the_tables():
     config = configure_vit("SAM-B/16")
     tables = longer = 0
     for index in range(12):
-        tokens, side = (64 * 64, 64) if index in config.global_blocks else (70 * 70, 14)
+        tokens, side = (64 * 64, 64) if index in config.attention.global_blocks else (70 * 70, 14)
         tables += tokens * 2 * side * 768
         longer += 2 * tokens * side**2 * 2 * side * 12
     assert config.macs() == by_hooks(config) + tables - longer
 
 
-@pytest.mark.parametrize("changes", [{}, {"pool": "mean"}, {"hidden": 96}, {"mlp": "swiglu"}, {"registers": 3}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"pool": "mean"}, {"mlp": {"hidden": 96}}, {"mlp": {"kind": "swiglu"}}, {"registers": 3}]
+)
 def test_activations_are_what_autograd_keeps(changes):
     """Counted by what is saved for the backward pass, each storage once, weights left out: within a tenth."""
-    config = ViTConfig(
-        **{"image": (64, 64), "patch": (4, 4), "width": 64, "depth": 3, "heads": 4, "hidden": 256, **changes}
+    config = transformer_config(
+        **{"image": (64, 64), "patch": (4, 4), "width": 64, "depth": 3, "heads": 4, "mlp": {"hidden": 256}, **changes}
     )
     model = build_model(config)
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}

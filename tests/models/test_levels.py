@@ -7,35 +7,50 @@ import pytest
 import torch
 
 from tests import contracts
-from vitreous.models.config import (
-    AxialConfig,
-    BiTConfig,
-    CLIPConfig,
-    HybridConfig,
-    SAMConfig,
-    StemConfig,
-    SwinConfig,
-    ViTConfig,
-)
+from vitreous.models.config import BiTConfig, StemConfig, SwinAttentionConfig, SwinConfig, transformer_config
 from vitreous.models.configs.hybrid import ConvStemConfig
 from vitreous.models.zoo import build_model
 
-SMALL = {"classes": 0, "width": 16, "depth": 2, "heads": 2, "hidden": 32}
+SMALL = {"classes": 0, "width": 16, "depth": 2, "heads": 2, "mlp": {"hidden": 32}}
 GRID = SMALL | {"class_token": False, "pool": "mean"}
 BACKBONES = {
-    "vit": ViTConfig(image=(16, 24), patch=(8, 8), registers=2, **SMALL),
-    "volume": ViTConfig(image=(4, 8, 8), patch=(2, 4, 4), channels=1, **SMALL),
-    "windows": ViTConfig(image=(16, 24), patch=(4, 4), window=3, global_blocks=(1,), **SMALL),
-    "clip": CLIPConfig(image=(16, 24), patch=(8, 8), norm="pooled", **SMALL),
-    "sam": SAMConfig(image=(16, 24), patch=(4, 4), window=3, global_blocks=(1,), neck=8, norm="none", **GRID),
-    "axial": AxialConfig(image=(16, 24), patch=(8, 8), **GRID),
-    "convolutions": HybridConfig(
-        image=(16, 24), patch=(8, 8), stem=ConvStemConfig(widths=(4, 6, 8), blocks=(0, 1, 0)), **SMALL
+    "vit": transformer_config(image=(16, 24), patch=(8, 8), registers=2, **SMALL),
+    "volume": transformer_config(image=(4, 8, 8), patch=(2, 4, 4), channels=1, **SMALL),
+    "windows": transformer_config(
+        **SMALL, image=(16, 24), patch=(4, 4), attention={"window": 3, "global_blocks": (1,)}
     ),
-    "hybrid": HybridConfig(image=(32, 64), patch=(16, 16), stem=StemConfig((1, 1, 1), 8), **SMALL),
-    "hybrid, coarser": HybridConfig(image=(32, 64), patch=(16, 16), stem=StemConfig((1, 1), 8), **SMALL),
-    "hybrid, root alone": HybridConfig(image=(32, 64), patch=(16, 16), stem=StemConfig((), 8), **SMALL),
-    "swin": SwinConfig(image=(16, 24), patch_size=(2, 2), classes=0, width=8, blocks=(1, 1), heads=(2, 2), window=2),
+    "clip": transformer_config(family="clip", **SMALL, image=(16, 24), patch=(8, 8), norm={"final": "pooled"}),
+    "sam": transformer_config(
+        family="sam",
+        **GRID,
+        image=(16, 24),
+        patch=(4, 4),
+        neck=8,
+        attention={"window": 3, "global_blocks": (1,)},
+        norm={"final": "none"},
+    ),
+    "axial": transformer_config(family="axial", image=(16, 24), patch=(8, 8), **GRID),
+    "convolutions": transformer_config(
+        family="hybrid", image=(16, 24), patch=(8, 8), stem=ConvStemConfig(widths=(4, 6, 8), blocks=(0, 1, 0)), **SMALL
+    ),
+    "hybrid": transformer_config(
+        family="hybrid", image=(32, 64), patch=(16, 16), stem=StemConfig((1, 1, 1), 8), **SMALL
+    ),
+    "hybrid, coarser": transformer_config(
+        family="hybrid", image=(32, 64), patch=(16, 16), stem=StemConfig((1, 1), 8), **SMALL
+    ),
+    "hybrid, root alone": transformer_config(
+        family="hybrid", image=(32, 64), patch=(16, 16), stem=StemConfig((), 8), **SMALL
+    ),
+    "swin": SwinConfig(
+        image=(16, 24),
+        patch_size=(2, 2),
+        classes=0,
+        width=8,
+        blocks=(1, 1),
+        heads=(2, 2),
+        attention=SwinAttentionConfig(window=2),
+    ),
     "bit": BiTConfig(image=(32, 48), classes=0, blocks=(1, 1, 1), width=8),
 }
 STRIDES = {

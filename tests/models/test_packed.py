@@ -9,21 +9,21 @@ import torch
 
 from tests.contracts import randomise
 from vitreous.errors import UsageError
-from vitreous.models.config import ViTConfig
+from vitreous.models.config import transformer_config
 from vitreous.models.names import configure
 from vitreous.models.packed import Packed, rows
 from vitreous.models.zoo import build_model
 from vitreous.nn.frozen import frozen
 from vitreous.nn.sizes import native_size
 
-SMALL = {"image": (32, 32), "patch": (8, 8), "width": 32, "depth": 2, "heads": 4, "hidden": 64, "classes": 5}
+SMALL = {"image": (32, 32), "patch": (8, 8), "width": 32, "depth": 2, "heads": 4, "mlp": {"hidden": 64}, "classes": 5}
 KINDS = {
     "class token": {},
     "registers, mean": {"class_token": False, "pool": "mean", "registers": 2},
     "attention pooling": {"class_token": False, "pool": "attention"},
-    "axes, two prefix tokens": {"position": "axes", "pool": "distilled", "slots": 2},
-    "factorised": {"position": "factorised"},
-    "sincos, layer scale": {"position": "sincos", "layer_scale": 0.1},
+    "axes, two prefix tokens": {"positions": {"kind": "axes", "slots": 2}, "pool": "distilled"},
+    "factorised": {"positions": {"kind": "factorised"}},
+    "sincos, layer scale": {"positions": {"kind": "sincos"}, "norm": {"layer_scale": 0.1}},
     "volumes": {"image": (8, 16, 16), "patch": (4, 8, 8), "channels": 1},
 }
 SIZES = ((32, 32), (16, 64), (40, 8), (8, 8), (24, 56))
@@ -31,7 +31,7 @@ SIZES = ((32, 32), (16, 64), (40, 8), (8, 8), (24, 56))
 
 def model_of(**changes):
     torch.manual_seed(0)
-    return randomise(build_model(ViTConfig(**{**SMALL, **changes}))).eval()
+    return randomise(build_model(transformer_config(**{**SMALL, **changes}))).eval()
 
 
 def images_of(model):
@@ -102,11 +102,14 @@ def test_a_native_size_has_the_aspect_and_no_more_tokens(tokens):
 
 
 def test_what_cannot_be_packed_is_refused():
-    for changes in ({"attention": "rotary"}, {"window": 2, "class_token": False, "pool": "mean"}):
+    for changes in (
+        {"attention": {"kind": "rotary"}},
+        {"attention": {"window": 2}, "class_token": False, "pool": "mean"},
+    ):
         with pytest.raises(UsageError, match="plain ViTs"):
             Packed(model_of(**changes))
     with pytest.raises(UsageError, match="stochastic depth"):
-        Packed(model_of(drop_path=0.1).train())([torch.randn(3, 32, 32)])
+        Packed(model_of(regularization={"drop_path": 0.1}).train())([torch.randn(3, 32, 32)])
     with pytest.raises(UsageError, match="at least one token"):
         native_size((3, 3), (1, 1), 0)
     with pytest.raises(ValueError, match="no image"):

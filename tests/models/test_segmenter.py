@@ -12,34 +12,47 @@ from vitreous.models.config import (
     AdapterConfig,
     BiTConfig,
     ModelConfig,
-    SAMConfig,
     SegmenterConfig,
+    SwinAttentionConfig,
     SwinConfig,
-    ViTConfig,
+    transformer_config,
 )
-from vitreous.models.configs.hybrid import ConvStemConfig, HybridConfig
+from vitreous.models.configs.hybrid import ConvStemConfig
 from vitreous.models.zoo import build_model
 from vitreous.nn.frozen import frozen
 from vitreous.tasks.segmentation import Segmentation
 from vitreous.weights.bundle import Bundle, load_bundle
 
-SMALL = {"classes": 0, "width": 16, "depth": 3, "heads": 2, "hidden": 32}
+SMALL = {"classes": 0, "width": 16, "depth": 3, "heads": 2, "mlp": {"hidden": 32}}
 BACKBONES = {
-    "vit": ViTConfig(image=(16, 24), patch=(8, 8), **SMALL),
-    "hybrid": HybridConfig(
-        image=(16, 24), patch=(8, 8), stem=ConvStemConfig(widths=(8, 8, 16), blocks=(0, 0, 0)), **SMALL
+    "vit": transformer_config(image=(16, 24), patch=(8, 8), **SMALL),
+    "hybrid": transformer_config(
+        family="hybrid", image=(16, 24), patch=(8, 8), stem=ConvStemConfig(widths=(8, 8, 16), blocks=(0, 0, 0)), **SMALL
     ),
     "swin": SwinConfig(
-        image=(16, 24), patch_size=(2, 2), classes=0, width=8, blocks=(1, 1, 1), heads=(2, 2, 2), window=2
+        image=(16, 24),
+        patch_size=(2, 2),
+        classes=0,
+        width=8,
+        blocks=(1, 1, 1),
+        heads=(2, 2, 2),
+        attention=SwinAttentionConfig(window=2),
     ),
     "bit": BiTConfig(image=(32, 48), classes=0, blocks=(1, 1, 1), width=8),
     "adapter": AdapterConfig(
-        backbone=ViTConfig(image=(32, 64), patch=(8, 8), **SMALL), heads=2, interactions=3, prior=8
+        backbone=transformer_config(image=(32, 64), patch=(8, 8), **SMALL), heads=2, interactions=3, prior=8
     ),
-    "vitdet": SAMConfig(
-        image=(16, 24), patch=(4, 4), window=3, global_blocks=(2,), class_token=False, pool="mean", norm="none", **SMALL
+    "vitdet": transformer_config(
+        family="sam",
+        **SMALL,
+        image=(16, 24),
+        patch=(4, 4),
+        class_token=False,
+        pool="mean",
+        attention={"window": 3, "global_blocks": (2,)},
+        norm={"final": "none"},
     ),
-    "volume": ViTConfig(image=(4, 8, 8), patch=(2, 4, 4), channels=1, **SMALL),
+    "volume": transformer_config(image=(4, 8, 8), patch=(2, 4, 4), channels=1, **SMALL),
 }
 HEADS = ("linear", "multiscale", "unet", "upernet")
 

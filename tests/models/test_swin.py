@@ -38,35 +38,33 @@ SMALL = {
     "width": 8,
     "blocks": (2, 2),
     "heads": (2, 4),
-    "window": 4,
+    "attention": {"window": 4},
     "classes": 5,
 }
 MODELS = {
     "windows that divide the grid": {},
-    "windows that do not": {"window": 3},
-    "padding is attended to": {"window": 3, "pad": "zeros"},
+    "windows that do not": {"attention": {"window": 3}},
+    "padding is attended to": {"attention": {"window": 3, "pad": "zeros"}},
     "an image that patches do not divide": {"image": (15, 19)},
     "three stages, no bias, one channel": {
         "blocks": (1, 2, 1),
         "heads": (1, 2, 2),
-        "qkv_bias": False,
+        "attention": {"qkv_bias": False},
         "channels": 1,
-        "gelu": "tanh",
+        "mlp": {"gelu": "tanh"},
     },
     "V2": {"version": 2},
-    "V2, windows that do not divide the grid, no bias": {"version": 2, "window": 3, "qkv_bias": False},
+    "V2, windows that do not divide the grid, no bias": {"version": 2, "attention": {"window": 3, "qkv_bias": False}},
     "V2, positions of other windows, timm's padding": {
         "version": 2,
-        "window": 3,
-        "pretrained_window": (6, 3),
-        "pad": "zeros-after-shift",
+        "attention": {"window": 3, "pretrained_window": (6, 3), "pad": "zeros-after-shift"},
     },
 }
 
 
 def make(name):
     torch.manual_seed(0)
-    return contracts.randomise(build_model(SwinConfig(**SMALL | MODELS[name])))
+    return contracts.randomise(build_model(SwinConfig().with_options(**SMALL).with_options(**MODELS[name])))
 
 
 def with_norms(config):
@@ -98,10 +96,17 @@ def test_parameters_of_the_second_version_are_the_published(name):
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"window": 3}, {"image": (30, 18)}, {"image": (15, 19), "window": 5}, {"version": 2, "window": 3}]
+    "changes",
+    [
+        {},
+        {"attention": {"window": 3}},
+        {"image": (30, 18)},
+        {"image": (15, 19), "attention": {"window": 5}},
+        {"version": 2, "attention": {"window": 3}},
+    ],
 )
 def test_cost_is_what_passes_through_the_layers(changes):
-    config = SwinConfig(**SMALL | changes)
+    config = SwinConfig().with_options(**SMALL).with_options(**changes)
     assert config.macs() == by_hooks(config)
 
 
@@ -130,9 +135,9 @@ def test_names(spelling):
 
 def test_names_say_size_and_window():
     assert configure("Swin-B/4-window12").image == (384, 384)
-    assert configure("Swin-T/4", 384).window == 7
+    assert configure("Swin-T/4", 384).attention.window == 7
     second = configure("SwinV2-L/4-window12to16")
-    assert second.image == (256, 256) and second.pretrained_window == (12, 12, 12, 6)
+    assert second.image == (256, 256) and second.attention.pretrained_window == (12, 12, 12, 6)
     assert second.windows == ((16, 16),) * 3 + ((8, 8),)
     small = configure("Swin-64x2-4-2/2-window4", 32)
     assert (small.widths, small.blocks, small.heads) == ((64, 128, 256), (2, 4, 2), (2, 4, 8))
@@ -153,19 +158,19 @@ def test_unknown_names_are_refused(wrong):
         ({"blocks": (2, 0)}, "no stages"),
         ({"heads": (2,)}, "no stages"),
         ({"heads": (3, 3)}, "not a multiple of 3 heads"),
-        ({"window": 0}, "at least 1"),
-        ({"pad": "none"}, "pad=none"),
+        ({"attention": {"window": 0}}, "at least 1"),
+        ({"attention": {"pad": "none"}}, "pad=none"),
         ({"version": 3}, "version=3"),
-        ({"pretrained_window": (3, 3)}, "version 2"),
-        ({"version": 2, "pretrained_window": (3,)}, "each of 2 stages"),
+        ({"attention": {"pretrained_window": (3, 3)}}, "version 2"),
+        ({"version": 2, "attention": {"pretrained_window": (3,)}}, "each of 2 stages"),
         ({"image": (16,)}, "two axes"),
-        ({"mlp_ratio": 0.01}, "no hidden channel"),
+        ({"mlp": {"ratio": 0.01}}, "no hidden channel"),
         ({"family": "vit"}, "no Swin"),
     ],
 )
 def test_configs_that_cannot_be_are_refused(changes, message):
     with pytest.raises(UsageError, match=message):
-        SwinConfig(**SMALL | changes)
+        SwinConfig().with_options(**SMALL).with_options(**changes)
     with pytest.raises(UsageError, match="has no depths"):
         create("Swin-T/4", depths=(2, 2))
 
@@ -228,7 +233,7 @@ def test_maps_at_strides_are_those_of_the_forward_pass():
 
 
 def test_layers_are_blocks_with_the_merging_before_them():
-    config = SwinConfig(**SMALL)
+    config = SwinConfig().with_options(**SMALL)
     model = skip_init(config)
     layers = {name: config.layer_of(name) for name, _ in model.named_parameters()}
     assert {layers["projection.weight"], layers["first_norm.bias"]} == {0}
@@ -239,7 +244,7 @@ def test_layers_are_blocks_with_the_merging_before_them():
 
 
 def test_stochastic_depth_rises_over_all_stages():
-    model = build_model(SwinConfig(**SMALL, drop_path=0.3))
+    model = build_model(SwinConfig().with_options(**SMALL, regularization={"drop_path": 0.3}))
     assert [block.attention.drop_path for block in model.blocks()] == pytest.approx([0, 0.1, 0.2, 0.3])
 
 
@@ -254,7 +259,7 @@ def test_recomputation_changes_no_gradient():
 
 
 def test_start_of_training_is_microsofts():
-    model = build_model(SwinConfig(**SMALL | {"width": 64}))
+    model = build_model(SwinConfig().with_options(**SMALL).with_options(width=64))
     assert model.head.weight.abs().sum() == 0
     assert model.stages[0].blocks[0].mlp.part.fc1.weight.std().item() == pytest.approx(0.02, rel=0.05)
     assert model.stages[1].merge.reduction.weight.std().item() == pytest.approx(0.02, rel=0.05)
@@ -264,7 +269,7 @@ def test_start_of_training_is_microsofts():
 
 def test_a_fresh_block_of_the_second_version_adds_nothing():
     """The norms that its branches end in start at 0 (arXiv:2111.09883, appendix)."""
-    model = build_model(SwinConfig(**SMALL | {"version": 2})).eval()
+    model = build_model(SwinConfig().with_options(**SMALL).with_options(version=2)).eval()
     x = torch.randn(2, 8, 8, 8)
     assert torch.equal(model.blocks()[0](x), x)
 
@@ -274,7 +279,9 @@ def test_a_fresh_block_of_the_second_version_adds_nothing():
 @torch.inference_mode()
 def test_frozen_models_answer_alike(version, packed):
     torch.manual_seed(0)
-    model = build_model(SwinConfig(**SMALL | {"version": version, "window": 3})).eval()
+    model = build_model(
+        SwinConfig().with_options(**SMALL).with_options(version=version, attention={"window": 3})
+    ).eval()
     for name, parameter in model.named_parameters():
         if name.startswith("head") or name.endswith("norm.weight"):
             torch.nn.init.normal_(parameter)

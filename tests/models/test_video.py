@@ -11,24 +11,24 @@ from torch.utils.flop_counter import FlopCounterMode
 from tests import contracts
 from tests.nn.test_frozen import agrees
 from vitreous.errors import UsageError
-from vitreous.models.config import VideoConfig, ViTConfig
+from vitreous.models.config import VideoConfig, transformer_config
 from vitreous.models.configs.video import ARRANGEMENTS
 from vitreous.models.names import configure
 from vitreous.models.zoo import build_model, create, skip_init
 from vitreous.nn.position import SinusoidPosition, SpaceTimePosition
 
-SMALL = {"classes": 5, "width": 24, "depth": 2, "heads": 2, "hidden": 48}
+SMALL = {"classes": 5, "width": 24, "depth": 2, "heads": 2, "mlp": {"hidden": 48}}
 CLIP = SMALL | {"image": (6, 8, 12), "patch": (2, 4, 4), "temporal_depth": 1}
 MEAN = {"pool": "mean", "class_token": False}
 MODELS = {
     "joint": {},
-    "joint, VideoMAE's": {**MEAN, "norm": "pooled", "position": "sinusoid", "no_key_bias": True},
-    "joint, rotary": {"attention": "rotary", "position": "none"},
-    "joint, sines": {"position": "sincos"},
-    "encoder": {"arrangement": "factorised-encoder", "position": "space-time", "registers": 1},
+    "joint, VideoMAE's": {**MEAN, "norm": {"final": "pooled"}, "positions": {"kind": "sinusoid"}, "no_key_bias": True},
+    "joint, rotary": {"attention": {"kind": "rotary"}, "positions": {"kind": "none"}},
+    "joint, sines": {"positions": {"kind": "sincos"}},
+    "encoder": {"arrangement": "factorised-encoder", "positions": {"kind": "space-time"}, "registers": 1},
     "encoder, mean": {"arrangement": "factorised-encoder", **MEAN},
-    "attention": {"arrangement": "factorised-attention", "position": "space-time"},
-    "attention, mean after norm": {"arrangement": "factorised-attention", **MEAN, "norm": "pooled"},
+    "attention": {"arrangement": "factorised-attention", "positions": {"kind": "space-time"}},
+    "attention, mean after norm": {"arrangement": "factorised-attention", **MEAN, "norm": {"final": "pooled"}},
     "heads": {"arrangement": "factorised-dot-product"},
     "heads, mean of normed tokens": {"arrangement": "factorised-dot-product", "pool": "mean", "no_key_bias": True},
     "heads, attention pooling": {"arrangement": "factorised-dot-product", "pool": "attention"},
@@ -38,7 +38,7 @@ FACTORISED = [name for name in ARRANGEMENTS if name != "joint"]
 
 def make(changes, seed=0):
     torch.manual_seed(seed)
-    return contracts.randomise(build_model(VideoConfig(**(CLIP | changes)))).eval()
+    return contracts.randomise(build_model(VideoConfig().with_options(**(CLIP | changes)))).eval()
 
 
 def clips(model, count=2, scale=(1, 1, 1)):
@@ -66,14 +66,16 @@ def test_frozen_models_answer_the_same(name):
 def image_model(changes):
     torch.manual_seed(3)
     settings = SMALL | {"image": (8, 12), "patch": (4, 4)} | changes
-    return contracts.randomise(build_model(ViTConfig(**settings))).eval()
+    return contracts.randomise(build_model(transformer_config(**settings))).eval()
 
 
 def of_frames(image, arrangement, frames, **changes):
     """The video model that has the weights of a picture's, and fresh ones for time; patches of one frame."""
     own = {name: getattr(image.config, name) for name in ("class_token", "pool", "norm", "registers")}
     model = build_model(
-        VideoConfig(**SMALL, image=(frames, 8, 12), patch=(1, 4, 4), arrangement=arrangement, **own, **changes)
+        VideoConfig().with_options(
+            **SMALL, image=(frames, 8, 12), patch=(1, 4, 4), arrangement=arrangement, **own, **changes
+        )
     )
     state = model.state_dict()
     for name, tensor in image.state_dict().items():
@@ -87,7 +89,7 @@ POOLS = {
     "class": {},
     "registers": {"registers": 2},
     "mean": MEAN,
-    "mean, norm after": {**MEAN, "norm": "pooled"},
+    "mean, norm after": {**MEAN, "norm": {"final": "pooled"}},
     "attention": {"pool": "attention"},
 }
 
@@ -97,7 +99,7 @@ POOLS = {
 def test_a_clip_of_one_slot_is_a_picture(arrangement, pool):
     image = image_model(POOLS[pool])
     for position in ("learned", "space-time"):
-        model, x = of_frames(image, arrangement, 1, position=position), torch.randn(2, 3, 8, 12)
+        model, x = of_frames(image, arrangement, 1, positions={"kind": position}), torch.randn(2, 3, 8, 12)
         torch.testing.assert_close(model(x[:, :, None]), image(x), rtol=0, atol=1e-5)
         torch.testing.assert_close(model.features(x[:, :, None]), image.features(x), rtol=0, atol=1e-5)
 
@@ -107,17 +109,17 @@ def test_a_clip_of_one_slot_is_a_picture(arrangement, pool):
 def test_fresh_time_makes_a_clip_the_mean_of_its_frames(arrangement, pool):
     """As long as nothing is learned of time, logits are the mean of those that the picture's model has for frames."""
     image = image_model(POOLS[pool])
-    model, x = of_frames(image, arrangement, 3, position="space-time"), torch.randn(2, 3, 3, 8, 12)
+    model, x = of_frames(image, arrangement, 3, positions={"kind": "space-time"}), torch.randn(2, 3, 3, 8, 12)
     frames = torch.stack([image(x[:, :, t]) for t in range(3)], 1).mean(1)
     torch.testing.assert_close(model(x), frames, rtol=0, atol=1e-5)
-    drawn = of_frames(image, arrangement, 3, position="space-time", temporal_zero=False)
+    drawn = of_frames(image, arrangement, 3, temporal_zero=False, positions={"kind": "space-time"})
     assert (drawn(x) - frames).abs().max() > 1e-2
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_without_positions_nothing_tells_slots_apart(name):
     """A clip played backwards, slot by slot, has the same answer."""
-    model = make(MODELS[name] | {"position": "none", "attention": "plain"})
+    model = make(MODELS[name] | {"positions": {"kind": "none"}, "attention": {"kind": "plain"}})
     x = clips(model).unflatten(2, (3, 2))
     torch.testing.assert_close(model(x.flip(2).flatten(2, 3)), model(x.flatten(2, 3)), rtol=0, atol=1e-4)
 
@@ -134,7 +136,7 @@ def passes(config, work):
 @pytest.mark.parametrize("name", [name for name in MODELS if "attention pooling" not in name])
 @pytest.mark.parametrize("frames", [2, 6])
 def test_cost_is_what_passes_through(name, frames):
-    config = VideoConfig(**(CLIP | {"image": (frames, 8, 12)} | MODELS[name]))
+    config = VideoConfig().with_options(**(CLIP | {"image": (frames, 8, 12)} | MODELS[name]))
     whole = passes(config, lambda model, x: model.classify(model.pool(model.features(x))))
     assert whole == config.macs()
     assert passes(config, lambda model, x: model(x)) == config.computed_macs()
@@ -147,7 +149,7 @@ def test_parameters_are_those_of_the_papers():
     for size, count in counts.items():
         config = replace(configure(f"VideoMAE-{size}/16x2"), classes=400)
         assert sum(p.numel() for p in skip_init(config).parameters()) == count
-    encoder = replace(configure("VideoMAE-B/16x2"), classes=0, norm="tokens")
+    encoder = configure("VideoMAE-B/16x2").with_options(classes=0, norm={"final": "tokens"})
     assert sum(p.numel() for p in skip_init(encoder).parameters()) == 86_227_200
     for name, millions in zip(ARRANGEMENTS, (88.9, 115.1, 117.3, 88.9), strict=True):
         config = replace(configure(f"ViViT-B/16x2-{name}".removesuffix("-joint")), classes=400)
@@ -170,16 +172,16 @@ def test_names_are_read_as_they_are_written(name):
     "changes,message",
     [
         ({"image": (32, 32), "patch": (8, 8)}, "takes clips"),
-        ({"arrangement": "factorised-attention", "attention": "rotary"}, "goes with attention=plain"),
+        ({"arrangement": "factorised-attention", "attention": {"kind": "rotary"}}, "goes with attention.kind=plain"),
         ({"arrangement": "factorised-encoder", "temporal_depth": 0}, "at least one block"),
         ({"arrangement": "factorised-dot-product", "heads": 3}, "cannot be halved"),
-        ({"attention": "rotary", "heads": 6}, "cannot be turned"),
-        ({"no_key_bias": True, "qkv_bias": False}, "qkv_bias=true"),
+        ({"attention": {"kind": "rotary"}, "heads": 6}, "cannot be turned"),
+        ({"no_key_bias": True, "attention": {"qkv_bias": False}}, "qkv_bias=true"),
     ],
 )
 def test_configs_that_cannot_be_are_refused(changes, message):
     with pytest.raises(UsageError, match=message):
-        VideoConfig(**(CLIP | changes))
+        VideoConfig().with_options(**(CLIP | changes))
     with pytest.raises(UsageError, match="unknown model"):
         configure("ViViT-B/16x0")
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from vitreous.errors import UsageError
-from vitreous.models.config import ViTConfig
+from vitreous.models.config import transformer_config
 from vitreous.models.initial import mimetic
 from vitreous.models.names import NAMES, configure
 from vitreous.models.zoo import create
@@ -56,7 +56,7 @@ def test_parameter_counts_are_exact(name):
     assert count(name, num_classes=0) == bare
     assert count(name) == headed
     if pretraining:
-        assert count(name, representation=width) == pretraining
+        assert count(name, head={"representation": width}) == pretraining
 
 
 @pytest.mark.parametrize("name", COUNTS_21K)
@@ -64,14 +64,14 @@ def test_parameter_counts_of_imagenet_21k_are_exact(name):
     headed, pretraining = COUNTS_21K[name]
     assert count(name, num_classes=21843) == headed
     if pretraining:
-        assert count(name, num_classes=21843, representation=configure(name).width) == pretraining
+        assert count(name, num_classes=21843, head={"representation": configure(name).width}) == pretraining
 
 
 def test_parameter_counts_at_other_sizes_and_poolings():
     assert count("ViT-B/16", 384) == 86_859_496
     assert count("ViT-L/16", 512) == 305_174_504
     assert count("ViT-H/14", 518) == 633_470_440
-    mean = {"pool": "mean", "class_token": False, "slots": 0}
+    mean = {"pool": "mean", "class_token": False, "positions": {"slots": 0}}
     assert count("ViT-S/16", **mean) == 22_049_896
     assert count("ViT-B/32", **mean) == 88_222_696
 
@@ -130,7 +130,7 @@ def test_an_image_size_that_does_not_divide_names_sizes_that_do():
 @pytest.mark.parametrize("changes", [{"width": 10, "heads": 3}, {"class_token": False}, {"depth": 0}, {"classes": -1}])
 def test_configs_that_cannot_be_are_refused(changes):
     with pytest.raises(UsageError):
-        ViTConfig(**changes)
+        transformer_config(**changes)
 
 
 def test_verbs_compose_to_the_forward_pass_and_select_tokens():
@@ -149,7 +149,7 @@ def test_verbs_compose_to_the_forward_pass_and_select_tokens():
 
 def test_initial_values_are_those_of_the_paper():
     torch.manual_seed(0)
-    model = create("ViT-S/16", representation=384)
+    model = create("ViT-S/16", head={"representation": 384})
     block = model.encoder.blocks[0]
     assert model.projection.weight.std().item() == pytest.approx((16 * 16 * 3) ** -0.5, rel=0.02)
     assert model.position.table.std().item() == pytest.approx(0.02, rel=0.02)
@@ -183,10 +183,11 @@ def test_hollow_models_have_shapes_and_load_no_compiler():
 
     script = """
 import sys
-from dataclasses import replace
 from vitreous.models.names import configure
 from vitreous.models.zoo import build_model, skip_init
-config = replace(configure("ViT-mu/16"), pool="attention", registers=2, representation=5, layer_scale=0.1)
+config = configure("ViT-mu/16").with_options(
+    pool="attention", registers=2, head={"representation": 5}, norm={"layer_scale": 0.1}
+)
 model, real = skip_init(config), build_model(config)
 assert all(p.is_meta for p in model.parameters())
 assert {n: p.shape for n, p in model.named_parameters()} == {n: p.shape for n, p in real.named_parameters()}

@@ -7,7 +7,15 @@ import torch
 
 from tests import contracts
 from vitreous.errors import UsageError, WeightsError
-from vitreous.models.config import SAMConfig, ViTConfig, transformer_config
+from vitreous.models.config import (
+    AttentionConfig,
+    MlpConfig,
+    NormConfig,
+    PositionConfig,
+    SAMConfig,
+    ViTConfig,
+    transformer_config,
+)
 from vitreous.models.names import configure
 from vitreous.models.zoo import build_model, skip_init
 from vitreous.nn.windows import ConvPropagation
@@ -21,16 +29,24 @@ SMALL = SAMConfig(
     width=16,
     depth=4,
     heads=2,
-    hidden=32,
     class_token=False,
     pool="mean",
-    norm="none",
-    window=3,
-    global_blocks=(1, 3),
     position_grid=(4, 4),
-    resize="bicubic",
+    mlp=MlpConfig(hidden=32),
+    norm=NormConfig(final="none"),
+    attention=AttentionConfig(kind="decomposed", window=3, global_blocks=(1, 3)),
+    positions=PositionConfig(resize="bicubic"),
 )
-PLAIN = ViTConfig(image=(16, 16), patch=(4, 4), classes=0, width=16, depth=4, heads=2, hidden=32, resize="bicubic")
+PLAIN = ViTConfig(
+    image=(16, 16),
+    patch=(4, 4),
+    classes=0,
+    width=16,
+    depth=4,
+    heads=2,
+    mlp=MlpConfig(hidden=32),
+    positions=PositionConfig(resize="bicubic"),
+)
 
 
 @pytest.mark.parametrize(("name", "published"), [("B/16", 85_889_024), ("L/16", 303_432_704), ("H/16", 631_116_800)])
@@ -40,7 +56,7 @@ def test_parameters_are_those_published_without_the_position_of_a_class_token(na
     assert (config.image, config.grid, config.table_grid) == ((1024, 1024), (64, 64), (14, 14))
     assert sum(p.numel() for p in skip_init(config).parameters()) + config.width == published
     assert config.name() == f"ViTDet-{name}"
-    convolutional = config.with_options(global_blocks=(), conv_blocks=config.global_blocks)
+    convolutional = config.with_options(conv_blocks=config.attention.global_blocks, attention={"global_blocks": ()})
     assert convolutional.name() == f"ViTDet-{name}"
 
 
@@ -63,8 +79,10 @@ def test_fresh_propagation_passes_tokens_on():
 def test_without_relative_positions_and_windows_it_is_a_plain_vit():
     """A window of the whole grid, tables of zeros: the stream of tokens is that of the same ViT without a class token."""
     torch.manual_seed(0)
-    plain = contracts.randomise(build_model(replace(PLAIN, class_token=False, pool="mean", norm="none"))).eval()
-    config = replace(SMALL, image=(16, 16), window=4, global_blocks=())
+    plain = contracts.randomise(
+        build_model(PLAIN.with_options(class_token=False, pool="mean", norm={"final": "none"}))
+    ).eval()
+    config = SMALL.with_options(image=(16, 16), attention={"window": 4, "global_blocks": ()})
     model = build_model(config).eval()
     adopt(model, weights_of(plain))
     images = torch.randn(2, 3, 16, 16)
@@ -99,7 +117,7 @@ def test_weights_of_a_vit_lose_class_token_and_last_norm_and_keep_the_rest():
 def test_weights_of_sam_lose_their_neck():
     torch.manual_seed(0)
     sam = contracts.randomise(build_model(SMALL.with_options(neck=8, position_grid=())))
-    model = build_model(SMALL.with_options(position_grid=(), window=5, global_blocks=(3,)))
+    model = build_model(SMALL.with_options(position_grid=(), attention={"window": 5, "global_blocks": (3,)}))
     adoption = adopt(model, weights_of(sam))
     assert adoption.unused and all(name.startswith("neck.") for name in adoption.unused) and not adoption.new
     tables = (sam.encoder.blocks[1].attention.part.rows, model.encoder.blocks[1].attention.part.part.rows)
@@ -107,7 +125,7 @@ def test_weights_of_sam_lose_their_neck():
 
 
 def test_fixed_positions_become_a_table():
-    plain = build_model(replace(PLAIN, position="sincos"))
+    plain = build_model(PLAIN.with_options(positions={"kind": "sincos"}))
     model = build_model(SMALL)
     adopt(model, weights_of(plain))
     assert torch.equal(model.position.table, plain.position.read((4, 4)))
@@ -152,7 +170,7 @@ def test_what_cannot_be_is_refused(changes):
 
 
 def test_options_of_a_detector_make_a_vit_one():
-    grid = {"class_token": False, "pool": "mean", "attention": "decomposed"}
+    grid = {"class_token": False, "pool": "mean", "attention": {"kind": "decomposed"}}
     assert transformer_config(conv_blocks=(1,), **grid).family == "sam"
     with pytest.raises(UsageError, match="decomposed"):
         transformer_config(position_grid=(14, 14), class_token=False, pool="mean")

@@ -9,8 +9,8 @@ from vitreous.nn.frozen import frozen
 
 NAMES = {
     "ViT-32x4/8": {},
-    "ViT-32x4/4": {"position_at": "shared"},
-    "ViT-32x4/2": {"attention": "rotary", "position": "none", "heads": 2},
+    "ViT-32x4/4": {"positions": {"at": "shared"}},
+    "ViT-32x4/2": {"attention": {"kind": "rotary"}, "positions": {"kind": "none"}, "heads": 2},
     "Axial-ViT-32x4/8": {},
     "Conv+ViT-32x4/8": {},
 }
@@ -85,7 +85,7 @@ def test_compiled_blocks_share_graphs_whatever_their_stochastic_depth(monkeypatc
     compile_ = torch.compile
     monkeypatch.setattr(torch, "compile", lambda module: compile_(module, backend=count_graphs))
     torch._dynamo.reset()
-    model = create("ViT-32x8/8", 16, 3, drop_path=0.3).train()
+    model = create("ViT-32x8/8", 16, 3, regularization={"drop_path": 0.3}).train()
     names = list(model.state_dict())
     compile_blocks(model)
     model(torch.randn(2, 3, 16, 16)).sum().backward()

@@ -72,8 +72,8 @@ def few(name):
         else config.stem
     )
     depth = 2 if config.width < 1000 else 1
-    blocks = tuple(block for block in config.global_blocks if block < depth)
-    return config.with_options(image=image, classes=1000, depth=depth, stem=stem, global_blocks=blocks)
+    blocks = tuple(block for block in config.attention.global_blocks if block < depth)
+    return config.with_options(image=image, classes=1000, depth=depth, stem=stem, attention={"global_blocks": blocks})
 
 
 def unlike():
@@ -147,7 +147,7 @@ def test_a_torch_whose_operators_answer_otherwise_takes_plain_products(monkeypat
 
 
 def test_the_model_stays_as_it_was():
-    model = contracts.randomise(build({"layer_scale": 0.5})).train()
+    model = contracts.randomise(build({"norm": {"layer_scale": 0.5}})).train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     frozen(model, torch.bfloat16)
     assert model.training and all(p.requires_grad and p.dtype == torch.float32 for p in model.parameters())

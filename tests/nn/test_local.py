@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vitreous.models.config import ViTConfig
+from vitreous.models.config import MlpConfig, ViTConfig, transformer_config
 from vitreous.models.zoo import build_model
 from vitreous.nn.attention import Attention
 from vitreous.nn.local import LocalAttention
@@ -80,14 +80,18 @@ def test_what_cannot_be_is_refused():
         layer(torch.randn(1, 17, 24), TokenPositions((4, 4), 1), queries=slice(3))
 
 
-WIDE = ViTConfig(image=(32, 48), patch=(8, 8), width=16, depth=3, heads=2, hidden=32, classes=5, registers=1)
+WIDE = ViTConfig(
+    image=(32, 48), patch=(8, 8), width=16, depth=3, heads=2, classes=5, registers=1, mlp=MlpConfig(hidden=32)
+)
 
 
 def test_a_patch_moves_its_window_until_a_global_block():
     """And by way of prefix tokens, from the second block on; not before."""
     torch.manual_seed(0)
     for depth, blocks, everything in ((1, (), False), (1, (0,), True)):
-        model = build_model(ViTConfig(**{**vars(WIDE), "depth": depth, "window": 2, "global_blocks": blocks}))
+        model = build_model(
+            transformer_config(**{**vars(WIDE), "depth": depth, "attention": {"window": 2, "global_blocks": blocks}})
+        )
         images = torch.randn(1, 3, 32, 48)
         other = images.clone()
         other[..., :8, :8] += 1
@@ -98,7 +102,10 @@ def test_a_patch_moves_its_window_until_a_global_block():
 
 
 def test_weights_of_a_plain_vit_fit_and_cost_less():
-    plain, windowed = build_model(WIDE), build_model(ViTConfig(**{**vars(WIDE), "window": 2, "global_blocks": (2,)}))
+    plain, windowed = (
+        build_model(WIDE),
+        build_model(transformer_config(**{**vars(WIDE), "attention": {"window": 2, "global_blocks": (2,)}})),
+    )
     windowed.load_state_dict(plain.state_dict())
     tokens, width = 2 + 24, 16
     pairs = 24 * 4 + 2 * 2 * 24 + 2 * 2  # patches and patches, patches and prefix tokens, prefix tokens

@@ -52,7 +52,12 @@ def merging(model, count):
     return twin
 
 
-POOLS = [{}, {"pool": "mean", "class_token": False, "slots": 0}, {"pool": "mean", "norm": "pooled"}, {"registers": 2}]
+POOLS = [
+    {},
+    {"pool": "mean", "class_token": False, "positions": {"slots": 0}},
+    {"pool": "mean", "norm": {"final": "pooled"}},
+    {"registers": 2},
+]
 
 
 @pytest.mark.parametrize("changes", POOLS)

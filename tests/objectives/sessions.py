@@ -15,7 +15,7 @@ from vitreous.data.augmentation.views import MultiCrop
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.options import DataOptions
 from vitreous.data.split import Arrays
-from vitreous.models.config import DiTConfig, ViTConfig
+from vitreous.models.config import DiTConfig, MlpConfig, PositionConfig, ViTConfig
 from vitreous.objectives.diffusion import DiffusionConfig
 from vitreous.objectives.dino import DINOConfig
 from vitreous.objectives.dinov2 import DINOv2Config
@@ -32,7 +32,16 @@ from vitreous.training.session import Session
 
 COUNT = 32
 TARGETS = ("red", "blue")
-MODEL = ViTConfig(image=(16, 16), patch=(4, 4), classes=0, width=32, depth=2, heads=2, hidden=64, position="sincos")
+MODEL = ViTConfig(
+    image=(16, 16),
+    patch=(4, 4),
+    classes=0,
+    width=32,
+    depth=2,
+    heads=2,
+    mlp=MlpConfig(hidden=64),
+    positions=PositionConfig(kind="sincos"),
+)
 HEADS = {"prototypes": 32, "head_width": 24, "bottleneck": 16, "frozen": 0.1}
 APART: dict[str, Any] = {"centring": "sinkhorn", "patch_prototypes": 24, "patch_bottleneck": 8}
 #: the objective of each run; a teacher is put where there is to be one

@@ -117,7 +117,7 @@ def compare_runs(name, home):
         "momentum": Ramp(*MOMENTUM),
         "teacher_temperature": Ramp(*TEMPERATURE[:2], "linear", TEMPERATURE[2], includes_end=True),
     }
-    model = replace(MODEL, position="learned", registers=1, layer_scale=0.5)
+    model = MODEL.with_options(registers=1, positions={"kind": "learned"}, norm={"layer_scale": 0.5})
     schedule = Schedule(WARMUP, end=END / LR, warmup_includes_base=True)
     changes = {"optimizer": optimizer, "schedule": schedule, "schedules": ramps, "model": model}
     session, state = session_of(name, home, objective=objective, **changes)

@@ -13,7 +13,7 @@ import vitreous
 from tests.conftest import picture, say
 from tests.objectives.test_unlabelled import SETTINGS
 from vitreous.errors import DataError, UsageError, VitreousError, WeightsError
-from vitreous.models.config import ViTConfig
+from vitreous.models.config import transformer_config
 from vitreous.models.zoo import build_model
 
 TINY = {"model": "ViT-16x1/4", "image_size": 16, "device": "cpu", "workers": 0, "precision": "fp32", "batch_size": 8}
@@ -29,9 +29,17 @@ def image_folders(tmp_path_factory):
             picture(index, (16, 16), index % 3).save(image_folders / place / f"{index}.png")
     for suffix in ("pt", "onnx"):
         (image_folders / f"junk.{suffix}").write_text("junk")
-    shape = {"image": (16, 16), "patch": (4, 4), "classes": 2, "width": 16, "depth": 1, "heads": 1, "hidden": 16}
-    vitreous.save(build_model(ViTConfig(**shape)), image_folders / "cd", ("c", "d"))
-    vitreous.save(build_model(ViTConfig(**shape, channels=1)), image_folders / "grey", ("a", "b"))
+    shape = {
+        "image": (16, 16),
+        "patch": (4, 4),
+        "classes": 2,
+        "width": 16,
+        "depth": 1,
+        "heads": 1,
+        "mlp": {"hidden": 16},
+    }
+    vitreous.save(build_model(transformer_config(**shape)), image_folders / "cd", ("c", "d"))
+    vitreous.save(build_model(transformer_config(**shape, channels=1)), image_folders / "grey", ("a", "b"))
     train(image_folders / "flat", "mae", image_folders / "mae", epochs=1.0)
     return image_folders
 

@@ -20,7 +20,7 @@ from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.options import DataOptions
 from vitreous.data.split import Arrays
 from vitreous.errors import DataError, UsageError
-from vitreous.models.config import ViTConfig
+from vitreous.models.config import MlpConfig, ViTConfig
 from vitreous.recipes.recipe import DatasetInfo
 from vitreous.tasks.features import Features
 from vitreous.training.batches import Inputs
@@ -78,7 +78,7 @@ def session_of(name, tmp_path, **changes):
     """A session on random images in memory, and its state."""
     pixels = np.random.default_rng(0).integers(0, 256, (24, 16, 16, 3), dtype=np.uint8)
     split = Arrays(pixels, np.zeros((24, 0), np.float32))
-    model = ViTConfig(image=(16, 16), patch=(4, 4), classes=0, width=32, depth=2, heads=2, hidden=64)
+    model = ViTConfig(image=(16, 16), patch=(4, 4), classes=0, width=32, depth=2, heads=2, mlp=MlpConfig(hidden=64))
     run = TOYS[name](model, DatasetInfo(24, (16, 16), 3), None)
     data = DataOptions("synthetic", (), len(split), "", cache=True)
     run = replace(run, data=data, preprocess=ImagePreprocess((16, 16)), model=model, **changes)

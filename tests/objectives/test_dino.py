@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.augmentation.views import MultiCrop
 from vitreous.errors import UsageError
-from vitreous.models.config import ViTConfig
+from vitreous.models.config import MlpConfig, ViTConfig
 from vitreous.models.names import configure
 from vitreous.models.zoo import build_model
 from vitreous.objectives.base import Progress, Setting, alone, identity
@@ -23,7 +23,7 @@ from vitreous.objectives.heads import BatchNorm, Head, HeadOptions, compare_view
 from vitreous.objectives.unlabelled import koleo
 from vitreous.recipes.registry import example
 
-SMALL = ViTConfig(image=(32, 32), patch=(8, 8), classes=0, width=32, depth=2, heads=2, hidden=64)
+SMALL = ViTConfig(image=(32, 32), patch=(8, 8), classes=0, width=32, depth=2, heads=2, mlp=MlpConfig(hidden=64))
 HEAD = {"prototypes": 24, "head_width": 32, "bottleneck": 16}
 VIEWS = MultiCrop(locals=3, local_image=(16, 16))
 PROGRESS = Progress(0, 0, 100, {"teacher_temperature": 0.05, "momentum": 0.9})
@@ -108,7 +108,7 @@ def test_the_centre_follows_after_the_step_and_is_not_used_within_it():
 
 
 def test_the_teacher_has_no_gradient_and_follows_by_its_momentum():
-    own = objective(model=replace(SMALL, drop_path=0.5))
+    own = objective(model=SMALL.with_options(regularization={"drop_path": 0.5}))
     own(batch_for(own))["loss"].backward()
     assert all(p.grad is None and not p.requires_grad for p in own.teacher.parameters())
     assert not own.teacher.training and own.model.training
@@ -334,7 +334,7 @@ def test_what_cannot_be_is_refused(config, views, text):
 
 
 def test_a_stem_of_convolutions_carries_no_masked_pixel_into_the_student():
-    config = replace(configure("Conv+ViT-128x4/8", 32), classes=0, width=32, heads=4, hidden=64)
+    config = configure("Conv+ViT-128x4/8", 32).with_options(classes=0, width=32, heads=4, mlp={"hidden": 64})
     objective = DINOv2Config(prototypes=16, head_width=16, bottleneck=8).build(build_model(config), Setting())
     images = torch.randn(2, 3, 32, 32, requires_grad=True)
     masks = torch.zeros(2, 16, dtype=torch.bool)

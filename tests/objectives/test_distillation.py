@@ -14,7 +14,7 @@ from tests.conftest import picture, say
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import UsageError, WeightsError
-from vitreous.models.config import ViTConfig
+from vitreous.models.config import MlpConfig, ViTConfig
 from vitreous.models.zoo import build_model
 from vitreous.objectives.base import Progress, Setting
 from vitreous.objectives.distillation import Distillation, DistillationConfig
@@ -25,7 +25,7 @@ from vitreous.tasks.features import Features
 from vitreous.weights.bundle import Bundle
 
 CLASSES = ("ant", "bee", "cat")
-PLAIN = ViTConfig(image=(16, 16), patch=(4, 4), classes=3, width=32, depth=2, heads=2, hidden=64)
+PLAIN = ViTConfig(image=(16, 16), patch=(4, 4), classes=3, width=32, depth=2, heads=2, mlp=MlpConfig(hidden=64))
 TOKEN = replace(PLAIN, pool="distilled")
 SETTING = Setting(classes=CLASSES, views=Augment(), normalisation=((0.5,) * 3, (0.5,) * 3))
 

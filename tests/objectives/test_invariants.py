@@ -91,7 +91,7 @@ def test_dino_is_the_mean_of_local_pairs_and_of_mirrored_global_ones():
 
 @pytest.mark.parametrize("kind", [DINO, DINOv2])
 def test_a_teacher_answers_without_chance_and_without_gradient(kind):
-    own = objective(kind, model=replace(VIEWED, drop_path=0.5, dropout=0.3))
+    own = objective(kind, model=VIEWED.with_options(regularization={"drop_path": 0.5, "dropout": 0.3}))
     images = batch_for(own)["images"].flatten(0, 1)
     assert torch.equal(own.teacher(images), own.teacher(images)) and not own.teacher(images).requires_grad
     assert not torch.equal(own.model(images), own.model(images))

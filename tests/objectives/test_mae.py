@@ -11,14 +11,23 @@ import torch
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.split import Arrays
 from vitreous.errors import UsageError
-from vitreous.models.config import ViTConfig
+from vitreous.models.config import MlpConfig, PositionConfig, ViTConfig
 from vitreous.models.names import configure
 from vitreous.models.zoo import build_model
 from vitreous.nn.grid import patchify, unpatchify
 from vitreous.objectives.base import Progress, Setting
 from vitreous.objectives.mae import MAE, MAEConfig
 
-SMALL = ViTConfig(image=(32, 32), patch=(8, 8), classes=0, width=32, depth=2, heads=2, hidden=64, position="sincos")
+SMALL = ViTConfig(
+    image=(32, 32),
+    patch=(8, 8),
+    classes=0,
+    width=32,
+    depth=2,
+    heads=2,
+    mlp=MlpConfig(hidden=64),
+    positions=PositionConfig(kind="sincos"),
+)
 DECODER = MAEConfig(decoder_width=16, decoder_depth=2, decoder_heads=2)
 
 
@@ -141,7 +150,14 @@ def test_a_reconstruction_keeps_what_was_seen_and_fills_the_rest(mae):
 
 def test_any_number_of_axes():
     config = ViTConfig(
-        image=(4, 16, 16), patch=(2, 8, 8), classes=0, width=36, depth=1, heads=2, hidden=32, position="sincos"
+        image=(4, 16, 16),
+        patch=(2, 8, 8),
+        classes=0,
+        width=36,
+        depth=1,
+        heads=2,
+        mlp=MlpConfig(hidden=32),
+        positions=PositionConfig(kind="sincos"),
     )
     mae = MAE(build_model(config), replace(DECODER, decoder_width=24))
     batch = mae.prepare(batch_of(torch.randn(2, 3, 4, 16, 16)), Progress())
@@ -153,7 +169,7 @@ def test_any_number_of_axes():
     ("name", "count", "trainable"), [("ViT-B/16", 111_907_840, 111_655_680), ("ViT-L/16", 329_541_888, 329_239_296)]
 )
 def test_parameters_are_counted_as_published(name, count, trainable):
-    config = replace(configure(name), classes=0, position="sincos")
+    config = configure(name).with_options(classes=0, positions={"kind": "sincos"})
     with torch.device("meta"):
         model = build_model(config)
     own = sum(p.numel() for p in model.parameters())
@@ -177,7 +193,7 @@ def test_models_that_need_every_patch_are_refused():
 
 def test_a_stem_of_convolutions_carries_no_hidden_pixel_into_what_is_seen():
     """Neighbouring tokens of a hybrid read each other's pixels: hidden ones are 0 before the stem."""
-    config = replace(configure("Conv+ViT-128x4/8", 32), classes=0, width=32, heads=4, hidden=64)
+    config = configure("Conv+ViT-128x4/8", 32).with_options(classes=0, width=32, heads=4, mlp={"hidden": 64})
     objective = MAEConfig(decoder_width=16, decoder_depth=1, decoder_heads=4).build(build_model(config), Setting())
     images = torch.randn(2, 3, 32, 32, requires_grad=True)
     batch = objective.prepare(batch_of(images.detach()), Progress())
@@ -206,7 +222,7 @@ def test_setting_is_kept():
     ],
 )
 def test_parameters_of_the_published_models_without_fixed_positions(name, decoder, count):
-    config = replace(configure(name, 224), classes=0, position="sincos")  # type: ignore[arg-type, call-arg]
+    config = configure(name, 224).with_options(classes=0, positions={"kind": "sincos"})  # type: ignore[arg-type, call-arg]
     with torch.device("meta"):
         own = MAEConfig().build(build_model(config), Setting())
     assert sum(p.numel() for p in own.parameters() if p.requires_grad) == count

@@ -11,14 +11,14 @@ from vitreous.data.augmentation.augment import Augment
 from vitreous.data.augmentation.masks import MASK
 from vitreous.data.augmentation.views import MultiCrop
 from vitreous.errors import UsageError
-from vitreous.models.config import ViTConfig
+from vitreous.models.config import MlpConfig, ViTConfig
 from vitreous.models.names import configure
 from vitreous.models.zoo import build_model
 from vitreous.nn.grid import patchify
 from vitreous.objectives.base import Progress, Setting
 from vitreous.objectives.masked import MaskedPatches, MaskedPatchesConfig, shrink
 
-SMALL = ViTConfig(image=(32, 32), patch=(8, 8), classes=0, width=32, depth=2, heads=2, hidden=64)
+SMALL = ViTConfig(image=(32, 32), patch=(8, 8), classes=0, width=32, depth=2, heads=2, mlp=MlpConfig(hidden=64))
 RGB = Setting(seed=1, normalisation=((0.4, 0.5, 0.6), (0.2, 0.25, 0.3)))
 TARGETS = ("mean-colour", "small-colours", "pixels")
 
@@ -105,7 +105,7 @@ def test_what_is_masked_is_not_seen():
 
 
 def test_a_stem_reads_swapped_patches_where_they_are_put_and_hidden_ones_nowhere():
-    config = replace(configure("Conv+ViT-128x4/8", 32), classes=0, width=32, heads=4, hidden=64)
+    config = configure("Conv+ViT-128x4/8", 32).with_options(classes=0, width=32, heads=4, mlp={"hidden": 64})
     objective = masked("pixels", config, masked=0.5, swapped=0.5)
     objective.head.weight.data.normal_()
     images = torch.randn(2, 3, 32, 32, requires_grad=True)

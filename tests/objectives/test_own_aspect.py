@@ -24,7 +24,7 @@ from vitreous.data.modalities.volumes import VolumePreprocess
 from vitreous.data.sources import open_data
 from vitreous.errors import UsageError
 from vitreous.inference.engine import TorchEngine
-from vitreous.models.config import ViTConfig
+from vitreous.models.config import MlpConfig, ViTConfig
 from vitreous.models.zoo import build_model
 from vitreous.nn.sizes import native_size
 from vitreous.objectives.base import Progress, Setting
@@ -62,7 +62,7 @@ def aspect_run(aspect_data, tmp_path_factory):
 def objective_of(**config):
     torch.manual_seed(0)
     model = build_model(
-        ViTConfig(image=(16, 16), patch=(4, 4), width=32, depth=2, heads=2, hidden=64, classes=3)
+        ViTConfig(image=(16, 16), patch=(4, 4), width=32, depth=2, heads=2, classes=3, mlp=MlpConfig(hidden=64))
     ).train()
     torch.nn.init.normal_(model.head.weight, std=0.3)
     model.any_size = True

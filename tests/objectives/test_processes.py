@@ -43,7 +43,7 @@ VARIANTS = {
     "tiny-pixels": ("tiny-pixels", {}),
 }
 TOKEN = {
-    "hard": {"model.pool": ["distilled"], "model.class_token": ["True"], "model.slots": ["2"]},
+    "hard": {"model.pool": ["distilled"], "model.class_token": ["True"], "model.positions.slots": ["2"]},
     "diffusion": {"model.learned_variance": ["True"]},
 }  # the other student has one head for labels and teacher
 #: students of another family

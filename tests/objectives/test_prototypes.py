@@ -13,7 +13,7 @@ from tests.conftest import picture
 from tests.reports.test_report import Heard
 from vitreous.data.augmentation.views import MultiCrop
 from vitreous.errors import UsageError, WeightsError
-from vitreous.models.config import ViTConfig
+from vitreous.models.config import MlpConfig, ViTConfig, transformer_config
 from vitreous.models.zoo import build_model
 from vitreous.objectives.base import Progress, Setting, identity
 from vitreous.objectives.dinov2 import DINOv2, DINOv2Config
@@ -29,7 +29,7 @@ HEADS = {
     "objective.batch_norm": ["False"],
 }
 APART = {"objective.patch_prototypes": ["12"], "objective.patch_bottleneck": ["6"]}
-STUDENT = ViTConfig(image=(16, 16), patch=(8, 8), classes=0, width=24, depth=2, heads=2, hidden=48)
+STUDENT = ViTConfig(image=(16, 16), patch=(8, 8), classes=0, width=24, depth=2, heads=2, mlp=MlpConfig(hidden=48))
 PROGRESS = Progress(0, 0, 100, {"teacher_temperature": 0.07, "momentum": 0.9})
 
 
@@ -156,8 +156,8 @@ def test_a_batch_norm_in_its_heads_sees_the_batch(teacher_runs):
         ("", STUDENT, "no teacher"),
         ("dino", STUDENT, "needs the heads of DINOv2, and .* has those of dino\n  name a run of recipe='dinov2'"),
         ("nowhere", STUDENT, "no weights at"),
-        ("teacher", ViTConfig(**{**vars(STUDENT), "channels": 1}), "reads 3 channels, the student 1"),
-        ("teacher", ViTConfig(**{**vars(STUDENT), "image": (16,) * 3, "patch": (8,) * 3}), "other axes"),
+        ("teacher", transformer_config(**{**vars(STUDENT), "channels": 1}), "reads 3 channels, the student 1"),
+        ("teacher", transformer_config(**{**vars(STUDENT), "image": (16,) * 3, "patch": (8,) * 3}), "other axes"),
     ],
 )
 def test_teachers_that_cannot_be_are_refused(teacher_runs, teacher, model, text):

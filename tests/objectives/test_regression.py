@@ -16,7 +16,7 @@ from tests.objectives.sessions import session_of
 from vitreous.data.augmentation.augment import Augment
 from vitreous.errors import DataError, UsageError
 from vitreous.jobs.soup import soup
-from vitreous.models.config import ViTConfig
+from vitreous.models.config import MlpConfig, ViTConfig
 from vitreous.models.zoo import build_model
 from vitreous.objectives.base import Progress, Setting
 from vitreous.objectives.regression import Regression, RegressionConfig, value_loss
@@ -30,7 +30,7 @@ from vitreous.weights.adopt import open_weights, starting_point
 from vitreous.weights.bundle import load_bundle
 
 QUICK = {key: value for key, value in TINY.items() if key not in ("mixup", "epochs")} | {"epochs": 2, "workers": 0}
-MODEL = ViTConfig(image=(8, 8), patch=(4, 4), classes=2, width=16, depth=1, heads=2, hidden=32)
+MODEL = ViTConfig(image=(8, 8), patch=(4, 4), classes=2, width=16, depth=1, heads=2, mlp=MlpConfig(hidden=32))
 LOSSES = {"mse": lambda e: e * e, "l1": abs, "huber": lambda e: e * e / 2 if abs(e) <= 0.7 else 0.7 * (abs(e) - 0.35)}
 
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from vitreous.errors import UsageError
-from vitreous.models.config import ViTConfig
+from vitreous.models.config import MlpConfig, ViTConfig
 from vitreous.models.zoo import build_model
 from vitreous.objectives.supervised import Supervised, SupervisedConfig, balanced, cross_entropy
 
@@ -75,7 +75,9 @@ def test_the_plain_loss_is_torchs_bit_for_bit(logits):
 
 def supervised(loss, weights=WEIGHTS, **options):
     torch.manual_seed(0)
-    model = build_model(ViTConfig(image=(16, 16), patch=(8, 8), classes=K, width=16, depth=1, heads=2, hidden=32))
+    model = build_model(
+        ViTConfig(image=(16, 16), patch=(8, 8), classes=K, width=16, depth=1, heads=2, mlp=MlpConfig(hidden=32))
+    )
     nn.init.normal_(model.head.weight)
     return Supervised(model, SupervisedConfig(smoothing=0.1, loss=loss, class_weights=weights, **options))
 

@@ -33,8 +33,8 @@ SETTINGS = {"objective.decoder_width": ["24"], "objective.decoder_depth": ["1"],
 
 def tiny(**fields):
     """VideoMAE's encoder for clips of 4 frames of 16 pixels."""
-    shape = {"image": (4, 16, 16), "classes": 0, "norm": "tokens", **fields}
-    return replace(configure("VideoMAE-32x2/4x2"), **shape)  # type: ignore[arg-type]
+    shape = {"image": (4, 16, 16), "classes": 0, "norm": {"final": "tokens"}, **fields}
+    return configure("VideoMAE-32x2/4x2").with_options(**shape)
 
 
 def batch_of(clips):
@@ -115,7 +115,7 @@ def test_the_encoder_sees_no_hidden_pixel_and_a_reconstruction_keeps_the_rest():
 @pytest.mark.parametrize(("config", "model", "problem"), [
     (TINY, ViTConfig(image=(32, 32), patch=(8, 8), classes=0), "pictures have no time"),
     (replace(TINY, mask=0.01), tiny(), "leaves none"), (replace(TINY, mask=0.99, tubes=False), tiny(), "leaves none"),
-    (TINY, replace(tiny(), position="learned", no_key_bias=False, arrangement="factorised-attention"), "see every"),
+    (TINY, tiny().with_options(no_key_bias=False, arrangement="factorised-attention", positions={"kind": "learned"}), "see every"),
 ])  # fmt: skip
 def test_what_cannot_be_hidden_is_refused(config, model, problem):
     with pytest.raises(UsageError, match=problem):
@@ -142,7 +142,7 @@ def videomae_run(moving_squares, tmp_path_factory):
 def test_a_run_ships_an_encoder_of_clips_that_starts_a_classifier(moving_squares, videomae_run, tmp_path):
     out, _ = videomae_run
     bundle = load_bundle(out / "model")
-    assert bundle.model.config.name() == "VideoMAE-32x2/4x2" and bundle.model.config.norm == "tokens"
+    assert bundle.model.config.name() == "VideoMAE-32x2/4x2" and bundle.model.config.norm.final == "tokens"
     lines = [json.loads(line) for line in (out / "metrics.jsonl").open()]
     losses = [line["train/loss"] for line in lines if "train/loss" in line]
     assert len(losses) == 6 and np.isfinite(losses).all() and any("val/knn_top1" in line for line in lines)

@@ -28,10 +28,10 @@ OPTIMIZER = (
     *("name", "lr", "matrix_lr", "betas", "eps", "momentum", "weight_decay", "decay_on"),
     *("clip", "clip_by", "layer_decay"),
 )
-#: fields of a model that recipes set
+#: fields of a model that recipes set, by their paths
 MODEL = (
-    *("image", "dropout", "drop_path", "representation", "position", "pool"),
-    *("window", "global_blocks", "pad", "mlp", "layer_scale"),
+    *("image", "regularization.dropout", "regularization.drop_path", "head.representation", "positions.kind", "pool"),
+    *("attention.window", "attention.global_blocks", "attention.pad", "mlp.kind", "norm.layer_scale"),
 )
 #: values of settings that change nothing, so that no row lists them
 OFF: dict[str, Any] = {
@@ -49,11 +49,22 @@ OFF: dict[str, Any] = {
         "optimizer.layer_decay": 1.0,
         "optimizer.rates": [],
     },
-    **{"model.position": "learned", "model.pool": "class", "model.mlp": "gelu", "model.dropout": 0.0},
-    **{"model.drop_path": 0.0, "model.window": 0, "model.global_blocks": [], "tune.last_blocks": None, "ema": None},
+    **{
+        "model.positions.kind": "learned",
+        "model.pool": "class",
+        "model.mlp.kind": "gelu",
+        "model.regularization.dropout": 0.0,
+    },
+    **{
+        "model.regularization.drop_path": 0.0,
+        "model.attention.window": 0,
+        "model.attention.global_blocks": [],
+        "tune.last_blocks": None,
+        "ema": None,
+    },
     **{"data.repeats": 1, "hold_out": None, "grid": None, "preprocess.stride": 0, "data.repeat_threshold": None},
     **{"schedule.warmup_includes_base": False, "ema_warmup": None},
-    **{"model.representation": None, "model.layer_scale": None, "model.pad": None},
+    **{"model.head.representation": None, "model.norm.layer_scale": None, "model.attention.pad": None},
 }
 
 
@@ -97,7 +108,7 @@ def recipe_settings(name: str, model: str | None = None) -> dict[str, Any]:
         "schedule.warmup_includes_base": schedule.warmup_includes_base,
         **{f"schedules.{key}": [ramp.start, ramp.end, ramp.curve, ramp.steps] for key, ramp in run.schedules.items()},
         **{f"schedules.{key}.includes_end": True for key, ramp in run.schedules.items() if ramp.includes_end},
-        **{f"model.{key}": plain["model"].get(key) for key in MODEL if key in plain["model"]},
+        **{f"model.{path}": to_plain(value) for path, value in run.model.values_at(MODEL).items()},
         **{f"objective.{key}": value for key, value in plain["objective"].items()},
         **views_of(run.views, plain["views"]),
         **{f"preprocess.{key}": plain["preprocess"][key] for key in ("mean", "std", "fit", "share", "filter")},

@@ -24,7 +24,8 @@ def value_types(hint: Any) -> set[Any]:
 
 def types_at(path: str) -> list[set[Any]]:
     """The types of a field of `Run` by its dotted path, one for each member of a union that has the field."""
-    head, _, name = path.partition(".")
+    head, *groups = path.split(".")
+    name = groups.pop() if groups else ""
     hints = get_type_hints(Run, include_extras=True)
     if not name:
         return [value_types(hints[head])]
@@ -32,6 +33,8 @@ def types_at(path: str) -> list[set[Any]]:
     kinds = [table.row(row) for row in table.table] if table else [hints[head]]
     kinds = [getattr(kind, "objective", kind) if not dataclasses.is_dataclass(kind) else kind for kind in kinds]
     found = [hints_of(kind) for kind in kinds]
+    for group in groups:
+        found = [hints_of(one[group]) for one in found if dataclasses.is_dataclass(one.get(group))]
     return [value_types(one[name]) for one in found if name in one]
 
 
@@ -59,7 +62,7 @@ def test_no_two_options_set_one_field():
         ({"init": "runs/a"}, "init", "runs/a"),
         ({"compile": False}, "compile", False),
         ({"recompute": True}, "recompute", True),
-        ({"resize": "bicubic"}, "model.resize", "bicubic"),
+        ({"resize": "bicubic"}, "model.positions.resize", "bicubic"),
     ],
 )
 def test_an_option_that_is_set_sets_its_field_alone(options, path, value):

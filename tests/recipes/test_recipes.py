@@ -25,7 +25,7 @@ from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.split import Arrays, Data
 from vitreous.errors import UsageError, WeightsError
 from vitreous.jobs.train import train
-from vitreous.models.config import BiTConfig, SwinConfig, ViTConfig
+from vitreous.models.config import BiTConfig, MlpConfig, SwinAttentionConfig, SwinConfig, ViTConfig
 from vitreous.models.names import configure
 from vitreous.models.zoo import build_model
 from vitreous.objectives import teacher as teachers
@@ -62,7 +62,7 @@ PRETRAINING = [
     "optimizer.lr",
     "schedule.decay",
     "optimizer.weight_decay",
-    "model.dropout",
+    "model.regularization.dropout",
     "optimizer.clip",
 ]
 
@@ -96,7 +96,7 @@ def test_table_3(recipe, model, row):
     assert run.objective.loss == ("softmax" if recipe == "vit-imagenet" else "sigmoid")
     assert run.model.name() == model and run.model.image == (224, 224)
     if isinstance(run.model, ViTConfig):
-        assert run.model.representation == run.model.width
+        assert run.model.head.representation == run.model.width
     assert (run.views.crop, run.views.crop_style, run.views.flip, run.views.rand_layers) == (
         (0.05, 1.0),
         "inception",
@@ -169,7 +169,7 @@ def test_fine_tuning_tables(recipe, steps, warmup, grid, hold_out):
     )
     assert (grid_of(run), grid_of(recipe), hold_out_of(run), hold_out_of(recipe)) == (grid, grid, hold_out, hold_out)
     assert run.optimizer.lr in grid
-    assert run.model.representation is None and run.preprocess.fit == "squash"
+    assert run.model.head.representation is None and run.preprocess.fit == "squash"
     large = recipe.endswith("512")
     assert (run.model.image, run.ema) == (((512, 512), 0.9999) if large else ((384, 384), None))
 
@@ -178,9 +178,10 @@ def test_resolution_and_dropout_follow_the_model():
     assert example("finetune-imagenet-512", "ViT-H/14").model.image == (518, 518)
     assert example("finetune-cifar", "ViT-H/14").model.image == (378, 378)  # the multiple of 14 nearest 384
     assert [
-        example("finetune-cifar", m).model.dropout for m in ("ViT-L/16", "ViT-L/32", "ViT-B/16", "R50+ViT-B/16")
+        example("finetune-cifar", m).model.regularization.dropout
+        for m in ("ViT-L/16", "ViT-L/32", "ViT-B/16", "R50+ViT-B/16")
     ] == [0.1, 0, 0, 0.1]
-    assert example("augreg-finetune-cifar", "ViT-L/16").model.dropout == 0
+    assert example("augreg-finetune-cifar", "ViT-L/16").model.regularization.dropout == 0
 
 
 def test_grid_and_share_where_no_table_says():
@@ -229,7 +230,7 @@ def test_augreg(data, level, expected):
         1.0,
     )
     assert (run.schedule.warmup_steps, run.schedule.decay, run.objective.loss) == (10_000, "cosine", "sigmoid")
-    assert run.model.representation == (768 if data == "imagenet" else None)
+    assert run.model.head.representation == (768 if data == "imagenet" else None)
 
 
 def test_augregs_augmentation_by_model():
@@ -257,7 +258,7 @@ def test_plain_vit():
         300,
         112_603,
     )
-    assert (run.model.position, run.model.pool, run.model.class_token, run.model.representation) == (
+    assert (run.model.positions.kind, run.model.pool, run.model.class_token, run.model.head.representation) == (
         "sincos-big-vision",
         "mean",
         False,
@@ -304,13 +305,13 @@ def test_deit():
         cutmix=1.0,
     )
     assert run.views == augment
-    assert (run.objective.smoothing, run.model.drop_path, run.ema, run.data.repeats, run.preprocess.share) == (
-        0.1,
-        0.1,
-        0.99996,
-        3,
-        0.875,
-    )
+    assert (
+        run.objective.smoothing,
+        run.model.regularization.drop_path,
+        run.ema,
+        run.data.repeats,
+        run.preprocess.share,
+    ) == (0.1, 0.1, 0.99996, 3, 0.875)
     assert run.preprocess.mean == (0.485, 0.456, 0.406)
     larger = example("deit-384")
     assert (larger.model.image, larger.epochs, larger.batch_size) == ((384, 384), 30, 512)
@@ -324,7 +325,11 @@ def test_swin(model, drop_path):
     assert (run.epochs, run.batch_size, run.ema, run.data.repeats, run.preprocess.share) == (300, 1024, None, 1, 0.875)
     assert (run.optimizer.lr, run.optimizer.weight_decay, run.optimizer.clip) == (1e-3, 0.05, 5.0)
     assert (run.schedule.warmup_steps, run.schedule.end) == (round(20 * IMAGENET / 1024), 0.01)
-    assert (run.objective.smoothing, run.model.drop_path, run.model.image) == (0.1, drop_path, (224, 224))
+    assert (run.objective.smoothing, run.model.regularization.drop_path, run.model.image) == (
+        0.1,
+        drop_path,
+        (224, 224),
+    )
     views = run.views
     assert (views.rand_style, views.rand_layers, views.rand_magnitude, views.rand_spread) == ("timm", 2, 9, 0.5)
     assert (views.mixup, views.cutmix, views.erase) == (0.8, 1.0, 0.25)
@@ -332,12 +337,17 @@ def test_swin(model, drop_path):
 
 def test_swin_beyond_imagenet():
     large = example("swin-imagenet21k", "Swin-L/4")
-    assert (large.epochs, large.batch_size, large.optimizer.lr, large.model.drop_path) == (90, 4096, 1e-3, 0.2)
+    assert (large.epochs, large.batch_size, large.optimizer.lr, large.model.regularization.drop_path) == (
+        90,
+        4096,
+        1e-3,
+        0.2,
+    )
     tuned = example("swin-finetune", "Swin-L/4")
     assert (tuned.epochs, tuned.optimizer.lr, tuned.optimizer.weight_decay) == (30, 4e-5, 1e-8)
     wide = example("swin-384", "Swin-B/4-window12")
-    assert (wide.model.image, wide.model.window, wide.model.windows) == ((384, 384), 12, ((12, 12),) * 4)
-    assert (wide.model.name(), wide.model.drop_path) == ("Swin-B/4-window12", 0.5)
+    assert (wide.model.image, wide.model.attention.window, wide.model.windows) == ((384, 384), 12, ((12, 12),) * 4)
+    assert (wide.model.name(), wide.model.regularization.drop_path) == ("Swin-B/4-window12", 0.5)
     assert (wide.preprocess.fit, wide.preprocess.image) == ("squash", (384, 384))
     with pytest.raises(UsageError, match="for Swin Transformers, not ViT-S/16"):
         example("swin", "ViT-S/16")
@@ -354,7 +364,7 @@ def test_swin_beyond_imagenet():
 )
 def test_deit_3(model, lr, drop_path, pixels):
     run = example("deit3", model)
-    assert (run.optimizer.name, run.optimizer.lr, run.model.drop_path, run.model.image[0]) == (
+    assert (run.optimizer.name, run.optimizer.lr, run.model.regularization.drop_path, run.model.image[0]) == (
         "lamb",
         lr,
         drop_path,
@@ -368,7 +378,7 @@ def test_deit_3(model, lr, drop_path, pixels):
         1.0,
         1.0,
     )
-    assert run.model.layer_scale == 1e-4
+    assert run.model.norm.layer_scale == 1e-4
 
 
 def test_deit_3_is_finished_at_224_pixels():
@@ -434,18 +444,25 @@ def reduced(name, steps):
     elif recipe.for_models == "swin":
         classes = 3 if recipe.objective.labelled else 0
         model = SwinConfig(
-            image=(32, 32), patch_size=(4, 4), classes=classes, width=16, blocks=(1, 1), heads=(1, 2), window=4
+            image=(32, 32),
+            patch_size=(4, 4),
+            classes=classes,
+            width=16,
+            blocks=(1, 1),
+            heads=(1, 2),
+            attention=SwinAttentionConfig(window=4),
         )
     else:
         kind = configure(recipe.models[0] if recipe.models else "ViT-32x2/8")
         classes = 3 if recipe.objective.labelled or recipe.objective.generates else 0
-        shape = {"channels": 3, "classes": classes, "width": 32, "depth": 2, "heads": 2, "hidden": 64}
+        shape = {"channels": 3, "classes": classes, "width": 32, "depth": 2, "heads": 2}
+        shape |= {"hidden": 64} if kind.generates_images else {"mlp": {"hidden": 64}}
         if name.startswith("adapter"):
             shape["depth"] = 4
         if name.startswith("vitdet"):
-            shape |= {"global_blocks": (1,), "window": 2, "position_grid": (4, 4)}
+            shape |= {"attention": {"global_blocks": (1,), "window": 2}, "position_grid": (4, 4)}
         frames = (2,) if recipe.of_clips else ()
-        model = replace(kind, image=(*frames, 32, 32), patch=(*frames, 8, 8), **shape)
+        model = kind.with_options(image=(*frames, 32, 32), patch=(*frames, 8, 8), **shape)
     template = (ClipPreprocess if recipe.of_clips else ImagePreprocess)(model.image)
     run = recipe.make(model, DatasetInfo(48, model.image, 3, template), TrainOptions("synthetic"))
     data = replace(run.data, source="synthetic", classes=("a", "b", "c"))
@@ -663,7 +680,7 @@ def test_rows_in_steps_keep_their_steps_and_rows_in_epochs_their_epochs():
 
 def test_options_win_over_the_recipe():
     run = derived("deit", mixup=0.0, drop_path=0.3, ema=0.0, settings={"views.flip": ["0.1"]})
-    assert (run.views.mixup, run.views.cutmix, run.model.drop_path, run.ema, run.views.flip) == (
+    assert (run.views.mixup, run.views.cutmix, run.model.regularization.drop_path, run.ema, run.views.flip) == (
         0.0,
         1.0,
         0.3,
@@ -674,7 +691,15 @@ def test_options_win_over_the_recipe():
 
 
 PLAIN_ENCODER = ViTConfig(
-    image=(32, 32), patch=(4, 4), classes=0, width=32, depth=2, heads=2, hidden=64, class_token=False, pool="mean"
+    image=(32, 32),
+    patch=(4, 4),
+    classes=0,
+    width=32,
+    depth=2,
+    heads=2,
+    class_token=False,
+    pool="mean",
+    mlp=MlpConfig(hidden=64),
 )
 
 
@@ -702,7 +727,7 @@ def test_an_encoder_without_a_head_is_moved_by_layer_decay():
 def test_maes_fine_tuning_reads_the_mean_of_the_patches_behind_a_norm_of_its_own(tmp_path):
     save(build_model(replace(PLAIN_ENCODER, pool="class", class_token=True)), tmp_path / "encoder")
     run = derived("mae-finetune", images=100, start=replace(PLAIN_ENCODER, pool="class", class_token=True))
-    assert (run.model.pool, run.model.norm, run.model.drop_path) == ("mean", "pooled", 0.1)
+    assert (run.model.pool, run.model.norm.final, run.model.regularization.drop_path) == ("mean", "pooled", 0.1)
     assert run.optimizer.layer_decay == 0.65 and run.objective.smoothing == 0.1
     told = adopt(build_model(run.model), tmp_path / "encoder", ("a", "b"))
     assert {"pooled_norm.weight", "head.weight"} <= set(told.new) and "encoder.norm.weight" in told.unused
@@ -720,18 +745,25 @@ def test_fine_tuning_keeps_the_pixels_of_the_weights():
 
 
 def test_weights_keep_what_they_are_and_lose_what_their_run_had():
-    start = replace(configure("ViT-B/16"), gelu="quick", resize="bicubic", dropout=0.2, drop_path=0.3)
-    model = derived("vit-imagenet", start=start).model
-    assert (model.gelu, model.resize, model.dropout, model.drop_path, model.representation) == (
-        "quick",
-        "bicubic",
-        0.1,
-        0.0,
-        768,
+    start = configure("ViT-B/16").with_options(
+        mlp={"gelu": "quick"}, positions={"resize": "bicubic"}, regularization={"dropout": 0.2, "drop_path": 0.3}
     )
+    model = derived("vit-imagenet", start=start).model
+    assert (
+        model.mlp.gelu,
+        model.positions.resize,
+        model.regularization.dropout,
+        model.regularization.drop_path,
+        model.head.representation,
+    ) == ("quick", "bicubic", 0.1, 0.0, 768)
     model = derived("finetune-pets", start=start).model
-    assert (model.gelu, model.dropout, model.drop_path, model.representation) == ("quick", 0.0, 0.0, None)
-    assert (example("vit-imagenet").model.gelu, example("deit").model.gelu) == ("tanh", "none")
+    assert (
+        model.mlp.gelu,
+        model.regularization.dropout,
+        model.regularization.drop_path,
+        model.head.representation,
+    ) == ("quick", 0.0, 0.0, None)
+    assert (example("vit-imagenet").model.mlp.gelu, example("deit").model.mlp.gelu) == ("tanh", "none")
 
 
 def test_balanced_class_weights_are_one_on_average():
@@ -847,7 +879,7 @@ def test_a_recipe_on_the_command_line(capsys, tmp_path, monkeypatch):
         "vit-imagenet",
         "vit-imagenet",
     )
-    assert plan["run"]["model"]["representation"] == 32 and plan["run"]["optimizer"]["decay_on"] == "all"
+    assert plan["run"]["model"]["head"]["representation"] == 32 and plan["run"]["optimizer"]["decay_on"] == "all"
     assert "learning rate 0.003 -> 0.0001875: batch 4096 -> 256, vit-imagenet's rule is linear" in notes
     assert not list(tmp_path.iterdir())
 
@@ -883,5 +915,5 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("option", [{"drop_path": 0.1}, {"dropout": 0.1}])
 def test_an_option_for_another_family_is_refused(option):
-    with pytest.raises(UsageError, match=f"model.{next(iter(option))} is no setting of BiTConfig"):
+    with pytest.raises(UsageError, match=f"model.regularization.{next(iter(option))} is no setting of BiTConfig"):
         apply(example("bit-imagenet"), TrainOptions("x", **option))

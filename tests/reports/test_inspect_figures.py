@@ -27,15 +27,18 @@ MODELS = {
     "plain": ("ViT-16x2/8", {}),
     "headless": ("ViT-16x1/8", {"num_classes": 0, "registers": 1}),
     "grey": ("ViT-16x1/8", {"channels": 1, "class_token": False, "pool": "mean"}),
-    "four": ("ViT-16x1/8", {"channels": 4, "position_at": "each", "position": "axes"}),
-    "relative": ("ViT-16x2/8", {"heads": 2, "attention": "relative", "position": "none"}),
-    "rotary": ("ViT-16x1/8", {"attention": "rotary", "position": "none"}),
+    "four": ("ViT-16x1/8", {"channels": 4, "positions": {"at": "each", "kind": "axes"}}),
+    "relative": ("ViT-16x2/8", {"heads": 2, "attention": {"kind": "relative"}, "positions": {"kind": "none"}}),
+    "rotary": ("ViT-16x1/8", {"attention": {"kind": "rotary"}, "positions": {"kind": "none"}}),
     "windows": (
         "ViT-16x2/8",
-        {"attention": "decomposed", "window": 2, "global_blocks": (1,), "class_token": False, "pool": "mean"},
+        {"attention": {"kind": "decomposed", "window": 2, "global_blocks": (1,)}, "class_token": False, "pool": "mean"},
     ),
-    "placeless": ("ViT-16x1/8", {"position": "none"}),
-    "hybrid": ("R26+ViT-S/32", {"width": 16, "heads": 2, "depth": 1, "hidden": 16, "patch": (8, 8), "stem": None}),
+    "placeless": ("ViT-16x1/8", {"positions": {"kind": "none"}}),
+    "hybrid": (
+        "R26+ViT-S/32",
+        {"width": 16, "heads": 2, "depth": 1, "mlp": {"hidden": 16}, "patch": (8, 8), "stem": None},
+    ),
     "bit": ("BiT-R50x1", {"blocks": (1, 1), "width": 16}),
 }
 

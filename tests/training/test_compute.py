@@ -15,13 +15,13 @@ from tests.training.test_loop import losses, make
 from vitreous.data.augmentation.augment import Augment
 from vitreous.errors import Interrupted, NonFiniteError, ResourceError
 from vitreous.jobs.train import train
-from vitreous.models.config import ViTConfig
+from vitreous.models.config import MlpConfig, ViTConfig
 from vitreous.training import probe
 from vitreous.training.loop import fit
 from vitreous.training.ranks import SINGLE_PROCESS
 from vitreous.training.session import Session
 
-STILL = ViTConfig(image=(16, 16), patch=(8, 8), classes=3, width=32, depth=2, heads=2, hidden=64)
+STILL = ViTConfig(image=(16, 16), patch=(8, 8), classes=3, width=32, depth=2, heads=2, mlp=MlpConfig(hidden=64))
 
 
 @pytest.mark.parametrize("micro", [1, 3, 8, 100])
@@ -32,7 +32,7 @@ def test_micro_batches_change_the_last_bits_alone(tmp_path, micro):
 
 def test_recomputed_blocks_have_the_same_gradients_and_keep_less(tmp_path):
     """Dropout and stochastic depth draw the same the second time."""
-    noisy = replace(STILL, dropout=0.2, drop_path=0.2, depth=6)
+    noisy = STILL.with_options(depth=6, regularization={"dropout": 0.2, "drop_path": 0.2})
     plain = losses(*make(tmp_path, model=noisy, epochs=1.0))
     assert losses(*make(tmp_path, model=noisy, epochs=1.0, recompute=True)) == plain
     kept = []
@@ -85,7 +85,9 @@ def test_steps_that_are_not_finite_are_skipped_as_often_as_allowed(tmp_path):
         fit(state, poisoned(session.batches(state), (3, 7, 9)))
 
 
-@pytest.mark.parametrize("model", [STILL, replace(STILL, drop_path=0.2)], ids=["still", "drop path"])
+@pytest.mark.parametrize(
+    "model", [STILL, STILL.with_options(regularization={"drop_path": 0.2})], ids=["still", "drop path"]
+)
 def test_reproducible_steps_depend_on_neither_batches_nor_cores(tmp_path, model):
     ends, threads = [], torch.get_num_threads()
     try:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from vitreous.models.config import SwinConfig
+from vitreous.models.config import SwinAttentionConfig, SwinConfig
 from vitreous.models.zoo import build_model, create
 from vitreous.objectives.supervised import Supervised
 from vitreous.training.flat import Flat
@@ -90,7 +90,7 @@ def test_positions_of_a_swin_do_not_decay(version):
             width=16,
             blocks=(1, 1),
             heads=(1, 2),
-            window=2,
+            attention=SwinAttentionConfig(window=2),
         )
     )
     flat = Flat(Supervised(swin), torch.float32, torch.device("cpu"))

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tests.objectives.sessions import MODEL, OBJECTIVES
-from vitreous.models.config import SAMConfig, SwinConfig
+from vitreous.models.config import AttentionConfig, MlpConfig, NormConfig, SAMConfig, SwinAttentionConfig, SwinConfig
 from vitreous.models.zoo import build_model
 from vitreous.nn.pyramid import LayerNorm2d
 from vitreous.nn.windows import RelativePositionBias
@@ -20,11 +20,18 @@ from vitreous.training.groups import factor_of, group_of, kind_of
 from vitreous.training.run import Optimizer
 
 VITDET = SAMConfig(
-    image=(64, 64), patch=(16, 16), classes=0, width=32, depth=4, heads=2, hidden=64, class_token=False, pool="mean",
-    norm="none", attention="decomposed", window=2, global_blocks=(1, 3), conv_blocks=(1, 3), position_grid=(2, 2),
+    image=(64, 64), patch=(16, 16), classes=0, width=32, depth=4, heads=2, class_token=False, pool="mean",
+    attention=AttentionConfig("decomposed", window=2, global_blocks=(1, 3)), conv_blocks=(1, 3), position_grid=(2, 2),
+    mlp=MlpConfig(64), norm=NormConfig("none"),
 )  # fmt: skip
 SWIN = SwinConfig(
-    image=(64, 64), patch_size=(4, 4), classes=0, width=16, blocks=(1, 1, 1, 1), heads=(1, 1, 2, 2), window=2
+    image=(64, 64),
+    patch_size=(4, 4),
+    classes=0,
+    width=16,
+    blocks=(1, 1, 1, 1),
+    heads=(1, 1, 2, 2),
+    attention=SwinAttentionConfig(window=2),
 )
 CLASSES = Setting(classes=("a", "b"))
 
@@ -88,7 +95,10 @@ def test_tokens_positions_and_prototype_lengths_decay_where_they_do_in_the_autho
     """Tensors of several axes there: `mask_token` is (1, D)."""
     config = OBJECTIVES[name]
     config = replace(config, unit_prototypes=False) if "dino" in name else config
-    module = config.build(build_model(replace(MODEL, position="learned", registers=1, layer_scale=0.1)), Setting())
+    module = config.build(
+        build_model(MODEL.with_options(registers=1, positions={"kind": "learned"}, norm={"layer_scale": 0.1})),
+        Setting(),
+    )
     found = {key: value for key, value in decays(module, "multi-axis").items() if "teacher" not in key}
     for key, value in found.items():
         exempt = key.endswith((".bias", ".scale")) or ".norm." in key

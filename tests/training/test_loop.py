@@ -18,7 +18,7 @@ from vitreous.data.options import DataOptions
 from vitreous.data.split import Arrays
 from vitreous.errors import NonFiniteError, ResourceError, UsageError
 from vitreous.jobs.train import train
-from vitreous.models.config import ViTConfig
+from vitreous.models.config import MlpConfig, RegularizationConfig, ViTConfig
 from vitreous.objectives.progressive import draw_patches, resize_images, sides_at
 from vitreous.objectives.supervised import SupervisedConfig
 from vitreous.training.batches import Inputs
@@ -45,7 +45,16 @@ LEARNED = {field.name for field in fields(SupervisedConfig)}
 
 def make(tmp_path, **changes):
     split = synthetic()
-    model = ViTConfig(image=(16, 16), patch=(8, 8), classes=3, width=32, depth=2, heads=2, hidden=64, drop_path=0.1)
+    model = ViTConfig(
+        image=(16, 16),
+        patch=(8, 8),
+        classes=3,
+        width=32,
+        depth=2,
+        heads=2,
+        mlp=MlpConfig(hidden=64),
+        regularization=RegularizationConfig(drop_path=0.1),
+    )
     run = Run(
         data=DataOptions("synthetic", ("a", "b", "c"), len(split), "", cache=True),
         model=model,
@@ -152,7 +161,7 @@ def test_nothing_that_is_not_finite_reaches_the_weights(tmp_path, where):
 
 def fine(tmp_path, **changes):
     """A session with patches of 4 x 4, so a grid of 4 x 4."""
-    model = ViTConfig(image=(16, 16), patch=(4, 4), classes=3, width=32, depth=2, heads=2, hidden=64)
+    model = ViTConfig(image=(16, 16), patch=(4, 4), classes=3, width=32, depth=2, heads=2, mlp=MlpConfig(hidden=64))
     return make(tmp_path, model=model, **changes)
 
 
@@ -218,7 +227,7 @@ def test_runs_that_cannot_be_are_refused(tmp_path, changes):
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_a_compiled_run_agrees(tmp_path, monkeypatch, backend):
-    model = ViTConfig(image=(16, 16), patch=(8, 8), classes=3, width=32, depth=2, heads=2, hidden=64)
+    model = ViTConfig(image=(16, 16), patch=(8, 8), classes=3, width=32, depth=2, heads=2, mlp=MlpConfig(hidden=64))
     without = {"epochs": 0.5, "model": model}  # stochastic depth, which draws other numbers in a compiled graph
     eager = losses(*make(tmp_path, **without))
     compile_ = torch.compile

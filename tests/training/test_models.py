@@ -3,46 +3,71 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import replace
 
 import pytest
 import torch
 
 from tests.training.test_loop import make
 from vitreous.errors import Interrupted, UsageError
-from vitreous.models.config import BiTConfig, ConvStemConfig, StemConfig, SwinConfig, transformer_config
+from vitreous.models.config import (
+    BiTConfig,
+    ConvStemConfig,
+    RegularizationConfig,
+    StemConfig,
+    SwinAttentionConfig,
+    SwinConfig,
+    transformer_config,
+)
 from vitreous.training import throughput
 from vitreous.training.folder import Folder
 from vitreous.training.session import Session
 from vitreous.weights.bundle import load_bundle
 
-SMALL = {"image": (16, 16), "patch": (8, 8), "classes": 3, "width": 32, "depth": 2, "heads": 2, "hidden": 64}
+SMALL = {"image": (16, 16), "patch": (8, 8), "classes": 3, "width": 32, "depth": 2, "heads": 2, "mlp": {"hidden": 64}}
 PLACED = [
-    {"position": position, "position_at": at} for position in ("learned", "axes") for at in ("input", "each", "shared")
+    {"positions": {"kind": position, "at": at}}
+    for position in ("learned", "axes")
+    for at in ("input", "each", "shared")
 ]
 #: arXiv:2010.11929, Table 8: every kind of position at every place that it can have
-TABLE_8 = {f"{row['position']} at {row['position_at']}": row for row in PLACED} | {
-    "none": {"position": "none"},
-    "relative": {"position": "none", "attention": "relative"},
+TABLE_8 = {f"{row['positions']['kind']} at {row['positions']['at']}": row for row in PLACED} | {
+    "none": {"positions": {"kind": "none"}},
+    "relative": {"positions": {"kind": "none"}, "attention": {"kind": "relative"}},
 }
 FURTHER = {
-    "fixed": {"position": "sincos"},
-    "rotary": {"position": "none", "attention": "rotary"},
+    "fixed": {"positions": {"kind": "sincos"}},
+    "rotary": {"positions": {"kind": "none"}, "attention": {"kind": "rotary"}},
     "axial": {"axial": True, "class_token": False, "pool": "mean"},
-    "windows": {"attention": "decomposed", "window": 1, "class_token": False, "pool": "mean", "neck": 8},
+    "windows": {"attention": {"kind": "decomposed", "window": 1}, "class_token": False, "pool": "mean", "neck": 8},
     "hybrid": {"stem": StemConfig((1, 1), 8)},
     "convolutions": {"stem": ConvStemConfig(widths=(4, 8), blocks=(0, 1))},
-    "distilled": {"pool": "distilled", "slots": 2},
-    "gated": {"mlp": "swiglu", "layer_scale": 1e-2},
+    "distilled": {"pool": "distilled", "positions": {"slots": 2}},
+    "gated": {"mlp": {"kind": "swiglu"}, "norm": {"layer_scale": 1e-2}},
 }
-MODELS = {name: transformer_config(**{**SMALL, **changes}) for name, changes in (TABLE_8 | FURTHER).items()} | {
+MODELS = {
+    name: transformer_config(**SMALL).with_options(**changes) for name, changes in (TABLE_8 | FURTHER).items()
+} | {
     "BiT": BiTConfig(image=(16, 16), classes=3, blocks=(1, 1), width=8),
     "AxialResNet": BiTConfig(image=(16, 16), classes=3, blocks=(1, 1), width=16, axial=True),
     "Swin V2": SwinConfig(
-        version=2, image=(16, 16), patch_size=(4, 4), classes=3, width=16, blocks=(1, 1), heads=(1, 2), window=2
+        version=2,
+        image=(16, 16),
+        patch_size=(4, 4),
+        classes=3,
+        width=16,
+        blocks=(1, 1),
+        heads=(1, 2),
+        attention=SwinAttentionConfig(window=2),
     ),
     "Swin": SwinConfig(
-        image=(16, 16), patch_size=(2, 2), classes=3, width=16, blocks=(2, 2), heads=(1, 2), window=3, drop_path=0.2
+        image=(16, 16),
+        patch_size=(2, 2),
+        classes=3,
+        width=16,
+        blocks=(2, 2),
+        heads=(1, 2),
+        attention=SwinAttentionConfig(window=3),
+        regularization=RegularizationConfig(drop_path=0.2),
     ),
 }
 
@@ -95,7 +120,7 @@ def test_bfloat16_trains_them_too(name, tmp_path, monkeypatch):
 
 def test_shards_give_the_gradient_of_the_whole_batch(tmp_path):
     """Relative attention with patches left out: indices are cut with their batch."""
-    model = replace(MODELS["relative"], drop_path=0.0)
+    model = MODELS["relative"].with_options(regularization={"drop_path": 0.0})
     ends = []
     for shards in (1, 2):
         found = session(tmp_path / str(shards), model, patch_dropout=0.5, shards=shards)

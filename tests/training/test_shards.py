@@ -5,7 +5,7 @@ import torch
 
 from tests.training.test_flat import batch, objective
 from vitreous.errors import UsageError
-from vitreous.models.config import ViTConfig
+from vitreous.models.config import MlpConfig, ViTConfig
 from vitreous.training.flat import Flat
 from vitreous.training.shards import Shards, default_shards
 
@@ -59,14 +59,17 @@ def test_shards_do_not_draw_at_random(tmp_path):
 
     session, _ = make(tmp_path)
     with pytest.raises(UsageError, match="dropout"):
-        replace(session.run, shards=2, model=replace(session.run.model, drop_path=0.1))
+        replace(session.run, shards=2, model=session.run.model.with_options(regularization={"drop_path": 0.1}))
 
 
 def test_a_sharded_run_learns_as_a_whole_one(tmp_path):
     from tests.training.test_loop import make
     from vitreous.training.loop import fit
 
-    ends, small = [], ViTConfig(image=(16, 16), patch=(8, 8), classes=3, width=32, depth=2, heads=2, hidden=64)
+    ends, small = (
+        [],
+        ViTConfig(image=(16, 16), patch=(8, 8), classes=3, width=32, depth=2, heads=2, mlp=MlpConfig(hidden=64)),
+    )
     for shards in (1, 2):
         session, state = make(tmp_path / str(shards), shards=shards, model=small)
         fit(state, session.batches(state))

@@ -13,7 +13,7 @@ from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.options import DataOptions
 from vitreous.errors import UsageError
 from vitreous.jobs.train import train
-from vitreous.models.config import BiTConfig, StemConfig, SwinConfig, ViTConfig, transformer_config
+from vitreous.models.config import BiTConfig, StemConfig, SwinAttentionConfig, SwinConfig, transformer_config
 from vitreous.models.zoo import build_model
 from vitreous.objectives.supervised import Supervised
 from vitreous.training.flat import Flat
@@ -23,29 +23,47 @@ from vitreous.training.run import FineTune, Optimizer, Run
 from vitreous.training.slices import StepSlice
 from vitreous.training.tune import check, merged, prepare
 
-SMALL = {"image": (16, 16), "patch": (8, 8), "classes": 3, "width": 32, "depth": 3, "heads": 2, "hidden": 64}
+SMALL = {"image": (16, 16), "patch": (8, 8), "classes": 3, "width": 32, "depth": 3, "heads": 2, "mlp": {"hidden": 64}}
 STAGES = "body.stages.{}.units.{}."
 #: kind of model -> its config, its blocks by name, and what lies between them and the head
 MODELS = {
-    "plain": (ViTConfig(**SMALL), ["encoder.blocks.{}."], ["encoder.norm."]),
-    "representation": (ViTConfig(**SMALL, representation=16), ["encoder.blocks.{}."], ["encoder.norm."]),
+    "plain": (transformer_config(**SMALL), ["encoder.blocks.{}."], ["encoder.norm."]),
+    "representation": (
+        transformer_config(**SMALL, head={"representation": 16}),
+        ["encoder.blocks.{}."],
+        ["encoder.norm."],
+    ),
     "attention": (
-        ViTConfig(**SMALL, pool="attention", norm="pooled"),
+        transformer_config(**SMALL, pool="attention", norm={"final": "pooled"}),
         ["encoder.blocks.{}."],
         ["pooling.", "pooled_norm."],
     ),
     "hybrid": (transformer_config(**SMALL, stem=StemConfig((1, 1), 8)), ["encoder.blocks.{}."], ["encoder.norm."]),
-    "each": (ViTConfig(**SMALL, position_at="each"), ["encoder.blocks.{}."], ["encoder.norm."]),
-    "shared": (ViTConfig(**SMALL, position_at="shared"), ["encoder.blocks.{}."], ["encoder.norm."]),
+    "each": (transformer_config(**SMALL, positions={"at": "each"}), ["encoder.blocks.{}."], ["encoder.norm."]),
+    "shared": (transformer_config(**SMALL, positions={"at": "shared"}), ["encoder.blocks.{}."], ["encoder.norm."]),
     "windows": (
-        transformer_config(**SMALL, attention="decomposed", window=1, class_token=False, pool="mean", neck=8),
+        transformer_config(
+            class_token=False, pool="mean", neck=8, attention={"kind": "decomposed", "window": 1}, **SMALL
+        ),
         ["encoder.blocks.{}."],
         ["encoder.norm.", "neck."],
     ),
-    "distilled": (ViTConfig(**SMALL, pool="distilled", slots=2), ["encoder.blocks.{}."], ["encoder.norm."]),
+    "distilled": (
+        transformer_config(**SMALL, pool="distilled", positions={"slots": 2}),
+        ["encoder.blocks.{}."],
+        ["encoder.norm."],
+    ),
     "BiT": (BiTConfig(image=(16, 16), classes=3, blocks=(1, 2), width=8), [], ["body.norm."]),
     "Swin": (
-        SwinConfig(image=(16, 16), patch_size=(4, 4), classes=3, width=16, blocks=(1, 2), heads=(1, 2), window=2),
+        SwinConfig(
+            image=(16, 16),
+            patch_size=(4, 4),
+            classes=3,
+            width=16,
+            blocks=(1, 2),
+            heads=(1, 2),
+            attention=SwinAttentionConfig(window=2),
+        ),
         [],
         ["norm."],
     ),
@@ -151,7 +169,7 @@ def test_no_block_before_the_first_that_moves_keeps_a_graph(kind):
 
 
 def test_frozen_parts_compute_in_training_as_in_use_and_moving_ones_drop():
-    made = model(ViTConfig(**SMALL, dropout=0.5, drop_path=0.5, class_token=True))
+    made = model(transformer_config(**SMALL, class_token=True, regularization={"dropout": 0.5, "drop_path": 0.5}))
     prepare(made, FineTune(last_blocks=1))
     made = copy.deepcopy(made)  # as shards and twins are made
     seen = []

@@ -71,7 +71,11 @@ def test_fixed_positions_are_worked_out_for_every_grid(pool, tmp_path):
     """Native, larger, one side native, and oblong: nothing is resized."""
     p = golden(**POOLS[pool])
     found = open_weights(written(tmp_path / "vit.npz", unplaced(p)), {"image": (16, 16)})
-    assert (found.config.position, found.config.positioned, found.config.image) == ("sincos-big-vision", 0, (16, 16))
+    assert (found.config.positions.kind, found.config.positioned, found.config.image) == (
+        "sincos-big-vision",
+        0,
+        (16, 16),
+    )
     assert any("big_vision's fixed ones (sincos2d)" in text for text in found.notes)
     model = found.bundle().model
     for height, width in ((16, 16), (24, 24), (16, 24), (12, 20)):
@@ -87,7 +91,7 @@ def test_fixed_positions_are_worked_out_for_every_grid(pool, tmp_path):
 
 def test_fixed_positions_in_stacked_blocks_and_without_a_size(tmp_path):
     found = open_weights(written(tmp_path / "vit.npz", unplaced(golden(token=False), scanned)))
-    assert (found.config.position, found.config.image) == ("sincos-big-vision", (224, 224))
+    assert (found.config.positions.kind, found.config.image) == ("sincos-big-vision", (224, 224))
 
 
 def test_a_width_that_has_no_fixed_positions_is_refused(tmp_path):

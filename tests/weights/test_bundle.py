@@ -99,13 +99,13 @@ def test_a_folder_without_a_bundle_is_refused(tmp_path):
 
 def test_weights_of_another_architecture_are_listed(bundle, tmp_path):
     with pytest.raises(WeightsError, match=r"encoder.blocks.0.mlp.part.fc1.bias is \(128,\), not \(64,\)"):
-        adopt(create("ViT-mu/8", 16, 3, registers=1, hidden=64), tmp_path / "model")
+        adopt(create("ViT-mu/8", 16, 3, registers=1, mlp={"hidden": 64}), tmp_path / "model")
 
 
 def test_a_class_position_is_folded_or_left_at_zero(bundle, tmp_path):
     images = torch.randn(2, 3, 16, 16)
     expected = bundle.model.eval()(images)
-    folded = create("ViT-mu/8", 16, 3, registers=1, slots=0)
+    folded = create("ViT-mu/8", 16, 3, registers=1, positions={"slots": 0})
     adopt(folded, tmp_path / "model")
     assert torch.allclose(folded.eval()(images), expected, atol=1e-5)
 

@@ -12,7 +12,7 @@ from tests import contracts
 from tests.conftest import document, say
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import UsageError, WeightsError
-from vitreous.models.config import BiTConfig, ViTConfig
+from vitreous.models.config import BiTConfig, ViTConfig, transformer_config
 from vitreous.models.zoo import build_model
 from vitreous.tasks.classification import Classification
 from vitreous.weights import files
@@ -20,7 +20,7 @@ from vitreous.weights.adopt import open_weights
 from vitreous.weights.bundle import Bundle, load_bundle
 from vitreous.weights.convert import convert
 
-SMALL = {"image": (32, 32), "patch": (8, 8), "classes": 3, "width": 64, "depth": 2, "heads": 2, "hidden": 96}
+SMALL = {"image": (32, 32), "patch": (8, 8), "classes": 3, "width": 64, "depth": 2, "heads": 2, "mlp": {"hidden": 96}}
 
 
 def bundle(place, config):
@@ -35,7 +35,7 @@ def bundle(place, config):
 
 @pytest.mark.parametrize("to", ["timm", "google-npz", "linen-npz", "huggingface", "torchvision"])
 def test_a_plain_vit_goes_anywhere_and_comes_back(to, tmp_path):
-    model = bundle(tmp_path / "a", ViTConfig(**SMALL))
+    model = bundle(tmp_path / "a", transformer_config(**SMALL))
     made = convert(tmp_path / "a", tmp_path / "b", to)
     assert made["format"] == "a bundle" and made["to"] == to
     back = convert(made["out"], tmp_path / "c", settings=None if to in ("google-npz", "huggingface") else {"heads": 2})
@@ -50,23 +50,23 @@ def test_a_plain_vit_goes_anywhere_and_comes_back(to, tmp_path):
 
 def test_a_grid_that_is_not_square_is_noted_in_the_file(tmp_path):
     # 48 patches and a class token: 49 would be a square
-    bundle(tmp_path / "a", ViTConfig(**{**SMALL, "image": (48, 64)}))
+    bundle(tmp_path / "a", transformer_config(**{**SMALL, "image": (48, 64)}))
     made = convert(tmp_path / "a", tmp_path / "b", "timm")
     weights = open_weights(made["out"])
     assert isinstance(weights.config, ViTConfig)
-    assert (weights.config.image, weights.config.heads, weights.config.slots) == ((48, 64), 2, 1)
+    assert (weights.config.image, weights.config.heads, weights.config.positions.slots) == ((48, 64), 2, 1)
     with pytest.raises(UsageError, match="google-npz cannot hold"):
         convert(tmp_path / "a", tmp_path / "c", "google-npz")
 
 
 def test_what_the_reader_computes_otherwise_is_told(tmp_path):
-    bundle(tmp_path / "a", ViTConfig(**SMALL))
+    bundle(tmp_path / "a", transformer_config(**SMALL))
     told: list[str] = []
     assert convert(tmp_path / "a", tmp_path / "b", "google-npz", tell=told.append)["read_there_with"] == [
-        "gelu none -> tanh"
+        "mlp.gelu none -> tanh"
     ]
-    assert "gelu none -> tanh" in told[-1] and told[-1].endswith("(trained with --model.gelu tanh it is the same)")
-    bundle(tmp_path / "tanh", ViTConfig(**SMALL, gelu="tanh"))
+    assert "gelu none -> tanh" in told[-1] and told[-1].endswith("(trained with --model.mlp.gelu tanh it is the same)")
+    bundle(tmp_path / "tanh", transformer_config(**SMALL).with_options(mlp={"gelu": "tanh"}))
     assert convert(tmp_path / "tanh", tmp_path / "same", "google-npz", tell=told.append)["read_there_with"] == []
     assert "takes it for another" not in told[-1]
     assert convert(tmp_path / "a", tmp_path / "c", "huggingface")["read_there_with"] == []
@@ -76,7 +76,7 @@ def test_what_the_reader_computes_otherwise_is_told(tmp_path):
 
 
 def test_another_size_head_and_channels(tmp_path):
-    bundle(tmp_path / "a", ViTConfig(**SMALL))
+    bundle(tmp_path / "a", transformer_config(**SMALL))
     made = convert(tmp_path / "a", tmp_path / "b", image_size=(32, 48), num_classes=5, channels=1)
     again = load_bundle(tmp_path / "b")
     assert (made["resized"], made["channels"]) == ("4 -> 4x6", "3 -> 1")
@@ -86,7 +86,7 @@ def test_another_size_head_and_channels(tmp_path):
 
 
 def test_what_cannot_be_leaves_nothing(tmp_path):
-    bundle(tmp_path / "a", ViTConfig(**SMALL))
+    bundle(tmp_path / "a", transformer_config(**SMALL))
     before = sorted(path.name for path in tmp_path.iterdir())
     for kind, change in (
         (UsageError, {"to": "sam"}),
@@ -104,7 +104,7 @@ def test_what_cannot_be_leaves_nothing(tmp_path):
 
 
 def test_a_write_that_goes_wrong_leaves_nothing(tmp_path, monkeypatch):
-    bundle(tmp_path / "a", ViTConfig(**SMALL))
+    bundle(tmp_path / "a", transformer_config(**SMALL))
 
     def torn(tensors, place, metadata=None):
         place.write_bytes(b"half")
@@ -118,7 +118,7 @@ def test_a_write_that_goes_wrong_leaves_nothing(tmp_path, monkeypatch):
 
 
 def test_the_command(tmp_path):
-    bundle(tmp_path / "a", ViTConfig(**SMALL))
+    bundle(tmp_path / "a", transformer_config(**SMALL))
     words = ["convert", str(tmp_path / "a"), str(tmp_path / "b"), "--to", "huggingface"]
     found = document(say(*words, "--json"))
     assert found["model"] == "ViT-64x2/8" and found["tensors"] > 0
@@ -133,7 +133,9 @@ def test_the_command(tmp_path):
 def test_what_wrappers_put_inside_of_names_is_taken_out(family, tmp_path):
     """DINOv2's training files number chunks before blocks, TensorFlow numbers layers that would have one name."""
     if family == "dinov2":
-        config = ViTConfig(**{**SMALL, "classes": 0, "layer_scale": 0.1, "resize": "bicubic-offset"})
+        config = transformer_config(
+            **{**SMALL, "classes": 0, "norm": {"layer_scale": 0.1}, "positions": {"resize": "bicubic-offset"}}
+        )
     else:
         config = BiTConfig(image=(32, 32), classes=3, blocks=(1, 2), width=32)
     model = bundle(tmp_path / "a", config)

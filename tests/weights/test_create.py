@@ -24,7 +24,12 @@ def test_timm_names_are_ours():
     names = {"img_size": 48, "in_chans": 1, "num_classes": 3, "drop_path_rate": 0.1, "drop_rate": 0.2}
     config = vitreous.create("ViT-32x2/8", **names, global_pool="avg", reg_tokens=2, pretrained=False).config
     assert (config.image, config.channels, config.classes) == ((48, 48), 1, 3)
-    assert (config.drop_path, config.dropout, config.pool, config.registers) == (0.1, 0.2, "mean", 2)
+    assert (config.regularization.drop_path, config.regularization.dropout, config.pool, config.registers) == (
+        0.1,
+        0.2,
+        "mean",
+        2,
+    )
 
 
 def test_weights_give_the_same_answers(saved):
@@ -38,9 +43,11 @@ def test_weights_give_the_same_answers(saved):
 def test_other_classes_sizes_and_channels(saved, caplog):
     model, folder = saved
     with caplog.at_level(logging.INFO, "vitreous"):
-        other = vitreous.create(weights=folder, num_classes=7, image_size=48, channels=1, drop_path=0.2).eval()
+        other = vitreous.create(
+            weights=folder, num_classes=7, image_size=48, channels=1, regularization={"drop_path": 0.2}
+        ).eval()
     assert "head is new" in caplog.text and "4 -> 6" in caplog.text and "3 -> 1" in caplog.text
-    assert not other(torch.randn(2, 1, 48, 48)).any() and other.config.drop_path == 0.2
+    assert not other(torch.randn(2, 1, 48, 48)).any() and other.config.regularization.drop_path == 0.2
     state, own = model.state_dict(), other.state_dict()
     assert all(torch.equal(own[name], state[name]) for name in state if ".blocks." in name)
     images = torch.randn(2, 3, 32, 32)
@@ -65,10 +72,13 @@ def test_of_another_library(tmp_path):
         ({}, "needs a name or weights"),
         ({"name": "ViT-B/16", "pretrained": True}, "names no weights"),
         ({"name": "ViT-B/16", "img_size": 32, "image_size": 32}, "say the same thing"),
-        ({"name": "ViT-B/16", "drop_rate": 0.1, "dropout": 0.1}, "say the same thing"),
+        ({"name": "ViT-B/16", "drop_rate": 0.1, "regularization": {"dropout": 0.1}}, "say the same thing"),
         ({"name": "ViT-B/16", "weights": True}, "is ViT-32x2/8, not ViT-B/16"),
         ({"weights": True, "width": 64}, "width is as the weights have it"),
-        ({"weights": True, "drop_paht": 0.1}, "did you mean drop_path"),
+        ({"weights": True, "regularization": {"drop_paht": 0.1}}, "did you mean regularization.drop_path"),
+        ({"weights": True, "drop_path": 0.1}, "with weights there are regularization.dropout"),
+        ({"name": "ViT-B/16", "drop_path": 0.1}, "use regularization="),
+        ({"name": "ViT-B/16", "attention": {"windw": 7}}, "attention.windw"),
         ({"weights": True, "image_size": 33}, "not divisible by patch size 8"),
         ({"name": "ViT-B/16", "num_clases": 3}, "did you mean num_classes"),
     ],

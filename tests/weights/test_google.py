@@ -301,8 +301,8 @@ def test_the_plain_forward_pass_has_the_numbers_worked_out_by_hand():
 def test_every_layout_of_names_is_the_same_model(model, layout, tmp_path):
     p = golden(**MODELS[model])
     found = open_weights(written(tmp_path / "vit.npz", layout(p)))
-    assert (found.config.heads, found.config.gelu, found.config.resize) == (HEADS, "tanh", "zoom-scipy")
-    assert found.config.representation == MODELS[model].get("pre_logits")
+    assert (found.config.heads, found.config.mlp.gelu, found.config.positions.resize) == (HEADS, "tanh", "zoom-scipy")
+    assert found.config.head.representation == MODELS[model].get("pre_logits")
     compare(found, p, SIDES[None], 1e-5)
 
 

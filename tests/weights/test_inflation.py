@@ -6,14 +6,14 @@ import torch
 from tests.weights import peers
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import WeightsError
-from vitreous.models.config import VideoConfig, ViTConfig
+from vitreous.models.config import VideoConfig, transformer_config
 from vitreous.models.configs.video import ARRANGEMENTS
 from vitreous.models.zoo import build_model
 from vitreous.tasks.features import Features
 from vitreous.weights.adopt import Weights, adopt
 from vitreous.weights.inflation import inflate_kernel
 
-SMALL = {"classes": 4, "width": 32, "depth": 2, "heads": 2, "hidden": 64}
+SMALL = {"classes": 4, "width": 32, "depth": 2, "heads": 2, "mlp": {"hidden": 64}}
 MEAN = {"class_token": False, "pool": "mean"}
 
 
@@ -25,7 +25,9 @@ def weights_of(config):
 
 
 def clip_config(frames, **changes):
-    return VideoConfig(**(SMALL | {"image": (frames, 16, 24), "patch": (3, 8, 8), "temporal_depth": 1} | changes))
+    return VideoConfig().with_options(
+        **(SMALL | {"image": (frames, 16, 24), "patch": (3, 8, 8), "temporal_depth": 1} | changes)
+    )
 
 
 @pytest.mark.parametrize("arrangement", ARRANGEMENTS)
@@ -33,8 +35,10 @@ def clip_config(frames, **changes):
 @pytest.mark.parametrize("inflate", ["central", "average"])
 def test_a_clip_of_one_slot_is_answered_as_its_picture(arrangement, position, inflate):
     """Central inflation on any clip, average inflation on a clip that stands still."""
-    image, source = weights_of(ViTConfig(**SMALL, image=(16, 24), patch=(8, 8), registers=1))
-    model = build_model(clip_config(3, arrangement=arrangement, position=position, inflate=inflate, registers=1))
+    image, source = weights_of(transformer_config(**SMALL, image=(16, 24), patch=(8, 8), registers=1))
+    model = build_model(
+        clip_config(3, arrangement=arrangement, positions={"kind": position}, inflate=inflate, registers=1)
+    )
     report = adopt(model, source)
     assert f"patches 8 -> 3x8x8 ({inflate} inflation)" in report.text()
     assert all(name.startswith(("position.time", "temporal.")) or ".time." in name for name in report.new)
@@ -47,7 +51,7 @@ def test_a_clip_of_one_slot_is_answered_as_its_picture(arrangement, position, in
 
 @pytest.mark.parametrize("arrangement", ["factorised-encoder", "factorised-attention"])
 def test_longer_clips_are_the_mean_of_their_frames_until_something_is_learned_of_time(arrangement):
-    image, source = weights_of(ViTConfig(**SMALL, image=(16, 24), patch=(8, 8), position="sincos"))
+    image, source = weights_of(transformer_config(**SMALL, image=(16, 24), patch=(8, 8), positions={"kind": "sincos"}))
     model = build_model(clip_config(12, arrangement=arrangement))
     adopt(model, source)
     x = torch.randn(2, 3, 12, 16, 24)
@@ -59,7 +63,7 @@ def test_longer_clips_are_the_mean_of_their_frames_until_something_is_learned_of
 @pytest.mark.parametrize("inflate", ["central", "average"])
 def test_the_tokens_of_a_clip_are_those_of_its_frames(inflate):
     """The projection and the positions alone, at every slot, and at another size of picture."""
-    image, source = weights_of(ViTConfig(**SMALL, **MEAN, image=(24, 24), patch=(8, 8)))
+    image, source = weights_of(transformer_config(**SMALL, **MEAN, image=(24, 24), patch=(8, 8)))
     model = build_model(clip_config(6, **MEAN, inflate=inflate))
     assert "positions resized 3 -> 2x2x3" in adopt(model, source).text()
     x = torch.randn(2, 3, 6, 16, 24)
@@ -72,8 +76,8 @@ def test_the_tokens_of_a_clip_are_those_of_its_frames(inflate):
 
 
 def test_volumes_start_from_pictures_too():
-    image, source = weights_of(ViTConfig(**SMALL, image=(16, 24), patch=(8, 8)))
-    model = build_model(ViTConfig(**SMALL, image=(4, 16, 24), patch=(4, 8, 8)))
+    image, source = weights_of(transformer_config(**SMALL, image=(16, 24), patch=(8, 8)))
+    model = build_model(transformer_config(**SMALL, image=(4, 16, 24), patch=(4, 8, 8)))
     assert not adopt(model, source).new
     x = torch.randn(2, 3, 4, 16, 24)
     with torch.inference_mode():
@@ -85,8 +89,8 @@ def test_volumes_start_from_pictures_too():
 def test_a_bias_of_keys_comes_and_goes_without_a_change_of_answers():
     config = clip_config(3, **MEAN)
     for before, after in ((False, True), (True, False)):
-        first, source = weights_of(VideoConfig(**(vars(config) | {"no_key_bias": before})))
-        second = build_model(VideoConfig(**(vars(config) | {"no_key_bias": after})))
+        first, source = weights_of(VideoConfig().with_options(**(vars(config) | {"no_key_bias": before})))
+        second = build_model(VideoConfig().with_options(**(vars(config) | {"no_key_bias": after})))
         adopt(second, source)
         x = torch.randn(2, 3, 3, 16, 24)
         with torch.inference_mode():

@@ -17,14 +17,14 @@ from tests.weights import peers, test_roundtrip
 from tests.weights.peers import images
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import WeightsError
-from vitreous.models.config import BiTConfig, ConvStemConfig, StemConfig, ViTConfig
+from vitreous.models.config import BiTConfig, ConvStemConfig, MlpConfig, StemConfig, ViTConfig
 from vitreous.models.zoo import build_model
 from vitreous.tasks.classification import Classification
 from vitreous.weights.adopt import adopt, open_weights
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.foreign import writers
 
-CONFIG = ViTConfig(image=(32, 32), patch=(8, 8), classes=5, width=64, depth=2, heads=1, hidden=96)
+CONFIG = ViTConfig(image=(32, 32), patch=(8, 8), classes=5, width=64, depth=2, heads=1, mlp=MlpConfig(hidden=96))
 
 
 def model(config=CONFIG, seed=0):
@@ -209,7 +209,7 @@ def test_what_is_nothing_known(tmp_path):
 
 
 def test_a_classifier_beside_a_token_for_a_teacher_is_not_dropped_in_silence(tmp_path):
-    config = replace(CONFIG, pool="distilled", slots=2, classes=0)
+    config = CONFIG.with_options(pool="distilled", classes=0, positions={"slots": 2})
     state = tensors("huggingface", config) | {"classifier.weight": torch.ones(5, 64), "classifier.bias": torch.ones(5)}
     assert differences(saved(tmp_path, state)) == ["unknown classifier.bias", "unknown classifier.weight"]
 
@@ -267,7 +267,7 @@ CLAIMS = {
     "another depth": ({"num_hidden_layers": 3}, "said to have depth 3"),
     "a depth without end": ({"num_hidden_layers": 10**6}, "said to have depth 1000000"),
     "a number of hundreds of digits": ({"num_hidden_layers": 10**300}, "no whole number"),
-    "another hidden width": ({"intermediate_size": 97}, "said to have hidden 97"),
+    "another hidden width": ({"intermediate_size": 97}, "said to have mlp.hidden 97"),
     "another patch": ({"patch_size": 16}, "said to have patch"),
     "other channels": ({"num_channels": 1}, "said to have channels 1"),
     "another image": ({"image_size": 64}, "17 positions form no grid of that image"),
@@ -435,7 +435,7 @@ def test_nothing_is_loaded_where_anything_differs(tmp_path):
     target = model(seed=1)
     before = {name: tensor.clone() for name, tensor in target.state_dict().items()}
     states = [
-        tensors(config=replace(CONFIG, hidden=64)),
+        tensors(config=CONFIG.with_options(mlp={"hidden": 64})),
         tensors(config=replace(CONFIG, depth=3)),
         tensors(config=replace(CONFIG, width=128)),
     ]
@@ -447,7 +447,7 @@ def test_nothing_is_loaded_where_anything_differs(tmp_path):
 
 
 def test_adopting_lists_what_differs(tmp_path):
-    path = saved(tmp_path, tensors(config=replace(CONFIG, hidden=80)))
+    path = saved(tmp_path, tensors(config=CONFIG.with_options(mlp={"hidden": 80})))
     with pytest.raises(WeightsError) as caught:
         adopt(model(), path)
     lines = [line.strip() for line in caught.value.message.split("\n")[1:]]
@@ -480,9 +480,9 @@ def test_adopting_another_head_leaves_it_at_zero_and_says_so(tmp_path):
 def test_adopting_at_another_size_resizes_by_the_rule_of_the_config(tmp_path):
     path = saved(tmp_path, tensors())
     for how in ("bicubic", "zoom"):
-        target = build_model(replace(CONFIG, image=(48, 40), resize=how))
+        target = build_model(CONFIG.with_options(image=(48, 40), positions={"resize": how}))
         assert "; positions resized 4 -> 6x5" in adopt(target, path).text()
-        source = build_model(replace(CONFIG, resize=how)).eval()
+        source = build_model(CONFIG.with_options(positions={"resize": how})).eval()
         source.load_state_dict(model().state_dict())
         batch = images((48, 40))
         with torch.inference_mode():
@@ -568,7 +568,7 @@ def test_a_head_for_other_classes_is_left_out_however_many_they_are(tmp_path):
 
 def test_windows_that_weights_were_not_trained_with_are_told(tmp_path):
     """With what they cost; nothing where the weights have them, or there are none."""
-    windowed = replace(CONFIG, window=3, global_blocks=(1,))
+    windowed = CONFIG.with_options(attention={"window": 3, "global_blocks": (1,)})
     Bundle(model(), Classification(tuple("abcde")), ImagePreprocess((32, 32))).save(tmp_path / "plain")
     text = adopt(model(windowed), tmp_path / "plain").text()
     assert "; windows of 3 x 3 tokens in 1 of 2 blocks, without which the weights were trained: " in text

@@ -46,11 +46,11 @@ TOLD = {
     "ViViT, factorised": CLIPS | {"arrangement": "factorised-dot-product"},
     "ViT, mean of normed tokens beside a class token": {"pool": "mean"},
     "ViT, class token normed alone": {"pool": "class"},
-    "rotary": {"attention": "rotary"},
-    "sines": {"position": "sincos", "image": (32, 32)},
-    "sines as big_vision has them": {"position": "sincos-big-vision", "image": (32, 32)},
+    "rotary": {"attention.kind": "rotary"},
+    "sines": {"positions.kind": "sincos", "image": (32, 32)},
+    "sines as big_vision has them": {"positions.kind": "sincos-big-vision", "image": (32, 32)},
     "DeiT, no head": {"pool": "distilled", "registers": 0},
-    "CLIP, no projection": {"head_bias": False},
+    "CLIP, no projection": {"head.bias": False},
 }
 
 
@@ -119,7 +119,7 @@ def test_predict_evaluate_and_init_read_a_state_dict(suffix, tmp_path, monkeypat
 
 
 def test_a_model_is_saved_with_what_belongs_to_it(tmp_path):
-    model = vitreous.create("ViT-32x1/8", image_size=(32, 48), num_classes=2, channels=4, gelu="tanh").eval()
+    model = vitreous.create("ViT-32x1/8", image_size=(32, 48), num_classes=2, channels=4, mlp={"gelu": "tanh"}).eval()
     assert vitreous.save(model, str(tmp_path / "a"), classes=["cat", "dog"]) == tmp_path / "a"
     weights = open_weights(tmp_path / "a")
     assert (weights.config, weights.classes) == (model.config, ("cat", "dog"))

@@ -29,7 +29,7 @@ CLIP = {
     "pre_norm": True,
     "norm_layer": partial(nn.LayerNorm, eps=1e-5),
     "act_layer": "quick_gelu",
-    "settings": {"gelu": "quick"},
+    "settings": {"mlp.gelu": "quick"},
 }
 
 
@@ -44,7 +44,7 @@ def swiglu():
 PEERS = {
     "timm ViT": timm_vit,
     "timm ViT, patches that are not square": lambda: timm_vit(patch_size=(8, 4), settings={"image": (32, 32)}),
-    "timm ViT, tanh GELU": lambda: timm_vit(act_layer="gelu_tanh", settings={"gelu": "tanh"}),
+    "timm ViT, tanh GELU": lambda: timm_vit(act_layer="gelu_tanh", settings={"mlp.gelu": "tanh"}),
     "timm DeiT, distilled": peers.timm_distilled,
     "timm DeiT-III": lambda: timm_vit(init_values=1e-6, no_embed_class=True),
     "timm DINOv2": lambda: timm_vit(init_values=1e-5),
@@ -152,7 +152,7 @@ def test_original_clip(projected, tmp_path):
     save_file(named, tmp_path / "clip.safetensors")
     peer.model.load_state_dict(checkpoint_filter_fn(dict(named), peer.model))  # the head's bias is zero there
     ours = opened(tmp_path / "clip.safetensors", {"heads": 4})
-    assert ours.config.head_bias is False
+    assert ours.config.head.bias is False
     batch = images(peers.IMAGE)
     assert difference(ours(batch), peer.logits(batch) if projected else peer.model(batch)) <= peers.LIMIT
     assert open_weights(tmp_path / "clip.safetensors").unused == ["logit_scale", "text_projection"]
@@ -246,7 +246,7 @@ def test_a_folder_of_timms_hub_and_one_of_open_clip(tmp_path):
         clip.sizes = clip.sizes[:1]  # at others open_clip's rule is not that of transformers
         found = opened(other)
         agree(found, clip)
-        assert found.config.resize == "bicubic-antialias"
+        assert found.config.positions.resize == "bicubic-antialias"
 
 
 def table(grid, width=6):

@@ -10,7 +10,7 @@ from tests.weights.test_pretraining import ORIGINAL, TheirHead
 from vitreous.config import to_plain
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import UsageError
-from vitreous.models.config import ViTConfig
+from vitreous.models.config import transformer_config
 from vitreous.models.vit import ViT
 from vitreous.objectives.base import Setting
 from vitreous.objectives.dino import DINOConfig
@@ -22,14 +22,14 @@ from vitreous.weights.bundle import Bundle
 from vitreous.weights.convert import convert
 from vitreous.weights.objective_parts import ObjectiveParts
 
-SMALL = {"image": (32, 32), "patch": (8, 8), "classes": 0, "width": 64, "depth": 1, "heads": 1, "hidden": 128}
+SMALL = {"image": (32, 32), "patch": (8, 8), "classes": 0, "width": 64, "depth": 1, "heads": 1, "mlp": {"hidden": 128}}
 HEAD = {"prototypes": 12, "head_width": 20, "bottleneck": 8}
 
 
 def learned(place, config, **fields):
     """Save a bundle as a run of an objective ships it, with random weights; returns the objective."""
     torch.manual_seed(5)
-    objective = config.build(ViT(ViTConfig(**{**SMALL, **fields})), Setting())
+    objective = config.build(ViT(transformer_config(**{**SMALL, **fields})), Setting())
     with torch.no_grad():
         for name, tensor in objective.state_dict().items():  # so that a teacher differs from its student
             if tensor.ndim < 3 and "position" not in name:
@@ -47,7 +47,7 @@ def learned(place, config, **fields):
 def mae(tmp_path_factory):
     home = tmp_path_factory.mktemp("mae")
     config = MAEConfig(decoder_width=32, decoder_depth=2, decoder_heads=2, normalise=False)
-    objective = learned(home / "bundle", config, position="sincos")
+    objective = learned(home / "bundle", config, positions={"kind": "sincos"})
     told: list[str] = []
     convert(home / "bundle", home / "hf", "huggingface-mae", tell=told.append)
     return home, objective, told
@@ -127,7 +127,7 @@ def test_heads_with_a_batch_norm_have_no_place_there(tmp_path):
 
 def test_the_teachers_file_of_dinov2(tmp_path):
     config = DINOv2Config(**HEAD, patch_prototypes=10, patch_bottleneck=6)
-    objective = learned(tmp_path / "bundle", config, layer_scale=1.0)
+    objective = learned(tmp_path / "bundle", config, norm={"layer_scale": 1.0})
     told: list[str] = []
     made = convert(tmp_path / "bundle", tmp_path / "teacher", "dinov2-teacher", tell=told.append)
     assert told[-1].endswith(": centre, head, model, patch_centre, patch_head")

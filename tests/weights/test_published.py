@@ -258,7 +258,7 @@ def test_weights_are_opened_by_name_wherever_weights_are_named(host, written, tm
     row = tiny_row(f"{host}/cuts/tiny.npz", digest=digest, share=0.5, resize="bicubic", accuracy=0.8)
     monkeypatch.setitem(published.PUBLISHED, "tiny", row)
     weights = open_weights("tiny")
-    assert weights.config.resize == "bicubic" and weights.preprocess.share == 0.5
+    assert weights.config.positions.resize == "bicubic" and weights.preprocess.share == 0.5
     photos = make_folder(tmp_path / "photos", {"train": 4, "val": 2, "test": 2}, size=(32, 32))
     picture(0).save(tmp_path / "a.png")
     answers = document(say("predict", "tiny", str(tmp_path / "a.png"), "--json"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,7 +28,7 @@ from tests.weights.peers import difference, images, timm_vit
 from vitreous.apps.server import start
 from vitreous.errors import UsageError, VitreousError, WeightsError
 from vitreous.inference.predict import load
-from vitreous.models.config import BiTConfig, ViTConfig
+from vitreous.models.config import BiTConfig, MlpConfig, ViTConfig
 from vitreous.nn.grid import RESIZE
 from vitreous.tasks.classification import Classification
 from vitreous.weights.adopt import open_weights
@@ -198,7 +198,7 @@ def dinov2(folder: Path, registers: int = 0) -> Made:
 
 def google_npz(folder: Path, kind: str = "google-npz", **options: Any) -> Made:
     model = small(act_layer="gelu_tanh", **options)
-    ours = open_weights(stored(folder, state_of(model)), {"heads": 4, "gelu": "tanh"}).bundle().model
+    ours = open_weights(stored(folder, state_of(model)), {"heads": 4, "mlp.gelu": "tanh"}).bundle().model
     form = next(one for one in google.FORMATS if one.name == kind)
     with open(folder / "weights.npz", "wb") as file:
         np.savez(file, **{name: tensor.numpy() for name, tensor in form.file(ours.config, ours.state_dict()).items()})
@@ -244,7 +244,7 @@ ROWS: dict[str, Callable[[Path], Made]] = {
 def test_features_at_every_kind_of_size_are_those_of_the_authors_code(row, tmp_path):
     made = ROWS[row](tmp_path)
     model = open_weights(made.path, made.settings).bundle().model
-    assert model.config.resize == made.rule
+    assert model.config.positions.resize == made.rule
     for size in SIZES:
         batch = images(size)
         with torch.inference_mode():
@@ -273,7 +273,7 @@ FOLDERS: dict[str, tuple[Callable[[], peers.Peer], str]] = {
 def test_a_folder_of_transformers_tells_everything(row, tmp_path):
     make, rule = FOLDERS[row]
     found = open_weights(make().file(tmp_path))
-    assert found.config.resize == rule
+    assert found.config.positions.resize == rule
     assert not [note for note in found.notes if "positions" in note]
 
 
@@ -307,8 +307,8 @@ def test_the_page_says_rule_and_gelu_as_they_are_read(row, tmp_path):
     cells = {cells[0]: cells for cells in table()}[row]
     config = ROWS[row](tmp_path)
     found = open_weights(config.path, {"heads": 4}).config
-    assert cells[2] == f"`{found.resize}`"
-    assert cells[4] == {"none": "exact", "tanh": "tanh"}[found.gelu]
+    assert cells[2] == f"`{found.positions.resize}`"
+    assert cells[4] == {"none": "exact", "tanh": "tanh"}[found.mlp.gelu]
 
 
 #: row -> what is said of the rule that was taken; certain rows say nothing
@@ -328,13 +328,13 @@ def test_what_a_file_does_not_tell_is_said(row, tmp_path):
     made = ROWS[row](tmp_path)
     notes = [note for note in open_weights(made.path, made.settings).notes if "resized" in note]
     assert len(notes) == (row in DOUBTS) and all(DOUBTS[row] in note for note in notes)
-    told = open_weights(made.path, made.settings | {"resize": "bilinear"})
-    assert told.config.resize == "bilinear" and not [note for note in told.notes if "resized" in note]
+    told = open_weights(made.path, made.settings | {"positions.resize": "bilinear"})
+    assert told.config.positions.resize == "bilinear" and not [note for note in told.notes if "resized" in note]
 
 
 def test_a_timm_model_under_model_that_neither_deit_nor_mae_has_stays_timms(tmp_path):
     found = open_weights(pickled(tmp_path, {"model": state_of(small(reg_tokens=2))}), {"heads": 4})
-    assert (found.title, found.config.resize) == ("timm", "bicubic-antialias")
+    assert (found.title, found.config.positions.resize) == ("timm", "bicubic-antialias")
 
 
 def test_open_clips_folder_has_open_clips_rule(tmp_path):
@@ -342,19 +342,21 @@ def test_open_clips_folder_has_open_clips_rule(tmp_path):
     bundle = open_weights(clip.file(tmp_path)).bundle()
     named = writers(bundle.model.config)["clip"].file(bundle.model.config, bundle.model.state_dict())
     alone = open_weights(stored(tmp_path, named))
-    assert alone.config.resize == "bicubic" and any(
+    assert alone.config.positions.resize == "bicubic" and any(
         "open_clip's: --resize bicubic-antialias" in note for note in alone.notes
     )
     (tmp_path / "other").mkdir()
     save_file(named, tmp_path / "other" / "open_clip_model.safetensors")
     (tmp_path / "other" / "open_clip_config.json").write_text(json.dumps({"model_cfg": {"embed_dim": 24}}))
     found = open_weights(tmp_path / "other")
-    assert found.config.resize == "bicubic-antialias" and not [note for note in found.notes if "resized" in note]
+    assert found.config.positions.resize == "bicubic-antialias" and not [
+        note for note in found.notes if "resized" in note
+    ]
 
 
 def oblong(folder: Path, kind: str) -> Path:
     """A model of 6 x 4 patches and a class token, in a format."""
-    config = ViTConfig(image=(48, 32), patch=(8, 8), classes=3, width=48, depth=1, heads=4, hidden=96)
+    config = ViTConfig(image=(48, 32), patch=(8, 8), classes=3, width=48, depth=1, heads=4, mlp=MlpConfig(hidden=96))
     bundle = made_bundle(config)
     if kind == "google-npz":
         with open(folder / "weights.npz", "wb") as file:
@@ -419,12 +421,15 @@ def test_what_is_said_and_cannot_be_is_refused(tmp_path):
     made_bundle(BiTConfig(image=(32, 32), blocks=(1,), width=32, classes=3)).save(tmp_path / "bit")
     with pytest.raises(UsageError, match="no learned positions"):
         open_weights(WeightsSource(str(tmp_path / "bit"), "zoom"))
-    config = ViTConfig(image=(32, 32), patch=(8, 8), classes=3, width=48, depth=1, heads=4, hidden=96)
+    config = ViTConfig(image=(32, 32), patch=(8, 8), classes=3, width=48, depth=1, heads=4, mlp=MlpConfig(hidden=96))
     made_bundle(config).save(tmp_path / "vit")
     with pytest.raises(UsageError, match=r"source_size=48: .* is a bundle for images of 32 pixels"):
         open_weights(WeightsSource(str(tmp_path / "vit"), None, 48))
     found = open_weights(WeightsSource(str(tmp_path / "vit"), "zoom", 32))
-    assert found.config == replace(config, resize="zoom") and found.bundle().model.position.how == "zoom"
+    assert (
+        found.config == config.with_options(positions={"resize": "zoom"})
+        and found.bundle().model.position.how == "zoom"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -536,7 +541,7 @@ def test_load_takes_both_and_an_exported_file_neither(state_dict_folder):
     )
     assert predictor.bundle is not None
     config = predictor.bundle.model.config
-    assert isinstance(config, ViTConfig) and (config.resize, config.grid, predictor.bundle.notes[:0]) == (
+    assert isinstance(config, ViTConfig) and (config.positions.resize, config.grid, predictor.bundle.notes[:0]) == (
         "zoom",
         (6, 4),
         (),

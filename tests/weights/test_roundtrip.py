@@ -17,30 +17,58 @@ from safetensors.torch import save_file
 from tests.weights import peers
 from tests.weights.peers import LIMIT, agree, difference, images, opened
 from vitreous.errors import UsageError
-from vitreous.models.config import BiTConfig, ConvStemConfig, StemConfig, VideoConfig, ViTConfig
+from vitreous.models.config import (
+    BiTConfig,
+    ConvStemConfig,
+    MlpConfig,
+    PositionConfig,
+    StemConfig,
+    VideoConfig,
+    ViTConfig,
+)
 from vitreous.models.zoo import build_model
 from vitreous.weights.adopt import open_weights
 from vitreous.weights.foreign import FORMATS, find, writers
 from vitreous.weights.sidecar import note
 from vitreous.weights.writable import blocking_options, reason, writable_formats, writer
 
-SMALL = ViTConfig(image=(32, 32), patch=(8, 8), classes=5, width=64, depth=2, heads=4, hidden=128)
-BARE = replace(SMALL, class_token=False, pool="mean", slots=0)
-DINO = replace(SMALL, classes=0, layer_scale=1e-5)
-SWIGLU = replace(DINO, mlp="swiglu", hidden=176)
+SMALL = ViTConfig(image=(32, 32), patch=(8, 8), classes=5, width=64, depth=2, heads=4, mlp=MlpConfig(hidden=128))
+BARE = SMALL.with_options(class_token=False, pool="mean", positions={"slots": 0})
+DINO = SMALL.with_options(classes=0, norm={"layer_scale": 1e-5})
+SWIGLU = DINO.with_options(mlp={"kind": "swiglu", "hidden": 176})
 CLIP = SMALL.with_options(
-    first_norm=True, norm="pooled", gelu="quick", eps=1e-5, projection_bias=False, head_bias=False
+    first_norm=True,
+    projection_bias=False,
+    norm={"final": "pooled", "eps": 1e-5},
+    mlp={"gelu": "quick"},
+    head={"bias": False},
 )
 SAM = BARE.with_options(
-    image=(64, 64), attention="decomposed", window=3, global_blocks=(1,), neck=24, norm="none", classes=0
+    image=(64, 64),
+    neck=24,
+    classes=0,
+    attention={"kind": "decomposed", "window": 3, "global_blocks": (1,)},
+    norm={"final": "none"},
 )
 VITDET = SAM.with_options(neck=0, position_grid=(4, 4))
-HYBRID = SMALL.with_options(stem=StemConfig((1, 2), 32), patch=(8, 8), gelu="tanh")
+HYBRID = SMALL.with_options(stem=StemConfig((1, 2), 32), patch=(8, 8), mlp={"gelu": "tanh"})
 VIDEO = VideoConfig(
-    image=(4, 16, 32), patch=(2, 8, 8), classes=5, width=64, depth=2, heads=4, hidden=128, gelu="tanh", resize="bicubic"
+    image=(4, 16, 32),
+    patch=(2, 8, 8),
+    classes=5,
+    width=64,
+    depth=2,
+    heads=4,
+    mlp=MlpConfig(hidden=128, gelu="tanh"),
+    positions=PositionConfig(resize="bicubic"),
 )
-VIDEOMAE = replace(
-    VIDEO, class_token=False, pool="mean", norm="pooled", position="sinusoid", no_key_bias=True, pooled_eps=1e-5
+VIDEOMAE = VIDEO.with_options(
+    class_token=False,
+    pool="mean",
+    no_key_bias=True,
+    pooled_eps=1e-5,
+    norm={"final": "pooled"},
+    positions={"kind": "sinusoid"},
 )
 BIT = BiTConfig(image=(64, 64), classes=5, blocks=(2, 1), width=32)
 
@@ -48,41 +76,44 @@ GOOGLE = {"google-npz", "linen-npz"}
 MODELS = {
     "ViT": (SMALL, {"timm", "huggingface", "torchvision"} | GOOGLE),
     "ViT, no head": (replace(SMALL, classes=0), {"timm", "huggingface"} | GOOGLE),
-    "ViT, tanh": (replace(SMALL, gelu="tanh"), {"timm", "huggingface", "torchvision"} | GOOGLE),
+    "ViT, tanh": (SMALL.with_options(mlp={"gelu": "tanh"}), {"timm", "huggingface", "torchvision"} | GOOGLE),
     "ViT, one channel": (replace(SMALL, channels=1), {"timm", "huggingface", "torchvision"} | GOOGLE),
     "ViT, oblong": (replace(SMALL, image=(32, 48), patch=(8, 4)), {"timm", "huggingface"}),
     "ViT, patches that are not square": (
         replace(SMALL, image=(32, 16), patch=(8, 4)),
         {"timm", "huggingface"} | GOOGLE,
     ),
-    "ViT, pre_logits": (replace(SMALL, representation=24), {"torchvision"} | GOOGLE),
-    "ViT, no bias on q, k, v": (replace(SMALL, qkv_bias=False), {"timm", "huggingface"}),
-    "ViT, class token without position": (replace(SMALL, slots=0), {"timm", "big-vision-npz"}),
+    "ViT, pre_logits": (SMALL.with_options(head={"representation": 24}), {"torchvision"} | GOOGLE),
+    "ViT, no bias on q, k, v": (SMALL.with_options(attention={"qkv_bias": False}), {"timm", "huggingface"}),
+    "ViT, class token without position": (SMALL.with_options(positions={"slots": 0}), {"timm", "big-vision-npz"}),
     "ViT, mean": (BARE, {"timm", "huggingface", "big-vision-npz"} | GOOGLE),
     "ViT, mean, no head": (replace(BARE, classes=0), {"timm", "huggingface", "big-vision-npz"} | GOOGLE),
     "ViT, attention pooling": (replace(BARE, pool="attention"), {"timm", "big-vision-npz"} | GOOGLE),
-    "ViT, mean beside a class token": (replace(SMALL, pool="mean", norm="pooled"), {"timm"}),
+    "ViT, mean beside a class token": (SMALL.with_options(pool="mean", norm={"final": "pooled"}), {"timm"}),
     "ViT, mean of normed tokens beside a class token": (replace(SMALL, pool="mean"), set()),
-    "ViT, registers with positions": (replace(SMALL, registers=2, slots=3), {"timm"}),
-    "ViT, registers without positions": (replace(SMALL, registers=2, slots=0), {"timm"}),
+    "ViT, registers with positions": (SMALL.with_options(registers=2, positions={"slots": 3}), {"timm"}),
+    "ViT, registers without positions": (SMALL.with_options(registers=2, positions={"slots": 0}), {"timm"}),
     "ViT, registers, class token with position": (replace(SMALL, registers=2), set()),
-    "ViT, class token normed alone": (replace(SMALL, norm="pooled"), set()),
-    "DeiT": (replace(SMALL, pool="distilled", slots=2), {"timm", "huggingface"}),
-    "DeiT, no head": (replace(SMALL, pool="distilled", slots=2, classes=0), {"timm", "huggingface"}),
-    "DeiT-III": (replace(SMALL, layer_scale=1e-4, slots=0), {"timm"}),
+    "ViT, class token normed alone": (SMALL.with_options(norm={"final": "pooled"}), set()),
+    "DeiT": (SMALL.with_options(pool="distilled", positions={"slots": 2}), {"timm", "huggingface"}),
+    "DeiT, no head": (SMALL.with_options(pool="distilled", classes=0, positions={"slots": 2}), {"timm", "huggingface"}),
+    "DeiT-III": (SMALL.with_options(norm={"layer_scale": 1e-4}, positions={"slots": 0}), {"timm"}),
     "DINOv2": (DINO, {"timm", "dinov2", "huggingface"}),
     "DINOv2, registers": (replace(DINO, registers=3), {"dinov2", "huggingface"}),
     "DINOv2, SwiGLU": (SWIGLU, {"timm", "dinov2", "huggingface"}),
-    "DINOv2, SwiGLU of no whole ratio": (replace(SWIGLU, hidden=100), {"timm", "dinov2"}),
+    "DINOv2, SwiGLU of no whole ratio": (SWIGLU.with_options(mlp={"hidden": 100}), {"timm", "dinov2"}),
     "DINOv2, SwiGLU and registers": (replace(SWIGLU, registers=3), {"dinov2", "huggingface"}),
     "CLIP": (CLIP, {"huggingface", "clip"}),
     "CLIP, no projection": (replace(CLIP, classes=0), {"huggingface", "clip"}),
-    "CLIP as timm has it": (replace(CLIP, norm="tokens", head_bias=True), {"timm"}),
+    "CLIP as timm has it": (CLIP.with_options(norm={"final": "tokens"}, head={"bias": True}), {"timm"}),
     "SAM": (SAM, {"sam", "timm", "huggingface"}),
-    "SAM, everything global": (replace(SAM, window=0, global_blocks=()), {"sam", "timm", "huggingface"}),
+    "SAM, everything global": (
+        SAM.with_options(attention={"window": 0, "global_blocks": ()}),
+        {"sam", "timm", "huggingface"},
+    ),
     "ViTDet": (VITDET, {"vitdet"}),
-    "ViTDet, everything global": (replace(VITDET, window=0, global_blocks=()), {"vitdet"}),
-    "ViTDet, convolutions": (VITDET.with_options(global_blocks=(), conv_blocks=(1,)), {"vitdet"}),
+    "ViTDet, everything global": (VITDET.with_options(attention={"window": 0, "global_blocks": ()}), {"vitdet"}),
+    "ViTDet, convolutions": (VITDET.with_options(conv_blocks=(1,), attention={"global_blocks": ()}), {"vitdet"}),
     "hybrid": (HYBRID, {"timm"} | GOOGLE),
     "hybrid, root alone": (HYBRID.with_options(stem=StemConfig((), 32)), {"timm"} | GOOGLE),
     "convolutions": (
@@ -94,22 +125,25 @@ MODELS = {
     "BiT, no head": (replace(BIT, classes=0), {"timm", "huggingface", "bit-npz", "big-vision-npz"}),
     "axial ResNet": (BIT.with_options(axial=True), set()),
     "axial": (BARE.with_options(axial=True), set()),
-    "relative": (SMALL.with_options(attention="relative"), set()),
-    "rotary": (SMALL.with_options(attention="rotary"), set()),
-    "sines": (replace(SMALL, position="sincos", slots=0), set()),
-    "sines as big_vision has them": (replace(BARE, position="sincos-big-vision"), {"big-vision-npz"}),
-    "positions by axis": (replace(SMALL, position="axes"), set()),
-    "positions by axis, added up": (replace(SMALL, position="factorised"), set()),
-    "positions in each block": (replace(SMALL, position_at="each"), set()),
+    "relative": (SMALL.with_options(attention={"kind": "relative"}), set()),
+    "rotary": (SMALL.with_options(attention={"kind": "rotary"}), set()),
+    "sines": (SMALL.with_options(positions={"kind": "sincos", "slots": 0}), set()),
+    "sines as big_vision has them": (BARE.with_options(positions={"kind": "sincos-big-vision"}), {"big-vision-npz"}),
+    "positions by axis": (SMALL.with_options(positions={"kind": "axes"}), set()),
+    "positions by axis, added up": (SMALL.with_options(positions={"kind": "factorised"}), set()),
+    "positions in each block": (SMALL.with_options(positions={"at": "each"}), set()),
     "video": (replace(SMALL, image=(4, 32, 32), patch=(2, 8, 8)), set()),
     "ViViT": (VIDEO, {"huggingface"}),
     "ViViT, no head": (replace(VIDEO, classes=0), {"huggingface"}),
     "ViViT, mean": (replace(VIDEO, class_token=False, pool="mean"), set()),
     "ViViT, factorised": (replace(VIDEO, arrangement="factorised-dot-product"), set()),
     "VideoMAE": (VIDEOMAE, {"huggingface", "videomae"}),
-    "VideoMAE, encoder": (replace(VIDEOMAE, classes=0, norm="tokens", pooled_eps=None), {"huggingface", "videomae"}),
-    "VideoMAE, neither head nor norm": (replace(VIDEOMAE, classes=0, norm="none"), {"huggingface"}),
-    "VideoMAE, positions that are learned": (replace(VIDEOMAE, position="learned"), set()),
+    "VideoMAE, encoder": (
+        VIDEOMAE.with_options(classes=0, pooled_eps=None, norm={"final": "tokens"}),
+        {"huggingface", "videomae"},
+    ),
+    "VideoMAE, neither head nor norm": (VIDEOMAE.with_options(classes=0, norm={"final": "none"}), {"huggingface"}),
+    "VideoMAE, positions that are learned": (VIDEOMAE.with_options(positions={"kind": "learned"}), set()),
 }
 
 
@@ -174,12 +208,12 @@ BLOCKED = {
     ("ViT, mean of normed tokens beside a class token", "huggingface"): ["--model.pool mean"],
     ("ViT, mean", "torchvision"): ["--model.pool mean --model.class-token false"],
     ("ViT, attention pooling", "huggingface"): ["--model.pool attention --model.class-token false"],
-    ("rotary", "timm"): ["--model.attention rotary"],
-    ("sines", "google-npz"): ["--model.position sincos"],
+    ("rotary", "timm"): ["--model.attention.kind rotary"],
+    ("sines", "google-npz"): ["--model.positions.kind sincos"],
     ("ViT, oblong", "google-npz"): ["image or patch that is not a square"],
     ("ViT, no head", "torchvision"): ["model without a head (classes 0)"],
-    ("DeiT-III", "huggingface"): ["--model.slots 0", "--model.layer-scale 0.0001"],
-    ("ViT, no bias on q, k, v", "torchvision"): ["--model.qkv-bias false"],
+    ("DeiT-III", "huggingface"): ["--model.positions.slots 0", "--model.norm.layer-scale 0.0001"],
+    ("ViT, no bias on q, k, v", "torchvision"): ["--model.attention.qkv-bias false"],
     ("BiT", "google-npz"): [],
     ("ViT", "sam"): [],
 }

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from tests.weights import peers
 from tests.weights.peers import LIMIT, Peer, agree, difference, images, opened, randomise
 from vitreous.errors import UsageError, WeightsError
-from vitreous.models.config import SwinConfig
+from vitreous.models.config import SwinAttentionConfig, SwinConfig
 from vitreous.models.zoo import build_model
 from vitreous.weights.adopt import adopt, open_weights
 from vitreous.weights.bundle import load_bundle
@@ -28,7 +28,13 @@ transformers = pytest.importorskip("transformers")
 #: grids of 16 and 8 at the native size; of 18 x 21 and 9 x 11 at the other, which windows do not divide
 SIZES = ((32, 32), (36, 42))
 SMALL = SwinConfig(
-    image=(32, 32), patch_size=(2, 2), width=16, blocks=(2, 2), heads=(2, 4), window=4, classes=7, pad="zeros"
+    image=(32, 32),
+    patch_size=(2, 2),
+    width=16,
+    blocks=(2, 2),
+    heads=(2, 4),
+    classes=7,
+    attention=SwinAttentionConfig(window=4, pad="zeros"),
 )
 
 V2 = replace(SMALL, version=2)
@@ -52,8 +58,8 @@ def timm_swin(version=1, **options) -> Peer:
     image = options.get("img_size", 32)
     settings = {"image": image if isinstance(image, tuple) else (image, image)}
     if version == 2:  # its files tell neither
-        settings["window"] = (small | options)["window_size"]
-        settings["pretrained_window"] = options.get("pretrained_window_sizes", ())
+        settings["attention.window"] = (small | options)["window_size"]
+        settings["attention.pretrained_window"] = options.get("pretrained_window_sizes", ())
     return Peer(model, lambda x: model.forward_features(x).flatten(1, 2), model, SIZES, settings)
 
 
@@ -117,7 +123,7 @@ PEERS = {
 def test_the_same_features_and_logits(name, tmp_path):
     peer = PEERS[name]()
     ours = opened(peer.file(tmp_path), peer.settings)
-    assert ours.config.pad == ("zeros-after-shift" if "timm" in name else "zeros")
+    assert ours.config.attention.pad == ("zeros-after-shift" if "timm" in name else "zeros")
     agree(ours, peer)
 
 
@@ -150,31 +156,39 @@ def test_microsofts_files_with_their_buffers(microsoft):
     path, peer = microsoft
     weights = open_weights(path, {"image": (32, 32)})
     assert weights.title == "Microsoft's Swin"
-    assert weights.config == replace(SMALL, pad="mask")
+    assert weights.config == SMALL.with_options(attention={"pad": "mask"})
     assert sum("attn_mask" in name for name in weights.unused) == 4
     untold = open_weights(path)
     assert untold.config.image == (16, 16)  # of which the last grid is a window
     assert "--source-size" in untold.notes[0]
     ours, batch = opened(path.with_suffix(".pth"), {"image": (32, 32)}), images((32, 32))
     assert difference(ours(batch), peer.model(batch)) <= LIMIT
-    agree(opened(path, {"image": (32, 32), "pad": "zeros-after-shift"}), peer)
+    agree(opened(path, {"image": (32, 32), "attention.pad": "zeros-after-shift"}), peer)
 
 
 MODELS = {
     "plain": (SMALL, {"swin", "timm", "huggingface", "torchvision"}),
     "no head": (replace(SMALL, classes=0), {"swin", "timm", "huggingface"}),
-    "a grid smaller than the window": (replace(SMALL, window=12), {"swin", "timm"}),
+    "a grid smaller than the window": (SMALL.with_options(attention={"window": 12}), {"swin", "timm"}),
     "oblong": (replace(SMALL, image=(32, 48)), {"swin", "timm", "torchvision"}),
     "four stages": (
-        replace(SMALL, blocks=(1, 1, 2, 1), heads=(1, 2, 4, 8), window=2, channels=1, qkv_bias=False),
+        SMALL.with_options(
+            blocks=(1, 1, 2, 1), heads=(1, 2, 4, 8), channels=1, attention={"window": 2, "qkv_bias": False}
+        ),
         {"swin", "timm", "huggingface", "torchvision"},
     ),
     "one stage": (replace(SMALL, blocks=(2,), heads=(2,)), {"timm", "huggingface", "torchvision"}),
     "windows that are not square": (replace(SMALL, image=(32, 8)), set()),
     "V2": (V2, {"swin", "timm", "huggingface", "torchvision"}),
-    "V2, no head, no bias on q and v": (replace(V2, classes=0, qkv_bias=False), {"swin", "timm", "huggingface"}),
-    "V2, positions of other windows": (replace(V2, pretrained_window=(3, 2)), {"swin", "timm", "huggingface"}),
-    "V2, a grid smaller than the window": (replace(V2, window=12), {"swin", "timm", "huggingface"}),
+    "V2, no head, no bias on q and v": (
+        V2.with_options(classes=0, attention={"qkv_bias": False}),
+        {"swin", "timm", "huggingface"},
+    ),
+    "V2, positions of other windows": (
+        V2.with_options(attention={"pretrained_window": (3, 2)}),
+        {"swin", "timm", "huggingface"},
+    ),
+    "V2, a grid smaller than the window": (V2.with_options(attention={"window": 12}), {"swin", "timm", "huggingface"}),
 }
 
 
@@ -196,8 +210,12 @@ def test_from_each_format_into_each_other_and_back(name, tmp_path):
     ours = randomise(build_model(config)).state_dict()
     for a in formats:
         first = able[a].file(config, ours)
-        told = {"image": config.image} | ({} if config.version == 1 else {"window": config.window})
-        told |= {"pretrained_window": config.pretrained_window} if config.pretrained_window else {}
+        told = {"image": config.image} | ({} if config.version == 1 else {"attention.window": config.attention.window})
+        told |= (
+            {"attention.pretrained_window": config.attention.pretrained_window}
+            if config.attention.pretrained_window
+            else {}
+        )
         read = open_weights(store(able[a], config, first, tmp_path / a), told)
         assert read.title == able[a].title
         assert (read.config.windows, read.config.blocks) == (config.windows, config.blocks)
@@ -234,9 +252,9 @@ def test_others_load_what_is_written(config, tmp_path):
 
 @pytest.mark.parametrize("config", [SMALL, V2], ids=["V1", "V2"])
 def test_a_bare_state_dict_of_ours_is_read(config, tmp_path):
-    model = randomise(build_model(replace(config, pad="mask")))
+    model = randomise(build_model(config.with_options(attention={"pad": "mask"})))
     save_file(model.state_dict(), tmp_path / "ours.safetensors")
-    weights = open_weights(tmp_path / "ours.safetensors", {"image": (32, 32), "window": 4})
+    weights = open_weights(tmp_path / "ours.safetensors", {"image": (32, 32), "attention.window": 4})
     assert weights.title == "a state dict of vitreous' Swin" + " V2" * (config.version == 2)
     assert torch.equal(weights.bundle().model(images((32, 32))), model(images((32, 32))))
 
@@ -244,7 +262,7 @@ def test_a_bare_state_dict_of_ours_is_read(config, tmp_path):
 def test_another_window_is_read_by_the_rule_of_microsofts_code(tmp_path):
     """Bicubic on the table of offsets, as `load_pretrained` of its utils.py."""
     peer = timm_swin()
-    wide = build_model(replace(SMALL, window=8))
+    wide = build_model(SMALL.with_options(attention={"window": 8}))
     found = adopt(wide, open_weights(peer.file(tmp_path), {"image": (32, 32)}))
     assert found.resized == "4 -> 8"
     theirs = peer.model.layers[1].blocks[1].attn.relative_position_bias_table
@@ -304,16 +322,16 @@ def test_what_files_of_the_second_version_do_not_tell(tmp_path):
         save_file(state, tmp_path / f"{name}.safetensors")
         weights = open_weights(tmp_path / f"{name}.safetensors")
         # patches of 2: half the published size
-        assert (weights.config.window, weights.config.pretrained_window) == (window, trained), name
+        assert (weights.config.attention.window, weights.config.attention.pretrained_window) == (window, trained), name
         assert weights.config.image == (image // 2, image // 2), name
         assert any("windows" in text for text in weights.notes) == (name == "plain")
     place = torchvision_swin(2).file(tmp_path)
-    assert open_weights(place).config.window == 4
+    assert open_weights(place).config.attention.window == 4
     written = tmp_path / "written.safetensors"
-    config = replace(V2, pretrained_window=(3, 2))
+    config = V2.with_options(attention={"pretrained_window": (3, 2)})
     convert_to = writer("timm", config).file(config, build_model(config).state_dict())
     save_file(convert_to, written, metadata=note(config))
-    assert replace(open_weights(written).config, pad="zeros") == config
+    assert open_weights(written).config.with_options(attention={"pad": "zeros"}) == config
 
 
 def test_a_bias_of_keys_that_torchvision_does_not_use_is_zero(tmp_path):

@@ -99,7 +99,7 @@ def test_a_grid_that_is_not_square_needs_the_image_size(ours):
 
 def test_tanh_gelu_and_heads_are_told(ours):
     reference = theirs("vit_tiny_patch16_224", act_layer="gelu_tanh", num_heads=6)
-    assert difference(ours(reference, heads=6, gelu="tanh"), reference, torch.randn(1, 3, 224, 224)) <= 1e-5
+    assert difference(ours(reference, heads=6, **{"mlp.gelu": "tanh"}), reference, torch.randn(1, 3, 224, 224)) <= 1e-5
 
 
 def test_other_families_are_refused_by_name(ours):

@@ -13,14 +13,14 @@ from safetensors.torch import save_file
 from tests.weights import peers
 from tests.weights.peers import agree, opened, randomise
 from vitreous.errors import WeightsError
-from vitreous.models.config import ViTConfig
+from vitreous.models.config import MlpConfig, ViTConfig
 from vitreous.models.zoo import build_model
 from vitreous.weights.adopt import open_weights
 from vitreous.weights.foreign import writers
 from vitreous.weights.formats.variants import only_published
 from vitreous.weights.sidecar import note
 
-CONFIG = ViTConfig(image=(32, 32), patch=(8, 8), classes=5, width=64, depth=2, heads=1, hidden=96)
+CONFIG = ViTConfig(image=(32, 32), patch=(8, 8), classes=5, width=64, depth=2, heads=1, mlp=MlpConfig(hidden=96))
 
 
 def saved(folder, config=CONFIG, name="timm", without="", beside=None):
@@ -72,11 +72,23 @@ def test_what_no_published_model_lacks_is_missing(case, tmp_path):
 
 PUBLISHED = {
     "no bias on q, k, v": (
-        replace(CONFIG, class_token=False, slots=0, pool="mean", layer_scale=1e-5, qkv_bias=False),
+        CONFIG.with_options(
+            class_token=False,
+            pool="mean",
+            positions={"slots": 0},
+            norm={"layer_scale": 1e-5},
+            attention={"qkv_bias": False},
+        ),
         "vit_*_gap_*",
     ),
-    "no last norm": (replace(CONFIG, classes=0, layer_scale=0.1, norm="none"), "vit_intern300m_patch14_448"),
-    "no last norm, registers": (replace(CONFIG, classes=0, registers=7, slots=0, norm="none"), "vit_*_radio_*"),
+    "no last norm": (
+        CONFIG.with_options(classes=0, norm={"layer_scale": 0.1, "final": "none"}),
+        "vit_intern300m_patch14_448",
+    ),
+    "no last norm, registers": (
+        CONFIG.with_options(classes=0, registers=7, positions={"slots": 0}, norm={"final": "none"}),
+        "vit_*_radio_*",
+    ),
 }
 
 
@@ -86,35 +98,44 @@ def test_what_a_published_family_lacks_is_read_and_said(case, tmp_path):
     path = saved(tmp_path, config)
     weights = open_weights(path, {"heads": 1})
     assert [family in text for text in weights.notes if "is in the file" in text] == [True]
-    assert (weights.config.norm, weights.config.qkv_bias) == (config.norm, config.qkv_bias)
+    assert (weights.config.norm.final, weights.config.attention.qkv_bias) == (
+        config.norm.final,
+        config.attention.qkv_bias,
+    )
 
 
 def test_the_one_vit_with_a_class_token_that_lacks_them_is_known_by_its_size():
     """timm's vit_base_patch16_224_miil; every smaller or larger ViT with a class token has biases."""
-    fields = {"norm": "tokens", "qkv_bias": False, "projection_bias": True, "head_bias": True, "first_norm": False}
+    fields = {
+        "norm.final": "tokens",
+        "attention.qkv_bias": False,
+        "projection_bias": True,
+        "head.bias": True,
+        "first_norm": False,
+    }
     fields |= {
         "class_token": True,
-        "layer_scale": None,
+        "norm.layer_scale": None,
         "registers": 0,
         "classes": 1000,
         "width": 768,
         "depth": 12,
         "patch": (16, 16),
     }
-    assert only_published(fields)["qkv_bias"] is False
-    assert only_published(fields | {"depth": 24})["qkv_bias"] is True
-    assert only_published(fields | {"layer_scale": 1e-5})["qkv_bias"] is True
+    assert only_published(fields)["attention.qkv_bias"] is False
+    assert only_published(fields | {"depth": 24})["attention.qkv_bias"] is True
+    assert only_published(fields | {"norm.layer_scale": 1e-5})["attention.qkv_bias"] is True
 
 
 def test_what_this_project_writes_is_noted_in_the_file(tmp_path):
     """A model of no published family comes back: the file says what its tensors do not."""
-    config = replace(CONFIG, qkv_bias=False)
+    config = CONFIG.with_options(attention={"qkv_bias": False})
     path = saved(tmp_path, config)
     assert "missing blocks.0.attn.qkv.bias" in refusal(path)
     form, state = writers(config)["timm"], randomise(build_model(config)).state_dict()
     save_file(form.file(config, state), path, metadata=note(config))
     weights = open_weights(path)
-    assert weights.config.qkv_bias is False and not any("is in the file" in text for text in weights.notes)
+    assert weights.config.attention.qkv_bias is False and not any("is in the file" in text for text in weights.notes)
 
 
 def test_heads_that_nobody_says_are_a_guess_that_is_said(tmp_path):
@@ -171,7 +192,7 @@ def test_biases_that_config_json_does_not_deny_are_missing(settings, tmp_path):
         "neither true nor false" if settings == "no" else "missing encoder.layer.0.attention.attention.query.bias"
     ) in refusal(folder)
     (folder / "config.json").write_text(json.dumps(described | {"qkv_bias": False}))
-    assert open_weights(folder).config.qkv_bias is False
+    assert open_weights(folder).config.attention.qkv_bias is False
 
 
 @pytest.mark.parametrize("family", ["vit_msn", "ijepa"])

@@ -126,7 +126,7 @@ def test_the_authors_pre_training_file_and_what_it_does_not_tell(tmp_path):
     path = tmp_path / "checkpoint.safetensors"
     save_file(authors(encoder, "encoder.") | decoder, path)
     weights = open_weights(WeightsSource(str(path), source_size=CLIP), {"heads": 4})
-    assert sorted(weights.unused) == sorted(decoder) and weights.config.norm == "tokens"
+    assert sorted(weights.unused) == sorted(decoder) and weights.config.norm.final == "tokens"
     agree(weights.bundle().model, one)
     untold = open_weights(WeightsSource(str(path), source_size=(16, 24)), {"heads": 4})
     assert untold.config.image == (16, 16, 24)

@@ -13,6 +13,7 @@ from vitreous.config import to_plain
 from vitreous.data.modalities.base import IMAGENET
 from vitreous.data.modalities.clips import ClipPreprocess
 from vitreous.errors import UsageError, WeightsError
+from vitreous.models.config import replace_fields
 from vitreous.objectives.base import Progress
 from vitreous.reports.figures.reconstruction import load_objective
 from vitreous.tasks.features import Features
@@ -97,11 +98,11 @@ def test_what_is_written_is_read_by_others_and_by_us(videomae_files, tmp_path):
 @pytest.mark.parametrize(("to", "changes", "problem"), [
     ("mae", {}, "is for encoders of pictures.*use videomae-pretraining or huggingface-videomae or bundle"),
     ("videomae-pretraining", {"normalise_channels": False}, "channel by channel"),
-    ("huggingface-videomae", {"norm": "none"}, "tokens that are normed"),
+    ("huggingface-videomae", {"norm.final": "none"}, "tokens that are normed"),
 ])  # fmt: skip
 def test_what_a_format_cannot_hold_is_refused(videomae_files, to, changes, problem):
     parts, config = parts_of(videomae_files[0] / "hf"), load_objective(videomae_files[0] / "hf").model.config
-    config = replace(config, **{name: value for name, value in changes.items() if name == "norm"})
+    config = replace_fields(config, {path: value for path, value in changes.items() if path == "norm.final"})
     parts = replace(parts, config=parts.config | changes)
     with pytest.raises(UsageError, match=f"(?s){problem}"):
         pretraining_format(to, config, parts, "it")

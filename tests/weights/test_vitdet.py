@@ -52,8 +52,8 @@ def test_a_file_of_detectron2_gives_the_features_of_its_model(convolutions, tmp_
     save_file(state | rest, tmp_path / "model_final.safetensors")
     weights = open_weights(tmp_path / "model_final.safetensors", {"image": (64, 64)} if convolutions else {})
     config = weights.config
-    assert (config.image, config.heads, config.window, config.table_grid) == ((64, 64), 2, 3, (4, 4))
-    assert (config.global_blocks, config.conv_blocks) == (() if convolutions else (1, 3), convolutions)
+    assert (config.image, config.heads, config.attention.window, config.table_grid) == ((64, 64), 2, 3, (4, 4))
+    assert (config.attention.global_blocks, config.conv_blocks) == (() if convolutions else (1, 3), convolutions)
     assert sorted(weights.unused) == sorted(rest)
     ours = weights.bundle().model
     ours.any_size = True

@@ -64,7 +64,8 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         if (value := getattr(o, name)) is not None and value < least:
             raise UsageError(f"--{name.replace('_', '-')} cannot be {value}")
     size = (o.image_size * 2 if len(o.image_size) == 1 else o.image_size) if o.image_size else None
-    settings = {name: value for name in ("heads", "gelu", "window") if (value := getattr(o, name)) is not None}
+    settings = {"heads": o.heads, "mlp.gelu": o.gelu, "attention.window": o.window}
+    settings = {path: value for path, value in settings.items() if value is not None}
     source = o.source(o.weights)
     document = convert(
         source,

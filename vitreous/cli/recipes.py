@@ -102,7 +102,15 @@ def print_recipe(name: str, console: Console) -> dict[str, Any]:
     for model, r in models:
         m, lr = r.model, f"{r.optimizer.lr:g}"
         cells.append(
-            [model, format_size(m.image), f"{r.epochs:.4g}", r.steps, lr, f"{m.dropout:g}", f"{m.drop_path:g}"]
+            [
+                model,
+                format_size(m.image),
+                f"{r.epochs:.4g}",
+                r.steps,
+                lr,
+                f"{m.regularization.dropout:g}",
+                f"{m.regularization.drop_path:g}",
+            ]
         )
     console.table(["model", "pixels", "epochs", "steps", "lr", "dropout", "drop path"], cells)
     console.say(f"on {recipe.data}: {run.data.images:,} images, {run.model.classes:,} classes")

@@ -69,7 +69,7 @@ def far_sighted(look: AttentionCall, model: VisionModel[Any]) -> None:
         return
     lines, slots = "its row and then its column", "its time slot and then its place at all times"
     seen = {"row": lines, "column": lines, "space": slots, "time": slots}.get(look.span, "its window")
-    blocks = model.config.global_blocks
+    blocks = model.config.attention.global_blocks
     hint = f"attention works for blocks {', '.join(map(str, blocks))}, distance for all" if blocks else INSTEAD
     raise UsageError(f"in block {look.layer} of this model a token sees {seen} only, not the whole image", hint)
 

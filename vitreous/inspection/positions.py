@@ -145,7 +145,7 @@ def has_positions(model: VisionModel[Any]) -> None:
     if not c.has_attention:
         hint = "filters, features, nearest, similarity and cost work for it"
         raise UsageError(f"{c.name()} has no positions", hint)
-    if c.position == "none" and c.attention == "plain":
+    if c.positions.kind == "none" and c.attention.kind == "plain":
         if c.on_grid:
             problem = "the model has no positions but the rows and columns that its blocks look along"
             raise UsageError(problem, "distance works for it")

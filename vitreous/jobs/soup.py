@@ -197,7 +197,9 @@ def check_compatible(ingredients: Sequence[Ingredient]) -> tuple[str, ...]:
 
 def without_dropout(config: ModelConfig) -> ModelConfig:
     """A config without what only training asks: two runs of one model may drop more and less."""
-    return replace_fields(config, {"dropout": 0.0, "drop_path": 0.0, "drop_path_rises": True})
+    return replace_fields(
+        config, {"regularization.dropout": 0.0, "regularization.drop_path": 0.0, "regularization.drop_path_rises": True}
+    )
 
 
 def open_judging_data(

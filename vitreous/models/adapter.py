@@ -40,7 +40,7 @@ class ViTAdapter(VisionModel[AdapterConfig]):
         width, last = c.backbone.width, c.interactions - 1
         self.prior = SpatialPrior(c.channels, width, c.prior, c.norm)
         self.level = nn.Parameter(torch.empty(len(STRIDES), width))
-        sizes, drop_path = (width, c.heads, c.points, c.ratio), c.backbone.drop_path
+        sizes, drop_path = (width, c.heads, c.points, c.ratio), c.backbone.regularization.drop_path
         self.interactions = nn.ModuleList(
             Interaction(*sizes, drop_path=drop_path, extractors=3 if i == last else 1) for i in range(c.interactions)
         )

@@ -175,7 +175,7 @@ class VisionModel(nn.Module, Generic[Config]):
 
     def position_tables(self) -> dict[str, nn.Module]:
         """The modules whose `read(grid)` gives the positions that are added to patch tokens, by where; {} without."""
-        return {} if self.config.position == "none" else {"input": self.position}  # type: ignore[dict-item]
+        return {} if self.config.positions.kind == "none" else {"input": self.position}  # type: ignore[dict-item]
 
     @property
     def num_classes(self) -> int:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any, TypeVar
 
+from vitreous.config import change_fields, nest_paths
 from vitreous.models.configs.adapter import AdapterConfig as AdapterConfig
 from vitreous.models.configs.base import ModelConfig as ModelConfig
 from vitreous.models.configs.bit import BiTConfig as BiTConfig
@@ -12,13 +13,24 @@ from vitreous.models.configs.bit import Numerics as Numerics
 from vitreous.models.configs.detector import DetectorConfig as DetectorConfig
 from vitreous.models.configs.dit import DiTConfig as DiTConfig
 from vitreous.models.configs.foreign import ForeignConfig as ForeignConfig
+from vitreous.models.configs.groups import AttentionConfig as AttentionConfig
+from vitreous.models.configs.groups import ConfigGroup as ConfigGroup
+from vitreous.models.configs.groups import HeadConfig as HeadConfig
+from vitreous.models.configs.groups import MlpConfig as MlpConfig
+from vitreous.models.configs.groups import NormConfig as NormConfig
+from vitreous.models.configs.groups import PositionConfig as PositionConfig
+from vitreous.models.configs.groups import RegularizationConfig as RegularizationConfig
+from vitreous.models.configs.groups import Resize as Resize
 from vitreous.models.configs.hybrid import ConvStemConfig as ConvStemConfig
 from vitreous.models.configs.hybrid import HybridConfig as HybridConfig
 from vitreous.models.configs.hybrid import StemConfig as StemConfig
 from vitreous.models.configs.segmenter import SegmenterConfig as SegmenterConfig
+from vitreous.models.configs.swin import SwinAttentionConfig as SwinAttentionConfig
 from vitreous.models.configs.swin import SwinConfig as SwinConfig
+from vitreous.models.configs.swin import SwinMlpConfig as SwinMlpConfig
+from vitreous.models.configs.swin import SwinNormConfig as SwinNormConfig
+from vitreous.models.configs.swin import SwinPositionConfig as SwinPositionConfig
 from vitreous.models.configs.video import VideoConfig as VideoConfig
-from vitreous.models.configs.vit import Resize as Resize
 from vitreous.models.configs.vit import ViTConfig as ViTConfig
 from vitreous.models.configs.vit import transformer_config as transformer_config
 from vitreous.models.configs.vit_variants import AxialConfig as AxialConfig
@@ -27,11 +39,13 @@ from vitreous.models.configs.vit_variants import SAMConfig as SAMConfig
 
 C = TypeVar("C", bound=ModelConfig)
 
-#: every option of every transformer
-TRANSFORMER_FIELDS = ViTConfig.option_names()
+#: every option of every transformer, by its dotted path
+TRANSFORMER_FIELDS = ViTConfig.option_paths()
 
 
 def replace_fields(config: C, changes: dict[str, Any]) -> C:
-    """A copy with those of the changes that the config has fields for: dropout is not for a ResNet, which stays."""
-    known = {field.name for field in fields(config)}  # type: ignore[arg-type]
-    return replace(config, **{name: value for name, value in changes.items() if name in known})  # type: ignore[type-var]
+    """A copy with those of the changes, by their dotted paths, that the config has fields for: `regularization.dropout`
+    is not for a ResNet, which stays."""
+    names = {field.name for field in fields(config)}  # type: ignore[arg-type]
+    known = {path for path in config.option_paths() if path.partition(".")[0] in names} | names
+    return change_fields(config, nest_paths({path: value for path, value in changes.items() if path in known}))

@@ -80,8 +80,8 @@ class Packed(nn.Module):
 
         Raises UsageError in training with stochastic depth, which leaves out whole rows.
         """
-        if self.training and self.model.config.drop_path:
-            raise UsageError("rows of several images have no stochastic depth", "set model.drop_path=0")
+        if self.training and self.model.config.regularization.drop_path:
+            raise UsageError("rows of several images have no stochastic depth", "use regularization.drop_path=0")
         lengths = tuple(map(len, sequences))
         masked = self.is_masked(sequences[0])
         row = torch.cat(list(sequences))

@@ -39,53 +39,53 @@ NO_TOKENS: dict[str, Any] = {"pool": "mean", "class_token": False}
 _DINOV2: dict[str, Any] = {
     "patch": (14, 14),
     "image": (518, 518),
-    "layer_scale": 1e-5,
+    "norm.layer_scale": 1e-5,
     "classes": 0,
-    "resize": "bicubic-offset",
+    "positions.resize": "bicubic-offset",
 }
-_REGISTERS: dict[str, Any] = _DINOV2 | {"registers": 4, "resize": "bicubic-antialias"}
+_REGISTERS: dict[str, Any] = _DINOV2 | {"registers": 4, "positions.resize": "bicubic-antialias"}
 _CLIP: dict[str, Any] = {
     "first_norm": True,
-    "norm": "pooled",
-    "gelu": "quick",
-    "eps": 1e-5,
+    "norm.final": "pooled",
+    "mlp.gelu": "quick",
+    "norm.eps": 1e-5,
     "projection_bias": False,
-    "head_bias": False,
+    "head.bias": False,
 }
 _SAM: dict[str, Any] = NO_TOKENS | {
     "image": (1024, 1024),
-    "attention": "decomposed",
-    "window": 14,
+    "attention.kind": "decomposed",
+    "attention.window": 14,
     "neck": 256,
-    "norm": "none",
+    "norm.final": "none",
     "classes": 0,
-    "resize": "bicubic",
+    "positions.resize": "bicubic",
 }
 _VITDET: dict[str, Any] = _SAM | {"neck": 0, "position_grid": (14, 14)}
-_GIANT = {"width": 1536, "depth": 40, "heads": 24, "hidden": 4096, "mlp": "swiglu"}
-_DEIT: dict[str, Any] = {"pool": "distilled", "slots": 2, "resize": "bicubic"}
-_DEIT3: dict[str, Any] = {"slots": 0, "layer_scale": 1e-4, "resize": "bicubic"}
+_GIANT = {"width": 1536, "depth": 40, "heads": 24, "mlp.hidden": 4096, "mlp.kind": "swiglu"}
+_DEIT: dict[str, Any] = {"pool": "distilled", "positions.slots": 2, "positions.resize": "bicubic"}
+_DEIT3: dict[str, Any] = {"positions.slots": 0, "norm.layer_scale": 1e-4, "positions.resize": "bicubic"}
 #: families that are a plain ViT with other options: family -> size and patch -> what differs from ViT of that size
 KIN: dict[str, dict[str, dict[str, Any]]] = {
     "DeiT": {f"{size}/16-distilled": _DEIT for size in ("Ti", "S", "B")},
     "DeiT-III": dict.fromkeys(("S/16", "M/16", "B/16", "L/16", "H/14"), _DEIT3),
-    "DINO": {name: {"classes": 0, "resize": "bicubic-offset"} for name in ("S/16", "S/8", "B/16", "B/8")},
+    "DINO": {name: {"classes": 0, "positions.resize": "bicubic-offset"} for name in ("S/16", "S/8", "B/16", "B/8")},
     "DINOv2": dict.fromkeys(("S/14", "B/14", "L/14"), _DINOV2)
     | {f"{name}-registers": _REGISTERS for name in ("S/14", "B/14", "L/14")}
     | {"g/14": _DINOV2 | _GIANT, "g/14-registers": _REGISTERS | _GIANT}
     # what facebookresearch/dinov2's vitl14.yaml trains; the published L/14 is distilled and has GELU
-    | {"L/14-swiglu": _DINOV2 | {"hidden": 2736, "mlp": "swiglu"}},
-    "MAE": {name: {"classes": 0, "resize": "bicubic"} for name in ("B/16", "L/16", "H/14")},
+    | {"L/14-swiglu": _DINOV2 | {"mlp.hidden": 2736, "mlp.kind": "swiglu"}},
+    "MAE": {name: {"classes": 0, "positions.resize": "bicubic"} for name in ("B/16", "L/16", "H/14")},
     "CLIP": {name: _CLIP | {"classes": out} for name, out in {"B/32": 512, "B/16": 512, "L/14": 768}.items()},
     "SAM": {
-        "B/16": _SAM | {"global_blocks": (2, 5, 8, 11)},
-        "L/16": _SAM | {"global_blocks": (5, 11, 17, 23)},
-        "H/16": _SAM | {"global_blocks": (7, 15, 23, 31)},
+        "B/16": _SAM | {"attention.global_blocks": (2, 5, 8, 11)},
+        "L/16": _SAM | {"attention.global_blocks": (5, 11, 17, 23)},
+        "H/16": _SAM | {"attention.global_blocks": (7, 15, 23, 31)},
     },
     "ViTDet": {
-        "B/16": _VITDET | {"global_blocks": (2, 5, 8, 11)},
-        "L/16": _VITDET | {"global_blocks": (5, 11, 17, 23)},
-        "H/16": _VITDET | {"global_blocks": (7, 15, 23, 31)},
+        "B/16": _VITDET | {"attention.global_blocks": (2, 5, 8, 11)},
+        "L/16": _VITDET | {"attention.global_blocks": (5, 11, 17, 23)},
+        "H/16": _VITDET | {"attention.global_blocks": (7, 15, 23, 31)},
     },
     "Axial-ViT": {name: NO_TOKENS | {"axial": True} for name in ("B/16", "B/32")},
 }

@@ -44,9 +44,9 @@ class Swin(VisionModel[SwinConfig]):
         self.config = c = config
         self.any_size = True  # windows take images of any size; a ViT warns of others than its own
         self.projection = nn.Linear(c.channels * math.prod(c.patch_size), c.width)
-        self.first_norm = nn.LayerNorm(c.width, eps=c.eps)
+        self.first_norm = nn.LayerNorm(c.width, eps=c.norm.eps)
         self.stages = nn.ModuleList(build_stages(c))
-        self.norm = nn.LayerNorm(c.width_out, eps=c.eps)
+        self.norm = nn.LayerNorm(c.width_out, eps=c.norm.eps)
         self.head = self.build_head()
 
     def build_head(self) -> nn.Module:
@@ -109,14 +109,19 @@ class Stage(Encoder):
 
 
 def build_stages(config: SwinConfig) -> list[Stage]:
-    """The stages of a model; stochastic depth rises over the blocks of all of them."""
+    """The stages of a model; stochastic depth counts the blocks of all of them."""
     places = [(stage, index) for stage, count in enumerate(config.blocks) for index in range(count)]
-    blocks = iter(
-        stack(config.depth, lambda number, rate: build_block(config, *places[number], rate), config.drop_path)
+    noise = config.regularization
+    stacked = stack(
+        config.depth,
+        lambda number, rate: build_block(config, *places[number], rate),
+        noise.drop_path,
+        noise.drop_path_rises,
     )
+    blocks = iter(stacked)
     stages = []
     for stage, (width, count) in enumerate(zip(config.widths, config.blocks, strict=True)):
-        merge = PatchMerging(config.widths[stage - 1], config.eps, config.version == 2) if stage else None
+        merge = PatchMerging(config.widths[stage - 1], config.norm.eps, config.version == 2) if stage else None
         stages.append(Stage(width, list(islice(blocks, count)), merge))
     return stages
 
@@ -125,17 +130,19 @@ def build_block(config: SwinConfig, stage: int, index: int, drop_path: float) ->
     """A block of a stage; the windows of those of odd `index` are shifted by half of their size."""
     c, width, heads, size = config, config.widths[stage], config.heads[stage], config.windows[stage]
     shift = (size[0] // 2 * (index % 2), size[1] // 2 * (index % 2))
-    if c.pad == "zeros-after-shift":  # timm decides by the native grid alone which axes are shifted
+    if c.attention.pad == "zeros-after-shift":  # timm decides by the native grid alone which axes are shifted
         native = c.grids(c.image)[stage]
         shift = tuple(s if length > w else 0 for s, length, w in zip(shift, native, size, strict=True))
     if c.version == 2:
-        trained = c.pretrained_window[stage] if c.pretrained_window else 0
-        attention = CosineWindowAttention(width, heads, size, c.qkv_bias, pretrained=trained)
+        trained = c.attention.pretrained_window[stage] if c.attention.pretrained_window else 0
+        attention = CosineWindowAttention(width, heads, size, c.attention.qkv_bias, pretrained=trained)
     else:
-        attention = WindowAttention(width, heads, size, c.qkv_bias)
-    mlp = Mlp(width, int(width * c.mlp_ratio), c.dropout, c.gelu)
+        attention = WindowAttention(width, heads, size, c.attention.qkv_bias)
+    mlp = Mlp(width, int(width * c.mlp.ratio), c.regularization.dropout, c.mlp.gelu)
     for linear in (mlp.fc1, mlp.fc2):
         nn.init.trunc_normal_(linear.weight, std=0.02)
         nn.init.zeros_(linear.bias)
-    attention = Windows(attention, size, shift, c.pad)
-    return Block(width, attention, mlp, c.dropout, drop_path=drop_path, eps=c.eps, post_norm=c.version == 2)
+    attention = Windows(attention, size, shift, c.attention.pad)
+    return Block(
+        width, attention, mlp, c.regularization.dropout, drop_path=drop_path, eps=c.norm.eps, post_norm=c.version == 2
+    )

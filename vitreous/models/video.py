@@ -40,7 +40,7 @@ class Video(ViT):
             self.pooled_norm.eps = c.pooled_eps
         self.temporal: Encoder | None = None
         if c.arrangement == "factorised-encoder":
-            blocks = stack(c.temporal_depth, self.temporal_block, c.drop_path, rises=False)
+            blocks = stack(c.temporal_depth, self.temporal_block, c.regularization.drop_path, rises=False)
             self.temporal = Encoder(c.width, blocks, norm=False)
 
     def block(self, index: int, drop_path: float) -> nn.Module:
@@ -49,8 +49,9 @@ class Video(ViT):
         if c.arrangement != "factorised-attention":
             return block
         assert isinstance(block, Block)
-        part = self.keyless(Attention(c.width, c.heads, c.qkv_bias))
-        time = Branch(part, c.width, dropout=c.dropout, drop_path=drop_path, layer_scale=c.layer_scale, eps=c.eps)
+        part = self.keyless(Attention(c.width, c.heads, c.attention.qkv_bias))
+        dropout, scale = c.regularization.dropout, c.norm.layer_scale
+        time = Branch(part, c.width, dropout=dropout, drop_path=drop_path, layer_scale=scale, eps=c.norm.eps)
         if c.temporal_zero:
             add_nothing(time, "out")
         return SpaceTimeBlock(block, time)
@@ -67,7 +68,7 @@ class Video(ViT):
         """The attention of a block, that over space where there are two."""
         c = self.config
         if c.arrangement == "factorised-dot-product":
-            return self.keyless(SpaceTimeHeads(c.width, c.heads, c.qkv_bias))
+            return self.keyless(SpaceTimeHeads(c.width, c.heads, c.attention.qkv_bias))
         return self.keyless(super().attention(index))
 
     def keyless(self, part: nn.Module) -> nn.Module:

@@ -41,6 +41,9 @@ from vitreous.nn.position import (
 )
 from vitreous.nn.relative import RelativeAttention, RotaryAttention
 
+#: `positions.kind` -> its table
+TABLES = {"learned": Learned, "axes": LearnedAxes, "factorised": FactorisedPosition, "space-time": SpaceTimePosition}
+
 
 class ViT(VisionModel[ViTConfig]):
     """Eqs. 1-4, initialised as Google's code does it:
@@ -73,23 +76,27 @@ class ViT(VisionModel[ViTConfig]):
         super().__init__()
         self.config = c = config
         self.any_size = False
-        self.dropout = c.dropout
+        self.dropout = c.regularization.dropout
         self.stem = self.build_stem()
         self.cell = c.cell
         channels = c.channels if self.stem is None else self.stem.width_out
         self.projection = nn.Linear(channels * math.prod(self.cell), c.width, bias=c.projection_bias)
-        self.position = position(c) if c.position_at != "each" else None
+        self.position = position(c) if c.positions.at != "each" else None
         self.prefix = nn.Parameter(torch.empty(c.prefix, c.width).normal_(std=0.02)) if c.prefix else None
         if self.prefix is not None and c.class_token:
             nn.init.zeros_(self.prefix.data[0])
-        self.slots = own_positions(c) if c.position_at != "each" else None
+        self.slots = own_positions(c) if c.positions.at != "each" else None
         self.first_norm = self.build_first_norm()
-        blocks = stack(c.depth, self.block, c.drop_path, c.drop_path_rises)
-        self.encoder = Encoder(c.width, blocks, c.eps, c.norm == "tokens", read=c.pooled_prefix)
+        blocks = stack(c.depth, self.block, c.regularization.drop_path, c.regularization.drop_path_rises)
+        self.encoder = Encoder(c.width, blocks, c.norm.eps, c.norm.final == "tokens", read=c.pooled_prefix)
         self.neck = self.build_neck()
-        self.pooling = AttentionPool(c.width, c.heads, c.hidden, c.eps, gelu=c.gelu) if c.pool == "attention" else None
-        self.pooled_norm = nn.LayerNorm(c.width_out, eps=c.eps) if c.norm == "pooled" else nn.Identity()
-        self.representation = nn.Linear(c.width_out, c.representation) if c.representation else None
+        self.pooling = (
+            AttentionPool(c.width, c.heads, c.mlp.hidden, c.norm.eps, gelu=c.mlp.gelu)
+            if c.pool == "attention"
+            else None
+        )
+        self.pooled_norm = nn.LayerNorm(c.width_out, eps=c.norm.eps) if c.norm.final == "pooled" else nn.Identity()
+        self.representation = nn.Linear(c.width_out, c.head.representation) if c.head.representation else None
         self.head = self.build_head()
         for linear in filter(None, (self.projection, self.representation)):
             deviation = linear.in_features**-0.5 / 0.87962566103423978  # what cutting at two deviations takes away
@@ -99,9 +106,9 @@ class ViT(VisionModel[ViTConfig]):
 
     def position_tables(self) -> dict[str, nn.Module]:
         """What is added to patch tokens, by where: `input`, or `block 0`, `block 1`, ..."""
-        if self.config.position == "none":
+        if self.config.positions.kind == "none":
             return {}
-        if self.config.position_at != "each":
+        if self.config.positions.at != "each":
             return super().position_tables()
         return {f"block {index}": block.position for index, block in enumerate(self.blocks())}  # type: ignore[misc]
 
@@ -113,19 +120,26 @@ class ViT(VisionModel[ViTConfig]):
         """One block of the stack, with its own stochastic depth rate, and where it looks."""
         c = self.config
 
-        if c.position_at == "each":
+        if c.positions.at == "each":
             own = position(c)
             assert own is not None
             return BlockWithPosition(self.plain_block(index, drop_path), own, own_positions(c))
         block = self.plain_block(index, drop_path)
-        return BlockWithSharedPosition(block) if c.position_at == "shared" else block
+        return BlockWithSharedPosition(block) if c.positions.at == "shared" else block
 
     def plain_block(self, index: int, drop_path: float) -> Block:
         """Attention and MLP, without regard to where the block looks."""
         c, attention = self.config, self.attention(index)
-        mlp = SwiGLU(c.width, c.hidden, c.dropout) if c.mlp == "swiglu" else Mlp(c.width, c.hidden, c.dropout, c.gelu)
+        hidden, dropout = c.mlp.hidden, c.regularization.dropout
+        mlp = SwiGLU(c.width, hidden, dropout) if c.mlp.kind == "swiglu" else Mlp(c.width, hidden, dropout, c.mlp.gelu)
         return Block(
-            c.width, attention, mlp=mlp, dropout=c.dropout, drop_path=drop_path, layer_scale=c.layer_scale, eps=c.eps
+            c.width,
+            attention,
+            mlp=mlp,
+            dropout=dropout,
+            drop_path=drop_path,
+            layer_scale=c.norm.layer_scale,
+            eps=c.norm.eps,
         )
 
     def build_stem(self) -> Any:
@@ -142,14 +156,14 @@ class ViT(VisionModel[ViTConfig]):
 
     def attention(self, index: int) -> nn.Module:
         """The attention of a block."""
-        c = self.config
-        if c.attention == "relative":
-            return RelativeAttention(c.width, c.heads, c.prefix + math.prod(c.grid), c.qkv_bias)
-        if c.attention == "rotary":
-            return RotaryAttention(c.width, c.heads, len(c.grid), c.qkv_bias)
-        if c.window:
-            return LocalAttention(c.width, c.heads, c.window if index in c.windowed_blocks else 0, c.qkv_bias)
-        return Attention(c.width, c.heads, c.qkv_bias)
+        c, own = self.config, self.config.attention
+        if own.kind == "relative":
+            return RelativeAttention(c.width, c.heads, c.prefix + math.prod(c.grid), own.qkv_bias)
+        if own.kind == "rotary":
+            return RotaryAttention(c.width, c.heads, len(c.grid), own.qkv_bias)
+        if own.window:
+            return LocalAttention(c.width, c.heads, own.window if index in c.windowed_blocks else 0, own.qkv_bias)
+        return Attention(c.width, c.heads, own.qkv_bias)
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, C, *image) -> (B, classes): logits."""
@@ -247,7 +261,7 @@ class ViT(VisionModel[ViTConfig]):
 
     def place(self, tokens: Tensor) -> Tensor:
         """(B, *grid, D) -> (B, N, D): add positions, read at whatever grid arrives, and flatten."""
-        if self.position is not None and self.config.position_at == "input":
+        if self.position is not None and self.config.positions.at == "input":
             table = self.positions_at(tuple(tokens.shape[1:-1])).to(tokens.device)
             tokens = tokens + (table.to(tokens.dtype) if self.training else table)  # frozen models sum in float32
         return F.dropout(tokens.flatten(1, -2), self.dropout, self.training)
@@ -291,7 +305,7 @@ class ViT(VisionModel[ViTConfig]):
             if places.index is not None:
                 raise ValueError("axial and windowed blocks take whole grids: no patch can be left out")
             return (tokens.unflatten(1, places.grid),)
-        if c.position_at == "shared":
+        if c.positions.at == "shared":
             assert self.position is not None
             return tokens, everywhere(self.position, self.slots, places)
         return tokens, places
@@ -301,7 +315,7 @@ class ViT(VisionModel[ViTConfig]):
         c = self.config
         if self.prefix is not None:
             prefix = self.prefix
-            if self.slots is not None and c.position_at == "input":
+            if self.slots is not None and c.positions.at == "input":
                 prefix = torch.cat([prefix[: c.positioned] + self.slots, prefix[c.positioned :]])
             prefix = F.dropout(prefix.expand(tokens.shape[0], -1, -1), self.dropout, self.training)
             tokens = torch.cat([prefix, tokens], dim=1)
@@ -342,17 +356,12 @@ class ViT(VisionModel[ViTConfig]):
 
 def position(config: ViTConfig) -> nn.Module | None:
     """What is added to patch tokens to say where they are."""
-    if config.position in ("learned", "axes"):
-        return (Learned if config.position == "learned" else LearnedAxes)(
-            config.table_grid, config.width, config.resize
-        )
-    if config.position == "space-time":
-        return SpaceTimePosition(config.table_grid, config.width, config.resize)
-    if config.position == "factorised":
-        return FactorisedPosition(config.table_grid, config.width, config.resize)
-    if config.position == "sinusoid":
+    kind, resize = config.positions.kind, config.positions.resize
+    if kind in TABLES:
+        return TABLES[kind](config.table_grid, config.width, resize)
+    if kind == "sinusoid":
         return SinusoidPosition(config.width)
-    return None if config.position == "none" else SinCosPosition(config.width, config.position.removeprefix("sincos-"))
+    return None if kind == "none" else SinCosPosition(config.width, kind.removeprefix("sincos-"))
 
 
 def head(config: ViTConfig) -> nn.Module:
@@ -360,8 +369,8 @@ def head(config: ViTConfig) -> nn.Module:
     if not config.classes:
         return nn.Identity()
     if config.pool == "distilled":
-        return Heads(config.width, config.classes, config.head_bias)
-    return nn.Linear(config.features, config.classes, config.head_bias)
+        return Heads(config.width, config.classes, config.head.bias)
+    return nn.Linear(config.features, config.classes, config.head.bias)
 
 
 def own_positions(config: ViTConfig) -> nn.Parameter | None:

@@ -34,7 +34,7 @@ class CLIP(ViT):
 
     def build_first_norm(self) -> nn.Module:
         """The norm of prefix and patch tokens."""
-        return nn.LayerNorm(self.config.width, eps=self.config.eps)
+        return nn.LayerNorm(self.config.width, eps=self.config.norm.eps)
 
 
 class SAM(ViT):
@@ -46,9 +46,9 @@ class SAM(ViT):
         """The attention of a block: over the whole grid, or within windows."""
         c = self.config
         if index not in c.windowed_blocks:
-            return GridAttention(c.width, c.heads, (c.grid[0], c.grid[1]), c.qkv_bias)
-        size = (c.window, c.window)
-        return Windows(GridAttention(c.width, c.heads, size, c.qkv_bias), size, pad="zeros")
+            return GridAttention(c.width, c.heads, (c.grid[0], c.grid[1]), c.attention.qkv_bias)
+        size = (c.attention.window, c.attention.window)
+        return Windows(GridAttention(c.width, c.heads, size, c.attention.qkv_bias), size, pad="zeros")
 
     def plain_block(self, index: int, drop_path: float) -> Block:
         """Attention, MLP, and in some blocks the convolutions by which information crosses windows."""
@@ -59,7 +59,7 @@ class SAM(ViT):
     def build_neck(self) -> Neck | None:
         """The convolutions after the encoder."""
         c = self.config
-        return Neck(c.width, c.neck, c.eps) if c.neck else None
+        return Neck(c.width, c.neck, c.norm.eps) if c.neck else None
 
 
 class Hybrid(ViT):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -31,8 +32,8 @@ def create(
 
     `image_size` in pixels, one number or one per axis; `num_classes` as the name has it (1000 for most), 0 leaves the
     head out; `channels` of an image: 3, or 4 of a DiT's latents; `changes` are fields of `ViTConfig`, `BiTConfig`,
-    `SwinConfig` or `DiTConfig`. Raises UsageError for an unknown name or field and for a size that the patch does not
-    divide.
+    `SwinConfig` or `DiTConfig`; a dict changes the fields of a group that it names. Raises UsageError for an unknown
+    name or field and for a size that the patch does not divide.
     """
     axes = len(configure(name).image)
     if "patch_size" in changes and not name.lower().startswith("swin"):
@@ -46,10 +47,17 @@ def create(
     if unknown:
         word = min(unknown)
         raise UsageError(
-            f"a {type(config).__name__.removesuffix('Config')} has no {word}", nearest(word, sorted(known))
+            f"a {type(config).__name__.removesuffix('Config')} has no {word}", suggest_option(config, word, known)
         )
     classes = config.classes if num_classes is None else num_classes
     return build_model(config.with_options(classes=classes, channels=channels or config.channels, **changes))
+
+
+def suggest_option(config: ModelConfig, word: str, known: Iterable[str]) -> str:
+    """Suggest the group with a field of this name as a keyword, else the nearest known option; "" without one."""
+    path = next((path for path in config.option_paths() if path.endswith(f".{word}")), "")
+    group = path.partition(".")[0]
+    return f'use {group}={{"{word}": …}}' if group else nearest(word, sorted(known))
 
 
 def skip_init(config: ModelConfig) -> Model:

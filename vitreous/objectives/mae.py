@@ -126,7 +126,7 @@ class Decoder(nn.Module):
     def __init__(self, shape: ModelConfig, config: MAEConfig) -> None:
         super().__init__()
         own, heads, grid = config.decoder_width, config.decoder_heads, shape.grid
-        videomae = getattr(shape, "position", "") == "sinusoid"
+        videomae = shape.positions.kind == "sinusoid"
         self.embed = nn.Linear(shape.width, own, bias=not videomae)
         self.mask_token = nn.Parameter(torch.empty(own).normal_(std=0.02))
         position = SinusoidPosition(own).read(grid) if videomae else sincos(grid, own)

@@ -76,14 +76,15 @@ def started(options: TrainOptions, classes: int, start: ModelConfig, recipe: Rec
             f"--model {options.model} does not fit the weights of --init {options.init}", "leave --model out"
         )
     image = (options.image_size,) * len(start.image) if options.image_size else start.image
-    return replace_fields(start, {"image": image, "classes": classes, "representation": None, "head_bias": True})
+    return replace_fields(start, {"image": image, "classes": classes, "head.representation": None, "head.bias": True})
 
 
 def on_windows(model: ModelConfig, start: ModelConfig) -> bool:
     """Whether a model is a ViTDet that takes the weights of a plain ViT."""
     if not model.position_grid or start.recipe_family != model.recipe_family or start.position_grid:
         return False
-    return all(getattr(model, name) == getattr(start, name) for name in ("width", "depth", "heads", "hidden"))
+    paths = ("width", "depth", "heads", "mlp.hidden")
+    return model.values_at(paths) == start.values_at(paths)
 
 
 def for_arrays(
@@ -109,7 +110,7 @@ def for_arrays(
         own = tuple(min(pair) for pair in zip(own, sides, strict=True))  # thin volumes
     patch = (options.patch_size,) * axes if options.patch_size else own
     changes = {"image": nearby(sides, patch), "patch": patch, "classes": classes, "channels": facts.channels}
-    return replace_fields(model, changes | {"pool": "mean", "class_token": False, "head_bias": True})
+    return replace_fields(model, changes | {"pool": "mean", "class_token": False, "head.bias": True})
 
 
 def usual_for(sides: tuple[int, ...]) -> str:
@@ -138,7 +139,7 @@ def for_clips(
         usual = recipe.models[0]
     changes: dict[str, Any] = {"pool": "mean", "class_token": False} if native is not LARGE_IMAGE else {}
     if start is not None:
-        native, changes = start.image, {"representation": None} | read_from(start)
+        native, changes = start.image, {"head.representation": None} | read_from(start)
     if start is None or options.model:
         model = configure(options.model or usual)
     else:
@@ -154,7 +155,7 @@ def for_clips(
     sides = (options.image_size,) * 2 if options.image_size else nearby(native, patch[1:])
     published = own and start is None and native is LARGE_IMAGE
     frames = options.frames or (model.image[0] if published else nearby((FRAMES,), patch[:1])[0])
-    changes |= {"image": (frames, *sides), "patch": patch, "classes": classes, "head_bias": True}
+    changes |= {"image": (frames, *sides), "patch": patch, "classes": classes, "head.bias": True}
     return replace_fields(model, changes | {"channels": start.channels if start else facts.channels})
 
 
@@ -178,7 +179,7 @@ def fresh(options: TrainOptions, facts: DatasetInfo, classes: int, recipe: Recip
     patch = (options.patch_size,) * 2 if options.patch_size else model.patch
     image = (options.image_size,) * 2 if options.image_size else nearby(native or LARGE_IMAGE, patch)
     size = {"patch_size": patch} if options.patch_size else {}  # a Swin's: its `patch` is a token of the last stage
-    changes = size | {"image": image, "patch": patch, "classes": classes, "channels": facts.channels, "head_bias": True}
+    changes = size | {"image": image, "patch": patch, "classes": classes, "channels": facts.channels, "head.bias": True}
     # small data: mean pooling learns faster than a class token
     if native is not None and model.pool == "class":
         changes |= {"pool": "mean", "class_token": False}

@@ -80,7 +80,7 @@ def plain(epochs: int) -> Make:
         the training images to choose on and reports the test split.
         """
         model = as_paper(model, options)
-        model = replace_fields(model, {"position": "sincos-big-vision", "pool": "mean", "class_token": False})
+        model = replace_fields(model, {"positions.kind": "sincos-big-vision", "pool": "mean", "class_token": False})
         return Run(
             **google(model, facts),
             views=replace(INCEPTION, rand_style="big_vision", rand_layers=2, rand_magnitude=10, mixup=0.2),

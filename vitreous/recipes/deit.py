@@ -44,7 +44,10 @@ def warmed(facts: DatasetInfo, batch: int, lr: float, least: float = LEAST) -> S
 
 def dropped(model: ModelConfig, drop_path: float, rises: bool = False) -> ModelConfig:
     """A ViT with stochastic depth, and no dropout."""
-    return replace_fields(model, {"drop_path": drop_path, "drop_path_rises": rises, "dropout": 0.0})
+    return replace_fields(
+        model,
+        {"regularization.drop_path": drop_path, "regularization.drop_path_rises": rises, "regularization.dropout": 0.0},
+    )
 
 
 def deit(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:

@@ -36,7 +36,7 @@ def segment(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Ru
     """
     batch = max(1, min(8, facts.images // 2))
     epochs = SHOWN.epochs(facts.images)
-    parts = common(replace_fields(model, {"dropout": 0.0, "drop_path": 0.0}), facts)
+    parts = common(replace_fields(model, {"regularization.dropout": 0.0, "regularization.drop_path": 0.0}), facts)
     symmetry = facts.maps.symmetry if facts.maps else MapSymmetry()
     flips = {"flip": 0.5 * symmetry.flip, "flip_vertical": 0.5 * symmetry.flip_vertical, "turn": symmetry.turn}
     views = Scenes(**flips, jitter=(0.2, 0.2, 0.2))
@@ -67,7 +67,9 @@ def swin_upernet(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) 
     batch norm. B and L at 640 pixels: --image-size 640.
     """
     return published_run(
-        replace_fields(model, {"dropout": 0.0, "drop_path": 0.3, "pad": "zeros"}),
+        replace_fields(
+            model, {"regularization.dropout": 0.0, "regularization.drop_path": 0.3, "attention.pad": "zeros"}
+        ),
         facts,
         steps=160_000,
         optimizer=Optimizer("adamw", lr=6e-5, betas=(0.9, 0.999), weight_decay=0.01, decay_on="mmdet", clip=None),
@@ -94,7 +96,7 @@ def adapter_upernet(model: ModelConfig, facts: DatasetInfo, options: TrainOption
     """
     lr, decay, drop_path = ADAPTERS.get(model.width, ADAPTERS[1024 if model.width > 768 else 768])
     run = published_run(
-        replace_fields(model, {"dropout": 0.0, "drop_path": drop_path}),
+        replace_fields(model, {"regularization.dropout": 0.0, "regularization.drop_path": drop_path}),
         facts,
         steps=160_000,
         optimizer=Optimizer(
@@ -120,7 +122,7 @@ def dinov2_linear(model: ModelConfig, facts: DatasetInfo, options: TrainOptions)
     figures: --objective.head multiscale; those also average over scales, which is left out.
     """
     run = published_run(
-        replace_fields(model, {"dropout": 0.0, "drop_path": 0.0}),
+        replace_fields(model, {"regularization.dropout": 0.0, "regularization.drop_path": 0.0}),
         facts,
         steps=40_000,
         optimizer=Optimizer("adamw", lr=1e-3, betas=(0.9, 0.999), weight_decay=1e-4, clip=None),

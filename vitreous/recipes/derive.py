@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
 
-from vitreous.config import set_paths
+from vitreous.config import change_fields, nest_paths, set_paths
 from vitreous.data.augmentation.volumes import VolumeViews
 from vitreous.data.modalities.base import Preprocess
 from vitreous.data.split import Data
@@ -266,10 +266,11 @@ def set_fields(run: Run, values: dict[str, Any]) -> Run:
         (parts.setdefault(head, {}) if name else own)[name or head] = value
     for head, changes in parts.items():
         part = getattr(run, head)
-        if unknown := changes.keys() - {field.name for field in fields(part)}:
+        paths = part.option_paths() if isinstance(part, ModelConfig) else [field.name for field in fields(part)]
+        if unknown := changes.keys() - set(paths):
             kind = vars(part).get("name") or type(part).__name__
             raise UsageError(f"{head}.{min(unknown)} is no setting of {kind}", "leave that option out")
-        own[head] = replace(part, **changes)
+        own[head] = change_fields(part, nest_paths(changes))
     return replace(run, **own)
 
 

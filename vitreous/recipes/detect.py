@@ -29,7 +29,7 @@ def detect(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run
     batch = max(1, min(8, facts.images // 2))
     epochs = SHOWN.epochs(facts.images)
     steps = max(1, round(epochs * facts.images / batch))
-    parts = common(replace_fields(model, {"dropout": 0.0, "drop_path": 0.0}), facts)
+    parts = common(replace_fields(model, {"regularization.dropout": 0.0, "regularization.drop_path": 0.0}), facts)
     return Run(
         **parts | {"preprocess": replace(parts["preprocess"], filter="bilinear")},
         views=Scenes(scale=(0.8, 1.25), fit="whole", flip=0.5, jitter=(0.2, 0.2, 0.2), fill="mean", visible=0.25),
@@ -69,7 +69,7 @@ def vitdet_lvis(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -
     """
     run = scaled_run(model, facts, lr=1e-4 if model.depth == 32 else 2e-4, steps=156_250)
     if model.depth == 32:
-        run = replace(run, model=replace_fields(run.model, {"drop_path": 0.4}))
+        run = replace(run, model=replace_fields(run.model, {"regularization.drop_path": 0.4}))
     objective = replace(run.objective, detections=300, threshold=0.02, scores="sigmoid", federated=50)
     return replace(run, objective=objective, data=replace(run.data, sampling="repeat-factor"))
 
@@ -79,7 +79,7 @@ def scaled_run(model: ModelConfig, facts: DatasetInfo, lr: float, steps: int) ->
     layer_decay, drop_path = {24: (0.8, 0.4), 32: (0.9, 0.5)}.get(model.depth, (0.7, 0.1))
     decay_on = "all" if model.depth == 32 else "vitdet"
     return published_run(
-        replace_fields(model, {"dropout": 0.0, "drop_path": drop_path}),
+        replace_fields(model, {"regularization.dropout": 0.0, "regularization.drop_path": drop_path}),
         facts,
         batch=64,
         epochs=64 * steps / facts.images,
@@ -100,7 +100,13 @@ def swin_mask(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> 
     sizes. Theirs are 480 to 800 pixels on the short side; these are 0.6 to 1 of what fits into 1024 x 1024. Windows
     attend to the zeros that pad a grid. Heads have ViTDet's convolutions and norms.
     """
-    return tripled_run(replace_fields(model, {"dropout": 0.0, "drop_path": 0.2, "pad": "zeros"}), facts, "mmdet")
+    return tripled_run(
+        replace_fields(
+            model, {"regularization.dropout": 0.0, "regularization.drop_path": 0.2, "attention.pad": "zeros"}
+        ),
+        facts,
+        "mmdet",
+    )
 
 
 def adapter_mask(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
@@ -115,8 +121,8 @@ def adapter_mask(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) 
     """
     drop_path = {192: 0.1, 384: 0.2, 768: 0.3}.get(model.width, 0.4)
     decay_on, layer_decay = ("multi-axis", 0.8) if model.width >= 1024 else ("matrices", 1.0)
-    windows = {"window": 14, "global_blocks": last_of_quarters(model.depth)}
-    adapted = replace_fields(model, {"dropout": 0.0, "drop_path": drop_path, **windows})
+    windows = {"attention.window": 14, "attention.global_blocks": last_of_quarters(model.depth)}
+    adapted = replace_fields(model, {"regularization.dropout": 0.0, "regularization.drop_path": drop_path, **windows})
     run = tripled_run(adapted, facts, decay_on, layer_decay)
     run = replace(run, objective=replace(run.objective, adapter="batch"))
     if model.width < 1024 or model.channels != 3:

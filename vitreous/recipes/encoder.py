@@ -34,8 +34,16 @@ SIZES = {12: Size(100, 5e-4, 0.65, 0.1), 24: Size(50, 1e-3, 0.75, 0.2), 32: Size
 
 def mean_of_patches(model: ModelConfig, drop_path: float) -> ModelConfig:
     """A ViT that answers from the mean of its patch tokens, which is normalised after it is taken, not before."""
-    pooled = {"pool": "mean", "norm": "pooled"} if model.pool == "class" else {}
-    return replace_fields(model, pooled | {"dropout": 0.0, "drop_path": drop_path, "drop_path_rises": True})
+    pooled = {"pool": "mean", "norm.final": "pooled"} if model.pool == "class" else {}
+    return replace_fields(
+        model,
+        pooled
+        | {
+            "regularization.dropout": 0.0,
+            "regularization.drop_path": drop_path,
+            "regularization.drop_path_rises": True,
+        },
+    )
 
 
 def mae_finetune(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
@@ -77,7 +85,12 @@ def dino_finetune(model: ModelConfig, facts: DatasetInfo, options: TrainOptions)
     """
     lr = 7.5e-6
     return Run(
-        **judged(replace_fields(model, {"dropout": 0.0, "drop_path": 0.1}), facts, 0.875, repeats=3),
+        **judged(
+            replace_fields(model, {"regularization.dropout": 0.0, "regularization.drop_path": 0.1}),
+            facts,
+            0.875,
+            repeats=3,
+        ),
         views=replace(RANDOM, erase=0.25, erase_noise=True),
         optimizer=Optimizer("adamw", lr=lr, betas=(0.9, 0.999), weight_decay=0.05, clip=None),
         schedule=Schedule(round(5 * facts.images / 768), "cosine", end=1e-6 / lr),
@@ -102,7 +115,7 @@ def finetune_encoder(model: ModelConfig, facts: DatasetInfo, options: TrainOptio
     steps = max(1, round(epochs * facts.images / batch))
     crop = Augment(shift=0.125, flip=0.5) if small else Augment(crop=(0.2, 1.0), flip=0.5, rand_layers=2)
     return Run(
-        **common(replace_fields(model, {"dropout": 0.0, "drop_path": 0.1}), facts),
+        **common(replace_fields(model, {"regularization.dropout": 0.0, "regularization.drop_path": 0.1}), facts),
         views=crop,
         optimizer=Optimizer("adamw", lr=2e-3 if small else 1e-3 * 64 / 256, weight_decay=0.05, layer_decay=0.75),
         schedule=Schedule(round(0.05 * steps)),

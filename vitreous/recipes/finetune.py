@@ -163,7 +163,7 @@ def sgd(lr: float, clip: float | None = 1.0) -> Optimizer:
 
 def dropped(model: ModelConfig, dropout: float) -> ModelConfig:
     """A ViT with dropout and no stochastic depth, whatever the run that made the weights had. A ResNet stays."""
-    return replace_fields(model, {"dropout": dropout, "drop_path": 0.0})
+    return replace_fields(model, {"regularization.dropout": dropout, "regularization.drop_path": 0.0})
 
 
 def tuned(row: Row, model: ModelConfig, facts: DatasetInfo, ema: float | None = None) -> Run:

@@ -173,9 +173,9 @@ class TrainOptions(WeightsOptions):
     from the recipe)."""
     label_smoothing: Annotated[float | None, RunField("objective.smoothing"), Synonyms("smoothing")] = None
     """Share of the target probability that is spread over all classes (default: from the recipe)."""
-    drop_path: Annotated[float | None, RunField("model.drop_path")] = None
+    drop_path: Annotated[float | None, RunField("model.regularization.drop_path")] = None
     """Stochastic depth rate of the last block (default: from the recipe)."""
-    dropout: Annotated[float | None, RunField("model.dropout")] = None
+    dropout: Annotated[float | None, RunField("model.regularization.dropout")] = None
     """Dropout rate, placed as in the ViT paper (default: from the recipe)."""
     patch_dropout: Annotated[float | None, RunField("objective.patch_dropout")] = None
     """Share of the patches dropped in the first part of training: faster, and a regulariser (default: from the
@@ -280,5 +280,5 @@ class TrainOptions(WeightsOptions):
 @cache
 def run_field_marks() -> dict[str, RunField]:
     """Return the options that set one field of `Run`, with their marks."""
-    of_weights = {"resize": RunField("model.resize"), "source_size": RunField("init_source_size")}
+    of_weights = {"resize": RunField("model.positions.resize"), "source_size": RunField("init_source_size")}
     return of_weights | marks_of(TrainOptions, RunField)

@@ -212,9 +212,12 @@ def as_paper(
     """A ViT as Google's code trains it: dropout, no stochastic depth, and a representation layer of the model's width
     before the head (arXiv:2010.11929, section 3.2). From scratch its GELU is by tanh and its positions are resized with
     aligned corners; weights keep their own. A ResNet stays."""
-    details = {} if options.init else {"gelu": "tanh", "resize": "zoom"}
+    details = {} if options.init else {"mlp.gelu": "tanh", "positions.resize": "zoom"}
     width = model.width if representation else None
-    return replace_fields(model, {"representation": width, "dropout": dropout, "drop_path": 0.0, **details})
+    return replace_fields(
+        model,
+        {"head.representation": width, "regularization.dropout": dropout, "regularization.drop_path": 0.0, **details},
+    )
 
 
 def sigmoid_bias(classes: int) -> float:

@@ -77,10 +77,10 @@ def larger_image(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) 
 
     As `swin-finetune`, with windows of 12 for those of 7, whose tables of relative positions are read by bicubic
     interpolation, and the whole picture squashed where they are judged. Stochastic depth stays that of the size, as on
-    ImageNet-1k; for weights of ImageNet-22k: --model.drop-path 0.2.
+    ImageNet-1k; for weights of ImageNet-22k: --drop-path 0.2.
     """
     first = swin(model, facts, options)
-    run, wide = finetune(model, facts, options), replace_fields(first.model, {"window": window_for(model)})
+    run, wide = finetune(model, facts, options), replace_fields(first.model, {"attention.window": window_for(model)})
     return replace(run, model=wide, preprocess=replace(run.preprocess, fit="squash", share=1.0))
 
 
@@ -96,7 +96,7 @@ def size_of(model: ModelConfig) -> str:
 
 def with_drop_path(model: ModelConfig, rate: float) -> ModelConfig:
     """A model with stochastic depth that rises to `rate`, and no dropout."""
-    return replace_fields(model, {"drop_path": rate, "dropout": 0.0})
+    return replace_fields(model, {"regularization.drop_path": rate, "regularization.dropout": 0.0})
 
 
 def warmed(facts: DatasetInfo, batch: int, epochs: int) -> Schedule:

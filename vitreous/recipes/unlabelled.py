@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -43,9 +44,9 @@ def normalised(model: ModelConfig, facts: DatasetInfo) -> dict[str, Any]:
     return parts | {"preprocess": replace(parts["preprocess"], mean=mean, std=std)}
 
 
-def plain(model: ModelConfig, drop_path: float = 0.0, **fields: Any) -> ModelConfig:
-    """The model without dropout, with so much stochastic depth."""
-    return replace_fields(model, {"dropout": 0.0, "drop_path": drop_path, **fields})
+def plain(model: ModelConfig, drop_path: float = 0.0, changes: Mapping[str, Any] = {}) -> ModelConfig:
+    """The model without dropout, with so much stochastic depth, and with changes by their dotted paths."""
+    return replace_fields(model, {"regularization.dropout": 0.0, "regularization.drop_path": drop_path, **changes})
 
 
 def length(facts: DatasetInfo, batch: int, epochs: Length = SHORT) -> dict[str, Any]:
@@ -108,11 +109,11 @@ def mae(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     800 epochs of ImageNet, 4096 images a step, lr 1.5e-4 x batch / 256, 40 epochs of warm-up; the crop and a flip are
     all that is done to images. 1600 epochs, as the published models: --epochs 1600.
     """
-    fixed: dict[str, Any] = {} if options.init else {"position": "sincos"}  # weights keep their own
+    fixed: dict[str, Any] = {} if options.init else {"positions.kind": "sincos"}  # weights keep their own
     if small(model):
         batch = max(1, min(256, facts.images // 4))
         return Run(
-            **common(plain(model, **fixed), facts),
+            **common(plain(model, changes=fixed), facts),
             views=replace(CROP, crop=(0.4, 1.0)),
             optimizer=Optimizer("adamw", lr=1.5e-3, betas=(0.9, 0.95), weight_decay=0.05, clip=None),
             objective=MAEConfig(decoder_width=96, decoder_depth=2, decoder_heads=3),
@@ -121,14 +122,14 @@ def mae(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     if facts.images < FEW:
         heads = max(3, model.width // 64)
         return Run(
-            **normalised(plain(model, **fixed), facts),
+            **normalised(plain(model, changes=fixed), facts),
             views=CROP,
             optimizer=Optimizer("adamw", lr=1e-3, betas=(0.9, 0.95), weight_decay=0.05, clip=1.0),
             objective=MAEConfig(decoder_width=32 * heads, decoder_depth=2, decoder_heads=heads),
             **length(facts, batch_of(facts)),
         )
     return Run(
-        **normalised(plain(model, **fixed), facts),
+        **normalised(plain(model, changes=fixed), facts),
         views=CROP,
         optimizer=Optimizer("adamw", lr=2.4e-3, betas=(0.9, 0.95), weight_decay=0.05, decay_on="multi-axis", clip=None),
         schedule=Schedule(round(40 * facts.images / 4096)),
@@ -150,7 +151,7 @@ def dino(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     """
     if small(model):
         fixed: dict[str, Any] = {} if options.init else {"pool": "mean", "class_token": False}
-        return self_distillation(plain(model, **fixed), facts)
+        return self_distillation(plain(model, changes=fixed), facts)
     if facts.images < FEW:
         return few_photographs(model, facts, DINO)
     return Run(
@@ -267,7 +268,9 @@ def short(
     """What the configs of DINOv2 have in common; `warmup` and `epochs` in its epochs of 1250 steps."""
     lr = base * (batch / 1024) ** 0.5
     return Run(
-        **normalised(plain(model, drop_path, drop_path_rises=False, layer_scale=1e-5), facts),
+        **normalised(
+            plain(model, drop_path, {"regularization.drop_path_rises": False, "norm.layer_scale": 1e-5}), facts
+        ),
         views=fitting(DINOV2, model),
         optimizer=Optimizer(
             "adamw",

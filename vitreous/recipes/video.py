@@ -35,8 +35,8 @@ def videomae(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> R
     | H | 1024 | 1600 | 12 |
     """
     assert model.has_time_axis, "a recipe of clips is given a model of clips"
-    fixed: dict[str, Any] = {} if options.init else {"norm": "tokens"}  # weights keep their own
-    parts = normalised(plain(model, **fixed), facts)
+    fixed: dict[str, Any] = {} if options.init else {"norm.final": "tokens"}  # weights keep their own
+    parts = normalised(plain(model, changes=fixed), facts)
     if small(model) or facts.images < FEW:
         heads = max(3, model.width // 64)
         return Run(

@@ -259,7 +259,7 @@ class Run:
         wrong = {
             "--mixup and --cutmix": bool(views.mixup or views.cutmix) and "--mixup 0 --cutmix 0",
             "a simple crop": views.crop_style == "simple" and "--views.crop-style torchvision",
-            "stochastic depth": self.model.drop_path > 0 and "--drop-path 0",
+            "stochastic depth": self.model.regularization.drop_path > 0 and "--drop-path 0",
             "progressive resolution": getattr(self.objective, "progressive", 1.0) < 1
             and "--progressive 1, and --tokens LOW-HIGH for pictures of several resolutions",
             "--compile": self.compile and "--no-compile",
@@ -292,8 +292,8 @@ class Run:
     @property
     def draws_in_forward(self) -> bool:
         """Whether a forward pass in training draws random numbers: dropout, stochastic depth."""
-        model, tune = self.model, self.tune
-        return bool(model.dropout or model.drop_path or tune.lora_dropout or self.objective.draws_in_forward)
+        noise = self.model.regularization
+        return bool(noise.dropout or noise.drop_path or self.tune.lora_dropout or self.objective.draws_in_forward)
 
     @property
     def most_tokens(self) -> int:

@@ -77,28 +77,26 @@ class Weights(WithTask):
         if sides is not None and sides != self.config.image:
             own = f"{self.title} for images of {format_size(self.config.image)} pixels"
             raise UsageError(f"--source-size {format_size(sides)}: {self.source} is {own}", "leave it out")
-        return replace(self, config=self.config.with_options(resize=rule)) if rule else self
+        return replace(self, config=self.config.with_options(positions={"resize": rule})) if rule else self
 
 
 def open_weights(source: str | os.PathLike[str], settings: dict[str, Any] | None = None) -> Weights:
     """Open a run folder, bundle, file or folder of a known format, or what `fetch` brings.
 
-    `settings`: fields of the model's config that its files do not tell; a `WeightsSource` has such too. Raises
-    WeightsError for weights that are not read, UsageError for a source or a setting that cannot apply.
+    `settings`: fields of the model's config, by their dotted paths, that its files do not tell; a `WeightsSource` has
+    such too. Raises WeightsError for weights that are not read, UsageError for a source or a setting that cannot apply.
     """
     row = published_row(source)
     settings = (row.facts() if row else {}) | known_of(source) | (settings or {})
     weights = read_weights(source, settings)
     tables = weights.config.has_position_tables
-    if "resize" in settings and not tables:
-        raise UsageError(
-            f"--resize {settings['resize']}: {source} is {weights.config.name()}, which has no learned positions",
-            "leave it out",
-        )
+    if "positions.resize" in settings and not tables:
+        own = f"{source} is {weights.config.name()}, which has no learned positions"
+        raise UsageError(f"--resize {settings['positions.resize']}: {own}", "leave it out")
     if row and row.share:
         weights = replace(weights, preprocess=replace(weights.preprocess, share=row.share))
     own_title = weights.title in (BUNDLE, CHECKPOINT)
-    return weights.resized_by(settings.get("resize", ""), settings.get("image")) if own_title else weights
+    return weights.resized_by(settings.get("positions.resize", ""), settings.get("image")) if own_title else weights
 
 
 def read_weights(source: str | os.PathLike[str], settings: dict[str, Any]) -> Weights:
@@ -248,9 +246,9 @@ def spread(state: dict[str, Tensor], own: dict[str, Tensor], config: ModelConfig
         if table.ndim == tensor.ndim and table.shape[-1] == tensor.shape[-1]:
             axes = len(tensor.shape) - 1 if absolute else 1
             flat = table.flatten(axes) if not absolute else table
-            state[name] = resize(flat, tuple(tensor.shape[:axes]), config.resize if absolute else "bilinear").reshape(
-                tensor.shape
-            )
+            state[name] = resize(
+                flat, tuple(tensor.shape[:axes]), config.positions.resize if absolute else "bilinear"
+            ).reshape(tensor.shape)
             resized = True
     return resized
 
@@ -278,11 +276,11 @@ def relocated(state: dict[str, Tensor], own: dict[str, Tensor]) -> None:
 def gridded(state: dict[str, Tensor], own: dict[str, Tensor], before: ModelConfig, after: ModelConfig) -> list[str]:
     """Take what a model on a grid has no place for out of `state`, in place: tokens in front of the patches (P, D), and
     SAM's neck (as ViTDet starts from MAE, arXiv:2203.16527). Returns their names. Fixed positions become a table."""
-    if after.attention != "decomposed":
+    if after.attention.kind != "decomposed":
         return []
-    table = before.position.startswith("sincos") and "position.table" in own
+    table = before.positions.kind.startswith("sincos") and "position.table" in own
     if table and "position.table" not in state:
-        form = before.position.removeprefix("sincos-")
+        form = before.positions.kind.removeprefix("sincos-")
         state["position.table"] = SinCosPosition(before.width, form).read(before.grid)
     names = [name for name in state if name not in own and (name == "prefix" or name.startswith("neck."))]
     for name in names:

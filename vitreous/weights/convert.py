@@ -209,7 +209,7 @@ def wanted(
         changes["image"] = (*frames, *sides) if len(sides) == axes else sides
         config.check_image(changes["image"])
     if classes is not None and classes != config.classes:
-        changes |= {"classes": classes, "representation": None, "head_bias": True}
+        changes |= {"classes": classes, "head.representation": None, "head.bias": True}
     if channels is not None:
         changes["channels"] = channels
     return replace_fields(config, changes)
@@ -284,7 +284,7 @@ def preprocessor(bundle: Bundle) -> dict[str, Any]:
 
 
 def assumed(form: Format, config: ModelConfig, state: Tensors) -> list[str]:
-    """What code that reads the format computes otherwise: `gelu none -> tanh`, and the like. Nothing for most
+    """What code that reads the format computes otherwise: `mlp.gelu none -> tanh`, and the like. Nothing for most
     conversions."""
     shapes = {name: tuple(tensor.shape) for name, tensor in form.write(config, state).items()}
     settings = fields(form.describe(config)) if form.describe else {}
@@ -295,8 +295,8 @@ def assumed(form: Format, config: ModelConfig, state: Tensors) -> list[str]:
 
 def remedy(differences: list[str]) -> str:
     """How to train a model that is the same there, where the form of GELU is what differs."""
-    gelu = next((words.rpartition(" ")[2] for words in differences if words.startswith("gelu ")), "")
-    return f" (trained with --model.gelu {gelu} it is the same)" if gelu else ""
+    gelu = next((words.rpartition(" ")[2] for words in differences if words.startswith("mlp.gelu ")), "")
+    return f" (trained with --model.mlp.gelu {gelu} it is the same)" if gelu else ""
 
 
 def verify(form: Format | None, place: Path, state: Tensors, config: ModelConfig) -> None:

@@ -6,11 +6,11 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
-from vitreous.config import to_plain
+from vitreous.config import list_paths, nest_paths
 from vitreous.errors import UsageError, nearest
 from vitreous.models import zoo
 from vitreous.models.base import VisionModel
-from vitreous.models.config import ModelConfig, replace_fields
+from vitreous.models.config import ConfigGroup, ModelConfig, replace_fields
 from vitreous.models.names import configure
 from vitreous.weights.adopt import adopt, open_weights
 
@@ -26,12 +26,12 @@ SYNONYMS = {
     "img_size": "image_size",
     "in_chans": "channels",
     "in_channels": "channels",
-    "drop_path_rate": "drop_path",
-    "drop_rate": "dropout",
+    "drop_path_rate": "regularization.drop_path",
+    "drop_rate": "regularization.dropout",
     "embed_dim": "width",
     "num_heads": "heads",
     "reg_tokens": "registers",
-    "init_values": "layer_scale",
+    "init_values": "norm.layer_scale",
     "pretrained_path": "weights",
     "checkpoint_path": "weights",
 }
@@ -46,7 +46,10 @@ METHODS = {
 }
 POOLS = {"token": "class", "avg": "mean", "map": "attention"}  # timm's `global_pool`
 #: fields by which weights may go on otherwise than they were trained; others say what the weights are
-TRAINING = ("dropout", "drop_path", "drop_path_rises", "resize")
+TRAINING = (
+    *("regularization.dropout", "regularization.drop_path", "regularization.drop_path_rises"),
+    "positions.resize",
+)
 logger = logging.getLogger("vitreous")
 
 
@@ -127,8 +130,8 @@ def create(
 
     `image_size` in pixels, one number or one per axis; `num_classes` as the name has it (1000 for most), 0 leaves the
     head out; `channels` of an image: 3, or 4 of a DiT's latents; `changes` are fields of `ViTConfig`, `BiTConfig`,
-    `SwinConfig` or `DiTConfig`. timm's `img_size`, `in_chans`, `drop_rate`, `drop_path_rate`, `global_pool` and the
-    like mean the same here.
+    `SwinConfig` or `DiTConfig`; a dict changes the fields of a group that it names: `attention={"window": 7}`. timm's
+    `img_size`, `in_chans`, `drop_rate`, `drop_path_rate`, `global_pool` and the like mean the same here.
 
     Type checkers know the class by the names that `vitreous models` lists; other names are of a `VisionModel`.
 
@@ -139,12 +142,13 @@ def create(
     for a size that the patch does not divide; WeightsError for weights that are not read.
     """
     given = {"image_size": image_size, "num_classes": num_classes, "channels": channels, "weights": weights}
-    given, fields = by_our_names({key: value for key, value in given.items() if value is not None}, dict(changes))
+    groups = {key: vars(value) if isinstance(value, ConfigGroup) else value for key, value in changes.items()}
+    given, fields = by_our_names({key: value for key, value in given.items() if value is not None}, list_paths(groups))
     source = given.pop("weights", None)
     if source is None:
         if name is None:
             raise UsageError("create() needs a name or weights", 'create("ViT-S/16"), or create(weights="runs/pets")')
-        return zoo.create(name, **given, **fields)
+        return zoo.create(name, **given, **nest_paths(fields))
     opened = open_weights(source)
     config = opened.config
     if name is not None and configure(name).name() != config.name():
@@ -189,6 +193,6 @@ def fitted(config: ModelConfig, given: dict[str, Any], changes: dict[str, Any]) 
         fields["classes"] = given["num_classes"]
     if "channels" in given:
         fields["channels"] = given["channels"]
-    if missing := sorted(set(fields) - set(to_plain(config))):
+    if missing := sorted(set(fields) - set(config.option_paths())):
         raise UsageError(f"{config.name()} has no {missing[0]}", "leave it out")
     return replace_fields(config, fields)

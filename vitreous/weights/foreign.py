@@ -276,7 +276,7 @@ def assumptions(origin: Path, form: Format, config: ModelConfig, beside: dict[st
     if clips and "image" not in beside:
         size = f"{encoder.image[0]} frames of {' x '.join(map(str, encoder.image[1:]))} pixels"
         yield f"{origin.name} does not tell the size of its clips: assumed {size} (--source-size FRAMES HEIGHT WIDTH)"
-    if encoder.position != "learned":
+    if encoder.positions.kind != "learned":
         return
     doubt = form.doubt(encoder)
     # who else has such positions always has them so
@@ -287,11 +287,9 @@ def assumptions(origin: Path, form: Format, config: ModelConfig, beside: dict[st
             f"{encoder.grid[0]} x {encoder.grid[1]} patches, images of {encoder.image[0]} x {encoder.image[1]} pixels"
         )
         yield f"{origin.name} does not tell the grid of its positions: assumed {size}{own} (--source-size HEIGHT WIDTH)"
-    if "resize" not in beside and doubt:
-        yield (
-            f"{origin.name} does not tell how its positions are resized to other image sizes: {encoder.resize} was "
-            f"taken, {doubt}"
-        )
+    if "positions.resize" not in beside and doubt:
+        taken = f"{encoder.positions.resize} was taken, {doubt}"
+        yield f"{origin.name} does not tell how its positions are resized to other image sizes: {taken}"
 
 
 def believable(config: ModelConfig) -> torch.nn.Module:

@@ -29,7 +29,7 @@ def inflate_positions(
     if len(getattr(before, "image", ())) != 2 or len(getattr(after, "image", ())) != 3:
         return
     learns = {"position.table", "position.space.table"} & own.keys()
-    rule = getattr(before, "position", "")
+    rule = before.positions.kind
     if learns and rule.startswith("sincos"):
         state["position.table"] = SinCosPosition(before.width, rule.removeprefix("sincos-")).read(before.grid)
     if "position.table" in state and "position.space.table" in own:

@@ -60,8 +60,8 @@ class WeightsSource(os.PathLike[str]):
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The same as fields of `ViTConfig`: those that were given."""
-        given: dict[str, Any] = {} if self.resize is None else {"resize": self.resize}
+        """The same as fields of `ViTConfig` by their dotted paths: those that were given."""
+        given: dict[str, Any] = {} if self.resize is None else {"positions.resize": self.resize}
         sides = self.sides if len(self.sides) == 3 else (*self.sides[:1], *self.sides[-1:])
         return given | ({"image": sides} if sides else {})
 

@@ -126,7 +126,7 @@ def pretraining_format(to: str, config: Any, parts: ObjectiveParts | None, sourc
     if parts.config.get("batch_norm"):
         raise UsageError(f"{to} has no place for heads with a batch norm", f"use a bundle, or {form.encoder}")
     if form.video:
-        if config.norm != "tokens" or not parts.config.get("normalise_channels"):
+        if config.norm.final != "tokens" or not parts.config.get("normalise_channels"):
             problem = f"{to} has tokens that are normed, and pixels that are normalised channel by channel"
             raise UsageError(f"{problem}: those of --recipe videomae", "use a bundle")
         return form

@@ -50,7 +50,9 @@ class PublishedWeights:
         """What is known of the model beside its file, as fields of its config."""
         if self.source.startswith("hf:") or self.model.startswith("BiT"):
             return {}  # a config.json tells, or there are no positions
-        return {"image": (self.image_size, self.image_size)} | ({"resize": self.resize} if self.resize else {})
+        return {"image": (self.image_size, self.image_size)} | (
+            {"positions.resize": self.resize} if self.resize else {}
+        )
 
 
 def augreg(

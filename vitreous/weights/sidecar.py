@@ -30,7 +30,7 @@ WORDS = {
     "width": "hidden_size",
     "depth": "num_hidden_layers",
     "heads": "num_attention_heads",
-    "hidden": "intermediate_size",
+    "mlp.hidden": "intermediate_size",
     "channels": "num_channels",
     "registers": "num_register_tokens",
 }
@@ -108,11 +108,11 @@ def said_by(config: dict[str, Any]) -> dict[str, Any]:
         ours: whole(theirs, config[theirs]) for ours, theirs in words.items() if config.get(theirs) is not None
     }
     if swin and config.get("window_size") is not None:
-        settings["window"] = whole("window_size", config["window_size"])
+        settings["attention.window"] = whole("window_size", config["window_size"])
         trained = config.get("pretrained_window_sizes") or ()
-        settings["pretrained_window"] = tuple(whole("pretrained_window_sizes", size) for size in trained)
+        settings["attention.pretrained_window"] = tuple(whole("pretrained_window_sizes", size) for size in trained)
     if config.get("layer_norm_eps") is not None:
-        eps = settings["eps"] = config["layer_norm_eps"]
+        eps = settings["norm.eps"] = config["layer_norm_eps"]
         if not isinstance(eps, float) or not 0 < eps < 1:
             raise WeightsError(
                 f"config.json says layer_norm_eps {str(eps)[:40]}, which is no small number", "download it again"
@@ -122,10 +122,10 @@ def said_by(config: dict[str, Any]) -> dict[str, Any]:
             raise WeightsError(
                 f"config.json says hidden_act {str(config['hidden_act'])[:40]}, which is not computed here"
             )
-        settings["gelu"] = GELU[str(config["hidden_act"])]
+        settings["mlp.gelu"] = GELU[str(config["hidden_act"])]
     if config.get("qkv_bias") is not None:
-        settings["qkv_bias"] = config["qkv_bias"]
-        if not isinstance(settings["qkv_bias"], bool):
+        settings["attention.qkv_bias"] = config["qkv_bias"]
+        if not isinstance(settings["attention.qkv_bias"], bool):
             raise WeightsError(
                 f"config.json says qkv_bias {str(config['qkv_bias'])[:40]}, which is neither true nor false",
                 "download it again",
@@ -161,7 +161,9 @@ def windows_of_name(name: str) -> dict[str, Any]:
     if match is None or not int(match[2]):
         return {}
     trained = int(match[1] or 0)
-    return {"window": int(match[2])} | ({"pretrained_window": (trained,) * 3 + (trained // 2,)} if trained else {})
+    return {"attention.window": int(match[2])} | (
+        {"attention.pretrained_window": (trained,) * 3 + (trained // 2,)} if trained else {}
+    )
 
 
 def whole(name: str, value: Any) -> int:
@@ -175,8 +177,8 @@ def fields(settings: dict[str, Any]) -> dict[str, Any]:
     """The fields of `ViTConfig` that a config.json of transformers, CLIP's two towers, open_clip or timm sets."""
     if "model_cfg" in settings:  # open_clip's, which names the form of GELU only if it is that of CLIP's first weights
         return {
-            "gelu": "quick" if dict_in(settings, "model_cfg").get("quick_gelu") else "none",
-            "resize": "bicubic-antialias",
+            "mlp.gelu": "quick" if dict_in(settings, "model_cfg").get("quick_gelu") else "none",
+            "positions.resize": "bicubic-antialias",
         }
     settings = dict_in(settings, "vision_config") or settings  # of a model with a text tower, or of all of SAM
     if "architecture" not in settings:
@@ -187,9 +189,9 @@ def fields(settings: dict[str, Any]) -> dict[str, Any]:
     )
     if "swinv2" in str(settings["architecture"]):
         known |= windows_of_name(str(settings["architecture"]))
-    known["resize"] = "bicubic-antialias"  # timm's rule for whatever it loads, whoever trained it
+    known["positions.resize"] = "bicubic-antialias"  # timm's rule for whatever it loads, whoever trained it
     if "quickgelu" in str(settings["architecture"]):
-        known["gelu"] = "quick"
+        known["mlp.gelu"] = "quick"
     return known
 
 
@@ -297,12 +299,13 @@ FIELDS: dict[str, Callable[[Any], bool]] = {
         isinstance(v, list) and 0 < len(v) < 5 and all(isinstance(side, int) and 0 < side < 1 << 16 for side in v)
     ),
     "heads": lambda v: isinstance(v, int) and 0 < v < 1 << 12,
-    "pad": lambda v: v in ("mask", "zeros", "zeros-after-shift"),
-    "gelu": lambda v: v in ("none", "tanh", "quick"),
+    "attention.pad": lambda v: v in ("mask", "zeros", "zeros-after-shift"),
+    "mlp.gelu": lambda v: v in ("none", "tanh", "quick"),
+    "norm.eps": lambda v: isinstance(v, float) and 0 < v < 1,
     "eps": lambda v: isinstance(v, float) and 0 < v < 1,
-    "resize": lambda v: v in RESIZE,
-    "norm": lambda v: v in ("tokens", "pooled", "none"),
-    "qkv_bias": lambda v: isinstance(v, bool),
+    "positions.resize": lambda v: v in RESIZE,
+    "norm.final": lambda v: v in ("tokens", "pooled", "none"),
+    "attention.qkv_bias": lambda v: isinstance(v, bool),
     "projection_bias": lambda v: isinstance(v, bool),
 }
 #: those of a detector beside its backbone's
@@ -317,8 +320,8 @@ DETECTOR_FIELDS: dict[str, Callable[[Any], bool]] = {
 }
 #: those that no tensor of a Swin V2 tells
 SWIN_FIELDS: dict[str, Callable[[Any], bool]] = {
-    "window": lambda v: type(v) is int and 0 < v < 1 << 12,
-    "pretrained_window": lambda v: (
+    "attention.window": lambda v: type(v) is int and 0 < v < 1 << 12,
+    "attention.pretrained_window": lambda v: (
         isinstance(v, list) and len(v) < 16 and all(type(side) is int and 0 <= side < 1 << 12 for side in v)
     ),
 }

@@ -198,7 +198,9 @@ def blocks(
             kind: tuple(f"{theirs}.{one}" + end * ("{x}" not in one) for one in text.split())
             for kind, text in (("swiglu", gated or plain), ("gelu", plain))
         }
-        return Row((f"encoder.blocks.{{i}}.{ours}{end}",), lambda c: names[c.mlp], SEPARATE if " " in name else COPY)
+        return Row(
+            (f"encoder.blocks.{{i}}.{ours}{end}",), lambda c: names[c.mlp.kind], SEPARATE if " " in name else COPY
+        )
 
     return (
         layer("attention.norm", norms[0]),

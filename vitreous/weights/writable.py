@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any, cast
 
+from vitreous.config import nest_paths
 from vitreous.errors import UsageError
 from vitreous.models.config import TRANSFORMER_FIELDS, ConvStemConfig, ModelConfig, StemConfig, ViTConfig
 from vitreous.weights.foreign import FORMATS, writers
 from vitreous.weights.table import Format
 
-PLAIN = {name: getattr(ViTConfig, name) for name in TRANSFORMER_FIELDS}
-#: options that make sense together -> the fields of `ViTConfig` that are set back at once
+PLAIN = {path: attrgetter(path)(ViTConfig) for path in TRANSFORMER_FIELDS}
+#: options that make sense together -> the paths of the fields of `ViTConfig` that are set back at once
 OPTIONS: dict[str, tuple[str, ...]] = {
     "stem": ("stem",),
-    "pooling": ("pool", "class_token", "slots", "norm"),
-    "registers": ("registers", "slots"),
-    "positions": ("position", "slots"),
-    "positions before each block": ("position_at",),
-    "attention": ("attention", "window", "global_blocks", "neck", "norm"),
-    "axial": ("axial", "pool", "class_token", "slots"),
-    "first norm": ("first_norm", "norm", "projection_bias"),
-    "last norm": ("norm",),
-    "representation": ("representation",),
-    "layer scale": ("layer_scale",),
-    "MLP": ("mlp",),
-    "biases": ("qkv_bias", "projection_bias", "head_bias"),
+    "pooling": ("pool", "class_token", "positions.slots", "norm.final"),
+    "registers": ("registers", "positions.slots"),
+    "positions": ("positions.kind", "positions.slots"),
+    "positions before each block": ("positions.at",),
+    "attention": ("attention.kind", "attention.window", "attention.global_blocks", "neck", "norm.final"),
+    "axial": ("axial", "pool", "class_token", "positions.slots"),
+    "first norm": ("first_norm", "norm.final", "projection_bias"),
+    "last norm": ("norm.final",),
+    "representation": ("head.representation",),
+    "layer scale": ("norm.layer_scale",),
+    "MLP": ("mlp.kind",),
+    "biases": ("attention.qkv_bias", "projection_bias", "head.bias"),
 }
 
 
@@ -70,7 +72,7 @@ def blocking_options(name: str, config: ModelConfig) -> list[str]:
     Options are set back to those of a plain ViT one by one, and those that the format can hold all the same are
     restored.
     """
-    if not set(PLAIN) <= set(config.option_names()):
+    if not set(PLAIN) <= set(config.option_paths()):
         return []
     config = cast(ViTConfig, config)
     changes: dict[str, Callable[[ViTConfig], dict[str, Any]]] = {
@@ -81,14 +83,14 @@ def blocking_options(name: str, config: ModelConfig) -> list[str]:
     differing = [
         group
         for group, change in changes.items()
-        if any(getattr(config, key) != value for key, value in change(config).items())
+        if any(attrgetter(key)(config) != value for key, value in change(config).items())
     ]
 
     def holds(groups: list[str]) -> bool:
         changed = config
         try:
             options = {key: value for group in groups for key, value in changes[group](config).items()}
-            changed = config.with_options(**options)
+            changed = config.with_options(**nest_paths(options))
         except (UsageError, ValueError):
             return False
         return name in writers(changed)
@@ -109,8 +111,6 @@ def spelled(group: str, config: ViTConfig, usual: dict[str, Any]) -> str:
         return "image or patch that is not a square"
     if group == "classes":
         return "model without a head (classes 0)"
-    values = {
-        field: getattr(config, field) for field in usual if getattr(config, field) != usual[field] and field != "slots"
-    }
-    values = values or {field: getattr(config, field) for field in usual if getattr(config, field) != usual[field]}
+    differing = {path: value for path, value in config.values_at(usual).items() if value != usual[path]}
+    values = {path: value for path, value in differing.items() if path != "positions.slots"} or differing
     return " ".join(f"--model.{field.replace('_', '-')} {str(value).lower()}" for field, value in values.items())

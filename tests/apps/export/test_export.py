@@ -34,7 +34,14 @@ from vitreous.inference.card import card_of
 from vitreous.inference.exported import OnnxFileEngine
 from vitreous.inference.options import InferenceOptions
 from vitreous.inference.predict import load
-from vitreous.models.config import BiTConfig, ConvStemConfig, StemConfig, SwinConfig, ViTConfig, transformer_config
+from vitreous.models.config import (
+    BiTConfig,
+    ConvStemConfig,
+    StemConfig,
+    SwinAttentionConfig,
+    SwinConfig,
+    transformer_config,
+)
 from vitreous.models.zoo import build_model
 from vitreous.nn import grid
 from vitreous.tasks import export_proof as proof
@@ -48,7 +55,7 @@ onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
 
 GUIDE = Path(__file__).parents[3] / "docs" / "export.md"
-SMALL = {"image": (16, 24), "patch": (8, 8), "classes": 3, "width": 16, "depth": 1, "heads": 2, "hidden": 24}
+SMALL = {"image": (16, 24), "patch": (8, 8), "classes": 3, "width": 16, "depth": 1, "heads": 2, "mlp": {"hidden": 24}}
 
 
 def made(place: Path, config, seed: int = 0, **told) -> Bundle:
@@ -68,7 +75,7 @@ def made(place: Path, config, seed: int = 0, **told) -> Bundle:
 def exported_folder(tmp_path_factory) -> Path:
     """`bundle`, ten `photos`, and what `vitreous export` made of them."""
     exported_folder = tmp_path_factory.mktemp("exported")
-    made(exported_folder / "bundle", ViTConfig(**SMALL))
+    made(exported_folder / "bundle", transformer_config(**SMALL))
     (exported_folder / "photos").mkdir()
     for seed in range(10):
         picture(seed, (30 + seed, 40), seed).save(exported_folder / "photos" / f"{seed}.png")
@@ -116,7 +123,7 @@ def test_an_encoder_without_a_head_gives_features(exported_folder, to, tmp_path)
     if to == "openvino":
         pytest.importorskip("openvino")
     torch.manual_seed(0)
-    model = contracts.randomise(build_model(ViTConfig(**{**SMALL, "classes": 0})).eval())
+    model = contracts.randomise(build_model(transformer_config(**{**SMALL, "classes": 0})).eval())
     bundle = Bundle(model, Features(), ImagePreprocess((16, 24)))
     bundle.save(tmp_path / "encoder")
     (row,) = export(tmp_path / "encoder", to, images=[str(exported_folder / "photos")])["exports"]
@@ -268,7 +275,7 @@ def test_files_of_others_and_torch_s_own_are_refused(file, tmp_path):
 
 
 def test_what_answers_otherwise_is_not_kept_unless_it_may_be(exported_folder, file, tmp_path, monkeypatch):
-    made(tmp_path / "other", ViTConfig(**SMALL), seed=1)
+    made(tmp_path / "other", transformer_config(**SMALL), seed=1)
 
     def another(made: ExportTarget, place: Path) -> None:
         shutil.copy(file, place)
@@ -314,7 +321,7 @@ def test_agreement_counts_answers(exported_folder):
 
 
 def test_without_pictures_nothing_is_exported(exported_folder, tmp_path):
-    made(tmp_path / "other", ViTConfig(**SMALL))
+    made(tmp_path / "other", transformer_config(**SMALL))
     with pytest.raises(UsageError, match="no pictures to judge"):
         export(tmp_path / "other")
     with pytest.raises(DataError, match="at least 8"):
@@ -359,7 +366,7 @@ def test_the_extra_is_asked_for_before_pictures_are_chosen(exported_folder, tmp_
     "to,name", [("torch", "model.pt2"), ("timm", "model-timm.safetensors"), ("huggingface", "model-huggingface")]
 )
 def test_an_earlier_export_is_replaced_when_that_is_asked_for(exported_folder, tmp_path, to, name):
-    made(tmp_path / "run", ViTConfig(**SMALL))
+    made(tmp_path / "run", transformer_config(**SMALL))
     pictures = ["--images", str(exported_folder / "photos")] if to == "torch" else []
     words = ["export", str(tmp_path / "run"), "--to", to, *pictures]
     assert say(*words).returncode == 0
@@ -384,7 +391,7 @@ def test_a_folder_with_other_files_is_never_replaced(exported_folder, tmp_path):
 
 
 def test_a_failed_export_leaves_the_earlier_file(exported_folder, tmp_path, monkeypatch):
-    made(tmp_path / "run", ViTConfig(**SMALL))
+    made(tmp_path / "run", transformer_config(**SMALL))
     (tmp_path / "run" / "model.pt2").write_text("old")
     monkeypatch.setattr(proof.Proof, "lost", lambda *parts: "a reason")
     result = say(
@@ -431,31 +438,53 @@ def test_positions_are_resized_in_a_graph_as_outside(how):
 
 
 FAMILIES = {
-    "mean": ViTConfig(**SMALL, class_token=False, pool="mean", norm="pooled"),
-    "attention pool": ViTConfig(**SMALL, class_token=False, pool="attention", resize="bicubic"),
-    "distilled": ViTConfig(**SMALL, pool="distilled", resize="bilinear"),
-    "registers, scale": ViTConfig(
-        **SMALL, registers=2, layer_scale=0.1, mlp="swiglu", representation=8, resize="zoom-scipy"
+    "mean": transformer_config(**SMALL, class_token=False, pool="mean", norm={"final": "pooled"}),
+    "attention pool": transformer_config(**SMALL, class_token=False, pool="attention", positions={"resize": "bicubic"}),
+    "distilled": transformer_config(**SMALL, pool="distilled", positions={"resize": "bilinear"}),
+    "registers, scale": transformer_config(**SMALL, registers=2).with_options(
+        norm={"layer_scale": 0.1},
+        mlp={"kind": "swiglu"},
+        head={"representation": 8},
+        positions={"resize": "zoom-scipy"},
     ),
-    "axes, each": ViTConfig(**SMALL, position="axes", position_at="each", resize="bicubic-aligned"),
-    "factorised": ViTConfig(**SMALL, position="factorised"),
-    "waves, shared": ViTConfig(**SMALL, position="sincos", position_at="shared", gelu="tanh"),
-    "rotary": ViTConfig(**SMALL, attention="rotary", position="none", gelu="quick"),
+    "axes, each": transformer_config(**SMALL, positions={"kind": "axes", "at": "each", "resize": "bicubic-aligned"}),
+    "factorised": transformer_config(**SMALL, positions={"kind": "factorised"}),
+    "waves, shared": transformer_config(**SMALL).with_options(
+        positions={"kind": "sincos", "at": "shared"}, mlp={"gelu": "tanh"}
+    ),
+    "rotary": transformer_config(**SMALL).with_options(
+        attention={"kind": "rotary"}, positions={"kind": "none"}, mlp={"gelu": "quick"}
+    ),
     "conv stem": transformer_config(
-        **SMALL, stem=ConvStemConfig(widths=(4, 8), blocks=(0, 1)), resize="bicubic-offset"
+        stem=ConvStemConfig(widths=(4, 8), blocks=(0, 1)), positions={"resize": "bicubic-offset"}, **SMALL
     ),
-    "grey": ViTConfig(**{**SMALL, "channels": 1}, resize="zoom"),
+    "grey": transformer_config(**{**SMALL, "channels": 1}, positions={"resize": "zoom"}),
     "bit": BiTConfig(image=(40, 48), blocks=(1, 1), width=16, classes=3),
-    "swin": SwinConfig(image=(32, 48), patch_size=(2, 2), classes=3, width=16, blocks=(2, 2), heads=(1, 2), window=4),
-    "swin, version 2": SwinConfig(
-        image=(32, 48), patch_size=(2, 2), classes=3, width=16, blocks=(2, 2), heads=(1, 2), window=4, version=2
+    "swin": SwinConfig(
+        image=(32, 48),
+        patch_size=(2, 2),
+        classes=3,
+        width=16,
+        blocks=(2, 2),
+        heads=(1, 2),
+        attention=SwinAttentionConfig(window=4),
     ),
-    "windows of patches": ViTConfig(**{**SMALL, "depth": 2}, window=2, global_blocks=(1,)),
+    "swin, version 2": SwinConfig(
+        image=(32, 48),
+        patch_size=(2, 2),
+        classes=3,
+        width=16,
+        blocks=(2, 2),
+        heads=(1, 2),
+        version=2,
+        attention=SwinAttentionConfig(window=4),
+    ),
+    "windows of patches": transformer_config(**{**SMALL, "depth": 2}, attention={"window": 2, "global_blocks": (1,)}),
     # not of any size
     "hybrid": transformer_config(**SMALL, stem=StemConfig(blocks=(1,), width=8)),
-    "relative": ViTConfig(**SMALL, attention="relative"),
+    "relative": transformer_config(**SMALL, attention={"kind": "relative"}),
     "windows": transformer_config(
-        **SMALL, attention="decomposed", window=2, global_blocks=(0,), class_token=False, pool="mean"
+        class_token=False, pool="mean", attention={"kind": "decomposed", "window": 2, "global_blocks": (0,)}, **SMALL
     ),
     "axial": transformer_config(**SMALL, axial=True, class_token=False, pool="mean"),
     "axial bit": BiTConfig(image=(40, 48), blocks=(1, 1), width=16, classes=3, axial=True),
@@ -488,7 +517,7 @@ def test_every_family_as_onnx(name, exported_folder, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("to", ["onnx", "openvino"])
 def test_int8_answers_nearly_the_same_and_from_half_of_the_pictures_given(to, exported_folder, tmp_path):
-    made(tmp_path / "b", ViTConfig(**{**SMALL, "width": 32, "hidden": 64, "depth": 2}))
+    made(tmp_path / "b", transformer_config(**{**SMALL, "width": 32, "mlp": {"hidden": 64}, "depth": 2}))
     (tmp_path / "photos").mkdir()
     for seed in range(24):
         picture(seed, (30, 40), seed).save(tmp_path / "photos" / f"{seed}.png")

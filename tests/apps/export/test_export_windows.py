@@ -7,19 +7,37 @@ import torch
 
 from vitreous.apps.export.graph import exportable, trace
 from vitreous.apps.export.windows import line
+from vitreous.models.config import AttentionConfig, MlpConfig, SwinAttentionConfig
 from vitreous.models.configs.swin import SwinConfig
 from vitreous.models.configs.vit import ViTConfig
 from vitreous.models.zoo import build_model
 
-SWIN = SwinConfig(image=(32, 32), patch_size=(2, 2), classes=3, width=16, blocks=(2, 2), heads=(1, 2), window=4)
-VIT = ViTConfig(image=(24, 24), patch=(4, 4), classes=3, width=16, depth=2, heads=2, hidden=32, window=4)
+SWIN = SwinConfig(
+    image=(32, 32),
+    patch_size=(2, 2),
+    classes=3,
+    width=16,
+    blocks=(2, 2),
+    heads=(1, 2),
+    attention=SwinAttentionConfig(window=4),
+)
+VIT = ViTConfig(
+    image=(24, 24),
+    patch=(4, 4),
+    classes=3,
+    width=16,
+    depth=2,
+    heads=2,
+    mlp=MlpConfig(hidden=32),
+    attention=AttentionConfig(window=4),
+)
 CONFIGS = {
-    **{f"Swin, {pad}": replace(SWIN, pad=pad) for pad in ("mask", "zeros", "zeros-after-shift")},
+    **{f"Swin, {pad}": SWIN.with_options(attention={"pad": pad}) for pad in ("mask", "zeros", "zeros-after-shift")},
     "Swin V2": replace(SWIN, version=2),
     "Swin, oblong window": replace(SWIN, image=(32, 6)),
     "windows": VIT,
     "windows, no prefix": replace(VIT, class_token=False, pool="mean"),
-    "windows, registers, one global": replace(VIT, registers=2, global_blocks=(1,)),
+    "windows, registers, one global": VIT.with_options(registers=2, attention={"global_blocks": (1,)}),
 }
 
 

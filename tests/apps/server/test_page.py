@@ -25,7 +25,7 @@ from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.inference.engine import remove_head
 from vitreous.inference.index import open_index, write_index
 from vitreous.inference.predict import load
-from vitreous.models.config import ViTConfig
+from vitreous.models.config import MlpConfig, ViTConfig
 from vitreous.models.zoo import build_model
 from vitreous.reports.pages.formats import break_name, format_share
 from vitreous.tasks.classification import Classification
@@ -52,7 +52,9 @@ def page_models(tmp_path_factory):
     root = tmp_path_factory.mktemp("page")
     torch.manual_seed(0)
     model = build_model(
-        ViTConfig(image=(40, 40), patch=(8, 8), classes=len(CLASSES), width=32, depth=3, heads=2, hidden=64)
+        ViTConfig(
+            image=(40, 40), patch=(8, 8), classes=len(CLASSES), width=32, depth=3, heads=2, mlp=MlpConfig(hidden=64)
+        )
     ).eval()
     torch.nn.init.normal_(model.head.weight)
     for name, parameter in model.named_parameters():

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 
 from vitreous.errors import UsageError
 from vitreous.models.configs.base import Image, LayerGroups, ModelConfig
+from vitreous.models.configs.groups import AttentionConfig
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class MobileConfig(ModelConfig):
     module: ClassVar[str] = "tests.models.mobile.module:Mobile"
     layer_groups: ClassVar[LayerGroups] = LayerGroups(entry=("stem",))
     patch: ClassVar[tuple[int, int]] = (4, 4)
-    attention: ClassVar[str] = "plain"
+    attention: ClassVar[AttentionConfig] = AttentionConfig()
     has_attention: ClassVar[bool] = True
     sees_whole_image: ClassVar[bool] = True
 

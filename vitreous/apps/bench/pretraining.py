@@ -48,7 +48,9 @@ def objective_of(work: Work, dtype: torch.dtype = torch.float32) -> Objective:
     """The objective of a model with random weights."""
     config, _, drop_path = PRETRAINING[work.task]
     position = "sincos" if work.task == "mae" else "learned"
-    model = create(work.model, work.image_size, 0, drop_path=drop_path, position=position)
+    model = create(
+        work.model, work.image_size, 0, regularization={"drop_path": drop_path}, positions={"kind": position}
+    )
     config.initialise(model)
     return config.build(model, Setting(dtype=dtype, views=views_of(work)))
 

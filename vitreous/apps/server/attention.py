@@ -110,7 +110,7 @@ def abilities(bundle: Bundle) -> dict[str, bool]:
         seen = bool(config_with_attention(c))
     except UsageError:
         seen = False
-    placed = c.position != "none" and len(c.grid) == 2 and c.grid[0] * c.grid[1] <= PLACES
+    placed = c.positions.kind != "none" and len(c.grid) == 2 and c.grid[0] * c.grid[1] <= PLACES
     return {"attention": seen, "positions": placed, "filters": isinstance(c.image, tuple) and len(c.image) == 2}
 
 
@@ -226,7 +226,7 @@ def positions(bundle: Bundle) -> dict[str, Any] | None:
     similar = similarity(table).reshape(grid[0] * grid[1], -1)
     ends = [round(end, 4) for end in similarity_range(similar)]
     rounded = (np.rint(similar.double().numpy() * 1e4) / 1e4).tolist()
-    return {"grid": list(grid), "kind": c.position, "range": ends, "similarity": rounded}
+    return {"grid": list(grid), "kind": c.positions.kind, "range": ends, "similarity": rounded}
 
 
 def filters(bundle: Bundle) -> bytes | None:

@@ -58,7 +58,7 @@ AUGMENTATIONS_WITHOUT = {
     "MixUp": {"views.mixup": "0"},
     "CutMix": {"views.cutmix": "0"},
     "erasing": {"views.erase": "0"},
-    "stochastic depth": {"model.drop-path": "0"},
+    "stochastic depth": {"model.regularization.drop-path": "0"},
     "repeated augmentation": {"data.repeats": "1"},
 }
 

@@ -27,7 +27,9 @@ def filter_cells(setting: Setting) -> tuple[Cell, ...]:
 
 def position_cells(setting: Setting) -> tuple[Cell, ...]:
     """Learned positions after training at other rates and decays."""
-    base = change(base_of(setting, "ViT-L/16"), settings={"model.position": "learned", "model.position-at": "input"})
+    base = change(
+        base_of(setting, "ViT-L/16"), settings={"model.positions.kind": "learned", "model.positions.at": "input"}
+    )
     return tuple(Cell(place, change(base, lr=float(place[0]), weight_decay=float(place[1]))) for place in TRAINED)
 
 

@@ -9,10 +9,10 @@ from vitreous.recipes.options import TrainOptions
 # Table 8 of arXiv:2010.11929: what kind of position embedding, and where it is added.
 #: the row of the table -> settings of the model
 POSITIONS_KINDS = {
-    "none": {"model.position": "none"},
-    "1-D": {"model.position": "learned"},
-    "2-D": {"model.position": "axes"},
-    "relative": {"model.position": "none", "model.attention": "relative"},
+    "none": {"model.positions.kind": "none"},
+    "1-D": {"model.positions.kind": "learned"},
+    "2-D": {"model.positions.kind": "axes"},
+    "relative": {"model.positions.kind": "none", "model.attention.kind": "relative"},
 }
 #: the column of the table -> where positions are added
 POSITIONS_WHERE = {"input": "input", "every layer": "each", "every layer, shared": "shared"}
@@ -38,7 +38,7 @@ def position_cells(setting: Setting) -> tuple[Cell, ...]:
         for where, position_at in POSITIONS_WHERE.items():
             if kind in POSITIONS_ONCE and where != "input":
                 continue
-            options = change(base, settings=of_model | {"model.position-at": position_at})
+            options = change(base, settings=of_model | {"model.positions.at": position_at})
             rows.append(Cell((kind, where), options))
     return tuple(rows)
 
@@ -113,7 +113,7 @@ def shape_cells(setting: Setting) -> tuple[Cell, ...]:
 
     def sized(wide: float, deep: float, cut: int, hidden: float) -> TrainOptions:
         model = f"ViT-{round(width * wide)}x{round(depth * deep)}/{max(1, patch // cut)}"
-        return change(base, model=model, settings={"model.hidden": f"{round(2 * width * hidden)}"})
+        return change(base, model=model, settings={"model.mlp.hidden": f"{round(2 * width * hidden)}"})
 
     shapes = {
         "base": sized(1, 1, 1, 1),

@@ -243,7 +243,7 @@ def resolution_cells(setting: Setting) -> tuple[Cell, ...]:
         rows.append(Cell(("ViT", f"{side}"), change(base, model=setting.vit(patch=RESOLUTION_PATCH))))
         root = max(32, setting.scale.width // 2 // 32 * 32)
         sizes = {"model.width": f"{root}", "model.blocks": "2 2", "model.heads": f"{root // 32} {root // 16}"}
-        sizes["model.window"] = "4"
+        sizes["model.attention.window"] = "4"
         rows.append(Cell(("Swin", f"{side}"), change(base, model="Swin-T/4", settings=sizes)))
     return tuple(rows)
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
-from vitreous.config import Tagged, import_object
+from vitreous.config import Tagged, change_fields, import_object
+from vitreous.models.configs.groups import AttentionGroup, ConfigGroup, PositionGroup, RegularizationConfig
 from vitreous.models.families import FAMILIES
 
 if TYPE_CHECKING:
@@ -26,9 +28,12 @@ Pixels = Literal["half", "imagenet", "clip"]
 #: rules of positions that are tables, resized to other grids
 LEARNED = ("learned", "axes", "factorised")
 #: fields that weights files of others' formats have no place for, which are noted beside the tensors
-NOTED = ("image", "heads", "pad", "gelu", "eps", "resize", "norm", "qkv_bias", "projection_bias")
+NOTED = (
+    *("image", "heads", "projection_bias", "positions.resize", "attention.qkv_bias", "attention.pad", "mlp.gelu"),
+    *("norm.final", "norm.eps", "eps"),
+)
 #: fields that change outputs slightly, and no shape
-NUMERICAL = ("gelu", "eps", "numerics", "round_anchors")
+NUMERICAL = ("mlp.gelu", "norm.eps", "eps", "numerics", "round_anchors")
 
 
 class Level(NamedTuple):
@@ -134,16 +139,13 @@ class ModelConfig:
     backbone: Any = None  # the config that a model wraps
     prefix: int = 0  # tokens in front of the patches
     class_token: bool = False
-    dropout: float = 0.0
-    drop_path: float = 0.0
+    positions: PositionGroup = PositionGroup()  # what is added to tokens
+    attention: AttentionGroup = AttentionGroup()
+    regularization: RegularizationConfig = RegularizationConfig()
     batch_norm: bool = False  # images of a batch see each other in training
     front: str = "conv"  # what reads the image: patches, conv or resnet; convolutions compute in float32 where frozen
-    position: str = "none"  # what is added to tokens
-    attention: str = "none"
     pool: str = "mean"
-    resize: str = "bilinear"  # how tables of positions are resized
     arrangement: str = ""  # of attention over space and time
-    global_blocks: tuple[int, ...] = ()  # those that attend to everything where the others have windows
     position_grid: tuple[int, ...] = ()
     stem_depth: int = 0  # residual units before the first block
     threshold: float = 0.0  # score from which objects are given
@@ -187,13 +189,31 @@ class ModelConfig:
         return import_object(self.module)
 
     def with_options(self, **changes: Any) -> Self:
-        """A copy with these fields. Raises UsageError for values that cannot be."""
-        return replace(self, **changes)  # type: ignore[type-var]
+        """A copy with these fields. A dict changes the fields of a group that it names, and leaves the others:
+        `with_options(depth=6, attention={"window": 7})`. Raises UsageError for values that cannot be."""
+        return change_fields(self, changes)
 
     @classmethod
     def option_names(cls) -> tuple[str, ...]:
         """What `with_options` takes."""
         return tuple(field.name for field in fields(cls))  # type: ignore[arg-type]
+
+    @classmethod
+    def option_paths(cls) -> tuple[str, ...]:
+        """The options with those of groups one by one, by their dotted paths: `depth`, `attention.window`."""
+        groups = {name: getattr(cls, name, None) for name in cls.option_names()}
+        return tuple(
+            path
+            for name, group in groups.items()
+            for path in (
+                [f"{name}.{field.name}" for field in fields(group)] if isinstance(group, ConfigGroup) else [name]  # type: ignore[arg-type]
+            )
+        )
+
+    def values_at(self, paths: Iterable[str]) -> dict[str, Any]:
+        """The values of options by their dotted paths, without those that the config does not have."""
+        own = self.option_paths()
+        return {path: attrgetter(path)(self) for path in paths if path in own}
 
     def check_image(self, image: tuple[int, ...]) -> None:
         """Raise UsageError for an image size (pixels per axis) that the model cannot take."""
@@ -231,7 +251,7 @@ class ModelConfig:
     @property
     def has_position_tables(self) -> bool:
         """Whether there are learned positions that are resized to other image sizes."""
-        return self.position in LEARNED
+        return self.positions.kind in LEARNED
 
     @property
     def projected_cell(self) -> tuple[int, ...]:
@@ -314,11 +334,11 @@ class ModelConfig:
 
     def noted_fields(self) -> dict[str, Any]:
         """Fields that no tensor tells, which are written beside tensors in others' formats."""
-        return {name: getattr(self, name) for name in sorted(NOTED) if name in self.option_names()}
+        return self.values_at(sorted(NOTED))
 
     def numerical_choices(self) -> dict[str, Any]:
         """Choices that change outputs slightly, and no shape."""
-        return {name: getattr(self, name) for name in NUMERICAL if name in self.option_names()}
+        return self.values_at(NUMERICAL)
 
     def head_count(self) -> dict[str, Any]:
         """The field `heads` where no tensor tells the number of heads."""
@@ -327,7 +347,7 @@ class ModelConfig:
     def structure(self) -> dict[str, Any]:
         """What the model's tensors depend on, synonyms unified: equal for two configs whose weights are
         interchangeable."""
-        return {name: getattr(self, name) for name in self.option_names() if name not in ("dropout", "drop_path")}
+        return {name: getattr(self, name) for name in self.option_names() if name != "regularization"}
 
     def of_clips(self, frames: int) -> ModelConfig | None:
         """The model of clips that weights of this model start, with patches of so many frames; None without one."""

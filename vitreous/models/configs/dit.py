@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from vitreous.errors import UsageError
 from vitreous.models.configs.base import Image, LayerGroups, ModelConfig
+from vitreous.models.configs.groups import AttentionConfig, PositionConfig
 from vitreous.models.cost import block_macs
 from vitreous.nn.sizes import format_size, grid_of, nearby
 
@@ -38,8 +39,8 @@ class DiTConfig(ModelConfig):
     preset_names: ClassVar[tuple[str, ...]] = tuple(f"DiT-{size}/{patch}" for size in DITS for patch in (2, 4, 8))
     recipe_family: ClassVar[str] = "dit"
     layer_groups: ClassVar[LayerGroups] = LayerGroups(entry=("projection", "time", "classes"))
-    position: ClassVar[str] = "sincos"
-    attention: ClassVar[str] = "plain"
+    positions: ClassVar[PositionConfig] = PositionConfig(kind="sincos")
+    attention: ClassVar[AttentionConfig] = AttentionConfig()
     pool: ClassVar[str] = "none"
     front: ClassVar[str] = "patches"
     has_attention: ClassVar[bool] = True

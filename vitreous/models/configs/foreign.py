@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 from vitreous.config import import_object
 from vitreous.errors import UsageError
 from vitreous.models.configs.base import Image, LayerGroups, Level, ModelConfig
+from vitreous.models.configs.groups import RegularizationConfig
 from vitreous.nn.sizes import format_size, nearby
 
 #: how an encoder gives its features: tokens (B, N, D), or maps (B, D, H, W) or (B, H, W, D)
@@ -105,6 +106,6 @@ class ForeignConfig(ModelConfig):
         )
 
     @property
-    def dropout(self) -> float:
-        """Above 0 where the module draws at random in training; `arguments` set how much."""
-        return float(self.draws)
+    def regularization(self) -> RegularizationConfig:
+        """With a dropout above 0 where the module draws at random in training; `arguments` set how much."""
+        return RegularizationConfig(dropout=float(self.draws))

@@ -110,7 +110,7 @@ class HybridConfig(ViTConfig):
         conv, resnet = _CONV.fullmatch(name), _HYBRID.fullmatch(name)
         if conv:
             return with_changes(plain_config(conv["rest"]), {"stem": conv_stem(conv["stages"])}, image)
-        options = {"resize": "zoom", "gelu": "tanh"}
+        options = {"positions.resize": "zoom", "mlp.gelu": "tanh"}
         if name in HYBRIDS:
             blocks, pixels = HYBRIDS[name]
             return with_changes(

@@ -9,7 +9,14 @@ from typing import Any, ClassVar, Literal, get_args
 
 from vitreous.errors import UsageError
 from vitreous.models.configs.base import ExportRules, Image, LayerGroups, Level, ModelConfig, PreprocessDefaults
-from vitreous.models.configs.vit import Resize
+from vitreous.models.configs.groups import (
+    AttentionGroup,
+    ConfigGroup,
+    PositionGroup,
+    RegularizationConfig,
+    Resize,
+    check_groups,
+)
 from vitreous.models.presets import SWIN_NAMES, SWIN_WINDOWS, SWINS, WORDS
 from vitreous.nn.sizes import format_size, nearby
 
@@ -20,6 +27,45 @@ _SWIN = re.compile(
     r"(?:-window(?:(?P<from>\d+)to)?(?P<window>\d+))?",
     re.IGNORECASE,
 )
+
+
+@dataclass(frozen=True)
+class SwinPositionConfig(PositionGroup):
+    """The tables of relative positions: how they are read at another window."""
+
+    resize: Resize = "bicubic"
+
+
+@dataclass(frozen=True)
+class SwinAttentionConfig(AttentionGroup):
+    """Attention within windows, with relative positions.
+
+    `window`: tokens along a side of what a block sees; at most the native grid of its stage. `pretrained_window`, of
+    version 2: the windows of each stage that positions were learned at, 0 or none: the own. `pad`: `mask` hides
+    padding; `zeros` attends to it, as in detection's forks, transformers and torchvision; `zeros-after-shift` is that
+    of timm.
+    """
+
+    kind: ClassVar[str] = "windows"
+    window: int = 7
+    pretrained_window: tuple[int, ...] = ()
+    pad: Pad = "mask"
+    qkv_bias: bool = True
+
+
+@dataclass(frozen=True)
+class SwinMlpConfig(ConfigGroup):
+    """The MLP of a block: hidden channels for one of the stage, and the form of GELU in torch's names."""
+
+    ratio: float = 4.0
+    gelu: Literal["none", "tanh", "quick"] = "none"
+
+
+@dataclass(frozen=True)
+class SwinNormConfig(ConfigGroup):
+    """The norms."""
+
+    eps: float = 1e-5
 
 
 @dataclass(frozen=True)
@@ -41,18 +87,11 @@ class SwinConfig(ModelConfig):
     width: int = 96  # of the first stage
     blocks: tuple[int, ...] = (2, 2, 6, 2)
     heads: tuple[int, ...] = (3, 6, 12, 24)  # of each stage
-    window: int = 7  # tokens along a side of what a block sees; at most the native grid of its stage
-    # of version 2: the windows of each stage that positions were learned at, 0 or none: the own
-    pretrained_window: tuple[int, ...] = ()
-    # zeros: padding is attended to, as in detection's forks, transformers and torchvision; zeros-after-shift: timm's
-    pad: Pad = "mask"
-    mlp_ratio: float = 4.0  # hidden channels of the MLP, for one of the stage
-    dropout: float = 0.0
-    drop_path: float = 0.0  # of the last block; it rises from 0 in the first over those of all stages
-    qkv_bias: bool = True
-    gelu: Literal["none", "tanh", "quick"] = "none"
-    eps: float = 1e-5
-    resize: Resize = "bicubic"  # how the tables of relative positions are read at another window
+    positions: SwinPositionConfig = SwinPositionConfig()
+    attention: SwinAttentionConfig = SwinAttentionConfig()
+    mlp: SwinMlpConfig = SwinMlpConfig()
+    norm: SwinNormConfig = SwinNormConfig()
+    regularization: RegularizationConfig = RegularizationConfig()  # over the blocks of all stages
 
     module: ClassVar[str] = "vitreous.models.swin:Swin"
     preset_names: ClassVar[tuple[str, ...]] = SWIN_NAMES
@@ -62,20 +101,22 @@ class SwinConfig(ModelConfig):
     )
     has_stages: ClassVar[bool] = True
     front: ClassVar[str] = "patches"
-    attention: ClassVar[str] = "windows"  # within windows, with relative positions
     has_attention: ClassVar[bool] = True
     on_grid: ClassVar[bool] = True
     has_position_tables: ClassVar[bool] = True  # relative positions
     foreign_formats: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        check_groups(self)
         if self.family != "swin":
             raise UsageError(f"family={self.family} is no Swin", "use family=swin")
         for name in ("image", "patch_size"):
             if len(getattr(self, name)) != 2:
                 raise UsageError(f"{name} of a Swin has two axes", f"use {name}=(height, width)")
-        if min(*self.image, *self.patch_size, self.channels, self.width, self.window) < 1 or self.classes < 0:
-            raise UsageError("image, patch_size, channels, width and window must be at least 1, classes at least 0")
+        if min(*self.image, *self.patch_size, self.channels, self.width, self.attention.window) < 1 or self.classes < 0:
+            raise UsageError(
+                "image, patch_size, channels, width and attention.window must be at least 1, classes at least 0"
+            )
         if not self.blocks or min(self.blocks) < 1 or len(self.heads) != len(self.blocks) or min(self.heads) < 1:
             raise UsageError(
                 f"blocks {self.blocks} and heads {self.heads} are no stages",
@@ -84,21 +125,23 @@ class SwinConfig(ModelConfig):
             )
         if self.version not in (1, 2):
             raise UsageError(f"version={self.version} is no Swin", "use version=1 or version=2")
-        trained = self.pretrained_window
+        trained = self.attention.pretrained_window
         if trained and (self.version == 1 or len(trained) != len(self.blocks) or min(trained) < 0):
             raise UsageError(
-                f"pretrained_window {trained} is not a window for each of {len(self.blocks)} stages of version 2",
+                f"attention.pretrained_window {trained} is not a window for each of {len(self.blocks)} stages of "
+                "version 2",
                 "use (12, 12, 12, 6) for four stages, or leave it out",
             )
-        if self.pad not in get_args(Pad):
+        if self.attention.pad not in get_args(Pad):
             raise UsageError(
-                f"pad={self.pad} is no way to fill windows", "use pad=mask, pad=zeros or pad=zeros-after-shift"
+                f"attention.pad={self.attention.pad} is no way to fill windows",
+                f"use one of {', '.join(get_args(Pad))}",
             )
         for width, heads in zip(self.widths, self.heads, strict=True):
             if width % heads:
                 raise UsageError(f"a stage's width {width} is not a multiple of {heads} heads", "change heads or width")
-            if int(width * self.mlp_ratio) < 1:
-                raise UsageError(f"mlp_ratio {self.mlp_ratio} leaves no hidden channel", "use mlp_ratio=4")
+            if int(width * self.mlp.ratio) < 1:
+                raise UsageError(f"mlp.ratio {self.mlp.ratio} leaves no hidden channel", "use mlp.ratio=4")
 
     @classmethod
     def parse_name(cls, name: str, image: Image) -> SwinConfig | None:
@@ -136,9 +179,8 @@ class SwinConfig(ModelConfig):
             width=width,
             blocks=blocks,
             heads=heads,
-            window=window,
+            attention=SwinAttentionConfig(window, trained),
             version=version,
-            pretrained_window=trained,
         )
 
     def name(self) -> str:
@@ -146,8 +188,9 @@ class SwinConfig(ModelConfig):
         own = (self.width, self.blocks, self.heads)
         free = f"{self.width}x{'-'.join(map(str, self.blocks))}"
         size = next((key for key, row in SWINS.items() if row == own), free)
-        trained = f"{self.pretrained_window[0]}to" if self.pretrained_window else ""
-        window = "" if self.window == SWIN_WINDOWS[self.version] else f"-window{trained}{self.window}"
+        attention = self.attention
+        trained = f"{attention.pretrained_window[0]}to" if attention.pretrained_window else ""
+        window = "" if attention.window == SWIN_WINDOWS[self.version] else f"-window{trained}{attention.window}"
         return f"Swin{'V2' * (self.version == 2)}-{size}/{format_size(self.patch_size)}{window}"
 
     @property
@@ -189,8 +232,9 @@ class SwinConfig(ModelConfig):
 
     @property
     def windows(self) -> tuple[tuple[int, int], ...]:
-        """The (height, width) of a window in each stage: `window`, or the native grid where that is smaller."""
-        return tuple((min(self.window, rows), min(self.window, columns)) for rows, columns in self.grids(self.image))
+        """The (height, width) of a window in each stage: that of `attention`, or the native grid if that is smaller."""
+        window = self.attention.window
+        return tuple((min(window, rows), min(window, columns)) for rows, columns in self.grids(self.image))
 
     def patch_at(self, block: int) -> tuple[int, int]:
         """Pixels to a token, per axis, in a block counted over all stages from 0."""
@@ -233,7 +277,7 @@ class SwinConfig(ModelConfig):
             merging = tokens * 2 * width**2 if stage else 0  # from four of half the width
             if self.version == 2:  # the network of the bias, once for all windows
                 attention += (2 * size[0] - 1) * (2 * size[1] - 1) * 512 * (2 + self.heads[stage])
-            total += merging + self.blocks[stage] * (attention + tokens * 2 * width * int(width * self.mlp_ratio))
+            total += merging + self.blocks[stage] * (attention + tokens * 2 * width * int(width * self.mlp.ratio))
         return total
 
     def export_rules(self) -> ExportRules:
@@ -247,12 +291,13 @@ class SwinConfig(ModelConfig):
 
     def noted_fields(self) -> dict[str, Any]:
         """Without heads, which the tensors of each stage tell; with windows, which no tensor of a Swin V2 tells."""
-        windows = ("window", "pretrained_window") if self.version == 2 else ()
-        noted = super().noted_fields() | {name: getattr(self, name) for name in windows}
+        windows = ("attention.window", "attention.pretrained_window") if self.version == 2 else ()
+        noted = super().noted_fields() | self.values_at(windows)
         return {name: noted[name] for name in sorted(noted) if name != "heads"}
 
     def structure(self) -> dict[str, Any]:
         """What the model's tensors depend on."""
-        names = ("channels", "classes", "width", "blocks", "heads", "windows", "patch_size", "mlp_ratio", "qkv_bias")
-        trained = self.pretrained_window if any(self.pretrained_window) else ()
-        return {name: getattr(self, name) for name in (*names, "version")} | {"pretrained_window": trained}
+        names = ("channels", "classes", "width", "blocks", "heads", "windows", "patch_size", "version")
+        trained = self.attention.pretrained_window if any(self.attention.pretrained_window) else ()
+        settings = self.values_at(("mlp.ratio", "attention.qkv_bias")) | {"attention.pretrained_window": trained}
+        return {name: getattr(self, name) for name in names} | settings

@@ -18,7 +18,7 @@ from vitreous.nn.sizes import format_size, nearby
 Arrangement = Literal["joint", "factorised-encoder", "factorised-attention", "factorised-dot-product"]
 ARRANGEMENTS: tuple[str, ...] = get_args(Arrangement)
 #: what VideoMAE's encoder has, fine-tuned: 16 frames, no prefix token
-VIDEOMAE: dict[str, Any] = NO_TOKENS | {"norm": "pooled", "position": "sinusoid", "no_key_bias": True}
+VIDEOMAE: dict[str, Any] = NO_TOKENS | {"norm.final": "pooled", "positions.kind": "sinusoid", "no_key_bias": True}
 #: ViViT's models 2 to 4 have the name of their arrangement after the patch
 _VIDEO = re.compile(
     r"(?P<kind>vivit|videomae)-(?P<rest>\w+/\d+(?:x\d+)?)x(?P<time>\d+)(?:-(?P<arrangement>\w+-[\w-]+))?", re.IGNORECASE
@@ -51,15 +51,11 @@ class VideoConfig(ViTConfig):
     has_time_axis: ClassVar[bool] = True
     image: tuple[int, ...] = (32, 224, 224)
     patch: tuple[int, ...] = (2, 16, 16)
-    # space-time: a table of places and one of slots; sinusoid: VideoMAE's fixed ones, of a token's number
-    position: Literal[
-        "learned", "axes", "factorised", "sincos", "sincos-big-vision", "none", "space-time", "sinusoid"
-    ] = "learned"  # pyright: ignore[reportIncompatibleVariableOverride]
     arrangement: Arrangement = "joint"  # pyright: ignore[reportIncompatibleVariableOverride]
     temporal_depth: int = 4  # blocks over time of a factorised encoder
     temporal_zero: bool = True  # what is over time alone adds nothing at first, so that frames are pictures
     no_key_bias: bool = False  # queries and values have a bias alone (VideoMAE)
-    pooled_eps: float | None = None  # of the norm after pooling, where it is not `eps`
+    pooled_eps: float | None = None  # of the norm after pooling, where it is not `norm.eps`
     inflate: Literal["central", "average"] = "central"  # how weights of pictures start the projection
 
     @classmethod
@@ -74,7 +70,7 @@ class VideoConfig(ViTConfig):
         if time < 1:
             raise UsageError(f"unknown model {name}", "a patch is at least one frame")
         videomae = match["kind"].lower() == "videomae"
-        apart: dict[str, Any] = {"position": "space-time"} if arrangement == "factorised-encoder" else {}
+        apart: dict[str, Any] = {"positions.kind": "space-time"} if arrangement == "factorised-encoder" else {}
         options = (VIDEOMAE if videomae else apart) | {"arrangement": arrangement, "patch": (time, *flat.patch)}
         clip = image if image and len(image) == 3 else (16 if videomae else 32, *(image or flat.image))
         return with_changes(flat, options, clip if image else nearby(clip, options["patch"]))
@@ -83,7 +79,7 @@ class VideoConfig(ViTConfig):
         """`ViViT-B/16x2`, `ViViT-B/16x2-factorised-encoder`, or `VideoMAE-B/16x2`, which has its fixed positions."""
         time, *sides = self.patch
         flat = self.size_name().partition("/")[0]
-        kind = "VideoMAE" if self.position == "sinusoid" else "ViViT"
+        kind = "VideoMAE" if self.positions.kind == "sinusoid" else "ViViT"
         arrangement = "" if self.arrangement == "joint" else f"-{self.arrangement}"
         return f"{kind}-{flat}/{format_size(tuple(sides))}x{time}{arrangement}"
 
@@ -96,9 +92,10 @@ class VideoConfig(ViTConfig):
         super().__post_init__()
         if self.arrangement not in ARRANGEMENTS:
             raise UsageError(f"no arrangement {self.arrangement}", f"use one of {', '.join(ARRANGEMENTS)}")
-        if self.factorised and (self.attention != "plain" or self.window or self.position_at != "input"):
+        attention = self.attention
+        if self.factorised and (attention.kind != "plain" or attention.window or self.positions.at != "input"):
             raise UsageError(
-                f"arrangement={self.arrangement} goes with attention=plain, no windows and position_at=input",
+                f"arrangement={self.arrangement} goes with attention.kind=plain, no windows and positions.at=input",
                 "use arrangement=joint",
             )
         if self.arrangement == "factorised-dot-product" and self.heads % 2:
@@ -109,10 +106,10 @@ class VideoConfig(ViTConfig):
                 "is not for it"
             )
         size = self.width // self.heads
-        if self.attention == "rotary" and (size % 2 or size < 6):
+        if attention.kind == "rotary" and (size % 2 or size < 6):
             raise UsageError(f"heads of {size} channels cannot be turned along three axes", "change heads or width")
-        if self.no_key_bias and not self.qkv_bias:
-            raise UsageError("no_key_bias goes with qkv_bias=true")
+        if self.no_key_bias and not attention.qkv_bias:
+            raise UsageError("no_key_bias goes with attention.qkv_bias=true")
 
     @property
     def factorised(self) -> bool:
@@ -166,7 +163,7 @@ class VideoConfig(ViTConfig):
         others = tokens - (self.pooled_prefix or 0)
         if slots > 1 and self.arrangement == "factorised-dot-product":  # queries and keys of all tokens are computed
             return others * (self.width**2 + (tokens + slots) * self.width)
-        if not self.factorised or self.attention != "plain":
+        if not self.factorised or self.attention.kind != "plain":
             return super().unread_attention(grid, slots, tokens)
         unread = self.unread_plain(block_macs(tokens, self.width, 0), tokens)
         if self.arrangement == "factorised-attention":

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
+from operator import attrgetter
 from typing import Any, ClassVar, Literal
 
+from vitreous.config import change_fields, nest_paths
 from vitreous.errors import UsageError, nearest
 from vitreous.models.configs.base import ExportRules, Image, Level
+from vitreous.models.configs.groups import (
+    AttentionConfig,
+    HeadConfig,
+    MlpConfig,
+    NormConfig,
+    PositionConfig,
+    RegularizationConfig,
+    check_groups,
+)
 from vitreous.models.configs.vit_cost import ViTCost
 from vitreous.models.families import FAMILIES, config_type
 from vitreous.models.presets import KIN, PATCHES, SIZES, WORDS
 from vitreous.nn.sizes import format_size, grid_of, nearby
-
-#: how positions are resized to another grid: the rows of nn.grid.RESIZE
-Resize = Literal["bicubic-antialias", "bicubic", "bicubic-offset", "bicubic-aligned", "bilinear", "zoom", "zoom-scipy"]
-
 
 #: option that not all families have -> the family that has it
 FAMILY_OF = {
@@ -29,9 +36,17 @@ FAMILY_OF = {
     "arrangement": "video",
 }
 #: what tells families apart; everything else (classes, image, resizing, regularisation) is the user's
-DEFINING = ("axial", "attention", "window", "neck", "first_norm", "registers", "mlp", "layer_scale")
+DEFINING = (
+    *("axial", "attention.kind", "attention.window", "neck", "first_norm", "registers", "mlp.kind"),
+    "norm.layer_scale",
+)
 #: fields that names and shapes of tensors do not depend on
-UNTOLD = ("dropout", "drop_path", "drop_path_rises", "resize", "gelu", "eps", "family")
+UNTOLD = (
+    *("regularization.dropout", "regularization.drop_path", "regularization.drop_path_rises", "positions.resize"),
+    *("mlp.gelu", "norm.eps", "family"),
+)
+#: kinds of positions that only a video model has
+OF_CLIPS = ("space-time", "sinusoid")
 _CANONICAL = re.compile(r"(?:vit-)?(?P<size>[a-z][a-z0-9]*|\d+x\d+)/(?P<patch>\d+(?:x\d+){0,2})", re.IGNORECASE)
 _TIMM = re.compile(
     r"(?:google/)?vit[-_](?P<size>[a-z]+)[-_](?:patch)?(?P<patch>\d+)(?:[-_](?P<image>\d+))?(?:[-_]in21k)?(?:\..*)?",
@@ -54,7 +69,6 @@ class ViTConfig(ViTCost):
     )
     recipe_family: ClassVar[str] = "vit"
     SETTABLE: ClassVar[dict[str, Any]] = {  # options that change the family
-        "attention": Literal["plain", "relative", "rotary", "decomposed"],
         "axial": bool,
         "neck": int,
         "conv_blocks": tuple[int, ...],
@@ -79,32 +93,17 @@ class ViTConfig(ViTCost):
     width: int = 768
     depth: int = 12
     heads: int = 12
-    hidden: int = 3072  # of the MLP
     class_token: bool = True
-    slots: int = 1  # of the learned positions, for the first prefix tokens: slot 0 of E_pos in Eq. 1
     registers: int = 0  # further prefix tokens, without positions (arXiv:2309.16588)
-    # axes: learned 2-D, the channels shared out among rows and columns; factorised: added up (NaViT, arXiv:2307.06304)
-    position: Literal["learned", "axes", "factorised", "sincos", "sincos-big-vision", "none"] = "learned"
-    # added once, or before each block: its own or shared (Table 8)
-    position_at: Literal["input", "each", "shared"] = "input"
-    attention: Literal["plain", "relative", "rotary"] = "plain"  # what attention itself knows of places
-    window: int = 0  # tokens along a side of what patches attend to (ViTDet), prefix tokens besides; 0: everything
-    global_blocks: tuple[int, ...] = ()  # those that attend to everything all the same, counted from 0
     # distilled: class and distillation token, a head each
     pool: Literal["class", "mean", "attention", "distilled"] = "class"
-    norm: Literal["tokens", "pooled", "none"] = "tokens"  # the last LayerNorm: on every token, or once, after pooling
-    representation: int | None = None  # width of the tanh layer before the head, for pre-training
-    layer_scale: float | None = None
-    dropout: float = 0.0
-    drop_path: float = 0.0
-    drop_path_rises: bool = True  # from 0 in the first block; else it is the same in each (DeiT-III)
-    qkv_bias: bool = True
-    projection_bias: bool = True
-    head_bias: bool = True
-    mlp: Literal["gelu", "swiglu"] = "gelu"
-    gelu: Literal["none", "tanh", "quick"] = "none"  # torch's names: none is the exact form (erf)
-    eps: float = 1e-6
-    resize: Resize = "bicubic-antialias"
+    projection_bias: bool = True  # of the patch projection
+    positions: PositionConfig = PositionConfig()
+    attention: AttentionConfig = AttentionConfig()
+    mlp: MlpConfig = MlpConfig()
+    norm: NormConfig = NormConfig()
+    head: HeadConfig = HeadConfig()
+    regularization: RegularizationConfig = RegularizationConfig()
 
     @classmethod
     def parse_name(cls, name: str, image: Image) -> ViTConfig | None:
@@ -113,8 +112,8 @@ class ViTConfig(ViTCost):
 
     def name(self) -> str:
         """`ViT-B/16`, `ViT-128x6/4` where no size fits, or the row of `KIN` that has what the config has."""
-        shape = (self.width, self.depth, self.heads, self.hidden, self.patch)
-        if defining_values(self) != (*shape, *(getattr(ViTConfig, name) for name in DEFINING), False):
+        shape = (self.width, self.depth, self.heads, self.mlp.hidden, self.patch)
+        if defining_values(self) != (*shape, *(attrgetter(path)(ViTConfig) for path in DEFINING), False):
             for prefix, members in KIN.items():
                 for member in members:
                     if defining_values(parse_kin(f"{prefix}-{member}", None)) == defining_values(self):
@@ -123,14 +122,17 @@ class ViTConfig(ViTCost):
 
     def size_name(self) -> str:
         """`B/16`, or `128x6/4`."""
-        shape = (self.width, self.depth, self.heads, self.hidden)
+        shape = (self.width, self.depth, self.heads, self.mlp.hidden)
         size = next((key for key, row in SIZES.items() if row == shape), f"{self.width}x{self.depth}")
         patch = format_size(self.patch) if len(self.patch) == 2 else "x".join(map(str, self.patch))
         return f"{size}/{patch}"
 
     def with_options(self, **changes: Any) -> Any:
-        """A copy with these options, of the family that has them all. Raises UsageError where no family has."""
-        return transformer_config(**{field.name: getattr(self, field.name) for field in fields(self)} | changes)
+        """A copy with these options, of the family that has them all. A dict changes the fields of a group that it
+        names, and leaves the others: `with_options(depth=6, attention={"window": 7})`. Raises UsageError where no
+        family has all of them, and for an unknown field of a group."""
+        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        return transformer_config(**own | {name: fill_group(own.get(name), name, changes[name]) for name in changes})
 
     @classmethod
     def option_names(cls) -> tuple[str, ...]:
@@ -138,11 +140,14 @@ class ViTConfig(ViTCost):
         return tuple(dict.fromkeys((*super().option_names(), *FAMILY_OF)))
 
     def __post_init__(self) -> None:
+        check_groups(self)
         self.check_attention()
-        if min(self.channels, self.width, self.depth, self.heads, self.hidden) < 1:
-            raise UsageError("channels, width, depth, heads and hidden must be at least 1")
-        if min(self.classes, self.registers, self.slots) < 0:
-            raise UsageError("classes, registers and slots must be at least 0")
+        if self.positions.kind in OF_CLIPS and not self.has_time_axis:
+            raise UsageError(f"positions.kind={self.positions.kind} is for clips", "use another, or a video model")
+        if min(self.channels, self.width, self.depth, self.heads, self.mlp.hidden) < 1:
+            raise UsageError("channels, width, depth, heads and mlp.hidden must be at least 1")
+        if min(self.classes, self.registers, self.positions.slots) < 0:
+            raise UsageError("classes, registers and positions.slots must be at least 0")
         if self.width % self.heads:
             raise UsageError(f"width {self.width} is not a multiple of {self.heads} heads", "change heads or width")
         if self.pool in ("class", "distilled") and not self.class_token:
@@ -156,35 +161,38 @@ class ViTConfig(ViTCost):
                 "axial and windowed blocks take a grid of patches without prefix tokens",
                 "use class_token=False, pool=mean",
             )
-        if self.position_at != "input" and (
-            self.on_grid or self.attention != "plain" or self.position == "none" or self.window
+        placed, attention = self.positions, self.attention
+        if placed.at != "input" and (
+            self.on_grid or attention.kind != "plain" or placed.kind == "none" or attention.window
         ):
             raise UsageError(
-                "positions before each block need a position, attention=plain and no axial blocks or windows",
-                "use position_at=input",
+                "positions before each block need a position, attention.kind=plain and no axial blocks or windows",
+                "use positions.at=input",
             )
 
     def check_attention(self) -> None:
         """Raise UsageError for an attention that other families have."""
-        if self.attention not in ("plain", "relative", "rotary"):
+        if self.attention.kind not in ("plain", "relative", "rotary"):
             hint = "transformer_config(...) makes the config of the family that has it"
-            raise UsageError(f"attention={self.attention} is not for {type(self).__name__}", hint)
+            raise UsageError(f"attention.kind={self.attention.kind} is not for {type(self).__name__}", hint)
 
     def check_windows(self) -> None:
         """Raise UsageError for windows that cannot be."""
-        wrong = sorted(set(self.global_blocks) - set(range(self.depth)))
-        if self.window < 0 or wrong:
+        window, blocks = self.attention.window, self.attention.global_blocks
+        if window < 0 or not set(blocks) <= set(range(self.depth)):
             raise UsageError(
-                f"window={self.window} with global_blocks={self.global_blocks} cannot be",
+                f"attention.window={window} with attention.global_blocks={blocks} cannot be",
                 f"a window is at least 1 token, or 0 for none; blocks are from 0 to {self.depth - 1}",
             )
-        if self.window and (self.attention not in ("plain", "decomposed") or self.axial):
-            raise UsageError("windows go with attention=plain", "use window=0, or attention=plain and axial=False")
+        if window and (self.attention.kind not in ("plain", "decomposed") or self.axial):
+            hint = "use attention.window=0, or attention.kind=plain and axial=False"
+            raise UsageError("windows go with attention.kind=plain", hint)
 
     @property
     def windowed_blocks(self) -> tuple[int, ...]:
         """The blocks whose patches attend within windows."""
-        return tuple(i for i in range(self.depth) if self.window and i not in self.global_blocks)
+        attention = self.attention
+        return tuple(i for i in range(self.depth) if attention.window and i not in attention.global_blocks)
 
     @property
     def grid(self) -> tuple[int, ...]:
@@ -203,10 +211,10 @@ class ViTConfig(ViTCost):
 
     @property
     def positioned(self) -> int:
-        """Prefix tokens with a learned position of their own: at most `slots`, and none where there is no class
-        token."""
-        learned = self.position in ("learned", "axes", "factorised", "space-time")
-        return min(self.slots, self.prefix) if self.class_token and learned else 0
+        """Prefix tokens with a learned position of their own: at most `positions.slots`, and none where there is no
+        class token."""
+        learned = self.positions.kind in ("learned", "axes", "factorised", "space-time")
+        return min(self.positions.slots, self.prefix) if self.class_token and learned else 0
 
     def check_image(self, image: tuple[int, ...]) -> None:
         """Raise UsageError for an image size (pixels per axis) that the patch does not divide, naming sizes that
@@ -239,7 +247,7 @@ class ViTConfig(ViTCost):
     @property
     def drops_patches(self) -> bool:
         """Whether patches may be left out in training: every block attends to all tokens there are."""
-        return not self.on_grid and not self.window
+        return not self.on_grid and not self.attention.window
 
     @property
     def merges_tokens(self) -> bool:
@@ -255,23 +263,25 @@ class ViTConfig(ViTCost):
     @property
     def needs_positions(self) -> bool:
         """Whether blocks need token coordinates (relative or rotary positions, windows, positions in each block)."""
-        return self.on_grid or self.position_at != "input" or self.attention != "plain" or self.window > 0
+        attention = self.attention
+        return self.on_grid or self.positions.at != "input" or attention.kind != "plain" or attention.window > 0
 
     @property
     def features(self) -> int:
         """Channels of what the head reads."""
-        return self.representation or (2 if self.pool == "distilled" else 1) * self.width_out
+        return self.head.representation or (2 if self.pool == "distilled" else 1) * self.width_out
 
     def export_rules(self) -> ExportRules:
         """Images of two axes and any size, behind patches or convolutions."""
         reason = "a ResNet for a stem" if self.front == "resnet" else ""
         if len(self.image) != 2:
             reason = f"images of {len(self.image)} axes"
-        elif self.attention == "relative":
+        elif self.attention.kind == "relative":
             reason = "relative positions"
         elif self.on_grid:
             reason = "windows, axial blocks or a neck"
-        return replace(super().export_rules(), fixed_size=reason, patch_multiples=True, drops_guards=bool(self.window))
+        windows = bool(self.attention.window)
+        return replace(super().export_rules(), fixed_size=reason, patch_multiples=True, drops_guards=windows)
 
     def head_count(self) -> dict[str, Any]:
         """The number of heads, which no tensor tells."""
@@ -279,9 +289,9 @@ class ViTConfig(ViTCost):
 
     def structure(self) -> dict[str, Any]:
         """What the model's tensors depend on."""
-        values = {name: getattr(self, name) for name in ViTConfig.option_names() if name not in UNTOLD}
-        values |= {"position_grid": self.table_grid, "slots": self.positioned, "layer_scale": self.layer_scale is None}
-        return values
+        values = {path: attrgetter(path)(self) for path in ViTConfig.option_paths() if path not in UNTOLD}
+        values |= {"position_grid": self.table_grid, "positions.slots": self.positioned}
+        return values | {"norm.layer_scale": self.norm.layer_scale is None}
 
     def of_clips(self, frames: int) -> Any:
         """The same with a time axis and joint attention; None for kin, whose parts have none."""
@@ -294,24 +304,37 @@ class ViTConfig(ViTCost):
     def with_position_table(self) -> ViTConfig:
         """The config with learned positions where it has MAE's fixed ones, which others' files store: the class token
         has a row of zeros."""
-        if self.position != "sincos":
+        if self.positions.kind != "sincos":
             return self
-        return replace(self, position="learned", slots=int(self.class_token))
+        return self.with_options(positions={"kind": "learned", "slots": int(self.class_token)})
 
 
 def transformer_config(**settings: Any) -> Any:
     """The config of the family that has these options: with `stem=...` it is a `HybridConfig`, without any of them a
-    `ViTConfig`. Raises UsageError where no family has all of them."""
+    `ViTConfig`. A dict sets the fields of a group that it names: `attention={"window": 7}`. Raises UsageError where no
+    family has all of them, and for an unknown field of a group."""
     settings = resolve_family({"family": "vit"} | settings)
-    return config_type(settings["family"])(**settings)
+    kind = config_type(settings["family"])
+    return kind(**{name: fill_group(getattr(kind, name, None), name, value) for name, value in settings.items()})
+
+
+def fill_group(group: Any, name: str, value: Any) -> Any:
+    """The value of the field of this name: a group with the fields of a dict, or the value as it is."""
+    return change_fields(group, value, f"{name}.") if isinstance(value, Mapping) and is_dataclass(group) else value
+
+
+def kind_of_attention(settings: Mapping[str, Any]) -> str | None:
+    """The `attention.kind` of options; None where they do not set it."""
+    attention = settings.get("attention") or {}
+    return attention.get("kind") if isinstance(attention, Mapping) else attention.kind
 
 
 def resolve_family(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Options of a transformer with the `family` that has them all, and without those that are not used: what a plain
     ViT is with `first_norm=True`. Raises UsageError where no family has all of them."""
     used = {name: family for name, family in FAMILY_OF.items() if settings.get(name)}
-    if settings.get("attention") == "decomposed":
-        used["attention=decomposed"] = "sam"
+    if kind_of_attention(settings) == "decomposed":
+        used["attention.kind=decomposed"] = "sam"
     families = set(used.values())
     if len(families) > 1:
         raise UsageError(f"no model has {' and '.join(used)}", "use the options of one family")
@@ -320,10 +343,10 @@ def resolve_family(settings: Mapping[str, Any]) -> dict[str, Any]:
         raise UsageError(f"there is no family {own}", nearest(str(own), FAMILIES) or "leave it out")
     # a family stays what it is until what makes it one is taken away
     makes = {"hybrid": "stem", "axial": "axial", "clip": "first_norm"}.get(own)
-    stays = settings.get("attention", "decomposed") == "decomposed" if own == "sam" else settings.get(makes or "", True)
+    stays = kind_of_attention(settings) in (None, "decomposed") if own == "sam" else settings.get(makes or "", True)
     family = families.pop() if families else own if stays else "vit"
-    if family == "sam" != own:
-        settings = {"attention": "plain"} | dict(settings)  # which a SAM refuses: it has to be said
+    if family == "sam" != own and kind_of_attention(settings) is None:  # which a SAM refuses: it has to be said
+        settings = dict(settings) | {"attention": {"kind": "plain"} | settings.get("attention", {})}
     known = {field.name for field in fields(config_type(family))}
     return {name: value for name, value in settings.items() if name in known or name not in FAMILY_OF} | {
         "family": family
@@ -340,10 +363,10 @@ def parse_kin(name: str, image: Image) -> ViTConfig | None:
 
 
 def with_changes(config: ViTConfig, changes: dict[str, Any], image: tuple[int, ...] | None) -> ViTConfig:
-    """A config with changes, at an image size if one is said."""
+    """A config with changes by their dotted paths, at an image size if one is said."""
     patch = changes.get("patch", config.patch)
     size = image or changes.get("image") or (config.image if not changes else nearby(config.image, patch))
-    return config.with_options(**(changes | {"image": size}))
+    return config.with_options(**nest_paths(changes | {"image": size}))
 
 
 def is_plain(name: str) -> bool:
@@ -380,11 +403,11 @@ def plain_config(name: str, pixels: int | None = None) -> ViTConfig:
         width=width,
         depth=depth,
         heads=heads,
-        hidden=hidden,
+        mlp=MlpConfig(hidden),
     )
 
 
 def defining_values(config: Any) -> tuple[Any, ...]:
     """The values that tell families apart."""
-    shape = (config.width, config.depth, config.heads, config.hidden, config.patch)
-    return (*shape, *(getattr(config, name) for name in DEFINING), config.pool == "distilled")
+    shape = (config.width, config.depth, config.heads, config.mlp.hidden, config.patch)
+    return (*shape, *(attrgetter(path)(config) for path in DEFINING), config.pool == "distilled")

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from vitreous.models.configs.base import Image, ModelConfig
+from vitreous.models.configs.groups import AttentionConfig, HeadConfig, MlpConfig
 from vitreous.models.cost import sides_of
 from vitreous.nn.sizes import format_size, grid_of
 
@@ -15,13 +16,10 @@ class ViTCost(ModelConfig):
 
     if TYPE_CHECKING:
         heads: int
-        hidden: int
-        mlp: str
-        gelu: str
-        norm: str
-        window: int
+        attention: AttentionConfig
+        mlp: MlpConfig
+        head: HeadConfig
         windowed_blocks: tuple[int, ...]
-        representation: int | None
         pooled_prefix: int | None
 
     def macs(self, image: Image = None) -> int:
@@ -36,8 +34,8 @@ class ViTCost(ModelConfig):
         patches = math.prod(grid)
         attention = sum(self.attention_macs(grid, index) for index in range(self.depth))
         seen = patches + self.prefix
-        pool = seen * 2 * width**2 + 2 * seen * width + 2 * width**2 + 2 * width * self.hidden
-        head = (self.representation or 0) * self.width_out + self.classes * self.features
+        pool = seen * 2 * width**2 + 2 * seen * width + 2 * width**2 + 2 * width * self.mlp.hidden
+        head = (self.head.representation or 0) * self.width_out + self.classes * self.features
         blocks = attention + self.mlp_layers * self.mlp_macs(grid)
         return self.embedding_macs(image) + blocks + pool * (self.pool == "attention") + self.further_macs(grid) + head
 
@@ -53,16 +51,16 @@ class ViTCost(ModelConfig):
     def mlp_macs(self, grid: tuple[int, ...]) -> int:
         """Multiply-adds of the MLP of one block."""
         tokens = math.prod(grid) + self.prefix * self.time_slots(grid)
-        return tokens * (3 if self.mlp == "swiglu" else 2) * self.width * self.hidden
+        return tokens * (3 if self.mlp.kind == "swiglu" else 2) * self.width * self.mlp.hidden
 
     def attention_macs(self, grid: tuple[int, ...], index: int) -> int:
         """Multiply-adds of a block's attention: four products of width D, and those of queries and keys."""
         tokens, width = math.prod(grid) + self.prefix, self.width
         if index in self.windowed_blocks:
-            pairs = math.prod(sum(side**2 for side in sides_of(length, self.window)) for length in grid)
+            pairs = math.prod(sum(side**2 for side in sides_of(length, self.attention.window)) for length in grid)
             pairs += 2 * self.prefix * math.prod(grid) + self.prefix**2
             return tokens * 4 * width**2 + 2 * pairs * width
-        bias = (2 * tokens - 1) * width if self.attention == "relative" else 0
+        bias = (2 * tokens - 1) * width if self.attention.kind == "relative" else 0
         return tokens * (4 * width**2 + 2 * tokens * width + bias)
 
     def further_macs(self, grid: tuple[int, ...]) -> int:
@@ -101,15 +99,15 @@ class ViTCost(ModelConfig):
         slots = self.time_slots(grid)
         tokens = math.prod(grid) // slots + self.prefix
         others = tokens - self.pooled_prefix
-        mlp = others * (3 if self.mlp == "swiglu" else 2) * self.width * self.hidden
+        mlp = others * (3 if self.mlp.kind == "swiglu" else 2) * self.width * self.mlp.hidden
         return slots * (self.unread_attention(grid, slots, tokens) + mlp)
 
     def unread_attention(self, grid: tuple[int, ...], slots: int, tokens: int) -> int:
         """Multiply-adds that attention of the last block need not carry out, for each of the slots of so many
         tokens."""
-        if self.attention == "plain":
+        if self.attention.kind == "plain":
             return self.unread_plain(self.attention_macs(grid, self.depth - 1), tokens)
-        bias = (2 * tokens - 1) * self.width * (self.attention == "relative")
+        bias = (2 * tokens - 1) * self.width * (self.attention.kind == "relative")
         return (tokens - (self.pooled_prefix or 0)) * (self.width**2 + 2 * tokens * self.width + bias)
 
     def unread_plain(self, whole: int, tokens: int) -> int:
@@ -124,11 +122,11 @@ class ViTCost(ModelConfig):
         only prefix tokens are read, the last block keeps its input, normed and not. Two or four bytes each. None for
         models whose blocks are of another kind.
         """
-        if self.on_grid or self.front != "patches" or self.attention != "plain" or self.factorised:
+        if self.on_grid or self.front != "patches" or self.attention.kind != "plain" or self.factorised:
             return None
         tokens = math.prod(grid_of(image or self.image, self.patch)) + self.prefix
-        again = device == "cpu" and self.gelu != "quick"
-        hidden = (4 if self.mlp == "swiglu" else 1 if again else 2) * self.hidden
+        again = device == "cpu" and self.mlp.gelu != "quick"
+        hidden = (4 if self.mlp.kind == "swiglu" else 1 if again else 2) * self.mlp.hidden
         last = tokens * 2 * self.width if self.pooled_prefix else tokens * (9 * self.width + hidden)
         return (self.depth - 1) * tokens * (9 * self.width + hidden) + last
 
@@ -136,13 +134,18 @@ class ViTCost(ModelConfig):
         """A note on windows that weights of the config `before` were not trained with; "" where there are none."""
         if self.on_grid or not self.windowed_blocks:
             return ""
-        if isinstance(before, ViTCost) and (before.window, before.global_blocks) == (self.window, self.global_blocks):
+        if isinstance(before, ViTCost) and window_of(before) == window_of(self):
             return ""
-        whole = self.with_options(window=0, global_blocks=())
+        whole = self.with_options(attention={"window": 0, "global_blocks": ()})
         costs = " in place of ".join(f"{2 * config.macs() / 1e9:.3g}" for config in (self, whole))
-        sides = " x ".join([str(self.window)] * len(self.image))
+        sides = " x ".join([str(self.attention.window)] * len(self.image))
         return (
             f"windows of {sides} tokens in {len(self.windowed_blocks)} of {self.depth} blocks, without which the "
             f"weights were trained: {costs} GFLOPs an image of {format_size(self.image)} pixels, and "
             "other features until they are tuned"
         )
+
+
+def window_of(config: ViTCost) -> tuple[int, tuple[int, ...]]:
+    """The tokens along a side of a window, and the blocks that have none."""
+    return config.attention.window, config.attention.global_blocks

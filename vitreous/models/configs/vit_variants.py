@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 
 from vitreous.errors import UsageError
 from vitreous.models.configs.base import Image, LayerGroups
+from vitreous.models.configs.groups import AttentionConfig, check_groups
 from vitreous.models.configs.vit import ViTConfig, plain_config, with_changes
 from vitreous.models.presets import KIN, NO_TOKENS
 
@@ -48,8 +49,9 @@ class AxialConfig(ViTConfig):
         return 2 * tokens * 4 * self.width**2 + 2 * tokens * sum(grid) * self.width
 
     def __post_init__(self) -> None:
-        if self.attention != "plain":
-            raise UsageError("axial goes with attention=plain")
+        check_groups(self)
+        if self.attention.kind != "plain":
+            raise UsageError("axial goes with attention.kind=plain")
         super().__post_init__()
 
 
@@ -86,7 +88,7 @@ class SAMConfig(ViTConfig):
     # convolutions `after` a block propagate between windows; like detectron2, layer decay does not reach them
     layer_groups: ClassVar[LayerGroups] = LayerGroups(r"\bencoder\.blocks\.(\d+)\.(?!after\.)")
     on_grid: ClassVar[bool] = True
-    attention: Literal["decomposed"] = "decomposed"  # pyright: ignore[reportIncompatibleVariableOverride]
+    attention: AttentionConfig = AttentionConfig(kind="decomposed")
     neck: int = 0  # pyright: ignore[reportIncompatibleVariableOverride]  # channels of the convolutions after the last block; 0: none
     conv_blocks: tuple[int, ...] = ()  # pyright: ignore[reportIncompatibleVariableOverride]  # counted from 0
     position_grid: tuple[int, ...] = ()  # pyright: ignore[reportIncompatibleVariableOverride]  # (): the native grid
@@ -98,8 +100,8 @@ class SAMConfig(ViTConfig):
 
     def check_attention(self) -> None:
         """Raise UsageError for another attention than that of SAM."""
-        if self.attention != "decomposed":
-            raise UsageError("a neck, conv_blocks and position_grid go with attention=decomposed")
+        if self.attention.kind != "decomposed":
+            raise UsageError("a neck, conv_blocks and position_grid go with attention.kind=decomposed")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -129,7 +131,7 @@ class SAMConfig(ViTConfig):
         """Multiply-adds of a block's attention and its decomposed positions, over the grid or within windows."""
         width = self.width
         if index in self.windowed_blocks:
-            size = self.window
+            size = self.attention.window
             seen, tokens = size**2, math.prod(math.ceil(length / size) * size for length in grid)
             return tokens * (4 * width**2 + 2 * seen * width + 2 * size * width)
         tokens = math.prod(grid)

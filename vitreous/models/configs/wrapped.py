@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from vitreous.models.configs.base import ModelConfig
+from vitreous.models.configs.groups import AttentionGroup, PositionGroup, RegularizationConfig
 
 
 class WithBackbone(ModelConfig):
@@ -26,12 +27,12 @@ class WithBackbone(ModelConfig):
         return self.backbone.depth
 
     @property
-    def position(self) -> str:
+    def positions(self) -> PositionGroup:
         """The backbone's."""
-        return self.backbone.position
+        return self.backbone.positions
 
     @property
-    def attention(self) -> str:
+    def attention(self) -> AttentionGroup:
         """The backbone's."""
         return self.backbone.attention
 
@@ -46,14 +47,9 @@ class WithBackbone(ModelConfig):
         return self.backbone.sees_whole_image
 
     @property
-    def dropout(self) -> float:
+    def regularization(self) -> RegularizationConfig:
         """The backbone's."""
-        return self.backbone.dropout
-
-    @property
-    def drop_path(self) -> float:
-        """The backbone's."""
-        return self.backbone.drop_path
+        return self.backbone.regularization
 
     def check_image(self, image: tuple[int, ...]) -> None:
         """Raise UsageError for an image that the backbone cannot take."""

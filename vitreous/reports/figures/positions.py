@@ -33,7 +33,7 @@ def make_positions(scene: Scene) -> list[FigureResult]:
     figures = [draw_added(own, native, "positions", "Position embeddings", "")] if own else []
     if own and grid != native:
         note = ", of the same formula as at any other"
-        if model.config.position in ("learned", "axes", "factorised"):
+        if model.config.positions.kind in ("learned", "axes", "factorised"):
             note = f", read from those of {times(native)} as the model resizes them"
         title = f"Position embeddings at {times(grid)}"
         figures.append(draw_added(room.embeddings(model, grid), grid, "positions-resized", title, note))
@@ -159,7 +159,7 @@ def draw_relative(scene: Scene) -> FigureResult:
     figure.supylabel("offset", fontsize=9)
     bar(figure, panels, ends, "cosine similarity")
     kind = "offsets in rows and in columns, shared by the heads"
-    if scene.model.config.attention == "relative":
+    if scene.model.config.attention.kind == "relative":
         mean = "" if scene.options.heads else ", mean over heads"
         kind = f"1-D offsets, of tokens numbered in raster order, prefix tokens first{mean}"
     caption = (

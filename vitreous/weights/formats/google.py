@@ -139,9 +139,9 @@ def configure(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
         "stem": stem,
         "class_token": "cls" in shapes,
         "pool": "class" if "cls" in shapes else "attention" if "MAPHead_0/probe" in shapes else "mean",
-        "representation": shapes["pre_logits/kernel"][1] if "pre_logits/kernel" in shapes else None,
-        "gelu": "tanh",
-        "resize": "zoom-scipy",
+        "head.representation": shapes["pre_logits/kernel"][1] if "pre_logits/kernel" in shapes else None,
+        "mlp.gelu": "tanh",
+        "positions.resize": "zoom-scipy",
     }
     patch = tuple(p * (stem.reduction if stem else 1) for p in cell)
     depth = count(shapes, "Transformer/encoderblock_{i}/LayerNorm_0/scale")
@@ -163,16 +163,16 @@ def holds(config: Any) -> bool:
         isinstance(config, ViTConfig)
         and len(config.image) == 2
         and not config.needs_positions
-        and config.position == "learned"
+        and config.positions.kind == "learned"
         and len(set(config.grid)) == 1  # its loader takes the square root
         and (config.prefix, config.registers) in ((0, 0), (1, 0))
-        and config.layer_scale is None
-        and config.norm == "tokens"
-        and config.mlp == "gelu"
+        and config.norm.layer_scale is None
+        and config.norm.final == "tokens"
+        and config.mlp.kind == "gelu"
         and not config.first_norm
-        and config.qkv_bias
+        and config.attention.qkv_bias
         and config.projection_bias
-        and config.head_bias
+        and config.head.bias
     )
 
 
@@ -222,7 +222,7 @@ def fixed_places(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
     image = settings.get("image") or nearby((224,) * len(patch), patch)
     tokens = math.prod(i // p for i, p in zip(image, patch, strict=True))
     config = configure(shapes | {"pos_embedding": (1, tokens, width)}, settings | {"image": image})
-    return replace(config, position="sincos-big-vision", slots=0)
+    return config.with_options(positions={"kind": "sincos-big-vision", "slots": 0})
 
 
 BIG_VISION_FIXED = replace(
@@ -230,7 +230,10 @@ BIG_VISION_FIXED = replace(
     title="big_vision's ViT with fixed positions",
     sign=BIG_VISION.sign[:2],
     configure=fixed_places,
-    holds=lambda config: config.position == "sincos-big-vision" and holds(replace(config, position="learned", slots=0)),
+    holds=lambda config: (
+        config.positions.kind == "sincos-big-vision"
+        and holds(config.with_options(positions={"kind": "learned", "slots": 0}))
+    ),
 )
 
 UNIT = "resnet/block{S}/unit{JJ}/"

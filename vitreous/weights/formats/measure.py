@@ -6,6 +6,7 @@ import math
 from collections.abc import Container
 from typing import Any, NamedTuple
 
+from vitreous.config import nest_paths
 from vitreous.errors import WeightsError
 from vitreous.models.config import TRANSFORMER_FIELDS, BiTConfig, Numerics, ViTConfig, transformer_config
 from vitreous.models.names import SIZES
@@ -31,9 +32,8 @@ def vit_config(
     per 64 channels. Raises ValueError where settings contradict the shapes, WeightsError where positions fit no grid.
     """
     settings = {name: value for name, value in settings.items() if name in TRANSFORMER_FIELDS}
-    for name, value in (
-        size._asdict() | {name: fields[name] for name in ("channels", "registers") if name in fields}
-    ).items():
+    sizes = {"width": size.width, "depth": size.depth, "mlp.hidden": size.hidden, "patch": size.patch}
+    for name, value in (sizes | {name: fields[name] for name in ("channels", "registers") if name in fields}).items():
         if settings.get(name, value) != value:
             raise ValueError(f"it is said to have {name} {settings[name]}, and its tensors have {value}")
     heads = published_heads(size.width, size.depth, size.hidden) or max(1, size.width // 64)
@@ -41,17 +41,13 @@ def vit_config(
         raise ValueError(
             f"the number of heads is not in the file and must divide the width {size.width}; say it: --heads N"
         )
-    fields = (
-        {"width": size.width, "depth": size.depth, "hidden": size.hidden, "patch": size.patch, "heads": heads}
-        | fields
-        | settings
-    )
+    fields = sizes | {"heads": heads} | fields | settings
     registers = fields.get("registers", 0)
     singles = fields.get("class_token", True) + (fields.get("pool") == "distilled")
     choices = slots if slots is not None else (singles, singles + registers, 0)
-    grid, fields["slots"] = grid_from(size.tokens, choices, settings.get("image"), size.patch)
+    grid, fields["positions.slots"] = grid_from(size.tokens, choices, settings.get("image"), size.patch)
     fields["image"] = tuple(g * p for g, p in zip(grid, size.patch, strict=True))
-    return transformer_config(**fields)
+    return transformer_config(**nest_paths(fields))
 
 
 def clip_size(settings: dict[str, Any], frames: int) -> tuple[int, ...]:

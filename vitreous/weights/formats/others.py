@@ -46,10 +46,10 @@ TORCHVISION = Format(
         usual(c)
         and square(c)
         and not c.registers
-        and c.layer_scale is None
-        and c.mlp == "gelu"
+        and c.norm.layer_scale is None
+        and c.mlp.kind == "gelu"
         and bool(c.classes)
-        and c.qkv_bias
+        and c.attention.qkv_bias
     ),
 )
 
@@ -60,8 +60,8 @@ def configure_torchvision(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig
     fields = {
         "channels": channels,
         "classes": shapes["heads.head.weight"][0],
-        "representation": shapes["heads.pre_logits.weight"][0] if "heads.pre_logits.weight" in shapes else None,
-        "resize": "bicubic-aligned",
+        "head.representation": shapes["heads.pre_logits.weight"][0] if "heads.pre_logits.weight" in shapes else None,
+        "positions.resize": "bicubic-aligned",
     }
     depth, hidden = count(shapes, f"{LAYER}.ln_1.weight"), shapes["encoder.layers.encoder_layer_0.mlp.0.weight"][0]
     return vit_config(
@@ -95,7 +95,12 @@ DINOV2 = Format(
     strip=("backbone.",),
     adds=lambda c: {"mask_token": (1, c.width)},
     holds=lambda c: (
-        usual(c) and square(c) and c.pool == "class" and c.layer_scale is not None and not c.classes and c.qkv_bias
+        usual(c)
+        and square(c)
+        and c.pool == "class"
+        and c.norm.layer_scale is not None
+        and not c.classes
+        and c.attention.qkv_bias
     ),
     doubt=lambda c: (
         "that of the released models with registers; one built with the constructor's defaults: --resize bicubic-offset"
@@ -118,9 +123,9 @@ def configure_dinov2(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
         "channels": channels,
         "classes": 0,
         "registers": registers,
-        "layer_scale": 1e-5,
-        "mlp": "swiglu" if swiglu else "gelu",
-        "resize": "bicubic-antialias" if registers else "bicubic-offset",
+        "norm.layer_scale": 1e-5,
+        "mlp.kind": "swiglu" if swiglu else "gelu",
+        "positions.resize": "bicubic-antialias" if registers else "bicubic-offset",
     }
     hidden = shapes["blocks.0.mlp.w3.weight"][1] if swiglu else shapes["blocks.0.mlp.fc1.weight"][0]
     size = Size(width, count(shapes, "blocks.{i}.norm1.weight"), hidden, tuple(patch), shapes["pos_embed"][1])
@@ -190,14 +195,16 @@ def configure_sam(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
     window = min(lengths)
     fields = SAM_FIELDS | {
         "channels": channels,
-        "window": window if window < grid[0] else 0,
-        "global_blocks": tuple(i for i, length in enumerate(lengths) if length == grid[0]) if window < grid[0] else (),
+        "attention.window": window if window < grid[0] else 0,
+        "attention.global_blocks": tuple(i for i, length in enumerate(lengths) if length == grid[0])
+        if window < grid[0]
+        else (),
         "neck": next(shape[0] for name, shape in shapes.items() if name in ("neck.0.weight", "neck.conv1.weight")),
     }
     hidden = next(
         shape[0] for name, shape in shapes.items() if name.startswith(f"{layer}.0.mlp.") and name.endswith("1.weight")
     )
-    if settings.get("eps", 1e-6) != 1e-6:
+    if settings.get("norm.eps", 1e-6) != 1e-6:
         raise ValueError("the neck has an epsilon of its own, and only the usual one is read")
     settings = settings | {"image": tuple(g * p for g, p in zip(grid, patch, strict=True))}
     return vit_config(Size(width, depth, hidden, tuple(patch), grid[0] * grid[1]), fields, settings, (0,))
@@ -206,12 +213,12 @@ def configure_sam(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
 SAM_FIELDS = {
     "class_token": False,
     "pool": "mean",
-    "position": "learned",
-    "attention": "decomposed",
-    "norm": "none",
+    "positions.kind": "learned",
+    "attention.kind": "decomposed",
+    "norm.final": "none",
     "classes": 0,
-    "eps": 1e-6,
-    "resize": "bicubic",
+    "norm.eps": 1e-6,
+    "positions.resize": "bicubic",
 }
 
 
@@ -220,7 +227,7 @@ def sam_like(config: ModelConfig) -> bool:
     return (
         isinstance(config, ViTConfig)
         and square(config)
-        and config.attention == "decomposed"
+        and config.attention.kind == "decomposed"
         and config.neck > 0
         and not config.classes
     )
@@ -242,7 +249,7 @@ SAM_TIMM = Format(
     "timm's SAM image encoder",
     ("patch_embed.proj.weight", "blocks.0.attn.rel_pos_h", "neck.0.weight", "blocks.0.mlp.fc1.weight"),
     sam_rows("patch_embed.proj", "blocks.{i}", ("fc1", "fc2"), ("neck.0", "neck.1", "neck.2", "neck.3")),
-    configure=lambda shapes, settings: configure_sam(shapes, {"resize": "bicubic-antialias"} | settings),
+    configure=lambda shapes, settings: configure_sam(shapes, {"positions.resize": "bicubic-antialias"} | settings),
     holds=sam_like,
 )
 SAM_TRANSFORMERS = Format(
@@ -266,14 +273,14 @@ SAM_TRANSFORMERS = Format(
         "hidden_size": c.width,
         "num_hidden_layers": c.depth,
         "num_attention_heads": c.heads,
-        "mlp_dim": c.hidden,
+        "mlp_dim": c.mlp.hidden,
         "image_size": c.image[0],
         "patch_size": c.patch[0],
         "num_channels": c.channels,
         "output_channels": c.neck,
-        "window_size": c.window,
-        "global_attn_indexes": list(c.global_blocks),
-        "layer_norm_eps": c.eps,
+        "window_size": c.attention.window,
+        "global_attn_indexes": list(c.attention.global_blocks),
+        "layer_norm_eps": c.norm.eps,
         "hidden_act": "gelu",
         "num_pos_feats": c.neck // 2,
     },

@@ -10,8 +10,10 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
+from vitreous.config import nest_paths
 from vitreous.models.config import (
     TRANSFORMER_FIELDS,
     BiTConfig,
@@ -72,7 +74,7 @@ def configure(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
     width, inputs = shapes["projection.weight"]
     stem = stem_of(shapes)
     grid = shapes["position.table"][:-1] if "position.table" in shapes else None
-    if grid is None and not {"position", "image"} <= settings.keys():
+    if grid is None and not {"positions.kind", "image"} <= settings.keys():
         raise ValueError(
             f"it has no learned positions, and a state dict does not tell which others, nor its image size; {KEEP}"
         )
@@ -92,15 +94,15 @@ def configure(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
         "classes": shapes[head][0] if head in shapes else 0,
         "width": width,
         "depth": depth,
-        "hidden": hidden,
+        "mlp.hidden": hidden,
         "heads": published_heads(width, depth, hidden) or max(1, width // 32),
         "stem": stem,
         "registers": max(0, tokens - 1 - distilled),
-        "slots": shapes["slots"][0] if "slots" in shapes else 0,
+        "positions.slots": shapes["slots"][0] if "slots" in shapes else 0,
         "pool": "distilled" if distilled else "class",
-        "norm": "tokens" if "encoder.norm.weight" in shapes else "pooled" if pooled else "none",
-        "head_bias": head not in shapes or head.replace("weight", "bias") in shapes,
-        "mlp": "swiglu" if gated else "gelu",
+        "norm.final": "tokens" if "encoder.norm.weight" in shapes else "pooled" if pooled else "none",
+        "head.bias": head not in shapes or head.replace("weight", "bias") in shapes,
+        "mlp.kind": "swiglu" if gated else "gelu",
     }
     if not tokens:
         fields |= NO_TOKENS | ({"pool": "attention"} if "pooling.query" in shapes else {})
@@ -109,20 +111,20 @@ def configure(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
     elif pooled and not fields["first_norm"]:
         fields["pool"] = "mean"
     if isinstance(stem, StemConfig):
-        fields |= {"gelu": "tanh", "resize": "zoom"}
+        fields |= {"mlp.gelu": "tanh", "positions.resize": "zoom"}
     if fields["first_norm"] and pooled:  # CLIP
-        fields |= {"gelu": "quick", "eps": 1e-5}
+        fields |= {"mlp.gelu": "quick", "norm.eps": 1e-5}
     known = {*TRANSFORMER_FIELDS} - {"image"}
-    return transformer_config(**(fields | {name: value for name, value in settings.items() if name in known}))
+    return transformer_config(**nest_paths(fields | {name: settings[name] for name in settings if name in known}))
 
 
 def switches(shapes: Shapes) -> dict[str, Any]:
     """The fields that the mere presence of a tensor tells."""
     return {
         "first_norm": "first_norm.weight" in shapes,
-        "representation": shapes["representation.weight"][0] if "representation.weight" in shapes else None,
-        "layer_scale": 1e-5 if "encoder.blocks.0.attention.scale" in shapes else None,
-        "qkv_bias": "encoder.blocks.0.attention.part.qkv.bias" in shapes,
+        "head.representation": shapes["representation.weight"][0] if "representation.weight" in shapes else None,
+        "norm.layer_scale": 1e-5 if "encoder.blocks.0.attention.scale" in shapes else None,
+        "attention.qkv_bias": "encoder.blocks.0.attention.part.qkv.bias" in shapes,
         "projection_bias": "projection.bias" in shapes,
     }
 
@@ -206,9 +208,9 @@ def assumed(config: ModelConfig, known: Iterable[str]) -> str:
             f"a state dict does not tell everything: image size {config.image[0]}, numerics {config.numerics} "
             "taken; vitreous.save keeps it"
         )
-    names = [name for name in ("heads", "gelu", "eps", "pool", "resize") if name not in known]
+    names = [name for name in ("heads", "mlp.gelu", "norm.eps", "pool", "positions.resize") if name not in known]
     names += ["arrangement"] * (len(config.image) == 3 and "arrangement" not in known)
-    taken = ", ".join(f"{name} {getattr(config, name) or 'joint'}" for name in names)
+    taken = ", ".join(f"{name} {attrgetter(name)(config) or 'joint'}" for name in names)
     return f"a state dict does not tell everything: {taken}, channels {config.channels} taken; vitreous.save keeps it"
 
 

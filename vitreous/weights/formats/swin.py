@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from vitreous.config import nest_paths
 from vitreous.models.config import ModelConfig, SwinConfig
 from vitreous.nn.windows import read_offsets
 from vitreous.weights.formats.own import NAME, OwnNames
@@ -93,7 +94,11 @@ class Layout:
         tables = [shapes[f"{self.stage(stage)}.0.{self.bias}"] for stage in range(len(self.blocks_in(shapes)))]
         sides = [tuple((length + 1) // 2 for length in lengths_of(shape)) for shape in tables]
         first = f"{self.stage(0)}.0.{self.parts['attention.part.part.qkv'].split()[0]}"
-        fields = {"qkv_bias": f"{first}.bias" in shapes, "heads": tuple(shape[-1] for shape in tables), "pad": pad}
+        fields = {
+            "attention.qkv_bias": f"{first}.bias" in shapes,
+            "heads": tuple(shape[-1] for shape in tables),
+            "attention.pad": pad,
+        }
         return with_windows(self.fields(shapes) | fields, sides, settings)
 
     def fields(self, shapes: Shapes) -> dict[str, Any]:
@@ -106,7 +111,7 @@ class Layout:
             "classes": shapes.get(f"{self.head}.weight", (0,))[0],
             "width": width,
             "blocks": self.blocks_in(shapes),
-            "mlp_ratio": shapes[fc1][0] / width,
+            "mlp.ratio": shapes[fc1][0] / width,
         }
 
     @property
@@ -134,12 +139,17 @@ def with_windows(fields: dict[str, Any], sides: list[tuple[int, ...]], settings:
     A window smaller than the largest is the grid of its stage. Raises ValueError where the windows are those of another
     image size.
     """
-    known = {name: settings[name] for name in ("gelu", "eps", "resize", "pad") if name in settings}
+    known = {
+        name: settings[name]
+        for name in ("mlp.gelu", "norm.eps", "positions.resize", "attention.pad")
+        if name in settings
+    }
     scale = 2 ** (len(sides) - 1)
     image = settings.get("image") or tuple(
         side * patch * scale for side, patch in zip(sides[-1], fields["patch_size"], strict=True)
     )
-    config = SwinConfig(**(fields | known | {"image": image, "window": max(map(max, sides))}))
+    sizes = {"image": image, "attention.window": max(map(max, sides))}
+    config = SwinConfig().with_options(**nest_paths(fields | known | sizes))
     if config.windows != tuple(sides):
         raise ValueError(
             f"its windows are {', '.join(f'{m} x {n}' for m, n in sides)}, and those of an image of "
@@ -176,7 +186,7 @@ def of_one_window(config: ModelConfig) -> bool:
     return (
         isinstance(config, SwinConfig)
         and config.version == 1
-        and set(config.windows) == {(config.window, config.window)}
+        and set(config.windows) == {(config.attention.window, config.attention.window)}
     )
 
 
@@ -212,8 +222,10 @@ def assumptions(config: SwinConfig, known: Container[str]) -> Iterator[str]:
     if "image" not in known:
         size = f"{config.image[0]} x {config.image[1]}"
         yield f"the image size: assumed {size} pixels (--source-size HEIGHT WIDTH)"
-    if config.version == 2 and "window" not in known and "pretrained_window" not in known:
-        taken = f"windows of {config.window}" + ", where its positions were learned" * (config.window > 8)
+    if config.version == 2 and "attention.window" not in known and "attention.pretrained_window" not in known:
+        taken = f"windows of {config.attention.window}" + ", where its positions were learned" * (
+            config.attention.window > 8
+        )
         yield f"its windows in full: assumed {taken} (`vitreous convert --window N`)"
 
 
@@ -294,11 +306,11 @@ def describe(config: SwinConfig) -> dict[str, Any]:
         "embed_dim": config.width,
         "depths": list(config.blocks),
         "num_heads": list(config.heads),
-        "window_size": config.window,
-        "mlp_ratio": config.mlp_ratio,
-        "qkv_bias": config.qkv_bias,
-        "hidden_act": ACTS[config.gelu],
-        "layer_norm_eps": config.eps,
+        "window_size": config.attention.window,
+        "mlp_ratio": config.mlp.ratio,
+        "qkv_bias": config.attention.qkv_bias,
+        "hidden_act": ACTS[config.mlp.gelu],
+        "layer_norm_eps": config.norm.eps,
         "use_absolute_embeddings": False,
         "hidden_size": config.width_out,
         "id2label": {str(i): str(i) for i in range(config.classes)},
@@ -320,7 +332,7 @@ TORCHVISION_LAYOUT = Layout(
 
 def indices(config: SwinConfig) -> Tensors:
     """The buffers that torchvision's loader asks for: which row of the table each pair of a window's tokens reads."""
-    size = (config.window, config.window)
+    size = (config.attention.window, config.attention.window)
     rows = torch.arange((2 * size[0] - 1) * (2 * size[1] - 1)).view(2 * size[0] - 1, 2 * size[1] - 1, 1)
     return {
         f"{TORCHVISION_LAYOUT.stage(stage)}.{block}.attn.relative_position_index": read_offsets(rows, size).flatten()

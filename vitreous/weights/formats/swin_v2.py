@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitreous.config import nest_paths
 from vitreous.models.config import ModelConfig, SwinConfig
 from vitreous.nn.windows import log_spaced
 from vitreous.weights.formats import swin
@@ -58,21 +59,25 @@ class LayoutV2(Layout):
         firsts = [f"{self.stage(stage)}.0" for stage in range(len(blocks))]
         fields = self.fields(shapes) | {
             "version": 2,
-            "qkv_bias": f"{firsts[0]}.{self.biases.split()[0]}" in shapes,
+            "attention.qkv_bias": f"{firsts[0]}.{self.biases.split()[0]}" in shapes,
             "heads": tuple(shapes[f"{first}.{self.scale}"][0] for first in firsts),
-            "pretrained_window": trained(settings),
-            "pad": pad,
+            "attention.pretrained_window": trained(settings),
+            "attention.pad": pad,
         }
         tables = [shapes[name] for first in firsts if (name := f"{first}.{self.coordinates}") in shapes]
         if len(tables) == len(blocks):
             return with_windows(fields, [((table[1] + 1) // 2, (table[2] + 1) // 2) for table in tables], settings)
-        known = {name: settings[name] for name in ("gelu", "eps", "resize", "pad", "image") if name in settings}
-        window = settings.get("window", WINDOW)
+        known = {
+            name: settings[name]
+            for name in ("mlp.gelu", "norm.eps", "positions.resize", "attention.pad", "image")
+            if name in settings
+        }
+        window = settings.get("attention.window", WINDOW)
         scale = 2 ** (len(blocks) - 1)
         # windows of more than 8 are half of that in the last stage of published models
         image = tuple(max(1, window // (1 + (window > WINDOW))) * scale * side for side in fields["patch_size"])
-        settled: dict[str, Any] = {"image": image} | fields | known | {"window": window}
-        return SwinConfig(**settled)
+        settled: dict[str, Any] = {"image": image} | fields | known | {"attention.window": window}
+        return SwinConfig().with_options(**nest_paths(settled))
 
     @property
     def counted(self) -> str:
@@ -82,7 +87,7 @@ class LayoutV2(Layout):
 
 def trained(settings: dict[str, Any]) -> tuple[int, ...]:
     """The windows of pre-training in settings, none where all are the own."""
-    sizes = tuple(settings.get("pretrained_window", ()))
+    sizes = tuple(settings.get("attention.pretrained_window", ()))
     return sizes if any(sizes) else ()
 
 
@@ -190,7 +195,7 @@ TRANSFORMERS = Format(
         | {
             "architectures": ["Swinv2ForImageClassification" if c.classes else "Swinv2Model"],
             "model_type": "swinv2",
-            "pretrained_window_sizes": list(c.pretrained_window or (0,) * len(c.blocks)),
+            "pretrained_window_sizes": list(c.attention.pretrained_window or (0,) * len(c.blocks)),
         }
     ),
 )
@@ -209,7 +214,7 @@ TORCHVISION_LAYOUT = LayoutV2(
 
 def buffers(config: SwinConfig) -> Tensors:
     """What torchvision's loader asks for: the indices of version 1, and the log-spaced offsets."""
-    places = log_spaced((config.window, config.window))[None]
+    places = log_spaced((config.attention.window, config.attention.window))[None]
     indices = swin.indices(config)
     return indices | {name.replace("position_index", "coords_table"): places.clone() for name in indices}
 
@@ -225,10 +230,10 @@ TORCHVISION = Format(
     holds=lambda c: (
         square(c)
         and bool(c.classes)
-        and not c.pretrained_window
-        and set(c.windows) == {(c.window, c.window)}
-        and c.window > 1  # its code divides by one less
-        and c.qkv_bias
+        and not c.attention.pretrained_window
+        and set(c.windows) == {(c.attention.window, c.attention.window)}
+        and c.attention.window > 1  # its code divides by one less
+        and c.attention.qkv_bias
     ),
     buffers=buffers,
 )

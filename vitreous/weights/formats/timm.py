@@ -115,18 +115,18 @@ def configure(shapes: Shapes, settings: dict[str, Any], slots: tuple[int, ...] |
     fields = {
         "channels": shapes[f"{root(bool(stem.blocks))}.conv.weight"][1] if stem else channels,
         "classes": head,
-        "mlp": "swiglu" if gated else "gelu",
+        "mlp.kind": "swiglu" if gated else "gelu",
         "stem": stem,
         "class_token": "cls_token" in shapes,
         "registers": shapes["reg_token"][1] if "reg_token" in shapes else 0,
         "pool": pool,
-        "norm": "tokens" if "norm.weight" in shapes else "pooled" if "fc_norm.weight" in shapes else "none",
+        "norm.final": "tokens" if "norm.weight" in shapes else "pooled" if "fc_norm.weight" in shapes else "none",
         "first_norm": "norm_pre.weight" in shapes,
-        "layer_scale": 1e-5 if {"blocks.0.ls1.gamma", "blocks.0.gamma_1"} & shapes.keys() else None,
-        "qkv_bias": "blocks.0.attn.qkv.bias" in shapes,
+        "norm.layer_scale": 1e-5 if {"blocks.0.ls1.gamma", "blocks.0.gamma_1"} & shapes.keys() else None,
+        "attention.qkv_bias": "blocks.0.attn.qkv.bias" in shapes,
         "projection_bias": "patch_embed.proj.bias" in shapes,
-        "head_bias": not head or "head.bias" in shapes,
-        "eps": 1e-5 if "norm_pre.weight" in shapes else 1e-6,  # CLIP's
+        "head.bias": not head or "head.bias" in shapes,
+        "norm.eps": 1e-5 if "norm_pre.weight" in shapes else 1e-6,  # CLIP's
     }
     size = Size(
         width, count(shapes, "blocks.{i}.norm1.weight"), hidden // 2 if gated else hidden, patch, shapes["pos_embed"][1]
@@ -138,7 +138,7 @@ def configure(shapes: Shapes, settings: dict[str, Any], slots: tuple[int, ...] |
 def resized_by(rule: str, slots: tuple[int, ...] | None = None) -> Callable[[Shapes, dict[str, Any]], ViTConfig]:
     """`configure` for files whose positions are resized by another rule than timm's, with so many of prefix tokens, if
     that is known."""
-    return lambda shapes, settings: configure(shapes, {"resize": rule} | settings, slots)
+    return lambda shapes, settings: configure(shapes, {"positions.resize": rule} | settings, slots)
 
 
 def stem_of(shapes: Shapes) -> StemConfig | None:
@@ -181,11 +181,11 @@ def plain(config: ModelConfig) -> bool:
         isinstance(config, ViTConfig)
         and len(config.image) == 2
         and not config.needs_positions
-        and config.position == "learned"
+        and config.positions.kind == "learned"
         and config.positioned in (0, config.prefix)
-        and (config.head_bias or not config.classes)
+        and (config.head.bias or not config.classes)
         and config.projection_bias != config.first_norm
-        and not config.representation
+        and not config.head.representation
     )
 
 

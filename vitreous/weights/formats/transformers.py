@@ -84,12 +84,12 @@ def configure(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
         "class_token": class_token,
         "pool": "distilled" if distilled else "class" if class_token else "mean",
         "registers": registers,
-        "layer_scale": 1.0 if dino else None,
-        "mlp": "swiglu" if gated else "gelu",
-        "eps": 1e-6 if dino or clips else 1e-12,
-        **({"arrangement": "joint", "gelu": "tanh"} if clips else {}),
-        "resize": "bicubic-antialias" if registers else "bicubic",
-        "representation": shapes["pooler.dense.weight"][0]
+        "norm.layer_scale": 1.0 if dino else None,
+        "mlp.kind": "swiglu" if gated else "gelu",
+        "norm.eps": 1e-6 if dino or clips else 1e-12,
+        **({"arrangement": "joint", "mlp.gelu": "tanh"} if clips else {}),
+        "positions.resize": "bicubic-antialias" if registers else "bicubic",
+        "head.representation": shapes["pooler.dense.weight"][0]
         if "pooler.dense.weight" in shapes and known and not distilled
         else None,
     }
@@ -103,7 +103,7 @@ def describe(config: ViTConfig) -> dict[str, Any]:
     the patches."""
     clips = len(config.image) == 3
     kind = {"distilled": "deit", "mean": "ijepa"}.get(config.pool, "vit")
-    if config.layer_scale is not None:
+    if config.norm.layer_scale is not None:
         kind = "dinov2_with_registers" if config.registers else "dinov2"
     kind = "vivit" if clips else kind
     names = {
@@ -121,7 +121,7 @@ def describe(config: ViTConfig) -> dict[str, Any]:
         "architectures": [names[kind] + task],
         "model_type": kind,
         **shape(config),
-        "qkv_bias": config.qkv_bias,
+        "qkv_bias": config.attention.qkv_bias,
         "id2label": {str(i): str(i) for i in range(config.classes)},
         "label2id": {str(i): i for i in range(config.classes)},
     }
@@ -131,7 +131,7 @@ def describe(config: ViTConfig) -> dict[str, Any]:
     if kind.startswith("dinov2"):
         description |= {
             "mlp_ratio": mlp_ratio(config),
-            "use_swiglu_ffn": config.mlp == "swiglu",
+            "use_swiglu_ffn": config.mlp.kind == "swiglu",
             "num_register_tokens": config.registers,
         }
     return description
@@ -142,7 +142,7 @@ def mlp_ratio(config: ViTConfig) -> int:
     there is none."""
     for ratio in range(1, 17):
         wide = config.width * ratio
-        if config.hidden == ((int(wide * 2 / 3) + 7) // 8 * 8 if config.mlp == "swiglu" else wide):
+        if config.mlp.hidden == ((int(wide * 2 / 3) + 7) // 8 * 8 if config.mlp.kind == "swiglu" else wide):
             return ratio
     return 0
 
@@ -154,9 +154,9 @@ def shape(config: ViTConfig) -> dict[str, Any]:
         "hidden_size": config.width,
         "num_hidden_layers": config.depth,
         "num_attention_heads": config.heads,
-        "intermediate_size": config.hidden,
-        "hidden_act": ACTS[config.gelu],
-        "layer_norm_eps": config.eps,
+        "intermediate_size": config.mlp.hidden,
+        "hidden_act": ACTS[config.mlp.gelu],
+        "layer_norm_eps": config.norm.eps,
         "image_size": image[0] if len(set(image)) == 1 else list(image),
         "patch_size": patch[0] if len(set(patch)) == 1 else list(patch),
         "num_channels": config.channels,
@@ -170,11 +170,11 @@ def ordinary(config: Any) -> bool:
         isinstance(config, ViTConfig)
         and (len(config.image) == 2 or (config.arrangement == "joint" and not config.no_key_bias))
         and not config.needs_positions
-        and config.position == "learned"
+        and config.positions.kind == "learned"
         and config.stem is None
         and config.projection_bias
-        and (config.head_bias or not config.classes)
-        and config.norm == "tokens"
+        and (config.head.bias or not config.classes)
+        and config.norm.final == "tokens"
         and not config.first_norm
     )
 
@@ -205,7 +205,7 @@ def pixels_of(config: ViTConfig) -> Pixels:
     VideoMAE."""
     if config.first_norm:
         return "clip"
-    return "imagenet" if config.layer_scale is not None or config.position == "sinusoid" else "half"
+    return "imagenet" if config.norm.layer_scale is not None or config.positions.kind == "sinusoid" else "half"
 
 
 VIT = Format(
@@ -220,10 +220,10 @@ VIT = Format(
     holds=lambda c: (
         (usual(c) or averaged(c))
         and (len(c.image) == 2 or c.pool == "class")
-        and c.layer_scale is None
-        and c.mlp == "gelu"
+        and c.norm.layer_scale is None
+        and c.mlp.kind == "gelu"
         and not c.registers
-        and not c.representation
+        and not c.head.representation
     ),
     prefix=lambda c: describe(c)["model_type"] + "." if c.classes else "",
     beside=("classifier", "cls_classifier", "distillation_classifier"),
@@ -251,7 +251,7 @@ DINOV2 = Format(
     holds=lambda c: (
         usual(c)
         and square(c)
-        and c.layer_scale is not None
+        and c.norm.layer_scale is not None
         and c.pool == "class"
         and not c.classes
         and mlp_ratio(c) > 0
@@ -304,8 +304,8 @@ def clip_like(config: ModelConfig) -> bool:
         isinstance(config, ViTConfig)
         and square(config)
         and config.first_norm
-        and config.qkv_bias
-        and config.norm == "pooled"
+        and config.attention.qkv_bias
+        and config.norm.final == "pooled"
         and not config.projection_bias
         and not config.registers
     )
@@ -332,12 +332,12 @@ def configure_clip(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
 
 CLIP_FIELDS = {
     "first_norm": True,
-    "norm": "pooled",
-    "gelu": "quick",
-    "eps": 1e-5,
+    "norm.final": "pooled",
+    "mlp.gelu": "quick",
+    "norm.eps": 1e-5,
     "projection_bias": False,
-    "head_bias": False,
-    "resize": "bicubic",
+    "head.bias": False,
+    "positions.resize": "bicubic",
 }
 
 BIT = Format(

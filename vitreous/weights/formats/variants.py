@@ -4,19 +4,20 @@ refused."""
 from __future__ import annotations
 
 from collections.abc import Callable, Container
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from vitreous.models.config import TRANSFORMER_FIELDS, ModelConfig, ViTConfig
 from vitreous.weights.formats.measure import published_heads
 
-#: field of `ViTConfig` -> its value where the tensors are missing, its value where they are present
+#: path of a field of `ViTConfig` -> its value where the tensors are missing, its value where they are present
 MISSING = {
-    "norm": ("none", "tokens"),
-    "qkv_bias": (False, True),
+    "norm.final": ("none", "tokens"),
+    "attention.qkv_bias": (False, True),
     "projection_bias": (False, True),
-    "head_bias": (False, True),
+    "head.bias": (False, True),
 }
-MISSING["position"] = ("sincos-big-vision", "learned")
+MISSING["positions.kind"] = ("sincos-big-vision", "learned")
 
 
 class Variant(NamedTuple):
@@ -31,7 +32,10 @@ class Variant(NamedTuple):
 def is_miil(fields: dict[str, Any]) -> bool:
     """Whether it has the shape of timm's vit_base_patch16_224_miil, the one ViT with a class token and no such bias."""
     plain = (
-        fields["class_token"] and fields["layer_scale"] is None and not fields["registers"] and not fields["first_norm"]
+        fields["class_token"]
+        and fields["norm.layer_scale"] is None
+        and not fields["registers"]
+        and not fields["first_norm"]
     )
     return plain and (fields["width"], fields["depth"], fields["patch"]) == (768, 12, (16, 16))
 
@@ -39,22 +43,22 @@ def is_miil(fields: dict[str, Any]) -> bool:
 #: timm 1.0.31, vision_transformer.py: the published models that lack something
 TIMM = (
     Variant(
-        "qkv_bias",
-        lambda f: not f["class_token"] and f["layer_scale"] is not None,
+        "attention.qkv_bias",
+        lambda f: not f["class_token"] and f["norm.layer_scale"] is not None,
         "no bias on queries, keys and values is in the file; read as one of timm's vit_*_gap_* models, which have none",
     ),
     Variant(
-        "qkv_bias",
+        "attention.qkv_bias",
         is_miil,
         "no bias on queries, keys and values is in the file; read as timm's vit_base_patch16_224_miil, which has none",
     ),
     Variant(
-        "norm",
-        lambda f: f["layer_scale"] is not None and not f["registers"] and f["class_token"] and not f["classes"],
+        "norm.final",
+        lambda f: f["norm.layer_scale"] is not None and not f["registers"] and f["class_token"] and not f["classes"],
         "no last norm is in the file; read as timm's vit_intern300m_patch14_448, which has none",
     ),
     Variant(
-        "norm",
+        "norm.final",
         lambda f: f["registers"] > 0 and f["class_token"] and not f["classes"],
         "no last norm is in the file; read as one of timm's vit_*_radio_* models, which have none",
     ),
@@ -64,7 +68,7 @@ TIMM = (
 
 BIG_VISION = (
     Variant(
-        "position",
+        "positions.kind",
         lambda f: True,
         "no positions are in the file; read as big_vision's fixed ones (sincos2d), for images of 224 pixels "
         "(--source-size sets another)",
@@ -98,15 +102,15 @@ def conclusions(config: ModelConfig, known: Container[str], variants: tuple[Vari
     if not isinstance(config, ViTConfig):
         return []
     notes: dict[str, str] = {}
-    options = {name: getattr(config, name) for name in TRANSFORMER_FIELDS}
+    options = {path: attrgetter(path)(config) for path in TRANSFORMER_FIELDS}
     for one in variants:
-        if one.field not in known and getattr(config, one.field) == MISSING[one.field][0] and one.matches(options):
+        if one.field not in known and attrgetter(one.field)(config) == MISSING[one.field][0] and one.matches(options):
             notes.setdefault(one.field, one.note)
-    if "heads" not in known and published_heads(config.width, config.depth, config.hidden) is None:
+    if "heads" not in known and published_heads(config.width, config.depth, config.mlp.hidden) is None:
         notes["heads"] = (
             f"the number of heads is not in the file, and no published model has width {config.width}, depth "
             f"{config.depth} and MLP"
-            f" {config.hidden}: {config.heads} taken, of {config.width // config.heads} channels each; `vitreous "
+            f" {config.mlp.hidden}: {config.heads} taken, of {config.width // config.heads} channels each; `vitreous "
             "convert --heads N` sets it"
         )
     return [note for note in notes.values() if note]
@@ -116,7 +120,7 @@ def heads_mismatch(config: ModelConfig) -> list[str]:
     """A note where the number of heads that was said is not that of published models of this width."""
     if not isinstance(config, ViTConfig):
         return []
-    usual = published_heads(config.width, config.depth, config.hidden) or config.width // 64
+    usual = published_heads(config.width, config.depth, config.mlp.hidden) or config.width // 64
     if config.heads == usual or not usual:
         return []
     own = f"config.json says {config.heads} heads for a width of {config.width}"

@@ -68,8 +68,8 @@ def measured(shapes: Shapes, settings: dict[str, Any], names: dict[str, str], fi
         "classes": classes,
         "class_token": False,
         "pool": "mean",
-        "norm": "pooled" if pooled else "tokens" if normed else "none",
-        "position": "sinusoid",
+        "norm.final": "pooled" if pooled else "tokens" if normed else "none",
+        "positions.kind": "sinusoid",
         "no_key_bias": True,
         **fields,
     }
@@ -93,7 +93,7 @@ def configure_transformers(shapes: Shapes, settings: dict[str, Any]) -> ViTConfi
         "head": "classifier.weight",
         "depth": f"{LAYER}.layernorm_before.weight",
     }
-    return measured(shapes, settings, names, {"eps": 1e-12, "pooled_eps": 1e-5})
+    return measured(shapes, settings, names, {"norm.eps": 1e-12, "pooled_eps": 1e-5})
 
 
 def describe(config: ViTConfig) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def describe(config: ViTConfig) -> dict[str, Any]:
         **shape(config),
         "num_frames": config.image[0],
         "tubelet_size": config.patch[0],
-        "use_mean_pooling": config.norm != "tokens",
+        "use_mean_pooling": config.norm.final != "tokens",
         "qv_bias": True,
         "id2label": {str(i): str(i) for i in range(config.classes)},
         "label2id": {str(i): i for i in range(config.classes)},
@@ -117,16 +117,16 @@ def videomae_like(config: Any) -> bool:
         isinstance(config, VideoConfig)
         and config.arrangement == "joint"
         and config.no_key_bias
-        and config.position == "sinusoid"
+        and config.positions.kind == "sinusoid"
         and not config.needs_positions
         and not config.prefix
         and config.pool == "mean"
-        and config.mlp == "gelu"
-        and config.layer_scale is None
-        and not config.representation
+        and config.mlp.kind == "gelu"
+        and config.norm.layer_scale is None
+        and not config.head.representation
         and config.projection_bias
-        and (config.norm == "pooled" if config.classes else True)
-        and (config.head_bias or not config.classes)
+        and (config.norm.final == "pooled" if config.classes else True)
+        and (config.head.bias or not config.classes)
     )
 
 
@@ -139,8 +139,8 @@ VIDEOMAE = Format(
     scope=("encoder.",),
     strip=("backbone.",),
     without=("cls_token", "pos_embed"),  # a BEiT
-    holds=lambda c: videomae_like(c) and c.norm != "none",
-    prefix=lambda c: "encoder." if c.norm == "tokens" else "",
+    holds=lambda c: videomae_like(c) and c.norm.final != "none",
+    prefix=lambda c: "encoder." if c.norm.final == "tokens" else "",
 )
 VIDEOMAE_TRANSFORMERS = replace(
     VIDEOMAE,
@@ -154,7 +154,7 @@ VIDEOMAE_TRANSFORMERS = replace(
     scope=(),
     strip=("videomae.",),
     without=(),
-    holds=lambda c: videomae_like(c) and (bool(c.classes) or c.norm != "pooled"),
+    holds=lambda c: videomae_like(c) and (bool(c.classes) or c.norm.final != "pooled"),
     prefix=lambda c: "videomae." if c.classes else "",
     beside=("fc_norm", "classifier"),
     describe=describe,

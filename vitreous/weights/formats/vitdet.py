@@ -63,8 +63,8 @@ def configure_vitdet(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
         "channels": channels,
         "neck": 0,
         "heads": width // shapes["blocks.0.attn.rel_pos_h"][1],
-        "window": window if windowed else 0,
-        "global_blocks": tuple(i for i, length in enumerate(lengths) if length > window),
+        "attention.window": window if windowed else 0,
+        "attention.global_blocks": tuple(i for i, length in enumerate(lengths) if length > window),
         "conv_blocks": tuple(i for i in range(depth) if f"blocks.{i}.residual.conv1.weight" in shapes),
         "position_grid": table_grid,
     }
@@ -78,7 +78,7 @@ def vitdet_like(config: ModelConfig) -> bool:
     return (
         isinstance(config, ViTConfig)
         and square(config)
-        and config.attention == "decomposed"
+        and config.attention.kind == "decomposed"
         and not config.neck
         and not config.classes
     )

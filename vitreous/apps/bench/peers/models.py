@@ -25,7 +25,7 @@ def swin_of(work: Work) -> dict[str, Any]:
     c: Any = configure(work.model, work.image_size)
     if c.recipe_family != "swin":
         return {}
-    shape = {"patch_size": c.patch_size[0], "embed_dim": c.width, "window_size": c.window}
+    shape = {"patch_size": c.patch_size[0], "embed_dim": c.width, "window_size": c.attention.window}
     return {**shape, "depths": list(c.blocks), "num_heads": list(c.heads)}
 
 
@@ -51,7 +51,7 @@ def transformers_model(work: Work) -> Any:
         return SwinForImageClassification(SwinConfig(**shape))
     c = configure_vit(work.model, work.image_size)
     sizes = {"hidden_size": c.width, "num_hidden_layers": c.depth, "num_attention_heads": c.heads}
-    shape = {**sizes, "intermediate_size": c.hidden, "num_labels": CLASSES}
+    shape = {**sizes, "intermediate_size": c.mlp.hidden, "num_labels": CLASSES}
     return ViTForImageClassification(ViTConfig(**shape, image_size=work.image_size, patch_size=c.patch[0]))
 
 
@@ -63,7 +63,7 @@ def torchvision_model(work: Work) -> nn.Module:
         sides = {name: [swin[name]] * 2 for name in ("patch_size", "window_size")}
         return SwinTransformer(**{**swin, **sides}, stochastic_depth_prob=0.0, num_classes=CLASSES)
     c = configure_vit(work.model, work.image_size)
-    return VisionTransformer(work.image_size, c.patch[0], c.depth, c.heads, c.width, c.hidden, num_classes=CLASSES)
+    return VisionTransformer(work.image_size, c.patch[0], c.depth, c.heads, c.width, c.mlp.hidden, num_classes=CLASSES)
 
 
 MODELS = {"timm": timm_model, "transformers": transformers_model, "torchvision": torchvision_model}

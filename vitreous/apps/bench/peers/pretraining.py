@@ -39,7 +39,7 @@ def mae(work: Work, precision: str = "fp32", compiled: bool = False) -> Turn:
     shape = configure_vit(work.model, work.image_size)
     sizes = {"hidden_size": shape.width, "num_hidden_layers": shape.depth, "num_attention_heads": shape.heads}
     grid: dict[str, Any] = {"image_size": work.image_size, "patch_size": shape.patch[0], "norm_pix_loss": True}
-    model: Any = ViTMAEForPreTraining(ViTMAEConfig(**sizes, intermediate_size=shape.hidden, **grid))
+    model: Any = ViTMAEForPreTraining(ViTMAEConfig(**sizes, intermediate_size=shape.mlp.hidden, **grid))
     model = model.to(work.device).train()
     optimizer = adamw(work, model.parameters(), precision == "bf16" or compiled)
     images = images_of(work)["images"].to(work.device)
